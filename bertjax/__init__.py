@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bertjax: pretrain, evaluate and use masked language models in JAX."""
+
+__version__ = "0.1.0"
+
+
+class UserError(Exception):
+    """The user's input or config is at fault.
+
+    The message is one clear line that names the file, line or config key. Every
+    command prints it as `error: ...` and exits with status 2.
+    """

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look things up by name; an unknown name is answered with the nearest known one."""
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from bertjax import UserError
+
+
+def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
+    """Make the error for a name that nothing carries.
+
+    >>> str(unknown("objective", "mlmm", ["mlm", "nsp"]))
+    "objective='mlmm' is unknown; did you mean 'mlm'? known: mlm, nsp"
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    return UserError(f"{key}={name!r} is unknown{hint} known: {', '.join(known)}")
+
+
+def pick(key: str, name: str, table: Mapping[str, Any]) -> Any:
+    """Return `table[name]`; a UserError names the config key and what is known."""
+    if name not in table:
+        raise unknown(key, name, table)
+    return table[name]
+
+
+def names(package: str) -> list[str]:
+    """List the modules of a package without importing them."""
+    spec = importlib.util.find_spec(package)
+    paths = spec.submodule_search_locations or []
+    return sorted(m.name for m in pkgutil.iter_modules(paths))
+
+
+def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> str:
+    """Return the full name of module `name` of `package`, without importing it.
+
+    A dotted name is taken as it stands, so that users extend without forking.
+    Raises UserError when there is no such module.
+    """
+    if "." in name:
+        try:
+            found = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise UserError(f"{key}={name!r}: there is no module of that name")
+        return name
+    known = [n for n in names(package) if n not in set(hidden)]
+    if name not in known:
+        raise unknown(key, name, known)
+    return f"{package}.{name}"
+
+
+def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> ModuleType:
+    """Import the module that `check_module` finds."""
+    return importlib.import_module(check_module(key, name, package, hidden))
