@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the command line to a resolved config: files, overrides, durations, checks.
+
+Nothing here imports jax: what is wrong with a config is said before that.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+from ml_collections.config_dict import ConfigDict, placeholder
+
+from bertjax import UserError, registry
+from bertjax.models.config import SIZES, EncoderConfig
+from bertjax.objectives import SUPPORT
+
+UNITS = {
+    "steps": int,
+    "epochs": float,
+    "examples": int,
+    "tokens": int,
+    "percent": float,
+}
+# What may differ between a workdir's config and the command's: where and how, not
+# what. Data is compared by content (run.json), not by the spelling of its path.
+FREE = re.compile(
+    r"(log|checkpoint|profile|mesh)\..*|eval\.every\..*"
+    r"|data\.(engine|cache|train|valid|vocab)"
+)
+
+
+# ---------------------------------------------------------------- writing configs
+def duration(**given: float) -> ConfigDict:
+    """Make a duration: one of steps, epochs, examples, tokens, percent (of the run)."""
+    return ConfigDict(
+        {unit: given.get(unit, placeholder(t)) for unit, t in UNITS.items()}
+    )
+
+
+def base() -> ConfigDict:
+    """Return every key a config has, with defaults; configs/*.py change what differs.
+
+    Model sizes are Hugging Face's names; those left empty follow `model.size`.
+    """
+    return ConfigDict(
+        dict(
+            seed=0,
+            objective="mlm",
+            batch_size=256,  # sequences a step, over all devices and accumulation
+            accumulate=1,  # micro-batches a step
+            dtype="bfloat16",  # of the computation; parameters are float32
+            init_from="",  # another run's workdir or checkpoint: its parameters
+            deterministic=False,  # on GPU: bit-equal repetition, at a cost in speed
+            total=duration(steps=100_000),
+            model=dict(
+                size="base",
+                **{
+                    f.name: placeholder(f.type)
+                    for f in dataclasses.fields(EncoderConfig)
+                    if f.name not in ("dtype", "pooler")
+                },
+            ),
+            data=dict(
+                train="",  # files, globs, tfds:name:split, builtin:docs; with commas
+                valid="",  # the same, or named: wiki=a.txt,novels=b.txt
+                cache="~/.cache/bertjax",  # where token stores lie
+                vocab="",  # empty: one is trained
+                vocab_size=32_768,  # of a trained one
+                tokenizer="unigram",  # of a trained one: or bpe, wordpiece, byte_bpe
+                lower_case=placeholder(bool),  # empty: what the tokenizer's files say
+                length=128,
+                engine="tf",  # or python: the same batches without TensorFlow
+                plan="pairs",  # or full_sentences, doc_sentences
+                short_seq_prob=0.1,  # pairs: share of documents with short targets
+                masking="bert",  # a preset, refined by the next keys
+                mask_rate=placeholder(float),
+                mask_unit=placeholder(str),  # token, word
+                replacement=placeholder(str),  # uniform, unigram
+                max_predictions=placeholder(int),  # empty: ceil(rate x length)
+                paper_compat=False,  # the official code's quirks with special tokens
+                max_line_bytes=64 * 2**20,
+            ),
+            optim=dict(
+                name="adamw",
+                lr=1e-4,
+                wd=0.01,
+                b1=0.9,
+                b2=0.999,
+                eps=1e-6,
+                clip=1.0,  # global norm; 0: none
+                warmup=duration(percent=1),
+                schedule="linear",  # to 0 at the end; or constant
+            ),
+            mesh=dict(data=-1, fsdp=1, tensor=1),
+            log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),
+            eval=dict(every=duration(percent=10), examples=placeholder(int)),
+            checkpoint=dict(
+                every=duration(percent=5),
+                keep_last=2,
+                keep_every=placeholder(int),  # every m-th step is kept for ever
+            ),
+        )
+    )
+
+
+def read_arg(arg: str | None, size: str) -> tuple[str, bool]:
+    """Read a config's ARG ("mini", "smoke", "mini,smoke"): (size, whether smoke)."""
+    smoke = False
+    for word in filter(None, (arg or "").split(",")):
+        if word == "smoke":
+            smoke, size = True, "tiny"
+        elif word in SIZES:
+            size = word
+        else:
+            raise registry.unknown("the config's ARG", word, [*SIZES, "smoke"])
+    return size, smoke
+
+
+def make_smoke(config: ConfigDict) -> ConfigDict:
+    """Shrink a config to seconds on a laptop; everything stays overridable."""
+    config.batch_size = 8
+    config.dtype = "float32"
+    config.total = duration(steps=20)
+    config.data.length = 64
+    config.data.engine = "python"
+    config.data.vocab_size = 2048
+    config.data.train = config.data.valid = "builtin:docs"
+    config.optim.warmup = duration(steps=2)
+    config.log.every = duration(steps=1)
+    config.eval.every = duration(steps=10)
+    config.eval.examples = 64
+    config.checkpoint.every = duration(steps=10)
+    return config
+
+
+# ---------------------------------------------------------------- reading commands
+def find_config(path: str) -> str:
+    """Return the file of "configs/x.py:ARG", or of a name shipped in the package.
+
+    Raises UserError when there is none.
+    """
+    file, colon, arg = path.partition(":")
+    package = Path(__file__).parent
+    shipped = (package / "configs", package.parent / "configs")
+    for folder in (Path(), *shipped):
+        if (folder / file).is_file():
+            return f"{folder / file}{colon}{arg}"
+    known = [p.name for d in shipped for p in d.glob("*.py") if p.stem != "__init__"]
+    raise registry.unknown("--config", file, known)
+
+
+def parse(
+    argv: Sequence[str],
+    define: Callable[[flags.FlagValues], None] | None = None,
+    needs_config: bool = True,
+) -> flags.FlagValues:
+    """Read a command's flags; `define` adds the command's own.
+
+    The result's `config` is the resolved ConfigDict (durations with one unit each)
+    and `overrides` what the command line changed. Raises UserError in one line.
+    """
+    values = flags.FlagValues()
+    if define:
+        define(values)
+    if needs_config:
+        argv = _config_first(list(argv))
+        config_flags.DEFINE_config_file(
+            "config", None, "", flag_values=values, sys_argv=["", *argv]
+        )
+    try:
+        rest = values([sys.argv[0], *argv])
+    except UserError:
+        raise
+    except (AttributeError, KeyError) as e:
+        raise UserError(_unknown_key(e, argv)) from e
+    except (flags.Error, TypeError, ValueError, OSError) as e:
+        raise UserError(" ".join(str(e).split())) from e
+    if len(rest) > 1:
+        raise UserError(f"{rest[1]!r} is no flag: write --name=value")
+    if needs_config:
+        if values.config is None:
+            raise UserError("--config is missing, for instance --config=bert.py:mini")
+        overrides = config_flags.get_override_values(values["config"])
+        settle_durations(values.config, overrides)
+        flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)
+        values.mark_as_parsed()
+    return values
+
+
+def _config_first(argv: list[str]) -> list[str]:
+    """Put --config=FILE before its overrides, and whole numbers as absl takes them."""
+    first, rest = [], []
+    while argv:
+        arg = argv.pop(0)
+        if re.fullmatch("--?config", arg) and argv:
+            arg = f"--config={argv.pop(0)}"
+        if match := re.fullmatch(r"--?config=(.*)", arg):
+            first = [f"--config={find_config(match[1])}"]
+            continue
+        match = re.fullmatch(r"(--?config\.[\w.]+=)(\d+\.?\d*[eE]\+?\d+)", arg)
+        if match and float(match[2]).is_integer():
+            arg = f"{match[1]}{int(float(match[2]))}"
+        rest.append(arg)
+    return first + rest
+
+
+def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
+    """Name the flag behind ml_collections' "'lrr' Did you mean ...", in one line."""
+    said = str(error.args[0] if error.args else error)
+    said = " ".join(said.replace("\\n", " ").replace("\\'", "'").strip("'\"").split())
+    name = re.match(r"'?(\w+)'", said)
+    flag = next((a for a in argv if name and name[1] in a.split("=")[0]), "the config")
+    return f"{flag.split('=')[0]} is unknown: {said}"
+
+
+def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
+    """Find every duration of a config by its dotted name."""
+    found = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            if set(UNITS) <= set(value):
+                found[prefix + key] = value
+            else:
+                found.update(durations(value, f"{prefix}{key}."))
+    return found
+
+
+def settle_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+    """Let a unit given on the command line clear the others; two are an error."""
+    for name, value in durations(config).items():
+        given = [u for u in UNITS if f"{name}.{u}" in overrides]
+        if given:
+            for unit in UNITS:
+                if unit not in given:
+                    value[unit] = None
+        units = [u for u in UNITS if value[u] is not None]
+        if len(units) != 1:
+            what = " and ".join(units) or "nothing"
+            raise UserError(f"{name} needs one of {', '.join(UNITS)}; it has {what}")
+        if not value[units[0]] >= 0:
+            raise UserError(f"{name}.{units[0]}={value[units[0]]} is negative")
+
+
+def steps(
+    config: ConfigDict, name: str, examples: int | None, total: int | None = None
+) -> int:
+    """Convert a duration to steps, rounded up.
+
+    A duration in tokens counts batch_size x data.length slots a step; epochs need
+    the number of `examples`, percent the `total` steps.
+    """
+    value = durations(config)[name]
+    unit = next(u for u in UNITS if value[u] is not None)
+    number, batch = value[unit], config.batch_size
+    if unit == "epochs" and examples is None:
+        raise UserError(f"{name} in epochs needs data")
+    if unit == "percent" and total is None:
+        raise UserError(f"{name}.percent: there is no whole to take a share of")
+    exact = {
+        "steps": lambda: number,
+        "epochs": lambda: number * examples / batch,
+        "examples": lambda: number / batch,
+        "tokens": lambda: number / (batch * config.data.length),
+        "percent": lambda: number * total / 100,
+    }[unit]()
+    return math.ceil(exact - 1e-9)
+
+
+# ---------------------------------------------------------------- using configs
+def encoder_config(config: ConfigDict, vocab_size: int) -> EncoderConfig:
+    """Build the encoder's config; `vocab_size` is the tokenizer's.
+
+    A larger model.vocab_size is padding, a smaller one is refused.
+    """
+    given = {k: v for k, v in config.model.items() if v is not None}
+    shape = dict(registry.pick("model.size", given.pop("size"), SIZES))
+    shape.update(given)
+    shape.setdefault("intermediate_size", 4 * shape["hidden_size"])
+    if shape.setdefault("vocab_size", vocab_size) < vocab_size:
+        raise UserError(
+            f"model.vocab_size={shape['vocab_size']} is smaller than the tokenizer's "
+            f"{vocab_size} pieces: token ids would be >= vocab_size"
+        )
+    cfg = EncoderConfig(**shape, dtype=config.dtype)
+    if config.data.length > cfg.max_position_embeddings:
+        raise UserError(
+            f"data.length={config.data.length} is more than "
+            f"model.max_position_embeddings={cfg.max_position_embeddings}"
+        )
+    return cfg
+
+
+def check(config: ConfigDict) -> None:
+    """Refuse what can be seen to be wrong without data and without jax."""
+    for part in config.objective.split("+"):
+        registry.check_module("objective", part, "bertjax.objectives", SUPPORT)
+    registry.pick("data.engine", config.data.engine, dict.fromkeys(("tf", "python")))
+    for key in ("batch_size", "accumulate"):
+        if config[key] < 1:
+            raise UserError(f"{key}={config[key]} must be positive")
+    if config.data.length < 8:
+        raise UserError(f"data.length={config.data.length} is less than 8")
+    if config.checkpoint.keep_last < 2:
+        raise UserError(
+            f"checkpoint.keep_last={config.checkpoint.keep_last} is less than 2: a "
+            "damaged newest checkpoint needs one before it"
+        )
+    if config.data.max_line_bytes < 1:
+        raise UserError(f"data.max_line_bytes={config.data.max_line_bytes} is below 1")
+    encoder_config(config, vocab_size=1)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Write a nested config as {"optim.lr": 1e-4}, sorted."""
+    out = {}
+    for key in sorted(config):
+        value = config[key]
+        if isinstance(value, (Mapping, ConfigDict)):
+            out.update(flatten(value, f"{prefix}{key}."))
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def to_json(config: ConfigDict) -> str:
+    """Write a config as JSON with sorted keys."""
+    return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def from_json(text: str) -> ConfigDict:
+    """Read a config back; keys of a later version than its own keep their defaults."""
+    config = base()
+    config.update(config_dict.ConfigDict(json.loads(text)))
+    return config
+
+
+def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """List what differs and matters: "optim.lr: 0.0001 -> 0.5"."""
+    a, b = flatten(old), flatten(new)
+    return [
+        f"{key}: {a.get(key)} -> {b.get(key)}"
+        for key in sorted({*a, *b})
+        if a.get(key) != b.get(key) and not FREE.fullmatch(key)
+    ]
+
+
+def predictions(config: ConfigDict, rate: float) -> int:
+    """Return P, the predicted positions a row has room for."""
+    given = config.data.max_predictions
+    if given is None:
+        return min(config.data.length, math.ceil(rate * config.data.length - 1e-9))
+    if not 0 < given <= config.data.length:
+        raise UserError(f"data.max_predictions={given} is not in [1, data.length]")
+    return given

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an objective is, and how heads on one encoder make one.
+
+A module of this package (or any dotted name) exports `make_head()` or
+`make_objective(cfg)`; `config.objective = "mlm+nsp"` imports by name.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import jax
+
+from bertjax import UserError, registry
+from bertjax.models import encoder
+from bertjax.models.config import EncoderConfig
+from bertjax.models.layers import Params
+from bertjax.objectives import SUPPORT
+
+Batch = Mapping[str, jax.Array]
+PACKAGE = "bertjax.objectives"
+
+
+class Sum(NamedTuple):
+    """A sum and its weight, f32 []; the quotient over the global batch is the mean."""
+
+    value: jax.Array
+    weight: jax.Array
+
+
+class HeadSums(Protocol):
+    def __call__(
+        self,
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: encoder.Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A loss on the shared encoder.
+
+    name: its part of the parameters, `params[name]`. init(rng, cfg) -> parameters.
+    weights(batch) -> {term: global weight}: the terms that are losses, from the batch
+    alone. sums(params, cfg, encoded, batch, rng) -> {term: Sum}: those terms and any
+    metrics; params is the whole tree (for tied embeddings). coefficients: {term:
+    factor}, 1 where silent. needs: what the host has to make ("mlm": masked
+    positions, "nsp": pairs with labels). pooled: wants the pooled vector. shardings:
+    rows for parameters that parallel/sharding.py does not know.
+    """
+
+    name: str
+    init: Callable[[jax.Array, EncoderConfig], Params]
+    weights: Callable[[Batch], dict[str, jax.Array]]
+    sums: HeadSums
+    needs: frozenset[str] = frozenset()
+    pooled: bool = False
+    coefficients: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    shardings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What is trained: like a Head, but it owns its forward pass.
+
+    init(rng) -> params; weights(batch); sums(params, batch, rng).
+    """
+
+    init: Callable[[jax.Array], Params]
+    weights: Callable[[Batch], dict[str, jax.Array]]
+    sums: Callable[[Params, Batch, jax.Array | None], dict[str, Sum]]
+    needs: frozenset[str]
+    coefficients: Mapping[str, float]
+    shardings: tuple[tuple[str, str], ...] = ()
+
+
+def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
+    """Build "mlm+nsp" and the like; also returns cfg, with a pooler only if needed.
+
+    Raises UserError on an unknown name or parts that cannot be combined.
+    """
+    modules = [registry.load("objective", n, PACKAGE, SUPPORT) for n in name.split("+")]
+    whole = [m for m in modules if hasattr(m, "make_objective")]
+    if whole:
+        if len(modules) > 1:
+            raise UserError(f"objective={name!r}: {whole[0].__name__} stands alone")
+        return whole[0].make_objective(cfg)
+    heads = [m.make_head() for m in modules]
+    if len({h.name for h in heads}) < len(heads):
+        raise UserError(f"objective={name!r} names a head twice")
+    cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
+    return combine(heads, cfg), cfg
+
+
+def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
+    """Put heads on one encoder."""
+
+    def init(rng: jax.Array) -> Params:
+        rngs = jax.random.split(rng, len(heads) + 1)
+        params = {"encoder": encoder.init(rngs[0], cfg)}
+        for head, key in zip(heads, rngs[1:], strict=True):
+            params[head.name] = head.init(key, cfg)
+        return params
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        return {k: v for head in heads for k, v in head.weights(batch).items()}
+
+    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Sum]:
+        encoded = encoder.apply(params["encoder"], cfg, batch, rng)
+        out = {}
+        for head in heads:
+            out.update(head.sums(params, cfg, encoded, batch, rng))
+        return out
+
+    return Objective(
+        init=init,
+        weights=weights,
+        sums=sums,
+        needs=frozenset().union(*(h.needs for h in heads)),
+        coefficients={k: v for h in heads for k, v in h.coefficients.items()},
+        shardings=tuple(row for h in heads for row in h.shardings),
+    )

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses as (sum, weight): the division by the global weight happens once, later."""
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.objectives.base import Sum
+
+
+def cross_entropy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
+    """Sum weighted negative log-likelihoods, in nats.
+
+    logits f32 [..., V]; ids i32 [...]; weights f32 [...]. Ids must be in range where
+    the weight is not 0.
+    """
+    check_shapes(logits, ids, weights)
+    peak = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    norm = peak + jnp.log(jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1))
+    true = jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="clip")[..., 0]
+    return Sum(jnp.sum(weights * (norm - true)), jnp.sum(weights))
+
+
+def check_shapes(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> None:
+    """Refuse shapes that would only fit by broadcasting."""
+    if not logits.shape[:-1] == ids.shape == weights.shape:
+        raise ValueError(f"shapes {logits.shape}, {ids.shape}, {weights.shape} differ")

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From host batches to global arrays."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bertjax import UserError
+from bertjax.parallel.sharding import batch_sharding
+
+
+def check_batch_size(mesh: Mesh, batch_size: int, accumulate: int) -> None:
+    """Refuse a batch that the mesh or accumulation does not divide."""
+    parts = math.prod(mesh.shape[axis] for axis in ("data", "fsdp"))
+    if accumulate < 1 or batch_size % accumulate:
+        raise UserError(
+            f"accumulate={accumulate} does not divide batch_size={batch_size}"
+        )
+    if (batch_size // accumulate) % parts:
+        raise UserError(
+            f"batch_size={batch_size} over accumulate={accumulate} is "
+            f"{batch_size // accumulate} rows, not divisible by the mesh's "
+            f"data x fsdp = {parts}"
+        )
+
+
+def local_rows(mesh: Mesh, batch_size: int) -> slice:
+    """Return the rows of the global batch that this process has to make."""
+    where = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+    slices = [index[0].indices(batch_size)[:2] for index in where.values()]
+    return slice(min(s[0] for s in slices), max(s[1] for s in slices))
+
+
+def to_devices(
+    batches: Iterable[Mapping[str, np.ndarray]], mesh: Mesh, batch_size: int
+) -> Iterator[dict[str, jax.Array]]:
+    """Make each host batch (its local rows) global arrays [batch_size, ...]."""
+    where = batch_sharding(mesh)
+    for batch in batches:
+        yield {
+            name: jax.make_array_from_process_local_data(
+                where, rows, (batch_size, *rows.shape[1:])
+            )
+            for name, rows in batch.items()
+        }

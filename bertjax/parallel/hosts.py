@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of one run: starting, agreeing, waiting."""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def initialize() -> None:
+    """Join the other processes (`--multihost`).
+
+    On Cloud TPU, Slurm and Open MPI jax finds the others by itself; elsewhere
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say where they are.
+    Failures surface: a run must not fall apart into n single ones.
+    """
+    if os.environ.get("JAX_PLATFORMS", "") == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    number, index = (
+        os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    )
+    jax.distributed.initialize(
+        num_processes=None if number is None else int(number),
+        process_id=None if index is None else int(index),
+    )
+
+
+def is_primary() -> bool:
+    """True on the process that writes files and speaks."""
+    return jax.process_index() == 0
+
+
+def barrier(name: str) -> None:
+    """Wait until every process is here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def from_primary(value: Any) -> Any:
+    """Give process 0's JSON-like value to all."""
+    if jax.process_count() == 1:
+        return value
+    import json
+
+    said = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(said.size)))
+    padded = np.zeros(size, np.uint8)
+    padded[: min(size, said.size)] = said[:size]
+    return json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
+
+
+def gather(value: int) -> list[int]:
+    """Collect one number below 2**31 from each process, in their order."""
+    if jax.process_count() == 1:
+        return [value]
+    return [int(v) for v in multihost_utils.process_allgather(np.int32(value)).ravel()]

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh of devices: data, fsdp and tensor axes."""
+
+import math
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from bertjax import UserError
+
+AXES = ("data", "fsdp", "tensor")
+
+# Dense bf16 peak of a chip, TFLOP/s, by jax's device_kind (vendors' data sheets).
+PEAK_TFLOPS = {
+    "TPU v2": 45,
+    "TPU v3": 123,
+    "TPU v4": 275,
+    "TPU v5 lite": 197,
+    "TPU v5": 459,
+    "TPU v5p": 459,
+    "TPU v6 lite": 918,
+    "NVIDIA A100-SXM4-40GB": 312,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA H200": 989,
+}
+
+
+def make_mesh(
+    data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list | None = None
+) -> Mesh:
+    """Lay devices out as (data, fsdp, tensor); one axis may be -1: all that is left.
+
+    Axis types are Auto: the compiler propagates shardings. Raises UserError when the
+    axes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [data, fsdp, tensor]
+    said = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
+    if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
+        raise UserError(f"{said}: axes are positive, and one of them may be -1")
+    known = math.prod(s for s in sizes if s != -1)
+    if -1 in sizes:
+        if len(devices) % known:
+            raise UserError(f"{said}: {known} does not divide {len(devices)} devices")
+        sizes[sizes.index(-1)] = len(devices) // known
+    elif known != len(devices):
+        raise UserError(f"{said}: asks for {known} devices, there are {len(devices)}")
+    return jax.make_mesh(
+        tuple(sizes), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES)
+    )
+
+
+def peak_flops(mesh: Mesh) -> float | None:
+    """Return the mesh's bf16 peak in FLOP/s; None for a chip that is not listed."""
+    tflops = PEAK_TFLOPS.get(mesh.devices.flat[0].device_kind)
+    return None if tflops is None else tflops * 1e12 * mesh.devices.size
