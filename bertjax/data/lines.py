@@ -82,7 +82,9 @@ def decode(data: bytes, counter: Counter[str]) -> str:
 
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_LINE_END = re.compile("\r\n?|[\u2028\u2029]")
+_LINE_END = re.compile("\r\n?")
+# Before a line end they are one with it: they never make a blank line.
+_SEPARATOR = re.compile("[\u2028\u2029]+\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL_TABLE: dict[int, str | None] = dict.fromkeys([*range(32), *range(127, 160)])
 _CONTROL_TABLE[0x0A] = "\n"
@@ -100,8 +102,9 @@ def clean(text: str, counter: Counter[str]) -> str:
     if _ODD.search(text):
         counter["bom"] += text.count("\ufeff")
         text = text.replace("\ufeff", "")
-        text, n = _LINE_END.subn("\n", text)
-        counter["crlf"] += n
+        for line_end in (_LINE_END, _SEPARATOR):
+            text, n = line_end.subn("\n", text)
+            counter["crlf"] += n
         # Halves of a pair, from escapes in JSON: no UTF-8 can hold them.
         text, n = _SURROGATE.subn("\ufffd", text)
         counter["bad_utf8"] += n

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import gzip
+import importlib.resources
 import json
 import os
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -251,8 +253,6 @@ def test_named_sources():
 
 
 def test_tfds_absent(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     (source,) = parse_sources("tfds:wiki40b/en:1.3.0:train", "k", "train")
     with pytest.raises(UserError, match=r"tfds:wiki40b.*tensorflow_datasets"):
@@ -260,18 +260,22 @@ def test_tfds_absent(monkeypatch):
 
 
 @pytest.mark.slow
-def test_tfds_on_this_machine(tmp_path):
+def test_tfds_on_this_machine(tmp_path, monkeypatch):
+    tf = pytest.importorskip("tensorflow")
     tfds = pytest.importorskip("tensorflow_datasets")
-    rows = [{"text": f"Line {i}.\n\nNext\tone.", "n": i} for i in range(20)]
+    # Writing (not reading) needs a back-port that not every installation has.
+    monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
+    rows = {"text": [f"Line {i}.\n\nNext\tone." for i in range(20)], "n": range(20)}
     tfds.dataset_builders.store_as_tfds_dataset(
         name="tiny",
         version="1.2.3",
         features=tfds.features.FeaturesDict(
             {"text": tfds.features.Text(), "n": np.int64}
         ),
-        split_datasets={"train": rows},
+        split_datasets={"train": tf.data.Dataset.from_tensor_slices(rows)},
         data_dir=tmp_path,
     )
+    monkeypatch.undo()
     tfds.core.add_data_dir(tmp_path)
     for name in ("tfds:tiny:train[:5]", "tfds:tiny:1.2.3:train[:5]"):
         (source,) = parse_sources(name, "k", "train")
