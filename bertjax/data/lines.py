@@ -96,7 +96,7 @@ _CONTROL_TABLE[0x09] = " "
 def clean(text: str, counter: Counter[str]) -> str:
     """Repair characters: the result has \\n as its only line end and control character.
 
-    >>> c = Counter(); clean("\\ufeffa\\tb\\x00c\\r\\nd", c), dict(c)
+    >>> c = Counter(); clean("\\ufeffa\\tb\\x00c\\r\\nd", c), dict(+c)
     ('a bc\\nd', {'bom': 1, 'crlf': 1, 'control_characters': 1})
     """
     if _ODD.search(text):
