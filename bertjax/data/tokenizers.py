@@ -213,6 +213,8 @@ def load_tokenizer(
     except (UserError, MemoryError):
         raise
     except Exception as e:  # the libraries raise bare Exception and RuntimeError
+        if entry.suffix == ".model":
+            reader.refuse(f"{entry.name} is not a SentencePiece model")
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
         reader.refuse(f"{entry.name} is not a tokenizer that can be read ({reason})")
     return tokenizer

@@ -14,6 +14,7 @@ SAMPLE_CHARACTERS = 20_000_000
 TEXT_CHARACTERS = 4_000  # sentencepiece skips longer lines, so they are cut
 ALPHABET = 1_000  # characters a WordPiece vocabulary keeps, as BERT's makers advise
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LEAST = 16  # pieces; how many more a text needs is known when it was read
 ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
@@ -53,13 +54,7 @@ def train(
     Raises:
       UserError: unknown kind, no text, or `vocab_size` too small.
     """
-    makers = {
-        "unigram": _sentencepiece,
-        "bpe": _sentencepiece,
-        "wordpiece": _wordpiece,
-        "byte_bpe": _byte_bpe,
-    }
-    maker = registry.pick("data.tokenizer", kind, makers)
+    maker = registry.pick("data.tokenizer", kind, MAKERS)
     kept = sample(t for t in texts if t.strip())
     if not kept:
         raise UserError("data.train: there is no text to train a tokenizer on")
@@ -166,3 +161,11 @@ def _byte_bpe(
     vocab, merges = model["vocab"], model["merges"]
     pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
     return tokenizer_files.byte_bpe_files(sorted(vocab, key=vocab.__getitem__), pairs)
+
+
+MAKERS = {
+    "unigram": _sentencepiece,
+    "bpe": _sentencepiece,
+    "wordpiece": _wordpiece,
+    "byte_bpe": _byte_bpe,
+}
