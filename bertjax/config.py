@@ -7,6 +7,7 @@ Nothing here imports jax: what is wrong with a config is said before that.
 import dataclasses
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from ml_collections.config_dict import ConfigDict, placeholder
 from bertjax import UserError, registry
 from bertjax.models.config import SIZES, EncoderConfig
 from bertjax.objectives import SUPPORT
+from bertjax.training import manifest
 
 UNITS = {
     "steps": int,
@@ -214,10 +216,11 @@ def _config_first(argv: list[str]) -> list[str]:
 def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
     """Name the flag behind ml_collections' "'lrr' Did you mean ...", in one line."""
     said = str(error.args[0] if error.args else error)
-    said = " ".join(said.replace("\\n", " ").replace("\\'", "'").strip("'\"").split())
-    name = re.match(r"'?(\w+)'", said)
+    said = " ".join(said.replace("\\n", " ").replace("\\'", "'").split())
+    name = re.search(r"'(\w+)'", said)
     flag = next((a for a in argv if name and name[1] in a.split("=")[0]), "the config")
-    return f"{flag.split('=')[0]} is unknown: {said}"
+    hint = re.search(r"Did you mean .*\"", said.rstrip("'"))
+    return f"{flag.split('=')[0]} is unknown" + (f": {hint[0]}" if hint else "")
 
 
 def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
@@ -314,6 +317,9 @@ def check(config: ConfigDict) -> None:
         )
     if config.data.max_line_bytes < 1:
         raise UserError(f"data.max_line_bytes={config.data.max_line_bytes} is below 1")
+    most = config.data.max_predictions
+    if most is not None and not 0 < most <= config.data.length:
+        raise UserError(f"data.max_predictions={most} is not in [1, data.length]")
     encoder_config(config, vocab_size=1)
 
 
@@ -351,11 +357,151 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     ]
 
 
-def predictions(config: ConfigDict, rate: float) -> int:
-    """Return P, the predicted positions a row has room for."""
-    given = config.data.max_predictions
-    if given is None:
-        return min(config.data.length, math.ceil(rate * config.data.length - 1e-9))
-    if not 0 < given <= config.data.length:
-        raise UserError(f"data.max_predictions={given} is not in [1, data.length]")
-    return given
+# ---------------------------------------------------------------- a run's directory
+def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
+    """Refuse a workdir that cannot be one, or that holds a run of another config."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--workdir={path} is a file")
+    file = path / "config.json"
+    if not file.exists():
+        return
+    try:
+        changes = differences(from_json(file.read_text()), config)
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
+    if changes and not allow_change:
+        raise UserError(
+            f"--workdir={path} holds a run of another config: {'; '.join(changes)}; "
+            "take another workdir, or --allow_config_change to go on with this one"
+        )
+
+
+def check_init_from(path: str) -> Any:
+    """Return the checkpoint that init_from names; UserError when there is none."""
+    try:
+        return manifest.resolve(path)[1]
+    except OSError as e:
+        raise UserError(f"init_from={path}: {e}") from e
+
+
+def open_model(path: str, flag: str) -> tuple[ConfigDict, Any, Any, dict[str, Any]]:
+    """Open a workdir (its newest checkpoint) or one of its checkpoints.
+
+    Returns (config, tokenizer, checkpoint, what the checkpoint says of itself).
+    Raises UserError naming `flag` when there is no whole checkpoint.
+    """
+    from bertjax.data.tokenizers import load_tokenizer
+
+    try:
+        workdir, checkpoint = manifest.resolve(path)
+    except OSError as e:
+        raise UserError(f"{flag}={path}: {e}") from e
+    wrong = manifest.problem(checkpoint)
+    if wrong:
+        raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
+    meta = manifest.read_meta(checkpoint)
+    tokenizer = load_tokenizer(str(workdir / "tokenizer"))
+    if tokenizer.identity != meta["tokenizer"]:
+        raise UserError(f"{workdir}/tokenizer is not the one of {checkpoint}")
+    return from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
+
+
+# ---------------------------------------------------------------- building parts
+def prepare(config: ConfigDict, say: Callable[[str], None]) -> Any:
+    """Prepare or reuse tokenizer and token stores (bertjax/data/prepare.py)."""
+    from bertjax.data import prepare as p
+
+    return p.prepare_data(**_inputs(config), say=say)
+
+
+def check_inputs(config: ConfigDict) -> None:
+    """Refuse missing or unreadable files, in a moment and before jax is imported."""
+    from bertjax.data import prepare as p
+
+    if not config.data.train:
+        raise UserError(
+            "data.train is empty: give text, for instance "
+            "--config.data.train='corpus/*.txt' or builtin:docs"
+        )
+    given = _inputs(config)
+    del given["max_line_bytes"]
+    p.check_inputs(**given)
+
+
+def _inputs(config: ConfigDict) -> dict[str, Any]:
+    data = config.data
+    return dict(
+        train=data.train,
+        valid=data.valid,
+        vocab=data.vocab,
+        tokenizer_kind=data.tokenizer,
+        vocab_size=data.vocab_size,
+        lower_case=data.lower_case,
+        cache=str(Path(data.cache).expanduser()),
+        max_line_bytes=data.max_line_bytes,
+    )
+
+
+def make_batches(
+    config: ConfigDict,
+    needs: frozenset[str],
+    tokenizer: Any,
+    store: Any,
+    counts: Any = None,
+) -> Any:
+    """Make the batch function of a store: plan, masking and order from the config.
+
+    `counts` [V] are the training text's, for unigram replacements. Raises UserError
+    when the objective needs what the plan cannot give.
+    """
+    from bertjax.data import masking as m
+    from bertjax.data import pipeline, plan
+
+    data = config.data
+    if "nsp" in needs and data.plan != "pairs":
+        raise UserError(
+            f"objective={config.objective!r} needs sentence pairs: data.plan must be "
+            f"pairs, not {data.plan!r}"
+        )
+    masking = m.make_masking(
+        data.masking,
+        rate=data.mask_rate,
+        unit=data.mask_unit,
+        replacement=data.replacement,
+        paper_compat=data.paper_compat,
+    )
+    return pipeline.Batches(
+        plan=plan.make_plan(
+            store,
+            data.plan,
+            data.length,
+            config.seed,
+            short_seq_prob=data.short_seq_prob,
+            cache=str(Path(data.cache).expanduser()),
+        ),
+        masking=masking,
+        tables=m.make_tables(tokenizer, store.counts if counts is None else counts),
+        specials=tokenizer,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        needs=needs,
+        max_predictions=data.max_predictions,
+    )
+
+
+# ---------------------------------------------------------------- running commands
+def command(main: Callable[[Sequence[str]], int | None]) -> None:
+    """Run a command and leave with its status; a UserError is one line and status 2."""
+    try:
+        status = main(sys.argv[1:]) or 0
+    except UserError as e:
+        print(f"error: {e}", file=sys.stderr, flush=True)
+        status = 2
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # head, less and the like have read enough
+        status = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of tf.data and of a library import may still run: nothing is left to do.
+    os._exit(status)

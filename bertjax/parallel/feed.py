@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax import UserError
 from bertjax.parallel.sharding import batch_sharding
@@ -46,3 +46,10 @@ def to_devices(
             )
             for name, rows in batch.items()
         }
+
+
+def flag(mesh: Mesh, value: bool) -> jax.Array:
+    """Make i32 [devices], 1 where a process's flag is set: summed, all hosts know."""
+    where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    local = np.full(len(mesh.local_devices), int(value), np.int32)
+    return jax.make_array_from_process_local_data(where, local, (mesh.devices.size,))

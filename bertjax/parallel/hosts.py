@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of one run: starting, agreeing, waiting."""
 
+import json
 import os
 from typing import Any
 
@@ -42,8 +43,6 @@ def from_primary(value: Any) -> Any:
     """Give process 0's JSON-like value to all."""
     if jax.process_count() == 1:
         return value
-    import json
-
     said = np.frombuffer(json.dumps(value).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(said.size)))
     padded = np.zeros(size, np.uint8)
@@ -51,8 +50,7 @@ def from_primary(value: Any) -> Any:
     return json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
 
 
-def gather(value: int) -> list[int]:
-    """Collect one number below 2**31 from each process, in their order."""
-    if jax.process_count() == 1:
-        return [value]
-    return [int(v) for v in multihost_utils.process_allgather(np.int32(value)).ravel()]
+def check_equal(what: str, value: Any) -> None:
+    """Raise RuntimeError when processes differ in a JSON-like value."""
+    if from_primary(value) != value:
+        raise RuntimeError(f"process {jax.process_index()} differs in {what}: {value}")

@@ -82,17 +82,17 @@ def param_shardings(params: Any, mesh: Mesh, extra: Rows = ()) -> Any:
 
     def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)
-        where = spec(axes_of(name, rows))
-        if len(where) != leaf.ndim:
-            raise ValueError(f"{name} has shape {leaf.shape}, its row says {where}")
-        for size, names in zip(leaf.shape, where, strict=True):
-            parts = 1
-            for axis in names or ():
-                parts *= mesh.shape[axis]
-            if size % parts:
-                axis = "/".join(names)
-                raise UserError(f"mesh.{axis}={parts} does not divide {size} of {name}")
-        return NamedSharding(mesh, where)
+        axes = axes_of(name, rows)
+        if len(axes.split()) != leaf.ndim:
+            raise ValueError(f"{name} has shape {leaf.shape}, its row says {axes!r}")
+        for size, axis in zip(leaf.shape, axes.split(), strict=True):
+            for split in RULES.get(axis, ()):
+                if size % mesh.shape[split]:
+                    raise UserError(
+                        f"mesh.{split}={mesh.shape[split]} does not divide the "
+                        f"{size} {axis} of {name}"
+                    )
+        return NamedSharding(mesh, spec(axes))
 
     return jax.tree_util.tree_map_with_path(one, params)
 

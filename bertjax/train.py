@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pretrain a masked language model: python -m bertjax.train --config=... --workdir=...
+
+Repeat the command to resume: the run ends with the same parameters, bit for bit.
+"""
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, __version__
+from bertjax import config as c
+from bertjax.training import manifest, workdir
+from bertjax.training.signals import StopSignal
+
+LAG = 1  # steps in flight while the host looks at the one before
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("workdir", None, "", flag_values=values)
+    flags.DEFINE_boolean("multihost", False, "", flag_values=values)
+    flags.DEFINE_boolean("dry_run", False, "", flag_values=values)
+    flags.DEFINE_boolean("allow_config_change", False, "", flag_values=values)
+
+
+def main(argv: Sequence[str]) -> int:
+    stop = StopSignal()
+    stop.install()
+    args = c.parse(argv, define_flags)
+    if not args.workdir and not args.dry_run:
+        raise UserError("--workdir is missing: the directory the run lives in")
+    return train(
+        args.config,
+        args.workdir,
+        overrides=json.loads(args.overrides),
+        multihost=args.multihost,
+        dry_run=args.dry_run,
+        allow_config_change=args.allow_config_change,
+        stop=stop,
+    )
+
+
+def train(
+    config: ConfigDict,
+    directory: str | None,
+    *,
+    overrides: dict[str, Any] | None = None,
+    multihost: bool = False,
+    dry_run: bool = False,
+    allow_config_change: bool = False,
+    stop: StopSignal | None = None,
+) -> int:
+    """Train to the end of the config, from where the workdir `directory` stands.
+
+    Returns the exit status: 0 done, 143 or 130 after a signal. Raises UserError.
+    """
+    stop = stop or StopSignal()
+    begun = time.monotonic()
+
+    # ------------------------------------------------------------ 1. what can be seen
+    c.check(config)
+    c.check_inputs(config)
+    path = None if dry_run else manifest.as_path(directory)
+    if config.init_from:
+        c.check_init_from(config.init_from)
+    if path is not None:
+        c.check_workdir(path, config, allow_config_change)
+    restored = None
+    if path is not None and not multihost:
+        restored = manifest.newest_intact(path, say)
+        if is_done(path, restored, allow_config_change):
+            say(f"{path} is done: step {restored}")
+            return 0
+    if config.deterministic:
+        chosen = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{chosen} --xla_gpu_deterministic_ops=true"
+
+    # ------------------------------------------------------------ 2. the processes
+    import jax
+
+    from bertjax.objectives.base import make_objective
+    from bertjax.parallel import feed, hosts
+    from bertjax.parallel.mesh import make_mesh, peak_flops
+
+    if multihost:
+        hosts.initialize()
+        stop.install()  # initialising replaced the handler of SIGTERM
+        if hosts.is_primary():
+            restored = manifest.newest_intact(path, say)
+        restored = hosts.from_primary(restored)
+        if is_done(path, restored, allow_config_change):
+            return 0
+    primary = hosts.is_primary()
+    speak = say if primary else lambda text: None
+    mesh = make_mesh(**config.mesh)
+    feed.check_batch_size(mesh, config.batch_size, config.accumulate)
+
+    # ------------------------------------------------------------ 3. the data
+    if primary:
+        prepared = c.prepare(config, speak)
+    hosts.barrier("prepared")
+    if not primary:  # finds it on a shared disk, makes its own elsewhere
+        prepared = c.prepare(config, speak)
+    stores = {"train": prepared.train, **prepared.valid}
+    hashes = {name: store.content_hash for name, store in stores.items()}
+    hosts.check_equal("the prepared text", [*hashes.values()])
+    if path is not None and restored is not None:
+        check_text(path, hashes)
+    tokenizer = prepared.tokenizer
+    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    objective, cfg = make_objective(config.objective, cfg)
+    batches, *valid = (
+        c.make_batches(config, objective.needs, tokenizer, s, prepared.train.counts)
+        for s in stores.values()
+    )
+    total = c.steps(config, "total", batches.n)
+    every = {
+        name: max(1, c.steps(config, f"{name}.every", batches.n, total))
+        for name in ("log", "eval", "checkpoint")
+    }
+
+    # ------------------------------------------------------------ 4. shapes and step
+    from bertjax.training import optim, state, step
+    from bertjax.training.checkpoint import Checkpoints, merge, warm_start
+
+    o = config.optim
+    warmup = c.steps(config, "optim.warmup", batches.n, total)
+    schedule = optim.make_schedule(o.schedule, o.lr, warmup, total)
+    tx = optim.make_optimizer(
+        o.name, schedule, wd=o.wd, b1=o.b1, b2=o.b2, eps=o.eps, clip=o.clip
+    )
+
+    def init() -> Any:
+        return objective.init(jax.random.key(config.seed))
+
+    shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings)
+    update = step.compile_train_step(
+        step.make_train_step(
+            objective.sums,
+            objective.weights,
+            objective.coefficients,
+            tx,
+            schedule,
+            seed=config.seed,
+            accumulate=config.accumulate,
+        ),
+        shardings,
+    )
+    evaluate = jax.jit(step.make_eval_step(objective.sums))
+    rows = feed.local_rows(mesh, config.batch_size)
+    parameters = sum(x.size for x in jax.tree.leaves(shapes.params))
+    speak(
+        f"{parameters:,} parameters; {batches.n:,} sequences of {config.data.length}; "
+        f"{total:,} steps of {config.batch_size}; mesh {dict(mesh.shape)}"
+    )
+    if dry_run:
+        describe(shapes.params, shardings.params, batches.batch(0), tokenizer)
+        return 0
+
+    # ------------------------------------------------------------ 5. where to begin
+    # In this order: the workdir's checkpoint, init_from's parameters, from scratch.
+    facts = {"stores": hashes, "sequences": batches.n, "total_steps": total}
+    facts |= {"parameters": parameters, "mesh": dict(mesh.shape)}
+    facts |= {"devices": mesh.devices.size, "processes": jax.process_count()}
+    facts["device_kind"] = mesh.devices.flat[0].device_kind
+    if primary:
+        begin_workdir(path, config, overrides or {}, tokenizer, facts)
+    hosts.barrier("workdir")
+    saved = Checkpoints(path, config.checkpoint.keep_last, config.checkpoint.keep_every)
+    wanted = state.with_shardings(shapes, shardings)
+    done, tokens = restored or 0, 0
+    if restored is not None:
+        current = saved.restore(restored, wanted)
+        tokens = manifest.read_meta(path / "checkpoints" / str(restored))["tokens"]
+        speak(f"resuming after step {restored}")
+    else:
+        current = state.born(init, tx, mesh, shardings)
+        if config.init_from:
+            source = c.check_init_from(config.init_from)
+            taken = warm_start(source, wanted.params, speak)
+            current = current._replace(params=merge(current.params, taken))
+
+    # ------------------------------------------------------------ 6. the loop
+    from bertjax.data.pipeline import stream
+    from bertjax.training.meter import Meter
+    from bertjax.training.writer import ProgressWriter, make_writers
+
+    writers: list[Any] = []
+    if primary:
+        progress = ProgressWriter(total, done)
+        writers = [*make_writers(config.log.writers, path, done), progress]
+        speak = progress.say
+    meta = {
+        "config": config.to_dict(),
+        "tokenizer": tokenizer.identity,
+        "stores": hashes,
+        "version": __version__,
+    }
+    source = stream(lambda i: batches.batch(i, rows), done, total, config.data.engine)
+    feeder = feed.to_devices(source, mesh, config.batch_size)
+    slots = config.batch_size * config.data.length
+    meter = Meter(slots, slots * flops(cfg, config, batches), peak_flops(mesh))
+    pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
+    asked = False
+
+    def write(row: dict[str, Any]) -> None:
+        for writer in writers:
+            writer.write(row)
+
+    def drain(keep: int) -> None:
+        """Look at steps that have run: count, refuse what is not finite, write rows."""
+        nonlocal tokens, asked
+        while len(pending) > keep:
+            at, metrics = pending.popleft()
+            values = {k: v.item() for k, v in jax.device_get(metrics).items()}
+            asked = asked or values.pop("stop", 0) > 0
+            real = values.pop("tokens")
+            tokens += real
+            meter.count(real)
+            if wrong := step.non_finite(values):
+                saved.close()
+                raise NonFiniteError(
+                    f"step {at}: {', '.join(wrong)} not finite; the last good "
+                    f"checkpoint is {(manifest.steps(path) or ['none'])[-1]}"
+                )
+            if at % every["log"] == 0 or at == total:
+                write({"step": at, "tokens": tokens, **values, **meter.row()})
+
+    def evaluate_all() -> None:
+        scores = {}
+        for name, function in zip(prepared.valid, valid, strict=True):
+            made = function.eval_batches(
+                config.batch_size, examples=config.eval.examples, rows=rows
+            )
+            made = feed.to_devices(made, mesh, config.batch_size)
+            values = step.run_eval(evaluate, current.params, made)
+            scores |= {f"eval/{name}/{term}": v for term, v in values.items()}
+        write({"step": done, "tokens": tokens, **scores})
+
+    speak(f"ready after {time.monotonic() - begun:.1f} s")
+    stop.training = True
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+        while done < total and not asked:
+            waiting = time.monotonic()
+            batch = next(feeder)
+            meter.waited += time.monotonic() - waiting
+            if jax.process_count() > 1:
+                batch["stop"] = feed.flag(mesh, bool(stop.number))
+            current, metrics = update(current, batch)
+            done += 1
+            pending.append((done, metrics))
+            drain(keep=LAG)
+            if jax.process_count() == 1:
+                asked = bool(stop.number)
+            at_eval = bool(valid) and (done == total or done % every["eval"] == 0)
+            at_save = asked or done == total or done % every["checkpoint"] == 0
+            if at_eval or at_save:
+                drain(keep=0)
+                paused = time.monotonic()
+                # Rows first: a saved step implies that its rows are in the file.
+                if at_eval:
+                    evaluate_all()
+                for writer in writers:
+                    writer.flush()
+                if at_save:
+                    saved.save(done, current, meta | {"tokens": tokens})
+                meter.paused += time.monotonic() - paused
+    saved.close()
+    source.close()
+    for writer in writers:
+        writer.close()
+    if done < total:
+        speak(f"stopped by a signal after step {done}, which is saved")
+        return stop.status
+    speak(f"done: step {done}, {tokens:,} tokens, {path}")
+    return 0
+
+
+class NonFiniteError(Exception):
+    """A loss or gradient is infinite or no number: exit status 1."""
+
+
+def is_done(path: Any, restored: int | None, may_grow: bool) -> bool:
+    """True when the newest checkpoint is the run's last (a longer total may follow)."""
+    if path is None or restored is None or may_grow:
+        return False
+    return restored == workdir.read_json(path / "run.json").get("total_steps")
+
+
+def check_text(path: Any, hashes: dict[str, str]) -> None:
+    """Refuse to go on with other text than the run began with."""
+    for name, old in workdir.read_json(path / "run.json").get("stores", {}).items():
+        if hashes.get(name) != old:
+            key = "data.train" if name == "train" else "data.valid"
+            raise UserError(
+                f"{key}: the text or its tokenizer changed: {path} was trained on "
+                f"{name} {old[:16]}, now it is {hashes.get(name, 'absent')[:16]}"
+            )
+
+
+def begin_workdir(
+    path: Any, config: ConfigDict, overrides: Any, tokenizer: Any, facts: Any
+) -> None:
+    """Write what the run is, before its first step."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(str(path / "tokenizer"))
+        workdir.write_text(path / "config.json", c.to_json(config))
+        text = json.dumps(overrides, indent=1, sort_keys=True) + "\n"
+        workdir.write_text(path / "overrides.json", text)
+        workdir.record_run(path / "run.json", facts)
+    except OSError as e:
+        raise UserError(f"--workdir={path} cannot be written: {e}") from e
+
+
+def flops(cfg: Any, config: ConfigDict, batches: Any) -> float:
+    """Return forward and backward FLOPs a token slot."""
+    from bertjax.models.config import flops_per_token
+
+    return flops_per_token(cfg, config.data.length, batches.P)
+
+
+def describe(shapes: Any, shardings: Any, batch: Any, tokenizer: Any) -> None:
+    """Print parameters, their shardings and the first row of the first batch."""
+    import jax
+
+    from bertjax.parallel.sharding import path_name
+
+    for (at, leaf), where in zip(
+        jax.tree_util.tree_leaves_with_path(shapes),
+        jax.tree.leaves(shardings),
+        strict=True,
+    ):
+        print(f"{path_name(at):45} {leaf.shape!s:24} {where.spec}")
+    for name, rows in batch.items():
+        print(f"{name:45} {rows.shape!s:24} {rows.dtype}")
+    print(" ".join(tokenizer.pieces[i] for i in batch["input_ids"][0]))
+
+
+def say(text: str) -> None:
+    """Speak on stderr: stdout belongs to results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    c.command(main)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving and restoring with orbax; the layout is in manifest.py.
+
+A save goes to checkpoints/saving-<step>, gets its manifest, and only then its plain
+number: a kill at any moment leaves no number on something half-written.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from bertjax import UserError
+from bertjax.parallel.sharding import path_name
+from bertjax.training import manifest
+
+
+class Checkpoints:
+    """The checkpoints of one workdir, saved in the background."""
+
+    def __init__(self, workdir: Any, keep_last: int, keep_every: int | None) -> None:
+        self.workdir = workdir
+        self.folder = workdir / "checkpoints"
+        self.keep_last, self.keep_every = keep_last, keep_every
+        self.primary = jax.process_index() == 0
+        self.saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self.finisher: threading.Thread | None = None
+        self.failed: BaseException | None = None
+        if self.primary and self.folder.is_dir():
+            for left in self.folder.iterdir():  # of a killed run
+                if left.name.startswith(("saving-", "deleting-")):
+                    _remove(left)
+
+    def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+        """Begin to save; returns when the state is copied. Raises UserError."""
+        self.wait()
+        temporary = self.folder / f"saving-{step}"
+        try:
+            if self.primary:
+                temporary.mkdir(parents=True, exist_ok=True)
+                text = json.dumps({"format": manifest.FORMAT, "step": step, **meta})
+                (temporary / manifest.META).write_text(text)
+            self.saver.save(
+                temporary / "state", args=ocp.args.PyTreeSave(state), force=True
+            )
+        except (OSError, ValueError) as e:
+            raise self._error(step, e) from e
+        self.finisher = threading.Thread(target=self._finish, args=(step, temporary))
+        self.finisher.start()
+
+    def wait(self) -> None:
+        """Wait for the save under way. Raises UserError if it could not be written."""
+        if self.finisher is not None:
+            self.finisher.join()
+            self.finisher = None
+        if self.failed is not None:
+            step, error = self.failed
+            self.failed = None
+            raise self._error(step, error) from error
+
+    def _finish(self, step: int, temporary: Any) -> None:
+        try:
+            self.saver.wait_until_finished()
+            if self.primary:
+                manifest.write_manifest(temporary)
+                temporary.rename(self.folder / str(step))
+                self._prune()
+        except BaseException as e:  # handed to the loop's thread
+            self.failed = (step, e)
+            if self.primary:
+                _remove(temporary)
+
+    def _error(self, step: int, error: BaseException) -> UserError:
+        said = " ".join(str(error).split())[:300]
+        return UserError(f"cannot write {self.folder}/{step}: {said}")
+
+    def _prune(self) -> None:
+        for step in manifest.steps(self.workdir)[: -self.keep_last]:
+            if self.keep_every and step % self.keep_every == 0:
+                continue
+            doomed = self.folder / f"deleting-{step}"
+            (self.folder / str(step)).rename(doomed)
+            _remove(doomed)
+
+    def restore(self, step: int, abstract: Any) -> Any:
+        """Restore a state; `abstract` holds shapes, dtypes and shardings.
+
+        Raises UserError when the checkpoint is of another model.
+        """
+        folder = self.folder / str(step)
+        there = describe(folder)
+        asked = _shapes(abstract.params)
+        for name in sorted({*there, *asked}):
+            if there.get(name) != asked.get(name):
+                raise UserError(
+                    f"{folder} is of another model: {name} has shape "
+                    f"{there.get(name)} there, {asked.get(name)} here"
+                )
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            return reader.restore(
+                folder / "state",
+                args=ocp.args.PyTreeRestore(
+                    item=abstract,
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+                ),
+            )
+
+    def close(self) -> None:
+        """Finish the save under way and stop."""
+        self.wait()
+        self.saver.close()
+
+
+def _tree(folder: Any) -> Any:
+    """Return the parameters' metadata of a checkpoint."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.metadata(folder / "state").item_metadata.tree["params"]
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def describe(folder: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's parameters by path, without reading them."""
+    return _shapes(_tree(folder))
+
+
+def restore_params(folder: Any, abstract: Any = None) -> Any:
+    """Restore the parameters alone, without optimizer or objective.
+
+    With `abstract` (part of the tree: shapes and shardings) onto its devices, else
+    all of them as numpy arrays.
+    """
+    if abstract is None:
+        item = jax.tree.map(
+            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), _tree(folder)
+        )
+        args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+    else:
+        item = abstract
+        args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(
+            folder / "state",
+            args=ocp.args.PyTreeRestore(
+                item={"params": item},
+                restore_args={"params": args},
+                partial_restore=True,
+            ),
+        )["params"]
+
+
+def warm_start(folder: Any, abstract: Any, say: Callable[[str], None]) -> Any:
+    """Restore what another run's parameters have in common with these (init_from).
+
+    Returns the matching part of the tree. Says what is missing there (heads, as a
+    rule) and unexpected. Raises UserError when a leaf has another shape or the
+    encoder is incomplete.
+    """
+    there, here = describe(folder), _shapes(abstract)
+    for name in sorted(there.keys() & here.keys()):
+        if there[name] != here[name]:
+            raise UserError(
+                f"init_from={folder}: {name} has shape {there[name]} there, "
+                f"{here[name]} here"
+            )
+    missing = sorted(here.keys() - there.keys())
+    lost = [n for n in missing if n.startswith("encoder/") and "/pooler/" not in n]
+    if lost:
+        raise UserError(f"init_from={folder} lacks {', '.join(lost)}")
+    say(f"init_from={folder}: {len(here) - len(missing)} parameters matched")
+    if missing:
+        say(f"missing there, initialised: {', '.join(missing)}")
+    if unexpected := sorted(there.keys() - here.keys()):
+        say(f"there and not taken: {', '.join(unexpected)}")
+    return restore_params(folder, _without(abstract, missing))
+
+
+def _without(tree: dict[str, Any], missing: list[str], prefix: str = "") -> Any:
+    out = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            if kept := _without(value, missing, f"{prefix}{key}/"):
+                out[key] = kept
+        elif f"{prefix}{key}" not in missing:
+            out[key] = value
+    return out
+
+
+def merge(params: dict[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
+    """Return `params` with the leaves of `taken` in place of their own."""
+    return {
+        key: merge(value, taken[key])
+        if key in taken and isinstance(value, dict)
+        else taken.get(key, value)
+        for key, value in params.items()
+    }
+
+
+def _remove(folder: Any) -> None:
+    if "://" in str(folder):
+        folder.rmtree(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

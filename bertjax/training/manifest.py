@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkpoints exist, which are whole: checksums, without jax or orbax.
+
+WORKDIR/checkpoints/<step>/state/...      orbax
+                           meta.json      step, tokens, config, tokenizer, format
+                           manifest.json  a checksum a file, written last
+WORKDIR/damaged/<step>                    what failed its checksums
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+META = "meta.json"
+
+
+class NoIntactCheckpointError(Exception):
+    """There were checkpoints, and every one of them is damaged: exit status 1."""
+
+
+def as_path(path: str | Path) -> Any:
+    """Return a path object; gs:// and the like through etils."""
+    if "://" in str(path):
+        from etils import epath
+
+        return epath.Path(path)
+    return Path(path).expanduser()
+
+
+def steps(workdir: Any) -> list[int]:
+    """List the steps of WORKDIR/checkpoints in ascending order."""
+    folder = workdir / "checkpoints"
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+
+def checksum(path: Any) -> str:
+    """Return the sha256 of a file, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while block := f.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def files(folder: Any) -> dict[str, Any]:
+    """List the files below a folder by their relative names, the manifest aside."""
+    found, todo = {}, [(folder, "")]
+    while todo:
+        where, prefix = todo.pop()
+        for p in where.iterdir():
+            if p.is_dir():
+                todo.append((p, f"{prefix}{p.name}/"))
+            elif prefix or p.name != MANIFEST:
+                found[prefix + p.name] = p
+    return dict(sorted(found.items()))
+
+
+def write_manifest(folder: Any) -> None:
+    """Write the checksum of every file of a checkpoint."""
+    sums = {name: checksum(p) for name, p in files(folder).items()}
+    text = json.dumps({"format": FORMAT, "sha256": sums}, indent=1)
+    (folder / MANIFEST).write_text(text)
+
+
+def problem(folder: Any) -> str | None:
+    """Say what is wrong with a checkpoint's files; None when they are whole."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        sums = dict(manifest["sha256"])
+    except FileNotFoundError:
+        return "its manifest is missing"
+    except (ValueError, KeyError, TypeError):
+        return "its manifest cannot be read"
+    if manifest.get("format", 0) > FORMAT:
+        return f"its format {manifest['format']} is of a later version than this one"
+    there = files(folder)
+    for name, said in sums.items():
+        if name not in there:
+            return f"{name} is missing"
+        if checksum(there[name]) != said:
+            return f"{name} has another checksum than when it was written"
+    return None
+
+
+def read_meta(folder: Any) -> dict[str, Any]:
+    """Return what a checkpoint says of itself."""
+    return json.loads((folder / META).read_text())
+
+
+def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
+    """Verify from the newest down and return the first whole step; None if none were.
+
+    A damaged one is named, moved to WORKDIR/damaged and kept. Raises
+    NoIntactCheckpointError when there were checkpoints and none is whole.
+    """
+    found = steps(workdir)
+    for step in reversed(found):
+        folder = workdir / "checkpoints" / str(step)
+        wrong = problem(folder)
+        if wrong is None:
+            return step
+        aside = workdir / "damaged" / str(step)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        if aside.exists():
+            aside = aside.parent / f"{step}-{time.time_ns()}"
+        folder.rename(aside)
+        say(f"checkpoints/{step} is damaged: {wrong}; it is now {aside}")
+    if found:
+        raise NoIntactCheckpointError(
+            f"no checkpoint of {workdir} is whole; nothing was started"
+        )
+    return None
+
+
+def resolve(model: str | Path) -> tuple[Any, Any]:
+    """Find (workdir, checkpoint) of a workdir (its newest) or of a checkpoint.
+
+    Raises FileNotFoundError when there is no checkpoint there.
+    """
+    path = as_path(model)
+    if (path / META).exists():
+        return path.parent.parent, path
+    found = steps(path)
+    if not found:
+        raise FileNotFoundError(f"{path} holds no checkpoint")
+    return path, path / "checkpoints" / str(found[-1])

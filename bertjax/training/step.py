@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One update, one evaluation: sums are divided once, by the global weight."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bertjax.training.optim import Schedule
+from bertjax.training.state import State
+
+Batch = Mapping[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, jax.Array]]  # {term: (sum, weight)}, f32 []
+SumsFn = Callable[[Any, Batch, jax.Array | None], Sums]
+WeightsFn = Callable[[Batch], dict[str, jax.Array]]
+
+
+def divide(value: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return value / weight, and 0 where there is nothing to weigh."""
+    return jnp.where(weight > 0, value / jnp.where(weight > 0, weight, 1.0), 0.0)
+
+
+def make_train_step(
+    sums_fn: SumsFn,
+    weights_fn: WeightsFn,
+    coefficients: Mapping[str, float],
+    tx: optax.GradientTransformation,
+    schedule: Schedule,
+    *,
+    seed: int,
+    accumulate: int = 1,
+) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
+    """Make update(state, batch) -> (state, metrics).
+
+    loss = sum over terms of coefficient x global sum / global weight. The weights
+    come from the whole batch before the first micro-batch, so accumulation changes
+    nothing. Dropout keys derive from (seed, step, micro-batch, layer). metrics: f32
+    scalars by the names of metrics.jsonl, and `tokens` i32, the real tokens.
+    """
+
+    def loss_fn(
+        params: Any, batch: Batch, weights: dict[str, jax.Array], rng: jax.Array
+    ) -> tuple[jax.Array, Sums]:
+        sums = sums_fn(params, batch, rng)
+        loss = sum(
+            coefficients.get(term, 1.0) * divide(sums[term][0], weight)
+            for term, weight in weights.items()
+        )
+        return loss, sums
+
+    grad_fn = jax.grad(loss_fn, has_aux=True)
+
+    def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        batch = dict(batch)
+        stop = batch.pop("stop", None)  # hosts that were asked to stop, i32 [devices]
+        rng = jax.random.fold_in(jax.random.key(seed), state.step)
+        weights = weights_fn(batch)
+        if accumulate == 1:
+            grads, sums = grad_fn(state.params, batch, weights, rng)
+        else:
+            # Micro-batch i takes every accumulate-th row: rows stay on their device.
+            micro = jax.tree.map(
+                lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
+            )
+
+            def add(carry: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+                rows, index = inputs
+                key = jax.random.fold_in(rng, index)
+                more = grad_fn(state.params, rows, weights, key)
+                return jax.tree.map(jnp.add, carry, more), None
+
+            first = jax.tree.map(lambda x: x[0], micro)
+            zeros = jax.tree.map(
+                lambda s: jnp.zeros(s.shape, s.dtype),
+                jax.eval_shape(grad_fn, state.params, first, weights, rng),
+            )
+            (grads, sums), _ = jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))
+        with jax.named_scope("optimizer"):
+            updates, opt_state = tx.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+        terms = {term: divide(*sums[term]) for term in sums}
+        loss = sum(coefficients.get(term, 1.0) * terms[term] for term in weights)
+        metrics = {f"train/{term}": value for term, value in terms.items()}
+        metrics |= {
+            "train/loss": loss,
+            "optim/grad_norm": optax.global_norm(grads),
+            "optim/lr": schedule(state.step),
+            "tokens": jnp.sum(batch["attention_mask"]),
+        }
+        if stop is not None:
+            metrics["stop"] = jnp.sum(stop)
+        return State(state.step + 1, params, opt_state), metrics
+
+    return update
+
+
+def make_eval_step(sums_fn: SumsFn) -> Callable[[Any, Batch], Sums]:
+    """Make evaluate(params, batch) -> {term: (sum, weight)}, dropout off."""
+    return lambda params, batch: sums_fn(params, batch, None)
+
+
+def compile_train_step(
+    update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
+    shardings: State,
+) -> Any:
+    """Jit an update: the state is donated and stays where its shardings say."""
+    return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def run_eval(
+    evaluate: Callable[[Any, Batch], Sums], params: Any, batches: Iterable[Batch]
+) -> dict[str, float]:
+    """Evaluate all batches: {term: sum of sums / sum of weights}, summed in float64."""
+    total: dict[str, list[float]] = {}
+    pending: list[Sums] = []
+
+    def collect(keep: int) -> None:
+        while len(pending) > keep:
+            for term, pair in jax.device_get(pending.pop(0)).items():
+                entry = total.setdefault(term, [0.0, 0.0])
+                entry[0] += float(pair[0])
+                entry[1] += float(pair[1])
+
+    for batch in batches:
+        pending.append(evaluate(params, batch))
+        collect(keep=2)
+    collect(keep=0)
+    return {term: v / w if w else 0.0 for term, (v, w) in total.items()}
+
+
+def non_finite(metrics: Mapping[str, Any]) -> list[str]:
+    """Name the metrics that are infinite or no number."""
+    return [k for k, v in sorted(metrics.items()) if not math.isfinite(v)]

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the rows of a run go: metrics.jsonl always, others by name (log.writers).
+
+A writer is a class with write(row), flush() and close(); a dotted name such as
+`my_package.my_module.MyWriter` in log.writers brings one from outside.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from bertjax import UserError, registry
+
+Row = dict[str, Any]
+
+
+class Writer(Protocol):
+    def write(self, row: Row) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonlWriter:
+    """metrics.jsonl: one object a line, each on disk before the next step's.
+
+    Rows of later steps than the one restored, and an unfinished last line, are
+    dropped at the start; the others stay as they stand. Object stores cannot append,
+    so there the file is written anew at each flush.
+    """
+
+    def __init__(self, workdir: Any, step: int) -> None:
+        self.path = workdir / "metrics.jsonl"
+        self.lines = rows_up_to(self.path, step)
+        self.remote = "://" in str(self.path)
+        if not self.remote:
+            # A temporary file and a rename: a kill here loses no row.
+            draft = self.path.with_suffix(".tmp")
+            draft.write_text("".join(self.lines))
+            os.replace(draft, self.path)
+            self.lines = []
+            self.file = self.path.open("a")
+
+    def write(self, row: Row) -> None:
+        line = json.dumps(row) + "\n"
+        if self.remote:
+            self.lines.append(line)
+        else:
+            self.file.write(line)
+            self.file.flush()
+
+    def flush(self) -> None:
+        if self.remote:
+            self.path.write_text("".join(self.lines))
+
+    def close(self) -> None:
+        self.flush()
+        if not self.remote:
+            self.file.close()
+
+
+def rows_up_to(path: Any, step: int) -> list[str]:
+    """Return the complete lines of a metrics file whose step is at most `step`."""
+    if not path.exists():
+        return []
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if line.endswith("\n") and row["step"] <= step:
+            kept.append(line)
+    return kept
+
+
+class TensorBoardWriter:
+    """TensorBoard event files in WORKDIR/tb; later rows than `step` are hidden."""
+
+    def __init__(self, workdir: Any, step: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        self.tb = SummaryWriter(
+            str(workdir / "tb"), purge_step=step + 1 if step else None
+        )
+
+    def write(self, row: Row) -> None:
+        for name, value in row.items():
+            if name != "step":
+                self.tb.add_scalar(name, value, row["step"])
+
+    def flush(self) -> None:
+        self.tb.flush()
+
+    def close(self) -> None:
+        self.tb.close()
+
+
+class WandbWriter:
+    """Weights & Biases (pip install wandb); its own environment variables configure it.
+
+    The run's id is the workdir's name, so that a resumed run goes on in place.
+    """
+
+    def __init__(self, workdir: Any, step: int) -> None:
+        import wandb
+
+        self.run = wandb.init(dir=str(workdir), id=workdir.name, resume="allow")
+
+    def write(self, row: Row) -> None:
+        self.run.log(row, step=row["step"])
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+WRITERS = {"jsonl": JsonlWriter, "tensorboard": TensorBoardWriter, "wandb": WandbWriter}
+
+
+def find_writer(name: str) -> type:
+    """Return the class of a writer by its name, or by a dotted one."""
+    if "." in name:
+        module, _, attribute = name.rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as e:
+            raise UserError(f"log.writers: {name!r} cannot be imported: {e}") from e
+    return registry.pick("log.writers", name, WRITERS)
+
+
+def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
+    """Open the writers of "jsonl,tensorboard"; metrics.jsonl is written in any case."""
+    wanted = ["jsonl", *(n.strip() for n in names.split(",") if n.strip())]
+    return [find_writer(n)(workdir, step) for n in dict.fromkeys(wanted)]
+
+
+class ProgressWriter:
+    """A bar with loss, tokens/s and time left on a terminal; else plain lines."""
+
+    def __init__(self, total: int, step: int, seconds: float = 10.0) -> None:
+        self.total, self.first, self.seconds = total, step, seconds
+        self.begun = self.said = time.monotonic()
+        self.bar = tqdm(total=total, initial=step, unit="step", disable=None)
+
+    def write(self, row: Row) -> None:
+        if "train/loss" not in row:
+            scores = {k: v for k, v in row.items() if k.startswith("eval/")}
+            text = "  ".join(f"{k} {v:.4f}" for k, v in scores.items())
+            self.say(f"step {row['step']}: {text}")
+            return
+        rate = row.get("perf/tokens_per_second", 0.0)
+        now = time.monotonic()
+        if not self.bar.disable:
+            self.bar.set_postfix(loss=f"{row['train/loss']:.3f}", tok_s=f"{rate:,.0f}")
+            self.bar.update(row["step"] - self.bar.n)
+        elif now - self.said >= self.seconds or row["step"] in (1, self.total):
+            self.said = now
+            done = row["step"] - self.first
+            left = (now - self.begun) / max(done, 1) * (self.total - row["step"])
+            self.say(
+                f"step {row['step']}/{self.total}  loss {row['train/loss']:.4f}  "
+                f"{rate:,.0f} tokens/s  {left / 60:.1f} min left"
+            )
+
+    def say(self, text: str) -> None:
+        """Print a line without breaking the bar."""
+        if self.bar.disable:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.bar.write(text, file=sys.stderr)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.bar.close()
