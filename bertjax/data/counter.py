@@ -41,14 +41,13 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def _name(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
+def _mixed_name(word: str) -> np.ndarray:
+    number = hashlib.blake2b(word.encode(), digest_size=8).digest()
+    return _mix(_u64(int.from_bytes(number)) + _PART)
 
 
-def _u64(value: ArrayLike | str) -> np.ndarray:
+def _u64(value: ArrayLike) -> np.ndarray:
     """Make a u64 array, never 0-d: numpy warns when a scalar overflows."""
-    if isinstance(value, str):
-        value = _name(value)
     if isinstance(value, int):
         value = value & 0xFFFFFFFFFFFFFFFF
         return np.array([value], np.uint64)
@@ -75,7 +74,8 @@ def fold(seed: ArrayLike, *parts: ArrayLike | str) -> np.ndarray:
     """
     key = _u64(seed)
     for part in parts:
-        mixed = _mix(_u64(part) + _PART)
+        named = isinstance(part, str)
+        mixed = _mixed_name(part) if named else _mix(_u64(part) + _PART)
         key = _mix((key ^ mixed) * _M2 + _PART)
     return _shaped(key, seed, *parts)
 

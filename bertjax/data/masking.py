@@ -272,49 +272,53 @@ def _choose_words(
     """Return rows and columns of the pieces of whole words, and where the words begin.
 
     Going through the words in the order of their noise, a word is taken if it fits in
-    what is left. In rounds: take words up to the first that does not fit; strike out
-    every word that no longer fits, since what is left only shrinks; repeat. Two or
-    three rounds settle a batch.
+    what is left.
     """
-    length = noise.shape[1]
-    at = np.arange(length)
-    ends = np.where(begins | (blocked != 0), at, length)
-    ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
-    sizes = np.full(begins.shape, length)
-    sizes[:, :-1] = ends[:, 1:]
-    sizes -= at
-    order = noise | blocked
-    order[~begins] = ~np.uint64(0)
-    order.sort(axis=1)
-    words = int((order < _TOP).sum(axis=1).max(initial=0))
-    order = order[:, :words]
-    first = (order & np.uint64((1 << (length - 1).bit_length()) - 1)).astype(np.int64)
-    first[order >= _TOP] = 0
-    size = np.take_along_axis(sizes, first, axis=1)
-    size[(order >= _TOP) | (size > budget[:, None])] = 0
-    taken = _take_in_order(size, budget)
-    # mark the chosen words' first pieces and the places behind their last
-    row, rank = np.nonzero(taken)
-    start, size = first[row, rank], size[row, rank]
-    edges = np.zeros((len(noise), length + 1), np.int8)
-    edges[row, start] = 1
-    edges[row, start + size] -= 1
-    row, column = np.nonzero(np.cumsum(edges[:, :-1], axis=1, dtype=np.int8))
-    begin = np.maximum.accumulate(np.where(begins, at, 0), axis=1)
-    return row, column, begin[row, column]
+    b, length = noise.shape
+    edges = np.flatnonzero(begins | (blocked != 0))  # column 0 always is one
+    sizes = np.zeros(b * length, np.int64)
+    sizes[edges] = np.diff(edges, append=b * length)
+    noise |= blocked
+    noise[~begins] = ~np.uint64(0)
+    noise.sort(axis=1)
+    chosen = []
+    todo, width = np.arange(b), 2 * int(budget.max(initial=0)) + 8
+    while todo.size:
+        order = noise[todo, :width]
+        first = (order & np.uint64((1 << (length - 1).bit_length()) - 1)).astype(int)
+        first[order >= _TOP] = 0
+        first += todo[:, None] * length
+        size = np.where(order < _TOP, sizes[first], 0)
+        taken = _take_in_order(size, budget[todo])
+        # nearly all rows are full by now; the others look at all of their words
+        short = (size * taken).sum(axis=1) < budget[todo]
+        short &= (order[:, -1] < _TOP) & (width < length)
+        chosen.append(first[taken & ~short[:, None]])
+        todo, width = todo[short], length
+    start = np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, int)
+    size = sizes[start]
+    word = np.repeat(start, size)
+    piece = np.arange(word.size) - np.repeat(np.cumsum(size) - size, size)
+    row, column = np.divmod(word + piece, length)
+    return row, column, word % length
 
 
 def _take_in_order(size: np.ndarray, budget: np.ndarray) -> np.ndarray:
-    """Say which sizes [b, W] a row takes from its budget, in order; 0 is no word."""
+    """Say which sizes [b, W] a row takes from its budget, in order; 0 is no word.
+
+    In rounds: take words up to the first that does not fit; strike out every word
+    that no longer fits, since what is left only shrinks; repeat. A few rounds do.
+    """
+    size = size * (size <= budget[:, None])
     taken = np.zeros(size.shape, bool)
     todo = np.arange(len(size))
     while todo.size:
-        left = budget[todo, None]
+        left = budget[todo]
         total = np.cumsum(size, axis=1)
-        fits = (total <= left) & (size > 0)
+        fits = (total <= left[:, None]) & (size > 0)
         taken[todo] = fits
-        left = left - np.max(total * fits, axis=1, initial=0, keepdims=True)
-        size = size * (fits | (size <= left))
+        left = left - (size * fits).sum(axis=1)
+        size = size * (fits | (size <= left[:, None]))
         more = ((size > 0) & ~fits).any(axis=1)
         todo, size = todo[more], size[more]
     return taken

@@ -44,8 +44,8 @@ class Batches:
     """The batches of a plan: B = `batch_size` rows, global over all hosts.
 
     `masking` (and `tables`) is None where no objective predicts masked tokens;
-    `specials` has pad_id, cls_id and sep_id, as a Tokenizer does; `needs` names what the
-    objectives want: "mlm" masks, any other name is the pair rule of the plan.
+    `specials` has pad_id, cls_id and sep_id, as a Tokenizer does; `needs` names what
+    the objectives want: "mlm" masks, any other name is the pair rule of the plan.
     `max_predictions` is P; None derives it from the masking's rate. Raises UserError
     when the store holds an id that the vocabulary of `tables` lacks.
     """
@@ -90,11 +90,13 @@ class Batches:
 
         Returns the arrays of `plan.gather` and `masking.mask_tokens` by name.
 
-        Worked example: n = 10, B = 4, step 3: positions 12 to 15 of the run, so epoch 1,
-        slots 2 to 5, which permute(slot, 10, fold(seed, "order", 1)) makes examples.
+        Worked example: n = 10, B = 4, step 3: positions 12 to 15 of the run, so epoch
+        1, slots 2 to 5; permute(slot, 10, fold(seed, "order", 1)) makes them examples.
         """
         index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
         epoch, slot = np.divmod(step * self.batch_size + index, self.n)
+        if epoch.size and epoch[0] == epoch[-1]:  # nearly always, and cheaper
+            epoch = epoch[:1]
         order = counter.fold(self.seed, "order", epoch)
         example = counter.permute(slot, self.n, order)
         return self._make(example, counter.fold(self.seed, epoch, example))
