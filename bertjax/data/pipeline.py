@@ -235,6 +235,7 @@ def _tf_data(
             failed[int(step)] = error
             raise
 
+    @tf.autograph.experimental.do_not_convert
     def load(step: Any) -> list:
         return tf.numpy_function(arrays, [step], [first[n].dtype for n in names])
 
