@@ -442,6 +442,26 @@ def _inputs(config: ConfigDict) -> dict[str, Any]:
     )
 
 
+def prepare_valid(
+    config: ConfigDict, tokenizer: Any, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Prepare or reuse the stores of data.valid alone: {name: store}."""
+    from bertjax.data import sources, store
+
+    data = config.data
+    return {
+        name: store.build_store(
+            sources.parse_sources(value, "data.valid", "valid"),
+            tokenizer,
+            str(Path(data.cache).expanduser()),
+            max_line_bytes=data.max_line_bytes,
+            say=say,
+            label=name,
+        )
+        for name, value in sources.named_sources(data.valid).items()
+    }
+
+
 def make_batches(
     config: ConfigDict,
     needs: frozenset[str],

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
@@ -171,7 +172,7 @@ def train(
     facts |= {"devices": mesh.devices.size, "processes": jax.process_count()}
     facts["device_kind"] = mesh.devices.flat[0].device_kind
     if primary:
-        begin_workdir(path, config, overrides or {}, tokenizer, facts)
+        begin_workdir(path, config, overrides or {}, prepared, facts)
     hosts.barrier("workdir")
     saved = Checkpoints(path, config.checkpoint.keep_last, config.checkpoint.keep_every)
     wanted = state.with_shardings(shapes, shardings)
@@ -306,12 +307,14 @@ def check_text(path: Any, hashes: dict[str, str]) -> None:
 
 
 def begin_workdir(
-    path: Any, config: ConfigDict, overrides: Any, tokenizer: Any, facts: Any
+    path: Any, config: ConfigDict, overrides: Any, prepared: Any, facts: Any
 ) -> None:
     """Write what the run is, before its first step."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(str(path / "tokenizer"))
+        prepared.tokenizer.save(str(path / "tokenizer"))
+        with (path / "unigram.npy").open("wb") as f:
+            np.save(f, prepared.train.counts)
         workdir.write_text(path / "config.json", c.to_json(config))
         text = json.dumps(overrides, indent=1, sort_keys=True) + "\n"
         workdir.write_text(path / "overrides.json", text)

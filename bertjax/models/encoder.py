@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoder of BERT: post-LN, learned positions (Devlin et al. 2019, section 3)."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -167,3 +168,8 @@ def fold(rng: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
 def count_params(params: Params) -> int:
     """Count the numbers in a tree of arrays or of shapes."""
     return sum(x.size for x in jax.tree.leaves(params))
+
+
+def without_pooler(cfg: EncoderConfig) -> EncoderConfig:
+    """Return the same encoder, whose pooled vector nobody wants."""
+    return dataclasses.replace(cfg, pooler=False)

@@ -41,15 +41,19 @@ def to_devices(
     where = batch_sharding(mesh)
     for batch in batches:
         yield {
-            name: jax.make_array_from_process_local_data(
-                where, rows, (batch_size, *rows.shape[1:])
-            )
+            name: put(where, rows, (batch_size, *rows.shape[1:]))
             for name, rows in batch.items()
         }
+
+
+def put(where: NamedSharding, rows: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+    """Make a global array of this process's rows; allowed under the transfer guard."""
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.make_array_from_process_local_data(where, rows, shape)
 
 
 def flag(mesh: Mesh, value: bool) -> jax.Array:
     """Make i32 [devices], 1 where a process's flag is set: summed, all hosts know."""
     where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     local = np.full(len(mesh.local_devices), int(value), np.int32)
-    return jax.make_array_from_process_local_data(where, local, (mesh.devices.size,))
+    return put(where, local, (mesh.devices.size,))
