@@ -116,7 +116,7 @@ def make_plan(
     else:
         documents = np.unique(sentences[documents])
     if len(documents) < 2 or not len(tokens):
-        raise UserError("data.train holds no text")
+        raise UserError("data.train or data.valid holds no text: not one token")
     counts = getattr(store, "counts", None)
     plan = Plan(
         kind, length, np.zeros(1, np.int64), tokens, sentences, documents,
