@@ -21,7 +21,7 @@ from ml_collections.config_dict import ConfigDict, placeholder
 from bertjax import UserError, registry
 from bertjax.models.config import SIZES, EncoderConfig
 from bertjax.objectives import SUPPORT
-from bertjax.training import manifest
+from bertjax.training import manifest, workdir
 
 UNITS = {
     "steps": int,
@@ -393,16 +393,16 @@ def open_model(path: str, flag: str) -> tuple[ConfigDict, Any, Any, dict[str, An
     from bertjax.data.tokenizers import load_tokenizer
 
     try:
-        workdir, checkpoint = manifest.resolve(path)
+        directory, checkpoint = manifest.resolve(path)
     except OSError as e:
         raise UserError(f"{flag}={path}: {e}") from e
     wrong = manifest.problem(checkpoint)
     if wrong:
         raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
     meta = manifest.read_meta(checkpoint)
-    tokenizer = load_tokenizer(str(workdir / "tokenizer"))
+    tokenizer = workdir.read_directory(directory / "tokenizer", load_tokenizer)
     if tokenizer.identity != meta["tokenizer"]:
-        raise UserError(f"{workdir}/tokenizer is not the one of {checkpoint}")
+        raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")
     return from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
 
 

@@ -312,7 +312,7 @@ def begin_workdir(
     """Write what the run is, before its first step."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        prepared.tokenizer.save(str(path / "tokenizer"))
+        workdir.write_directory(path / "tokenizer", prepared.tokenizer.save)
         with (path / "unigram.npy").open("wb") as f:
             np.save(f, prepared.train.counts)
         workdir.write_text(path / "config.json", c.to_json(config))

@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 from bertjax import UserError
 from bertjax.parallel.sharding import path_name
 from bertjax.training import manifest
+from bertjax.training.workdir import is_remote
 
 
 class Checkpoints:
@@ -205,7 +206,7 @@ def merge(params: dict[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove(folder: Any) -> None:
-    if "://" in str(folder):
+    if is_remote(folder):
         folder.rmtree(missing_ok=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,41 @@ PACKAGES = (
 )
 
 
+def is_remote(path: Any) -> bool:
+    """True for gs:// and the like."""
+    return "://" in str(path)
+
+
+def write_directory(path: Any, write: Callable[[str], None]) -> None:
+    """Let `write(local directory)` fill a flat directory that may be remote."""
+    if not is_remote(path):
+        write(str(path))
+        return
+    with tempfile.TemporaryDirectory() as local:
+        write(local)
+        path.mkdir(parents=True, exist_ok=True)
+        for file in Path(local).iterdir():
+            (path / file.name).write_bytes(file.read_bytes())
+
+
+def read_directory(path: Any, read: Callable[[str], Any]) -> Any:
+    """Return `read(local directory)` of a flat directory that may be remote."""
+    if not is_remote(path):
+        return read(str(path))
+    with tempfile.TemporaryDirectory() as local:
+        for file in path.iterdir():
+            (Path(local) / file.name).write_bytes(file.read_bytes())
+        return read(local)
+
+
 def write_text(path: Any, text: str) -> None:
-    """Write a small file through a temporary one, so that it is never half there."""
+    """Write a small file through a temporary one, so that it is never half there.
+
+    Object stores make a file appear whole, and have no cheap rename.
+    """
+    if is_remote(path):
+        path.write_text(text)
+        return
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(text)
     draft.replace(path)

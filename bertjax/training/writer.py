@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from bertjax import UserError, registry
+from bertjax.training.workdir import is_remote
 
 Row = dict[str, Any]
 
@@ -36,7 +37,7 @@ class JsonlWriter:
     def __init__(self, workdir: Any, step: int) -> None:
         self.path = workdir / "metrics.jsonl"
         self.lines = rows_up_to(self.path, step)
-        self.remote = "://" in str(self.path)
+        self.remote = is_remote(self.path)
         if not self.remote:
             # A temporary file and a rename: a kill here loses no row.
             draft = self.path.with_suffix(".tmp")
