@@ -22,6 +22,7 @@ from bertjax.data.sources import Document
 from bertjax.data.tokenizers import Tokenizer
 
 BLOCK = 1 << 20  # characters of a piece of work
+PARAGRAPH = 1 << 20  # characters of the longest piece of a paragraph; part of FORMAT
 SMALL = 4  # so many blocks are done without processes, which take longer to start
 BATCH = 1 << 17  # characters a call of the tokenizer: it takes 100 bytes for each
 
@@ -63,7 +64,7 @@ def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[B
     for document in documents:
         first = True
         part: list[str] = []
-        for paragraph in document.paragraphs:
+        for paragraph in chain.from_iterable(map(pieces, document.paragraphs)):
             if not part:
                 block.parts.append(part)
                 block.begins.append(first)
@@ -75,6 +76,23 @@ def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[B
                 block, part = Block([], [], 0), []
     if block.parts:
         yield block
+
+
+def pieces(paragraph: str, longest: int = PARAGRAPH) -> Iterator[str]:
+    """Cut a paragraph of extreme length, behind a full stop, a space, or anywhere.
+
+    >>> list(pieces("One. Two three.", longest=10))
+    ['One.', 'Two three.']
+    """
+    start = 0
+    while len(paragraph) - start > longest:
+        end = start + longest
+        stop = paragraph.rfind(". ", start, end) + 1
+        cut = stop or paragraph.rfind(" ", start + 1, end)
+        cut = cut if cut > start else end
+        yield paragraph[start:cut]
+        start = cut + (paragraph[cut] == " ")
+    yield paragraph[start:]
 
 
 def token_dtype(vocab_size: int) -> str:

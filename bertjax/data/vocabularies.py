@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from bertjax import UserError, registry
 from bertjax.data import tokenizer_files
 
-SAMPLE_CHARACTERS = 20_000_000
+SAMPLE_CHARACTERS = 10_000_000  # twice as much saves 0.2% of the tokens
 TEXT_CHARACTERS = 4_000  # sentencepiece skips longer lines, so they are cut
 ALPHABET = 1_000  # characters a WordPiece vocabulary keeps, as BERT's makers advise
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -92,6 +92,9 @@ def _sentencepiece(
             control_symbols=["[MASK]"],
             hard_vocab_limit=False,  # a small corpus gives what it has
             max_sentence_length=8 * TEXT_CHARACTERS,  # bytes
+            # A tenth of the library's default is as good for small vocabularies, and
+            # takes half the time.
+            seed_sentencepiece_size=max(100_000, 12 * vocab_size),
             num_threads=4,  # fixed: sums of floats depend on how work is divided
             minloglevel=2,
         )

@@ -147,6 +147,14 @@ def test_blocks_hold_everything_once():
     assert found == DOCUMENTS
 
 
+def test_paragraphs_of_extreme_length_are_cut_and_nothing_is_lost():
+    text = "One. Two three four. " + "x" * 25 + " five"
+    found = list(encoding.pieces(text, 10))
+    assert found[:4] == ["One.", "Two three", "four.", "x" * 10]
+    assert max(map(len, found)) <= 10
+    assert "".join(found).replace(" ", "") == text.replace(" ", "")
+
+
 def test_byte_bpe_keeps_the_space_between_sentences():
     text = 'One.  "Two."  三。四。'
     sentences = ["One.", '"Two."', "三。", "四。"]
