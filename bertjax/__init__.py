@@ -10,3 +10,7 @@ class UserError(Exception):
     The message is one clear line that names the file, line or config key. Every
     command prints it as `error: ...` and exits with status 2.
     """
+
+
+class RunError(Exception):
+    """A run cannot go on, through no fault of its input: one clear line, status 1."""

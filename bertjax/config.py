@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 from ml_collections.config_dict import ConfigDict, placeholder
 
-from bertjax import UserError, registry
+from bertjax import RunError, UserError, registry
 from bertjax.models.config import SIZES, EncoderConfig
 from bertjax.objectives import SUPPORT
 from bertjax.training import manifest, workdir
@@ -57,7 +57,7 @@ def base() -> ConfigDict:
             objective="mlm",
             batch_size=256,  # sequences a step, over all devices and accumulation
             accumulate=1,  # micro-batches a step
-            dtype="bfloat16",  # of the computation; parameters are float32
+            dtype="auto",  # of the computation: float32 on CPU, else bfloat16
             init_from="",  # another run's workdir or checkpoint: its parameters
             deterministic=False,  # on GPU: bit-equal repetition, at a cost in speed
             total=duration(steps=100_000),
@@ -102,7 +102,10 @@ def base() -> ConfigDict:
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1),
             log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),
-            eval=dict(every=duration(percent=10), examples=placeholder(int)),
+            eval=dict(
+                every=duration(percent=10),
+                examples=2048,  # a fixed subset of each validation set; 0: all
+            ),
             checkpoint=dict(
                 every=duration(percent=5),
                 keep_last=2,
@@ -134,6 +137,7 @@ def make_smoke(config: ConfigDict) -> ConfigDict:
     config.data.engine = "python"
     config.data.vocab_size = 2048
     config.data.train = config.data.valid = "builtin:docs"
+    config.optim.lr = 1e-3
     config.optim.warmup = duration(steps=2)
     config.log.every = duration(steps=1)
     config.eval.every = duration(steps=10)
@@ -277,10 +281,13 @@ def steps(
 
 
 # ---------------------------------------------------------------- using configs
-def encoder_config(config: ConfigDict, vocab_size: int) -> EncoderConfig:
+def encoder_config(
+    config: ConfigDict, vocab_size: int, backend: str = "cpu"
+) -> EncoderConfig:
     """Build the encoder's config; `vocab_size` is the tokenizer's.
 
-    A larger model.vocab_size is padding, a smaller one is refused.
+    A larger model.vocab_size is padding, a smaller one is refused. `backend` (jax's
+    default_backend()) decides what dtype="auto" is.
     """
     given = {k: v for k, v in config.model.items() if v is not None}
     shape = dict(registry.pick("model.size", given.pop("size"), SIZES))
@@ -291,7 +298,10 @@ def encoder_config(config: ConfigDict, vocab_size: int) -> EncoderConfig:
             f"model.vocab_size={shape['vocab_size']} is smaller than the tokenizer's "
             f"{vocab_size} pieces: token ids would be >= vocab_size"
         )
-    cfg = EncoderConfig(**shape, dtype=config.dtype)
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if backend == "cpu" else "bfloat16"
+    cfg = EncoderConfig(**shape, dtype=dtype)
     if config.data.length > cfg.max_position_embeddings:
         raise UserError(
             f"data.length={config.data.length} is more than "
@@ -517,6 +527,9 @@ def command(main: Callable[[Sequence[str]], int | None]) -> None:
     except UserError as e:
         print(f"error: {e}", file=sys.stderr, flush=True)
         status = 2
+    except RunError as e:
+        print(f"error: {e}", file=sys.stderr, flush=True)
+        status = 1
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:  # head, less and the like have read enough

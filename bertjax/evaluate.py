@@ -87,7 +87,9 @@ def evaluate(
     for name, store in c.prepare_valid(config, tokenizer, say).items():
         batches = c.make_batches(config, objective.needs, tokenizer, store)
         tally = Tally(unigram)
-        made = batches.eval_batches(config.batch_size, examples=config.eval.examples)
+        made = batches.eval_batches(
+            config.batch_size, examples=config.eval.examples or None
+        )
         values = step.run_eval(run, params, map(jax.device_put, tally.count(made)))
         out[name] = {**values, **tally.results()}
     return out

@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, __version__
+from bertjax import RunError, UserError, __version__
 from bertjax import config as c
 from bertjax.training import manifest, workdir
 from bertjax.training.signals import StopSignal
@@ -60,7 +60,8 @@ def train(
 ) -> int:
     """Train to the end of the config, from where the workdir `directory` stands.
 
-    Returns the exit status: 0 done, 143 or 130 after a signal. Raises UserError.
+    Returns the exit status: 0 done, 143 or 130 after a signal. Raises UserError, and
+    RunError when a loss is not finite or no checkpoint is whole.
     """
     stop = stop or StopSignal()
     begun = time.monotonic()
@@ -115,7 +116,7 @@ def train(
     if path is not None and restored is not None:
         check_text(path, hashes)
     tokenizer = prepared.tokenizer
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
     batches, *valid = (
         c.make_batches(config, objective.needs, tokenizer, s, prepared.train.counts)
@@ -227,10 +228,12 @@ def train(
             meter.count(real)
             if wrong := step.non_finite(values):
                 saved.close()
-                raise NonFiniteError(
+                raise RunError(
                     f"step {at}: {', '.join(wrong)} not finite; the last good "
                     f"checkpoint is {(manifest.steps(path) or ['none'])[-1]}"
                 )
+            if at == (restored or 0) + 1:
+                meter.begin()  # what came before is compilation
             if at % every["log"] == 0 or at == total:
                 write({"step": at, "tokens": tokens, **values, **meter.row()})
 
@@ -238,7 +241,7 @@ def train(
         scores = {}
         for name, function in zip(prepared.valid, valid, strict=True):
             made = function.eval_batches(
-                config.batch_size, examples=config.eval.examples, rows=rows
+                config.batch_size, examples=config.eval.examples or None, rows=rows
             )
             made = feed.to_devices(made, mesh, config.batch_size)
             values = step.run_eval(evaluate, current.params, made)
@@ -282,10 +285,6 @@ def train(
         return stop.status
     speak(f"done: step {done}, {tokens:,} tokens, {path}")
     return 0
-
-
-class NonFiniteError(Exception):
-    """A loss or gradient is infinite or no number: exit status 1."""
 
 
 def is_done(path: Any, restored: int | None, may_grow: bool) -> bool:

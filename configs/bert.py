@@ -22,5 +22,5 @@ def get_config(arg: str | None = None):
     config.data.masking = "bert"
     config.optim.lr = 1e-4
     config.optim.wd = 0.01
-    config.optim.warmup = c.duration(steps=10_000)
+    config.optim.warmup = c.duration(percent=1)
     return c.make_smoke(config) if smoke else config

@@ -28,5 +28,5 @@ def get_config(arg: str | None = None):
     config.optim.lr = 4e-4 if large else 6e-4
     config.optim.b2 = 0.98
     config.optim.clip = 0.0
-    config.optim.warmup = c.duration(steps=30_000 if large else 24_000)
+    config.optim.warmup = c.duration(percent=6.0 if large else 4.8)
     return c.make_smoke(config) if smoke else config

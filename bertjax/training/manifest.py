@@ -14,13 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bertjax import RunError
+
 FORMAT = 1
 MANIFEST = "manifest.json"
 META = "meta.json"
-
-
-class NoIntactCheckpointError(Exception):
-    """There were checkpoints, and every one of them is damaged: exit status 1."""
 
 
 def as_path(path: str | Path) -> Any:
@@ -98,7 +96,7 @@ def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
     """Verify from the newest down and return the first whole step; None if none were.
 
     A damaged one is named, moved to WORKDIR/damaged and kept. Raises
-    NoIntactCheckpointError when there were checkpoints and none is whole.
+    RunError when there were checkpoints and none is whole.
     """
     found = steps(workdir)
     for step in reversed(found):
@@ -113,9 +111,7 @@ def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
         folder.rename(aside)
         say(f"checkpoints/{step} is damaged: {wrong}; it is now {aside}")
     if found:
-        raise NoIntactCheckpointError(
-            f"no checkpoint of {workdir} is whole; nothing was started"
-        )
+        raise RunError(f"no checkpoint of {workdir} is whole; nothing was started")
     return None
 
 

@@ -12,9 +12,10 @@ class Meter:
 
     def __init__(self, slots: int, flops: float, peak: float | None) -> None:
         self.slots, self.flops, self.peak = slots, flops, peak
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin a window anew."""
         self.begun = time.monotonic()
         self.steps = self.tokens = 0
         self.waited = self.paused = 0.0
@@ -25,8 +26,10 @@ class Meter:
         self.tokens += tokens
 
     def row(self) -> dict[str, float]:
-        """Return the values of the window and begin the next one."""
-        steps = max(self.steps, 1)
+        """Return the values of the window, if a step is in it, and begin the next."""
+        if not self.steps:
+            return {}
+        steps = self.steps
         seconds = max(time.monotonic() - self.begun - self.paused, 1e-9)
         row = {
             "perf/step_seconds": seconds / steps,
@@ -36,5 +39,5 @@ class Meter:
         }
         if self.peak:
             row["perf/mfu"] = self.flops * steps / seconds / self.peak
-        self._begin()
+        self.begin()
         return row
