@@ -38,7 +38,10 @@ def main(argv: Sequence[str]) -> int:
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     rows = [encode(tokenizer, text, cfg.max_position_embeddings) for text in texts]
     fill = make_filler(
-        cfg, checkpoint, tokenizer, min(args.top_k, tokenizer.vocab_size)
+        cfg,
+        read_params(checkpoint),
+        tokenizer,
+        min(args.top_k, tokenizer.vocab_size),
     )
     for text, ids in zip(texts, rows, strict=True):
         masks = fill(ids)
@@ -65,7 +68,19 @@ def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
     return ids
 
 
-def make_filler(cfg: Any, checkpoint: Any, tokenizer: Any, top_k: int) -> Any:
+def read_params(checkpoint: Any) -> Any:
+    """Read a checkpoint's parameters. UserError when nobody trained its head."""
+    import jax
+
+    from bertjax.training.checkpoint import restore_params
+
+    params = jax.device_put(restore_params(checkpoint))
+    if "mlm" not in params:
+        raise UserError(f"{checkpoint} has no masked-LM head")
+    return params
+
+
+def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
     """Make fill(ids) -> for each blank its top_k {"token", "probability"}, best first.
 
     The head is computed at the blanks alone. Rows of the embedding beyond the
@@ -75,11 +90,7 @@ def make_filler(cfg: Any, checkpoint: Any, tokenizer: Any, top_k: int) -> Any:
     import jax.numpy as jnp
 
     from bertjax.models import encoder, heads
-    from bertjax.training.checkpoint import restore_params
 
-    params = jax.device_put(restore_params(checkpoint))
-    if "mlm" not in params:
-        raise UserError(f"{checkpoint} has no masked-LM head")
     word = params["encoder"]["embeddings"]["word"]
     cfg = encoder.without_pooler(cfg)
     beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
