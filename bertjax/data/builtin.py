@@ -89,6 +89,9 @@ def _texts(source: str) -> Iterator[str]:
         yield re.sub(r"(?m)^[ \t]*# ?", "", found[0])
 
 
+_BODIES = ("body", "handlers", "orelse", "finalbody")
+
+
 def _strings(source: str) -> Iterator[str]:
     try:
         with warnings.catch_warnings():
@@ -96,15 +99,17 @@ def _strings(source: str) -> Iterator[str]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return
-    # Besides docstrings: arguments such as those of numpy's add_newdoc.
     waiting: list[ast.AST] = [tree]
-    while waiting:
+    while waiting:  # statements only: expressions are most of a tree
         node = waiting.pop()
-        if isinstance(node, ast.Constant):
-            if isinstance(node.value, str) and len(node.value) >= 40:
-                yield node.value
-        elif not isinstance(node, ast.JoinedStr):
-            waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+        inner = [n for part in _BODIES for n in getattr(node, part, ())]
+        waiting.extend(reversed(inner))
+        value = getattr(node, "value", None)
+        # Besides docstrings: constants, and arguments as of numpy's add_newdoc.
+        args = value.args if isinstance(value, ast.Call) else [value]
+        for arg in args:
+            if isinstance(arg, ast.Constant) and isinstance(arg.value, str):
+                yield arg.value
 
 
 # What is kept of it
