@@ -161,14 +161,14 @@ class ProgressWriter:
         if not self.bar.disable:
             self.bar.set_postfix(loss=f"{row['train/loss']:.3f}", tok_s=f"{rate:,.0f}")
             self.bar.update(row["step"] - self.bar.n)
-        elif now - self.said >= self.seconds or row["step"] in (1, self.total):
+        elif now - self.said >= self.seconds or row["step"] in (self.first + 1, self.total):
             self.said = now
             done = row["step"] - self.first
-            left = (now - self.begun) / max(done, 1) * (self.total - row["step"])
-            self.say(
-                f"step {row['step']}/{self.total}  loss {row['train/loss']:.4f}  "
-                f"{rate:,.0f} tokens/s  {left / 60:.1f} min left"
-            )
+            left = (now - self.begun) / done * (self.total - row["step"])
+            text = f"step {row['step']}/{self.total}  loss {row['train/loss']:.4f}"
+            if rate:  # the first step is mostly compilation
+                text += f"  {rate:,.0f} tokens/s  {left / 60:.1f} min left"
+            self.say(text)
 
     def say(self, text: str) -> None:
         """Print a line without breaking the bar."""
