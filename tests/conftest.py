@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eight CPU devices, a small corpus, and a way to run the commands."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Before jax is imported. Most of the time goes to compiling, so LLVM need not try hard.
+QUICK = "--xla_backend_optimization_level=0"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{QUICK} --xla_force_host_platform_device_count=8"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--runslow", action="store_true", help="run slow tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list) -> None:
+    if config.getoption("--runslow"):
+        return
+    skip = pytest.mark.skip(reason="slow: runs with --runslow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+# ---------------------------------------------------------------- a corpus
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python's own help on its syntax: train.txt, valid.txt, some dozen kB each."""
+    from pydoc_data.topics import topics
+
+    folder = tmp_path_factory.mktemp("corpus")
+    documents = []
+    for _, text in sorted(topics.items()):
+        paragraphs = re.split(r"\n\s*\n", text)
+        prose = [" ".join(p.split()) for p in paragraphs if p.count(".") > 0]
+        documents.append("\n".join(prose))
+    documents = [d for d in documents if 500 < len(d) < 12_000]
+    for name, part in (("train", documents[::2]), ("valid", documents[1:20:2])):
+        (folder / f"{name}.txt").write_text("\n\n".join(part), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vocabulary(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a WordPiece tokenizer of 1,000 pieces, trained on the corpus."""
+    from bertjax.data.tokenizers import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("vocabulary")
+    lines = (corpus / "train.txt").read_text(encoding="utf-8").splitlines()
+    train_tokenizer(filter(None, lines), "wordpiece", 1000, True, folder)
+    return folder
+
+
+# ---------------------------------------------------------------- running commands
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the commands see: one CPU device, and programs compiled once a session."""
+    cache = tmp_path_factory.mktemp("compiled")
+    return {
+        **os.environ,
+        "XLA_FLAGS": QUICK,
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+
+
+Command = Callable[..., subprocess.CompletedProcess]
+
+
+@pytest.fixture(scope="session")
+def command(environment: dict[str, str]) -> Command:
+    """Run `python -m bertjax.NAME ARGUMENTS`; the result holds what it said."""
+
+    def run(
+        name: str, *arguments: Any, env: dict[str, str] | None = None, **more: Any
+    ) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", f"bertjax.{name}", *map(str, arguments)],
+            cwd=ROOT,
+            env={**environment, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            **more,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def arguments(
+    corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """Arguments of a run of 12 steps on the corpus that takes seconds."""
+    return [
+        "--config=bert.py:smoke",
+        f"--config.data.train={corpus / 'train.txt'}",
+        f"--config.data.valid={corpus / 'valid.txt'}",
+        f"--config.data.vocab={vocabulary}",
+        f"--config.data.cache={tmp_path_factory.mktemp('stores')}",
+        "--config.data.length=32",
+        "--config.model.hidden_size=32",
+        "--config.total.steps=12",
+        "--config.eval.every.steps=6",
+        "--config.eval.examples=16",
+        "--config.checkpoint.every.steps=4",
+    ]
+
+
+@pytest.fixture(scope="session")
+def trained(
+    command: Command, arguments: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The workdir of that run, finished. Tests copy it before they change it."""
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    succeeded(command("train", *arguments, f"--workdir={workdir}"))
+    return workdir
+
+
+def succeeded(result: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
+    """Fail with what a command said unless it ended with status 0."""
+    said = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    assert result.returncode == 0, f"status {result.returncode}\n{said}"
+    return result
+
+
+def refused(result: subprocess.CompletedProcess, *words: str) -> None:
+    """Check for status 2 and one line "error: ..." that holds all `words`."""
+    said = result.stdout + result.stderr
+    assert result.returncode == 2, f"status {result.returncode}\n{said[-4000:]}"
+    assert "Traceback" not in said, said[-4000:]
+    lines = [x for x in result.stderr.splitlines() if x.startswith("error:")]
+    assert len(lines) == 1, said[-4000:]
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+def read_rows(workdir: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl."""
+    text = (workdir / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows without what the clock decides."""
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("perf/", "data/"))}
+        for row in rows
+    ]
+
+
+def train_losses(workdir: Path) -> list[float]:
+    """Return train/loss of each logged step."""
+    return [r["train/loss"] for r in read_rows(workdir) if "train/loss" in r]

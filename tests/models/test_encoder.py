@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax import UserError
+from bertjax.models import encoder, heads
+from bertjax.models.config import SIZES, EncoderConfig, flops_per_token
+
+CFG = EncoderConfig(
+    vocab_size=50,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=24,
+    hidden_dropout_prob=0.2,
+    attention_probs_dropout_prob=0.2,
+)
+B, L = 4, 12
+LENGTHS = np.array([12, 7, 3, 10])
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Parameters large enough for differences to show."""
+    made = encoder.init(jax.random.key(0), CFG)
+    return jax.tree.map(lambda x: x * 5 if x.ndim > 2 else x, made)
+
+
+apply = jax.jit(encoder.apply, static_argnums=1)
+
+
+def make_batch(seed=0):
+    draw = np.random.default_rng(seed)
+    return {
+        "input_ids": draw.integers(0, 50, (B, L)).astype(np.int32),
+        "attention_mask": (np.arange(L) < LENGTHS[:, None]).astype(np.int32),
+        "token_type_ids": draw.integers(0, 2, (B, L)).astype(np.int32),
+    }
+
+
+def loss(params, cfg, batch, rng=None):
+    return jnp.sum(encoder.apply(params, cfg, batch, rng).hidden ** 2 * 0.01)
+
+
+grad = jax.jit(jax.grad(loss), static_argnums=1)
+
+
+# ---------------------------------------------------------------- sizes
+def formula(size, vocab=30522, positions=512, types=2):
+    """Count the parameters with pooler from the published shapes."""
+    d, n = size["hidden_size"], size["num_hidden_layers"]
+    embeddings = (vocab + positions + types) * d + 2 * d
+    attention = 4 * (d * d + d)
+    mlp = d * 4 * d + 4 * d + 4 * d * d + d
+    return embeddings + n * (attention + mlp + 4 * d) + d * d + d
+
+
+@pytest.mark.parametrize(
+    "size, published",
+    [
+        ("tiny", 4_385_920),
+        ("mini", 11_170_560),
+        ("small", 28_763_648),
+        ("medium", 41_373_184),
+        ("base", 109_482_240),
+        ("large", 335_141_888),
+    ],
+)
+def test_parameter_counts(size, published):
+    shape = SIZES[size]
+    cfg = EncoderConfig(
+        vocab_size=30522, intermediate_size=4 * shape["hidden_size"], **shape
+    )
+    made = jax.eval_shape(lambda: encoder.init(jax.random.key(0), cfg))
+    assert encoder.count_params(made) == published == formula(shape)
+    assert cfg.head_dim == 64
+    without = encoder.without_pooler(cfg)
+    made = jax.eval_shape(lambda: encoder.init(jax.random.key(0), without))
+    d = cfg.hidden_size
+    assert encoder.count_params(made) == published - d * d - d
+
+
+def test_initial_values():
+    cfg = dataclasses.replace(CFG, hidden_size=128, num_attention_heads=2)
+    made = encoder.init(jax.random.key(1), cfg)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(made):
+        name = path[-1].key
+        assert leaf.dtype == jnp.float32
+        if name == "scale":
+            assert (leaf == 1).all()
+        elif name == "bias":
+            assert (leaf == 0).all()
+        else:  # a normal cut at two deviations has 0.88 of the deviation
+            assert float(jnp.abs(leaf).max()) <= 0.04
+    word = made["embeddings"]["word"]
+    assert abs(float(word.std()) - 0.02 * 0.8796) < 5e-4
+    assert abs(float(word.mean())) < 1e-3
+    again = encoder.init(jax.random.key(1), cfg)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), made, again))
+
+
+def test_flops_of_base():
+    cfg = EncoderConfig(vocab_size=30522, intermediate_size=3072, **SIZES["base"])
+    inside = 12 * (4 * 768**2 + 2 * 768 * 3072)  # weights of matrix products
+    scores = 12 * 12 * 768 * 128
+    head = 6 * (768**2 + 768 * 30522) * 20 / 128
+    assert flops_per_token(cfg, 128, 20) == pytest.approx(6 * inside + scores + head)
+
+
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        (dict(num_attention_heads=3), "num_attention_heads"),
+        (dict(hidden_act="gelo"), "did you mean 'gelu'"),
+        (dict(remat="ful"), "did you mean 'full'"),
+        (dict(dtype="float64"), "dtype"),
+        (dict(hidden_dropout_prob=1.0), "hidden_dropout_prob"),
+        (dict(num_hidden_layers=0), "num_hidden_layers"),
+        (dict(unroll=-1), "unroll"),
+    ],
+)
+def test_bad_shapes_are_refused(change, word):
+    with pytest.raises(UserError, match=word):
+        dataclasses.replace(CFG, **change)
+
+
+# ---------------------------------------------------------------- what sees what
+def test_padding_changes_nothing(params):
+    """At depth 3: other tokens and types at padding, and more padding."""
+    batch = make_batch()
+    real = batch["attention_mask"] > 0
+    before = apply(params, CFG, batch)
+    other = dict(batch)
+    for name, top in (("input_ids", 50), ("token_type_ids", 2)):
+        other[name] = np.where(real, batch[name], (batch[name] + 1) % top)
+    after = apply(params, CFG, other)
+    np.testing.assert_array_equal(before.hidden[real], after.hidden[real])
+    np.testing.assert_array_equal(before.pooled, after.pooled)
+    longer = {k: np.pad(v, ((0, 0), (0, 8))) for k, v in batch.items()}
+    after = apply(params, CFG, longer)
+    np.testing.assert_allclose(
+        before.hidden[real], after.hidden[:, :L][real], atol=2e-6
+    )
+
+
+def test_every_real_token_is_seen(params):
+    """The counterpart: each real token moves every real position of its row only."""
+    batch = make_batch()
+    before = apply(params, CFG, batch).hidden
+    other = dict(batch, input_ids=batch["input_ids"].copy())
+    other["input_ids"][1, 6] = (other["input_ids"][1, 6] + 1) % 50
+    moved = jnp.abs(apply(params, CFG, other).hidden - before).max(-1) > 0
+    assert moved[1, :7].all()
+    assert not moved[0].any() and not moved[2:].any()
+
+
+def test_a_row_without_tokens_is_finite(params):
+    batch = make_batch()
+    batch["attention_mask"][2] = 0
+    grads = grad(params, CFG, batch)
+    assert jax.tree.all(jax.tree.map(lambda g: jnp.isfinite(g).all(), grads))
+
+
+def test_positions_and_types_by_default(params):
+    batch = make_batch()
+    plain = apply(params, CFG, batch).hidden
+    told = dict(batch, position_ids=np.tile(np.arange(L, dtype=np.int32), (B, 1)))
+    np.testing.assert_array_equal(plain, apply(params, CFG, told).hidden)
+    told["position_ids"] = told["position_ids"][:, ::-1]
+    assert jnp.abs(plain - apply(params, CFG, told).hidden).max() > 1e-3
+    zeros = dict(batch, token_type_ids=np.zeros((B, L), np.int32))
+    without = {k: v for k, v in batch.items() if k != "token_type_ids"}
+    np.testing.assert_array_equal(
+        apply(params, CFG, zeros).hidden,
+        apply(params, CFG, without).hidden,
+    )
+
+
+def test_no_token_types():
+    cfg = dataclasses.replace(CFG, type_vocab_size=0)
+    made = encoder.init(jax.random.key(0), cfg)
+    assert "token_type" not in made["embeddings"]
+    batch = make_batch()
+    zero = {**made, "embeddings": {**made["embeddings"]}}
+    zero["embeddings"]["token_type"] = jnp.zeros((2, 16))
+    np.testing.assert_array_equal(
+        apply(made, cfg, batch).hidden, apply(zero, CFG, batch).hidden
+    )
+
+
+def test_a_mask_of_another_shape_is_refused(params):
+    batch = make_batch()
+    batch["attention_mask"] = batch["attention_mask"][:, None]
+    with pytest.raises(ValueError, match="attention_mask has shape"):
+        apply(params, CFG, batch)
+
+
+# ---------------------------------------------------------------- dropout
+def test_dropout_off_without_a_key(params):
+    batch = make_batch()
+    none = dataclasses.replace(
+        CFG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    plain = apply(params, CFG, batch).hidden
+    np.testing.assert_array_equal(plain, apply(params, none, batch).hidden)
+    rng = jax.random.key(3)
+    np.testing.assert_array_equal(plain, apply(params, none, batch, rng).hidden)
+    text = str(jax.make_jaxpr(lambda p: encoder.apply(p, CFG, batch).hidden)(params))
+    assert "random_bits" not in text
+
+
+@pytest.mark.parametrize("which", ["hidden", "attention_probs"])
+def test_dropout_follows_its_key(params, which):
+    batch = make_batch()
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    rates[f"{which}_dropout_prob"] = 0.3
+    cfg = dataclasses.replace(CFG, **rates)
+
+    def run(rng):
+        return apply(params, cfg, batch, rng).hidden
+
+    a, again, b = (run(jax.random.key(s)) for s in (1, 1, 2))
+    np.testing.assert_array_equal(a, again)
+    assert jnp.abs(a - b).max() > 1e-3
+    assert jnp.abs(a - apply(params, cfg, batch).hidden).max() > 1e-3
+
+
+def test_layers_and_places_drop_apart(params, monkeypatch):
+    """No two dropouts of a forward pass share a key."""
+    seen = []
+
+    def spy(x, rate, rng):
+        if rng is not None:
+            seen.append(tuple(jax.random.key_data(rng).tolist()))
+        return x
+
+    monkeypatch.setattr(encoder, "dropout", spy)
+    monkeypatch.setattr("bertjax.models.attention.dropout", spy)
+    with jax.disable_jit():
+        encoder.apply(params, CFG, make_batch(), jax.random.key(0))
+    assert len(seen) == len(set(seen)) == 1 + 3 * CFG.num_hidden_layers
+
+
+# ---------------------------------------------------------------- options
+@pytest.mark.parametrize(
+    "change", [dict(remat="full"), dict(remat="dots"), dict(unroll=1), dict(unroll=2)]
+)
+def test_remat_and_unroll_change_no_gradient(params, change):
+    batch, rng = make_batch(), jax.random.key(5)
+    grads = grad(params, CFG, batch, rng)
+    other_grads = grad(params, dataclasses.replace(CFG, **change), batch, rng)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        grads,
+        other_grads,
+    )
+
+
+def test_bfloat16_stays_near(params):
+    batch = make_batch()
+    half = dataclasses.replace(CFG, dtype="bfloat16")
+    full, low = (apply(params, c, batch) for c in (CFG, half))
+    assert low.hidden.dtype == low.pooled.dtype == jnp.bfloat16
+    error = jnp.abs(full.hidden - low.hidden.astype(jnp.float32))
+    assert float(error.mean()) < 0.02 and float(error.max()) < 0.3
+    grads = grad(params, half, batch)
+    assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+
+
+def test_head_at_positions_is_the_dense_head(params):
+    mlm = heads.init_mlm(jax.random.key(2), CFG)
+    word = params["embeddings"]["word"]
+    hidden = apply(params, CFG, make_batch()).hidden
+    everywhere = jnp.tile(jnp.arange(L), (B, 1))
+    dense = heads.mlm_logits(mlm, word, CFG, hidden, everywhere)
+    some = jnp.array([[3, 0], [1, 1], [2, 0], [9, 5]])
+    few = heads.mlm_logits(mlm, word, CFG, hidden, some)
+    assert few.shape == (B, 2, CFG.vocab_size) and few.dtype == jnp.float32
+    np.testing.assert_allclose(
+        few, jnp.take_along_axis(dense, some[..., None], axis=1), atol=1e-6
+    )

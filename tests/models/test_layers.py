@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.models import layers
+
+
+def test_layer_norm_by_hand():
+    x = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32)  # mean 3, variance 3.5
+    params = {"scale": jnp.full(4, 2.0), "bias": jnp.full(4, 0.5)}
+    expected = (x - 3) / np.sqrt(3.5 + 0.1) * 2 + 0.5
+    np.testing.assert_allclose(layers.layer_norm(params, x, 0.1), expected, rtol=1e-6)
+    half = layers.layer_norm(params, jnp.asarray(x, jnp.bfloat16), 0.1)
+    assert half.dtype == jnp.bfloat16
+
+
+def test_layer_norm_of_large_values_with_a_far_mean():
+    """E[x^2] - E[x]^2 would lose all digits here."""
+    x = jnp.array([[10_000.0, 10_001.0, 10_002.0, 10_003.0]])
+    params = {"scale": jnp.ones(4), "bias": jnp.zeros(4)}
+    expected = np.array([[-1.5, -0.5, 0.5, 1.5]]) / np.sqrt(1.25)
+    np.testing.assert_allclose(layers.layer_norm(params, x, 1e-12), expected, rtol=1e-3)
+
+
+def test_gelus_by_hand():
+    x = jnp.array([-1.0, 0.0, 1.0, 2.0])
+    exact = [-0.15865525, 0.0, 0.84134475, 1.9544997]
+    tanh = [-0.15880801, 0.0, 0.841192, 1.9545977]
+    np.testing.assert_allclose(layers.activate(x, "gelu"), exact, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        layers.activate(x, "gelu_tanh"), tanh, rtol=1e-5, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("width", [64, 65])
+def test_dropout_statistics(rate, width):
+    x = jnp.ones((2000, width))
+    y = np.asarray(layers.dropout(x, rate, jax.random.key(0)))
+    n = y.size
+    dropped = (y == 0).mean()
+    assert abs(dropped - rate) < 5 * np.sqrt(rate * (1 - rate) / n)
+    np.testing.assert_allclose(y[y != 0], 1 / (1 - rate), rtol=1e-4)
+    # Each column by itself, and neighbours (which share a draw) independently.
+    columns = (y == 0).mean(0)
+    assert np.abs(columns - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 2000)
+    half = (width + 1) // 2
+    a, b = y[:, : width - half] == 0, y[:, half:] == 0
+    both = (a & b).mean()
+    assert abs(both - rate**2) < 5 * np.sqrt(rate**2 / (2000 * half))
+
+
+def test_dropout_keeps_the_dtype_and_is_off_without_a_key():
+    x = jnp.ones((4, 6), jnp.bfloat16)
+    assert layers.dropout(x, 0.5, jax.random.key(0)).dtype == jnp.bfloat16
+    assert layers.dropout(x, 0.5, None) is x
+    assert layers.dropout(x, 0.0, jax.random.key(0)) is x
+
+
+def test_linear_takes_split_kernels_flat():
+    draw = np.random.default_rng(0)
+    kernel = draw.standard_normal((6, 2, 3)).astype(np.float32)
+    bias = draw.standard_normal((2, 3)).astype(np.float32)
+    x = draw.standard_normal((5, 6)).astype(np.float32)
+    expected = np.einsum("td,dhk->thk", x, kernel) + bias
+    got = layers.linear({"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}, x)
+    np.testing.assert_allclose(got, expected.reshape(5, 6), rtol=1e-5, atol=1e-6)
+
+
+def test_draw_gives_every_leaf_its_own_numbers():
+    specs = {
+        "a": layers.linear_specs(into=(3,), out=(4,)),
+        "b": layers.linear_specs(into=(3,), out=(4,)),
+        "norm": layers.norm_specs(4),
+    }
+    made = layers.draw(jax.random.key(0), specs, 0.02)
+    assert not np.intersect1d(made["a"]["kernel"], made["b"]["kernel"]).size
+    stacked = layers.draw(jax.random.key(0), layers.stack_specs(specs, 2), 0.02)
+    assert stacked["a"]["kernel"].shape == (2, 3, 4)
+    assert np.unique(stacked["a"]["kernel"]).size == 24

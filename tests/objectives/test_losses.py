@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.metrics import accuracy
+
+LOGITS = np.log(
+    np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.6, 0.2, 0.2]], np.float32)
+)
+
+
+def test_by_hand():
+    ids, weights = jnp.array([0, 1, 2]), jnp.array([1.0, 1.0, 0.0])
+    value, weight = cross_entropy(LOGITS, ids, weights)
+    assert float(value) == pytest.approx(-np.log(0.5) - np.log(0.2), rel=1e-6)
+    assert float(weight) == 2
+    assert tuple(map(float, accuracy(LOGITS, ids, weights))) == (1.0, 2.0)
+
+
+def test_weights_are_not_only_zero_and_one():
+    ids, weights = jnp.array([0, 2, 0]), jnp.array([0.5, 2.0, 1.0])
+    value, weight = cross_entropy(LOGITS, ids, weights)
+    expected = -0.5 * np.log(0.5) - 2 * np.log(0.7) - np.log(0.6)
+    assert float(value) == pytest.approx(expected, rel=1e-6)
+    assert float(weight) == 3.5
+    assert tuple(map(float, accuracy(LOGITS, ids, weights))) == (3.5, 3.5)
+
+
+def test_logits_of_any_height():
+    ids, weights = jnp.array([0, 1, 2]), jnp.ones(3)
+    base = cross_entropy(LOGITS, ids, weights).value
+    for shift in (80.0, 1e4, -1e4):
+        moved = cross_entropy(LOGITS + shift, ids, weights).value
+        assert float(moved) == pytest.approx(float(base), rel=2e-3)
+    huge = cross_entropy(jnp.array([[0.0, 200.0]]), jnp.array([0]), jnp.ones(1))
+    assert float(huge.value) == 200.0
+
+
+def test_gradient_is_softmax_less_the_truth():
+    ids, weights = jnp.array([0, 1, 2]), jnp.array([1.0, 2.0, 0.0])
+    grads = jax.grad(lambda x: cross_entropy(x, ids, weights).value)(LOGITS)
+    expected = (np.exp(LOGITS) - np.eye(3)) * np.array([[1.0], [2.0], [0.0]])
+    np.testing.assert_allclose(grads, expected, atol=1e-6)
+
+
+def test_what_has_no_weight_costs_nothing():
+    """Not even an id that is out of range, and never NaN."""
+    ids, weights = jnp.array([99, -1, 0]), jnp.zeros(3)
+
+    def loss(x):
+        return cross_entropy(x, ids, weights).value
+
+    value, grads = jax.value_and_grad(loss)(LOGITS)
+    assert float(value) == 0 and not np.asarray(grads).any()
+    assert tuple(map(float, accuracy(LOGITS, ids, weights))) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("function", [cross_entropy, accuracy])
+@pytest.mark.parametrize(
+    "ids, weights", [((3, 1), (3, 1)), ((3,), (1,)), ((1,), (1,)), ((3,), ())]
+)
+def test_shapes_that_would_broadcast_are_refused(function, ids, weights):
+    with pytest.raises(ValueError, match="shapes"):
+        function(LOGITS, jnp.zeros(ids, jnp.int32), jnp.ones(weights))

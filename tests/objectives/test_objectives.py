@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads on an encoder: MLM and NSP, and what a batch without predictions does."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from bertjax import UserError
+from bertjax.data.masking import make_masking, make_tables, mask_tokens
+from bertjax.models import encoder, heads
+from bertjax.models.config import EncoderConfig
+from bertjax.objectives.base import make_objective
+from bertjax.training.state import make_state
+from bertjax.training.step import make_train_step
+
+V, B, L, P = 400, 4, 16, 3
+CFG = EncoderConfig(
+    vocab_size=V,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=L,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+TOKENIZER = SimpleNamespace(
+    vocab_size=V, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4,
+    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
+    word_starts=np.ones(V, bool),
+)  # fmt: skip
+
+
+def make_batch(seed=0):
+    draw = np.random.default_rng(seed)
+    return {
+        "input_ids": draw.integers(5, V, (B, L)).astype(np.int32),
+        "attention_mask": np.ones((B, L), np.int32),
+        "token_type_ids": draw.integers(0, 2, (B, L)).astype(np.int32),
+        "mlm_positions": draw.integers(0, L, (B, P)).astype(np.int32),
+        "mlm_ids": draw.integers(5, V, (B, P)).astype(np.int32),
+        "mlm_weights": np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]], "f4"),
+        "nsp_labels": draw.integers(0, 2, B).astype(np.int32),
+    }
+
+
+@pytest.fixture(scope="module")
+def made():
+    objective, cfg = make_objective("mlm+nsp", CFG)
+    assert cfg.pooler
+    params = jax.jit(objective.init)(jax.random.key(0))
+    sums = jax.jit(lambda p, b: objective.sums(p, b, None))
+    return SimpleNamespace(objective=objective, cfg=cfg, params=params, sums=sums)
+
+
+def test_terms_and_weights(made):
+    batch = make_batch()
+    assert made.objective.needs == {"mlm", "nsp"}
+    weights = made.objective.weights(batch)
+    assert {k: float(v) for k, v in weights.items()} == {"mlm_loss": 6, "nsp_loss": 4}
+    sums = made.sums(made.params, batch)
+    assert set(sums) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
+    for term, weight in weights.items():
+        assert float(sums[term].weight) == float(weight)
+
+
+def test_untrained_loss_is_that_of_guessing(made):
+    sums = made.sums(made.params, make_batch())
+    assert float(sums["mlm_loss"].value / 6) == pytest.approx(math.log(V), rel=0.05)
+    assert float(sums["nsp_loss"].value / 4) == pytest.approx(math.log(2), rel=0.05)
+
+
+def test_sums_add_up_over_rows(made):
+    """The sum over a batch is that of its rows: no mean hides in it."""
+    batch = make_batch()
+    whole = made.sums(made.params, batch)
+    rows = [
+        made.sums(made.params, {k: v[i : i + 1] for k, v in batch.items()})
+        for i in range(B)
+    ]
+    for term, (value, weight) in whole.items():
+        parts = [row[term] for row in rows]
+        assert float(value) == pytest.approx(sum(float(p.value) for p in parts), 1e-5)
+        assert float(weight) == sum(float(p.weight) for p in parts)
+
+
+def test_padding_rows_of_evaluation_count_for_nothing(made):
+    batch = make_batch()
+    batch["example_weights"] = np.array([1, 0, 1, 1], np.float32)
+    batch["mlm_weights"] *= batch["example_weights"][:, None]
+    other = {k: v.copy() for k, v in batch.items()}
+    other["input_ids"][1], other["nsp_labels"][1] = 7, 1 - other["nsp_labels"][1]
+    a, b = made.sums(made.params, batch), made.sums(made.params, other)
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool(x == y), a, b))
+    assert float(a["nsp_loss"].weight) == 3
+
+
+def test_nothing_selected_gives_zero_and_no_gradient():
+    objective, cfg = make_objective("mlm", CFG)
+    assert not cfg.pooler
+    batch = make_batch() | {"mlm_weights": np.zeros((B, P), np.float32)}
+    step = make_train_step(
+        objective.sums,
+        objective.weights,
+        objective.coefficients,
+        optax.sgd(1.0),
+        lambda step: 0.1,
+        seed=0,
+    )
+    state = make_state(objective.init(jax.random.key(0)), optax.sgd(1.0))
+    after, metrics = jax.jit(step)(state, batch)
+    assert float(metrics["train/loss"]) == float(metrics["train/mlm_loss"]) == 0
+    assert float(metrics["optim/grad_norm"]) == 0
+    jax.tree.map(np.testing.assert_array_equal, state.params, after.params)
+
+
+def test_the_hidden_token_leaks_into_no_logit(made):
+    """Another original under [MASK] is another label, and nothing else."""
+    masking = make_masking("bert")
+    tables = make_tables(TOKENIZER)
+    ids = make_batch()["input_ids"]
+    real = np.ones((B, L), np.int32)
+    keys = np.arange(B, dtype=np.uint64)
+    before = mask_tokens(ids, real, keys, masking, tables, P)._asdict()
+    row, slot = np.argwhere(
+        (np.take_along_axis(before["input_ids"], before["mlm_positions"], 1) == 4)
+        & (before["mlm_weights"] > 0)
+    )[0]
+    at = before["mlm_positions"][row, slot]
+    other = ids.copy()
+    other[row, at] = 5 + (ids[row, at] - 4) % (V - 5)
+    after = mask_tokens(other, real, keys, masking, tables, P)._asdict()
+    assert after["mlm_ids"][row, slot] == other[row, at] != ids[row, at]
+
+    @jax.jit
+    def logits(masked):
+        batch = dict(make_batch(), **masked)
+        params = made.params
+        hidden, pooled = encoder.apply(params["encoder"], made.cfg, batch)
+        word = params["encoder"]["embeddings"]["word"]
+        return (
+            heads.mlm_logits(
+                params["mlm"], word, made.cfg, hidden, batch["mlm_positions"]
+            ),
+            heads.pair_logits(params["nsp"], pooled),
+        )
+
+    for a, b in zip(logits(before), logits(after), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "name, word",
+    [
+        ("mlmm", "did you mean 'mlm'"),
+        ("mlm+nsq", "did you mean 'nsp'"),
+        ("losses", "unknown"),
+        ("mlm+mlm", "twice"),
+        ("nosuch.module", "no module"),
+        ("", "unknown"),
+    ],
+)
+def test_unknown_objectives(name, word):
+    with pytest.raises(UserError, match=word):
+        make_objective(name, CFG)
+
+
+def test_tied_embeddings_learn_from_both_ends(made):
+    batch = make_batch()
+
+    def loss(params):
+        return made.objective.sums(params, batch, None)["mlm_loss"].value
+
+    grads = jax.jit(jax.grad(loss))(made.params)["encoder"]["embeddings"]["word"]
+    unseen = np.setdiff1d(np.arange(V), batch["input_ids"])
+    assert np.abs(np.asarray(grads)[unseen]).min(axis=0).max() > 0  # by the softmax
+
+
+def test_the_key_reaches_the_encoder(made):
+    batch = make_batch()
+    cfg = dataclasses.replace(CFG, hidden_dropout_prob=0.5)
+    sums = jax.jit(make_objective("mlm+nsp", cfg)[0].sums)
+    plain = made.sums(made.params, batch)["mlm_loss"].value
+    dropped = sums(made.params, batch, jax.random.key(1))["mlm_loss"].value
+    assert float(dropped) != pytest.approx(float(plain), rel=1e-6)

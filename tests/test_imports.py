@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom: the rooms of docs/architecture.md, and what imports cost."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "bertjax"
+HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "tensorflow_datasets"}
+
+# Room -> (its own code it may import, third-party it may not).
+ROOMS = {
+    "models": ({"models", "parallel.sharding", "registry"}, HEAVY - {"jax", "flax"}),
+    "objectives": (
+        {"objectives", "models", "parallel.sharding", "registry"},
+        HEAVY - {"jax"},
+    ),
+    "training": (
+        {"training", "parallel", "registry"},
+        {"flax", "tensorflow", "tensorflow_datasets", "orbax"},
+    ),
+    "parallel": ({"parallel"}, HEAVY - {"jax"}),
+    "data": ({"data", "registry"}, {"jax", "jaxlib", "flax", "optax", "orbax"}),
+}
+ALLOWED_FILES = {  # files with a right that their room has not
+    "training/checkpoint.py": {"orbax"},
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield (module, whether at the top) for each import of a file.
+
+    `from bertjax import config` counts as bertjax.config, `from bertjax import
+    UserError` as bertjax.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        top = id(node) not in inside
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, top
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield (name if is_module(name) else node.module), top
+
+
+def is_module(name: str) -> bool:
+    """True where bertjax.x.y is a module or package of ours."""
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def violations(path: Path) -> list[str]:
+    """List the imports of a file that its room does not allow."""
+    room = room_of(path)
+    if room not in ROOMS:
+        return []
+    ours, banned = ROOMS[room]
+    banned = banned - ALLOWED_FILES.get(path.relative_to(PACKAGE).as_posix(), set())
+    found = []
+    for name, top in imports(path):
+        head, _, rest = name.partition(".")
+        if head == "bertjax":
+            # The root package holds UserError and the version: everyone's.
+            if rest and not any(rest == o or rest.startswith(f"{o}.") for o in ours):
+                found.append(name)
+        elif head in banned or (
+            room == "data" and top and head in ("tensorflow", "tensorflow_datasets")
+        ):
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_keep_to_the_rooms(path):
+    assert violations(path) == []
+
+
+def test_every_package_is_a_known_room():
+    rooms = {room_of(p) for p in FILES} - {"", "configs"}
+    assert rooms == set(ROOMS)
+
+
+def test_a_violation_is_seen(tmp_path, monkeypatch):
+    package = tmp_path / "bertjax"
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", package)
+    for room, text in {
+        "data": "from bertjax.models import encoder\nimport tensorflow as tf\n",
+        "parallel": "def f():\n    from bertjax import registry\n",
+        "models": "from bertjax import UserError\nimport orbax.checkpoint\n",
+    }.items():
+        (package / room).mkdir(parents=True)
+        (package / room / "x.py").write_text(text)
+    (package / "registry.py").write_text("")
+    (package / "models/encoder.py").write_text("")
+    seen = {p.parent.name: violations(p) for p in package.glob("*/x.py")}
+    assert seen["data"] == ["bertjax.models.encoder", "tensorflow"]
+    assert seen["parallel"] == ["bertjax.registry"]
+    assert seen["models"] == ["orbax.checkpoint"]
+
+
+def test_no_drawer_for_odds_and_ends():
+    assert not [p for p in FILES if p.stem in ("utils", "util", "common", "helpers")]
+
+
+def test_flax_stays_in_models():
+    for path in FILES:
+        if room_of(path) != "models":
+            assert not [n for n, _ in imports(path) if n.split(".")[0] == "flax"], path
+
+
+@pytest.mark.parametrize(
+    "module, absent",
+    [
+        ("bertjax", HEAVY | {"numpy", "absl", "torch", "transformers"}),
+        ("bertjax.registry", HEAVY),
+        ("bertjax.config", HEAVY),
+        ("bertjax.training.manifest", HEAVY),
+        ("bertjax.data.pipeline", HEAVY),
+        ("bertjax.data.prepare", HEAVY | {"tokenizers", "sentencepiece"}),
+        ("bertjax.train", HEAVY),
+    ],
+)
+def test_importing_is_cheap(module, absent):
+    code = f"import sys, {module}; print(*sorted({absent!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []

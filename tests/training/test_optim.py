@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bertjax import UserError
+from bertjax.training.optim import decays, make_optimizer, make_schedule
+
+
+def test_linear_schedule_at_its_corners():
+    lr = make_schedule("linear", 1.0, warmup=4, total=10)
+    values = [float(lr(i)) for i in range(11)]
+    rise = [0.25, 0.5, 0.75, 1.0]
+    fall = [1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
+    np.testing.assert_allclose(values, [*rise, *fall, 0.0], atol=1e-7)
+
+
+def test_constant_schedule():
+    lr = make_schedule("constant", 0.5, warmup=2, total=10)
+    assert [float(lr(i)) for i in (0, 1, 2, 9, 50)] == [0.25, 0.5, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["linear", "constant"])
+@pytest.mark.parametrize("warmup, total", [(0, 5), (5, 5), (0, 1), (1, 1)])
+def test_schedules_at_their_edges(name, warmup, total):
+    lr = make_schedule(name, 2.0, warmup, total)
+    values = [float(lr(i)) for i in range(total)]
+    assert all(0 < v <= 2 for v in values) and max(values) == 2
+
+
+def test_schedules_over_millions_of_steps():
+    lr = make_schedule("linear", 1e-4, warmup=10_000, total=1_000_000)
+    step = jnp.int32(999_999)
+    assert float(lr(step)) == pytest.approx(1e-4 / 990_000, rel=1e-3)
+
+
+def test_bad_schedules():
+    with pytest.raises(UserError, match=r"optim\.warmup is 6 steps, more than"):
+        make_schedule("linear", 1.0, 6, 5)
+    with pytest.raises(UserError, match="did you mean 'linear'"):
+        make_schedule("linea", 1.0, 1, 5)
+    with pytest.raises(UserError, match="did you mean 'adamw'"):
+        make("adamv")
+
+
+PARAMS = {
+    "embeddings": {"word": jnp.ones((3, 2)), "norm": {"scale": jnp.ones(2)}},
+    "layers": {"up": {"kernel": jnp.ones((1, 2, 2)), "bias": jnp.ones((1, 2))}},
+}
+
+
+def make(name="adamw", lr=0.1, wd=0.01, clip=0.0):
+    return make_optimizer(
+        name, lambda step: lr, wd=wd, b1=0.9, b2=0.999, eps=1e-6, clip=clip
+    )
+
+
+def test_decay_goes_by_name():
+    """Stacked biases and scales have two axes: the number of axes decides nothing."""
+    assert decays(PARAMS) == {
+        "embeddings": {"word": True, "norm": {"scale": False}},
+        "layers": {"up": {"kernel": True, "bias": False}},
+    }
+    tx = make(lr=0.5, wd=0.1)
+    grads = jax.tree.map(jnp.zeros_like, PARAMS)
+    updates, _ = tx.update(grads, tx.init(PARAMS), PARAMS)
+    after = optax.apply_updates(PARAMS, updates)
+    assert float(after["layers"]["up"]["bias"][0, 0]) == 1
+    assert float(after["embeddings"]["norm"]["scale"][0]) == 1
+    np.testing.assert_allclose(after["embeddings"]["word"], 1 - 0.5 * 0.1)
+
+
+def test_first_adamw_update_by_hand():
+    """Corrected for bias, the first update is lr x g / (|g| + eps)."""
+    tx = make(lr=0.1, wd=0.0)
+    params = {"kernel": jnp.array([1.0, 2.0])}
+    grads = {"kernel": jnp.array([0.5, -4.0])}
+    updates, _ = tx.update(grads, tx.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], [-0.1, 0.1], rtol=1e-5)
+
+
+def test_clipping_by_the_global_norm():
+    """Adam hides a scale, so look at its first moment: 0.1 x the clipped gradient."""
+    grads = {"a": {"kernel": jnp.array([3.0])}, "b": {"bias": jnp.array([4.0])}}
+    params = jax.tree.map(jnp.ones_like, grads)
+    for clip, scale in ((1.0, 1 / 5), (10.0, 1.0), (0.0, 1.0)):
+        tx = make(clip=clip)
+        _, state = tx.update(grads, tx.init(params), params)
+        mu = optax.tree.get(state, "mu")
+        assert float(mu["a"]["kernel"][0]) == pytest.approx(0.3 * scale, rel=1e-5)
+        assert float(mu["b"]["bias"][0]) == pytest.approx(0.4 * scale, rel=1e-5)
