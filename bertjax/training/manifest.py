@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertjax import RunError
+from bertjax import RunError, UserError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -68,7 +68,10 @@ def write_manifest(folder: Any) -> None:
 
 
 def problem(folder: Any) -> str | None:
-    """Say what is wrong with a checkpoint's files; None when they are whole."""
+    """Say what is wrong with a checkpoint's files; None when they are whole.
+
+    Raises UserError when a later version wrote them: that is no damage.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         sums = dict(manifest["sha256"])
@@ -77,7 +80,10 @@ def problem(folder: Any) -> str | None:
     except (ValueError, KeyError, TypeError):
         return "its manifest cannot be read"
     if manifest.get("format", 0) > FORMAT:
-        return f"its format {manifest['format']} is of a later version than this one"
+        raise UserError(
+            f"{folder} has format {manifest['format']}, this version reads up to "
+            f"{FORMAT}: a later bertjax wrote it, install that"
+        )
     there = files(folder)
     for name, said in sums.items():
         if name not in there:

@@ -86,7 +86,7 @@ def make_train_step(
         metrics = {f"train/{term}": value for term, value in terms.items()}
         metrics |= {
             "train/loss": loss,
-            "optim/grad_norm": optax.global_norm(grads),
+            "optim/grad_norm": optax.tree.norm(grads),
             "optim/lr": schedule(state.step),
             "tokens": jnp.sum(batch["attention_mask"]),
         }
