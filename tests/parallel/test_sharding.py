@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from bertjax import UserError, config
+from bertjax.objectives.base import make_objective
+from bertjax.parallel import feed
+from bertjax.parallel.mesh import make_mesh, peak_flops
+from bertjax.parallel.sharding import (
+    ROWS,
+    axes_of,
+    constrain,
+    param_shardings,
+    path_name,
+    spec,
+)
+from bertjax.training.optim import make_optimizer
+from bertjax.training.state import born, plan_state
+
+SHIPPED = ("bert.py", "roberta.py", "quickstart.py")
+LAYOUTS = [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2)]
+
+
+def shapes_of(name):
+    """Return (cfg, shapes of the parameters) of a shipped config."""
+    values = config.parse([f"--config={name}"])
+    cfg = config.encoder_config(values.config, 30_522)
+    objective, cfg = make_objective(values.config.objective, cfg)
+    return objective, cfg, jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+
+
+def paths(tree):
+    return [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+# ---------------------------------------------------------------- the table
+def test_each_leaf_has_one_row_and_each_row_a_leaf():
+    leaves = {p for name in SHIPPED for p in paths(shapes_of(name)[2])}
+    used = set()
+    for path in leaves:
+        found = [row for row, _ in ROWS if re.fullmatch(row, path)]
+        assert len(found) == 1, (path, found)
+        used.update(found)
+    assert used == {row for row, _ in ROWS}
+
+
+def test_an_unknown_leaf_is_not_replicated_in_silence():
+    with pytest.raises(ValueError, match="0 rows"):
+        axes_of("encoder/layers/attention/key/gate")
+    with pytest.raises(ValueError, match="2 rows"):
+        axes_of("nsp/bias", (*ROWS, ("nsp/.*", "classes")))
+    mesh = make_mesh(8)
+    wrong = {"nsp": {"bias": jax.ShapeDtypeStruct((2, 2), jnp.float32)}}
+    with pytest.raises(ValueError, match="its row says 'classes'"):
+        param_shardings(wrong, mesh)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["bert.py:tiny", "bert.py:base", "roberta.py:large"])
+def test_shipped_sizes_fit_every_layout(name, layout):
+    mesh = make_mesh(*layout)
+    _, cfg, shapes = shapes_of(name)
+    where = param_shardings(shapes, mesh)
+    kernel = where["encoder"]["layers"]["attention"]["query"]["kernel"]
+    assert kernel.spec == P(None, ("fsdp",), ("tensor",), None)
+    per_device = kernel.shard_shape(
+        shapes["encoder"]["layers"]["attention"]["query"]["kernel"].shape
+    )
+    _, fsdp, tensor = layout
+    assert per_device == (
+        cfg.num_hidden_layers,
+        cfg.hidden_size // fsdp,
+        cfg.num_attention_heads // tensor,
+        64,
+    )
+
+
+def test_what_does_not_divide_is_refused():
+    _, _, shapes = shapes_of("bert.py:tiny")  # two heads
+    with pytest.raises(UserError, match=r"mesh\.tensor=4 does not divide the 2 heads"):
+        param_shardings(shapes, make_mesh(2, 1, 4))
+
+
+def test_specs():
+    assert spec("layers embed heads head") == P(None, ("fsdp",), ("tensor",), None)
+    assert spec("batch") == P(("data", "fsdp"))
+
+
+def test_constrain_needs_no_mesh():
+    x = jnp.ones((2, 3, 4))
+    assert constrain(x, "batch length embed") is x
+
+
+# ---------------------------------------------------------------- the state
+def test_moments_lie_like_their_parameters():
+    """Born sharded, and a parameter's shape decides nothing by itself."""
+    mesh = make_mesh(2, 2, 2)
+    objective, _, _ = shapes_of("bert.py:tiny")
+    tx = make_optimizer(
+        "adamw", lambda step: 0.1, wd=0.1, b1=0.9, b2=0.99, eps=1e-6, clip=1.0
+    )
+
+    def init():
+        return objective.init(jax.random.key(0))
+
+    shapes, shardings = plan_state(init, tx, mesh, objective.shardings)
+    state = born(init, tx, mesh, shardings)
+    for made, planned, where in zip(
+        *map(jax.tree.leaves, (state, shapes, shardings)), strict=True
+    ):
+        assert made.shape == planned.shape and made.sharding == where
+    of = dict(zip(paths(state.params), jax.tree.leaves(state.params), strict=True))
+    seen = 0
+    for path, leaf in zip(
+        paths(state.opt_state), jax.tree.leaves(state.opt_state), strict=True
+    ):
+        match = re.search(r"(?:mu|nu)/(.*)", path)
+        if match:
+            assert leaf.sharding == of[match[1]].sharding, path
+            assert not np.asarray(leaf).any()
+            seen += 1
+        else:
+            assert leaf.sharding.is_fully_replicated
+    assert seen == 2 * len(of)
+    word = state.params["encoder"]["embeddings"]["word"]
+    assert word.addressable_shards[0].data.shape == (30_522, 64)
+
+
+def test_parameters_do_not_depend_on_the_mesh():
+    objective, _, shapes = shapes_of("bert.py:tiny")
+    tx = make_optimizer(
+        "adamw", lambda step: 0.1, wd=0.1, b1=0.9, b2=0.99, eps=1e-6, clip=0.0
+    )
+    made = []
+    for layout in ((8, 1, 1), (1, 4, 2)):
+        mesh = make_mesh(*layout)
+
+        def init():
+            return objective.init(jax.random.key(0))
+
+        _, shardings = plan_state(init, tx, mesh, ())
+        made.append(jax.device_get(born(init, tx, mesh, shardings).params))
+    jax.tree.map(np.testing.assert_array_equal, *made)
+
+
+# ---------------------------------------------------------------- meshes
+def test_meshes():
+    assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(make_mesh(2, -1, 2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    one = make_mesh(devices=jax.devices()[:1])
+    assert one.size == 1
+    assert peak_flops(one) is None
+
+
+@pytest.mark.parametrize(
+    "sizes, word",
+    [
+        ((3, 1, 1), "asks for 3 devices, there are 8"),
+        ((16, 1, 1), "asks for 16"),
+        ((-1, 3, 1), "3 does not divide 8"),
+        ((-1, -1, 1), "one of them may be -1"),
+        ((0, 1, 1), "positive"),
+        ((-1, 1, -2), "positive"),
+    ],
+)
+def test_bad_meshes(sizes, word):
+    with pytest.raises(UserError, match=word):
+        make_mesh(*sizes)
+
+
+# ---------------------------------------------------------------- feeding
+@pytest.mark.parametrize(
+    "rows, accumulate, word",
+    [
+        (12, 1, "not divisible by the mesh's data x fsdp = 8"),
+        (16, 3, "accumulate=3 does not divide"),
+        (16, 4, "4 rows"),
+        (16, 0, "accumulate=0"),
+    ],
+)
+def test_bad_batch_sizes(rows, accumulate, word):
+    with pytest.raises(UserError, match=word):
+        feed.check_batch_size(make_mesh(4, 2), rows, accumulate)
+    feed.check_batch_size(make_mesh(4, 2), 16, 2)
+    feed.check_batch_size(make_mesh(2, 2, 2), 4, 1)
+
+
+def test_one_process_makes_all_rows():
+    assert feed.local_rows(make_mesh(4, 2), 16) == slice(0, 16)
+
+
+def test_batches_arrive_split_over_data_and_fsdp():
+    mesh = make_mesh(2, 2, 2)
+    batch = {"a": np.arange(24).reshape(8, 3), "b": np.arange(8, dtype=np.float32)}
+    with jax.transfer_guard("disallow"):
+        (got,) = feed.to_devices([batch], mesh, 8)
+    for name, rows in batch.items():
+        np.testing.assert_array_equal(got[name], rows)
+        assert got[name].addressable_shards[0].data.shape[0] == 2
+
+
+def test_a_flag_sums_to_its_hosts():
+    mesh = make_mesh(8)
+    assert int(feed.flag(mesh, False).sum()) == 0
+    assert int(feed.flag(mesh, True).sum()) == 8
