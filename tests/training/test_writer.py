@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import json
+import sys
+
+import pytest
+
+from bertjax import UserError
+from bertjax.training import writer as w
+
+
+class RemotePath:
+    """A path of an object store: files appear whole, there is no append."""
+
+    stored: dict[str, str] = {}
+
+    def __init__(self, name):
+        self.name = name
+
+    def __truediv__(self, name):
+        return RemotePath(f"{self.name}/{name}")
+
+    def __str__(self):
+        return self.name
+
+    def exists(self):
+        return self.name in self.stored
+
+    def read_text(self):
+        return self.stored[self.name]
+
+    def write_text(self, text):
+        self.stored[self.name] = text
+
+
+def line(step, **values):
+    return json.dumps({"step": step, **values}) + "\n"
+
+
+OLD = line(1) + line(2) + line(2, **{"eval/x": 1.0}) + line(3) + '{"step": 4, "tr'
+
+
+@pytest.mark.parametrize("step, lines", [(0, 0), (1, 1), (2, 3), (3, 4), (9, 4)])
+def test_later_rows_and_the_unfinished_line_are_dropped(tmp_path, step, lines):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(OLD)
+    jsonl = w.JsonlWriter(tmp_path, step)
+    kept = "".join(OLD.splitlines(keepends=True)[:lines])
+    assert path.read_text() == kept
+    jsonl.write({"step": 10, "train/loss": 0.5})
+    assert path.read_text() == kept + line(10, **{"train/loss": 0.5}), "not flushed"
+    jsonl.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_an_unfinished_line_that_happens_to_be_whole(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(line(1) + line(2).rstrip())
+    w.JsonlWriter(tmp_path, 5).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == line(1)
+
+
+def test_a_new_file(tmp_path):
+    w.JsonlWriter(tmp_path, 0).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_remote_rows_appear_at_a_flush(monkeypatch):
+    store = {"gs://b/run/metrics.jsonl": OLD}
+    monkeypatch.setattr(RemotePath, "stored", store)
+    jsonl = w.JsonlWriter(RemotePath("gs://b/run"), 1)
+    jsonl.write({"step": 2})
+    assert store["gs://b/run/metrics.jsonl"] == OLD
+    jsonl.flush()
+    assert store["gs://b/run/metrics.jsonl"] == line(1) + line(2)
+    jsonl.write({"step": 3})
+    jsonl.close()
+    assert store["gs://b/run/metrics.jsonl"] == line(1) + line(2) + line(3)
+
+
+# ---------------------------------------------------------------- progress
+def test_plain_lines_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    progress = w.ProgressWriter(total=100, step=0, seconds=1e9)
+    for step in range(1, 101):
+        rate = {"perf/tokens_per_second": 2000.0} if step > 1 else {}
+        progress.write({"step": step, "train/loss": 1 / step, **rate})
+    progress.write({"step": 100, "tokens": 9, "eval/valid/mlm_loss": 1.25})
+    progress.close()
+    first, last, scores = sys.stderr.getvalue().splitlines()
+    assert first == "step 1/100  loss 1.0000"
+    assert last.startswith("step 100/100  loss 0.0100  2,000 tokens/s  0.0 min left")
+    assert scores == "step 100: eval/valid/mlm_loss 1.2500"
+
+
+def test_a_resumed_run_says_its_first_step(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    progress = w.ProgressWriter(total=100, step=50, seconds=1e9)
+    for step in (51, 52):
+        progress.write({"step": step, "train/loss": 0.5})
+    assert sys.stderr.getvalue() == "step 51/100  loss 0.5000\n"
+
+
+# ---------------------------------------------------------------- by name
+class ListWriter:
+    """A writer from outside the package."""
+
+    rows: list = []
+
+    def __init__(self, workdir, step):
+        self.at = (workdir, step)
+
+    def write(self, row):
+        self.rows.append(row)
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_names(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "their.writers", sys.modules[__name__])
+    monkeypatch.setitem(sys.modules, "their", sys.modules[__name__])
+    made = w.make_writers("jsonl, their.writers.ListWriter,,jsonl", tmp_path, 3)
+    assert [type(x).__name__ for x in made] == ["JsonlWriter", "ListWriter"]
+    assert made[1].at == (tmp_path, 3)
+    (only,) = w.make_writers("", tmp_path, 0)
+    assert isinstance(only, w.JsonlWriter), "metrics.jsonl is written in any case"
+
+
+@pytest.mark.parametrize(
+    "name, word",
+    [
+        ("tensorbord", "did you mean 'tensorboard'"),
+        ("no.such.Writer", "cannot be imported"),
+        ("json.NoWriter", "cannot be imported"),
+    ],
+)
+def test_unknown_writers(name, word):
+    with pytest.raises(UserError, match=word):
+        w.find_writer(name)
+
+
+def test_tensorboard_hides_later_rows(tmp_path):
+    pytest.importorskip("tensorboardX")
+    for step in (0, 1):
+        tb = w.TensorBoardWriter(tmp_path, step)
+        tb.write({"step": step + 1, "train/loss": 1.0})
+        tb.close()
+    assert len(list((tmp_path / "tb").glob("events.*"))) >= 1
