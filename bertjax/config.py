@@ -19,9 +19,10 @@ from ml_collections import config_dict, config_flags
 from ml_collections.config_dict import ConfigDict, placeholder
 
 from bertjax import RunError, UserError, registry
+from bertjax.data import masking, plan
 from bertjax.models.config import SIZES, EncoderConfig
 from bertjax.objectives import SUPPORT
-from bertjax.training import manifest, workdir
+from bertjax.training import manifest, workdir, writer
 
 UNITS = {
     "steps": int,
@@ -42,7 +43,7 @@ FREE = re.compile(
 def duration(**given: float) -> ConfigDict:
     """Make a duration: one of steps, epochs, examples, tokens, percent (of the run)."""
     return ConfigDict(
-        {unit: given.get(unit, placeholder(t)) for unit, t in UNITS.items()}
+        {u: t(given[u]) if u in given else placeholder(t) for u, t in UNITS.items()}
     )
 
 
@@ -117,15 +118,13 @@ def base() -> ConfigDict:
 
 def read_arg(arg: str | None, size: str) -> tuple[str, bool]:
     """Read a config's ARG ("mini", "smoke", "mini,smoke"): (size, whether smoke)."""
-    smoke = False
-    for word in filter(None, (arg or "").split(",")):
-        if word == "smoke":
-            smoke, size = True, "tiny"
-        elif word in SIZES:
-            size = word
-        else:
+    words = [w for w in (arg or "").split(",") if w]
+    for word in words:
+        if word != "smoke" and word not in SIZES:
             raise registry.unknown("the config's ARG", word, [*SIZES, "smoke"])
-    return size, smoke
+    smoke = "smoke" in words
+    given = [w for w in words if w in SIZES]
+    return (given or ["tiny" if smoke else size])[-1], smoke
 
 
 def make_smoke(config: ConfigDict) -> ConfigDict:
@@ -331,6 +330,31 @@ def check(config: ConfigDict) -> None:
     if most is not None and not 0 < most <= config.data.length:
         raise UserError(f"data.max_predictions={most} is not in [1, data.length]")
     encoder_config(config, vocab_size=1)
+    make_masking(config)
+    registry.pick("data.plan", config.data.plan, plan.KINDS)
+    for name in writer.split_names(config.log.writers):
+        writer.find_writer(name)
+
+
+def make_masking(config: ConfigDict) -> masking.Masking:
+    """Make the masking that data.masking and its refinements name."""
+    data = config.data
+    return masking.make_masking(
+        data.masking,
+        rate=data.mask_rate,
+        unit=data.mask_unit,
+        replacement=data.replacement,
+        paper_compat=data.paper_compat,
+    )
+
+
+def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
+    """Refuse an objective that needs what the plan cannot give."""
+    if "nsp" in needs and config.data.plan != "pairs":
+        raise UserError(
+            f"objective={config.objective!r} needs sentence pairs: data.plan must be "
+            f"pairs, not {config.data.plan!r}"
+        )
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -484,22 +508,10 @@ def make_batches(
     `counts` [V] are the training text's, for unigram replacements. Raises UserError
     when the objective needs what the plan cannot give.
     """
-    from bertjax.data import masking as m
-    from bertjax.data import pipeline, plan
+    from bertjax.data import pipeline
 
     data = config.data
-    if "nsp" in needs and data.plan != "pairs":
-        raise UserError(
-            f"objective={config.objective!r} needs sentence pairs: data.plan must be "
-            f"pairs, not {data.plan!r}"
-        )
-    masking = m.make_masking(
-        data.masking,
-        rate=data.mask_rate,
-        unit=data.mask_unit,
-        replacement=data.replacement,
-        paper_compat=data.paper_compat,
-    )
+    check_plan(config, needs)
     return pipeline.Batches(
         plan=plan.make_plan(
             store,
@@ -509,8 +521,10 @@ def make_batches(
             short_seq_prob=data.short_seq_prob,
             cache=str(Path(data.cache).expanduser()),
         ),
-        masking=masking,
-        tables=m.make_tables(tokenizer, store.counts if counts is None else counts),
+        masking=make_masking(config),
+        tables=masking.make_tables(
+            tokenizer, store.counts if counts is None else counts
+        ),
         specials=tokenizer,
         batch_size=config.batch_size,
         seed=config.seed,

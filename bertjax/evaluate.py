@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax import config as c
 
 
@@ -24,6 +24,7 @@ def define_flags(values: flags.FlagValues) -> None:
     string("workdir", None, "", flag_values=values)
     flags.DEFINE_integer("step", None, "", flag_values=values)
     string("text", None, "", flag_values=values)
+    string("what", "mlm", "", flag_values=values)
     flags.DEFINE_integer("examples", None, "", flag_values=values)
     string("dtype", "float32", "", flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
@@ -31,6 +32,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False)
+    registry.pick("--what", args.what, {"mlm": evaluate})
     flag = "--workdir" if args.workdir else "--model"
     where = args.workdir or args.model
     if not where:

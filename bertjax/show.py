@@ -51,12 +51,12 @@ def main(argv: Sequence[str]) -> int:
         made = [batches.batch(step, rows) for rows in parts]
         return {name: np.concatenate([m[name] for m in made]) for name in made[0]}
 
-    statistics = Statistics(tokenizer)
+    statistics = Statistics(tokenizer, batches.masking.unit)
     stop = args.step + args.batches
     for step, batch in enumerate(
         stream(make, args.step, stop, config.data.engine), args.step
     ):
-        statistics.add(batch, batch_sha256(batch))
+        statistics.add(batch, batch_sha256(batch), batches.truncated(step))
         if not args.json:
             print(f"step {step}:", decode(batch, tokenizer, 0))
     results = statistics.results()
@@ -87,24 +87,25 @@ def decode(batch: dict[str, np.ndarray], tokenizer: Any, row: int) -> str:
 class Statistics:
     """Counts over batches what masking and plan did."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, unit: str) -> None:
+        self.tokenizer, self.unit = tokenizer, unit
         self.special = np.zeros(tokenizer.vocab_size, bool)
         self.special[tokenizer.special_ids] = True
         self.n: Counter[str] = Counter()
         self.labels: Counter[str] = Counter()
-        self.lengths: Counter[int] = Counter()
         self.hashes: list[str] = []
 
-    def add(self, batch: dict[str, np.ndarray], sha256: str) -> None:
-        """Count a batch."""
+    def add(
+        self, batch: dict[str, np.ndarray], sha256: str, truncated: np.ndarray
+    ) -> None:
+        """Count a batch; `truncated` [B] are the tokens its rows had no room for."""
         n, t = self.n, self.tokenizer
         real = batch["attention_mask"] > 0
         self.hashes.append(sha256)
         n["rows"] += len(real)
         n["slots"] += real.size
         n["tokens"] += int(real.sum())
-        n["full"] += int((real.sum(1) == real.shape[1]).sum())
+        n["truncated"] += int((truncated > 0).sum())
         original = batch["input_ids"].copy()
         if "mlm_ids" in batch:
             chosen = batch["mlm_weights"] > 0
@@ -137,6 +138,7 @@ class Statistics:
         word = np.cumsum(starts.ravel()) - 1
         pieces = np.bincount(word, real.ravel(), minlength=word[-1] + 1)
         taken = np.bincount(word, (chosen & real).ravel(), minlength=word[-1] + 1)
+        self.n["units"] += int((taken > 0).sum()) if self.unit == "word" else len(at)
         self.n["partial_words"] += int(((taken > 0) & (taken < pieces)).sum())
 
     def results(self) -> dict[str, Any]:
@@ -157,7 +159,9 @@ class Statistics:
             "special_selected": n["special_selected"],
             "special_replacements": n["special_replacements"],
             "partial_words": n["partial_words"],
+            "unit_lengths": {"1": n["units"]} if n["units"] else {},
             "unknown_rate": n["unknown"] / n["tokens"],
+            "truncated": n["truncated"] / n["rows"],
             "pair_labels": dict(self.labels),
             "batch_sha256": self.hashes,
         }

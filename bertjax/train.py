@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, __version__
+from bertjax import RunError, UserError, __version__, registry
 from bertjax import config as c
 from bertjax.training import manifest, workdir
 from bertjax.training.signals import StopSignal
@@ -90,6 +90,7 @@ def train(
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed, hosts
     from bertjax.parallel.mesh import make_mesh, peak_flops
+    from bertjax.training import optim
 
     if multihost:
         hosts.initialize()
@@ -103,6 +104,11 @@ def train(
     speak = say if primary else lambda text: None
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
+    # Of a model with one piece: what can be refused before the text is read.
+    objective, _ = make_objective(config.objective, c.encoder_config(config, 1))
+    c.check_plan(config, objective.needs)
+    registry.pick("optim.name", config.optim.name, optim.OPTIMIZERS)
+    optim.make_schedule(config.optim.schedule, config.optim.lr, 0, 1)
 
     # ------------------------------------------------------------ 3. the data
     if primary:
@@ -129,7 +135,7 @@ def train(
     }
 
     # ------------------------------------------------------------ 4. shapes and step
-    from bertjax.training import optim, state, step
+    from bertjax.training import state, step
     from bertjax.training.checkpoint import Checkpoints, merge, warm_start
 
     o = config.optim

@@ -28,7 +28,7 @@ from bertjax.data.masking import (
     mask_tokens,
     predictions_per_sequence,
 )
-from bertjax.data.plan import Plan, gather
+from bertjax.data.plan import Plan, gather, truncated
 from bertjax.registry import pick
 
 Batch = dict[str, np.ndarray]
@@ -93,13 +93,21 @@ class Batches:
         Worked example: n = 10, B = 4, step 3: positions 12 to 15 of the run, so epoch
         1, slots 2 to 5; permute(slot, 10, fold(seed, "order", 1)) makes them examples.
         """
+        return self._make(*self._draw(step, rows))
+
+    def truncated(self, step: int) -> np.ndarray:
+        """Count the tokens cut off each row of batch `step`, i64 [B]."""
+        return truncated(self.plan, *self._draw(step, None), self.pair_rule)
+
+    def _draw(self, step: int, rows: slice | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the examples of rows of batch `step` and their keys."""
         index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
         epoch, slot = np.divmod(step * self.batch_size + index, self.n)
         if epoch.size and epoch[0] == epoch[-1]:  # nearly always, and cheaper
             epoch = epoch[:1]
         order = counter.fold(self.seed, "order", epoch)
         example = counter.permute(slot, self.n, order)
-        return self._make(example, counter.fold(self.seed, epoch, example))
+        return example, counter.fold(self.seed, epoch, example)
 
     def eval_batches(
         self, batch_size: int, examples: int | None = None, rows: slice | None = None

@@ -345,17 +345,35 @@ def _framed(plan: Plan, source: np.ndarray, used: np.ndarray, specials: Any) -> 
     return {"input_ids": input_ids, "attention_mask": real.astype(np.int32)}
 
 
-def _gather_pairs(
-    plan: Plan, ids: np.ndarray, keys: np.ndarray, pair_rule: str | None, specials: Any
-) -> dict:
+def _draw_pairs(
+    plan: Plan, ids: np.ndarray, keys: np.ndarray, pair_rule: str | None
+) -> tuple[Pairs, np.ndarray, np.ndarray]:
+    """Return the pairs of examples and how many tokens of A and of B do not fit."""
     rule = _in_order if pair_rule is None else pick("pair rule", pair_rule, PAIR_RULES)
     start, stop = plan.starts[ids], plan.starts[ids + 1]
     document = np.searchsorted(plan.documents, start, "right") - 1
     m = stop - start
     split = counter.below(counter.fold(keys, "split"), 0, np.maximum(m - 1, 1))
     pair = rule(plan, Chunks(keys, document, start, start + 1 + split, stop))
+    sizes = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
+    return pair, *trim(*sizes, plan.room)
+
+
+def truncated(
+    plan: Plan, ids: np.ndarray, keys: np.ndarray, pair_rule: str | None
+) -> np.ndarray:
+    """Count the tokens that `gather` cuts off each row, i64 [b]; sentences lose none."""
+    if plan.kind != "pairs":
+        return np.zeros(len(ids), np.int64)
+    _, cut_a, cut_b = _draw_pairs(plan, np.asarray(ids), keys, pair_rule)
+    return cut_a + cut_b
+
+
+def _gather_pairs(
+    plan: Plan, ids: np.ndarray, keys: np.ndarray, pair_rule: str | None, specials: Any
+) -> dict:
+    pair, cut_a, cut_b = _draw_pairs(plan, ids, keys, pair_rule)
     a, b = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
-    cut_a, cut_b = trim(a, b, plan.room)
     a_start = pair.a_start + _front(keys, "front of a", cut_a)
     b_start = pair.b_start + _front(keys, "front of b", cut_b)
     a, b = a - cut_a, b - cut_b

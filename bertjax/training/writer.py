@@ -136,10 +136,15 @@ def find_writer(name: str) -> type:
     return registry.pick("log.writers", name, WRITERS)
 
 
+def split_names(names: str) -> list[str]:
+    """Return the names in "jsonl, tensorboard"."""
+    return [n.strip() for n in names.split(",") if n.strip()]
+
+
 def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
     """Open the writers of "jsonl,tensorboard"; metrics.jsonl is written in any case."""
-    wanted = ["jsonl", *(n.strip() for n in names.split(",") if n.strip())]
-    return [find_writer(n)(workdir, step) for n in dict.fromkeys(wanted)]
+    wanted = dict.fromkeys(["jsonl", *split_names(names)])
+    return [find_writer(n)(workdir, step) for n in wanted]
 
 
 class ProgressWriter:
@@ -161,7 +166,10 @@ class ProgressWriter:
         if not self.bar.disable:
             self.bar.set_postfix(loss=f"{row['train/loss']:.3f}", tok_s=f"{rate:,.0f}")
             self.bar.update(row["step"] - self.bar.n)
-        elif now - self.said >= self.seconds or row["step"] in (self.first + 1, self.total):
+        elif now - self.said >= self.seconds or row["step"] in (
+            self.first + 1,
+            self.total,
+        ):
             self.said = now
             done = row["step"] - self.first
             left = (now - self.begun) / done * (self.total - row["step"])
