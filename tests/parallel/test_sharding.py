@@ -132,7 +132,7 @@ def test_moments_lie_like_their_parameters():
 
 
 def test_parameters_do_not_depend_on_the_mesh():
-    objective, _, shapes = shapes_of("bert.py:tiny")
+    objective, _, _ = shapes_of("bert.py:tiny")
     tx = make_optimizer(
         "adamw", lambda step: 0.1, wd=0.1, b1=0.9, b2=0.99, eps=1e-6, clip=0.0
     )

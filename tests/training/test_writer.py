@@ -2,6 +2,7 @@
 import io
 import json
 import sys
+from typing import ClassVar
 
 import pytest
 
@@ -12,7 +13,7 @@ from bertjax.training import writer as w
 class RemotePath:
     """A path of an object store: files appear whole, there is no append."""
 
-    stored: dict[str, str] = {}
+    stored: ClassVar[dict[str, str]] = {}
 
     def __init__(self, name):
         self.name = name
@@ -104,7 +105,7 @@ def test_a_resumed_run_says_its_first_step(monkeypatch):
 class ListWriter:
     """A writer from outside the package."""
 
-    rows: list = []
+    rows: ClassVar[list] = []
 
     def __init__(self, workdir, step):
         self.at = (workdir, step)

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+
+import pytest
+
+from bertjax import UserError, config, registry
+from bertjax.models.config import SIZES
+
+SHIPPED = sorted(
+    p.name
+    for p in (Path(__file__).parents[1] / "configs").glob("*.py")
+    if p.stem != "__init__"
+)
+
+
+def parse(*arguments, name="bert.py:smoke"):
+    return config.parse([f"--config={name}", *arguments]).config
+
+
+# ---------------------------------------------------------------- shipped configs
+@pytest.mark.parametrize("size", [*SIZES, "smoke", ""])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_config_resolves(name, size):
+    made = parse(name=f"{name}:{size}" if size else name)
+    config.check(made)
+    cfg = config.encoder_config(made, 30_522)
+    if size in SIZES:
+        assert cfg.hidden_size == SIZES[size]["hidden_size"]
+    assert set(config.flatten(made)) == set(config.flatten(config.base()))
+    for duration in config.durations(made):
+        assert config.steps(made, duration, 10_000, total=1000) >= 0
+    assert config.differences(config.from_json(config.to_json(made)), made) == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_smoke_takes_seconds(name):
+    made = parse(name=f"{name}:mini,smoke")
+    assert config.steps(made, "total", None) <= 100
+    assert made.batch_size * made.data.length <= 1024
+    assert made.dtype == "float32"
+    assert made.model.size == "mini"
+
+
+def test_read_arg():
+    assert config.read_arg(None, "base") == ("base", False)
+    assert config.read_arg("", "base") == ("base", False)
+    assert config.read_arg("large", "base") == ("large", False)
+    assert config.read_arg("smoke", "base") == ("tiny", True)
+    assert config.read_arg("smoke,mini", "base") == ("mini", True)
+    with pytest.raises(UserError, match="did you mean 'small'"):
+        config.read_arg("smal", "base")
+
+
+def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from bertjax import config as c\n"
+        "def get_config(arg=None):\n"
+        "    config = c.base()\n"
+        "    config.batch_size = int(arg)\n"
+        "    return config\n"
+    )
+    assert parse(name=f"{tmp_path / 'mine.py'}:24").batch_size == 24
+    monkeypatch.chdir(tmp_path)
+    assert parse(name="mine.py:16").batch_size == 16
+    assert parse(name="bert.py:smoke").batch_size == 8
+
+
+# ---------------------------------------------------------------- the command line
+def test_overrides():
+    values = config.parse(
+        ["--config.batch_size=32", "--config", "bert.py:smoke", "--config.seed=1e6"]
+    )
+    assert (values.config.batch_size, values.config.seed) == (32, 1_000_000)
+    assert json.loads(values.overrides) == {"batch_size": 32, "seed": 1_000_000}
+
+
+def test_shares_may_be_fractions():
+    made = parse("--config.optim.warmup.percent=0.5", "--config.eval.every.epochs=1")
+    assert made.optim.warmup.percent == 0.5 and made.eval.every.epochs == 1.0
+
+
+@pytest.mark.parametrize("text", ["1e6", "1E6", "1.0e6", "1e+6", "1000000"])
+def test_numbers_may_be_written_1e6(text):
+    made = parse(f"--config.total.steps={text}")
+    assert made.total.steps == 1_000_000 and isinstance(made.total.steps, int)
+    assert parse(f"--config.total.tokens={text}").total.tokens == 1_000_000
+    assert parse(f"--config.optim.lr={text}").optim.lr == 1_000_000.0
+
+
+@pytest.mark.parametrize(
+    "argument, words",
+    [
+        ("--config.optim.lrr=1", ["config.optim.lrr", "Did you mean", '"lr"']),
+        ("--config.optm.lr=1", ["optm", "Did you mean", "optim"]),
+        ("--config.batch_size=abc", ["batch_size", "abc"]),
+        ("--config.batch_size=1.5", ["batch_size"]),
+        ("--config.total.steps=1.5e0", ["total.steps"]),
+        ("--config.optim.lr=fast", ["optim.lr"]),
+        ("--nosuchflag=1", ["nosuchflag"]),
+        ("loose", ["loose"]),
+        ("--config=bret.py", ["bret.py", "bert.py"]),
+        ("--config=bert.py:bse", ["bse", "base"]),
+    ],
+)
+def test_bad_arguments_get_one_line(argument, words):
+    with pytest.raises(UserError) as caught:
+        config.parse(["--config=bert.py:smoke", argument])
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(word in text for word in words), text
+
+
+def test_config_is_needed():
+    with pytest.raises(UserError, match="--config is missing"):
+        config.parse([])
+
+
+# ---------------------------------------------------------------- durations
+def test_a_unit_given_clears_the_others():
+    made = parse("--config.total.epochs=2.5", "--config.optim.warmup.percent=10")
+    assert made.total.to_dict() == dict(
+        steps=None, epochs=2.5, examples=None, tokens=None, percent=None
+    )
+    assert made.optim.warmup.steps is None
+    assert config.steps(made, "total", examples=320) == 100  # batches of 8
+    assert config.steps(made, "optim.warmup", 320, total=100) == 10
+
+
+@pytest.mark.parametrize(
+    "given, steps",
+    [
+        (dict(steps=7), 7),
+        (dict(examples=80), 10),
+        (dict(examples=81), 11),
+        (dict(tokens=8 * 64 * 5), 5),
+        (dict(tokens=8 * 64 * 5 + 1), 6),
+        (dict(epochs=1), 13),  # 100 examples in batches of 8
+        (dict(epochs=0.08), 1),
+        (dict(percent=10), 20),
+        (dict(percent=0.1), 1),
+        (dict(steps=0), 0),
+    ],
+)
+def test_units(given, steps):
+    made = parse()
+    made.eval.every = config.duration(**given)
+    assert config.steps(made, "eval.every", examples=100, total=200) == steps
+
+
+def test_rounding_does_not_add_a_step():
+    """0.1 + 0.2 and its like: 30 percent of 1,000 is 300."""
+    made = parse()
+    for percent in range(1, 101):
+        made.eval.every = config.duration(percent=percent)
+        assert config.steps(made, "eval.every", None, total=1000) == percent * 10
+
+
+@pytest.mark.parametrize(
+    "arguments, word",
+    [
+        (["total.steps=5", "total.epochs=1"], "total needs one of .*steps and epochs"),
+        (["total.steps=-5"], "total.steps=-5 is negative"),
+        (["total.epochs=nan"], "total.epochs=nan is negative|nan"),
+        (["optim.warmup.percent=-1"], r"optim\.warmup\.percent"),
+    ],
+)
+def test_bad_durations(arguments, word):
+    with pytest.raises(UserError, match=word):
+        parse(*(f"--config.{a}" for a in arguments))
+
+
+def test_units_that_lack_their_whole():
+    made = parse("--config.total.percent=50")
+    with pytest.raises(UserError, match="no whole"):
+        config.steps(made, "total", 100)
+    made = parse("--config.total.epochs=1")
+    with pytest.raises(UserError, match="needs data"):
+        config.steps(made, "total", None)
+
+
+# ---------------------------------------------------------------- what differs
+def test_differences():
+    a = parse()
+    b = parse("--config.optim.lr=0.5", "--config.total.epochs=1")
+    assert config.differences(a, a.copy_and_resolve_references()) == []
+    lines = config.differences(a, b)
+    assert [x.split(":")[0] for x in lines] == [
+        "optim.lr",
+        "total.epochs",
+        "total.steps",
+    ]
+    assert lines[0].endswith("-> 0.5")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "log.every.steps=3",
+        "log.writers=jsonl",
+        "eval.every.epochs=1",
+        "checkpoint.keep_last=9",
+        "checkpoint.every.percent=1",
+        "mesh.fsdp=2",
+        "data.engine=tf",
+        "data.cache=/elsewhere",
+        "data.train=other.txt",
+        "data.valid=other.txt",
+        "data.vocab=other.txt",
+    ],
+)
+def test_what_is_never_compared(argument):
+    assert config.differences(parse(), parse(f"--config.{argument}")) == []
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "seed=1",
+        "batch_size=16",
+        "accumulate=2",
+        "dtype=bfloat16",
+        "data.length=32",
+        "data.lower_case=True",
+        "data.mask_rate=0.2",
+        "model.hidden_size=64",
+        "optim.warmup.steps=1",
+        "eval.examples=8",
+        "init_from=elsewhere",
+    ],
+)
+def test_what_is_compared(argument):
+    (line,) = config.differences(parse(), parse(f"--config.{argument}"))
+    assert line.startswith(f"{argument.split('=')[0]}: ")
+
+
+# ---------------------------------------------------------------- checks
+@pytest.mark.parametrize(
+    "argument, word",
+    [
+        ("objective=mlmm", "objective='mlmm' is unknown; did you mean 'mlm'"),
+        ("objective=base", "objective='base'"),
+        ("objective=no.such.module", "no module"),
+        ("data.engine=spark", r"data\.engine='spark'"),
+        ("data.length=4", r"data\.length=4"),
+        ("data.length=4096", r"model\.max_position_embeddings=512"),
+        ("batch_size=0", "batch_size=0"),
+        ("accumulate=0", "accumulate=0"),
+        ("checkpoint.keep_last=1", r"checkpoint\.keep_last=1"),
+        ("data.max_line_bytes=0", r"data\.max_line_bytes"),
+        ("data.max_predictions=0", r"data\.max_predictions=0"),
+        ("data.max_predictions=65", r"data\.max_predictions=65"),
+        ("dtype=float16", "dtype='float16'"),
+        ("model.size=bsae", "did you mean 'base'"),
+        ("model.num_attention_heads=3", "num_attention_heads=3"),
+        ("model.hidden_act=relu", "hidden_act"),
+        ("log.writers=tensorbord", "did you mean 'tensorboard'"),
+        ("data.masking=brt", r"data\.masking='brt'.*did you mean 'bert'"),
+        ("data.plan=pair", r"data\.plan='pair'.*did you mean 'pairs'"),
+        ("data.mask_unit=words", r"data\.mask_unit"),
+        ("data.mask_rate=1.5", r"data\.mask_rate"),
+    ],
+)
+def test_wrong_values_are_seen_without_data(argument, word):
+    made = parse(f"--config.{argument}")
+    with pytest.raises(UserError, match=word):
+        config.check(made)
+
+
+def test_an_objective_and_a_plan_that_do_not_go_together():
+    made = parse("--config.data.plan=full_sentences")
+    with pytest.raises(UserError, match=r"needs sentence pairs.*not 'full_sentences'"):
+        config.check_plan(made, frozenset({"mlm", "nsp"}))
+    config.check_plan(made, frozenset({"mlm"}))
+
+
+def test_model_sizes_follow_and_override():
+    made = parse("--config.model.hidden_size=96", "--config.model.num_hidden_layers=1")
+    cfg = config.encoder_config(made, 1000)
+    assert (cfg.hidden_size, cfg.num_hidden_layers, cfg.head_dim) == (96, 1, 48)
+    assert (cfg.intermediate_size, cfg.vocab_size) == (384, 1000)
+    made.model.vocab_size = 1024  # padding
+    assert config.encoder_config(made, 1000).vocab_size == 1024
+    made.model.vocab_size = 999
+    with pytest.raises(UserError, match="999 is smaller than the tokenizer's 1000"):
+        config.encoder_config(made, 1000)
+
+
+def test_dtype_by_backend():
+    made = parse(name="bert.py:tiny")
+    assert config.encoder_config(made, 9, "cpu").dtype == "float32"
+    assert config.encoder_config(made, 9, "tpu").dtype == "bfloat16"
+
+
+def test_a_config_of_an_earlier_version_keeps_its_values():
+    old = json.loads(config.to_json(parse("--config.optim.lr=0.25")))
+    del old["optim"]["schedule"], old["deterministic"]
+    made = config.from_json(json.dumps(old))
+    assert made.optim.lr == 0.25 and made.optim.schedule == "linear"
+
+
+# ---------------------------------------------------------------- names
+def test_registry():
+    assert registry.pick("k", "b", {"a": 1, "b": 2}) == 2
+    with pytest.raises(UserError, match="k='x' is unknown; known: a, b"):
+        registry.pick("k", "x", {"a": 1, "b": 2})
+    assert registry.check_module("objective", "mlm", "bertjax.objectives") == (
+        "bertjax.objectives.mlm"
+    )
+    assert registry.check_module("objective", "json.tool", "bertjax.objectives") == (
+        "json.tool"
+    )
+    for name in ("nosuch.tool", "json.nosuch", "..", "json."):
+        with pytest.raises(UserError, match="no module"):
+            registry.check_module("objective", name, "bertjax.objectives")
