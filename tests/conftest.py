@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +85,19 @@ def command(environment: dict[str, str]) -> Command:
     """Run `python -m bertjax.NAME ARGUMENTS`; the result holds what it said."""
 
     def run(
-        name: str, *arguments: Any, env: dict[str, str] | None = None, **more: Any
+        name: str,
+        *arguments: Any,
+        env: dict[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, "-m", f"bertjax.{name}", *map(str, arguments)],
+            [*before, sys.executable, "-m", f"bertjax.{name}", *map(str, arguments)],
             cwd=ROOT,
             env={**environment, **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=400,
-            **more,
         )
 
     return run
