@@ -256,7 +256,9 @@ def train(
 
     speak(f"ready after {time.monotonic() - begun:.1f} s")
     stop.training = True
-    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+    # Without jit (JAX_DISABLE_JIT=1, to debug) every constant is a transfer.
+    guard = "allow" if jax.config.jax_disable_jit else "disallow"
+    with jax.set_mesh(mesh), jax.transfer_guard(guard):
         while done < total and not asked:
             waiting = time.monotonic()
             batch = next(feeder)

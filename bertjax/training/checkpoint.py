@@ -6,7 +6,9 @@ number: a kill at any moment leaves no number on something half-written.
 """
 
 import json
+import logging
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +31,7 @@ class Checkpoints:
         self.folder = workdir / "checkpoints"
         self.keep_last, self.keep_every = keep_last, keep_every
         self.primary = jax.process_index() == 0
+        hush()
         self.saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self.finisher: threading.Thread | None = None
         self.failed: BaseException | None = None
@@ -77,7 +80,9 @@ class Checkpoints:
                 _remove(temporary)
 
     def _error(self, step: int, error: BaseException) -> UserError:
-        said = " ".join(str(error).split())[:300]
+        said = " ".join(str(error).split())
+        if len(said) > 300:  # the reason stands at the end
+            said = f"{said[:100]} ... {said[-180:]}"
         return UserError(f"cannot write {self.folder}/{step}: {said}")
 
     def _prune(self) -> None:
@@ -115,6 +120,20 @@ class Checkpoints:
         """Finish the save under way and stop."""
         self.wait()
         self.saver.close()
+
+
+def hush() -> None:
+    """Keep orbax and tensorstore from printing what they also raise.
+
+    A full disk is one line of ours, not twenty tracebacks of their threads.
+    """
+
+    def ignore_closed_loops(raised: Any) -> None:
+        if str(raised.exc_value) != "Event loop is closed":  # writes under way
+            sys.__unraisablehook__(raised)
+
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    sys.unraisablehook = ignore_closed_loops
 
 
 def _tree(folder: Any) -> Any:
