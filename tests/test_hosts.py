@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes, as on a pod: launch/local_hosts.py against one process."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
+
+from bertjax.training import manifest
+
+pytestmark = pytest.mark.xdist_group("hosts")
+NO_DROPOUT = [
+    "--config.model.hidden_dropout_prob=0.0",
+    "--config.model.attention_probs_dropout_prob=0.0",
+]
+
+
+def start(hosts, devices, arguments, environment):
+    return subprocess.Popen(
+        [
+            *(sys.executable, "launch/local_hosts.py"),
+            *(f"--hosts={hosts}", f"--devices={devices}", "--", *arguments),
+        ],
+        cwd=ROOT,
+        # Programs with collectives are not taken from a cache.
+        env=environment | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def launch(*given):
+    """Return (exit status, what was said)."""
+    process = start(*given)
+    try:
+        said, _ = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def without_dropout(arguments):
+    return [*arguments, *NO_DROPOUT, "--config.log.writers=jsonl"]
+
+
+def test_two_processes(command, without_dropout, environment, tmp_path):
+    """Also: they resume together, and a config at fault ends all of them with 2."""
+    arguments = [*without_dropout, "--config.total.steps=4"]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    succeeded(command("train", *arguments, f"--workdir={alone}"))
+    arguments.append(f"--workdir={together}")
+    code, said = launch(2, 2, arguments, environment)
+    assert code == 0, said
+    assert train_losses(together) == pytest.approx(train_losses(alone), rel=1e-5)
+    a, b = (timeless(read_rows(w))[-1] for w in (alone, together))
+    assert a == pytest.approx(b, rel=1e-5)
+    run = json.loads((together / "run.json").read_text())
+    assert (run["processes"], run["devices"]) == (2, 4)
+    rows = read_rows(together)
+    code, said = launch(2, 2, arguments, environment)
+    assert code == 0 and "done" in said
+    assert read_rows(together) == rows
+    code, said = launch(2, 2, [*arguments, "--config.optim.lrr=1"], environment)
+    assert code == 2 and "lrr" in said and "Traceback" not in said
+
+
+def test_batches_do_not_depend_on_hosts(command, without_dropout):
+    found = [
+        json.loads(succeeded(command("show", *without_dropout, "--json", *more)).stdout)
+        for more in (["--batches=20"], ["--batches=20", "--hosts=2"])
+    ]
+    assert found[0]["batch_sha256"] == found[1]["batch_sha256"]
+
+
+def test_a_batch_that_does_not_divide(command, without_dropout, environment, tmp_path):
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
+    more = [f"--workdir={tmp_path / 'w'}"]
+    refused(command("train", *without_dropout, *more, env=env), "batch_size=8", "3")
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_all(without_dropout, environment, tmp_path):
+    workdir = tmp_path / "run"
+    arguments = [*without_dropout, "--config.total.steps=3000"]
+    process = start(2, 2, [*arguments, f"--workdir={workdir}"], environment)
+    rows = workdir / "metrics.jsonl"
+    while process.poll() is None:
+        if rows.exists() and rows.read_bytes().count(b"\n") > 3:
+            process.send_signal(signal.SIGTERM)
+            break
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 143, said
+    last = read_rows(workdir)[-1]["step"]
+    assert manifest.steps(workdir)[-1] == last < 3000
+
+
+@pytest.mark.slow
+def test_every_layout_makes_the_same_run(
+    command, without_dropout, environment, tmp_path
+):
+    """1 device, 8 devices, 2 x 4 devices, 4-fold accumulation: 20 steps."""
+    arguments = [*without_dropout, "--config.total.steps=20"]
+    arguments += ["--config.batch_size=16"]
+    compiled = {"XLA_FLAGS": ""}
+
+    def run(name, *more, flags=""):
+        workdir = tmp_path / name
+        env = {"XLA_FLAGS": flags}
+        done = command("train", *arguments, *more, f"--workdir={workdir}", env=env)
+        succeeded(done)
+        return workdir
+
+    eight = "--xla_force_host_platform_device_count=8"
+    one = run("one")
+    others = [
+        run("eight", flags=eight),
+        run("fsdp", "--config.mesh.data=2", "--config.mesh.fsdp=4", flags=eight),
+        run("accumulated", "--config.accumulate=4"),
+        tmp_path / "hosts",
+    ]
+    given = [*arguments, f"--workdir={others[-1]}"]
+    code, said = launch(2, 4, given, environment | compiled)
+    assert code == 0, said
+    for workdir in others:
+        assert train_losses(workdir) == pytest.approx(train_losses(one), rel=1e-5)
+        assert [r["tokens"] for r in read_rows(workdir)] == [
+            r["tokens"] for r in read_rows(one)
+        ]
+    shutil.rmtree(tmp_path)
