@@ -134,6 +134,8 @@ class Statistics:
         chosen = np.zeros(ids.shape, bool)
         chosen[row, at] = True
         starts = self.tokenizer.word_starts[ids] | self.special[ids]
+        # Behind a special token, and so at the start of a row, a word begins.
+        starts[:, 1:] |= self.special[ids[:, :-1]]
         starts[:, 0] = True
         word = np.cumsum(starts.ravel()) - 1
         pieces = np.bincount(word, real.ravel(), minlength=word[-1] + 1)

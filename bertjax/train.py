@@ -9,10 +9,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
@@ -74,10 +73,18 @@ def train(
         c.check_init_from(config.init_from)
     if path is not None:
         c.check_workdir(path, config, allow_config_change)
-    restored = None
+
+    def finished(path: Any, restored: int | None) -> bool:
+        # With a changed config a longer total may follow.
+        return not allow_config_change and workdir.is_done(
+            path, restored, scored=bool(config.data.valid)
+        )
+
+    restored = held = None
     if path is not None and not multihost:
+        held = workdir.lock(path)
         restored = manifest.newest_intact(path, say)
-        if is_done(path, restored, allow_config_change):
+        if finished(path, restored):
             say(f"{path} is done: step {restored}")
             return 0
     if config.deterministic:
@@ -95,10 +102,11 @@ def train(
     if multihost:
         hosts.initialize()
         stop.install()  # initialising replaced the handler of SIGTERM
-        if hosts.is_primary():
+        if hosts.is_primary() and path is not None:
+            held = workdir.lock(path)
             restored = manifest.newest_intact(path, say)
         restored = hosts.from_primary(restored)
-        if is_done(path, restored, allow_config_change):
+        if hosts.from_primary(finished(path, restored)):
             return 0
     primary = hosts.is_primary()
     speak = say if primary else lambda text: None
@@ -120,7 +128,7 @@ def train(
     hashes = {name: store.content_hash for name, store in stores.items()}
     hosts.check_equal("the prepared text", [*hashes.values()])
     if path is not None and restored is not None:
-        check_text(path, hashes)
+        workdir.check_text(path, hashes)
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
@@ -179,7 +187,13 @@ def train(
     facts |= {"devices": mesh.devices.size, "processes": jax.process_count()}
     facts["device_kind"] = mesh.devices.flat[0].device_kind
     if primary:
-        begin_workdir(path, config, overrides or {}, prepared, facts)
+        workdir.begin(
+            path,
+            {"config.json": c.to_json(config), "overrides.json": json.dumps(overrides)},
+            facts,
+            tokenizer.save,
+            prepared.train.counts,
+        )
     hosts.barrier("workdir")
     saved = Checkpoints(path, config.checkpoint.keep_last, config.checkpoint.keep_every)
     wanted = state.with_shardings(shapes, shardings)
@@ -212,15 +226,32 @@ def train(
         "version": __version__,
     }
     source = stream(lambda i: batches.batch(i, rows), done, total, config.data.engine)
-    feeder = feed.to_devices(source, mesh, config.batch_size)
     slots = config.batch_size * config.data.length
     meter = Meter(slots, slots * flops(cfg, config, batches), peak_flops(mesh))
     pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
-    asked = False
+    asked = unscored = False
 
     def write(row: dict[str, Any]) -> None:
         for writer in writers:
             writer.write(row)
+
+    # A signal may reach one process of many: it travels with the batches, so that all
+    # learn of it at the same step. A single process need not wait for that.
+    alone = jax.process_count() == 1
+
+    def asked_alone() -> bool:
+        return alone and bool(stop.number)
+
+    def with_flag(batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for batch in batches:
+            if not alone:
+                batch["stop"] = feed.flag(mesh, bool(stop.number))
+            yield batch
+
+    def is_due(name: str) -> bool:
+        return done == total or done % every[name] == 0
+
+    feeder = with_flag(feed.to_devices(source, mesh, config.batch_size))
 
     def drain(keep: int) -> None:
         """Look at steps that have run: count, refuse what is not finite, write rows."""
@@ -243,91 +274,62 @@ def train(
             if at % every["log"] == 0 or at == total:
                 write({"step": at, "tokens": tokens, **values, **meter.row()})
 
-    def evaluate_all() -> None:
+    def evaluate_all() -> bool:
+        """Score every validation set and write the row; False when broken off."""
         scores = {}
         for name, function in zip(prepared.valid, valid, strict=True):
             made = function.eval_batches(
                 config.batch_size, examples=config.eval.examples or None, rows=rows
             )
-            made = feed.to_devices(made, mesh, config.batch_size)
-            values = step.run_eval(evaluate, current.params, made)
+            made = with_flag(feed.to_devices(made, mesh, config.batch_size))
+            values = step.run_eval(evaluate, current.params, made, asked_alone)
+            if values is None:
+                return False
             scores |= {f"eval/{name}/{term}": v for term, v in values.items()}
         write({"step": done, "tokens": tokens, **scores})
+        return True
 
+    owed = bool(valid) and restored is not None and is_due("eval")
+    owed = owed and not hosts.from_primary(primary and workdir.has_scores(path, done))
     speak(f"ready after {time.monotonic() - begun:.1f} s")
     stop.training = True
     # Without jit (JAX_DISABLE_JIT=1, to debug) every constant is a transfer.
     guard = "allow" if jax.config.jax_disable_jit else "disallow"
     with jax.set_mesh(mesh), jax.transfer_guard(guard):
+        if owed:  # an evaluation that a signal broke off
+            asked = unscored = not evaluate_all()
         while done < total and not asked:
             waiting = time.monotonic()
             batch = next(feeder)
             meter.waited += time.monotonic() - waiting
-            if jax.process_count() > 1:
-                batch["stop"] = feed.flag(mesh, bool(stop.number))
             current, metrics = update(current, batch)
             done += 1
             pending.append((done, metrics))
             drain(keep=LAG)
-            if jax.process_count() == 1:
-                asked = bool(stop.number)
-            at_eval = bool(valid) and (done == total or done % every["eval"] == 0)
-            at_save = asked or done == total or done % every["checkpoint"] == 0
-            if at_eval or at_save:
+            asked = asked or asked_alone()
+            at_eval = bool(valid) and is_due("eval")
+            if at_eval or asked or is_due("checkpoint"):
                 drain(keep=0)
                 paused = time.monotonic()
                 # Rows first: a saved step implies that its rows are in the file.
-                if at_eval:
-                    evaluate_all()
+                unscored = at_eval and not evaluate_all()
+                asked = asked or unscored
                 for writer in writers:
                     writer.flush()
-                if at_save:
+                if asked or is_due("checkpoint"):
                     saved.save(done, current, meta | {"tokens": tokens})
                 meter.paused += time.monotonic() - paused
     saved.close()
     source.close()
     for writer in writers:
         writer.close()
-    if done < total:
+    if held is not None:
+        held.close()
+    if done < total or unscored:
         speak(f"stopped by a signal after step {done}, which is saved")
         return stop.status
     speak(f"done: step {done}, {tokens:,} tokens, {path}")
     return 0
-
-
-def is_done(path: Any, restored: int | None, may_grow: bool) -> bool:
-    """True when the newest checkpoint is the run's last (a longer total may follow)."""
-    if path is None or restored is None or may_grow:
-        return False
-    return restored == workdir.read_json(path / "run.json").get("total_steps")
-
-
-def check_text(path: Any, hashes: dict[str, str]) -> None:
-    """Refuse to go on with other text than the run began with."""
-    for name, old in workdir.read_json(path / "run.json").get("stores", {}).items():
-        if hashes.get(name) != old:
-            key = "data.train" if name == "train" else "data.valid"
-            raise UserError(
-                f"{key}: the text or its tokenizer changed: {path} was trained on "
-                f"{name} {old[:16]}, now it is {hashes.get(name, 'absent')[:16]}"
-            )
-
-
-def begin_workdir(
-    path: Any, config: ConfigDict, overrides: Any, prepared: Any, facts: Any
-) -> None:
-    """Write what the run is, before its first step."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        workdir.write_directory(path / "tokenizer", prepared.tokenizer.save)
-        with (path / "unigram.npy").open("wb") as f:
-            np.save(f, prepared.train.counts)
-        workdir.write_text(path / "config.json", c.to_json(config))
-        text = json.dumps(overrides, indent=1, sort_keys=True) + "\n"
-        workdir.write_text(path / "overrides.json", text)
-        workdir.record_run(path / "run.json", facts)
-    except OSError as e:
-        raise UserError(f"--workdir={path} cannot be written: {e}") from e
 
 
 def flops(cfg: Any, config: ConfigDict, batches: Any) -> float:

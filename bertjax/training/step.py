@@ -98,8 +98,20 @@ def make_train_step(
 
 
 def make_eval_step(sums_fn: SumsFn) -> Callable[[Any, Batch], Sums]:
-    """Make evaluate(params, batch) -> {term: (sum, weight)}, dropout off."""
-    return lambda params, batch: sums_fn(params, batch, None)
+    """Make evaluate(params, batch) -> {term: (sum, weight)}, dropout off.
+
+    A batch may carry `stop` (see feed.flag); it comes back as the sum of that name.
+    """
+
+    def evaluate(params: Any, batch: Batch) -> Sums:
+        batch = dict(batch)
+        stop = batch.pop("stop", None)
+        sums = dict(sums_fn(params, batch, None))
+        if stop is not None:
+            sums["stop"] = (jnp.sum(stop), jnp.ones(()))
+        return sums
+
+    return evaluate
 
 
 def compile_train_step(
@@ -111,9 +123,15 @@ def compile_train_step(
 
 
 def run_eval(
-    evaluate: Callable[[Any, Batch], Sums], params: Any, batches: Iterable[Batch]
-) -> dict[str, float]:
-    """Evaluate all batches: {term: sum of sums / sum of weights}, summed in float64."""
+    evaluate: Callable[[Any, Batch], Sums],
+    params: Any,
+    batches: Iterable[Batch],
+    asked: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Evaluate all batches: {term: sum of sums / sum of weights}, summed in float64.
+
+    Returns None when it was broken off: `asked` said so, or a batch's `stop` did.
+    """
     total: dict[str, list[float]] = {}
     pending: list[Sums] = []
 
@@ -127,7 +145,10 @@ def run_eval(
     for batch in batches:
         pending.append(evaluate(params, batch))
         collect(keep=2)
+        if asked() or total.get("stop", [0])[0]:
+            return None
     collect(keep=0)
+    total.pop("stop", None)
     return {term: v / w if w else 0.0 for term, (v, w) in total.items()}
 
 

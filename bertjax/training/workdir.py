@@ -2,6 +2,9 @@
 """The files at the top of a workdir: what was asked for, what it ran on."""
 
 import datetime
+import fcntl
+import getpass
+import hashlib
 import importlib.metadata
 import json
 import platform
@@ -11,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertjax import __version__
+import numpy as np
+
+from bertjax import UserError, __version__
 
 PACKAGES = (
     "jax",
@@ -65,6 +70,24 @@ def write_text(path: Any, text: str) -> None:
     draft.replace(path)
 
 
+def lock(path: Any) -> Any:
+    """Keep a second process of this machine out of a workdir, as long as it is open.
+
+    Raises UserError when another one is there. The kernel lets go when a process dies.
+    """
+    if is_remote(path):
+        return None
+    key = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
+    name = f"bertjax-{getpass.getuser()}-{key}.lock"
+    file = open(Path(tempfile.gettempdir()) / name, "w")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        file.close()
+        raise UserError(f"--workdir={path}: another process trains in it") from e
+    return file
+
+
 def read_json(path: Any) -> dict[str, Any]:
     """Return the object in a file; {} where there is no whole one."""
     try:
@@ -96,6 +119,27 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
+def has_scores(workdir: Any, step: int) -> bool:
+    """True when metrics.jsonl holds an evaluation of this step."""
+    rows = map(json.loads, rows_up_to(workdir / "metrics.jsonl", step))
+    return any(r["step"] == step and any(k[:5] == "eval/" for k in r) for r in rows)
+
+
+def rows_up_to(path: Any, step: int) -> list[str]:
+    """Return the complete lines of a metrics file whose step is at most `step`."""
+    if not path.exists():
+        return []
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if line.endswith("\n") and row["step"] <= step:
+            kept.append(line)
+    return kept
+
+
 def record_run(path: Any, facts: dict[str, Any]) -> None:
     """Write run.json: these facts, versions, machine; one more line of its history."""
     old = read_json(path)
@@ -107,3 +151,46 @@ def record_run(path: Any, facts: dict[str, Any]) -> None:
         "starts": [*old.get("starts", []), start],
     }
     write_text(path, json.dumps(run, indent=1, sort_keys=True) + "\n")
+
+
+def is_done(path: Any, restored: int | None, scored: bool) -> bool:
+    """True when the newest checkpoint is the run's last (and has its scores)."""
+    if path is None or restored is None:
+        return False
+    last = restored == read_json(path / "run.json").get("total_steps")
+    return last and (not scored or has_scores(path, restored))
+
+
+def check_text(path: Any, hashes: dict[str, str]) -> None:
+    """Refuse to go on with other text than the run began with: UserError."""
+    for name, old in read_json(path / "run.json").get("stores", {}).items():
+        if hashes.get(name) != old:
+            key = "data.train" if name == "train" else "data.valid"
+            raise UserError(
+                f"{key}: the text or its tokenizer changed: {path} was trained on "
+                f"{name} {old[:16]}, now it is {hashes.get(name, 'absent')[:16]}"
+            )
+
+
+def begin(
+    path: Any,
+    texts: dict[str, str],
+    facts: dict[str, Any],
+    save_tokenizer: Callable[[str], None],
+    counts: np.ndarray,
+) -> None:
+    """Write what the run is, before its first step.
+
+    `texts` are files by name, `facts` what run.json says beside versions, `counts` [V]
+    how often each id occurs in the training text. Raises UserError (unwritable).
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_directory(path / "tokenizer", save_tokenizer)
+        with (path / "unigram.npy").open("wb") as f:
+            np.save(f, counts)
+        for name, text in texts.items():
+            write_text(path / name, text)
+        record_run(path / "run.json", facts)
+    except OSError as e:
+        raise UserError(f"--workdir={path} cannot be written: {e}") from e

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from bertjax import UserError, registry
-from bertjax.training.workdir import is_remote
+from bertjax.training.workdir import is_remote, rows_up_to
 
 Row = dict[str, Any]
 
@@ -62,21 +62,6 @@ class JsonlWriter:
         self.flush()
         if not self.remote:
             self.file.close()
-
-
-def rows_up_to(path: Any, step: int) -> list[str]:
-    """Return the complete lines of a metrics file whose step is at most `step`."""
-    if not path.exists():
-        return []
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if line.endswith("\n") and row["step"] <= step:
-            kept.append(line)
-    return kept
 
 
 class TensorBoardWriter:
