@@ -86,20 +86,19 @@ def stop_after(step, number, arguments, environment, log):
 def test_a_signal_saves_and_the_run_resumes(
     number, status, command, arguments, environment, tmp_path
 ):
-    """Long enough that the signal finds it running; lr falls with the total."""
-    arguments = [*arguments, "--config.total.steps=400", "--config.log.writers=jsonl"]
+    """The run is long enough that the signal finds it running."""
+    arguments = [*arguments, "--config.total.steps=200", "--config.log.writers=jsonl"]
+    arguments += ["--config.eval.every.steps=100", "--config.checkpoint.every.steps=90"]
     workdir, code = stop_after(5, number, arguments, environment, tmp_path / "log")
     assert code == status, (tmp_path / "log").read_text()[-2000:]
     (*_, saved) = manifest.steps(workdir)
     rows = read_rows(workdir)
-    assert rows[-1]["step"] == saved < 400
-    shorter = [f"--config.total.steps={saved + 3}", "--allow_config_change"]
-    done = succeeded(command("train", *arguments, *shorter, f"--workdir={workdir}"))
+    assert rows[-1]["step"] == saved < 200
+    done = succeeded(command("train", *arguments, f"--workdir={workdir}"))
     assert f"resuming after step {saved}" in done.stderr
     after = read_rows(workdir)
     assert after[: len(rows)] == rows
-    steps = [r["step"] for r in after if "train/loss" in r]
-    assert steps == list(range(1, saved + 4))
+    assert [r["step"] for r in after if "train/loss" in r] == list(range(1, 201))
 
 
 def test_resumed_is_uninterrupted(command, arguments, trained, tmp_path):
@@ -177,6 +176,7 @@ def test_without_tensorflow(command, arguments, trained, tmp_path):
     assert timeless(read_rows(workdir)) == timeless(read_rows(trained))
 
 
+@pytest.mark.slow
 def test_without_jit(command, arguments, trained, tmp_path):
     """As a debugger wants it. The learning rate is still rising: nothing differs."""
     more = ["--config.total.steps=2", "--config.eval.examples=8"]
@@ -424,7 +424,7 @@ def test_a_full_disk(command, arguments, trained, tmp_path):
     env = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     done = command("train", *arguments, *more, env=env, before=limit)
     refused(done, "cannot write", "checkpoints/12", "File too large")
-    assert [p.name for p in (workdir / "checkpoints").iterdir()] == ["8"]
+    assert manifest.steps(workdir) == [8], "a number on something half-written"
     assert manifest.newest_intact(workdir, pytest.fail) == 8
     assert all(p.read_bytes() == content for p, content in whole.items())
     succeeded(command("train", *arguments, f"--workdir={workdir}"))
