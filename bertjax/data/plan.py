@@ -362,7 +362,7 @@ def _draw_pairs(
 def truncated(
     plan: Plan, ids: np.ndarray, keys: np.ndarray, pair_rule: str | None
 ) -> np.ndarray:
-    """Count the tokens that `gather` cuts off each row, i64 [b]; sentences lose none."""
+    """Count the tokens that `gather` cuts off each row, i64 [b]; 0 for sentences."""
     if plan.kind != "pairs":
         return np.zeros(len(ids), np.int64)
     _, cut_a, cut_b = _draw_pairs(plan, np.asarray(ids), keys, pair_rule)
