@@ -82,8 +82,8 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(results))
     else:
         for key, value in results.items():
-            print(f"{key:28} {value:.6g}" if isinstance(value, float) else
-                  f"{key:28} {value}")  # fmt: skip
+            said = f"{value:.6g}" if isinstance(value, float) else value
+            print(f"{key:28} {said}")
     return 0
 
 
@@ -271,10 +271,11 @@ def synthetic_batch(config: ConfigDict, vocab_size: int) -> dict[str, np.ndarray
     b, length, p = config.batch_size, config.data.length, predictions(config)
     ids = zipf_ids((b, length), 5, vocab_size)
     positions = np.linspace(1, length - 2, p).astype(np.int32)
+    halves = (np.arange(length) >= length // 2).astype(np.int32)
     return {
         "input_ids": ids,
         "attention_mask": np.ones((b, length), np.int32),
-        "token_type_ids": np.tile(np.arange(length) >= length // 2, (b, 1)) * 1,
+        "token_type_ids": np.tile(halves, (b, 1)),
         "mlm_positions": np.tile(positions, (b, 1)),
         "mlm_ids": ids[:, positions],
         "mlm_weights": np.ones((b, p), np.float32),
@@ -534,10 +535,18 @@ def shape(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
     """Describe a config to a peer, in Hugging Face's names."""
     cfg = c.encoder_config(config, vocab_size)
     names = (
-        "vocab_size hidden_size num_hidden_layers num_attention_heads "
-        "intermediate_size max_position_embeddings type_vocab_size layer_norm_eps "
-        "hidden_dropout_prob attention_probs_dropout_prob dtype"
-    ).split()
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+        "type_vocab_size",
+        "layer_norm_eps",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "dtype",
+    )
     return {name: getattr(cfg, name) for name in names} | {
         "batch_size": config.batch_size,
         "length": config.data.length,

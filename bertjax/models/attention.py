@@ -29,13 +29,18 @@ def attend(
     """Mix values by scaled dot products (Vaswani et al. 2017, equation 1).
 
     q, k, v: [B, L, H, K]; mask: boolean, broadcasts to [B, H, L, L]; result
-    [B, L, H, K]. Softmax in f32 whatever the dtype of q.
+    [B, L, H, K]. Softmax in f32 whatever the dtype of q. The division by its sum
+    happens on the result, which is smaller than the scores: dropout and the product
+    with v are linear.
     """
     with jax.named_scope("scores"):
         q = q * (q.shape[-1] ** -0.5)
         scores = jnp.einsum("BQHK,BTHK->BHQT", q, k).astype(jnp.float32)
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+        peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+        weights = jnp.exp(scores - peak)
+        total = jnp.sum(weights, axis=-1).swapaxes(1, 2)[..., None]  # [B, L, H, 1]
     with jax.named_scope("context"):
-        weights = dropout(weights, rate, rng)
-        return jnp.einsum("BHQT,BTHK->BQHK", weights, v)
+        weights = dropout(weights.astype(q.dtype), rate, rng)
+        y = jnp.einsum("BHQT,BTHK->BQHK", weights, v)
+        return (y / total).astype(q.dtype)

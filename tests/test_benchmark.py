@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bertjax import UserError, benchmark
+from bertjax import config as c
+
+CONTRACT = {
+    "tokens_per_second",
+    "step_ms",
+    "compile_seconds",
+    "peak_rss_mb",
+    "flops_per_token",
+}
+SMOKE = ["--config=bert.py:smoke", "--config.data.train=", "--json", "--rounds=2"]
+
+# A peer that takes its times from a list instead of computing.
+PEER = """
+import json, sys
+shape = json.loads(sys.argv[1])
+speak = lambda reply: print(json.dumps(reply), flush=True)
+print("libraries may say things here")
+speak({"tokens": shape["batch_size"] * shape["length"], "compile_seconds": 0.5})
+for line in sys.stdin:
+    speak({"seconds": {"masking": 1000.0 * int(line)}, "peak_rss_mb": 1e6})
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_rounds(monkeypatch):
+    monkeypatch.setattr(benchmark, "ROUND_SECONDS", 0.02)
+
+
+@pytest.fixture
+def cores():
+    """Give back the cores that a comparison pins this process away from."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def run(capsys, *argv):
+    assert benchmark.main([*SMOKE, *argv]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def config_of(*argv):
+    return c.parse([*SMOKE, *argv], benchmark.define_flags).config
+
+
+def test_step_needs_no_data(capsys):
+    found = run(capsys, "--what=step")
+    assert CONTRACT <= found.keys()
+    assert found["step_ms_min"] <= found["step_ms"] <= found["step_ms_max"]
+    per_step = 8 * 64 / found["tokens_per_second"]
+    assert per_step == pytest.approx(found["step_ms"] / 1e3)
+    assert found["parameters"] > 4_000_000  # tiny, 30,522 words: 3.9M are the words'
+
+
+def test_input_counts_masking_apart(capsys):
+    found = run(capsys, "--what=input")
+    assert CONTRACT <= found.keys()
+    assert 0 < found["masking_ms"] < found["step_ms"]
+    assert found["masking_tokens_per_second"] > found["tokens_per_second"]
+
+
+def test_fill_mask_has_two_lengths(capsys):
+    found = run(capsys, "--what=fill_mask", "--config.model.vocab_size=300")
+    assert CONTRACT <= found.keys()
+    assert found["latency_32_ms"] > 0
+    assert found["latency_128_ms"] == pytest.approx(found["step_ms"])
+
+
+def test_a_peer_takes_turns(capsys, tmp_path, cores):
+    peer = tmp_path / "peer.py"
+    peer.write_text(PEER)
+    found = run(capsys, "--what=input", f"--peer={peer}")
+    assert found["peer"]["compile_seconds"] == 0.5
+    assert found["peer"]["step_ms"] == 1e6  # rounds of one step, it is that slow
+    assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
+    assert found["ratio"] > 1000
+    assert found["peak_rss_ratio"] < 1
+    assert found["first_step_ratio"] > 1
+
+
+def test_peers_that_fail(tmp_path, cores):
+    with pytest.raises(UserError, match="no such file"):
+        benchmark.main([*SMOKE, f"--peer={tmp_path / 'none.py'}"])
+    peer = tmp_path / "peer.py"
+    peer.write_text("raise SystemExit(3)")
+    with pytest.raises(UserError, match="status 3"):
+        benchmark.main([*SMOKE, "--what=input", f"--peer={peer}"])
+
+
+def test_unknown_what():
+    with pytest.raises(UserError, match=r"--what.*step"):
+        benchmark.main([*SMOKE, "--what=stepp"])
+
+
+def test_synthetic_batch_fits_the_objective():
+    config = config_of()
+    batch = benchmark.synthetic_batch(config, 100)
+    ids, at = batch["input_ids"], batch["mlm_positions"]
+    assert ids.shape == (8, 64) and at.shape == (8, benchmark.predictions(config))
+    assert ids.min() >= 5 and ids.max() < 100
+    np.testing.assert_array_equal(np.take_along_axis(ids, at, axis=1), batch["mlm_ids"])
+    assert all(np.diff(row).min() > 0 for row in at)
+    assert {a.dtype.name for a in batch.values()} == {"int32", "float32"}
+
+
+def test_pacer_counts_steady_steps(monkeypatch, capsys):
+    """SETTLE rows after a pause are not counted; the wait is the others' mean."""
+    clock = iter([0.0, 1.0, 2.0, 10.0, 12.0, 15.0])
+    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("sys.stdin", io.StringIO("2\n1\n"))
+    pacer = benchmark.Pacer(None, 0)
+    monkeypatch.setattr(benchmark.Pacer, "facts", {"tokens": 1}, raising=False)
+    for step in range(1, 7):
+        pacer.write({"step": step, "data/wait_seconds": 0.1 * step})
+    ready, reply = map(json.loads, capsys.readouterr().out.splitlines())
+    assert ready == {"tokens": 1}
+    assert reply["seconds"]["step"] == pytest.approx((15 - 10) / 2)
+    assert reply["seconds"]["wait"] == pytest.approx(0.55)
+
+
+def test_importing_bertjax_loads_nothing_heavy():
+    code = "import sys, bertjax; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    for name in ("jax", "flax", "numpy", "tensorflow", "optax", "absl"):
+        assert f"'{name}'" not in done.stdout
