@@ -34,7 +34,7 @@ from bertjax import UserError, registry
 from bertjax import config as c
 
 VOCAB_SIZE = 30522  # of synthetic rows, unless model.vocab_size says otherwise
-ROUND_SECONDS = 2.0  # a round is as many steps as fill this
+ROUND_SECONDS = 4.0  # a round is as many steps as fill this
 SETTLE = 3  # steps of the loop that are not counted after it stood still
 Seconds = dict[str, float]
 
@@ -418,7 +418,7 @@ class Pacer:
         self.wanted = 0
 
     def write(self, row: dict[str, Any]) -> None:
-        self.rows.append((time.perf_counter(), row["data/wait_seconds"]))
+        self.rows.append((time.perf_counter(), row.get("data/wait_seconds", 0.0)))
         if row["step"] == 1:
             speak(self.facts)
         elif len(self.rows) < self.wanted:
@@ -429,11 +429,18 @@ class Pacer:
                 "step": (counted[-1][0] - begun) / len(counted),
                 "wait": statistics.mean(w for _, w in counted),
             }
+            self.rest()
             speak({"seconds": seconds, "peak_rss_mb": peak_rss_mb()})
         line = sys.stdin.readline()
         if not line:
             os._exit(0)  # the comparison is over, and cleans up the workdir
         self.rows, self.wanted = [], int(line) + SETTLE
+
+    def rest(self) -> None:
+        """Wait for the step in flight: it must not compute in the other's turn."""
+        import jax
+
+        jax.block_until_ready(jax.live_arrays())
 
     def flush(self) -> None:
         pass

@@ -123,6 +123,7 @@ def test_pacer_counts_steady_steps(monkeypatch, capsys):
     monkeypatch.setattr(benchmark.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr("sys.stdin", io.StringIO("2\n1\n"))
     pacer = benchmark.Pacer(None, 0)
+    monkeypatch.setattr(pacer, "rest", lambda: None)
     monkeypatch.setattr(benchmark.Pacer, "facts", {"tokens": 1}, raising=False)
     for step in range(1, 7):
         pacer.write({"step": step, "data/wait_seconds": 0.1 * step})
