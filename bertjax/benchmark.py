@@ -30,7 +30,7 @@ import numpy as np
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, registry
+from bertjax import UserError, build, registry
 from bertjax import config as c
 
 VOCAB_SIZE = 30522  # of synthetic rows, unless model.vocab_size says otherwise
@@ -96,43 +96,22 @@ def measure_step(config: ConfigDict) -> Measured:
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh, peak_flops
-    from bertjax.training import optim, state, step
+    from bertjax.training import state
 
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
     cfg = c.encoder_config(config, config.model.vocab_size or VOCAB_SIZE)
     objective, cfg = make_objective(config.objective, cfg)
-    o = config.optim
     # Far from the end of any schedule: the arithmetic of a step is always the same.
-    schedule = optim.make_schedule(o.schedule, o.lr, 10_000, 1_000_000)
-    tx = optim.make_optimizer(
-        o.name, schedule, wd=o.wd, b1=o.b1, b2=o.b2, eps=o.eps, clip=o.clip
-    )
-
-    def init() -> Any:
-        return objective.init(jax.random.key(config.seed))
-
-    shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings)
-    update = step.compile_train_step(
-        step.make_train_step(
-            objective.sums,
-            objective.weights,
-            objective.coefficients,
-            tx,
-            schedule,
-            seed=config.seed,
-            accumulate=config.accumulate,
-        ),
-        shardings,
-    )
-    current = state.born(init, tx, mesh, shardings)
+    update = build.make_update(config, objective, mesh, 10_000, 1_000_000)
+    current = state.born(update.init, update.tx, mesh, update.shardings)
     rows = synthetic_batch(config, cfg.vocab_size)
     local = feed.local_rows(mesh, config.batch_size)
     rows = {name: array[local] for name, array in rows.items()}
     batch = next(feed.to_devices([rows], mesh, config.batch_size))
     with jax.set_mesh(mesh):
         begun = time.perf_counter()
-        compiled = update.lower(current, batch).compile()
+        compiled = update.step.lower(current, batch).compile()
         compile_seconds = time.perf_counter() - begun
 
     def run(steps: int) -> Seconds:
@@ -149,7 +128,7 @@ def measure_step(config: ConfigDict) -> Measured:
         "tokens": config.batch_size * config.data.length,
         "compile_seconds": compile_seconds,
         "flops_per_token": per_token,
-        "parameters": sum(x.size for x in jax.tree.leaves(shapes.params)),
+        "parameters": sum(x.size for x in jax.tree.leaves(update.shapes.params)),
         "device_kind": mesh.devices.flat[0].device_kind,
     }
     if memory := compiled.memory_analysis():
@@ -286,13 +265,13 @@ def synthetic_batch(config: ConfigDict, vocab_size: int) -> dict[str, np.ndarray
 def input_batches(config: ConfigDict) -> Any:
     """Make the batch function of the config's text, or of a made-up one."""
     if config.data.train:
-        c.check_inputs(config)
-        prepared = c.prepare(config, lambda text: print(text, file=sys.stderr))
+        build.check_inputs(config)
+        prepared = build.prepare(config, lambda text: print(text, file=sys.stderr))
         tokenizer, store = prepared.tokenizer, prepared.train
     else:
         tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
     needs = {"mlm", "nsp"} if "nsp" in config.objective.split("+") else {"mlm"}
-    return c.make_batches(config, frozenset(needs), tokenizer, store)
+    return build.make_batches(config, frozenset(needs), tokenizer, store)
 
 
 def synthetic_text(vocab_size: int) -> tuple[Any, Any]:
@@ -506,7 +485,7 @@ def compare(
         ours = Turn("bertjax", [*module, *argv], temporary)
         vocab_size = config.model.vocab_size or VOCAB_SIZE
         if what == "loop":  # which has just prepared its text
-            vocab_size = c.prepare(config, lambda text: None).tokenizer.vocab_size
+            vocab_size = build.prepare(config, lambda text: None).tokenizer.vocab_size
             vocab_size = c.encoder_config(config, vocab_size).vocab_size
         if peer:
             command = [sys.executable, peer, json.dumps(shape(config, vocab_size))]

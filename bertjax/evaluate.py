@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, registry
+from bertjax import UserError, build, registry
 from bertjax import config as c
 
 
@@ -86,8 +86,8 @@ def evaluate(
         with counts.open("rb") as f:
             unigram = log_unigram(np.load(f))
     out = {}
-    for name, store in c.prepare_valid(config, tokenizer, say).items():
-        batches = c.make_batches(config, objective.needs, tokenizer, store)
+    for name, store in build.prepare_valid(config, tokenizer, say).items():
+        batches = build.make_batches(config, objective.needs, tokenizer, store)
         tally = Tally(unigram)
         made = batches.eval_batches(
             config.batch_size, examples=config.eval.examples or None

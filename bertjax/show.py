@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError
+from bertjax import UserError, build
 from bertjax import config as c
 
 
@@ -30,12 +30,14 @@ def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags)
     config = args.config
     c.check(config)
-    c.check_inputs(config)
+    build.check_inputs(config)
     if config.batch_size % args.hosts:
         raise UserError(
             f"--hosts={args.hosts} does not divide {config.batch_size} rows"
         )
-    prepared = c.prepare(config, lambda text: print(text, file=sys.stderr, flush=True))
+    prepared = build.prepare(
+        config, lambda text: print(text, file=sys.stderr, flush=True)
+    )
 
     from bertjax.data.pipeline import batch_sha256, stream
     from bertjax.objectives.base import make_objective
@@ -43,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     needs = make_objective(config.objective, cfg)[0].needs
-    batches = c.make_batches(config, needs, tokenizer, prepared.train)
+    batches = build.make_batches(config, needs, tokenizer, prepared.train)
     share = config.batch_size // args.hosts
     parts = [slice(h * share, (h + 1) * share) for h in range(args.hosts)]
 

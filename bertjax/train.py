@@ -15,7 +15,7 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, __version__, registry
+from bertjax import RunError, UserError, __version__, build, registry
 from bertjax import config as c
 from bertjax.training import manifest, workdir
 from bertjax.training.signals import StopSignal
@@ -67,7 +67,7 @@ def train(
 
     # ------------------------------------------------------------ 1. what can be seen
     c.check(config)
-    c.check_inputs(config)
+    build.check_inputs(config)
     path = None if dry_run else manifest.as_path(directory)
     if config.init_from:
         c.check_init_from(config.init_from)
@@ -120,10 +120,10 @@ def train(
 
     # ------------------------------------------------------------ 3. the data
     if primary:
-        prepared = c.prepare(config, speak)
+        prepared = build.prepare(config, speak)
     hosts.barrier("prepared")
     if not primary:  # finds it on a shared disk, makes its own elsewhere
-        prepared = c.prepare(config, speak)
+        prepared = build.prepare(config, speak)
     stores = {"train": prepared.train, **prepared.valid}
     hashes = {name: store.content_hash for name, store in stores.items()}
     hosts.check_equal("the prepared text", [*hashes.values()])
@@ -133,7 +133,7 @@ def train(
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
     batches, *valid = (
-        c.make_batches(config, objective.needs, tokenizer, s, prepared.train.counts)
+        build.make_batches(config, objective.needs, tokenizer, s, prepared.train.counts)
         for s in stores.values()
     )
     total = c.steps(config, "total", batches.n)
@@ -146,29 +146,9 @@ def train(
     from bertjax.training import state, step
     from bertjax.training.checkpoint import Checkpoints, merge, warm_start
 
-    o = config.optim
     warmup = c.steps(config, "optim.warmup", batches.n, total)
-    schedule = optim.make_schedule(o.schedule, o.lr, warmup, total)
-    tx = optim.make_optimizer(
-        o.name, schedule, wd=o.wd, b1=o.b1, b2=o.b2, eps=o.eps, clip=o.clip
-    )
-
-    def init() -> Any:
-        return objective.init(jax.random.key(config.seed))
-
-    shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings)
-    update = step.compile_train_step(
-        step.make_train_step(
-            objective.sums,
-            objective.weights,
-            objective.coefficients,
-            tx,
-            schedule,
-            seed=config.seed,
-            accumulate=config.accumulate,
-        ),
-        shardings,
-    )
+    update = build.make_update(config, objective, mesh, warmup, total)
+    shapes, shardings = update.shapes, update.shardings
     evaluate = jax.jit(step.make_eval_step(objective.sums))
     rows = feed.local_rows(mesh, config.batch_size)
     parameters = sum(x.size for x in jax.tree.leaves(shapes.params))
@@ -203,7 +183,7 @@ def train(
         tokens = manifest.read_meta(path / "checkpoints" / str(restored))["tokens"]
         speak(f"resuming after step {restored}")
     else:
-        current = state.born(init, tx, mesh, shardings)
+        current = state.born(update.init, update.tx, mesh, shardings)
         if config.init_from:
             source = c.check_init_from(config.init_from)
             taken = warm_start(source, wanted.params, speak)
@@ -302,7 +282,7 @@ def train(
             waiting = time.monotonic()
             batch = next(feeder)
             meter.waited += time.monotonic() - waiting
-            current, metrics = update(current, batch)
+            current, metrics = update.step(current, batch)
             done += 1
             pending.append((done, metrics))
             drain(keep=LAG)
