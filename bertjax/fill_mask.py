@@ -91,13 +91,13 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
 
     from bertjax.models import encoder, heads
 
-    word = params["encoder"]["embeddings"]["word"]
     cfg = encoder.without_pooler(cfg)
     beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
 
     @jax.jit
     def guess(params: Any, batch: Any) -> Any:
         hidden = encoder.apply(params["encoder"], cfg, batch).hidden
+        word = params["encoder"]["embeddings"]["word"]
         logits = heads.mlm_logits(
             params["mlm"], word, cfg, hidden, batch["mlm_positions"]
         )
