@@ -22,12 +22,12 @@ META = "meta.json"
 
 
 def as_path(path: str | Path) -> Any:
-    """Return a path object; gs:// and the like through etils."""
+    """Return an absolute path object (orbax wants one); gs:// through etils."""
     if "://" in str(path):
         from etils import epath
 
         return epath.Path(path)
-    return Path(path).expanduser()
+    return Path(path).expanduser().absolute()
 
 
 def steps(workdir: Any) -> list[int]:

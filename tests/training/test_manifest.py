@@ -142,3 +142,8 @@ def test_resolve(workdir):
     assert manifest.resolve(str(named)) == (workdir, named)
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         manifest.resolve(workdir / "nosuch")
+
+
+def test_a_relative_workdir_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert manifest.as_path("runs/x") == tmp_path / "runs" / "x"
