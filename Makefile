@@ -19,7 +19,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 quickstart: $(VENV)/.base
 	$(BIN)/python -m bertjax.train --config=quickstart.py --workdir=$(RUN)
 	@echo
-	@$(BIN)/python -m bertjax.evaluate --workdir=$(RUN) 2>/dev/null
+	@$(BIN)/python -m bertjax.evaluate --workdir=$(RUN)
 	@echo
 	@$(BIN)/python -m bertjax.fill_mask --model=$(RUN) \
 		"This function returns a [MASK] of strings." \
@@ -56,4 +56,4 @@ $(VENV)/.test: $(VENV)/.base
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) build *.egg-info

@@ -43,7 +43,7 @@ def _inputs(config: ConfigDict) -> dict[str, Any]:
     return dict(
         train=data.train,
         valid=data.valid,
-        vocab=data.vocab,
+        vocab=str(Path(data.vocab).expanduser()) if data.vocab else "",
         tokenizer_kind=data.tokenizer,
         vocab_size=data.vocab_size,
         lower_case=data.lower_case,
@@ -84,6 +84,8 @@ def make_batches(
     """
     data = config.data
     c.check_plan(config, needs)
+    if not len(tokenizer.replacement_ids):
+        raise UserError(f"data.vocab={data.vocab}: every piece is a special one")
     return pipeline.Batches(
         plan=plan.make_plan(
             store,

@@ -38,6 +38,26 @@ FREE = re.compile(
     r"|data\.(engine|cache|train|valid|vocab)"
 )
 
+# What a value may be, ends included; where None means a default it may be that too.
+RANGES = {
+    "seed": (0, 2**31 - 1),
+    "batch_size": (1, 2**20),
+    "accumulate": (1, 2**20),
+    "data.length": (8, 2**16),
+    "data.short_seq_prob": (0, 1),
+    "data.max_line_bytes": (1, 2**40),
+    "model.layer_norm_eps": (1e-15, 1),
+    "model.initializer_range": (0, 10),
+    "optim.lr": (0, 1e30),
+    "optim.wd": (0, 1e30),
+    "optim.b1": (0, 1 - 1e-9),
+    "optim.b2": (0, 1 - 1e-9),
+    "optim.eps": (0, 1),
+    "optim.clip": (0, 1e30),
+    "eval.examples": (0, 2**62),
+    "checkpoint.keep_every": (1, 2**62),
+}
+
 
 # ---------------------------------------------------------------- writing configs
 def duration(**given: float) -> ConfigDict:
@@ -165,11 +185,13 @@ def parse(
     argv: Sequence[str],
     define: Callable[[flags.FlagValues], None] | None = None,
     needs_config: bool = True,
+    words: bool = False,
 ) -> flags.FlagValues:
     """Read a command's flags; `define` adds the command's own.
 
-    The result's `config` is the resolved ConfigDict (durations with one unit each)
-    and `overrides` what the command line changed. Raises UserError in one line.
+    With `words` the rest of the line is in the result's `words`. The result's `config`
+    is the resolved ConfigDict (durations with one unit each) and `overrides` what the
+    command line changed. Raises UserError in one line.
     """
     values = flags.FlagValues()
     if define:
@@ -187,12 +209,22 @@ def parse(
         raise UserError(_unknown_key(e, argv)) from e
     except (flags.Error, TypeError, ValueError, OSError) as e:
         raise UserError(" ".join(str(e).split())) from e
-    if len(rest) > 1:
+    except Exception as e:  # whatever a config file may do
+        said = " ".join(str(e).split())
+        raise UserError(f"the config file: {type(e).__name__}: {said}") from e
+    if words:
+        flags.DEFINE_list("words", [], "", flag_values=values)
+        values.mark_as_parsed()
+        values["words"].value = rest[1:]
+    elif len(rest) > 1:
         raise UserError(f"{rest[1]!r} is no flag: write --name=value")
     if needs_config:
         if values.config is None:
             raise UserError("--config is missing, for instance --config=bert.py:mini")
         overrides = config_flags.get_override_values(values["config"])
+        lacking = sorted(flatten(base()).keys() - flatten(values.config).keys())
+        if lacking:
+            raise UserError(f"the config file: it lacks {', '.join(lacking[:5])}")
         settle_durations(values.config, overrides)
         flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)
         values.mark_as_parsed()
@@ -250,8 +282,8 @@ def settle_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
         if len(units) != 1:
             what = " and ".join(units) or "nothing"
             raise UserError(f"{name} needs one of {', '.join(UNITS)}; it has {what}")
-        if not value[units[0]] >= 0:
-            raise UserError(f"{name}.{units[0]}={value[units[0]]} is negative")
+        if not 0 <= value[units[0]] < 1e18:
+            raise UserError(f"{name}.{units[0]}={value[units[0]]} is no length of time")
 
 
 def steps(
@@ -314,18 +346,15 @@ def check(config: ConfigDict) -> None:
     for part in config.objective.split("+"):
         registry.check_module("objective", part, "bertjax.objectives", SUPPORT)
     registry.pick("data.engine", config.data.engine, dict.fromkeys(("tf", "python")))
-    for key in ("batch_size", "accumulate"):
-        if config[key] < 1:
-            raise UserError(f"{key}={config[key]} must be positive")
-    if config.data.length < 8:
-        raise UserError(f"data.length={config.data.length} is less than 8")
+    flat = flatten(config)
+    for key, (least, most) in RANGES.items():
+        if flat[key] is not None and not least <= flat[key] <= most:
+            raise UserError(f"{key}={flat[key]} is not in [{least}, {most}]")
     if config.checkpoint.keep_last < 2:
         raise UserError(
             f"checkpoint.keep_last={config.checkpoint.keep_last} is less than 2: a "
             "damaged newest checkpoint needs one before it"
         )
-    if config.data.max_line_bytes < 1:
-        raise UserError(f"data.max_line_bytes={config.data.max_line_bytes} is below 1")
     most = config.data.max_predictions
     if most is not None and not 0 < most <= config.data.length:
         raise UserError(f"data.max_predictions={most} is not in [1, data.length]")
@@ -396,12 +425,16 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
     """Refuse a workdir that cannot be one, or that holds a run of another config."""
     if path.exists() and not path.is_dir():
         raise UserError(f"--workdir={path} is a file")
+    if not workdir.is_remote(path):
+        there = next(p for p in (path, *path.parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise UserError(f"--workdir={path} cannot be written")
     file = path / "config.json"
     if not file.exists():
         return
     try:
         changes = differences(from_json(file.read_text()), config)
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
     if changes and not allow_change:
         raise UserError(
@@ -411,11 +444,14 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
 
 
 def check_init_from(path: str) -> Any:
-    """Return the checkpoint that init_from names; UserError when there is none."""
+    """Return the checkpoint that init_from names; UserError unless it is whole."""
     try:
-        return manifest.resolve(path)[1]
+        found = manifest.resolve(path)[1]
     except OSError as e:
         raise UserError(f"init_from={path}: {e}") from e
+    if wrong := manifest.problem(found):
+        raise UserError(f"init_from={path}: checkpoints/{found.name}: {wrong}")
+    return found
 
 
 def open_model(path: str, flag: str) -> tuple[ConfigDict, Any, Any, dict[str, Any]]:
@@ -443,6 +479,9 @@ def open_model(path: str, flag: str) -> tuple[ConfigDict, Any, Any, dict[str, An
 # ---------------------------------------------------------------- running commands
 def command(main: Callable[[Sequence[str]], int | None]) -> None:
     """Run a command and leave with its status; a UserError is one line and status 2."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(sys.modules["__main__"].__doc__)
+        return
     try:
         status = main(sys.argv[1:]) or 0
     except UserError as e:

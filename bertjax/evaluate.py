@@ -25,7 +25,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("step", None, "", flag_values=values)
     string("text", None, "", flag_values=values)
     string("what", "mlm", "", flag_values=values)
-    flags.DEFINE_integer("examples", None, "", flag_values=values)
+    flags.DEFINE_integer("examples", None, "", lower_bound=0, flag_values=values)
+    flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     string("dtype", "float32", "", flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         config.data.valid = args.text
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
-    scores = evaluate(config, tokenizer, checkpoint)
+    scores = evaluate(config, tokenizer, checkpoint, args.batch_size)
     if args.json:
         first, *more = scores.values()
         found = {"eval": scores} if more else first
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def evaluate(
-    config: Any, tokenizer: Any, checkpoint: Any
+    config: Any, tokenizer: Any, checkpoint: Any, batch_size: int = 32
 ) -> dict[str, dict[str, float]]:
     """Score each named validation set: {name: {"mlm_loss": ..., "tokens": ...}}.
 
@@ -80,18 +81,17 @@ def evaluate(
     objective, cfg = make_objective(config.objective, cfg)
     params = jax.device_put(restore_params(checkpoint))
     run = jax.jit(step.make_eval_step(objective.sums))
-    counts = checkpoint.parent.parent / "unigram.npy"
-    unigram = None
-    if counts.exists():
-        with counts.open("rb") as f:
-            unigram = log_unigram(np.load(f))
+    file = checkpoint.parent.parent / "unigram.npy"
+    counts = unigram = None
+    if file.exists():
+        with file.open("rb") as f:
+            counts = np.load(f)
+        unigram = log_unigram(counts)
     out = {}
     for name, store in build.prepare_valid(config, tokenizer, say).items():
-        batches = build.make_batches(config, objective.needs, tokenizer, store)
+        batches = build.make_batches(config, objective.needs, tokenizer, store, counts)
         tally = Tally(unigram)
-        made = batches.eval_batches(
-            config.batch_size, examples=config.eval.examples or None
-        )
+        made = batches.eval_batches(batch_size, examples=config.eval.examples or None)
         values = step.run_eval(run, params, map(jax.device_put, tally.count(made)))
         out[name] = {**values, **tally.results()}
     return out

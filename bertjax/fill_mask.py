@@ -25,10 +25,8 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    texts = [a for a in argv if not a.startswith("-")]
-    args = c.parse(
-        [a for a in argv if a.startswith("-")], define_flags, needs_config=False
-    )
+    args = c.parse(argv, define_flags, needs_config=False, words=True)
+    texts = args.words
     if not args.model:
         raise UserError("--model is missing: a workdir or one of its checkpoints")
     if not texts:
@@ -57,6 +55,10 @@ def main(argv: Sequence[str]) -> int:
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
     """Return [CLS] text [SEP] as ids. UserError without a blank or when too long."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"{text[:60]!r} is not UTF-8") from e
     ids = tokenizer.encode_with_masks(text)
     if tokenizer.mask_id not in ids:
         raise UserError(f"no {tokenizer.mask_token} in {text[:80]!r}: nothing to fill")

@@ -20,7 +20,7 @@ from bertjax import config as c
 
 def define_flags(values: flags.FlagValues) -> None:
     integer = flags.DEFINE_integer
-    integer("step", 0, "", lower_bound=0, flag_values=values)
+    integer("step", 0, "", lower_bound=0, upper_bound=2**40, flag_values=values)
     integer("batches", 1, "", lower_bound=1, flag_values=values)
     integer("hosts", 1, "", lower_bound=1, flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)

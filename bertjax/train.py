@@ -69,7 +69,7 @@ def train(
     c.check(config)
     build.check_inputs(config)
     path = None if dry_run else manifest.as_path(directory)
-    if config.init_from:
+    if config.init_from and not (path and manifest.steps(path)):
         c.check_init_from(config.init_from)
     if path is not None:
         c.check_workdir(path, config, allow_config_change)
@@ -107,6 +107,8 @@ def train(
             restored = manifest.newest_intact(path, say)
         restored = hosts.from_primary(restored)
         if hosts.from_primary(finished(path, restored)):
+            if hosts.is_primary():
+                say(f"{path} is done: step {restored}")
             return 0
     primary = hosts.is_primary()
     speak = say if primary else lambda text: None
@@ -127,8 +129,10 @@ def train(
     stores = {"train": prepared.train, **prepared.valid}
     hashes = {name: store.content_hash for name, store in stores.items()}
     hosts.check_equal("the prepared text", [*hashes.values()])
+    said = {}
     if path is not None and restored is not None:
-        workdir.check_text(path, hashes)
+        said = manifest.read_meta(path / "checkpoints" / str(restored))
+        workdir.check_text(path, said["stores"], hashes)
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
@@ -137,6 +141,8 @@ def train(
         for s in stores.values()
     )
     total = c.steps(config, "total", batches.n)
+    if (restored or 0) > total:
+        raise UserError(f"total is {total} steps, and {path} is at step {restored}")
     every = {
         name: max(1, c.steps(config, f"{name}.every", batches.n, total))
         for name in ("log", "eval", "checkpoint")
@@ -151,6 +157,7 @@ def train(
     shapes, shardings = update.shapes, update.shardings
     evaluate = jax.jit(step.make_eval_step(objective.sums))
     rows = feed.local_rows(mesh, config.batch_size)
+    micro = config.batch_size // config.accumulate  # what fits in memory at once
     parameters = sum(x.size for x in jax.tree.leaves(shapes.params))
     speak(
         f"{parameters:,} parameters; {batches.n:,} sequences of {config.data.length}; "
@@ -162,11 +169,26 @@ def train(
 
     # ------------------------------------------------------------ 5. where to begin
     # In this order: the workdir's checkpoint, init_from's parameters, from scratch.
+    saved = Checkpoints(path, config.checkpoint.keep_last, config.checkpoint.keep_every)
+    wanted = state.with_shardings(shapes, shardings)
+    done, tokens = restored or 0, 0
+    if restored is not None:
+        current = saved.restore(restored, wanted)
+        tokens = said["tokens"]
+        speak(f"resuming after step {restored}")
+    else:
+        current = state.born(update.init, update.tx, mesh, shardings)
+        if config.init_from:
+            source = c.check_init_from(config.init_from)
+            if manifest.read_meta(source)["tokenizer"] != tokenizer.identity:
+                raise UserError(f"init_from={source} has another tokenizer")
+            taken = warm_start(source, wanted.params, speak)
+            current = current._replace(params=merge(current.params, taken))
     facts = {"stores": hashes, "sequences": batches.n, "total_steps": total}
     facts |= {"parameters": parameters, "mesh": dict(mesh.shape)}
     facts |= {"devices": mesh.devices.size, "processes": jax.process_count()}
     facts["device_kind"] = mesh.devices.flat[0].device_kind
-    if primary:
+    if primary:  # only now: a refused command leaves the workdir as it was
         workdir.begin(
             path,
             {"config.json": c.to_json(config), "overrides.json": json.dumps(overrides)},
@@ -175,19 +197,6 @@ def train(
             prepared.train.counts,
         )
     hosts.barrier("workdir")
-    saved = Checkpoints(path, config.checkpoint.keep_last, config.checkpoint.keep_every)
-    wanted = state.with_shardings(shapes, shardings)
-    done, tokens = restored or 0, 0
-    if restored is not None:
-        current = saved.restore(restored, wanted)
-        tokens = manifest.read_meta(path / "checkpoints" / str(restored))["tokens"]
-        speak(f"resuming after step {restored}")
-    else:
-        current = state.born(update.init, update.tx, mesh, shardings)
-        if config.init_from:
-            source = c.check_init_from(config.init_from)
-            taken = warm_start(source, wanted.params, speak)
-            current = current._replace(params=merge(current.params, taken))
 
     # ------------------------------------------------------------ 6. the loop
     from bertjax.data.pipeline import stream
@@ -212,8 +221,11 @@ def train(
     asked = unscored = False
 
     def write(row: dict[str, Any]) -> None:
-        for writer in writers:
-            writer.write(row)
+        try:
+            for writer in writers:
+                writer.write(row)
+        except OSError as e:
+            raise UserError(f"--workdir={path} cannot be written: {e}") from e
 
     # A signal may reach one process of many: it travels with the batches, so that all
     # learn of it at the same step. A single process need not wait for that.
@@ -259,9 +271,11 @@ def train(
         scores = {}
         for name, function in zip(prepared.valid, valid, strict=True):
             made = function.eval_batches(
-                config.batch_size, examples=config.eval.examples or None, rows=rows
+                micro,
+                examples=config.eval.examples or None,
+                rows=feed.local_rows(mesh, micro),
             )
-            made = with_flag(feed.to_devices(made, mesh, config.batch_size))
+            made = with_flag(feed.to_devices(made, mesh, micro))
             values = step.run_eval(evaluate, current.params, made, asked_alone)
             if values is None:
                 return False

@@ -160,8 +160,8 @@ def test_rounding_does_not_add_a_step():
     "arguments, word",
     [
         (["total.steps=5", "total.epochs=1"], "total needs one of .*steps and epochs"),
-        (["total.steps=-5"], "total.steps=-5 is negative"),
-        (["total.epochs=nan"], "total.epochs=nan is negative|nan"),
+        (["total.steps=-5"], "total.steps=-5 is no length"),
+        (["total.epochs=nan"], "total.epochs=nan is no length"),
         (["optim.warmup.percent=-1"], r"optim\.warmup\.percent"),
     ],
 )
@@ -313,3 +313,46 @@ def test_registry():
     for name in ("nosuch.tool", "json.nosuch", "..", "json."):
         with pytest.raises(UserError, match="no module"):
             registry.check_module("objective", name, "bertjax.objectives")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optim.lr=-1",
+        "optim.lr=nan",
+        "optim.b1=2",
+        "data.short_seq_prob=7",
+        "eval.examples=-5",
+        "seed=99999999999999999999999",
+        "batch_size=999999999999",
+        "model.layer_norm_eps=-1",
+        "total.epochs=inf",
+        "log.writers=os.path",
+    ],
+)
+def test_senseless_values_are_refused(override):
+    name = override.split("=")[0]
+    with pytest.raises(UserError, match=name.replace(".", r"\.")):
+        config.check(
+            config.parse(["--config=bert.py:mini", f"--config.{override}"]).config
+        )
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("def get_config(:\n", "SyntaxError"),
+        ("def get_config():\n    return {}['a']\n", "config"),
+        ("import nosuchmodule\n", "nosuchmodule"),
+        (
+            "from ml_collections import ConfigDict\n"
+            "def get_config():\n    return ConfigDict({'seed': 1})\n",
+            "lacks",
+        ),
+    ],
+)
+def test_a_broken_config_file_is_one_line(tmp_path, text, words):
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        config.check(config.parse([f"--config={tmp_path}/broken.py"]).config)
+    assert "\n" not in str(caught.value)

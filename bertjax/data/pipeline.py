@@ -32,6 +32,7 @@ from bertjax.data.plan import Plan, gather, truncated
 from bertjax.registry import pick
 
 Batch = dict[str, np.ndarray]
+Rows = slice | np.ndarray | None  # of the global batch; None: all
 EVAL_SEED = (
     20181011  # the same for every run: evaluations of all runs share their masks
 )
@@ -85,7 +86,7 @@ class Batches:
             raise UserError(f"one pair objective at a time, not {' and '.join(rules)}")
         return rules[0] if rules else None
 
-    def batch(self, step: int, rows: slice | None = None) -> Batch:
+    def batch(self, step: int, rows: Rows = None) -> Batch:
         """Make the rows `rows` (default: all) of batch `step`.
 
         Returns the arrays of `plan.gather` and `masking.mask_tokens` by name.
@@ -99,7 +100,7 @@ class Batches:
         """Count the tokens cut off each row of batch `step`, i64 [B]."""
         return truncated(self.plan, *self._draw(step, None), self.pair_rule)
 
-    def _draw(self, step: int, rows: slice | None) -> tuple[np.ndarray, np.ndarray]:
+    def _draw(self, step: int, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Return the examples of rows of batch `step` and their keys."""
         index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
         epoch, slot = np.divmod(step * self.batch_size + index, self.n)
@@ -110,7 +111,7 @@ class Batches:
         return example, counter.fold(self.seed, epoch, example)
 
     def eval_batches(
-        self, batch_size: int, examples: int | None = None, rows: slice | None = None
+        self, batch_size: int, examples: int | None = None, rows: Rows = None
     ) -> Iterator[Batch]:
         """Yield one pass in natural order over all examples, or a fixed subset of them.
 

@@ -28,6 +28,8 @@ from bertjax.data.sources import Document, Source
 from bertjax.data.tokenizers import Tokenizer
 
 FORMAT = 1
+# A smaller store is checked against its checksums at every start, in a moment.
+VERIFIED = 1 << 28  # bytes
 FILES = ("tokens.bin", "sentences.bin", "documents.bin", "counts.bin")
 
 
@@ -56,6 +58,11 @@ class Store:
     def documents(self) -> np.ndarray:
         """Sentence offsets of the documents, i64 [D+1]."""
         return self._map("documents.bin", "<i8")
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its files together."""
+        return sum(self.meta["files"][name]["bytes"] for name in FILES)
 
     @cached_property
     def counts(self) -> np.ndarray:
@@ -116,6 +123,8 @@ def build_store(
         meta["sources"] = [s.name for s in sources]
         directories.make_whole(target, lambda path: writer.write(path, meta))
     store = open_store(target)
+    if store.nbytes <= VERIFIED:
+        verify(store)
     for line in store.lines():
         say(line)
     return store
@@ -131,13 +140,15 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     path = Path(path)
     try:
         meta = json.loads((path / "meta.json").read_text("utf-8"))
-        version, files = meta["format"], meta["files"]
+        version, files = int(meta["format"]), dict(meta["files"])
     except FileNotFoundError:
         raise UserError(f"{path} is not a token store: no meta.json") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise _damaged(path, "meta.json", "cannot be read") from None
     if version > FORMAT:
         raise UserError(f"{path} was written by a later version (format {version})")
+    if not set(FILES) <= files.keys() or "content_hash" not in meta:
+        raise _damaged(path, "meta.json", "cannot be read")
     for name in FILES:
         try:
             size = (path / name).stat().st_size

@@ -91,7 +91,7 @@ def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
     """
     if rng is None or rate == 0.0:
         return x
-    drop = round(rate * 65536)
+    drop = min(round(rate * 65536), 65535)
     half = (*x.shape[:-1], (x.shape[-1] + 1) // 2)
     bits = jax.random.bits(rng, half, jnp.uint32)
     low = (bits & 0xFFFF) >= drop

@@ -88,6 +88,12 @@ def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderCon
         if len(modules) > 1:
             raise UserError(f"objective={name!r}: {whole[0].__name__} stands alone")
         return whole[0].make_objective(cfg)
+    for m in modules:
+        if not hasattr(m, "make_head"):
+            raise UserError(
+                f"objective={name!r}: {m.__name__} exports no make_head or "
+                "make_objective"
+            )
     heads = [m.make_head() for m in modules]
     if len({h.name for h in heads}) < len(heads):
         raise UserError(f"objective={name!r} names a head twice")

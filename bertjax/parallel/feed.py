@@ -27,11 +27,15 @@ def check_batch_size(mesh: Mesh, batch_size: int, accumulate: int) -> None:
         )
 
 
-def local_rows(mesh: Mesh, batch_size: int) -> slice:
-    """Return the rows of the global batch that this process has to make."""
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """Return the rows of the global batch that this process has to make, ascending.
+
+    They need not be contiguous: on many slices jax orders devices by their place in
+    the torus, not by host.
+    """
     where = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
-    slices = [index[0].indices(batch_size)[:2] for index in where.values()]
-    return slice(min(s[0] for s in slices), max(s[1] for s in slices))
+    parts = {index[0].indices(batch_size)[:2] for index in where.values()}
+    return np.concatenate([np.arange(start, stop) for start, stop in sorted(parts)])
 
 
 def to_devices(

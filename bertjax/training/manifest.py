@@ -9,6 +9,7 @@ WORKDIR/damaged/<step>                    what failed its checksums
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,10 +33,17 @@ def as_path(path: str | Path) -> Any:
 
 def steps(workdir: Any) -> list[int]:
     """List the steps of WORKDIR/checkpoints in ascending order."""
-    folder = workdir / "checkpoints"
+    return _numbered(workdir / "checkpoints")
+
+
+def _numbered(folder: Any) -> list[int]:
     if not folder.is_dir():
         return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+    return sorted(
+        int(p.name)
+        for p in folder.iterdir()
+        if re.fullmatch("0|[1-9][0-9]*", p.name) and p.is_dir()
+    )
 
 
 def checksum(path: Any) -> str:
@@ -116,8 +124,12 @@ def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
             aside = aside.parent / f"{step}-{time.time_ns()}"
         folder.rename(aside)
         say(f"checkpoints/{step} is damaged: {wrong}; it is now {aside}")
-    if found:
-        raise RunError(f"no checkpoint of {workdir} is whole; nothing was started")
+    # Nothing was whole, now or at an earlier start: beginning anew would hide the loss.
+    if found or _numbered(workdir / "damaged"):
+        raise RunError(
+            f"no checkpoint of {workdir} is whole; nothing was started: look at its "
+            "damaged/, or take another workdir"
+        )
     return None
 
 

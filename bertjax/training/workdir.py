@@ -3,10 +3,10 @@
 
 import datetime
 import fcntl
-import getpass
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import tempfile
@@ -78,7 +78,7 @@ def lock(path: Any) -> Any:
     if is_remote(path):
         return None
     key = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
-    name = f"bertjax-{getpass.getuser()}-{key}.lock"
+    name = f"bertjax-{os.getuid()}-{key}.lock"
     file = open(Path(tempfile.gettempdir()) / name, "w")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,9 +91,10 @@ def lock(path: Any) -> Any:
 def read_json(path: Any) -> dict[str, Any]:
     """Return the object in a file; {} where there is no whole one."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def versions() -> dict[str, str]:
@@ -130,13 +131,14 @@ def rows_up_to(path: Any, step: int) -> list[str]:
     if not path.exists():
         return []
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    for line in text.splitlines(keepends=True):
         try:
             row = json.loads(line)
-        except ValueError:
-            continue
-        if line.endswith("\n") and row["step"] <= step:
-            kept.append(line)
+            if line.endswith("\n") and int(row["step"]) <= step:
+                kept.append(line)
+        except (ValueError, TypeError, KeyError):
+            continue  # half a line, or no row of ours
     return kept
 
 
@@ -161,9 +163,12 @@ def is_done(path: Any, restored: int | None, scored: bool) -> bool:
     return last and (not scored or has_scores(path, restored))
 
 
-def check_text(path: Any, hashes: dict[str, str]) -> None:
-    """Refuse to go on with other text than the run began with: UserError."""
-    for name, old in read_json(path / "run.json").get("stores", {}).items():
+def check_text(path: Any, before: dict[str, str], hashes: dict[str, str]) -> None:
+    """Refuse to go on with other text than the run began with: UserError.
+
+    before: the content hashes that the checkpoint names; hashes: those of now.
+    """
+    for name, old in before.items():
         if hashes.get(name) != old:
             key = "data.train" if name == "train" else "data.valid"
             raise UserError(

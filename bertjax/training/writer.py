@@ -6,10 +6,13 @@ A writer is a class with write(row), flush() and close(); a dotted name such as
 """
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 from tqdm import tqdm
@@ -65,14 +68,19 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-    """TensorBoard event files in WORKDIR/tb; later rows than `step` are hidden."""
+    """TensorBoard event files in WORKDIR/tb; later rows than `step` are hidden.
+
+    For a remote workdir they are written here and copied at each flush.
+    """
 
     def __init__(self, workdir: Any, step: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self.tb = SummaryWriter(
-            str(workdir / "tb"), purge_step=step + 1 if step else None
-        )
+        self.target = workdir / "tb"
+        self.local = self.target
+        if is_remote(workdir):
+            self.local = Path(tempfile.mkdtemp(prefix="bertjax-tb-"))
+        self.tb = SummaryWriter(str(self.local), purge_step=step + 1)
 
     def write(self, row: Row) -> None:
         for name, value in row.items():
@@ -81,9 +89,17 @@ class TensorBoardWriter:
 
     def flush(self) -> None:
         self.tb.flush()
+        self._copy()
 
     def close(self) -> None:
         self.tb.close()
+        self._copy()
+
+    def _copy(self) -> None:
+        if self.local is not self.target:
+            self.target.mkdir(parents=True, exist_ok=True)
+            for file in self.local.iterdir():
+                (self.target / file.name).write_bytes(file.read_bytes())
 
 
 class WandbWriter:
@@ -115,9 +131,14 @@ def find_writer(name: str) -> type:
     if "." in name:
         module, _, attribute = name.rpartition(".")
         try:
-            return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as e:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as e:
             raise UserError(f"log.writers: {name!r} cannot be imported: {e}") from e
+        if not isinstance(found, type) or not hasattr(found, "write"):
+            raise UserError(f"log.writers: {name!r} is no class with a method `write`")
+        return found
+    if name == "wandb" and importlib.util.find_spec("wandb") is None:
+        raise UserError("log.writers=wandb: pip install wandb")
     return registry.pick("log.writers", name, WRITERS)
 
 
@@ -129,7 +150,10 @@ def split_names(names: str) -> list[str]:
 def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
     """Open the writers of "jsonl,tensorboard"; metrics.jsonl is written in any case."""
     wanted = dict.fromkeys(["jsonl", *split_names(names)])
-    return [find_writer(n)(workdir, step) for n in wanted]
+    try:
+        return [find_writer(n)(workdir, step) for n in wanted]
+    except OSError as e:
+        raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
 
 
 class ProgressWriter:

@@ -191,7 +191,17 @@ def test_bad_batch_sizes(rows, accumulate, word):
 
 
 def test_one_process_makes_all_rows():
-    assert feed.local_rows(make_mesh(4, 2), 16) == slice(0, 16)
+    assert feed.local_rows(make_mesh(4, 2), 16).tolist() == list(range(16))
+
+
+def test_rows_of_a_process_need_not_be_contiguous(monkeypatch):
+    class Sharding:  # two of four devices are ours, as on a torus; a twin by tensor
+        def addressable_devices_indices_map(self, shape):
+            low, high = (slice(0, 2),), (slice(4, 6),)
+            return {"a": low, "b": high, "twin of a": low}
+
+    monkeypatch.setattr(feed, "batch_sharding", lambda mesh: Sharding())
+    assert feed.local_rows(None, 8).tolist() == [0, 1, 4, 5]
 
 
 def test_batches_arrive_split_over_data_and_fsdp():

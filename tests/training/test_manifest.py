@@ -147,3 +147,16 @@ def test_resolve(workdir):
 def test_a_relative_workdir_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert manifest.as_path("runs/x") == tmp_path / "runs" / "x"
+
+
+def test_a_second_start_does_not_begin_anew(tmp_path):
+    (tmp_path / "damaged" / "8").mkdir(parents=True)
+    with pytest.raises(RunError, match="damaged"):
+        manifest.newest_intact(tmp_path, print)
+
+
+@pytest.mark.parametrize("name", ["007", "²", "saving-3", "x"])
+def test_junk_is_no_checkpoint(tmp_path, name):
+    (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "9").write_text("a file")
+    assert manifest.steps(tmp_path) == []

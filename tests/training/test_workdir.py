@@ -66,18 +66,19 @@ def test_an_evaluation_is_broken_off():
 
 
 def test_changed_text_is_refused(tmp_path):
-    workdir.begin(
-        tmp_path,
-        {"config.json": "{}"},
-        {"stores": {"train": "a" * 64, "valid": "b" * 64}},
-        lambda folder: None,
-        np.zeros(3, np.int64),
-    )
-    workdir.check_text(tmp_path, {"train": "a" * 64, "valid": "b" * 64})
+    before = {"train": "a" * 64, "valid": "b" * 64}
+    workdir.check_text(tmp_path, before, dict(before))
     with pytest.raises(UserError, match=r"data\.train"):
-        workdir.check_text(tmp_path, {"train": "c" * 64, "valid": "b" * 64})
+        workdir.check_text(tmp_path, before, before | {"train": "c" * 64})
     with pytest.raises(UserError, match=r"data\.valid"):
-        workdir.check_text(tmp_path, {"train": "a" * 64})
+        workdir.check_text(tmp_path, before, {"train": "a" * 64})
+
+
+def test_rows_that_are_none_are_left_out(tmp_path):
+    good = b'{"step": 1}\n'
+    junk = b'5\n{"step": "a"}\n\xff\xfe\n{"loss": 1}\n[1]\n'
+    (tmp_path / "metrics.jsonl").write_bytes(good + junk + b'{"step": 2}')
+    assert workdir.rows_up_to(tmp_path / "metrics.jsonl", 9) == [good.decode()]
 
 
 def test_a_bucket_holds_a_workdir(tmp_path, monkeypatch):
@@ -85,7 +86,7 @@ def test_a_bucket_holds_a_workdir(tmp_path, monkeypatch):
     from etils.epath import backend, gpath
 
     from bertjax.training import manifest
-    from bertjax.training.writer import JsonlWriter
+    from bertjax.training.writer import JsonlWriter, TensorBoardWriter
 
     class Bucket(backend._OsPathBackend):
         def __getattribute__(self, name):
@@ -114,6 +115,10 @@ def test_a_bucket_holds_a_workdir(tmp_path, monkeypatch):
             f.write("[MASK]\n")
 
     counts = np.arange(3)
+    board = TensorBoardWriter(path, 0)
+    board.write({"step": 1, "train/loss": 1.0})
+    board.close()
+    assert list((tmp_path / "run/tb").glob("events.*"))
     workdir.begin(path, {"config.json": "{}"}, {"total_steps": 2}, save, counts)
     assert (tmp_path / "run/tokenizer/vocab.txt").read_text() == "[MASK]\n"
     names = workdir.read_directory(path / "tokenizer", os.listdir)
