@@ -30,6 +30,9 @@ class RemotePath:
     def read_text(self):
         return self.stored[self.name]
 
+    def read_bytes(self):
+        return self.read_text().encode()
+
     def write_text(self, text):
         self.stored[self.name] = text
 
