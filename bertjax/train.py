@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -234,16 +234,22 @@ def train(
     def asked_alone() -> bool:
         return alone and bool(stop.number)
 
-    def with_flag(batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def late_alone() -> bool:
+        return alone and stop.overdue
+
+    def with_flag(
+        batches: Iterable[dict[str, Any]], raised: Callable[[], bool]
+    ) -> Iterator[dict[str, Any]]:
         for batch in batches:
             if not alone:
-                batch["stop"] = feed.flag(mesh, bool(stop.number))
+                batch["stop"] = feed.flag(mesh, raised())
             yield batch
 
     def is_due(name: str) -> bool:
         return done == total or done % every[name] == 0
 
-    feeder = with_flag(feed.to_devices(source, mesh, config.batch_size))
+    feeder = feed.to_devices(source, mesh, config.batch_size)
+    feeder = with_flag(feeder, lambda: bool(stop.number))
 
     def drain(keep: int) -> None:
         """Look at steps that have run: count, refuse what is not finite, write rows."""
@@ -267,7 +273,10 @@ def train(
                 write({"step": at, "tokens": tokens, **values, **meter.row()})
 
     def evaluate_all() -> bool:
-        """Score every validation set and write the row; False when broken off."""
+        """Score every validation set and write the row.
+
+        False when a signal, and then some seconds, broke it off.
+        """
         scores = {}
         for name, function in zip(prepared.valid, valid, strict=True):
             made = function.eval_batches(
@@ -275,8 +284,9 @@ def train(
                 examples=config.eval.examples or None,
                 rows=feed.local_rows(mesh, micro),
             )
-            made = with_flag(feed.to_devices(made, mesh, micro))
-            values = step.run_eval(evaluate, current.params, made, asked_alone)
+            made = feed.to_devices(made, mesh, micro)
+            made = with_flag(made, lambda: stop.overdue)
+            values = step.run_eval(evaluate, current.params, made, late_alone)
             if values is None:
                 return False
             scores |= {f"eval/{name}/{term}": v for term, v in values.items()}

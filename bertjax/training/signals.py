@@ -3,7 +3,10 @@
 
 import os
 import signal
+import time
 from types import FrameType
+
+GRACE = 10.0  # seconds; a preempted machine has about 30 in all
 
 
 class StopSignal:
@@ -16,6 +19,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.number = 0
+        self.at = 0.0
         self.training = False
 
     def install(self) -> None:
@@ -23,9 +27,14 @@ class StopSignal:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
+        self.number, self.at = number, time.monotonic()
         if not self.training:
             os._exit(128 + number)
+
+    @property
+    def overdue(self) -> bool:
+        """True when so much time has passed that an evaluation has to be broken off."""
+        return bool(self.number) and time.monotonic() - self.at > GRACE
 
     @property
     def status(self) -> int:
