@@ -125,6 +125,15 @@ def _cut(data: bytes | bytearray, start: int, limit: int) -> int:
     return end
 
 
+def _is_visible(piece: bytes, counter: Counter[str]) -> bool:
+    """False when nothing is left of a piece once cleaned; then its repairs count."""
+    repairs: Counter[str] = Counter()
+    if clean(decode(piece, repairs), repairs).strip():
+        return True
+    counter.update(repairs)
+    return False
+
+
 def _split_long(block: bytes, limit: int, known: bool, counter: Counter[str]) -> bytes:
     """Put line ends into lines over `limit` bytes; `known`: the first is counted."""
     out = []
@@ -138,8 +147,9 @@ def _split_long(block: bytes, limit: int, known: bool, counter: Counter[str]) ->
                 pieces.append(line[start:cut].strip())
                 start = cut
             pieces.append(line[start:])
-            # A blank piece must not become a blank line.
-            line = b"\n".join([p for p in pieces if p.strip()]).rstrip() + b"\n"
+            # A piece with nothing to see must not become a blank line.
+            seen = [p for p in pieces if _is_visible(p, counter)]
+            line = b"\n".join(seen).rstrip() + b"\n"
         out.append(line)
     return b"".join(out)
 

@@ -120,6 +120,7 @@ PARTS = [b"a", b" ", b"\n", b"\r", b"\r\n", b"\xe4\xb8\xad", b"\xff", b"\xe4", b
 
 @given(st.lists(st.sampled_from(PARTS), max_size=40), st.integers(1, 9))
 @example([b"a", b"\r", b"\n", b"a"], 2)
+@example([b"a"] * 8 + [b"\x00", b"\n", b"a"], 1)
 def test_chunks_do_not_matter(parts, size):
     data = b"".join(parts)
 
