@@ -94,6 +94,7 @@ def train(
     # ------------------------------------------------------------ 2. the processes
     import jax
 
+    from bertjax.models.encoder import count_params
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed, hosts
     from bertjax.parallel.mesh import make_mesh, peak_flops
@@ -158,7 +159,7 @@ def train(
     evaluate = jax.jit(step.make_eval_step(objective.sums))
     rows = feed.local_rows(mesh, config.batch_size)
     micro = config.batch_size // config.accumulate  # what fits in memory at once
-    parameters = sum(x.size for x in jax.tree.leaves(shapes.params))
+    parameters = count_params(shapes.params)
     speak(
         f"{parameters:,} parameters; {batches.n:,} sequences of {config.data.length}; "
         f"{total:,} steps of {config.batch_size}; mesh {dict(mesh.shape)}"
@@ -257,7 +258,7 @@ def train(
         while len(pending) > keep:
             at, metrics = pending.popleft()
             values = {k: v.item() for k, v in jax.device_get(metrics).items()}
-            asked = asked or values.pop("stop", 0) > 0
+            asked = values.pop("stop", 0) > 0 or asked  # popped in any case: no metric
             real = values.pop("tokens")
             tokens += real
             meter.count(real)
