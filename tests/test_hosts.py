@@ -99,7 +99,9 @@ def test_a_signal_to_one_process_stops_all(without_dropout, environment, tmp_pat
             break
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 143, said
-    last = read_rows(workdir)[-1]["step"]
+    written = read_rows(workdir)
+    assert not any("stop" in row for row in written)
+    last = written[-1]["step"]
     assert manifest.steps(workdir)[-1] == last < 3000
 
 
