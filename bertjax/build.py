@@ -4,24 +4,42 @@
 What several commands build alike; jax is imported only where the update is made.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax import config as c
-from bertjax.data import masking, pipeline, plan
-from bertjax.data import prepare as text
-from bertjax.data.sources import named_sources, parse_sources
-from bertjax.data.store import Store, build_store
-from bertjax.data.tokenizers import Tokenizer
+from bertjax.data import mixture, phases, pipeline
+from bertjax.data.masks import masking
+from bertjax.data.plans import plan
+from bertjax.data.stores import prepare as text
+from bertjax.data.stores.cache import open_cache
+from bertjax.data.stores.store import Store
+from bertjax.data.text.sources import named_sources
+from bertjax.data.vocab.tokenizers import Tokenizer
 
 
 def prepare(config: ConfigDict, say: Callable[[str], None]) -> text.Prepared:
-    """Prepare or reuse tokenizer and token stores (bertjax/data/prepare.py)."""
-    return text.prepare_data(**_inputs(config), say=say)
+    """Prepare or reuse tokenizer and token stores (bertjax/data/stores/prepare.py)."""
+    return settle(config, text.prepare_data(**inputs(config), say=say))
+
+
+def settle(config: ConfigDict, prepared: text.Prepared) -> text.Prepared:
+    """Put components in the order of their names, which decides batches.
+
+    Raises UserError for names, known only now where a field gives them, that do not go
+    with each other or with data.weights.
+    """
+    mixture.check_names(prepared.parts, prepared.valid, config.data.alpha)
+    if config.data.weights:
+        weights = mixture.read_weights(config.data.weights)
+        mixture.mixture_shares(dict.fromkeys(prepared.parts, 1), weights)
+    return prepared._replace(parts=dict(sorted(prepared.parts.items())))
 
 
 def check_inputs(config: ConfigDict) -> None:
@@ -31,14 +49,20 @@ def check_inputs(config: ConfigDict) -> None:
             "data.train is empty: give text, for instance "
             "--config.data.train='corpus/*.txt' or builtin:docs"
         )
-    if "train" in named_sources(config.data.valid):
+    data = config.data
+    train = named_sources(data.train, "data.train")
+    valid = named_sources(data.valid, "data.valid")
+    if "train" in valid:
         raise UserError("data.valid: `train` is the training text's own name")
-    given = _inputs(config)
-    del given["max_line_bytes"]
-    text.check_inputs(**given)
+    if not data.group_field:  # then the names are known when the text was read
+        mixture.check_names(train, valid, data.alpha)
+        if data.weights:
+            weights = mixture.read_weights(data.weights)
+            mixture.mixture_shares(dict.fromkeys(train, 1), weights)
+    text.check_inputs(**inputs(config))
 
 
-def _inputs(config: ConfigDict) -> dict[str, Any]:
+def inputs(config: ConfigDict) -> dict[str, Any]:
     data = config.data
     return dict(
         train=data.train,
@@ -47,8 +71,16 @@ def _inputs(config: ConfigDict) -> dict[str, Any]:
         tokenizer_kind=data.tokenizer,
         vocab_size=data.vocab_size,
         lower_case=data.lower_case,
-        cache=str(Path(data.cache).expanduser()),
+        cache=data.cache,
         max_line_bytes=data.max_line_bytes,
+        text_field=data.text_field,
+        group_field=data.group_field,
+        entity_field=data.entity_field,
+        segmenter=data.segmenter,
+        vocab_alpha=data.alpha if data.vocab_alpha is None else data.vocab_alpha,
+        vocab_weights=None
+        if data.vocab_alpha is not None
+        else mixture.read_weights(data.weights),
     )
 
 
@@ -56,55 +88,194 @@ def prepare_valid(
     config: ConfigDict, tokenizer: Tokenizer, say: Callable[[str], None]
 ) -> dict[str, Store]:
     """Prepare or reuse the stores of data.valid alone: {name: store}."""
-    data = config.data
-    return {
-        name: build_store(
-            parse_sources(value, "data.valid", "valid"),
-            tokenizer,
-            str(Path(data.cache).expanduser()),
-            max_line_bytes=data.max_line_bytes,
-            say=say,
-            label=name,
-        )
-        for name, value in named_sources(data.valid).items()
-    }
+    return text.prepare_valid(tokenizer, **inputs(config), say=say)
 
 
-def make_batches(
+class Run(NamedTuple):
+    """What a run sees: its batches, how many steps there are, and its phases."""
+
+    course: pipeline.Course
+    total: int
+    phases: tuple[phases.Phase, ...]
+
+
+def make_run(
     config: ConfigDict,
     needs: frozenset[str],
     tokenizer: Tokenizer,
-    store: Any,
-    counts: Any = None,
-) -> pipeline.Batches:
-    """Make the batch function of a store: plan, masking and order from the config.
+    parts: Mapping[str, Any],
+    tables: masking.Tables,
+    past: Sequence[phases.Phase] = (),
+    at: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Run:
+    """Make the batch function of a run from its config and the stores of data.train.
 
-    `counts` [V] are the training text's, for unigram replacements. Raises UserError
-    when the objective needs what the plan cannot give.
+    past: the phases that led to step `at` where a run goes on with another config.
+    Raises UserError when the objective needs what the plan cannot give.
     """
-    data = config.data
     c.check_plan(config, needs)
-    if not len(tokenizer.replacement_ids):
-        raise UserError(f"data.vocab={data.vocab}: every piece is a special one")
+    wanted = c.wanted_phases(config)
+    weights = mixture.read_weights(config.data.weights)
+    plans, mixtures = {}, {}
+    for length in {p.length for p in wanted}:
+        plans[length] = make_plans(config, needs, parts, length, say)
+        rows = {name: p.n for name, p in plans[length].items()}
+        mixtures[length] = mixture.make_mixture(rows, weights, config.data.alpha)
+        for line in mixtures[length].lines():
+            say(line)
+    sizes = {length: m.n for length, m in mixtures.items()}
+
+    def place(total: int) -> tuple[phases.Phase, ...]:
+        planned = phases.place_phases(wanted, total, sizes)
+        return phases.change_phases(planned, past, at)
+
+    total = phases.count_steps(*c.unit_of(config, "total"), place)
+    placed = place(total)
+    stages = [
+        pipeline.Batches(
+            plans=tuple(plans[phase.length].values()),
+            mixture=mixtures[phase.length],
+            masking=c.make_masking(config, phase.mask_rate),
+            tables=tables,
+            specials=tokenizer,
+            batch_size=phase.batch_size,
+            seed=config.seed,
+            needs=needs,
+            max_predictions=slots(config, placed, phase),
+            start=phase.start,
+            first=phase.first,
+        )
+        for phase in placed
+        if phase.start >= at or phase is [p for p in placed if p.start <= at][-1]
+    ]
+    return Run(pipeline.Course(tuple(stages)), total, placed)
+
+
+def slots(
+    config: ConfigDict, placed: Sequence[phases.Phase], phase: phases.Phase
+) -> int:
+    """Return P of a phase: enough for the highest rate of all phases of its shape."""
+    shape = phase.length, phase.batch_size
+    rates = {p.mask_rate for p in placed if (p.length, p.batch_size) == shape}
+    return max(predictions(config, phase.length, rate) for rate in rates)
+
+
+def predictions(config: ConfigDict, length: int, rate: float | None = None) -> int:
+    """Return P, the prediction slots of a row of this length."""
+    if config.data.max_predictions is not None:
+        return min(config.data.max_predictions, length)
+    made = c.make_masking(config, rate)
+    return masking.predictions_per_sequence(made, length)
+
+
+def make_eval_batches(
+    config: ConfigDict,
+    needs: frozenset[str],
+    tokenizer: Tokenizer,
+    name: str,
+    store: Any,
+    tables: masking.Tables,
+    say: Callable[[str], None] = lambda text: None,
+) -> pipeline.Batches:
+    """Make the batches of a validation store, the same for every run on this text.
+
+    One length and one mask rate, however the run's phases change theirs, and rows that
+    do not depend on the run's seed.
+    """
+    c.check_plan(config, needs)
+    seed = pipeline.EVAL_SEED
+    length = config.data.length
+    plans = make_plans(config, needs, {name: store}, length, say, seed=seed)
     return pipeline.Batches(
-        plan=plan.make_plan(
-            store,
-            data.plan,
-            data.length,
-            config.seed,
-            short_seq_prob=data.short_seq_prob,
-            cache=str(Path(data.cache).expanduser()),
-        ),
-        masking=c.make_masking(config),
-        tables=masking.make_tables(
-            tokenizer, store.counts if counts is None else counts
-        ),
+        plans=tuple(plans.values()),
+        mixture=mixture.make_mixture({name: p.n for name, p in plans.items()}),
+        masking=c.make_masking(config, config.eval.mask_rate),
+        tables=tables,
         specials=tokenizer,
         batch_size=config.batch_size,
-        seed=config.seed,
+        seed=seed,
         needs=needs,
-        max_predictions=data.max_predictions,
+        max_predictions=config.data.max_predictions,
     )
+
+
+def make_tables(
+    config: ConfigDict,
+    tokenizer: Tokenizer,
+    counts: np.ndarray | None,
+    say: Callable[[str], None] = lambda text: None,
+) -> masking.Tables:
+    """Make what masking knows of the vocabulary and of the training text's counts [V].
+
+    Reads data.similar, and says which of its words cannot be used.
+    """
+    data = config.data
+    if not len(tokenizer.replacement_ids):
+        raise UserError(f"data.vocab={data.vocab}: every piece is a special one")
+    words = None
+    if data.similar:
+        words = masking.read_similar(Path(data.similar).expanduser(), tokenizer)
+        left = ", ".join(f"{n:,} {why}" for why, n in words.skipped.items() if n)
+        say(f"{data.similar}: {len(words.keys):,} words; left out: {left or 'none'}")
+    return masking.make_tables(tokenizer, counts, words)
+
+
+def file_hashes(config: ConfigDict) -> dict[str, str]:
+    """Return a sha256 of each file beside the text that decides batches, by its key."""
+    if not config.data.similar:
+        return {}
+    with open(Path(config.data.similar).expanduser(), "rb") as file:
+        return {"data.similar": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def count_tokens(stores: Mapping[str, Any]) -> np.ndarray:
+    """Add up how often each id occurs in the stores: i64 [V]."""
+    return np.sum([store.counts for store in stores.values()], axis=0)
+
+
+def make_plans(
+    config: ConfigDict,
+    needs: frozenset[str],
+    stores: Mapping[str, Any],
+    length: int,
+    say: Callable[[str], None] = lambda text: None,
+    cache: Path | None = None,
+    seed: int | None = None,
+) -> dict[str, plan.Plan]:
+    """Plan the rows of each store; say what the plan leaves out.
+
+    Large plans are kept in `cache` (None: data.cache). seed: None is the config's.
+    """
+    data = config.data
+    cache = cache or open_cache(data.cache).root
+    rule = pipeline.pair_rule(needs)
+    made = {}
+    for name, store in stores.items():
+        try:
+            made[name] = plan.make_plan(
+                store,
+                data.plan,
+                length,
+                config.seed if seed is None else seed,
+                short_seq_prob=data.short_seq_prob,
+                pair_rule=rule,
+                packed=data.packed,
+                max_segments=data.max_segments,
+                cache=cache,
+            )
+        except UserError as e:
+            which = str(e).removeprefix("data.train or data.valid: ")
+            raise UserError(f"the text `{name}`: {which}") from None
+        for what, number in made[name].skipped.items():
+            if number:
+                say(f"{name}: {number:,} {what} left out of the plan")
+        if rule == "nsp" and len(store.documents) == 2:
+            say(
+                f"{name}: a single document, so that random next sentences come from "
+                "it as well; a blank line parts documents"
+            )
+    return made
 
 
 class Update(NamedTuple):

@@ -19,10 +19,10 @@ from ml_collections import config_dict, config_flags
 from ml_collections.config_dict import ConfigDict, placeholder
 
 from bertjax import RunError, UserError, registry
-from bertjax.data import masking, plan
-from bertjax.models.config import SIZES, EncoderConfig
-from bertjax.objectives import SUPPORT
-from bertjax.training import manifest, workdir, writer
+from bertjax.data import phases, pipeline
+from bertjax.data.masks import masking
+from bertjax.models.config import EncoderConfig
+from bertjax.models.families import FAMILIES
 
 UNITS = {
     "steps": int,
@@ -35,28 +35,8 @@ UNITS = {
 # what. Data is compared by content (run.json), not by the spelling of its path.
 FREE = re.compile(
     r"(log|checkpoint|profile|mesh)\..*|eval\.every\..*"
-    r"|data\.(engine|cache|train|valid|vocab)"
+    r"|data\.(engine|cache|train|valid|vocab|similar|segmenter)"
 )
-
-# What a value may be, ends included; where None means a default it may be that too.
-RANGES = {
-    "seed": (0, 2**31 - 1),
-    "batch_size": (1, 2**20),
-    "accumulate": (1, 2**20),
-    "data.length": (8, 2**16),
-    "data.short_seq_prob": (0, 1),
-    "data.max_line_bytes": (1, 2**40),
-    "model.layer_norm_eps": (1e-15, 1),
-    "model.initializer_range": (0, 10),
-    "optim.lr": (0, 3e38),
-    "optim.wd": (0, 3e38),
-    "optim.b1": (0, 1 - 1e-9),
-    "optim.b2": (0, 1 - 1e-9),
-    "optim.eps": (0, 1),
-    "optim.clip": (0, 3e38),
-    "eval.examples": (0, 2**62),
-    "checkpoint.keep_every": (1, 2**62),
-}
 
 
 # ---------------------------------------------------------------- writing configs
@@ -70,19 +50,24 @@ def duration(**given: float) -> ConfigDict:
 def base() -> ConfigDict:
     """Return every key a config has, with defaults; configs/*.py change what differs.
 
-    Model sizes are Hugging Face's names; those left empty follow `model.size`.
+    Model sizes are Hugging Face's names; those left empty follow `model.size` and
+    `model.family` (bertjax/models/families.py).
     """
     return ConfigDict(
         dict(
             seed=0,
-            objective="mlm",
+            objective="mlm",  # or mlm+sop, electra:generator=0.5, mlm+mine.module
             batch_size=256,  # sequences a step, over all devices and accumulation
             accumulate=1,  # micro-batches a step
             dtype="auto",  # of the computation: float32 on CPU, else bfloat16
-            init_from="",  # another run's workdir or checkpoint: its parameters
+            init_from="",  # parameters: another run's workdir, or Hugging Face's
             deterministic=False,  # on GPU: bit-equal repetition, at a cost in speed
             total=duration(steps=100_000),
+            # Length, batch size, mask rate over time (bertjax/data/phases.py), e.g.
+            # "percent=90 length=128; length=512 batch_size=64 mask_rate=0.15"
+            phases="",
             model=dict(
+                family="bert",
                 size="base",
                 **{
                     f.name: placeholder(f.type)
@@ -91,22 +76,40 @@ def base() -> ConfigDict:
                 },
             ),
             data=dict(
-                train="",  # files, globs, tfds:name:split, builtin:docs; with commas
-                valid="",  # the same, or named: wiki=a.txt,novels=b.txt
+                # Files, globs, tfds:name:split, builtin:docs, with commas; components
+                # of a mixture have names: wiki=a.txt,novels=b.txt or *=langs/*.txt
+                train="",
+                valid="",  # the same; names are those of the validation sets
+                text_field="text",  # of JSON lines, Parquet, tfds
+                group_field="",  # the field (language, domain) that parts a text
+                entity_field="",  # the field with a list of names, for mask_unit=entity
+                segmenter="",  # of words in Chinese: jieba, or jieba:DICTIONARY
+                weights="",  # of the components in the batches: wiki=3,novels=1
+                alpha=placeholder(float),  # or shares ~ size^alpha; 0.3: XLM-R
+                # Of a trained tokenizer's sample; empty: as weights or alpha.
+                vocab_alpha=placeholder(float),
                 cache="~/.cache/bertjax",  # where token stores lie
-                vocab="",  # empty: one is trained
+                vocab="",  # empty: one is trained; ids:N for integers
                 vocab_size=32_768,  # of a trained one
                 tokenizer="unigram",  # of a trained one: or bpe, wordpiece, byte_bpe
                 lower_case=placeholder(bool),  # empty: what the tokenizer's files say
                 length=128,
                 engine="tf",  # or python: the same batches without TensorFlow
-                plan="pairs",  # or full_sentences, doc_sentences
+                plan="pairs",  # or full_sentences, doc_sentences, document
                 short_seq_prob=0.1,  # pairs: share of documents with short targets
-                masking="bert",  # a preset, refined by the next keys
+                packed=False,  # several sequences a row, which do not see each other
+                max_segments=placeholder(int),  # a row; empty: max(4, length / 16)
+                # A preset: bert roberta albert electra distilbert spanbert macbert,
+                # refined by the next keys.
+                masking="bert",
                 mask_rate=placeholder(float),
-                mask_unit=placeholder(str),  # token, word
+                mask_unit=placeholder(str),  # token, word, ngram, span, entity
+                # Law of the units' lengths: 0.4,0.3,0.2,0.1 or geometric:0.2:10
+                mask_lengths=placeholder(str),
+                corruption=placeholder(str),  # of mask, random, keep: 0.8,0.1,0.1
                 replacement=placeholder(str),  # uniform, unigram
-                max_predictions=placeholder(int),  # empty: ceil(rate x length)
+                similar="",  # file of similar words, which macbert puts in
+                max_predictions=placeholder(int),  # empty: the preset's
                 paper_compat=False,  # the official code's quirks with special tokens
                 max_line_bytes=64 * 2**20,
             ),
@@ -126,6 +129,7 @@ def base() -> ConfigDict:
             eval=dict(
                 every=duration(percent=10),
                 examples=2048,  # a fixed subset of each validation set; 0: all
+                mask_rate=placeholder(float),  # empty: data.mask_rate's or the preset's
             ),
             checkpoint=dict(
                 every=duration(percent=5),
@@ -136,14 +140,15 @@ def base() -> ConfigDict:
     )
 
 
-def read_arg(arg: str | None, size: str) -> tuple[str, bool]:
+def read_arg(arg: str | None, size: str, family: str = "bert") -> tuple[str, bool]:
     """Read a config's ARG ("mini", "smoke", "mini,smoke"): (size, whether smoke)."""
     words = [w for w in (arg or "").split(",") if w]
+    sizes = FAMILIES[family].sizes
     for word in words:
-        if word != "smoke" and word not in SIZES:
-            raise registry.unknown("the config's ARG", word, [*SIZES, "smoke"])
+        if word != "smoke" and word not in sizes:
+            raise registry.unknown("the config's ARG", word, [*sizes, "smoke"])
     smoke = "smoke" in words
-    given = [w for w in words if w in SIZES]
+    given = [w for w in words if w in sizes]
     return (given or ["tiny" if smoke else size])[-1], smoke
 
 
@@ -226,6 +231,9 @@ def parse(
         if lacking:
             raise UserError(f"the config file: it lacks {', '.join(lacking[:5])}")
         settle_durations(values.config, overrides)
+        from bertjax.disk import follow_init_from  # which needs this module
+
+        follow_init_from(values.config)
         flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)
         values.mark_as_parsed()
     return values
@@ -286,29 +294,28 @@ def settle_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
             raise UserError(f"{name}.{units[0]}={value[units[0]]} is no length of time")
 
 
-def steps(
-    config: ConfigDict, name: str, examples: int | None, total: int | None = None
-) -> int:
-    """Convert a duration to steps, rounded up.
-
-    A duration in tokens counts batch_size x data.length slots a step; epochs need
-    the number of `examples`, percent the `total` steps.
-    """
+def unit_of(config: ConfigDict, name: str) -> tuple[str, float]:
+    """Return the one unit of a settled duration and its number."""
     value = durations(config)[name]
     unit = next(u for u in UNITS if value[u] is not None)
-    number, batch = value[unit], config.batch_size
-    if unit == "epochs" and examples is None:
-        raise UserError(f"{name} in epochs needs data")
-    if unit == "percent" and total is None:
-        raise UserError(f"{name}.percent: there is no whole to take a share of")
-    exact = {
-        "steps": lambda: number,
-        "epochs": lambda: number * examples / batch,
-        "examples": lambda: number / batch,
-        "tokens": lambda: number / (batch * config.data.length),
-        "percent": lambda: number * total / 100,
-    }[unit]()
-    return math.ceil(exact - 1e-9)
+    return unit, value[unit]
+
+
+def steps(config: ConfigDict, name: str, first: Any, total: int) -> int:
+    """Convert a duration to steps, rounded up; percent is of the `total` steps.
+
+    Where the batch changes in mid-run, examples, tokens (slots, padding included) and
+    epochs are those of the `first` phase (bertjax/data/phases.py).
+    """
+    unit, number = unit_of(config, name)
+    a_step = {
+        "steps": 1.0,
+        "percent": 100 / max(total, 1),
+        "examples": first.batch_size,
+        "tokens": first.batch_size * first.length,
+        "epochs": first.batch_size / first.n,
+    }[unit]
+    return math.ceil(number / a_step - 1e-9)
 
 
 # ---------------------------------------------------------------- using configs
@@ -321,8 +328,9 @@ def encoder_config(
     default_backend()) decides what dtype="auto" is.
     """
     given = {k: v for k, v in config.model.items() if v is not None}
-    shape = dict(registry.pick("model.size", given.pop("size"), SIZES))
-    shape.update(given)
+    family = registry.pick("model.family", given.pop("family"), FAMILIES)
+    size = registry.pick("model.size", given.pop("size"), family.sizes)
+    shape = {**family.fixed, **size, **given}
     shape.setdefault("intermediate_size", 4 * shape["hidden_size"])
     if shape.setdefault("vocab_size", vocab_size) < vocab_size:
         raise UserError(
@@ -333,45 +341,35 @@ def encoder_config(
     if dtype == "auto":
         dtype = "float32" if backend == "cpu" else "bfloat16"
     cfg = EncoderConfig(**shape, dtype=dtype)
-    if config.data.length > cfg.max_position_embeddings:
+    longest = max(config.data.length, *(p.length for p in wanted_phases(config)))
+    if longest > cfg.max_length:
         raise UserError(
-            f"data.length={config.data.length} is more than "
+            f"{'data.' if longest == config.data.length else 'phases: '}"
+            f"length={longest} is more than "
             f"model.max_position_embeddings={cfg.max_position_embeddings}"
+            + f" less model.position_offset={cfg.position_offset}"
+            * bool(cfg.position_offset)
         )
     return cfg
 
 
-def check(config: ConfigDict) -> None:
-    """Refuse what can be seen to be wrong without data and without jax."""
-    for part in config.objective.split("+"):
-        registry.check_module("objective", part, "bertjax.objectives", SUPPORT)
-    registry.pick("data.engine", config.data.engine, dict.fromkeys(("tf", "python")))
-    flat = flatten(config)
-    for key, (least, most) in RANGES.items():
-        if flat[key] is not None and not least <= flat[key] <= most:
-            raise UserError(f"{key}={flat[key]} is not in [{least}, {most}]")
-    if config.checkpoint.keep_last < 2:
-        raise UserError(
-            f"checkpoint.keep_last={config.checkpoint.keep_last} is less than 2: a "
-            "damaged newest checkpoint needs one before it"
-        )
-    most = config.data.max_predictions
-    if most is not None and not 0 < most <= config.data.length:
-        raise UserError(f"data.max_predictions={most} is not in [1, data.length]")
-    encoder_config(config, vocab_size=1)
-    make_masking(config)
-    registry.pick("data.plan", config.data.plan, plan.KINDS)
-    for name in writer.split_names(config.log.writers):
-        writer.find_writer(name)
+def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
+    """Read config.phases; without it, one phase of the config's own values."""
+    data = config.data
+    return phases.parse_phases(
+        config.phases, config.batch_size, data.length, data.mask_rate
+    )
 
 
-def make_masking(config: ConfigDict) -> masking.Masking:
-    """Make the masking that data.masking and its refinements name."""
+def make_masking(config: ConfigDict, rate: float | None = None) -> masking.Masking:
+    """Make the masking of data.masking and its refinements, at `rate` where given."""
     data = config.data
     return masking.make_masking(
         data.masking,
-        rate=data.mask_rate,
+        rate=data.mask_rate if rate is None else rate,
         unit=data.mask_unit,
+        lengths=data.mask_lengths,
+        corruption=data.corruption,
         replacement=data.replacement,
         paper_compat=data.paper_compat,
     )
@@ -379,7 +377,7 @@ def make_masking(config: ConfigDict) -> masking.Masking:
 
 def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
     """Refuse an objective that needs what the plan cannot give."""
-    if "nsp" in needs and config.data.plan != "pairs":
+    if pipeline.pair_rule(needs) and config.data.plan != "pairs":
         raise UserError(
             f"objective={config.objective!r} needs sentence pairs: data.plan must be "
             f"pairs, not {config.data.plan!r}"
@@ -418,62 +416,6 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
         for key in sorted({*a, *b})
         if a.get(key) != b.get(key) and not FREE.fullmatch(key)
     ]
-
-
-# ---------------------------------------------------------------- a run's directory
-def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
-    """Refuse a workdir that cannot be one, or that holds a run of another config."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"--workdir={path} is a file")
-    if not workdir.is_remote(path):
-        there = next(p for p in (path, *path.parents) if p.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            raise UserError(f"--workdir={path} cannot be written")
-    file = path / "config.json"
-    if not file.exists():
-        return
-    try:
-        changes = differences(from_json(file.read_text()), config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
-    if changes and not allow_change:
-        raise UserError(
-            f"--workdir={path} holds a run of another config: {'; '.join(changes)}; "
-            "take another workdir, or --allow_config_change to go on with this one"
-        )
-
-
-def check_init_from(path: str) -> Any:
-    """Return the checkpoint that init_from names; UserError unless it is whole."""
-    try:
-        found = manifest.resolve(path)[1]
-    except OSError as e:
-        raise UserError(f"init_from={path}: {e}") from e
-    if wrong := manifest.problem(found):
-        raise UserError(f"init_from={path}: checkpoints/{found.name}: {wrong}")
-    return found
-
-
-def open_model(path: str, flag: str) -> tuple[ConfigDict, Any, Any, dict[str, Any]]:
-    """Open a workdir (its newest checkpoint) or one of its checkpoints.
-
-    Returns (config, tokenizer, checkpoint, what the checkpoint says of itself).
-    Raises UserError naming `flag` when there is no whole checkpoint.
-    """
-    from bertjax.data.tokenizers import load_tokenizer
-
-    try:
-        directory, checkpoint = manifest.resolve(path)
-    except OSError as e:
-        raise UserError(f"{flag}={path}: {e}") from e
-    wrong = manifest.problem(checkpoint)
-    if wrong:
-        raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
-    meta = manifest.read_meta(checkpoint)
-    tokenizer = workdir.read_directory(directory / "tokenizer", load_tokenizer)
-    if tokenizer.identity != meta["tokenizer"]:
-        raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")
-    return from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
 
 
 # ---------------------------------------------------------------- running commands

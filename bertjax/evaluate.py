@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, build, registry
+from bertjax import UserError, build, disk, registry
 from bertjax import config as c
+from bertjax.interop.hf import Imported
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -40,12 +41,13 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--workdir or --model is missing: what to evaluate")
     if args.step is not None:
         where = f"{where.rstrip('/')}/checkpoints/{args.step}"
-    config, tokenizer, checkpoint, meta = c.open_model(where, flag)
+    config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
     config.dtype = args.dtype
     if args.examples is not None:
         config.eval.examples = args.examples
     if args.text:
         config.data.valid = args.text
+        config.data.group_field = ""  # the text has what names the flag gives it
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
     scores = evaluate(config, tokenizer, checkpoint, args.batch_size)
@@ -72,24 +74,35 @@ def evaluate(
 
     from bertjax.objectives.base import make_objective
     from bertjax.training import step
-    from bertjax.training.checkpoint import restore_params
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     objective, cfg = make_objective(config.objective, cfg)
-    params = jax.device_put(restore_params(checkpoint))
+    head = "mlm" if "mlm" in config.objective.split("+") else ""
+    params = jax.device_put(disk.read_params(checkpoint, head))
     run = jax.jit(step.make_eval_step(objective.sums))
-    file = checkpoint.parent.parent / "unigram.npy"
     counts = unigram = None
-    if file.exists():
+    # Of an imported model nobody knows what it was trained on.
+    imported = isinstance(checkpoint, Imported)
+    file = None if imported else checkpoint.parents[1] / "unigram.npy"
+    if file is not None and file.exists():
         with file.open("rb") as f:
             counts = np.load(f)
         unigram = log_unigram(counts)
     out = {}
     for name, store in build.prepare_valid(config, tokenizer, say).items():
-        batches = build.make_batches(config, objective.needs, tokenizer, store, counts)
+        known = store.counts if counts is None else counts
+        batches = build.make_eval_batches(
+            config,
+            objective.needs,
+            tokenizer,
+            name,
+            store,
+            build.make_tables(config, tokenizer, known),
+            say,
+        )
         tally = Tally(unigram)
         made = batches.eval_batches(batch_size, examples=config.eval.examples or None)
         values = step.run_eval(run, params, map(jax.device_put, tally.count(made)))

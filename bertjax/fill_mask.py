@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError
+from bertjax import UserError, disk
 from bertjax import config as c
 
-# Lengths and numbers of blanks are rounded up to these, so that few programs are
-# compiled for texts of all lengths.
-LENGTHS = (32, 128, 512, 2048, 8192)
-BLANKS = (4, 64)
+# Few programs are compiled for texts of all lengths: so many lengths, each with so many
+# blanks at once.
+LENGTHS, BLANKS = 5, 8
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -28,19 +27,21 @@ def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False, words=True)
     texts = args.words
     if not args.model:
-        raise UserError("--model is missing: a workdir or one of its checkpoints")
+        raise UserError(
+            "--model is missing: a workdir, or a directory of Hugging Face's"
+        )
     if not texts:
         raise UserError("no text: give sentences with blanks, such as 'A [MASK].'")
-    config, tokenizer, checkpoint, _ = c.open_model(args.model, "--model")
+    config, tokenizer, checkpoint, _ = disk.open_model(args.model, "--model")
     config.dtype = args.dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
-    rows = [encode(tokenizer, text, cfg.max_position_embeddings) for text in texts]
-    fill = make_filler(
-        cfg,
-        read_params(checkpoint),
-        tokenizer,
-        min(args.top_k, tokenizer.vocab_size),
-    )
+    rows = [encode(tokenizer, text, cfg.max_length) for text in texts]
+    params = disk.read_params(checkpoint, "mlm")
+    if "generator" in params:  # of the two models of ELECTRA the one that fills blanks
+        from bertjax.objectives.electra import halves
+
+        params, cfg = halves(params, cfg)["generator"]
+    fill = make_filler(cfg, params, tokenizer, min(args.top_k, tokenizer.vocab_size))
     for text, ids in zip(texts, rows, strict=True):
         masks = fill(ids)
         if args.json:
@@ -70,23 +71,11 @@ def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
     return ids
 
 
-def read_params(checkpoint: Any) -> Any:
-    """Read a checkpoint's parameters. UserError when nobody trained its head."""
-    import jax
-
-    from bertjax.training.checkpoint import restore_params
-
-    params = jax.device_put(restore_params(checkpoint))
-    if "mlm" not in params:
-        raise UserError(f"{checkpoint} has no masked-LM head")
-    return params
-
-
 def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
     """Make fill(ids) -> for each blank its top_k {"token", "probability"}, best first.
 
     The head is computed at the blanks alone. Rows of the embedding beyond the
-    vocabulary (padding) cannot be guessed.
+    vocabulary (padding) have probabilities, but are no guesses.
     """
     import jax
     import jax.numpy as jnp
@@ -94,7 +83,10 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
     from bertjax.models import encoder, heads
 
     cfg = encoder.without_pooler(cfg)
+    params = jax.device_put({k: params[k] for k in ("encoder", "mlm")})
+    params["encoder"] = encoder.unstack(params["encoder"], cfg)
     beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
+    lengths = bucket_lengths(cfg.max_length)
 
     @jax.jit
     def guess(params: Any, batch: Any) -> Any:
@@ -103,41 +95,43 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
         logits = heads.mlm_logits(
             params["mlm"], word, cfg, hidden, batch["mlm_positions"]
         )
-        logits = jnp.where(beyond, -jnp.inf, logits)
-        return jax.lax.top_k(jax.nn.softmax(logits[0], axis=-1), top_k)
+        likely = jax.nn.softmax(logits[0], axis=-1)
+        return jax.lax.top_k(jnp.where(beyond, -1.0, likely), top_k)
 
     def fill(ids: list[int]) -> list[list[dict[str, Any]]]:
         blanks = [i for i, t in enumerate(ids) if t == tokenizer.mask_id]
-        length = bucket(len(ids), LENGTHS, cfg.max_position_embeddings)
-        slots = bucket(len(blanks), BLANKS, length)
+        length = next(n for n in lengths if n >= len(ids))
         row = np.full((1, length), tokenizer.pad_id, np.int32)
         row[0, : len(ids)] = ids
-        positions = np.zeros((1, slots), np.int32)
-        positions[0, : len(blanks)] = blanks
-        batch = {
-            "input_ids": row,
-            "attention_mask": (np.arange(length) < len(ids))[None].astype(np.int32),
-            "mlm_positions": positions,
-        }
-        values, tokens = jax.device_get(guess(params, batch))
-        return [
-            [
-                {"token": tokenizer.pieces[t], "probability": float(p)}
-                for t, p in zip(tokens[i], values[i], strict=True)
+        real = (np.arange(length) < len(ids))[None].astype(np.int32)
+        batch = {"input_ids": row, "attention_mask": real}
+        found = []
+        for begin in range(0, len(blanks), BLANKS):
+            some = blanks[begin : begin + BLANKS]
+            at = np.array([some + [0] * (BLANKS - len(some))], np.int32)
+            values, tokens = jax.device_get(
+                guess(params, {**batch, "mlm_positions": at})
+            )
+            found += [
+                [
+                    {"token": tokenizer.pieces[t], "probability": float(p)}
+                    for t, p in zip(*guesses, strict=True)
+                ]
+                for guesses in zip(tokens[: len(some)], values, strict=False)
             ]
-            for i in range(len(blanks))
-        ]
+        return found
 
     return fill
 
 
-def bucket(size: int, sizes: Sequence[int], most: int) -> int:
-    """Round up to one of `sizes`, or to `most`.
+def bucket_lengths(most: int) -> list[int]:
+    """Return the lengths that texts are padded to, `most` and less.
 
-    >>> bucket(20, (32, 128), 512), bucket(200, (32, 128), 512)
-    (32, 512)
+    >>> bucket_lengths(512), bucket_lengths(8192)
+    ([32, 64, 128, 256, 512], [32, 128, 512, 2048, 8192])
     """
-    return min(next((s for s in sizes if s >= size), most), most)
+    ratio = 2 if most <= 1024 else 4
+    return sorted({-(-most // ratio**k) for k in range(LENGTHS)})
 
 
 if __name__ == "__main__":

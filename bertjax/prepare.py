@@ -1,25 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn text into token stores: python -m bertjax.prepare --config=...
 
-Training does the same when the stores are missing; this does it beforehand.
+Training does the same when the stores are missing; this does it beforehand, also on
+several machines that share data.cache (a disk or a bucket): each runs one shard,
+
+    python -m bertjax.prepare --config=... --shard=0/8      # to 7/8, in any order
+
+and when all are done one of them runs --merge=8. A shard that was killed is repeated by
+the same command and does what is left. The stores do not depend on any of this.
 """
 
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
 
-from bertjax import build
+from absl import flags
+
+from bertjax import UserError, build, checks
 from bertjax import config as c
+from bertjax.data.stores import prepare
+from bertjax.data.stores.cache import open_cache
+from bertjax.data.stores.store import Store
+from bertjax.data.stores.trained import read_documents
+from bertjax.data.text.report import report_corpus
+from bertjax.data.text.sources import Source
+from bertjax.data.vocab.fertility import report_tokenizer
+from bertjax.data.vocab.tokenizers import Tokenizer
+from bertjax.data.vocab.vocabularies import Sample
+
+
+def define(values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "shard", None, "I/N: encode one of N shards, I from 0", flag_values=values
+    )
+    flags.DEFINE_string("merge", None, "N: merge N finished shards", flag_values=values)
+    flags.DEFINE_bool(
+        "report",
+        False,
+        "Also count each component's text, what is in it twice, and how the "
+        "vocabulary fits",
+        flag_values=values,
+    )
+
+
+def read_shard(value: str) -> tuple[int, int]:
+    """Read "I/N".
+
+    >>> read_shard("2/8")
+    (2, 8)
+    """
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
+    index, count = map(int, found.groups()) if found else (0, 0)
+    if not index < count:
+        raise UserError(f"--shard={value}: write I/N with I from 0 to N - 1, as in 0/8")
+    return index, count
+
+
+def read_merge(value: str) -> int:
+    """Read N."""
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", value):
+        raise UserError(f"--merge={value}: write the number of shards, as in 8")
+    return int(value)
+
+
+def report_stores(stores: Mapping[str, Store]) -> list[str]:
+    """Return a table with a line a component."""
+    heads = ("documents", "sentences", "tokens", "share", "unknown")
+    keys = ("documents", "sentences", "tokens", "unknowns")
+    rows = [[store.meta[key] for key in keys] for store in stores.values()]
+    rows.append([sum(column) for column in zip(*rows, strict=True)])
+    names = [*stores, "total"]
+    width = max(map(len, names))
+    lines = [" ".join([" " * width, *(f"{h:>13}" for h in heads)])]
+    for name, (documents, sentences, tokens, unknowns) in zip(names, rows, strict=True):
+        share, unknown = tokens / rows[-1][2], unknowns / tokens
+        lines.append(
+            f"{name:{width}} {documents:13,} {sentences:13,} {tokens:13,} "
+            f"{share:13.3%} {unknown:13.3%}"
+        )
+    return lines
+
+
+def report_text(
+    tokenizer: Tokenizer, role: str, sources: Mapping[str, list[Source]], data: Any
+) -> list[str]:
+    """Say what is in a text more than once, and how the vocabulary fits its parts.
+
+    Reads the whole text again; `data` holds the config values data.*.
+    """
+    cache = os.fspath(open_cache(data.cache).root)
+    for source in chain.from_iterable(sources.values()):
+        source.fingerprint(cache)  # puts in place what is made
+    samples: dict[str, Sample] = {}
+    found = read_documents(role, sources, data.max_line_bytes, samples)
+    lines = report_corpus((source, document) for _, source, document in found)
+    texts = {name: sample.texts for name, sample in samples.items()}
+    lines.append("how the vocabulary fits a sample of the text:")
+    return lines + [f"  {line}" for line in report_tokenizer(tokenizer, texts)]
 
 
 def main(argv: Sequence[str]) -> int:
-    config = c.parse(argv).config
-    c.check(config)
+    args = c.parse(argv, define)
+    config = args.config
+    checks.check(config)
+    if args.shard is not None and args.merge is not None:
+        raise UserError("--shard and --merge: give one of them")
+    if args.shard is not None and args.report:
+        raise UserError("--report needs the whole text: give it with --merge")
+    shard = None if args.shard is None else read_shard(args.shard)
+    merge = None if args.merge is None else read_merge(args.merge)
     build.check_inputs(config)
-    prepared = build.prepare(
-        config, lambda text: print(text, file=sys.stderr, flush=True)
-    )
-    for name, store in {"train": prepared.train, **prepared.valid}.items():
-        print(f"{name} {store.path} {store.content_hash}")
+    given = build.inputs(config)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    if shard is not None:
+        prepare.prepare_shard(*shard, say=say, **given)
+        return 0
+    if merge is not None:
+        prepared = prepare.merge_shards(merge, say=say, **given)
+    else:
+        prepared = prepare.prepare_data(say=say, **given)
+    prepared = build.settle(config, prepared)
+    for role, stores in (("train", prepared.parts), ("valid", prepared.valid)):
+        for name, store in stores.items():
+            told = role if name == role else f"{role}/{name}"
+            print(f"{told} {store.path} {store.content_hash}")
+    if args.report:
+        inputs = prepare.check_inputs(**given)
+        for role, stores, sources in (
+            ("train", prepared.parts, inputs.train),
+            ("valid", prepared.valid, inputs.valid),
+        ):
+            if stores:
+                print(f"data.{role}:", *report_stores(stores), sep="\n")
+                told = report_text(prepared.tokenizer, role, sources, config.data)
+                print(*told, sep="\n")
     return 0
 
 

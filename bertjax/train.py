@@ -4,6 +4,8 @@
 Repeat the command to resume: the run ends with the same parameters, bit for bit.
 """
 
+import functools
+import itertools
 import json
 import os
 import sys
@@ -15,8 +17,9 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, __version__, build, registry
+from bertjax import RunError, UserError, __version__, build, checks, disk, registry
 from bertjax import config as c
+from bertjax.data import phases
 from bertjax.training import manifest, workdir
 from bertjax.training.signals import StopSignal
 
@@ -66,13 +69,13 @@ def train(
     begun = time.monotonic()
 
     # ------------------------------------------------------------ 1. what can be seen
-    c.check(config)
+    checks.check(config)
     build.check_inputs(config)
     path = None if dry_run else manifest.as_path(directory)
     if config.init_from and not (path and manifest.steps(path)):
-        c.check_init_from(config.init_from)
+        disk.check_init_from(config.init_from)
     if path is not None:
-        c.check_workdir(path, config, allow_config_change)
+        disk.check_workdir(path, config, allow_config_change)
 
     def finished(path: Any, restored: int | None) -> bool:
         # With a changed config a longer total may follow.
@@ -94,6 +97,7 @@ def train(
     # ------------------------------------------------------------ 2. the processes
     import jax
 
+    from bertjax.models.config import flops_per_token
     from bertjax.models.encoder import count_params
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed, hosts
@@ -114,7 +118,8 @@ def train(
     primary = hosts.is_primary()
     speak = say if primary else lambda text: None
     mesh = make_mesh(**config.mesh)
-    feed.check_batch_size(mesh, config.batch_size, config.accumulate)
+    for size in {config.batch_size, *(p.batch_size for p in c.wanted_phases(config))}:
+        feed.check_batch_size(mesh, size, config.accumulate)
     # Of a model with one piece: what can be refused before the text is read.
     objective, _ = make_objective(config.objective, c.encoder_config(config, 1))
     c.check_plan(config, objective.needs)
@@ -127,8 +132,14 @@ def train(
     hosts.barrier("prepared")
     if not primary:  # finds it on a shared disk, makes its own elsewhere
         prepared = build.prepare(config, speak)
-    stores = {"train": prepared.train, **prepared.valid}
+    parts = prepared.parts
+    stores = {
+        name if name == "train" else f"train/{name}": store
+        for name, store in parts.items()
+    }
+    stores |= prepared.valid
     hashes = {name: store.content_hash for name, store in stores.items()}
+    hashes |= build.file_hashes(config)
     hosts.check_equal("the prepared text", [*hashes.values()])
     said = {}
     if path is not None and restored is not None:
@@ -137,15 +148,30 @@ def train(
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
-    batches, *valid = (
-        build.make_batches(config, objective.needs, tokenizer, s, prepared.train.counts)
-        for s in stores.values()
+    counts = build.count_tokens(parts)
+    tables = build.make_tables(config, tokenizer, counts, speak)
+    run = build.make_run(
+        config,
+        objective.needs,
+        tokenizer,
+        parts,
+        tables,
+        past=phases.from_plain(said.get("phases", [])),
+        at=restored or 0,
+        say=speak,
     )
-    total = c.steps(config, "total", batches.n)
+    course, total = run.course, run.total
+    valid = [
+        build.make_eval_batches(
+            config, objective.needs, tokenizer, name, store, tables, speak
+        )
+        for name, store in prepared.valid.items()
+    ]
     if (restored or 0) > total:
         raise UserError(f"total is {total} steps, and {path} is at step {restored}")
+    now = run.phases[0]
     every = {
-        name: max(1, c.steps(config, f"{name}.every", batches.n, total))
+        name: max(1, c.steps(config, f"{name}.every", now, total))
         for name in ("log", "eval", "checkpoint")
     }
 
@@ -153,19 +179,22 @@ def train(
     from bertjax.training import state, step
     from bertjax.training.checkpoint import Checkpoints, merge, warm_start
 
-    warmup = c.steps(config, "optim.warmup", batches.n, total)
+    warmup = c.steps(config, "optim.warmup", now, total)
     update = build.make_update(config, objective, mesh, warmup, total)
     shapes, shardings = update.shapes, update.shardings
     evaluate = jax.jit(step.make_eval_step(objective.sums))
-    rows = feed.local_rows(mesh, config.batch_size)
+    rows = functools.cache(functools.partial(feed.local_rows, mesh))
     micro = config.batch_size // config.accumulate  # what fits in memory at once
     parameters = count_params(shapes.params)
-    speak(
-        f"{parameters:,} parameters; {batches.n:,} sequences of {config.data.length}; "
-        f"{total:,} steps of {config.batch_size}; mesh {dict(mesh.shape)}"
-    )
+    speak(f"{parameters:,} parameters; {total:,} steps; mesh {dict(mesh.shape)}")
+    for stage in course.stages:
+        predicted = f", {stage.masking.rate:.0%} predicted" if stage.P else ""
+        speak(
+            f"from step {stage.start:,}: {stage.batch_size:,} of {stage.n:,} rows of "
+            f"{stage.length} tokens{predicted}"
+        )
     if dry_run:
-        describe(shapes.params, shardings.params, batches.batch(0), tokenizer)
+        describe(shapes.params, shardings.params, course.batch(0), tokenizer)
         return 0
 
     # ------------------------------------------------------------ 5. where to begin
@@ -180,12 +209,12 @@ def train(
     else:
         current = state.born(update.init, update.tx, mesh, shardings)
         if config.init_from:
-            source = c.check_init_from(config.init_from)
-            if manifest.read_meta(source)["tokenizer"] != tokenizer.identity:
-                raise UserError(f"init_from={source} has another tokenizer")
+            source = disk.check_init_from(config.init_from)
+            disk.check_init_tokenizer(source, tokenizer)
             taken = warm_start(source, wanted.params, speak)
             current = current._replace(params=merge(current.params, taken))
-    facts = {"stores": hashes, "sequences": batches.n, "total_steps": total}
+    facts = {"stores": hashes, "total_steps": total}
+    facts |= {"phases": phases.to_plain(run.phases)}
     facts |= {"parameters": parameters, "mesh": dict(mesh.shape)}
     facts |= {"devices": mesh.devices.size, "processes": jax.process_count()}
     facts["device_kind"] = mesh.devices.flat[0].device_kind
@@ -195,12 +224,12 @@ def train(
             {"config.json": c.to_json(config), "overrides.json": json.dumps(overrides)},
             facts,
             tokenizer.save,
-            prepared.train.counts,
+            counts,
         )
     hosts.barrier("workdir")
 
     # ------------------------------------------------------------ 6. the loop
-    from bertjax.data.pipeline import stream
+    from bertjax.data.stream import stream
     from bertjax.training.meter import Meter
     from bertjax.training.writer import ProgressWriter, make_writers
 
@@ -213,11 +242,16 @@ def train(
         "config": config.to_dict(),
         "tokenizer": tokenizer.identity,
         "stores": hashes,
+        "phases": phases.to_plain(run.phases),
         "version": __version__,
     }
-    source = stream(lambda i: batches.batch(i, rows), done, total, config.data.engine)
-    slots = config.batch_size * config.data.length
-    meter = Meter(slots, slots * flops(cfg, config, batches), peak_flops(mesh))
+    source = stream(lambda i: course.batch(i, rows), done, total, config.data.engine)
+    meter = Meter(peak_flops(mesh))
+    begins = {done, *(stage.start for stage in course.stages)}
+    costs = {}  # of a step of each phase: its slots, and forward and backward FLOPs
+    for stage in course.stages:
+        slots = stage.batch_size * stage.length
+        costs[stage] = slots, slots * flops_per_token(cfg, stage.length, stage.P)
     pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
     asked = unscored = False
 
@@ -249,7 +283,8 @@ def train(
     def is_due(name: str) -> bool:
         return done == total or done % every[name] == 0
 
-    feeder = feed.to_devices(source, mesh, config.batch_size)
+    sizes = (course.at(i).batch_size for i in range(done, total))
+    feeder = feed.to_devices(source, mesh, sizes)
     feeder = with_flag(feeder, lambda: bool(stop.number))
 
     def drain(keep: int) -> None:
@@ -261,14 +296,14 @@ def train(
             asked = values.pop("stop", 0) > 0 or asked  # popped in any case: no metric
             real = values.pop("tokens")
             tokens += real
-            meter.count(real)
+            meter.count(real, *costs[course.at(at - 1)])
             if wrong := step.non_finite(values):
                 saved.close()
                 raise RunError(
                     f"step {at}: {', '.join(wrong)} not finite; the last good "
                     f"checkpoint is {(manifest.steps(path) or ['none'])[-1]}"
                 )
-            if at == (restored or 0) + 1:
+            if at - 1 in begins:
                 meter.begin()  # what came before is compilation
             if at % every["log"] == 0 or at == total:
                 write({"step": at, "tokens": tokens, **values, **meter.row()})
@@ -285,7 +320,7 @@ def train(
                 examples=config.eval.examples or None,
                 rows=feed.local_rows(mesh, micro),
             )
-            made = feed.to_devices(made, mesh, micro)
+            made = feed.to_devices(made, mesh, itertools.repeat(micro))
             made = with_flag(made, lambda: stop.overdue)
             values = step.run_eval(evaluate, current.params, made, late_alone)
             if values is None:
@@ -335,13 +370,6 @@ def train(
         return stop.status
     speak(f"done: step {done}, {tokens:,} tokens, {path}")
     return 0
-
-
-def flops(cfg: Any, config: ConfigDict, batches: Any) -> float:
-    """Return forward and backward FLOPs a token slot."""
-    from bertjax.models.config import flops_per_token
-
-    return flops_per_token(cfg, config.data.length, batches.P)
 
 
 def describe(shapes: Any, shardings: Any, batch: Any, tokenizer: Any) -> None:

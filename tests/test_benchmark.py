@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from bertjax import UserError, benchmark
+from bertjax import UserError, benchmark, build
 from bertjax import config as c
+from bertjax.measuring import pacer, results, synthetic
 
 CONTRACT = {
     "tokens_per_second",
@@ -34,7 +35,7 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def short_rounds(monkeypatch):
-    monkeypatch.setattr(benchmark, "ROUND_SECONDS", 0.02)
+    monkeypatch.setattr(results, "ROUND_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -73,6 +74,39 @@ def test_input_counts_masking_apart(capsys):
     assert found["masking_tokens_per_second"] > found["tokens_per_second"]
 
 
+@pytest.mark.slow  # compiles two steps
+def test_packing_counts_real_tokens(capsys, corpus, vocabulary, tmp_path):
+    found = run(
+        capsys,
+        "--what=packing",
+        f"--config.data.train={corpus / 'train.txt'}",
+        f"--config.data.vocab={vocabulary}",
+        f"--config.data.cache={tmp_path}",
+        "--config.data.length=128",
+    )
+    assert CONTRACT <= found.keys()
+    assert 0.5 < found["fill_padded"] < found["fill"] <= 1
+    gain = found["fill"] / found["fill_padded"]
+    assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
+    assert found["ratio_min"] < gain * found["padded_ms"] / found["step_ms_min"] * 1.01
+    with pytest.raises(UserError, match=r"data\.train is empty"):
+        benchmark.main([*SMOKE, "--what=packing"])
+
+
+@pytest.mark.parametrize("plan", ["full_sentences", "document"])
+def test_plans_of_made_up_lengths(capsys, plan):
+    found = run(
+        capsys,
+        "--what=plan",
+        "--sequences=20000",
+        f"--config.data.plan={plan}",
+        "--config.data.packed=True",
+        "--config.objective=mlm",
+    )
+    assert 0.5 * 20_000 < found["sequences"] < 3 * 20_000
+    assert found["rows"] <= found["sequences"]
+
+
 def test_fill_mask_has_two_lengths(capsys):
     found = run(capsys, "--what=fill_mask", "--config.model.vocab_size=300")
     assert CONTRACT <= found.keys()
@@ -108,9 +142,12 @@ def test_unknown_what():
 
 def test_synthetic_batch_fits_the_objective():
     config = config_of()
-    batch = benchmark.synthetic_batch(config, 100)
+    batch = synthetic.synthetic_batch(config, 100)
     ids, at = batch["input_ids"], batch["mlm_positions"]
-    assert ids.shape == (8, 64) and at.shape == (8, benchmark.predictions(config))
+    assert ids.shape == (8, 64) and at.shape == (
+        8,
+        build.predictions(config, config.data.length),
+    )
     assert ids.min() >= 5 and ids.max() < 100
     np.testing.assert_array_equal(np.take_along_axis(ids, at, axis=1), batch["mlm_ids"])
     assert all(np.diff(row).min() > 0 for row in at)
@@ -120,13 +157,13 @@ def test_synthetic_batch_fits_the_objective():
 def test_pacer_counts_steady_steps(monkeypatch, capsys):
     """SETTLE rows after a pause are not counted; the wait is the others' mean."""
     clock = iter([0.0, 1.0, 2.0, 10.0, 12.0, 15.0])
-    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(pacer.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr("sys.stdin", io.StringIO("2\n1\n"))
-    pacer = benchmark.Pacer(None, 0)
-    monkeypatch.setattr(pacer, "rest", lambda: None)
-    monkeypatch.setattr(benchmark.Pacer, "facts", {"tokens": 1}, raising=False)
+    paced = pacer.Pacer(None, 0)
+    monkeypatch.setattr(paced, "rest", lambda: None)
+    monkeypatch.setattr(pacer.Pacer, "facts", {"tokens": 1}, raising=False)
     for step in range(1, 7):
-        pacer.write({"step": step, "data/wait_seconds": 0.1 * step})
+        paced.write({"step": step, "data/wait_seconds": 0.1 * step})
     ready, reply = map(json.loads, capsys.readouterr().out.splitlines())
     assert ready == {"tokens": 1}
     assert reply["seconds"]["step"] == pytest.approx((15 - 10) / 2)

@@ -106,6 +106,51 @@ def test_a_signal_to_one_process_stops_all(without_dropout, environment, tmp_pat
 
 
 @pytest.mark.slow
+def test_killed_and_gone_on_with_on_other_numbers_of_hosts(
+    command, without_dropout, environment, corpus, tmp_path
+):
+    """A packed mixture with phases on 1, then 2, then 4 hosts: as if never killed."""
+    train, valid = corpus / "train.txt", corpus / "valid.txt"
+    arguments = [
+        *without_dropout,
+        f"--config.data.train=a={train},b={valid}",
+        "--config.data.weights=a=1,b=1",
+        "--config.data.packed=True",
+        "--config.data.valid=",
+        "--config.total.steps=60",
+        "--config.phases=steps=30 mask_rate=0.3; batch_size=16",
+        "--config.checkpoint.every.steps=5",
+    ]
+    hashes = [
+        json.loads(
+            succeeded(
+                command("show", *arguments, f"--hosts={n}", "--batches=40", "--json")
+            ).stdout
+        )["batch_sha256"]
+        for n in (1, 2, 4)
+    ]
+    assert hashes[0] == hashes[1] == hashes[2] and len(set(hashes[0])) == 40
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    succeeded(command("train", *arguments, f"--workdir={whole}"))
+    arguments.append(f"--workdir={killed}")
+    rows = killed / "metrics.jsonl"
+    for hosts, kill_at in ((1, 12), (2, 25), (4, 44)):
+        process = start(hosts, 1, arguments, environment)
+        while process.poll() is None:
+            if rows.exists() and rows.read_bytes().count(b"\n") >= kill_at:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+        process.communicate(timeout=200)
+        assert process.returncode != 0
+    code, said = launch(2, 1, arguments, environment)
+    assert code == 0, said
+    assert train_losses(killed) == pytest.approx(train_losses(whole), rel=1e-5)
+    assert [(r["step"], r["tokens"]) for r in read_rows(killed)] == [
+        (r["step"], r["tokens"]) for r in read_rows(whole)
+    ]
+
+
+@pytest.mark.slow
 def test_every_layout_makes_the_same_run(
     command, without_dropout, environment, tmp_path
 ):

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories that are there whole or not at all."""
 
+import contextlib
 import fcntl
 import os
 import secrets
 import shutil
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -12,35 +15,20 @@ from typing import IO
 from bertjax import UserError
 
 TEMPORARY = ".unfinished-"
+ABANDONED = 86_400.0  # seconds
 
 
-def check_cache(cache: str | os.PathLike[str]) -> Path:
-    """Return data.cache as a path.
-
-    Raises UserError where no directory can be made or written there.
-    """
-    where = os.fspath(cache)
-    if "://" in where:
-        raise UserError(f"data.cache={where}: must be a directory of this machine")
-    path = Path(where).expanduser()
-    there = path
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise UserError(f"data.cache={where}: {there} is not a directory")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"data.cache={where}: {there} cannot be written to")
-    return path
-
-
-def make_whole(target: Path, write: Callable[[Path], None]) -> None:
+def make_whole(
+    target: Path, write: Callable[[Path], None], root: Path | None = None
+) -> None:
     """Call `write` on an empty directory and rename it to `target` when it returns.
 
     Whatever happens before leaves nothing that could be taken for `target`. Where
     another process finishes the same `target` first, its result is kept. Directories
     left behind by processes that died are removed.
 
-    Raises UserError naming the directory when the disk is full or refuses.
+    Raises UserError naming the directory (or `root`, the cache) when the disk is full
+    or refuses.
     """
     parent = target.parent
     try:
@@ -48,7 +36,7 @@ def make_whole(target: Path, write: Callable[[Path], None]) -> None:
         _sweep(parent)
         lock, temporary = _claim(parent, target.name)
     except OSError as e:
-        raise _refused(parent, e) from None
+        raise _refused(root or parent, e) from None
     try:
         try:
             temporary.mkdir()
@@ -61,7 +49,24 @@ def make_whole(target: Path, write: Callable[[Path], None]) -> None:
                     raise
             sync(parent)
         except OSError as e:
-            raise _refused(parent, e) from None
+            raise _refused(root or parent, e) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        Path(lock.name).unlink(missing_ok=True)
+        lock.close()
+
+
+def remove(target: Path) -> None:
+    """Remove a directory at once: nobody finds half of it. It may be gone already."""
+    if not target.is_dir():
+        return
+    try:
+        lock, temporary = _claim(target.parent, target.name)
+    except OSError as e:
+        raise _refused(target.parent, e) from None
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(temporary)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         Path(lock.name).unlink(missing_ok=True)
@@ -90,8 +95,14 @@ def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:
     """
     while True:
         temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}-{secrets.token_hex(4)}"
-        lock = open(f"{temporary}.lock", "xb")  # noqa: SIM115
+        try:
+            lock = open(f"{temporary}.lock", "xb")  # noqa: SIM115
+        except FileNotFoundError:  # somebody has just removed the empty parent
+            parent.mkdir(parents=True, exist_ok=True)
+            continue
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.write(socket.gethostname().encode())
+        lock.flush()
         # Somebody's _sweep may have come between the two lines above.
         if os.path.exists(lock.name):
             return lock, temporary
@@ -99,11 +110,19 @@ def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes that died left behind."""
+    """Remove what processes that died left behind.
+
+    On some shared disks a lock holds on its own host alone, so that the work of other
+    hosts is left for ABANDONED seconds.
+    """
+    here = socket.gethostname().encode()
     for path in parent.glob(f"{TEMPORARY}*.lock"):
         try:
             with open(path, "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                age = time.time() - os.fstat(lock.fileno()).st_mtime
+                if lock.read() not in (b"", here) and age < ABANDONED:
+                    continue
                 shutil.rmtree(path.with_suffix(""), ignore_errors=True)
                 path.unlink(missing_ok=True)
         except OSError:

@@ -1,57 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make batch number `step`, a pure function of (config, seed, step), and stream them.
+"""Make batch number `step`, a pure function of (config, seed, step).
 
-Nothing here remembers anything between batches: step -> (epoch, slot) is arithmetic,
-slot -> example is a seeded bijection of the epoch, and all other draws are addressed by
-(seed, epoch, example). So seeking costs nothing, and rows, hosts, threads, prefetching
-and the engine cannot change a batch.
+Nothing here remembers anything between batches: step -> phase -> row of the run is
+arithmetic, row -> (component, example) is a seeded bijection of the epoch, and all
+other draws are addressed by (seed, epoch, example). So seeking costs nothing, and rows,
+hosts, threads, prefetching and the engine cannot change a batch.
 """
 
-import collections
-import contextlib
 import hashlib
-import importlib.util
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter
-from bertjax.data.masking import (
+from bertjax.data.masks.masking import (
     Masking,
     Tables,
     mask_tokens,
     predictions_per_sequence,
 )
-from bertjax.data.plan import Plan, gather, truncated
-from bertjax.registry import pick
+from bertjax.data.mixture import Located, Mixture
+from bertjax.data.plans.plan import Plan, gather, truncated
 
 Batch = dict[str, np.ndarray]
 Rows = slice | np.ndarray | None  # of the global batch; None: all
 EVAL_SEED = (
     20181011  # the same for every run: evaluations of all runs share their masks
 )
-_WARM_UP = 2  # batches consumed before tensorflow's import may compete for the cores
-_WORTH_TF = 64  # steps: a shorter stream is over before tensorflow is imported
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The batches of a plan: B = `batch_size` rows, global over all hosts.
+    """The batches of one phase: B = `batch_size` rows, global over all hosts.
 
-    `masking` (and `tables`) is None where no objective predicts masked tokens;
-    `specials` has pad_id, cls_id and sep_id, as a Tokenizer does; `needs` names what
-    the objectives want: "mlm" masks, any other name is the pair rule of the plan.
-    `max_predictions` is P; None derives it from the masking's rate. Raises UserError
-    when the store holds an id that the vocabulary of `tables` lacks.
+    `plans` are the mixture's components in its order. `masking` and `tables` may be
+    None where no objective predicts masked tokens; `specials` has pad_id, cls_id and
+    sep_id, as a Tokenizer does; `needs` names what the objectives want: "mlm" masks,
+    any other name is the plans' pair rule. `max_predictions` is P; None derives it from
+    the masking. From step `start` on, whose first row is number `first` of the run.
+    Raises UserError when a store holds an id that the vocabulary of `tables` lacks.
     """
 
-    plan: Plan
+    plans: tuple[Plan, ...]
+    mixture: Mixture
     masking: Masking | None
     tables: Tables | None
     specials: Any
@@ -59,56 +53,68 @@ class Batches:
     seed: int
     needs: frozenset[str] = frozenset({"mlm", "nsp"})
     max_predictions: int | None = None
+    start: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         if "mlm" in self.needs and (self.masking is None or self.tables is None):
             raise ValueError("masked tokens are needed: give a masking and its tables")
         if self.tables is not None:
-            self.plan.check_ids(self.tables.vocab_size)
+            for plan in self.plans:
+                plan.check_ids(self.tables.vocab_size)
 
     @property
     def n(self) -> int:
-        """The number of examples, so of rows in an epoch."""
-        return self.plan.n
+        """The number of rows in an epoch."""
+        return self.mixture.n
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.plans[0].length
 
     @property
     def P(self) -> int:
-        """The number of prediction slots in a row."""
+        """The number of prediction slots in a row; 0 where no token is predicted."""
+        if "mlm" not in self.needs:
+            return 0
         if self.max_predictions is not None:
             return self.max_predictions
-        return predictions_per_sequence(self.masking.rate, self.plan.length)
-
-    @property
-    def pair_rule(self) -> str | None:
-        """What the pairs are drawn by: the one name in `needs` beside "mlm"."""
-        rules = sorted(self.needs - {"mlm"})
-        if len(rules) > 1:
-            raise UserError(f"one pair objective at a time, not {' and '.join(rules)}")
-        return rules[0] if rules else None
+        return predictions_per_sequence(self.masking, self.length)
 
     def batch(self, step: int, rows: Rows = None) -> Batch:
         """Make the rows `rows` (default: all) of batch `step`.
 
         Returns the arrays of `plan.gather` and `masking.mask_tokens` by name.
 
-        Worked example: n = 10, B = 4, step 3: positions 12 to 15 of the run, so epoch
-        1, slots 2 to 5; permute(slot, 10, fold(seed, "order", 1)) makes them examples.
+        Worked example: n = 10, B = 4, step 3: rows 12 to 15 of the run, so epoch 1,
+        slots 2 to 5; permute(slot, 10, fold(seed, "order", 1)) makes them examples.
         """
-        return self._make(*self._draw(step, rows))
+        found = self.located(step, rows)
+        return self._mask(self._gather(found), found.keys)
+
+    def inspect(self, step: int) -> "Inspected":
+        """Make batch `step` and keep what it was made from, for people to look at."""
+        found = self.located(step)
+        gathered = self._gather(found)
+        drawn: list[np.ndarray] = []
+        batch = self._mask(dict(gathered), found.keys, drawn)
+        lengths = np.concatenate([np.zeros(0, np.int64), *drawn])
+        return Inspected(found, gathered, batch, lengths, self.truncated(step))
+
+    def located(self, step: int, rows: Rows = None) -> Located:
+        """Find the components and examples of rows of batch `step`."""
+        index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
+        position = self.first + (step - self.start) * self.batch_size + index
+        return self.mixture.locate(self.seed, position)
 
     def truncated(self, step: int) -> np.ndarray:
         """Count the tokens cut off each row of batch `step`, i64 [B]."""
-        return truncated(self.plan, *self._draw(step, None), self.pair_rule)
-
-    def _draw(self, step: int, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """Return the examples of rows of batch `step` and their keys."""
-        index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
-        epoch, slot = np.divmod(step * self.batch_size + index, self.n)
-        if epoch.size and epoch[0] == epoch[-1]:  # nearly always, and cheaper
-            epoch = epoch[:1]
-        order = counter.fold(self.seed, "order", epoch)
-        example = counter.permute(slot, self.n, order)
-        return example, counter.fold(self.seed, epoch, example)
+        found = self.located(step)
+        out = np.zeros(self.batch_size, np.int64)
+        for plan, rows in self._by_plan(found.component):
+            out[rows] = truncated(plan, found.example[rows], found.keys[rows])
+        return out
 
     def eval_batches(
         self, batch_size: int, examples: int | None = None, rows: Rows = None
@@ -117,31 +123,98 @@ class Batches:
 
         Draws depend on the example alone: never on batch size, run seed or host. The
         last batch is filled up with copies of its last row, with mlm_weights 0.
-        `example_weights` f32 [b] is 1 for real rows and 0 for copies.
+        `example_weights` f32 [b] is 1 for real rows and 0 for copies. There must be a
+        single component.
         """
-        ids = np.arange(self.n)
-        if examples is not None and examples < self.n:
+        (plan,) = self.plans
+        ids = np.arange(plan.n)
+        if examples is not None and examples < plan.n:
             key = counter.fold(EVAL_SEED, "subset")
-            ids = np.sort(counter.permute(ids[:examples], self.n, key))
+            ids = np.sort(counter.permute(ids[:examples], plan.n, key))
         mine = np.arange(batch_size)[slice(None) if rows is None else rows]
         for low in range(0, len(ids), batch_size):
             real = low + mine < len(ids)
             example = ids[np.minimum(low + mine, len(ids) - 1)]
-            batch = self._make(example, counter.fold(EVAL_SEED, "eval", example))
+            keys = counter.fold(EVAL_SEED, "eval", example)
+            found = Located(np.zeros_like(example), example, keys)
+            batch = self._mask(self._gather(found), keys)
             batch["example_weights"] = real.astype(np.float32)
             if "mlm_weights" in batch:
                 batch["mlm_weights"] *= batch["example_weights"][:, None]
             yield batch
 
-    def _make(self, example: np.ndarray, keys: np.ndarray) -> Batch:
-        batch = gather(self.plan, example, keys, self.pair_rule, self.specials)
+    def _by_plan(
+        self, component: np.ndarray
+    ) -> Iterator[tuple[Plan, slice | np.ndarray]]:
+        if len(self.plans) == 1:
+            yield self.plans[0], slice(None)
+            return
+        for k in np.unique(component):
+            yield self.plans[k], np.flatnonzero(component == k)
+
+    def _gather(self, found: Located) -> Batch:
+        """Make the rows before anything is masked; `marks` is for the masking alone."""
+        batch: Batch = {}
+        for plan, rows in self._by_plan(found.component):
+            part = gather(plan, found.example[rows], found.keys[rows], self.specials)
+            if len(self.plans) == 1:
+                return part
+            for name, values in part.items():
+                if name not in batch:
+                    shape = (len(found.component), *values.shape[1:])
+                    batch[name] = np.empty(shape, values.dtype)
+                batch[name][rows] = values
+        return batch
+
+    def _mask(
+        self, batch: Batch, keys: np.ndarray, drawn: list[np.ndarray] | None = None
+    ) -> Batch:
+        marks = batch.pop("marks", None)
         if "mlm" in self.needs:
             masked = mask_tokens(
                 batch["input_ids"], batch["attention_mask"], keys, self.masking,
-                self.tables, self.P,
+                self.tables, self.P, marks, drawn,
             )  # fmt: skip
             batch |= masked._asdict()
         return batch
+
+
+class Inspected(NamedTuple):
+    """A batch and how it came about.
+
+    gathered: the batch before masking; drawn: the lengths, in units, of what was
+    chosen as one; truncated: the tokens that each row had no room for, i64 [B].
+    """
+
+    found: Located
+    gathered: Batch
+    batch: Batch
+    drawn: np.ndarray
+    truncated: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """The batches of a whole run: one `Batches` a phase, in order of `start`."""
+
+    stages: tuple[Batches, ...]
+
+    def at(self, step: int) -> Batches:
+        """Return the phase that step belongs to."""
+        return [s for s in self.stages if s.start <= step][-1]
+
+    def batch(self, step: int, rows: Callable[[int], Rows] | None = None) -> Batch:
+        """Make batch `step`; rows(batch size) says which of its rows."""
+        stage = self.at(step)
+        return stage.batch(step, rows and rows(stage.batch_size))
+
+
+def pair_rule(needs: frozenset[str]) -> str | None:
+    """Return what pairs are drawn by: the one name in `needs` beside "mlm"."""
+    rules = sorted(needs - {"mlm"})
+    if len(rules) > 1:
+        raise UserError(f"one pair objective at a time, not {' and '.join(rules)}")
+    return rules[0] if rules else None
 
 
 def batch_sha256(batch: Mapping[str, np.ndarray]) -> str:
@@ -152,115 +225,3 @@ def batch_sha256(batch: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()
-
-
-def stream(
-    make: Callable[[int], Batch],
-    start: int,
-    stop: int,
-    engine: str = "python",
-    prefetch: int = 2,
-    workers: int = 2,
-) -> Iterator[Batch]:
-    """Yield make(start), ..., make(stop - 1) in order, working ahead in threads.
-
-    Both engines, "python" and "tf", yield the same batches. "tf" begins with the python
-    engine, imports tensorflow in a thread once the first batches are consumed, and goes
-    over to tf.data at the next step; streams under 64 steps never load it. An
-    exception of `make` surfaces as it is, at its step. Closing the iterator ends the
-    threads. Raises UserError for an unknown engine or a missing tensorflow.
-    """
-    run = pick("data.engine", engine, ENGINES)
-    if engine == "tf" and importlib.util.find_spec("tensorflow") is None:
-        raise UserError("data.engine='tf' needs tensorflow; use data.engine='python'")
-    return run(make, start, stop, prefetch, workers)
-
-
-def _python(
-    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
-) -> Iterator[Batch]:
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="batches")
-    ahead: collections.deque = collections.deque()
-    try:
-        for step in range(start, stop):
-            while len(ahead) <= prefetch and step + len(ahead) < stop:
-                ahead.append(pool.submit(make, step + len(ahead)))
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _tf_after_import(
-    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
-) -> Iterator[Batch]:
-    """Yield from the python engine until tensorflow is there, then from tf.data."""
-    step, ready, failed = start, threading.Event(), []
-
-    def load() -> None:
-        try:
-            _import_tensorflow()
-        except BaseException as error:
-            failed.append(error)
-        ready.set()
-
-    with contextlib.closing(_python(make, start, stop, prefetch, workers)) as batches:
-        for batch in batches:
-            yield batch
-            step += 1
-            if step == start + _WARM_UP and stop - step >= _WORTH_TF:
-                # no daemon: ending the process in mid-import would crash it
-                threading.Thread(target=load, name="import-tensorflow").start()
-            if ready.is_set():
-                break
-    if failed:
-        raise failed[0]
-    if step < stop:
-        yield from _tf_data(make, step, stop, prefetch, workers)
-
-
-def _import_tensorflow() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf
-
-    # The accelerator is jax's alone; RuntimeError: someone has started tensorflow.
-    with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices([], "GPU")
-    return tf
-
-
-def _tf_data(
-    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
-) -> Iterator[Batch]:
-    tf = _import_tensorflow()
-    first = make(start)
-    names = sorted(first)
-    failed: dict[int, BaseException] = {}
-
-    def arrays(step: np.ndarray) -> list[np.ndarray]:
-        try:
-            batch = make(int(step))
-            return [batch[name] for name in names]
-        except BaseException as error:
-            failed[int(step)] = error
-            raise
-
-    @tf.autograph.experimental.do_not_convert
-    def load(step: Any) -> list:
-        return tf.numpy_function(arrays, [step], [first[n].dtype for n in names])
-
-    steps = tf.data.Dataset.range(start, stop)
-    data = steps.map(load, num_parallel_calls=workers, deterministic=True)
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.threading.private_threadpool_size = workers
-    data = data.prefetch(prefetch).with_options(options)
-    try:
-        for values in data.as_numpy_iterator():
-            yield dict(zip(names, values, strict=True))
-    except tf.errors.OpError:
-        if not failed:
-            raise
-        raise failed[min(failed)] from None
-
-
-ENGINES = {"python": _python, "tf": _tf_after_import}

@@ -51,6 +51,12 @@ class Progress:
         if self.bar is not None:
             self.bar.close()
 
+    def name(self, what: str) -> None:
+        """Say what is being done from now on."""
+        self.what = what
+        if self.bar is not None:
+            self.bar.set_description(what)
+
     def add(self, units: float) -> None:
         """Count `units` more as done, and show it when it is time."""
         self.done += units

@@ -3,19 +3,54 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax.models.layers import dropout
 
 
-def attention_mask(attention_mask: jax.Array) -> jax.Array:
-    """Turn [B, L] real-token flags into a boolean mask that broadcasts to [B, H, L, L].
+def attention_mask(
+    attention_mask: jax.Array, segment_ids: jax.Array | None = None, window: int = 0
+) -> jax.Array:
+    """Say where a query may look at a key: boolean, broadcasts to [B, H, L, L].
 
-    True where a query may look at a key. Queries that are padding look at the real
-    keys too, so no row has every key hidden (their results are never used).
+    attention_mask i32 [B, L], 1 = real. Queries that are padding look at the real keys
+    too, so no row has every key hidden (their results are never used).
+    With segment_ids i32 [B, L] (packed rows; 0 = padding) a query sees the keys of its
+    own sequence alone, and padding sees padding. With a window a query sees the keys
+    at most window // 2 places away, and itself, padding or not.
     """
     if attention_mask.ndim != 2:
         raise ValueError(f"attention_mask has shape {attention_mask.shape}, not [B, L]")
-    return (attention_mask > 0)[:, None, None, :]
+    if segment_ids is not None:
+        mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    else:
+        mask = (attention_mask > 0)[:, None, None, :]
+    if not window:
+        return mask
+    at = np.arange(attention_mask.shape[1])
+    away = np.abs(at[:, None] - at)
+    return (mask & (away <= window // 2)) | (away == 0)
+
+
+Rotation = tuple[jax.Array, jax.Array]
+
+
+def rotation(positions: jax.Array, width: int, theta: float) -> Rotation:
+    """Return cosine and sine, f32 [..., L, 1, width / 2], of rotary positions.
+
+    positions i32 [..., L]; position m turns pair i by m theta^(-2i / width) (Su et al.
+    2021, RoFormer, section 3.2.2).
+    """
+    rates = 1.0 / (theta ** (np.arange(0, width, 2) / width)).astype(np.float32)
+    angles = positions[..., None, None].astype(jnp.float32) * rates
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, turn: Rotation) -> jax.Array:
+    """Turn the pairs (i, i + K/2) of x [B, L, H, K] by the angles of `turn`."""
+    cos, sin = turn
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
 def attend(

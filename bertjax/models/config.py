@@ -5,17 +5,7 @@ import dataclasses
 
 from bertjax import UserError, registry
 
-# Published shapes (Turc et al. 2019, arXiv 1908.08962; Devlin et al. 2019 for base
-# and large): layers, width, heads. The MLP is four times as wide, heads are 64 wide.
-SIZES = {
-    "tiny": dict(num_hidden_layers=2, hidden_size=128, num_attention_heads=2),
-    "mini": dict(num_hidden_layers=4, hidden_size=256, num_attention_heads=4),
-    "small": dict(num_hidden_layers=4, hidden_size=512, num_attention_heads=8),
-    "medium": dict(num_hidden_layers=8, hidden_size=512, num_attention_heads=8),
-    "base": dict(num_hidden_layers=12, hidden_size=768, num_attention_heads=12),
-    "large": dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16),
-}
-ACTIVATIONS = ("gelu", "gelu_tanh")
+ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 REMAT = ("none", "full", "dots")
 DTYPES = ("float32", "bfloat16")
 
@@ -24,8 +14,9 @@ DTYPES = ("float32", "bfloat16")
 class EncoderConfig:
     """Sizes and switches of an encoder; Hugging Face's names where they exist.
 
-    `type_vocab_size=0` leaves token types out. `hidden_act` is "gelu" (exact, erf)
-    or "gelu_tanh" (the approximation of google-research/bert). `unroll` is the
+    The defaults are BERT's; each switch works alone. What a 0 or "" means is said
+    beside it. `hidden_act`: "gelu" is the exact one (erf); "gelu_tanh", "gelu_new" and
+    "gelu_pytorch_tanh" are the approximation of google-research/bert. `unroll` is the
     number of layers a step of the layer loop runs; 0 unrolls all of them. `remat`
     recomputes in the backward pass: "full" everything inside a layer, "dots" all
     but the results of matrix products.
@@ -36,8 +27,10 @@ class EncoderConfig:
     num_hidden_layers: int
     num_attention_heads: int
     intermediate_size: int
+    # Rows of the position table, the unused ones before position_offset included; of
+    # rope and none the longest sequence.
     max_position_embeddings: int = 512
-    type_vocab_size: int = 2
+    type_vocab_size: int = 2  # 0: no token types
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
@@ -47,10 +40,44 @@ class EncoderConfig:
     dtype: str = "float32"
     remat: str = "none"
     unroll: int = 0
+    # Embeddings of this width and a projection to hidden_size; 0: hidden_size, none.
+    embedding_size: int = 0
+    embedding_norm: bool = True
+    position_embedding_type: str = "absolute"  # learned; or rope, none
+    position_offset: int = 0  # row of the first token; RoBERTa's is 2
+    rope_theta: float = 10_000.0
+    local_rope_theta: float = 0.0  # of local layers; 0: rope_theta
+    norm_position: str = "post"  # after each residual sum; pre: before each block
+    norm_type: str = "layer_norm"  # or rms_norm
+    norm_bias: bool = True
+    first_attention_norm: bool = True  # of pre alone
+    final_norm: bool = False  # after the last layer
+    attention_bias: bool = True
+    # Full width of the window: a token sees those at most half of it away. 0: all.
+    local_attention: int = 0
+    # Every n-th layer, beginning with the first, sees all; 0: none does.
+    global_attn_every_n_layers: int = 0
+    mlp_type: str = "plain"  # or glu: activation(x up) * (x gate)
+    mlp_bias: bool = True
+    # Sets of layer parameters; layer l uses floor(l groups / layers). 0: one a layer.
+    num_hidden_groups: int = 0
+    # The masked-LM head: dense, activation, norm, then the embeddings or its own.
+    classifier_bias: bool = True
+    classifier_activation: str = ""  # empty: hidden_act
+    tie_word_embeddings: bool = True
+    decoder_bias: bool = True
 
     def __post_init__(self) -> None:
-        registry.pick("model.hidden_act", self.hidden_act, dict.fromkeys(ACTIVATIONS))
-        registry.pick("model.remat", self.remat, dict.fromkeys(REMAT))
+        for key, known in (
+            ("hidden_act", ACTIVATIONS),
+            ("classifier_activation", ("", *ACTIVATIONS)),
+            ("remat", REMAT),
+            ("position_embedding_type", ("absolute", "rope", "none")),
+            ("norm_position", ("post", "pre")),
+            ("norm_type", ("layer_norm", "rms_norm")),
+            ("mlp_type", ("plain", "glu")),
+        ):
+            registry.pick(f"model.{key}", getattr(self, key), dict.fromkeys(known))
         registry.pick("dtype", self.dtype, dict.fromkeys(DTYPES))
         for name in (
             "vocab_size",
@@ -59,33 +86,129 @@ class EncoderConfig:
             "num_attention_heads",
             "intermediate_size",
             "max_position_embeddings",
+            "rope_theta",
         ):
-            if getattr(self, name) < 1:
+            if not getattr(self, name) > 0:
                 raise UserError(f"model.{name}={getattr(self, name)} must be positive")
-        if self.hidden_size % self.num_attention_heads:
-            raise UserError(
-                f"model.num_attention_heads={self.num_attention_heads} does not divide "
-                f"model.hidden_size={self.hidden_size}"
-            )
+        for name in (
+            "unroll",
+            "type_vocab_size",
+            "embedding_size",
+            "position_offset",
+            "local_rope_theta",
+            "local_attention",
+            "global_attn_every_n_layers",
+            "num_hidden_groups",
+        ):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"model.{name}={getattr(self, name)} is negative")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"model.{name}={getattr(self, name)} is not in [0, 1)")
-        if self.unroll < 0 or self.type_vocab_size < 0:
-            raise UserError("model.unroll and model.type_vocab_size are not negative")
+        for wrong, said in self._clashes():
+            if wrong:
+                raise UserError(said)
+
+    def _clashes(self) -> tuple[tuple[bool, str], ...]:
+        """Pair each thing that does not go together with what to say of it."""
+        absolute = self.position_embedding_type == "absolute"
+        rope = self.position_embedding_type == "rope"
+        pre = self.norm_position == "pre"
+        positions = f"model.position_embedding_type={self.position_embedding_type}"
+        shared = 0 < self.num_hidden_groups < self.num_hidden_layers
+        return (
+            (
+                bool(self.hidden_size % self.num_attention_heads),
+                f"model.num_attention_heads={self.num_attention_heads} does not divide "
+                f"model.hidden_size={self.hidden_size}",
+            ),
+            (
+                self.position_offset > 0 and not absolute,
+                f"model.position_offset={self.position_offset} needs a table of "
+                f"positions, and {positions}",
+            ),
+            (
+                self.max_length < 1,
+                f"model.position_offset={self.position_offset} leaves none of "
+                f"model.max_position_embeddings={self.max_position_embeddings} rows",
+            ),
+            (
+                rope and self.hidden_size // self.num_attention_heads % 2 == 1,
+                f"{positions} turns pairs: hidden_size / model.num_attention_heads = "
+                f"{self.hidden_size} / {self.num_attention_heads} must be even",
+            ),
+            (
+                self.local_rope_theta > 0 and not (rope and self.local_attention),
+                f"model.local_rope_theta={self.local_rope_theta} needs "
+                "model.position_embedding_type=rope and model.local_attention",
+            ),
+            (
+                self.global_attn_every_n_layers > 0 and not self.local_attention,
+                f"model.global_attn_every_n_layers={self.global_attn_every_n_layers} "
+                "needs model.local_attention, the window of the other layers",
+            ),
+            (
+                self.norm_type == "rms_norm" and self.norm_bias,
+                "model.norm_type=rms_norm has no bias: set model.norm_bias=False",
+            ),
+            (
+                not self.first_attention_norm and not pre,
+                "model.first_attention_norm=False needs model.norm_position=pre",
+            ),
+            (
+                not self.first_attention_norm and shared,
+                "model.first_attention_norm=False and "
+                f"model.num_hidden_groups={self.num_hidden_groups}: the first layer "
+                "lacks what layers of its group have",
+            ),
+            (
+                self.num_hidden_groups > self.num_hidden_layers,
+                f"model.num_hidden_groups={self.num_hidden_groups} is more than "
+                f"model.num_hidden_layers={self.num_hidden_layers}",
+            ),
+        )
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence that has positions."""
+        return self.max_position_embeddings - self.position_offset
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Which set of parameters each layer uses (Lan et al. 2020, section 3.1)."""
+        n = self.num_hidden_layers
+        return tuple(i * (self.num_hidden_groups or n) // n for i in range(n))
+
+    @property
+    def is_global(self) -> tuple[bool, ...]:
+        """Say of each layer whether its tokens see all others."""
+        every = self.global_attn_every_n_layers
+        return tuple(
+            not self.local_attention or (every > 0 and i % every == 0)
+            for i in range(self.num_hidden_layers)
+        )
+
 
 def flops_per_token(cfg: EncoderConfig, length: int, predictions: int) -> float:
     """Count floating point operations of forward and backward per token slot.
 
-    6 for each weight of a matrix product a token goes through, 12 N L D for the
-    attention scores and their use, and the head at `predictions` of `length` slots.
+    6 for each weight of a matrix product a token goes through, 12 D for each key of
+    each layer for the attention scores and their use, and the head at `predictions`
+    of `length` slots.
     """
-    d, m = cfg.hidden_size, cfg.intermediate_size
-    layers = cfg.num_hidden_layers * (4 * d * d + 2 * d * m)
-    attention = 2 * cfg.num_hidden_layers * length * d
-    head = (d * d + cfg.vocab_size * d) * predictions / length
-    return 6.0 * (layers + attention + head)
+    d, m, e = cfg.hidden_size, cfg.intermediate_size, cfg.embedding_width
+    matrices = 3 if cfg.mlp_type == "glu" else 2
+    layers = cfg.num_hidden_layers * (4 * d * d + matrices * d * m)
+    window = min(length, 2 * (cfg.local_attention // 2) + 1)
+    keys = sum(length if every else window for every in cfg.is_global)
+    projection = e * d if cfg.embedding_size else 0
+    head = (d * e + cfg.vocab_size * e) * predictions / length
+    return 6.0 * (layers + 2 * keys * d + projection + head)

@@ -1,13 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encoder of BERT: post-LN, learned positions (Devlin et al. 2019, section 3)."""
+"""The encoder of BERT (Devlin et al. 2019, section 3) and of its relatives.
+
+What sets the relatives apart are switches of EncoderConfig; bertjax/models/families.py
+lists which family uses which.
+"""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from bertjax.models.attention import attend, attention_mask
+from bertjax.models.attention import (
+    Rotation,
+    attend,
+    attention_mask,
+    rotate,
+    rotation,
+)
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import (
     Params,
@@ -20,50 +31,69 @@ from bertjax.models.layers import (
     norm_specs,
     stack_specs,
 )
-from bertjax.parallel.sharding import constrain
+from bertjax.parallel.sharding import constrain, path_name
 
 
 class Encoded(NamedTuple):
-    """What heads see: hidden [B, L, D], pooled [B, D] or None."""
+    """What heads see: hidden [B, L, D]; pooled [B, D], packed [B, S, D], or None."""
 
     hidden: jax.Array
     pooled: jax.Array | None
 
 
+class View(NamedTuple):
+    """What a layer sees of the batch: its mask, and its turn of queries and keys."""
+
+    mask: jax.Array
+    turn: Rotation | None
+
+
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     """Make the parameters: truncated normal 0.02, biases 0, norm scales 1, all f32.
 
-    Leaves of the layers are stacked on axis 0, [N, ...].
+    Leaves of the layers are stacked on axis 0, [N, ...]; where layers share, each set
+    is there once, and a leaf that the first layer lacks is stacked over the others.
     """
-    d, m = cfg.hidden_size, cfg.intermediate_size
+    d, m, e = cfg.hidden_size, cfg.intermediate_size, cfg.embedding_width
     heads = (cfg.num_attention_heads, cfg.head_dim)
-    embeddings = {
-        "word": ((cfg.vocab_size, d), "normal"),
-        "position": ((cfg.max_position_embeddings, d), "normal"),
-        "norm": norm_specs(d),
-    }
+
+    def norm(width: int) -> dict[str, Any]:
+        return norm_specs(width, cfg.norm_bias)
+
+    def dense(into: tuple[int, ...], out: tuple[int, ...], bias: bool) -> Any:
+        return linear_specs(into=into, out=out, bias=bias)
+
+    embeddings: dict[str, Any] = {"word": ((cfg.vocab_size, e), "normal")}
+    if cfg.position_embedding_type == "absolute":
+        embeddings["position"] = ((cfg.max_position_embeddings, e), "normal")
     if cfg.type_vocab_size:
-        embeddings["token_type"] = ((cfg.type_vocab_size, d), "normal")
-    layer = {
-        "attention": {
-            "query": linear_specs(into=(d,), out=heads),
-            "key": linear_specs(into=(d,), out=heads),
-            "value": linear_specs(into=(d,), out=heads),
-            "output": linear_specs(into=heads, out=(d,)),
-            "norm": norm_specs(d),
-        },
-        "mlp": {
-            "up": linear_specs(into=(d,), out=(m,)),
-            "down": linear_specs(into=(m,), out=(d,)),
-            "norm": norm_specs(d),
-        },
+        embeddings["token_type"] = ((cfg.type_vocab_size, e), "normal")
+    if cfg.embedding_norm:
+        embeddings["norm"] = norm(e)
+    if cfg.embedding_size:
+        embeddings["projection"] = dense((e,), (d,), True)
+    mlp = {
+        "up": dense((d,), (m,), cfg.mlp_bias),
+        "down": dense((m,), (d,), cfg.mlp_bias),
+        "norm": norm(d),
     }
-    specs = {
-        "embeddings": embeddings,
-        "layers": stack_specs(layer, cfg.num_hidden_layers),
+    if cfg.mlp_type == "glu":
+        mlp["gate"] = dense((d,), (m,), cfg.mlp_bias)
+    attention = {
+        "query": dense((d,), heads, cfg.attention_bias),
+        "key": dense((d,), heads, cfg.attention_bias),
+        "value": dense((d,), heads, cfg.attention_bias),
+        "output": dense(heads, (d,), cfg.attention_bias),
     }
+    depth = cfg.groups[-1] + 1
+    layers = stack_specs({"attention": attention, "mlp": mlp}, depth)
+    if normed := depth if cfg.first_attention_norm else depth - 1:
+        layers["attention"]["norm"] = stack_specs(norm(d), normed)
+    specs = {"embeddings": embeddings, "layers": layers}
+    if cfg.final_norm:
+        specs["final_norm"] = norm(d)
     if cfg.pooler:
-        specs["pooler"] = linear_specs(into=(d,), out=(d,))
+        specs["pooler"] = dense((d,), (d,), True)
     return draw(rng, specs, cfg.initializer_range)
 
 
@@ -76,20 +106,34 @@ def apply(
     """Encode a batch; `rng=None` means evaluation (no dropout).
 
     batch: input_ids, attention_mask (1 = real) i32 [B, L]; optional token_type_ids
-    and position_ids i32 [B, L]. Returns hidden [B, L, D] in cfg.dtype and, with a
-    pooler, pooled [B, D]. Ids must be below the table sizes: the host sees to it.
+    and position_ids i32 [B, L]. Packed rows have segment_ids i32 [B, L] (0 = padding)
+    and cls_positions i32 [B, S]. Returns hidden [B, L, D] in cfg.dtype and, with a
+    pooler, pooled [B, D], or [B, S, D] of packed rows. Ids must be below the table
+    sizes: the host sees to it.
     """
     b, length = batch["input_ids"].shape
     dtype = jnp.dtype(cfg.dtype)
     with jax.named_scope("embeddings"):
         x = embed(params["embeddings"], cfg, batch)
         x = dropout(x, cfg.hidden_dropout_prob, fold(rng, cfg.num_hidden_layers))
-        x = constrain(x.astype(dtype), "batch length embed")
-    mask = attention_mask(batch["attention_mask"])
+        x = x.astype(dtype)
+        if cfg.embedding_size:
+            x = linear(params["embeddings"]["projection"], x)
+        x = constrain(x, "batch length embed")
+    whole, near = make_views(cfg, batch)
 
-    def layer(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
-        layer_params, index = inputs
-        x = apply_layer(layer_params, cfg, x, mask, fold(rng, index))
+    def layer(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+        layer_params, index, depth = inputs
+        if layer_params is None:
+            layer_params = jax.tree.map(lambda p: p[depth["group"]], params["layers"])
+        view = near if whole is None else whole
+        if "is_global" in depth:
+            view = jax.tree.map(
+                lambda a, b: jnp.where(depth["is_global"], a, b), whole, near
+            )
+        x = apply_layer(
+            layer_params, cfg, x, view, fold(rng, index), depth.get("is_normed")
+        )
         return constrain(x, "batch length embed"), None
 
     if cfg.remat != "none":
@@ -100,25 +144,116 @@ def apply(
         )
         layer = jax.checkpoint(layer, policy=policy)
     n = cfg.num_hidden_layers
-    # An unrolled scan with its single body is what costs least memory and time.
-    x, _ = jax.lax.scan(
-        layer, x, (params["layers"], jnp.arange(n)), unroll=cfg.unroll or n
-    )
+    if isinstance(params["layers"], tuple):  # unstacked
+        for i, (group, every) in enumerate(zip(cfg.groups, cfg.is_global, strict=True)):
+            view = whole if every else near
+            x = apply_layer(params["layers"][group], cfg, x, view, fold(rng, i))
+    else:
+        # An unrolled scan with its single body is what costs least memory and time.
+        along = depths(params["layers"], cfg)
+        x, _ = jax.lax.scan(layer, x, along, unroll=cfg.unroll or n)
+    if cfg.final_norm:
+        with jax.named_scope("final_norm"):
+            x = normalise(params["final_norm"], cfg, x)
     pooled = None
     if cfg.pooler:
         with jax.named_scope("pooler"):
-            pooled = jnp.tanh(linear(params["pooler"], x[:, 0]))
+            pooled = jnp.tanh(linear(params["pooler"], first_tokens(x, batch)))
     return Encoded(x.reshape(b, length, -1), pooled)
 
 
+def unstack(params: Params, cfg: EncoderConfig) -> Params:
+    """Give each layer arrays of its own, for `apply` without gradients.
+
+    A compiled program copies what it takes out of a stack, in every call: two thirds of
+    the time of a single short text at base size.
+    """
+
+    def one(i: int) -> Params:
+        def take(path: Any, leaf: jax.Array) -> jax.Array | None:
+            lacks = not cfg.first_attention_norm and path_name(path).startswith(
+                "attention/norm/"
+            )
+            return (leaf[i - 1] if i else None) if lacks else leaf[i]
+
+        layer = jax.tree_util.tree_map_with_path(take, params["layers"])
+        if not i and not cfg.first_attention_norm:
+            layer["attention"].pop("norm", None)
+        return layer
+
+    return {**params, "layers": tuple(map(one, range(cfg.groups[-1] + 1)))}
+
+
+def depths(
+    layers: Params, cfg: EncoderConfig
+) -> tuple[Params | None, jax.Array, dict[str, jax.Array]]:
+    """Return what the loop over the layers goes through, axis 0 being the depth.
+
+    That is the layers' own parameters (None where some share theirs), their index,
+    and what differs between them: "group", whose parameters; "is_global", whether it
+    sees all; "is_normed", whether its attention has a norm.
+    """
+    n = cfg.num_hidden_layers
+    depth = {}
+    if len(set(cfg.is_global)) > 1:
+        depth["is_global"] = jnp.array(cfg.is_global)
+    if not cfg.first_attention_norm and n > 1:
+        # The body is one for all layers, so the first is given the second's norm,
+        # which it does not use.
+        depth["is_normed"] = jnp.arange(n) > 0
+        norm = jax.tree.map(
+            lambda leaf: jnp.concatenate([leaf[:1], leaf]), layers["attention"]["norm"]
+        )
+        layers = {**layers, "attention": {**layers["attention"], "norm": norm}}
+    if len(set(cfg.groups)) < n:
+        depth["group"] = jnp.array(cfg.groups)
+        return None, jnp.arange(n), depth
+    return layers, jnp.arange(n), depth
+
+
+def make_views(
+    cfg: EncoderConfig, batch: dict[str, jax.Array]
+) -> tuple[View | None, View | None]:
+    """Make what global and local layers see; None where there are no such layers."""
+    at = batch.get("position_ids", np.arange(batch["input_ids"].shape[1]))
+
+    def view(window: int, theta: float) -> View:
+        mask = attention_mask(batch["attention_mask"], batch.get("segment_ids"), window)
+        if cfg.position_embedding_type != "rope":
+            return View(mask, None)
+        return View(mask, rotation(at, cfg.head_dim, theta))
+
+    near = cfg.local_rope_theta or cfg.rope_theta
+    return (
+        view(0, cfg.rope_theta) if any(cfg.is_global) else None,
+        None if all(cfg.is_global) else view(cfg.local_attention, near),
+    )
+
+
+def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """Take the first token of each sequence: [B, D], of packed rows [B, S, D]."""
+    if "cls_positions" not in batch:
+        return x[:, 0]
+    at = batch["cls_positions"][:, :, None]
+    return jnp.take_along_axis(x, at, axis=1, mode="clip")
+
+
+def normalise(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+    """Normalise the last axis of x as the config says."""
+    return layer_norm(params, x, cfg.layer_norm_eps, cfg.norm_type)
+
+
 def embed(params: Params, cfg: EncoderConfig, batch: dict[str, jax.Array]) -> jax.Array:
-    """Sum word, position and token type embeddings, normalised: f32 [B, L, D]."""
+    """Sum word, position and token type embeddings, normalised: f32 [B, L, E]."""
     ids = batch["input_ids"]
     x = jnp.take(params["word"], ids, axis=0, mode="clip")
-    if "position_ids" in batch:
-        x = x + jnp.take(params["position"], batch["position_ids"], axis=0, mode="clip")
-    else:
-        x = x + params["position"][: ids.shape[1]]
+    if cfg.position_embedding_type == "absolute":
+        offset = cfg.position_offset
+        table = params["position"][offset:] if offset else params["position"]
+        if "position_ids" in batch:
+            x = x + jnp.take(table, batch["position_ids"], axis=0, mode="clip")
+        else:
+            x = x + table[: ids.shape[1]]
     if cfg.type_vocab_size:
         # Without token types in the batch everything is of type 0.
         x = x + (
@@ -126,38 +261,57 @@ def embed(params: Params, cfg: EncoderConfig, batch: dict[str, jax.Array]) -> ja
             if "token_type_ids" in batch
             else params["token_type"][0]
         )
-    return layer_norm(params["norm"], x, cfg.layer_norm_eps)
+    return normalise(params["norm"], cfg, x) if cfg.embedding_norm else x
 
 
 def apply_layer(
     params: Params,
     cfg: EncoderConfig,
     x: jax.Array,
-    mask: jax.Array,
+    view: View,
     rng: jax.Array | None,
+    is_normed: jax.Array | None = None,
 ) -> jax.Array:
-    """Run one post-LN layer on x [B, L, D]; mask broadcasts to [B, H, L, L].
+    """Run one layer on x [B, L, D].
 
+    Post-LN as in Vaswani et al. 2017, or pre-LN (Xiong et al. 2020, figure 1).
+    is_normed, bool []: whether the norm before the attention is used.
     Matrix products see [B*L, D]: gradients of products of three axes run slower.
     """
     b, length, d = x.shape
     heads = (b, length, cfg.num_attention_heads, cfg.head_dim)
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
+    pre = cfg.norm_position == "pre"
     x = x.reshape(b * length, d)
     p = params["attention"]
+    y = x
+    if pre and "norm" in p:
+        y = normalise(p["norm"], cfg, x)
+        y = y if is_normed is None else jnp.where(is_normed, y, x)
     with jax.named_scope("qkv"):
-        q, k, v = (linear(p[n], x).reshape(heads) for n in ("query", "key", "value"))
-    y = attend(q, k, v, mask, cfg.attention_probs_dropout_prob, rngs[0])
+        q, k, v = (linear(p[n], y).reshape(heads) for n in ("query", "key", "value"))
+        if view.turn is not None:
+            q, k = rotate(q, view.turn), rotate(k, view.turn)
+    y = attend(q, k, v, view.mask, cfg.attention_probs_dropout_prob, rngs[0])
     with jax.named_scope("attention_out"):
         y = linear(p["output"], y.reshape(b * length, d))
-        y = dropout(y, cfg.hidden_dropout_prob, rngs[1])
-        x = layer_norm(p["norm"], x + y, cfg.layer_norm_eps)
+        x = x + dropout(y, cfg.hidden_dropout_prob, rngs[1])
+        x = x if pre else normalise(p["norm"], cfg, x)
     p = params["mlp"]
     with jax.named_scope("mlp"):
-        y = activate(linear(p["up"], x), cfg.hidden_act)
-        y = dropout(linear(p["down"], y), cfg.hidden_dropout_prob, rngs[2])
-        x = layer_norm(p["norm"], x + y, cfg.layer_norm_eps)
+        y = normalise(p["norm"], cfg, x) if pre else x
+        y = mlp(p, cfg, y)
+        x = x + dropout(y, cfg.hidden_dropout_prob, rngs[2])
+        x = x if pre else normalise(p["norm"], cfg, x)
     return x.reshape(b, length, d)
+
+
+def mlp(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+    """Run the MLP on x [T, D], gated (Shazeer 2020, equation 5) or plain."""
+    y = activate(linear(params["up"], x), cfg.hidden_act)
+    if cfg.mlp_type == "glu":
+        y = y * linear(params["gate"], x)
+    return linear(params["down"], y)
 
 
 def fold(rng: jax.Array | None, index: int | jax.Array) -> jax.Array | None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads on an encoder: the tied masked-LM head and the two-way pair head."""
+"""Heads on an encoder: masked LM, the two-way pair head, replaced tokens."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +19,19 @@ from bertjax.models.layers import (
 
 
 def init_mlm(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    """Make the masked-LM head: transform, norm, output bias [V]; its matrix is tied."""
-    d = cfg.hidden_size
-    specs = {
-        "transform": linear_specs(into=(d,), out=(d,)),
-        "norm": norm_specs(d),
-        "bias": ((cfg.vocab_size,), 0.0),
+    """Make the masked-LM head: transform [D, E], norm, output bias [V].
+
+    Its matrix is tied, or "decoder" [V, E].
+    """
+    d, e = cfg.hidden_size, cfg.embedding_width
+    specs: dict[str, Any] = {
+        "transform": linear_specs(into=(d,), out=(e,), bias=cfg.classifier_bias),
+        "norm": norm_specs(e, cfg.norm_bias),
     }
+    if cfg.decoder_bias:
+        specs["bias"] = ((cfg.vocab_size,), 0.0)
+    if not cfg.tie_word_embeddings:
+        specs["decoder"] = ((cfg.vocab_size, e), "normal")
     return draw(rng, specs, cfg.initializer_range)
 
 
@@ -36,23 +44,27 @@ def mlm_logits(
 ) -> jax.Array:
     """Predict the tokens at `positions` only.
 
-    params: the head's; word: the tied embeddings [V, D]; hidden [B, L, D];
-    positions i32 [B, P]. Returns f32 logits [B, P, V]. (Devlin et al. 2019, section
-    3.1; transform and bias as in google-research/bert, run_pretraining.py.)
+    params: the head's; word: the embeddings [V, E], for a head that is tied to them;
+    hidden [B, L, D]; positions i32 [B, P]. Returns f32 logits [B, P, V]. (Devlin et
+    al. 2019, section 3.1; transform and bias as in google-research/bert,
+    run_pretraining.py; E as in Lan et al. 2020, section 3.1.)
     """
     b, p = positions.shape
+    act = cfg.classifier_activation or cfg.hidden_act
     with jax.named_scope("mlm_head"):
         x = jnp.take_along_axis(hidden, positions[:, :, None], axis=1, mode="clip")
         x = x.reshape(b * p, -1)
-        x = activate(linear(params["transform"], x), cfg.hidden_act)
-        x = layer_norm(params["norm"], x, cfg.layer_norm_eps)
+        x = activate(linear(params["transform"], x), act)
+        x = layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)
         logits = jax.lax.dot_general(
             x,
-            word.astype(x.dtype),
+            params.get("decoder", word).astype(x.dtype),
             (((1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
         )
-        return (logits + params["bias"]).reshape(b, p, -1)
+        if "bias" in params:
+            logits = logits + params["bias"]
+        return logits.reshape(b, p, -1)
 
 
 def init_pair(rng: jax.Array, cfg: EncoderConfig) -> Params:
@@ -62,6 +74,28 @@ def init_pair(rng: jax.Array, cfg: EncoderConfig) -> Params:
 
 
 def pair_logits(params: Params, pooled: jax.Array) -> jax.Array:
-    """Return f32 logits [B, 2] of "in order" and "not" from pooled [B, D]."""
+    """Return f32 logits [..., 2] of "in order" and "not" from pooled [..., D]."""
     with jax.named_scope("pair_head"):
         return linear(params, pooled).astype(jnp.float32)
+
+
+def init_rtd(rng: jax.Array, cfg: EncoderConfig) -> Params:
+    """Make the head that tells replaced tokens: transform [D, D], output [D, 1]."""
+    d = cfg.hidden_size
+    specs = {
+        "transform": linear_specs(into=(d,), out=(d,)),
+        "output": linear_specs(into=(d,), out=(1,)),
+    }
+    return draw(rng, specs, cfg.initializer_range)
+
+
+def rtd_logits(params: Params, cfg: EncoderConfig, hidden: jax.Array) -> jax.Array:
+    """Return f32 logits [B, L] of "replaced" from hidden [B, L, D].
+
+    Clark et al. 2020 (ELECTRA), section 2.
+    """
+    b, length, d = hidden.shape
+    with jax.named_scope("rtd_head"):
+        x = hidden.reshape(b * length, d)
+        x = activate(linear(params["transform"], x), cfg.hidden_act)
+        return linear(params["output"], x).astype(jnp.float32).reshape(b, length)

@@ -34,14 +34,18 @@ def draw(rng: jax.Array, specs: Mapping[str, Any], stddev: float) -> Params:
     return jax.tree.unflatten(tree, out)
 
 
-def linear_specs(*, into: tuple[int, ...], out: tuple[int, ...]) -> dict[str, Spec]:
+def linear_specs(
+    *, into: tuple[int, ...], out: tuple[int, ...], bias: bool = True
+) -> dict[str, Spec]:
     """Describe a dense layer: kernel [*into, *out] and bias [*out]."""
-    return {"kernel": ((*into, *out), "normal"), "bias": (out, 0.0)}
+    kernel = {"kernel": ((*into, *out), "normal")}
+    return {**kernel, "bias": (out, 0.0)} if bias else kernel
 
 
-def norm_specs(width: int) -> dict[str, Spec]:
-    """Describe a layer norm: scale and bias [width]."""
-    return {"scale": ((width,), 1.0), "bias": ((width,), 0.0)}
+def norm_specs(width: int, bias: bool = True) -> dict[str, Spec]:
+    """Describe a norm: scale and bias [width]."""
+    scale = {"scale": ((width,), 1.0)}
+    return {**scale, "bias": ((width,), 0.0)} if bias else scale
 
 
 def stack_specs(specs: Mapping[str, Any], layers: int) -> dict[str, Any]:
@@ -52,33 +56,44 @@ def stack_specs(specs: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def linear(params: Params, x: jax.Array) -> jax.Array:
-    """Return x @ kernel + bias for x [T, in], in the dtype of x.
+    """Return x @ kernel + bias (where there is one) for x [T, in], in x's dtype.
 
     Kernels of more axes ([D, H, K] or [H, K, D]) are taken as [in, out]: a plain
     product of two axes is what every backend does best.
     """
     kernel = params["kernel"].astype(x.dtype).reshape(x.shape[-1], -1)
-    return x @ kernel + params["bias"].astype(x.dtype).reshape(-1)
+    y = x @ kernel
+    return y + params["bias"].astype(x.dtype).reshape(-1) if "bias" in params else y
 
 
-def layer_norm(params: Params, x: jax.Array, eps: float) -> jax.Array:
-    """Normalise the last axis; statistics in f32, result in the dtype of x."""
+def layer_norm(
+    params: Params, x: jax.Array, eps: float, kind: str = "layer_norm"
+) -> jax.Array:
+    """Normalise the last axis; statistics in f32, result in the dtype of x.
+
+    "rms_norm" leaves the mean where it is (Zhang & Sennrich 2019, equation 4).
+    """
     y = x.astype(jnp.float32)
-    mean = jnp.mean(y, axis=-1, keepdims=True)
-    y = y - mean
+    if kind == "layer_norm":
+        mean = jnp.mean(y, axis=-1, keepdims=True)
+        y = y - mean
     var = jnp.mean(y * y, axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(var + eps) * params["scale"] + params["bias"]
+    y = y * jax.lax.rsqrt(var + eps) * params["scale"]
+    if "bias" in params:
+        y = y + params["bias"]
     return y.astype(x.dtype)
 
 
 def activate(x: jax.Array, kind: str) -> jax.Array:
-    """Apply GELU: "gelu" by the error function, "gelu_tanh" by its approximation.
+    """Apply an activation: "gelu" by the error function; see EncoderConfig.
 
     erf in f32: jax.nn.gelu's erfc, exact in a tail that no sum can see, costs twice
     the time and keeps one array more for the backward pass.
     """
-    if kind == "gelu_tanh":
+    if kind in ("gelu_tanh", "gelu_new", "gelu_pytorch_tanh"):
         return jax.nn.gelu(x, approximate=True)
+    if kind != "gelu":
+        return {"relu": jax.nn.relu, "silu": jax.nn.silu}[kind](x)
     y = x.astype(jnp.float32)
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
 

@@ -2,12 +2,15 @@
 """What an objective is, and how heads on one encoder make one.
 
 A module of this package (or any dotted name) exports `make_head()` or
-`make_objective(cfg)`; `config.objective = "mlm+nsp"` imports by name.
+`make_objective(cfg)`; `config.objective = "mlm+nsp"` imports by name. Both may take
+options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`).
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -15,7 +18,7 @@ from bertjax import UserError, registry
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params
-from bertjax.objectives import SUPPORT
+from bertjax.objectives import SUPPORT, parse
 
 Batch = Mapping[str, jax.Array]
 PACKAGE = "bertjax.objectives"
@@ -28,6 +31,11 @@ class Sum(NamedTuple):
     weight: jax.Array
 
 
+# A loss or a metric. One that is no quotient of two sums, such as metrics.Ranking, is a
+# NamedTuple of sums with a `mean()` of its own.
+Term = Any
+
+
 class HeadSums(Protocol):
     def __call__(
         self,
@@ -36,7 +44,7 @@ class HeadSums(Protocol):
         encoded: encoder.Encoded,
         batch: Batch,
         rng: jax.Array | None,
-    ) -> dict[str, Sum]: ...
+    ) -> dict[str, Term]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +56,8 @@ class Head:
     alone. sums(params, cfg, encoded, batch, rng) -> {term: Sum}: those terms and any
     metrics; params is the whole tree (for tied embeddings). coefficients: {term:
     factor}, 1 where silent. needs: what the host has to make ("mlm": masked
-    positions, "nsp": pairs with labels). pooled: wants the pooled vector. shardings:
-    rows for parameters that parallel/sharding.py does not know.
+    positions, "nsp" or "sop": pairs with labels). pooled: wants the pooled vector.
+    shardings: rows for parameters that parallel/sharding.py does not know.
     """
 
     name: str
@@ -71,7 +79,7 @@ class Objective:
 
     init: Callable[[jax.Array], Params]
     weights: Callable[[Batch], dict[str, jax.Array]]
-    sums: Callable[[Params, Batch, jax.Array | None], dict[str, Sum]]
+    sums: Callable[[Params, Batch, jax.Array | None], dict[str, Term]]
     needs: frozenset[str]
     coefficients: Mapping[str, float]
     shardings: tuple[tuple[str, str], ...] = ()
@@ -80,25 +88,38 @@ class Objective:
 def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
     """Build "mlm+nsp" and the like; also returns cfg, with a pooler only if needed.
 
-    Raises UserError on an unknown name or parts that cannot be combined.
+    Raises UserError on an unknown name or option, or parts that cannot be combined.
     """
-    modules = [registry.load("objective", n, PACKAGE, SUPPORT) for n in name.split("+")]
-    whole = [m for m in modules if hasattr(m, "make_objective")]
+    parts = [
+        (registry.load("objective", n, PACKAGE, SUPPORT), options)
+        for n, options in parse(name)
+    ]
+    whole = [part for part in parts if hasattr(part[0], "make_objective")]
     if whole:
-        if len(modules) > 1:
-            raise UserError(f"objective={name!r}: {whole[0].__name__} stands alone")
-        return whole[0].make_objective(cfg)
-    for m in modules:
-        if not hasattr(m, "make_head"):
-            raise UserError(
-                f"objective={name!r}: {m.__name__} exports no make_head or "
-                "make_objective"
-            )
-    heads = [m.make_head() for m in modules]
+        if len(parts) > 1:
+            raise UserError(f"objective={name!r}: {whole[0][0].__name__} stands alone")
+        return _make("make_objective", *whole[0], cfg)
+    heads = [_make("make_head", *part) for part in parts]
     if len({h.name for h in heads}) < len(heads):
         raise UserError(f"objective={name!r} names a head twice")
     cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
     return combine(heads, cfg), cfg
+
+
+def _make(what: str, module: ModuleType, options: dict[str, float], *args: Any) -> Any:
+    """Call what an objective's module exports, with the options it knows."""
+    make = getattr(module, what, None)
+    if make is None:
+        raise UserError(
+            f"objective: {module.__name__} exports no make_head or make_objective"
+        )
+    known = list(inspect.signature(make).parameters)[len(args) :]
+    for key in options:
+        if key not in known:
+            raise registry.unknown(
+                f"objective: option of {module.__name__}", key, known
+            )
+    return make(*args, **options)
 
 
 def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
@@ -114,7 +135,7 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
     def weights(batch: Batch) -> dict[str, jax.Array]:
         return {k: v for head in heads for k, v in head.weights(batch).items()}
 
-    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Sum]:
+    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
         encoded = encoder.apply(params["encoder"], cfg, batch, rng)
         out = {}
         for head in heads:

@@ -20,6 +20,20 @@ def cross_entropy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     return Sum(jnp.sum(weights * (norm - true)), jnp.sum(weights))
 
 
+def binary_cross_entropy(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array
+) -> Sum:
+    """Sum weighted negative log-likelihoods of labels 0 and 1, in nats.
+
+    logits, weights f32, labels of any type, all of one shape.
+    """
+    y = labels.astype(logits.dtype)
+    # log(1 + exp(x)) - x y, without overflow
+    loss = jnp.maximum(logits, 0) - logits * y + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    check_shapes(logits[..., None], labels, weights)
+    return Sum(jnp.sum(weights * loss), jnp.sum(weights))
+
+
 def check_shapes(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> None:
     """Refuse shapes that would only fit by broadcasting."""
     if not logits.shape[:-1] == ids.shape == weights.shape:

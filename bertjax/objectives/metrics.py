@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics as (sum, weight), like losses."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from bertjax.objectives.base import Sum
 from bertjax.objectives.losses import check_shapes
+from bertjax.parallel.sharding import constrain
+
+# Logits are counted in bins this wide, those beyond the ends in the outermost ones.
+BINS, WIDTH = 200, 0.1
 
 
 def accuracy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
@@ -18,3 +24,56 @@ def accuracy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     true = jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="clip")[..., 0]
     right = true >= jnp.max(logits, axis=-1)
     return Sum(jnp.sum(weights * right), jnp.sum(weights))
+
+
+class Ranking(NamedTuple):
+    """How many of either label have a logit in each bin, f32 [BINS], lowest first.
+
+    Adds up over devices, micro-batches and batches, as a Sum does.
+    """
+
+    positive: jax.Array
+    negative: jax.Array
+
+    def mean(self) -> Any:
+        """Return the share of (positive, negative) pairs that are in order: AUC.
+
+        Two in one bin count half, so it is right to half the share of such pairs. 0
+        without pairs. Works for arrays of jax and of numpy alike.
+        """
+        below = self.negative.cumsum() - self.negative
+        ordered = (self.positive * (below + 0.5 * self.negative)).sum()
+        pairs = self.positive.sum() * self.negative.sum()
+        return ordered / (pairs + (pairs == 0))
+
+
+def binary_metrics(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array
+) -> dict[str, Sum | Ranking]:
+    """Measure guesses (logit > 0) of boolean labels; all of one shape.
+
+    accuracy, precision, recall; auc, which no threshold decides; positive, the share
+    of positive labels.
+    """
+    said, true = logits > 0, labels
+    with jax.named_scope("auc"):
+        at = jnp.floor(logits / WIDTH) + BINS // 2
+        here = jnp.clip(at, 0, BINS - 1)[..., None] == jnp.arange(BINS)
+        axes = tuple(range(logits.ndim))
+
+        def count(chosen: jax.Array) -> jax.Array:
+            counted = jnp.where(here, (weights * chosen)[..., None], 0.0)
+            return constrain(jnp.sum(counted, axis=axes), "bins")
+
+        ranking = Ranking(count(true), count(~true))
+
+    def share(part: jax.Array, whole: jax.Array) -> Sum:
+        return Sum(jnp.sum(weights * (part & whole)), jnp.sum(weights * whole))
+
+    return {
+        "accuracy": share(said == true, jnp.full_like(true, True)),
+        "precision": share(true, said),
+        "recall": share(said, true),
+        "auc": ranking,
+        "positive": share(true, jnp.full_like(true, True)),
+    }

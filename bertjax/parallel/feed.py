@@ -39,11 +39,14 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 
 
 def to_devices(
-    batches: Iterable[Mapping[str, np.ndarray]], mesh: Mesh, batch_size: int
+    batches: Iterable[Mapping[str, np.ndarray]], mesh: Mesh, batch_sizes: Iterable[int]
 ) -> Iterator[dict[str, jax.Array]]:
-    """Make each host batch (its local rows) global arrays [batch_size, ...]."""
+    """Make each host batch (its local rows) global arrays [batch_size, ...].
+
+    batch_sizes: of one batch after the other, at least as many as there are batches.
+    """
     where = batch_sharding(mesh)
-    for batch in batches:
+    for batch, batch_size in zip(batches, batch_sizes, strict=False):
         yield {
             name: put(where, rows, (batch_size, *rows.shape[1:]))
             for name, rows in batch.items()

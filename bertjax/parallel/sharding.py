@@ -19,24 +19,30 @@ Rows = Iterable[tuple[str, str]]
 
 # Path (regular expression, whole path) -> logical axes. A leaf matches exactly one.
 ROWS: tuple[tuple[str, str], ...] = (
-    (r"encoder/embeddings/word", "vocab embed"),
+    (r"encoder/embeddings/word|mlm/decoder", "vocab embed"),
     (r"encoder/embeddings/(position|token_type)", "table embed"),
-    (r"encoder/embeddings/norm/(scale|bias)", "width"),
+    (r"encoder/(embeddings/norm|final_norm)/(scale|bias)", "width"),
     (r"encoder/layers/attention/(query|key|value)/kernel", "layers embed heads head"),
     (r"encoder/layers/attention/(query|key|value)/bias", "layers heads head"),
     (r"encoder/layers/attention/output/kernel", "layers heads head embed"),
     (r"encoder/layers/attention/output/bias", "layers width"),
-    (r"encoder/layers/mlp/up/kernel", "layers embed mlp"),
-    (r"encoder/layers/mlp/up/bias", "layers mlp"),
+    (r"encoder/layers/mlp/(up|gate)/kernel", "layers embed mlp"),
+    (r"encoder/layers/mlp/(up|gate)/bias", "layers mlp"),
     (r"encoder/layers/mlp/down/kernel", "layers mlp embed"),
     (r"encoder/layers/mlp/down/bias", "layers width"),
     (r"encoder/layers/(attention|mlp)/norm/(scale|bias)", "layers width"),
-    (r"(encoder/pooler|mlm/transform)/kernel", "embed width"),
-    (r"(encoder/pooler|mlm/transform)/bias", "width"),
+    (
+        r"(encoder/embeddings/projection|encoder/pooler|(mlm|rtd)/transform)/kernel",
+        "embed width",
+    ),
+    (
+        r"(encoder/embeddings/projection|encoder/pooler|(mlm|rtd)/transform)/bias",
+        "width",
+    ),
     (r"mlm/norm/(scale|bias)", "width"),
     (r"mlm/bias", "vocab"),
-    (r"nsp/kernel", "embed classes"),
-    (r"nsp/bias", "classes"),
+    (r"(nsp|sop|rtd/output)/kernel", "embed classes"),
+    (r"(nsp|sop|rtd/output)/bias", "classes"),
 )
 
 # Logical axis -> mesh axes; what is not here is replicated. Vocabularies rarely

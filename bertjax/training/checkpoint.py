@@ -178,13 +178,16 @@ def restore_params(folder: Any, abstract: Any = None) -> Any:
 
 
 def warm_start(folder: Any, abstract: Any, say: Callable[[str], None]) -> Any:
-    """Restore what another run's parameters have in common with these (init_from).
+    """Restore what other parameters have in common with these (init_from).
 
+    folder: a checkpoint, or what has describe() -> {path: shape} and read(path).
     Returns the matching part of the tree. Says what is missing there (heads, as a
     rule) and unexpected. Raises UserError when a leaf has another shape or the
     encoder is incomplete.
     """
-    there, here = describe(folder), _shapes(abstract)
+    foreign = hasattr(folder, "describe")
+    there = folder.describe() if foreign else describe(folder)
+    here = _shapes(abstract)
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
             raise UserError(
@@ -200,7 +203,17 @@ def warm_start(folder: Any, abstract: Any, say: Callable[[str], None]) -> Any:
         say(f"missing there, initialised: {', '.join(missing)}")
     if unexpected := sorted(there.keys() - here.keys()):
         say(f"there and not taken: {', '.join(unexpected)}")
-    return restore_params(folder, _without(abstract, missing))
+    wanted = _without(abstract, missing)
+    if not foreign:
+        return restore_params(folder, wanted)
+
+    def read(path: Any, leaf: Any) -> jax.Array:
+        values = folder.read(path_name(path))
+        return jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: values[index]
+        )
+
+    return jax.tree_util.tree_map_with_path(read, wanted)
 
 
 def _without(tree: dict[str, Any], missing: list[str], prefix: str = "") -> Any:

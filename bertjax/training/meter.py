@@ -7,23 +7,26 @@ import time
 class Meter:
     """Counts steps, real tokens, and seconds spent waiting for data or standing still.
 
-    slots: batch_size x length; flops: of one step; peak: the mesh's FLOP/s or None.
+    peak: the mesh's FLOP/s or None.
     """
 
-    def __init__(self, slots: int, flops: float, peak: float | None) -> None:
-        self.slots, self.flops, self.peak = slots, flops, peak
+    def __init__(self, peak: float | None) -> None:
+        self.peak = peak
         self.begin()
 
     def begin(self) -> None:
         """Begin a window anew."""
         self.begun = time.monotonic()
-        self.steps = self.tokens = 0
+        self.steps = self.tokens = self.slots = 0
+        self.flops = 0.0
         self.waited = self.paused = 0.0
 
-    def count(self, tokens: int) -> None:
-        """Count a finished step."""
+    def count(self, tokens: int, slots: int, flops: float) -> None:
+        """Count a finished step: its real tokens, B x L slots, and FLOPs."""
         self.steps += 1
         self.tokens += tokens
+        self.slots += slots
+        self.flops += flops
 
     def row(self) -> dict[str, float]:
         """Return the values of the window, if a step is in it, and begin the next."""
@@ -35,9 +38,9 @@ class Meter:
             "perf/step_seconds": seconds / steps,
             "perf/tokens_per_second": self.tokens / seconds,
             "data/wait_seconds": self.waited / steps,
-            "data/fill": self.tokens / (steps * self.slots),
+            "data/fill": self.tokens / self.slots,
         }
         if self.peak:
-            row["perf/mfu"] = self.flops * steps / seconds / self.peak
+            row["perf/mfu"] = self.flops / seconds / self.peak
         self.begin()
         return row

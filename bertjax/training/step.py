@@ -7,13 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bertjax.training.optim import Schedule
 from bertjax.training.state import State
 
 Batch = Mapping[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, jax.Array]]  # {term: (sum, weight)}, f32 []
+# {term: (sum, weight)}, f32 []; or, of a metric that is no quotient of two sums, a
+# NamedTuple of sums whose mean() is the metric.
+Sums = dict[str, Any]
 SumsFn = Callable[[Any, Batch, jax.Array | None], Sums]
 WeightsFn = Callable[[Batch], dict[str, jax.Array]]
 
@@ -21,6 +24,11 @@ WeightsFn = Callable[[Batch], dict[str, jax.Array]]
 def divide(value: jax.Array, weight: jax.Array) -> jax.Array:
     """Return value / weight, and 0 where there is nothing to weigh."""
     return jnp.where(weight > 0, value / jnp.where(weight > 0, weight, 1.0), 0.0)
+
+
+def mean(total: Any) -> Any:
+    """Return what a term's sums over the global batch say; 0 where nothing weighs."""
+    return total.mean() if hasattr(total, "mean") else divide(*total)
 
 
 def make_train_step(
@@ -81,7 +89,7 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-        terms = {term: divide(*sums[term]) for term in sums}
+        terms = {term: mean(total) for term, total in sums.items()}
         loss = sum(coefficients.get(term, 1.0) * terms[term] for term in weights)
         metrics = {f"train/{term}": value for term, value in terms.items()}
         metrics |= {
@@ -128,19 +136,19 @@ def run_eval(
     batches: Iterable[Batch],
     asked: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    """Evaluate all batches: {term: sum of sums / sum of weights}, summed in float64.
+    """Evaluate all batches: {term: mean over all of them}, summed in float64.
 
     Returns None when it was broken off: `asked` said so, or a batch's `stop` did.
     """
-    total: dict[str, list[float]] = {}
+    total: Sums = {}
     pending: list[Sums] = []
 
     def collect(keep: int) -> None:
         while len(pending) > keep:
-            for term, pair in jax.device_get(pending.pop(0)).items():
-                entry = total.setdefault(term, [0.0, 0.0])
-                entry[0] += float(pair[0])
-                entry[1] += float(pair[1])
+            for term, part in jax.device_get(pending.pop(0)).items():
+                part = jax.tree.map(np.float64, part)
+                known = total.get(term)
+                total[term] = jax.tree.map(np.add, known, part) if known else part
 
     for batch in batches:
         pending.append(evaluate(params, batch))
@@ -149,7 +157,13 @@ def run_eval(
             return None
     collect(keep=0)
     total.pop("stop", None)
-    return {term: v / w if w else 0.0 for term, (v, w) in total.items()}
+
+    def on_host(sums: Any) -> float:  # no array of jax: that would be a transfer
+        if hasattr(sums, "mean"):
+            return float(sums.mean())
+        return float(sums[0] / sums[1]) if sums[1] else 0.0
+
+    return {term: on_host(sums) for term, sums in total.items()}
 
 
 def non_finite(metrics: Mapping[str, Any]) -> list[str]:

@@ -168,12 +168,20 @@ def check_text(path: Any, before: dict[str, str], hashes: dict[str, str]) -> Non
 
     before: the content hashes that the checkpoint names; hashes: those of now.
     """
-    for name, old in before.items():
-        if hashes.get(name) != old:
-            key = "data.train" if name == "train" else "data.valid"
+
+    def key(name: str) -> str:
+        if name.startswith("data."):
+            return name
+        return "data.train" if name.partition("/")[0] == "train" else "data.valid"
+
+    # A new validation set changes nothing of the training; anything else does.
+    new = {name for name in hashes if key(name) != "data.valid"} - before.keys()
+    for name in [*before, *sorted(new)]:
+        old, now = before.get(name, "absent"), hashes.get(name, "absent")
+        if now != old:
             raise UserError(
-                f"{key}: the text or its tokenizer changed: {path} was trained on "
-                f"{name} {old[:16]}, now it is {hashes.get(name, 'absent')[:16]}"
+                f"{key(name)}: the text or its tokenizer changed: {path} was trained "
+                f"on {name} {old[:16]}, now it is {now[:16]}"
             )
 
 

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.data import pipeline
-from bertjax.data.masking import make_masking, make_tables
-from bertjax.data.pipeline import Batches, batch_sha256, stream
-from bertjax.data.plan import make_plan
+from bertjax.data import stream as engines
+from bertjax.data.masks.masking import make_masking, make_tables
+from bertjax.data.mixture import make_mixture
+from bertjax.data.pipeline import Batches, batch_sha256, pair_rule
+from bertjax.data.plans.plan import make_plan
+from bertjax.data.stream import stream
 
 V = 300
 TOKENIZER = SimpleNamespace(
@@ -40,10 +42,12 @@ def corpus(sentences, documents, seed=0):
 
 
 def batches(kind="pairs", preset="bert", B=8, seed=11, store=None, length=32, **how):
-    plan = make_plan(store or corpus(400, 23), kind, length, 5)
-    needs = frozenset({"mlm", "nsp"} if kind == "pairs" else {"mlm"})
+    rule = "nsp" if kind == "pairs" else None
+    plan = make_plan(store or corpus(400, 23), kind, length, 5, pair_rule=rule)
+    needs = frozenset({"mlm", rule} - {None})
     masking = make_masking(preset, **how)
-    return Batches(plan, masking, TABLES, TOKENIZER, B, seed, needs)
+    mixture = make_mixture({"train": plan.n})
+    return Batches((plan,), mixture, masking, TABLES, TOKENIZER, B, seed, needs)
 
 
 def join(parts):
@@ -151,9 +155,11 @@ def test_eval_takes_a_fixed_subset_in_natural_order():
     assert len(list(b.eval_batches(4, examples=10**9))) == -(-b.n // 4)
 
 
-def test_pairs_without_a_pair_objective_stay_in_order():
-    b = dataclasses.replace(batches(), needs=frozenset({"mlm"}))
-    assert "nsp_labels" not in b.batch(0)
+def test_one_pair_objective_at_a_time():
+    assert pair_rule(frozenset({"mlm"})) is None
+    assert pair_rule(frozenset({"mlm", "sop"})) == "sop"
+    with pytest.raises(UserError, match="not nsp and sop"):
+        pair_rule(frozenset({"nsp", "sop"}))
 
 
 def test_max_predictions_sets_the_slots():
@@ -218,7 +224,7 @@ def test_unknown_engines_and_missing_tensorflow(monkeypatch):
 
 
 def test_short_streams_never_load_tensorflow(monkeypatch):
-    monkeypatch.setattr(pipeline, "_import_tensorflow", None)
+    monkeypatch.setattr(engines, "_import_tensorflow", None)
     assert len(list(stream(broken, 0, 60, "tf"))) == 60
 
 
@@ -227,7 +233,7 @@ def test_a_failing_import_of_tensorflow_surfaces(monkeypatch):
         raise ImportError("broken tensorflow")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(pipeline, "_import_tensorflow", fail)
+    monkeypatch.setattr(engines, "_import_tensorflow", fail)
     with pytest.raises(ImportError, match="broken tensorflow"):
         for _ in stream(lambda step: {}, 0, 10**6, "tf"):
             pass
@@ -235,11 +241,11 @@ def test_a_failing_import_of_tensorflow_surfaces(monkeypatch):
 
 @needs_tf
 def test_tf_engine_yields_the_same_batches_after_an_exact_seek():
-    pipeline._import_tensorflow()
+    engines._import_tensorflow()
     b = batches()
     wanted = [batch_sha256(b.batch(s)) for s in range(3, 90)]
     assert [batch_sha256(g) for g in stream(b.batch, 3, 90, "tf")] == wanted
-    direct = pipeline._tf_data(b.batch, 30, 50, 2, 2)
+    direct = engines._tf_data(b.batch, 30, 50, 2, 2)
     assert [batch_sha256(g) for g in direct] == wanted[27:47]
 
 
@@ -247,9 +253,9 @@ def test_tf_engine_yields_the_same_batches_after_an_exact_seek():
 def test_tf_engine_lets_errors_surface_as_they_are_and_closes_early():
     got = []
     with pytest.raises(KeyError, match="step 70"):
-        for batch in pipeline._tf_data(broken, 60, 99, 2, 2):
+        for batch in engines._tf_data(broken, 60, 99, 2, 2):
             got.append(int(batch["step"][0]))
     assert got == list(range(60, 70))
-    early = pipeline._tf_data(lambda step: {"a": np.ones(2)}, 0, 2**62, 2, 2)
+    early = engines._tf_data(lambda step: {"a": np.ones(2)}, 0, 2**62, 2, 2)
     next(early)
     early.close()

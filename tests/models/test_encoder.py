@@ -8,7 +8,8 @@ import pytest
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
-from bertjax.models.config import SIZES, EncoderConfig, flops_per_token
+from bertjax.models.config import EncoderConfig, flops_per_token
+from bertjax.models.families import SIZES
 
 CFG = EncoderConfig(
     vocab_size=50,

@@ -72,7 +72,7 @@ def run(mesh, accumulate=1, dropout=0.0, **change):
     )
     rows = []
     with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
-        for batch in feed.to_devices(map(make_batch, range(STEPS)), mesh, B):
+        for batch in feed.to_devices(map(make_batch, range(STEPS)), mesh, [B] * STEPS):
             state, metrics = update(state, batch)
             rows.append(metrics)
     assert update._cache_size() == 1, "compiled more than once"
@@ -113,6 +113,28 @@ def test_the_run_learns(one_device):
 def test_meshes_agree(one_device, layout):
     devices = jax.devices()[: int(np.prod(layout))]
     compare(run(make_mesh(*layout, devices=devices)), one_device)
+
+
+@pytest.mark.xdist_group("layouts")
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(embedding_size=8, num_hidden_groups=1, num_hidden_layers=3),
+        dict(
+            position_embedding_type="rope",
+            norm_position="pre",
+            first_attention_norm=False,
+            final_norm=True,
+            local_attention=6,
+            global_attn_every_n_layers=2,
+            mlp_type="glu",
+            tie_word_embeddings=False,
+        ),
+    ],
+    ids=["albert", "modernbert"],
+)
+def test_meshes_agree_on_relatives_of_bert(change):
+    compare(run(make_mesh(2, 2, 2), **change), run(single(), **change))
 
 
 @pytest.mark.xdist_group("layouts")

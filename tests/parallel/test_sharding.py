@@ -22,7 +22,7 @@ from bertjax.parallel.sharding import (
 from bertjax.training.optim import make_optimizer
 from bertjax.training.state import born, plan_state
 
-SHIPPED = ("bert.py", "roberta.py", "quickstart.py")
+SHIPPED = ("bert.py", "roberta.py", "quickstart.py", "albert.py", "electra.py:base")
 LAYOUTS = [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2)]
 
 
@@ -40,13 +40,16 @@ def paths(tree):
 
 # ---------------------------------------------------------------- the table
 def test_each_leaf_has_one_row_and_each_row_a_leaf():
-    leaves = {p for name in SHIPPED for p in paths(shapes_of(name)[2])}
-    used = set()
-    for path in leaves:
-        found = [row for row, _ in ROWS if re.fullmatch(row, path)]
-        assert len(found) == 1, (path, found)
-        used.update(found)
-    assert used == {row for row, _ in ROWS}
+    used, rows = set(), {row for row, _ in ROWS}
+    for name in SHIPPED:
+        objective, _, shapes = shapes_of(name)
+        own = [row for row, _ in (*ROWS, *objective.shardings)]
+        rows.update(own)
+        for path in paths(shapes):
+            found = [row for row in own if re.fullmatch(row, path)]
+            assert len(found) == 1, (path, found)
+            used.update(found)
+    assert used == rows
 
 
 def test_an_unknown_leaf_is_not_replicated_in_silence():
@@ -208,7 +211,7 @@ def test_batches_arrive_split_over_data_and_fsdp():
     mesh = make_mesh(2, 2, 2)
     batch = {"a": np.arange(24).reshape(8, 3), "b": np.arange(8, dtype=np.float32)}
     with jax.transfer_guard("disallow"):
-        (got,) = feed.to_devices([batch], mesh, 8)
+        (got,) = feed.to_devices([batch], mesh, [8])
     for name, rows in batch.items():
         np.testing.assert_array_equal(got[name], rows)
         assert got[name].addressable_shards[0].data.shape[0] == 2

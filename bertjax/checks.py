@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse configs that can be seen to be wrong without data and without jax."""
+
+import os
+
+from bertjax import UserError, registry
+from bertjax import config as c
+from bertjax.data import mixture
+from bertjax.data.plans import plan
+from bertjax.objectives import SUPPORT
+from bertjax.objectives import parse as parse_objective
+from bertjax.training import writer
+
+# What a value may be, ends included; where None means a default it may be that too.
+RANGES = {
+    "seed": (0, 2**31 - 1),
+    "batch_size": (1, 2**20),
+    "accumulate": (1, 2**20),
+    "data.length": (8, 2**16),
+    "data.short_seq_prob": (0, 1),
+    "data.max_line_bytes": (1, 2**40),
+    "data.max_segments": (1, 2**16),
+    "data.alpha": (0, 1),
+    "data.vocab_alpha": (0, 1),
+    "model.layer_norm_eps": (1e-15, 1),
+    "model.initializer_range": (0, 10),
+    "optim.lr": (0, 3e38),
+    "optim.wd": (0, 3e38),
+    "optim.b1": (0, 1 - 1e-9),
+    "optim.b2": (0, 1 - 1e-9),
+    "optim.eps": (0, 1),
+    "optim.clip": (0, 3e38),
+    "eval.examples": (0, 2**62),
+    "checkpoint.keep_every": (1, 2**62),
+}
+
+
+def check(config: c.ConfigDict) -> None:
+    """Refuse what can be seen to be wrong without data and without jax."""
+    for name, _ in parse_objective(config.objective):
+        registry.check_module("objective", name, "bertjax.objectives", SUPPORT)
+    registry.pick("data.engine", config.data.engine, dict.fromkeys(("tf", "python")))
+    flat = c.flatten(config)
+    for key, (least, most) in RANGES.items():
+        if flat[key] is not None and not least <= flat[key] <= most:
+            raise UserError(f"{key}={flat[key]} is not in [{least}, {most}]")
+    if config.checkpoint.keep_last < 2:
+        raise UserError(
+            f"checkpoint.keep_last={config.checkpoint.keep_last} is less than 2: a "
+            "damaged newest checkpoint needs one before it"
+        )
+    if c.unit_of(config, "total")[0] == "percent":
+        raise UserError("total.percent: there is no whole to take a share of")
+    _check_phases(config)
+    _check_data(config)
+    c.encoder_config(config, vocab_size=1)
+    registry.pick("data.plan", config.data.plan, plan.KINDS)
+    for name in writer.split_names(config.log.writers):
+        writer.find_writer(name)
+
+
+def _check_phases(config: c.ConfigDict) -> None:
+    """Refuse phases whose length, batch size or mask rate no run can have."""
+    planned = c.wanted_phases(config)
+    rates = [("phases: mask_rate", p.mask_rate) for p in planned if config.phases]
+    rates.append(("eval.mask_rate", config.eval.mask_rate))
+    for key, rate in rates:
+        if rate is not None and not 0 < rate <= 1:
+            raise UserError(f"{key}={rate} must be above 0 and at most 1")
+    for phase in planned:
+        for key in ("length", "batch_size"):
+            least, most = RANGES["data.length" if key == "length" else key]
+            if not least <= getattr(phase, key) <= most:
+                value = getattr(phase, key)
+                raise UserError(f"phases: {key}={value} is not in [{least}, {most}]")
+    longest = max(p.length for p in planned)
+    slots = config.data.max_predictions
+    if slots is not None and not 0 < slots <= longest:
+        raise UserError(f"data.max_predictions={slots} is not in [1, {longest}]")
+
+
+def _check_data(config: c.ConfigDict) -> None:
+    """Refuse values of data.* that do not go together."""
+    data = config.data
+    if not data.cache:
+        raise UserError("data.cache is empty: the directory where token stores lie")
+    chosen = c.make_masking(config)
+    if chosen.similar and not data.similar:
+        raise UserError(
+            f"data.masking={data.masking} puts in similar words: give a file of them, "
+            "--config.data.similar=FILE"
+        )
+    if data.similar and not chosen.similar:
+        raise UserError(
+            f"data.similar={data.similar}: data.masking={data.masking} has no use for "
+            "it; macbert has"
+        )
+    if data.similar and not os.path.isfile(os.path.expanduser(data.similar)):
+        what = "a directory" if os.path.isdir(data.similar) else "no such file"
+        raise UserError(f"data.similar={data.similar}: {what}")
+    if chosen.unit == "entity" and not data.entity_field:
+        raise UserError(
+            "data.mask_unit=entity needs data.entity_field, the field with the names"
+        )
+    mixture.read_weights(data.weights)
+    if data.weights and data.alpha is not None:
+        raise UserError("data.weights and data.alpha: give one of them")

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's directories to ours and back, without torch and transformers.
+
+python -m bertjax.convert --from=HF_DIR --to=DIR                 what --model takes
+python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
+... --add_words=FILE       with a larger vocabulary: FILE has a word a line
+"""
+
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from bertjax import UserError, disk, registry
+from bertjax import config as c
+from bertjax.interop import hf, sentences
+
+Grow = Callable[[Any], Any]
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("from", None, "", flag_values=values)
+    flags.DEFINE_string("to", None, "", flag_values=values)
+    flags.DEFINE_string("format", "bertjax", "", flag_values=values)
+    flags.DEFINE_string("add_words", None, "", flag_values=values)
+
+
+def main(argv: Sequence[str]) -> int:
+    args = c.parse(argv, define_flags, needs_config=False)
+    source, target = args["from"].value, args.to
+    if not source or not target:
+        raise UserError("--from and --to are needed: what to convert, and where to")
+    forms = {"bertjax": to_workdir, "hf": to_hf}
+    write = registry.pick("--format", args.format, forms)
+    opened, grow = disk.open_model(source, "--from"), None
+    if args.add_words:
+        opened, grow = add_words(args.add_words, *opened)
+    write_whole(Path(target).expanduser(), lambda into: write(into, *opened, grow))
+    say(f"{target} is written")
+    return 0
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_whole(target: Path, write: Callable[[Path], None]) -> None:
+    """Let `write(directory)` fill a directory beside the target, then give it its name.
+
+    Raises UserError when the target is not new or empty, or cannot be written; then
+    nothing is left.
+    """
+    target = target.absolute()
+    draft = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UserError(f"--to={target} exists already")
+        draft.mkdir(parents=True)
+        write(draft)
+        draft.rename(target)
+    except OSError as e:
+        raise UserError(f"--to={target} cannot be written: {e}") from e
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def add_words(
+    path: str, config: Any, tokenizer: Any, source: Any, meta: dict[str, Any]
+) -> tuple[Any, Grow]:
+    """Return the arguments with a larger vocabulary, and what gives parameters rows."""
+    from bertjax.data.vocab import growth
+    from bertjax.interop.growth import grow_rows
+
+    words = growth.read_words(path, "--add_words")
+    grown = growth.add_words(tokenizer, words, f"--add_words={path}")
+    say(f"--add_words={path}: {grown}")
+    pieces, larger = tokenizer.vocab_size, grown.tokenizer
+    if config.model.vocab_size is not None:
+        config.model.vocab_size = max(config.model.vocab_size, larger.vocab_size)
+    raw = meta.get("hf") or {"model_type": config.model.family}
+    meta = {**meta, "config": config.to_dict(), "tokenizer": larger.identity, "hf": raw}
+    opened = config, larger, source, meta
+    return opened, lambda params: grow_rows(params, pieces, grown.origins)
+
+
+def to_workdir(
+    into: Path,
+    config: Any,
+    tokenizer: Any,
+    source: Any,
+    meta: dict[str, Any],
+    grow: Grow | None = None,
+) -> None:
+    """Write a workdir with one checkpoint, of step 0."""
+    from bertjax.training.checkpoint import Checkpoints
+
+    if not isinstance(source, hf.Imported) and not grow:
+        raise UserError("--from is a workdir already: give --format=hf")
+    params = disk.read_params(source)
+    params = grow(params) if grow else params
+    tokenizer.save(into / "tokenizer")
+    (into / "config.json").write_text(c.to_json(config), "utf-8")
+    (into / "overrides.json").write_text("{}\n", "utf-8")
+    saved = Checkpoints(into, keep_last=2, keep_every=None)
+    told = {k: meta[k] for k in ("config", "tokenizer", "hf")}
+    told["sentences"] = dataclasses.asdict(sentences.wanted(source, meta))
+    saved.save(0, {"params": params}, {**told, "tokens": 0})
+    saved.close()
+
+
+def to_hf(
+    into: Path,
+    config: Any,
+    tokenizer: Any,
+    source: Any,
+    meta: dict[str, Any],
+    grow: Grow | None = None,
+) -> None:
+    """Write config.json, model.safetensors and the tokenizer, for transformers.
+
+    With them how sentence-transformers makes vectors: as the model that was imported
+    does, or by mean pooling. What ELECTRA trained are two models, each in a directory
+    of its own: generator/ and discriminator/.
+    """
+    from bertjax.data.vocab.exports import write_tokenizer
+    from bertjax.interop import export
+
+    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    raw, pooled = meta.get("hf"), sentences.wanted(source, meta)
+    model_type = raw["model_type"] if raw else config.model.family
+    export.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
+    params = disk.read_params(source)
+    params = grow(params) if grow else params
+    models = {"": (params, cfg)}
+    if "generator" in params:
+        from bertjax.objectives.electra import halves
+
+        models = halves(params, cfg)
+    for name, (part, cfg) in models.items():
+        folder = into / name
+        folder.mkdir(exist_ok=True)
+        export.write_model(folder, part, cfg, tokenizer.roles, model_type, raw, say)
+        write_tokenizer(tokenizer, folder, cfg.type_vocab_size > 1, cfg.max_length)
+        sentences.write(folder, pooled, cfg.hidden_size, cfg.max_length)
+
+
+def open_directory(
+    directory: Any, flag: str
+) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
+    """Open a directory of Hugging Face's kind, as `disk.open_model` does a workdir.
+
+    In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
+    model and tokenizer are not of one piece.
+    """
+    from bertjax.data.vocab.tokenizers import load_tokenizer
+
+    where = f"{flag}={directory}"
+    model = hf.open_model(Path(directory), where)
+    tokenizer = load_tokenizer(directory, key=flag)
+    hf.check_tokenizer(model, tokenizer)
+    config = c.base()
+    config.model.update(sizes(model.cfg, model.family.model_type))
+    config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
+    config.objective = config.objective or "mlm"
+    if "+" not in config.objective:
+        config.data.plan = "full_sentences"
+    config.data.length = min(config.data.length, model.cfg.max_length)
+    if flag != "init_from":  # which says what it takes
+        model.report(say)
+    meta = {
+        "step": 0,
+        "tokenizer": tokenizer.identity,
+        "config": config.to_dict(),
+        "hf": model.raw,
+    }
+    return config, tokenizer, model, meta
+
+
+def sizes(cfg: Any, family: str) -> dict[str, Any]:
+    """Return the keys of config.model that spell an encoder out."""
+    keys = set(c.base().model) - {"family", "size"}
+    size = next(iter(c.FAMILIES[family].sizes))
+    told = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
+    return {**told, "family": family, "size": size}
+
+
+if __name__ == "__main__":
+    c.command(main)

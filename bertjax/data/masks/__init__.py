@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing and corrupting the tokens to predict."""

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mix components (languages, domains) in fixed shares, each without repetition.
+
+An epoch of the mixture has as many rows as the components together; each component
+gets a fixed number of them, its slots, and goes through its own rows one epoch of its
+own after the other, each in a new order. So a small language repeats only after all
+of it was seen, and position -> (component, row) is arithmetic.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax import UserError, registry
+from bertjax.data import counter
+
+
+class Located(NamedTuple):
+    """Which rows stand at some positions: component and example i64 [b], and the keys
+    u64 [b] of all that is drawn for them."""
+
+    component: np.ndarray
+    example: np.ndarray
+    keys: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Components by name: how many rows each has, and how many an epoch takes of it."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    slots: tuple[int, ...]
+
+    @property
+    def n(self) -> int:
+        """The number of rows of an epoch."""
+        return sum(self.slots)
+
+    def locate(self, seed: int, position: np.ndarray) -> Located:
+        """Find the rows at positions i64 [b] of the run.
+
+        Worked example: sizes (10, 2), slots (8, 4), so an epoch of 12. Position 14 is
+        slot 2 of epoch 1; a bijection of the epoch sends it to, say, 9: the second slot
+        of the second component, which is its row 4 + 1 = 5 so far, that is slot 1 of
+        its own epoch 2.
+        """
+        epoch, slot = np.divmod(position, self.n)
+        if epoch.size and epoch.min() == epoch.max():  # nearly always, and cheaper
+            epoch = epoch[:1]
+        if len(self.sizes) == 1:
+            example = counter.permute(slot, self.n, counter.fold(seed, "order", epoch))
+            keys = counter.fold(seed, epoch, example)
+            return Located(np.zeros_like(example), example, keys)
+        place = counter.permute(slot, self.n, counter.fold(seed, "mixture", epoch))
+        edges = np.cumsum(self.slots)
+        component = np.searchsorted(edges, place, "right")
+        nth = place - (edges - self.slots)[component]
+        nth += epoch * np.array(self.slots)[component]
+        example = np.zeros_like(place)
+        keys = np.zeros(place.shape, np.uint64)
+        for k in np.unique(component):
+            mine = np.flatnonzero(component == k)
+            own = counter.fold(seed, self.names[k])
+            turn, at = np.divmod(nth[mine], self.sizes[k])
+            order = counter.fold(own, "order", turn)
+            example[mine] = counter.permute(at, self.sizes[k], order)
+            keys[mine] = counter.fold(own, turn, example[mine])
+        return Located(component, example, keys)
+
+    def lines(self) -> list[str]:
+        """Say how often each component is drawn; nothing to say of a single one."""
+        if len(self.names) == 1:
+            return []
+        total, n = sum(self.sizes), self.n
+        return [
+            f"{name}: {size:,} rows, {size / total:.2%} of the text, "
+            f"{slots / n:.2%} of the batches, {slots / size:.3g} times an epoch"
+            for name, size, slots in zip(
+                self.names, self.sizes, self.slots, strict=True
+            )
+        ]
+
+
+def make_mixture(
+    sizes: Mapping[str, int],
+    weights: Mapping[str, float] | None = None,
+    alpha: float | None = None,
+) -> Mixture:
+    """Make the mixture of components with these numbers of rows.
+
+    weights: shares of the batches, in any unit; alpha: shares are size^alpha (1: as
+    the text is, 0: all alike; XLM-R, Conneau et al. 2020, section 3.1, took 0.3).
+    Neither: as the text is. Raises UserError for weights that do not fit the names.
+
+    >>> make_mixture({"en": 900, "sw": 100}, alpha=0.5).slots
+    (750, 250)
+    """
+    shares = mixture_shares(sizes, weights, alpha)
+    total = sum(sizes.values())
+    exact = np.array([shares[name] * total for name in sizes])
+    slots = np.maximum(np.floor(exact), 1).astype(np.int64)
+    # What is left goes to the largest remainders, so that shares are met to one row.
+    left = max(total - int(slots.sum()), 0)
+    slots[np.argsort(-(exact - slots), kind="stable")[:left]] += 1
+    return Mixture(tuple(sizes), tuple(sizes.values()), tuple(map(int, slots)))
+
+
+def mixture_shares(
+    sizes: Mapping[str, float],
+    weights: Mapping[str, float] | None = None,
+    alpha: float | None = None,
+) -> dict[str, float]:
+    """Return the share of each component; they sum to 1.
+
+    q_i = p_i^alpha / sum_j p_j^alpha (Conneau et al. 2020, section 3.1).
+
+    >>> shares = mixture_shares({"a": 0.90, "b": 0.09, "c": 0.01}, alpha=0.3)
+    >>> [round(q, 3) for q in shares.values()]
+    [0.568, 0.285, 0.147]
+    """
+    if weights and alpha is not None:
+        raise UserError("data.weights and data.alpha: give one of them")
+    if weights:
+        for name in weights:
+            registry.pick("data.weights", name, dict(sizes))
+        lacking = [name for name in sizes if name not in weights]
+        if lacking:
+            raise UserError(f"data.weights has no weight for {', '.join(lacking)}")
+        raw = {name: float(weights[name]) for name in sizes}
+    else:
+        total = sum(sizes.values())
+        power = 1.0 if alpha is None else alpha
+        raw = {name: (size / total) ** power for name, size in sizes.items()}
+    # Divided first: a sum of huge weights would be infinite.
+    largest = max(raw.values())
+    raw = {name: value / largest for name, value in raw.items()}
+    whole = sum(raw.values())
+    return {name: value / whole for name, value in raw.items()}
+
+
+def read_weights(text: str) -> dict[str, float]:
+    """Read "wiki=3,novels=1".
+
+    Raises UserError for what is no number above 0 and for a name given twice.
+    """
+    found: dict[str, float] = {}
+    for entry in filter(None, (e.strip() for e in text.split(","))):
+        name, sign, number = entry.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not sign or not 0 < value < float("inf"):
+            raise UserError(
+                f"data.weights={text}: {entry!r} is not NAME=NUMBER with a number "
+                "above 0"
+            )
+        if name.strip() in found:
+            raise UserError(f"data.weights={text}: {name!r} is given twice")
+        found[name.strip()] = value
+    return found
+
+
+def check_names(
+    train: Iterable[str], valid: Iterable[str], alpha: float | None
+) -> None:
+    """Refuse languages that are trained on and never scored: UserError.
+
+    Only where languages are what is mixed (data.alpha) and validation sets have names.
+    """
+    if alpha is None or list(valid) in ([], ["valid"]):
+        return
+    lacking = [name for name in train if name not in valid]
+    if lacking:
+        raise UserError(
+            f"data.valid has no text for {', '.join(lacking)}: with data.alpha every "
+            "component of data.train needs a validation set of its name"
+        )

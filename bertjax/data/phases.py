@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases of a run: length, batch size and mask rate over time, with one data cursor.
+
+`phases="percent=90 length=128 batch_size=256; length=512 batch_size=64"`: each phase
+but the last says how long it is; what it does not name is the config's own value.
+
+The cursor counts examples. Where a phase changes batch size or mask rate alone, the
+next example is the next example. Where it changes the length, rows are others, and the
+cursor keeps its place in the epoch: the same share of it has been seen.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bertjax import UserError, registry
+
+EXTENTS = ("steps", "percent", "examples", "tokens", "epochs")
+SETTINGS = {"length": int, "batch_size": int, "mask_rate": float}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A phase as the config has it; the last one has no extent."""
+
+    unit: str
+    extent: float
+    batch_size: int
+    length: int
+    mask_rate: float | None  # None: the masking's own
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a run: from step `start` on; its first row is number `first`, and an
+    epoch has `n` rows."""
+
+    start: int
+    first: int
+    n: int
+    batch_size: int
+    length: int
+    mask_rate: float | None
+
+    def example(self, step: int) -> int:
+        """Return the number of the first row of a step of this phase."""
+        return self.first + (step - self.start) * self.batch_size
+
+
+def parse_phases(
+    text: str, batch_size: int, length: int, mask_rate: float | None
+) -> list[Wanted]:
+    """Read the config's `phases`; an empty text is one phase of these settings.
+
+    Raises UserError naming the phase and what is wrong with it.
+
+    >>> [p.length for p in parse_phases("percent=90; length=512", 8, 128, None)]
+    [128, 512]
+    """
+    parts = [p.split() for p in text.replace(",", " ").split(";")]
+    found = []
+    for number, words in enumerate(parts):
+        where = f"phases={text!r}: phase {number + 1}"
+        given: dict[str, Any] = {}
+        for word in words:
+            key, sign, value = word.partition("=")
+            known = {**dict.fromkeys(EXTENTS, float), **SETTINGS}
+            kind = registry.pick(where, key, known)
+            try:
+                read = float(value)
+                if kind is int and read != int(read):
+                    raise ValueError
+            except (ValueError, OverflowError):
+                raise UserError(f"{where}: {word!r} is not {key}=NUMBER") from None
+            if not sign or not 0 < read < 1e15 or key in given:
+                raise UserError(f"{where}: {word!r} is out of range or given twice")
+            given[key] = kind(read)
+        extents = [u for u in EXTENTS if u in given]
+        last = number == len(parts) - 1
+        if len(extents) != (not last):
+            units = ", ".join(EXTENTS)
+            need = f"needs none of {units}: the last phase is the rest"
+            raise UserError(f"{where} {need if last else f'needs one of {units}'}")
+        found.append(
+            Wanted(
+                unit=extents[0] if extents else "",
+                extent=given[extents[0]] if extents else math.inf,
+                batch_size=given.get("batch_size", batch_size),
+                length=given.get("length", length),
+                mask_rate=given.get("mask_rate", mask_rate),
+            )
+        )
+    percent = sum(p.extent for p in found if p.unit == "percent")
+    if percent >= 100:
+        raise UserError(f"phases={text!r}: {percent:g}% leave nothing for the last one")
+    return found
+
+
+def place_phases(
+    wanted: Sequence[Wanted], total: int, sizes: Mapping[int, int]
+) -> tuple[Phase, ...]:
+    """Fix where phases begin; `sizes` are the rows of an epoch by length.
+
+    Phases that would begin at or after the `total` steps are left out.
+
+    Worked example (sizes {128: 1000, 512: 240}, batches of 100): after 15 steps at 128
+    half of epoch 1 is seen, so the phase at 512 begins at row 240 + 120 = 360.
+    """
+    placed: list[Phase] = []
+    start = 0
+    for phase in wanted:
+        how = phase.batch_size, phase.length, phase.mask_rate
+        placed.append(Phase(start, 0, sizes[phase.length], *how))
+        start += _steps(phase, total, sizes[phase.length])
+        if start >= total:
+            break
+    return _carry_cursor(placed, 1)
+
+
+def _carry_cursor(phases: Sequence[Phase], known: int) -> tuple[Phase, ...]:
+    """Set `first` of all phases but the `known` first ones."""
+    out = [*phases[:known]]
+    for phase in phases[known:]:
+        before = out[-1]
+        first = move_cursor(before.example(phase.start), before.n, phase.n)
+        out.append(replace(phase, first=first))
+    return tuple(out)
+
+
+def _steps(wanted: Wanted, total: int, n: int) -> float:
+    """Return how many steps a phase has, at least one."""
+    if not wanted.unit:
+        return math.inf
+    a_step = {
+        "steps": 1.0,
+        "percent": 100 / max(total, 1),
+        "examples": wanted.batch_size,
+        "tokens": wanted.batch_size * wanted.length,
+        "epochs": wanted.batch_size / n,
+    }[wanted.unit]
+    return max(1, math.ceil(wanted.extent / a_step - 1e-9))
+
+
+def move_cursor(example: int, n: int, other: int) -> int:
+    """Return the row with the same place in its epoch: of `other` rows instead of n.
+
+    Rounded up, so that no text that was seen comes again within the epoch.
+
+    >>> move_cursor(1500, 1000, 240), move_cursor(1500, 1000, 1000)
+    (360, 1500)
+    """
+    epoch, slot = divmod(example, n)
+    return epoch * other + -(-slot * other // n)
+
+
+def change_phases(
+    planned: Sequence[Phase], past: Sequence[Phase], step: int
+) -> tuple[Phase, ...]:
+    """Go on from `step` with other phases than the run began with.
+
+    planned: as the new config has them from step 0 on; past: those that led to `step`.
+    What was stays as it was; the cursor goes on from there. With nothing new the
+    result is `past`.
+    """
+    kept = [p for p in past if p.start < step]
+    if not kept:
+        return tuple(planned)
+    now = [p for p in planned if p.start <= step][-1]
+    later = [p for p in planned if p.start > step]
+    same = replace(now, start=kept[-1].start, first=kept[-1].first) == kept[-1]
+    changed = [] if same else [replace(now, start=step)]
+    return _carry_cursor([*kept, *changed, *later], len(kept))
+
+
+def count_steps(
+    unit: str, number: float, place: Callable[[int], Sequence[Phase]]
+) -> int:
+    """Return the fewest steps that make up `number` steps, examples, tokens or epochs.
+
+    place(total) says where the phases of a run of `total` steps begin. Tokens are
+    slots, padding included.
+    """
+    if unit == "steps" or not number:
+        return int(number)
+
+    def reached(total: int) -> bool:
+        return measure(unit, place(total), total) >= number * (1 - 1e-12)
+
+    high = 1
+    while not reached(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def measure(unit: str, phases: Sequence[Phase], total: int) -> float:
+    """Return how many examples, token slots or epochs `total` steps go through."""
+    ends = [*(p.start for p in phases[1:]), total]
+    done = 0.0
+    for phase, end in zip(phases, ends, strict=True):
+        rows = max(min(end, total) - phase.start, 0) * phase.batch_size
+        each = {"examples": 1, "tokens": phase.length, "epochs": 1 / phase.n}
+        done += rows * each[unit]
+    return done
+
+
+def to_plain(phases: Sequence[Phase]) -> list[dict[str, Any]]:
+    """Return what checkpoints and run.json keep."""
+    return [asdict(p) for p in phases]
+
+
+def from_plain(found: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
+    """Read phases back."""
+    return tuple(Phase(**p) for p in found)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write rows for people: for a terminal, for a file, as a page."""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax.data.pipeline import Inspected
+from bertjax.data.vocab.tokenizers import byte_text
+
+# What becomes of a token: its name, terminal colour, and sign without colours.
+FATES = {
+    "masked": ("31", "{}"),
+    "replaced": ("35", "~{}"),
+    "kept": ("32", "={}"),
+}
+STAGES = ("gathered", "chosen", "corrupted")
+
+
+class Shown(NamedTuple):
+    """A token of a row: the text before and after masking.
+
+    joined: written without a space before it; fate: "" or a name of FATES; special:
+    not of the text; segment: the packed sequence; part: 0 is A, 1 is B of a pair.
+    """
+
+    before: str
+    after: str
+    joined: bool
+    after_joined: bool
+    fate: str
+    special: bool
+    segment: int
+    part: int
+
+
+def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
+    """Return the real tokens of a row."""
+    gathered, batch = seen.gathered, seen.batch
+    real = batch["attention_mask"][row] > 0
+    chosen = np.zeros(real.shape, bool)
+    if "mlm_ids" in batch:
+        chosen[batch["mlm_positions"][row][batch["mlm_weights"][row] > 0]] = True
+    segments = batch.get("segment_ids", batch["attention_mask"])[row]
+    special = set(tokenizer.special_ids.tolist()) - {tokenizer.unk_id}
+    out = []
+    for i in np.flatnonzero(real):
+        old, new = int(gathered["input_ids"][row, i]), int(batch["input_ids"][row, i])
+        fate = ""
+        if chosen[i]:
+            is_mask = new == tokenizer.mask_id
+            fate = "masked" if is_mask else "kept" if new == old else "replaced"
+        before, joined = surface(tokenizer, old)
+        after, after_joined = surface(tokenizer, new)
+        part = int(batch["token_type_ids"][row, i])
+        out.append(
+            Shown(before, after, joined, after_joined, fate, old in special,
+                  int(segments[i]), part)
+        )  # fmt: skip
+    return out
+
+
+def surface(tokenizer: Any, token: int) -> tuple[str, bool]:
+    """Return the text of a piece and whether it is joined to the one before it."""
+    piece = tokenizer.pieces[token]
+    if token in tokenizer.special_ids:
+        return piece, False
+    if tokenizer.kind == "wordpiece":
+        return piece.removeprefix("##"), piece.startswith("##")
+    if tokenizer.kind == "byte_bpe":
+        try:
+            text = byte_text(piece)
+        except UnicodeDecodeError as part:  # of a character
+            text = part.object.decode("utf-8", "backslashreplace")
+        except KeyError:
+            text = piece
+        return text.strip(" ") or text, not text.startswith(" ")
+    if tokenizer.kind in ("unigram", "bpe"):
+        return piece.removeprefix("▁") or "▁", not piece.startswith("▁")
+    return piece, False
+
+
+def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
+    """Write a stage of a row in one line.
+
+    With colours A and B and neighbouring sequences differ, special tokens are dim, and
+    what is chosen stands out; without, {x} is masked, ~x a random or similar piece put
+    in, =x kept.
+    """
+    out = []
+    for t in tokens:
+        text = t.after if stage == "corrupted" else t.before
+        joined = t.after_joined if stage == "corrupted" else t.joined
+        text = visible(text)
+        if t.fate and stage != "gathered":
+            code, sign = FATES[t.fate]
+            sign = "{}" if colour else sign if stage == "corrupted" else "[{}]"
+            if not colour and sign == "{}":
+                sign = "{{{}}}"
+            text = sign.format(text)
+            codes = [code if stage == "corrupted" else "1;4"]
+        else:
+            codes = ["2"] if t.special else []
+            codes += ["36"] if (t.segment + t.part) % 2 == 0 else []
+        if colour and codes:
+            text = f"\033[{';'.join(codes)}m{text}\033[0m"
+        out.append(("" if joined or not out else " ") + text)
+    return "".join(out)
+
+
+def visible(text: str) -> str:
+    """Replace what would move a terminal's cursor."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+# ---------------------------------------------------------------- a page
+_STYLE = """
+:root{color-scheme:light dark;--line:#8884}
+body{font:16px/1.6 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse}td,th{padding:.15rem .8rem .15rem 0;text-align:left;
+border-bottom:1px solid var(--line);vertical-align:top}
+td.n{text-align:right;font-variant-numeric:tabular-nums}
+.row{border:1px solid var(--line);border-radius:.4rem;padding:.6rem 1rem;margin:1rem 0}
+.stage{display:grid;grid-template-columns:6rem 1fr;gap:.5rem;margin:.3rem 0}
+.name{opacity:.6}.special{opacity:.45;font-size:.85em}
+.odd{background:#3b82f61f}.even{background:#f59e0b1f}
+.masked,.replaced,.kept{border-radius:.25rem;padding:0 .15rem;font-weight:600}
+.masked{background:#ef444466}.replaced{background:#a855f766}.kept{background:#22c55e66}
+sub{font-weight:400;opacity:.8}.bar{background:#3b82f6;height:.7rem;border-radius:.2rem}
+"""
+
+
+def to_html(title: str, statistics: Mapping[str, Any], rows: Sequence[Any]) -> str:
+    """Write one self-contained page; `rows` are (heading, tokens) pairs."""
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}"
+        f"</title><meta name=viewport content='width=device-width'><style>{_STYLE}"
+        f"</style><h1>{html.escape(title)}</h1><h2>Statistics</h2><table>"
+    ]
+    for key, value in statistics.items():
+        if key != "batch_sha256":
+            parts.append(f"<tr><th>{key}<td class=n>{_cell(value)}")
+    parts.append(
+        "</table><h2>Rows</h2><p><span class=masked>masked</span> "
+        "<span class=replaced>replaced</span> <span class=kept>kept</span>; the token "
+        "that has to be found stands beside each. Backgrounds tell A from B and packed "
+        "sequences apart."
+    )
+    for heading, tokens in rows:
+        parts.append(f"<div class=row><b>{html.escape(heading)}</b>")
+        for stage in STAGES:
+            line = "".join(_token(t, stage) for t in tokens)
+            parts.append(
+                f"<div class=stage><span class=name>{stage}</span><span>{line}"
+                "</span></div>"
+            )
+        parts.append("</div>")
+    hashes = html.escape(json.dumps(statistics.get("batch_sha256", []), indent=0))
+    parts.append(f"<details><summary>Hashes of the batches</summary><pre>{hashes}")
+    return "\n".join([*parts, "</pre></details></html>\n"])
+
+
+def _token(t: Shown, stage: str) -> str:
+    after = stage == "corrupted"
+    text = html.escape(visible(t.after if after else t.before))
+    space = "" if (t.after_joined if after else t.joined) else " "
+    kind = "odd" if (t.segment + t.part) % 2 else "even"
+    if t.special:
+        kind += " special"
+    if t.fate and stage != "gathered":
+        kind = t.fate
+        if after and t.fate != "kept":
+            text += f"<sub>{html.escape(visible(t.before))}</sub>"
+    return f"{space}<span class='{kind}'>{text}</span>"
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        said = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+        return html.escape(said)
+    largest = max([v for v in value.values() if v], default=1)
+    bars = [
+        f"<tr><td>{html.escape(str(k))}<td class=n>{_cell(v)}<td style='width:12rem'>"
+        f"<div class=bar style='width:{100 * v / largest:.1f}%'></div>"
+        for k, v in value.items()
+    ]
+    return f"<table>{''.join(bars)}</table>" if bars else "none"

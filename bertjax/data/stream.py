@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make batches ahead of time, in order, in threads or by tf.data."""
+
+import collections
+import contextlib
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.registry import pick
+
+Batch = dict[str, np.ndarray]
+_WARM_UP = 2  # batches consumed before tensorflow's import may compete for the cores
+_WORTH_TF = 64  # steps: a shorter stream is over before tensorflow is imported
+
+
+def stream(
+    make: Callable[[int], Batch],
+    start: int,
+    stop: int,
+    engine: str = "python",
+    prefetch: int = 2,
+    workers: int = 2,
+) -> Iterator[Batch]:
+    """Yield make(start), ..., make(stop - 1) in order, working ahead in threads.
+
+    Both engines, "python" and "tf", yield the same batches. "tf" begins with the python
+    engine, imports tensorflow in a thread once the first batches are consumed, and goes
+    over to tf.data at the next step; streams under 64 steps never load it. An
+    exception of `make` surfaces as it is, at its step. Closing the iterator ends the
+    threads. Raises UserError for an unknown engine or a missing tensorflow.
+    """
+    run = pick("data.engine", engine, ENGINES)
+    if engine == "tf" and importlib.util.find_spec("tensorflow") is None:
+        raise UserError("data.engine='tf' needs tensorflow; use data.engine='python'")
+    return run(make, start, stop, prefetch, workers)
+
+
+def _python(
+    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
+) -> Iterator[Batch]:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="batches")
+    ahead: collections.deque = collections.deque()
+    try:
+        for step in range(start, stop):
+            while len(ahead) <= prefetch and step + len(ahead) < stop:
+                ahead.append(pool.submit(make, step + len(ahead)))
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _tf_after_import(
+    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
+) -> Iterator[Batch]:
+    """Yield from the python engine until tensorflow is there, then from tf.data."""
+    step, ready, failed = start, threading.Event(), []
+
+    def load() -> None:
+        try:
+            _import_tensorflow()
+        except BaseException as error:
+            failed.append(error)
+        ready.set()
+
+    with contextlib.closing(_python(make, start, stop, prefetch, workers)) as batches:
+        for batch in batches:
+            yield batch
+            step += 1
+            if step == start + _WARM_UP and stop - step >= _WORTH_TF:
+                # no daemon: ending the process in mid-import would crash it
+                threading.Thread(target=load, name="import-tensorflow").start()
+            if ready.is_set():
+                break
+    if failed:
+        raise failed[0]
+    if step < stop:
+        yield from _tf_data(make, step, stop, prefetch, workers)
+
+
+def _import_tensorflow() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    # The accelerator is jax's alone; RuntimeError: someone has started tensorflow.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+    return tf
+
+
+def _tf_data(
+    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
+) -> Iterator[Batch]:
+    tf = _import_tensorflow()
+    first = make(start)
+    names = sorted(first)
+    failed: dict[int, BaseException] = {}
+
+    def arrays(step: np.ndarray) -> list[np.ndarray]:
+        try:
+            batch = make(int(step))
+            return [batch[name] for name in names]
+        except BaseException as error:
+            failed[int(step)] = error
+            raise
+
+    @tf.autograph.experimental.do_not_convert
+    def load(step: Any) -> list:
+        return tf.numpy_function(arrays, [step], [first[n].dtype for n in names])
+
+    steps = tf.data.Dataset.range(start, stop)
+    data = steps.map(load, num_parallel_calls=workers, deterministic=True)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.threading.private_threadpool_size = workers
+    data = data.prefetch(prefetch).with_options(options)
+    try:
+        for values in data.as_numpy_iterator():
+            yield dict(zip(names, values, strict=True))
+    except tf.errors.OpError:
+        if not failed:
+            raise
+        raise failed[min(failed)] from None
+
+
+ENGINES = {"python": _python, "tf": _tf_after_import}

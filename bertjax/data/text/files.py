@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of text and of JSON lines: opened, unpacked, hashed, cut into pieces."""
+
+import contextlib
+import errno
+import glob
+import hashlib
+import io
+import json
+import os
+import re
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from bertjax import UserError
+from bertjax.data.text.documents import (
+    TEXT,
+    Document,
+    Fields,
+    Source,
+    counted,
+    make_document,
+)
+from bertjax.data.text.lines import Counts, group, json_lines, text_lines
+
+CHUNK = 1 << 20  # bytes a read
+
+
+def remote(path: str) -> Any:
+    """Return what etils.epath makes of a URL."""
+    from etils import epath
+
+    return epath.Path(path)
+
+
+@contextlib.contextmanager
+def reaching() -> Iterator[None]:
+    """Make any error of what opens URLs an OSError: the clouds' raise many kinds."""
+    try:
+        yield
+    except (FileNotFoundError, UserError):
+        raise
+    except Exception as err:
+        reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
+        if isinstance(err, KeyError):  # epath's, of "foo://"
+            reason = f"no such kind of URL: {err.args[0]}"
+        raise OSError(errno.EIO, reason.strip().splitlines()[0][:200]) from None
+
+
+class _Far(io.RawIOBase):
+    """A remote file whose errors are OSErrors."""
+
+    def __init__(self, path: str) -> None:
+        with reaching():
+            self.inner = remote(path).open("rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with reaching():
+            found = self.inner.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with reaching():
+            self.inner.seek(offset, whence)
+            return self.inner.tell()
+
+    def tell(self) -> int:
+        return self.inner.tell()
+
+    def close(self) -> None:
+        if not self.closed and hasattr(self, "inner"):
+            self.inner.close()
+        super().close()
+
+
+def stat(path: str) -> tuple[int, int]:
+    """Return (bytes, modification time in ns); raises OSError."""
+    if "://" in path:
+        with reaching():
+            found = remote(path).stat()
+            return found.length, int(found.mtime * 1e9)
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
+
+
+def open_file(path: str) -> IO[bytes]:
+    """Open a file or URL for reading bytes; it and reading raise OSError alone."""
+    if "://" in path:
+        return io.BufferedReader(_Far(path), CHUNK)
+    return open(path, "rb")
+
+
+def is_dir(path: str) -> bool:
+    """Tell whether a path or URL is a directory; raises OSError."""
+    if "://" not in path:
+        return os.path.isdir(path)
+    with reaching():
+        return remote(path).is_dir()
+
+
+def find(pattern: str) -> list[str]:
+    """Return the files that match a pattern, sorted; raises OSError."""
+    if "://" not in pattern:
+        return sorted(
+            p for p in glob.glob(pattern, recursive=True) if not os.path.isdir(p)
+        )
+    head = pattern[: re.search(r"[*?\[]", pattern).start()].rpartition("/")[0]
+    with reaching():
+        found = remote(head).glob(pattern[len(head) + 1 :])
+        return sorted(os.fspath(p) for p in found if not p.is_dir())
+
+
+def _unpacked(path: str) -> Iterator[bytes]:
+    """Yield the bytes of a packed file; raise UserError where it is damaged."""
+    try:
+        with open_file(path) as raw:
+            if path.lower().endswith(".gz"):
+                import gzip
+
+                with gzip.GzipFile(fileobj=raw) as unpacked:
+                    while chunk := unpacked.read(CHUNK):
+                        yield chunk
+            else:
+                yield from _zstd_chunks(path, raw)
+    except (EOFError, zlib.error) as err:
+        raise UserError(f"{path}: damaged or truncated .gz file ({err})") from None
+    except OSError as err:  # gzip.BadGzipFile has no errno
+        if err.errno is None and path.lower().endswith(".gz"):
+            raise UserError(f"{path}: damaged or truncated .gz file ({err})") from None
+        raise unreadable(path, err) from None
+
+
+def unreadable(path: str, err: OSError) -> UserError:
+    """Say that a file cannot be read, and why."""
+    return UserError(f"{path}: cannot be read ({err.strerror or err})")
+
+
+def _zstd_chunks(path: str, raw: IO[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(
+            f"{path}: reading .zst needs zstandard (pip install 'bertjax[zstd]')"
+        ) from None
+    # As much as `zstd --long=31` may have used.
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = None
+    try:
+        while data := raw.read(CHUNK >> 4):
+            while data:
+                frame = frame or unpacker.decompressobj()
+                if chunk := frame.decompress(data):
+                    yield chunk
+                data = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+    except zstandard.ZstdError as err:
+        raise UserError(f"{path}: damaged .zst file ({err})") from None
+    if frame is not None:
+        raise UserError(f"{path}: truncated .zst file")
+
+
+def _range(raw: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes [start, end) of an open file, or what there is of them."""
+    raw.seek(start)
+    while start < end and (chunk := raw.read(min(CHUNK, end - start))):
+        start += len(chunk)
+        yield chunk
+
+
+# Where a piece may begin: behind a line end and a blank line. The characters that
+# make a line blank are those that `lines.clean` and `strip` leave nothing of; rarer
+# ones and longer lines are missing, which costs a cut, never a document.
+_BLANK = re.compile(
+    rb"(?:\n|\r(?!\n))(?:[\x00-\x09\x0b\x0c\x0e-\x20]|\xc2\xa0|\xe3\x80\x80){0,99}[\r\n]"
+)
+_NEWLINE = re.compile(rb"\n")
+
+
+def _boundary(raw: IO[bytes], at: int, size: int, pattern: re.Pattern[bytes]) -> int:
+    """Return where the first match in the bytes from `at` on ends, or `size`.
+
+    A function of the bytes and `at` alone, which grows with `at`: where one piece ends
+    the next begins.
+    """
+    if at == 0 or at >= size:
+        return min(at, size)
+    tail = b""
+    for chunk in _range(raw, at, size):
+        tail += chunk
+        at += len(chunk)
+        if found := pattern.search(tail):
+            return at - len(tail) + found.end()
+        tail = tail[-512:]  # longer than a match: it may begin here
+    return size
+
+
+@dataclass
+class FileSource(Source):
+    """A file of text or JSON lines, local or behind a URL that etils.epath opens.
+
+    A piece (`start`, `end`) has the documents that begin between the boundaries that
+    belong to these bytes.
+    """
+
+    name: str
+    path: str = ""  # where it lies, if that is not its name
+    fields: Fields = TEXT
+    start: int = 0
+    end: int | None = None
+
+    def __post_init__(self) -> None:
+        self.path = self.path or self.name
+
+    @property
+    def pack(self) -> str:
+        """How the file is compressed: ".gz", ".zst" or ""."""
+        return next((p for p in (".gz", ".zst") if self.path.lower().endswith(p)), "")
+
+    @property
+    def is_json(self) -> bool:
+        """Whether each line is a record."""
+        path = self.path.lower().removesuffix(self.pack)
+        return path.endswith((".jsonl", ".ndjson", ".json"))
+
+    @property
+    def format(self) -> str:
+        """Name how the bytes are read, e.g. "text.gz"; part of the fingerprint."""
+        told = "json" if self.is_json else "text"
+        return told + self.pack + (self.fields.told() if self.is_json else "")
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Return format and SHA-256 of the bytes."""
+        return f"{self.format}:{file_hash(self.path, cache_dir)}"
+
+    def split(self, piece_bytes: int) -> list[Source]:
+        """Cut into ranges of `piece_bytes`; a compressed file is one piece."""
+        if self.pack:
+            return [self]
+        try:
+            size = stat(self.path)[0]
+        except OSError as err:
+            raise unreadable(self.name, err) from None
+        ends = [*range(piece_bytes, size, piece_bytes), size]
+        starts = [0, *ends[:-1]]
+        return [
+            replace(self, start=a, end=b) for a, b in zip(starts, ends, strict=True)
+        ]
+
+    def _chunks(self) -> Iterator[bytes]:
+        try:
+            size = stat(self.path)[0]
+            with open_file(self.path) as raw:
+                start, end = self._edges(raw, size)
+                yield from _range(raw, start, end)
+        except OSError as err:
+            raise unreadable(self.name, err) from None
+
+    def _edges(self, raw: IO[bytes], size: int) -> tuple[int, int]:
+        edges = (self.start, size if self.end is None else self.end)
+        if self.is_json:  # a line that begins at `start` is this piece's
+            return tuple(_boundary(raw, max(e - 1, 0), size, _NEWLINE) for e in edges)
+        return tuple(_boundary(raw, e, size, _BLANK) for e in edges)
+
+    def _lines_before(self) -> int:
+        """Count the lines before the piece."""
+        try:
+            with open_file(self.path) as raw:
+                start, _ = self._edges(raw, stat(self.path)[0])
+                return sum(chunk.count(b"\n") for chunk in _range(raw, 0, start))
+        except OSError as err:
+            raise unreadable(self.name, err) from None
+
+    def where(self, paragraph: str, max_line_bytes: int) -> str:
+        """Name the file and the line, counted as lines are read."""
+        whole = replace(self, start=0, end=None)
+        chunks = _unpacked(self.path) if self.pack else whole._chunks()
+        counter: Counter[str] = Counter()
+        if self.is_json:
+            for record, where in json_lines(self.name, chunks, max_line_bytes, counter):
+                found = make_document(record, self.fields, where, counter)
+                if paragraph in found.paragraphs:
+                    return where()
+        else:
+            lines = text_lines(chunks, max_line_bytes, counter)
+            for number, line in enumerate(lines, 1):
+                if line == paragraph:
+                    return f"{self.name}, line {number}"
+        return self.name
+
+    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield the documents of the file, or of the piece."""
+        counter = counts.of(self.name)
+        chunks = _unpacked(self.path) if self.pack else self._chunks()
+        if self.is_json:
+            skipped = self._lines_before if self.start else int
+            records = json_lines(self.name, chunks, max_line_bytes, counter, skipped)
+            found = (
+                make_document(record, self.fields, where, counter)
+                for record, where in records
+            )
+        else:
+            lines = text_lines(chunks, max_line_bytes, counter)
+            found = map(Document, group(lines, counter))
+        yield from counted(found, counter)
+        if self.end is None:
+            self.refuse_empty(counts)
+
+
+# How files begin that are no text, and what they are.
+FOREIGN = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "Parquet, whose files are named *.parquet here",
+    b"%PDF": "PDF",
+    b"7z\xbc\xaf": "7z",
+}
+PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+
+
+def refuse_foreign(path: str, key: str) -> None:
+    """Raise UserError for a file that is neither text nor compressed as it is named."""
+    try:
+        with open_file(path) as raw:
+            head = raw.read(8)
+    except OSError as err:
+        raise unreadable(path, err) from None
+    for magic, what in FOREIGN.items():
+        if head.startswith(magic):
+            raise UserError(f"{key}={path}: no text but {what}")
+    for magic, suffix in PACKED.items():
+        if head.startswith(magic) and not path.lower().endswith(suffix):
+            raise UserError(
+                f"{key}={path}: compressed text has to be named *{suffix} here"
+            )
+
+
+def file_hash(name: str, cache_dir: str) -> str:
+    """Return the SHA-256 of a file's bytes.
+
+    It is remembered in `cache_dir`/fingerprints.json under path, size and time of
+    modification, so that big files are not read again at every start.
+    """
+    path = name if "://" in name else os.path.abspath(name)
+    memory = Path(cache_dir) / "fingerprints.json"
+    try:
+        stamp = [*stat(path)]
+        entry = _read_memory(memory).get(path)
+        if isinstance(entry, dict) and entry.get("stamp") == stamp:
+            return entry["sha256"]
+        digest = hashlib.sha256()
+        with open_file(path) as raw:
+            while chunk := raw.read(CHUNK):
+                digest.update(chunk)
+        changed = [*stat(path)] != stamp
+    except OSError as err:
+        raise unreadable(name, err) from None
+    if changed:
+        raise UserError(f"{name}: the file changed while it was read")
+    known = _read_memory(memory)
+    known[path] = {"stamp": stamp, "sha256": digest.hexdigest()}
+    # Processes of several hosts may write here.
+    part = memory.with_name(f"{memory.name}.{uuid.uuid4().hex}.part")
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(known, indent=1, sort_keys=True))
+        os.replace(part, memory)
+    except OSError as err:
+        reason = err.strerror or err
+        raise UserError(f"data.cache={cache_dir}: cannot write ({reason})") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+    return digest.hexdigest()
+
+
+def _read_memory(path: Path) -> dict[str, Any]:
+    """Read the remembered hashes; a damaged file only means hashing again."""
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repair text: from chunks of bytes to clean lines, every repair counted."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bertjax import UserError
+
+CLEANING = "clean-2"  # names the repairs below; stores made by other rules are others
+DOCUMENT_LIMIT = 1 << 24  # characters; a longer document is split, and counted
+
+REPAIRS = {
+    "bad_utf8": "byte sequences that are not UTF-8 were replaced by U+FFFD",
+    "control_characters": "control characters were removed",
+    "bom": "byte order marks were dropped",
+    "crlf": "line ends other than \\n were read as line ends",
+    "long_lines": "lines over data.max_line_bytes were split",
+    "long_records": "JSON lines over data.max_line_bytes were skipped",
+    "long_documents": f"documents over {DOCUMENT_LIMIT} characters were split",
+    "empty_documents": "documents without text were skipped",
+}
+
+
+class Counts:
+    """Count documents, paragraphs and repairs, source by source.
+
+    `counts.documents`, `counts.paragraphs` and `counts.<repair>` (the names in REPAIRS)
+    are the sums over all sources.
+    """
+
+    def __init__(self, by_source: dict[str, dict[str, int]] | None = None) -> None:
+        given = by_source or {}
+        self.by_source = {name: Counter(kinds) for name, kinds in given.items()}
+
+    def of(self, source: str) -> Counter[str]:
+        """Return the counter of one source, to add to."""
+        return self.by_source.setdefault(source, Counter())
+
+    def merge(self, other: "Counts") -> None:
+        """Add what another process or source counted."""
+        for name, kinds in other.by_source.items():
+            self.of(name).update(kinds)
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """Return plain dicts for JSON; `Counts(d)` reads them back."""
+        return {name: dict(+kinds) for name, kinds in self.by_source.items()}
+
+    def __getattr__(self, kind: str) -> int:
+        if kind in REPAIRS or kind in ("documents", "paragraphs"):
+            return sum(kinds[kind] for kinds in self.by_source.values())
+        raise AttributeError(kind)
+
+    def lines(self) -> list[str]:
+        """Say what was repaired, one sentence a repair and source.
+
+        >>> Counts({"a.txt": {"documents": 3, "bad_utf8": 2}}).lines()
+        ['2 byte sequences that are not UTF-8 were replaced by U+FFFD (a.txt)']
+        """
+        return [
+            f"{kinds[kind]} {words} ({name})"
+            for name, kinds in self.by_source.items()
+            for kind, words in REPAIRS.items()
+            if kinds[kind]
+        ]
+
+
+def decode(data: bytes, counter: Counter[str]) -> str:
+    """Decode UTF-8; a malformed sequence becomes U+FFFD and is counted.
+
+    A genuine U+FFFD is EF BF BD, which decodes to itself wherever it stands (EF starts
+    a sequence anew), so the difference of the two counts is the repairs.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = data.decode("utf-8", "replace")
+        counter["bad_utf8"] += text.count("\ufffd") - data.count(b"\xef\xbf\xbd")
+        return text
+
+
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_LINE_END = re.compile("\r\n?")
+# Before a line end they are one with it: they never make a blank line.
+_SEPARATOR = re.compile("[\u2028\u2029]+\n?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL_TABLE: dict[int, str | None] = dict.fromkeys([*range(32), *range(127, 160)])
+_CONTROL_TABLE[0x0A] = "\n"
+# What separates words goes on doing so.
+_CONTROL_TABLE.update(dict.fromkeys([0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x1F, 0x85], " "))
+_CONTROL_TABLE[0x09] = " "
+
+
+def clean(text: str, counter: Counter[str]) -> str:
+    """Repair characters: the result has \\n as its only line end and control character.
+
+    >>> c = Counter(); clean("\\ufeffa\\tb\\x00c\\r\\nd", c), dict(+c)
+    ('a bc\\nd', {'bom': 1, 'crlf': 1, 'control_characters': 1})
+    """
+    if _ODD.search(text):
+        counter["bom"] += text.count("\ufeff")
+        text = text.replace("\ufeff", "")
+        for line_end in (_LINE_END, _SEPARATOR):
+            text, n = line_end.subn("\n", text)
+            counter["crlf"] += n
+        # Halves of a pair, from escapes in JSON: no UTF-8 can hold them.
+        text, n = _SURROGATE.subn("\ufffd", text)
+        counter["bad_utf8"] += n
+        counter["control_characters"] += len(_CONTROL.findall(text))
+        text = text.translate(_CONTROL_TABLE)
+    return text.replace("\t", " ")
+
+
+def _cut(data: bytes | bytearray, start: int, limit: int) -> int:
+    """Find where to end a piece of at most `limit` bytes: a space, or a character."""
+    end = start + limit
+    space = data.rfind(b" ", start + limit // 2, end)
+    if space > start:
+        return space + 1
+    for back in range(min(4, limit)):
+        if data[end - back] & 0xC0 != 0x80:
+            return end - back
+    return end
+
+
+def _blocks(
+    chunks: Iterator[bytes], limit: int, mac: bool
+) -> Iterator[tuple[bytes, int]]:
+    """Regroup chunks into (block, part), in a way that does not depend on the chunks.
+
+    Blocks of WHOLE lines end at a line end. A line over `limit` bytes comes in blocks
+    of its own: parts that go ON, and its LAST one. With `mac` a lone \\r is a line end
+    as well.
+    """
+    held = bytearray()
+    inside = False  # a part of the line has been given out
+    for chunk in chunks:
+        if mac and held.endswith(b"\r"):
+            chunk = bytes(held) + chunk
+            held.clear()
+        cut = chunk.rfind(b"\n")
+        if mac:  # a \r in the last place may be half of \r\n
+            cut = max(cut, chunk.rfind(b"\r", 0, len(chunk) - 1))
+        if cut >= 0:
+            held += chunk[: cut + 1]
+            yield from _ended(bytes(held), limit, mac, inside)
+            inside = False
+            held = bytearray(chunk[cut + 1 :])
+        else:
+            held += chunk
+        while len(held) - held.endswith(b"\r") > limit:
+            cut = _cut(held, 0, limit)
+            yield bytes(held[:cut]), ON
+            inside = True
+            del held[:cut]
+    if held:
+        yield from _ended(bytes(held), limit, mac, inside)
+
+
+WHOLE, ON, LAST = range(3)
+
+
+def _ended(
+    block: bytes, limit: int, mac: bool, inside: bool
+) -> Iterator[tuple[bytes, int]]:
+    """Yield a block of ended lines, lines over `limit` bytes apart and in parts."""
+    if len(block) <= limit and not inside:
+        yield block, WHOLE
+        return
+    whole = []
+    for line in (
+        block.splitlines(True) if mac else re.findall(b"[^\n]*\n|[^\n]+", block)
+    ):
+        size = len(line.removesuffix(b"\n").removesuffix(b"\r"))
+        if size <= limit and not inside:
+            whole.append(line)
+            continue
+        if whole:
+            yield b"".join(whole), WHOLE
+            whole = []
+        start = 0
+        while size - start > limit:
+            cut = _cut(line, start, limit)
+            yield line[start:cut], ON
+            start = cut
+        yield line[start:], LAST
+        inside = False
+    if whole:
+        yield b"".join(whole), WHOLE
+
+
+def text_lines(
+    chunks: Iterator[bytes], limit: int, counter: Counter[str]
+) -> Iterator[str]:
+    """Yield cleaned, stripped lines; an empty one stands for each blank line."""
+    seen = False  # something of the long line at hand
+    for block, part in _blocks(chunks, limit, mac=True):
+        lines = clean(decode(block, counter), counter).split("\n")
+        if part == WHOLE and not lines[-1]:
+            lines.pop()  # what follows the last line end
+        for line in map(str.strip, lines):
+            # A part with nothing to see must not become a blank line.
+            if line or part == WHOLE:
+                seen = True
+                yield line
+        if part == LAST:
+            counter["long_lines"] += 1
+            if not seen:
+                yield ""
+        if part != ON:
+            seen = False
+
+
+def json_lines(
+    name: str,
+    chunks: Iterator[bytes],
+    limit: int,
+    counter: Counter[str],
+    skipped: Callable[[], int] = int,
+) -> Iterator[tuple[dict[str, Any], Callable[[], str]]]:
+    """Yield the object of each JSON line, and what says where it stands.
+
+    `skipped()` counts the lines before the chunks; it is called for messages alone.
+    """
+    number = 0
+
+    def where() -> str:
+        return f"{name}, line {skipped() + number}"
+
+    for block, part in _blocks(chunks, limit, mac=False):
+        if part != WHOLE:  # JSON cannot be split: the whole record goes
+            number += part == LAST
+            counter["long_records"] += part == LAST
+            continue
+        for line in block.removesuffix(b"\n").split(b"\n"):
+            number += 1
+            text = decode(line, counter)
+            if text.startswith("\ufeff"):
+                counter["bom"] += 1
+                text = text[1:]
+            if not text.strip():
+                continue
+            try:
+                # Raw control characters are repaired later, not refused.
+                record = json.loads(text, strict=False)
+            except (ValueError, RecursionError) as err:
+                raise UserError(f"{where()}: not JSON ({err})") from None
+            if not isinstance(record, dict):
+                raise UserError(f"{where()}: not a JSON object")
+            yield record, where
+
+
+def group(lines: Iterator[str], counter: Counter[str]) -> Iterator[list[str]]:
+    """Group lines into documents at blank lines, and where one grows too long."""
+    held: list[str] = []
+    size = 0
+    for line in lines:
+        if held and (not line or size > DOCUMENT_LIMIT):
+            counter["long_documents"] += bool(line)
+            yield held
+            held, size = [], 0
+        if line:
+            held.append(line)
+            size += len(line)
+    if held:
+        yield held
+
+
+def paragraphs(text: str) -> list[str]:
+    return [line for line in map(str.strip, text.split("\n")) if line]

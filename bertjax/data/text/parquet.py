@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet files: a row is a document."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from bertjax import UserError
+from bertjax.data.text.documents import (
+    TEXT,
+    Document,
+    Fields,
+    Source,
+    counted,
+    make_document,
+)
+from bertjax.data.text.files import CHUNK, file_hash, open_file, unreadable
+from bertjax.data.text.lines import Counts
+
+ROWS = 64  # decoded at once; a row may be a whole book
+
+
+@dataclass
+class ParquetSource(Source):
+    """A Parquet file, or its row groups `first` to `last` (without it)."""
+
+    name: str
+    fields: Fields = TEXT
+    first: int = 0
+    last: int | None = None
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Return format and SHA-256 of the bytes."""
+        return f"parquet{self.fields.told()}:{file_hash(self.name, cache_dir)}"
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(
+                f"{self.name}: reading Parquet needs pyarrow "
+                "(pip install 'bertjax[parquet]')"
+            ) from None
+        try:
+            with (
+                open_file(self.name) as raw,
+                # A column is read as it is decoded, not whole.
+                parquet.ParquetFile(raw, buffer_size=CHUNK, pre_buffer=False) as file,
+            ):
+                names = file.schema_arrow.names
+                for field, key in self.fields.keys().items():
+                    if field not in names:
+                        there = ", ".join(f"`{name}`" for name in names)
+                        raise UserError(
+                            f"{self.name}: there is no column `{field}` ({key}); "
+                            f"there are: {there}"
+                        )
+                yield file
+        except pyarrow.ArrowException as err:
+            reason = " ".join(str(err).split())[:200]
+            raise UserError(f"{self.name}: damaged Parquet file ({reason})") from None
+        except OSError as err:  # Arrow's own have no errno
+            if err.errno is None:
+                raise UserError(f"{self.name}: damaged Parquet file ({err})") from None
+            raise unreadable(self.name, err) from None
+
+    def split(self, piece_bytes: int) -> list[Source]:
+        """Cut between row groups."""
+        cuts, held = [0], 0
+        with self._open() as file:
+            for group in range(file.num_row_groups):
+                held += file.metadata.row_group(group).total_byte_size
+                if held >= piece_bytes or group == file.num_row_groups - 1:
+                    cuts.append(group + 1)
+                    held = 0
+        return [replace(self, first=a, last=b) for a, b in pairwise(cuts)]
+
+    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield one document a row."""
+        yield from counted(self._documents(counts), counts.of(self.name))
+        if self.last is None:
+            self.refuse_empty(counts)
+
+    def _documents(self, counts: Counts) -> Iterator[Document]:
+        counter = counts.of(self.name)
+        columns = list(self.fields.keys())
+        with self._open() as file:
+            last = file.num_row_groups if self.last is None else self.last
+            sizes = [file.metadata.row_group(g).num_rows for g in range(last)]
+            row = sum(sizes[: self.first])
+
+            def where() -> str:
+                return f"{self.name}, row {row}"
+
+            groups = range(self.first, last)
+            for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
+                for record in batch.to_pylist():
+                    row += 1
+                    yield make_document(record, self.fields, where, counter)

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the files of a tokenizer: what its pieces are, and which of them are special."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from bertjax import UserError
+from bertjax.data.vocab import engines, plain_ids
+
+ROLES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+RESERVED = re.compile(
+    r"\[unused\d+\]|<unused_?\d+>|unused\d+|madeupword\d+|<\|endoftext\|>"
+    r"|<extra_id_\d+>|<special\d+>|\[BOS\]|\[EOS\]"
+)
+CONFIG = "tokenizer_config.json"
+ADDED = "added_tokens.json"
+ENTRIES = (
+    "tokenizer.json, vocab.txt, vocab.json or vocab.txt with merges.txt, or a .model"
+)
+
+
+class Parts(NamedTuple):
+    """The arguments of `Tokenizer`, where they are explained."""
+
+    kind: str
+    pieces: list[str]
+    lower_case: bool
+    roles: dict[str, int]
+    special: set[int]
+    files: dict[str, bytes]
+
+
+class Reader:
+    """Reads files into parts of a Tokenizer; `where` begins every message."""
+
+    def __init__(self, where: str, lower_case: bool | None) -> None:
+        self.where = where
+        self.lower_case = lower_case
+
+    def refuse(self, why: str) -> NoReturn:
+        raise UserError(f"{self.where}: {why}") from None
+
+    def entry(self, path: Path) -> Path:
+        """Return the file to begin with."""
+        if path.is_dir():
+            names = ["tokenizer.json", "vocab.txt", "vocab.json", "spiece.model"]
+            names.append(plain_ids.FILE)
+            found = [path / n for n in names if (path / n).is_file()]
+            found = found or sorted(path.glob("*.model"))
+            if not found:
+                self.refuse(f"the directory holds no tokenizer (looked for {ENTRIES})")
+            if found[0].suffix == ".model" and len(found) > 1:
+                self.refuse(f"the directory holds {len(found)} .model files; name one")
+            path = found[0]
+        if not path.is_file():
+            self.refuse("no such file" if not path.exists() else "not a file")
+        if path.name == "merges.txt":
+            near = [path.with_name(n) for n in ("vocab.json", "vocab.txt")]
+            near = [p for p in near if p.is_file()]
+            if not near:
+                self.refuse("there is no vocab.json or vocab.txt beside it")
+            path = near[0]
+        if path.suffix not in (".txt", ".json", ".model"):
+            self.refuse(f"not a known kind of vocabulary; known: {ENTRIES}")
+        return path
+
+    def bytes(self, path: Path) -> bytes:
+        try:
+            content = path.read_bytes()
+        except OSError as e:
+            self.refuse(f"{path.name} cannot be read ({e.strerror})")
+        if not content.strip():
+            self.refuse(f"{path.name} is empty")
+        return content
+
+    def text(self, path: Path) -> str:
+        try:
+            return self.bytes(path).decode("utf-8-sig")
+        except UnicodeDecodeError as e:
+            self.refuse(f"{path.name} is not UTF-8 (byte {e.start})")
+
+    def json(self, path: Path) -> dict[str, Any]:
+        try:
+            data = json.loads(self.text(path))
+        except ValueError as e:
+            self.refuse(f"{path.name} is not valid JSON ({e})")
+        if not isinstance(data, dict):
+            self.refuse(f"{path.name} holds no JSON object")
+        return data
+
+    def read(self, path: Path) -> Parts:
+        beside = path.with_name(CONFIG)
+        config = self.json(beside) if beside.is_file() else {}
+        merges = path.with_name("merges.txt")
+        if path.name == plain_ids.FILE:
+            return self.make({plain_ids.FILE: self.bytes(path)}, config)
+        if path.suffix == ".model":
+            return self.make(self.sentencepiece(path, config), config)
+        if path.suffix == ".json":
+            data = self.json(path)
+            if isinstance(data.get("model"), dict):
+                content = json.dumps(data, ensure_ascii=False, sort_keys=True)
+                return self.make({"tokenizer.json": content.encode()}, config)
+            if path.name == "tokenizer.json":
+                self.refuse("tokenizer.json holds no `model`")
+            if not merges.is_file():
+                self.refuse("there is no merges.txt beside it")
+            if sorted(data.values(), key=str) != sorted(range(len(data)), key=str):
+                self.refuse(f"the ids are not the numbers 0 to {len(data) - 1}")
+            pieces = sorted(data, key=data.__getitem__)
+        else:
+            pieces = self.lines(path)
+        if merges.is_file():
+            files = byte_bpe_files(pieces, read_merges(self.text(merges)))
+        else:
+            files = {"vocab.txt": ("\n".join(pieces) + "\n").encode()}
+        return self.make({**files, **self.added(path)}, config)
+
+    def sentencepiece(self, path: Path, config: dict[str, Any]) -> dict[str, bytes]:
+        """Read a .model; two families do more than it says, which a tokenizer.json
+        can spell out."""
+        from bertjax.data.vocab import sentencepiece_json
+
+        model = self.bytes(path)
+        beside = path.with_name("config.json")
+        family = self.json(beside).get("model_type") if beside.is_file() else ""
+        named = f"{config.get('tokenizer_class', '')} {family}".lower()
+        if path.name == "sentencepiece.bpe.model" and "camembert" not in named:
+            data = sentencepiece_json.from_xlm_roberta(model)
+        elif "albert" in named:
+            lower = config.get("do_lower_case", True)
+            accents = config.get("keep_accents", False)
+            data = sentencepiece_json.from_albert(model, lower, accents)
+        else:
+            return {"spiece.model": model, **self.added(path)}
+        text = json.dumps(data, ensure_ascii=False, sort_keys=True)
+        return {"tokenizer.json": text.encode()}
+
+    def added(self, path: Path) -> dict[str, bytes]:
+        """Read the added_tokens.json beside a vocabulary: pieces that come after it."""
+        beside = path.with_name(ADDED)
+        return (
+            {ADDED: json.dumps(self.json(beside)).encode()} if beside.is_file() else {}
+        )
+
+    def lines(self, path: Path) -> list[str]:
+        """Read a piece a line. Only line feeds end lines: U+2028 may be a piece."""
+        pieces = [p.removesuffix("\r") for p in self.text(path).split("\n")]
+        while pieces and not pieces[-1]:
+            pieces.pop()
+        seen: dict[str, int] = {}
+        for number, piece in enumerate(pieces, 1):
+            if not piece:
+                self.refuse(f"line {number} is empty")
+            if piece in seen:
+                first = seen[piece]
+                self.refuse(f"piece {piece!r} stands on lines {first} and {number}")
+            seen[piece] = number
+        return pieces
+
+    def make(self, files: dict[str, bytes], config: dict[str, Any]) -> Parts:
+        """Take apart canonical files and a tokenizer_config.json."""
+        said = config.get("do_lower_case")
+        said = said if isinstance(said, bool) else None
+        lower = self.lower_case if self.lower_case is not None else said
+        special: set[int] = set()
+        if plain_ids.FILE in files:
+            if self.lower_case:
+                self.refuse("data.lower_case=True, but ids are no text")
+            kind, pieces, lower = "ids", plain_ids.pieces(files[plain_ids.FILE]), False
+        elif "spiece.model" in files:
+            kind, pieces, special, folds = _sentencepiece(files["spiece.model"])
+            if folds and self.lower_case is False:
+                self.refuse("data.lower_case=False, but the model itself folds case")
+            lower = folds or bool(lower)
+        elif "tokenizer.json" in files:
+            data = json.loads(files["tokenizer.json"])
+            kind, pieces, special = _json_pieces(data)
+            if kind not in ("wordpiece", "byte_bpe", "unigram", "bpe"):
+                self.refuse(f"models of type {data['model'].get('type')} are not known")
+            normalizer = data.get("normalizer")
+            own = _lowers(normalizer)
+            if lower is None or (self.lower_case is None and own is None):
+                lower = bool(own)
+            data["normalizer"] = _set_lower(normalizer, lower)
+            text = json.dumps(data, ensure_ascii=False, sort_keys=True)
+            files = {"tokenizer.json": text.encode()}
+        elif "merges.txt" in files:
+            vocab = json.loads(files["vocab.json"])
+            kind, pieces, lower = "byte_bpe", list(vocab), bool(lower)
+        else:
+            kind, pieces = "wordpiece", files["vocab.txt"].decode().split("\n")[:-1]
+            if lower is None:
+                words = (p for p in pieces if not re.fullmatch(r"\[.+\]", p))
+                lower = all(p == p.lower() for p in words)
+        for piece, i in sorted(
+            json.loads(files.get(ADDED, b"{}")).items(), key=lambda item: item[1]
+        ):
+            if i == len(pieces) and piece not in pieces:
+                pieces.append(piece)
+            if pieces[i : i + 1] != [piece]:
+                self.refuse(f"{ADDED}: {piece!r} cannot have id {i}")
+            special.add(i)
+        numbers = {p: i for i, p in enumerate(pieces)}
+        roles = {role: self.role(role, numbers, config) for role in ("mask", *ROLES)}
+        if kind != "ids":
+            reserved = RESERVED.fullmatch
+            special |= {i for i, p in enumerate(pieces) if not p or reserved(p)}
+        return Parts(kind, pieces, lower, roles, special, files)
+
+    def role(self, role: str, numbers: dict[str, int], config: dict[str, Any]) -> int:
+        said = config.get(f"{role}_token")
+        said = said.get("content") if isinstance(said, dict) else said
+        names = [*([said] if isinstance(said, str) else []), *ROLES[role]]
+        for name in names:
+            if name in numbers:
+                return numbers[name]
+        known = " or ".join(dict.fromkeys(names))
+        self.refuse(f"the vocabulary has no {role} token ({known})")
+
+
+def byte_bpe_files(
+    pieces: list[str], merges: list[tuple[str, str]]
+) -> dict[str, bytes]:
+    """Write vocab.json (ids 0, 1, ... in the order of `pieces`) and merges.txt."""
+    vocab = {p: i for i, p in enumerate(pieces)}
+    lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
+    return {
+        "vocab.json": json.dumps(vocab, ensure_ascii=False).encode(),
+        "merges.txt": ("\n".join(lines) + "\n").encode(),
+    }
+
+
+def read_merges(text: str) -> list[tuple[str, str]]:
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    if lines[0].startswith("#version"):
+        del lines[0]
+    pairs = [tuple(line.split(" ")) for line in lines if line]
+    for number, pair in enumerate(pairs, 1):
+        if len(pair) != 2:
+            raise ValueError(f"merge {number} of merges.txt is not two pieces")
+    return pairs
+
+
+def _sentencepiece(model: bytes) -> tuple[str, list[str], set[int], bool]:
+    """Return kind, pieces, special ids and whether the model itself folds case."""
+    import sentencepiece
+
+    p = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [p.id_to_piece(i) for i in range(p.vocab_size())]
+    special = {
+        i
+        for i in range(len(pieces))
+        if p.is_control(i) or p.is_unknown(i) or p.is_unused(i)
+    }
+    kind = engines.sentencepiece_kind(model)
+    return kind, pieces, special, p.normalize("A").endswith("a")
+
+
+def _json_pieces(data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
+    """Return kind, pieces and special ids of a tokenizer.json."""
+    vocab = data["model"]["vocab"]
+    if isinstance(vocab, list):
+        vocab = {piece: i for i, (piece, _) in enumerate(vocab)}
+    added = data.get("added_tokens") or []
+    vocab = {**vocab, **{t["content"]: t["id"] for t in added}}
+    pieces = [""] * (max(vocab.values()) + 1)
+    for piece, i in vocab.items():
+        pieces[i] = piece
+    kind = str(data["model"].get("type")).lower()
+    if kind == "bpe" and '"ByteLevel"' in json.dumps(data.get("pre_tokenizer")):
+        kind = "byte_bpe"
+    return kind, pieces, {t["id"] for t in added if t.get("special")}
+
+
+def _lowers(normalizer: dict[str, Any] | None) -> bool | None:
+    """Say whether a normalizer of tokenizer.json lower-cases; None: it has no say."""
+    if normalizer is None:
+        return None
+    if normalizer["type"] == "Sequence":
+        said = [_lowers(n) for n in normalizer["normalizers"]]
+        return next((s for s in said if s is not None), None)
+    if normalizer["type"] == "BertNormalizer":
+        return bool(normalizer["lowercase"])
+    return True if normalizer["type"] == "Lowercase" else None
+
+
+def _set_lower(normalizer: dict[str, Any] | None, lower: bool) -> dict[str, Any] | None:
+    """Return a normalizer that lower-cases, or does not.
+
+    >>> _set_lower({"type": "Lowercase"}, False) is None
+    True
+    """
+    if bool(_lowers(normalizer)) == lower:
+        return normalizer
+    if normalizer is None:
+        return {"type": "Lowercase"}
+    if normalizer["type"] == "BertNormalizer":
+        return {**normalizer, "lowercase": lower}
+    if normalizer["type"] == "Sequence":
+        inner = normalizer["normalizers"]
+        if _lowers(normalizer) is not None:
+            changed = [
+                _set_lower(n, lower) if _lowers(n) is not None else n for n in inner
+            ]
+            return {**normalizer, "normalizers": [n for n in changed if n]}
+        return {**normalizer, "normalizers": [{"type": "Lowercase"}, *inner]}
+    if normalizer["type"] == "Lowercase":
+        return None
+    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, normalizer]}

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open what lies on a disk: workdirs, their checkpoints, Hugging Face's directories.
+
+Nothing here imports jax until parameters are read.
+"""
+
+import json
+import os
+from typing import Any
+
+from bertjax import UserError
+from bertjax import config as c
+from bertjax.interop import hf
+from bertjax.training import manifest, workdir
+
+
+def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
+    """Refuse a workdir that cannot be one, or that holds a run of another config."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--workdir={path} is a file")
+    if not workdir.is_remote(path):
+        there = next(p for p in (path, *path.parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise UserError(f"--workdir={path} cannot be written")
+    file = path / "config.json"
+    if not file.exists():
+        return
+    try:
+        changes = c.differences(c.from_json(file.read_text()), config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
+    if changes and not allow_change:
+        raise UserError(
+            f"--workdir={path} holds a run of another config: {'; '.join(changes)}; "
+            "take another workdir, or --allow_config_change to go on with this one"
+        )
+
+
+def check_init_from(path: str) -> Any:
+    """Return what init_from names: a checkpoint, or an imported model.
+
+    Raises UserError unless it is whole.
+    """
+    try:
+        found = manifest.resolve(path)[1]
+    except OSError as e:
+        if hf.is_directory(manifest.as_path(path)):
+            return open_model(path, "init_from")[2]
+        raise UserError(f"init_from={path}: {e}") from e
+    if wrong := manifest.problem(found):
+        raise UserError(f"init_from={path}: checkpoints/{found.name}: {wrong}")
+    return found
+
+
+def follow_init_from(config: c.ConfigDict) -> None:
+    """Take sizes and vocabulary from an imported init_from, where none are given.
+
+    What the config file or the command line says of the model, its size and family
+    aside, stays. Nothing happens for runs of ours, and where nothing is (yet).
+    """
+    try:
+        if not config.init_from or not _is_imported(manifest.as_path(config.init_from)):
+            return
+    except OSError:
+        return
+    there, *_ = open_model(config.init_from, "init_from")
+    for key, value in there.model.items():
+        if key in ("family", "size") or config.model[key] is None:
+            config.model[key] = value
+    if not config.data.vocab:
+        folder = manifest.as_path(config.init_from)
+        own = folder / "tokenizer"
+        config.data.vocab = str(own if own.is_dir() else folder)
+
+
+def _is_imported(path: Any) -> bool:
+    """True for a directory of Hugging Face's kind and for what convert made of one."""
+    try:
+        return "hf" in manifest.read_meta(manifest.resolve(path)[1])
+    except FileNotFoundError:
+        return hf.is_directory(path)
+
+
+def check_init_tokenizer(source: Any, tokenizer: Any) -> None:
+    """Refuse init_from's parameters where a token has another id in them."""
+    path = source.directory if isinstance(source, hf.Imported) else source
+    if path is source and manifest.read_meta(source)["tokenizer"] == tokenizer.identity:
+        return
+    there = open_model(str(path), "init_from")[1]
+    said = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (there, tokenizer)]
+    if said[0] != said[1]:
+        raise UserError(f"init_from={path} has another tokenizer")
+
+
+def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
+    """Open a workdir (its newest checkpoint), a checkpoint, or a directory of
+    Hugging Face's.
+
+    Returns (config, tokenizer, checkpoint, what the checkpoint says of itself);
+    `read_params` reads the checkpoint. Raises UserError naming `flag` when there is
+    no whole one.
+    """
+    from bertjax.data.vocab.tokenizers import load_tokenizer
+
+    try:
+        directory, checkpoint = manifest.resolve(path)
+    except OSError as e:
+        if hf.is_directory(manifest.as_path(path)):
+            from bertjax.convert import open_directory
+
+            return open_directory(manifest.as_path(path), flag)
+        raise UserError(f"{flag}={path}: {e}") from e
+    wrong = manifest.problem(checkpoint)
+    if wrong:
+        raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
+    meta = manifest.read_meta(checkpoint)
+    tokenizer = workdir.read_directory(directory / "tokenizer", load_tokenizer)
+    if tokenizer.identity != meta["tokenizer"]:
+        raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")
+    return c.from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
+
+
+def read_params(checkpoint: Any, head: str = "") -> Any:
+    """Read the parameters that `open_model` found, as numpy arrays.
+
+    Raises UserError when they lack the `head` that is asked for.
+    """
+    if isinstance(checkpoint, hf.Imported):
+        params = checkpoint.params()
+    else:
+        from bertjax.training.checkpoint import restore_params
+
+        params = restore_params(checkpoint)
+    if head and head not in params:
+        name = {"mlm": "masked-LM"}.get(head, head)
+        raise UserError(f"{checkpoint} has no {name} head")
+    return params

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of sentences, a line each: a .npy of float32 [lines, hidden_size].
+
+python -m bertjax.embed --model=DIR --text=FILE --out=FILE.npy
+    [--pooling=mean|cls] [--normalize] [--batch_size=32] [--dtype=float32]
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from bertjax import UserError, disk, registry
+from bertjax import config as c
+from bertjax.convert import say
+from bertjax.fill_mask import bucket_lengths
+from bertjax.interop import sentences
+
+POOLINGS = dict.fromkeys(("mean", "cls"))
+BLOCK = 1000  # lines that are tokenized at a time
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("model", None, "", flag_values=values)
+    flags.DEFINE_string("text", None, "", flag_values=values)
+    flags.DEFINE_string("out", None, "", flag_values=values)
+    flags.DEFINE_string("pooling", None, "", flag_values=values)
+    flags.DEFINE_boolean("normalize", None, "", flag_values=values)
+    flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_string("dtype", "float32", "", flag_values=values)
+
+
+def main(argv: Sequence[str]) -> int:
+    args = c.parse(argv, define_flags, needs_config=False)
+    if not args.model or not args.text or not args.out:
+        raise UserError("--model, --text and --out are needed: see --help")
+    out = check_out(args.out)
+    lines = read_lines(args.text)
+    config, tokenizer, checkpoint, meta = disk.open_model(args.model, "--model")
+    config.dtype = args.dtype
+    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    made_for = sentences.wanted(checkpoint, meta)
+    if args.pooling is None and made_for.pooling not in POOLINGS:
+        raise UserError(
+            f"--model={args.model}: its vectors are made by {made_for.pooling}, which "
+            "is not known here; --pooling=mean and --pooling=cls give others"
+        )
+    pooling = made_for.pooling if args.pooling is None else args.pooling
+    registry.pick("--pooling", pooling, POOLINGS)
+    normalize = made_for.normalize if args.normalize is None else args.normalize
+    longest = min(made_for.longest or cfg.max_length, cfg.max_length)
+    if longest < 2:
+        raise UserError(
+            f"--model={args.model}: texts of {longest} tokens are too short"
+        )
+    encode = make_encoder(cfg, disk.read_params(checkpoint), pooling, normalize)
+    rows, cut = tokenize(tokenizer, lines, longest)
+    vectors = embed(
+        encode, batches(rows, tokenizer.pad_id, args.batch_size, longest), len(rows)
+    )
+    write(out, vectors)
+    told = f"{out}: {len(lines):,} rows of {cfg.hidden_size}, {pooling} pooling"
+    told += ", of length 1" * normalize
+    told += f"; {cut:,} lines cut at {longest} tokens" if cut else ""
+    empty = sum(not line.strip() for line in lines)
+    say(told + (f"; {empty:,} lines are empty" if empty else ""))
+    return 0
+
+
+def check_out(name: str) -> Path:
+    """Return the file to write. UserError for what cannot be one."""
+    out = Path(name).expanduser()
+    if out.suffix != ".npy":
+        raise UserError(f"--out={name} is no name of an array: it ends in .npy")
+    if out.is_dir():
+        raise UserError(f"--out={name} is a directory")
+    if not out.parent.is_dir():
+        raise UserError(f"--out={name} cannot be written: {out.parent} is no directory")
+    return out
+
+
+def read_lines(path: str) -> list[str]:
+    """Return the lines of a text, without their ends. UserError names a bad one."""
+    try:
+        content = Path(path).expanduser().read_bytes()
+    except OSError as e:
+        raise UserError(f"--text={path} cannot be read: {e.strerror}") from e
+    found = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not found[-1]:
+        found.pop()  # what ends with a newline ends there
+    if not found:
+        raise UserError(f"--text={path} is empty")
+    lines = []
+    for number, line in enumerate(found, 1):
+        try:
+            lines.append(line.removesuffix(b"\r").decode())
+        except UnicodeDecodeError as e:
+            raise UserError(f"--text={path}: line {number} is not UTF-8") from e
+    return lines
+
+
+def tokenize(
+    tokenizer: Any, lines: list[str], longest: int
+) -> tuple[list[np.ndarray], int]:
+    """Return [CLS] line [SEP] as ids, i32 [length] each, and how many were cut.
+
+    Special pieces in a text are those pieces, as transformers has it.
+    """
+    marks = [tokenizer.pieces[i] for i in tokenizer.roles.values()]
+    rows, cut = [], 0
+    for begin in range(0, len(lines), BLOCK):
+        block = lines[begin : begin + BLOCK]
+        plain = [not any(mark in line for mark in marks) for line in block]
+        batch = [line for line, is_plain in zip(block, plain, strict=True) if is_plain]
+        encoded = iter(tokenizer.encode_batch(batch))
+        for line, is_plain in zip(block, plain, strict=True):
+            ids = next(encoded) if is_plain else tokenizer.encode_with_masks(line)
+            cut += len(ids) > longest - 2
+            ids = [tokenizer.cls_id, *ids[: longest - 2], tokenizer.sep_id]
+            rows.append(np.array(ids, np.int32))
+    return rows, cut
+
+
+def make_encoder(
+    cfg: Any, params: Any, pooling: str, normalize: bool
+) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """Make encode(ids, lengths): i32 [B, L], i32 [B] -> vectors, f32 [B, D].
+
+    The mean is over the real tokens, [CLS] and [SEP] included; "cls" is the first
+    token's last hidden state, without a pooler (sentence-transformers' Pooling).
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.models import encoder
+
+    cfg = encoder.without_pooler(cfg)
+    held = jax.device_put(encoder.unstack(params["encoder"], cfg))
+
+    @jax.jit
+    def run(held: Any, ids: Any, lengths: Any) -> Any:
+        real = (jnp.arange(ids.shape[1]) < lengths[:, None]).astype(jnp.int32)
+        batch = {"input_ids": ids, "attention_mask": real}
+        hidden = encoder.apply(held, cfg, batch).hidden.astype(jnp.float32)
+        if pooling == "cls":
+            vectors = hidden[:, 0]
+        else:
+            total = jnp.where(real[..., None] > 0, hidden, 0.0).sum(1)
+            vectors = total / lengths[:, None]
+        if normalize:
+            size = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+            vectors = vectors / jnp.maximum(size, 1e-12)
+        return vectors
+
+    return lambda ids, lengths: run(held, ids, lengths)
+
+
+def batches(
+    rows: list[np.ndarray], pad_id: int, batch_size: int, longest: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield (which rows, ids, lengths) by falling length, at most five shapes.
+
+    longest: what no shape goes beyond. The last batch is filled up with rows of one
+    token of padding.
+    """
+    sizes = np.array([len(row) for row in rows])
+    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, longest))
+    order = np.argsort(-sizes, kind="stable")
+    batch_size = min(batch_size, len(rows))
+    for begin in range(0, len(rows), batch_size):
+        which = order[begin : begin + batch_size]
+        length = next(n for n in lengths if n >= sizes[which[0]])
+        ids = np.full((batch_size, length), pad_id, np.int32)
+        for row, i in zip(ids, which, strict=False):
+            row[: sizes[i]] = rows[i]
+        real = np.ones(batch_size, np.int32)
+        real[: len(which)] = sizes[which]
+        yield which, ids, real
+
+
+def embed(
+    encode: Callable[[np.ndarray, np.ndarray], Any],
+    parts: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    count: int,
+) -> np.ndarray:
+    """Return the vectors of `count` rows that come in batches, in order: f32 [n, D]."""
+    from bertjax.data.progress import Progress
+
+    vectors, running = None, []
+    with Progress("embed", total=count, unit="lines") as progress:
+
+        def take() -> None:
+            nonlocal vectors
+            which, found = running.pop(0)
+            found = np.asarray(found)[: len(which)]
+            if vectors is None:
+                vectors = np.empty((count, found.shape[1]), np.float32)
+            vectors[which] = found
+            progress.add(len(which))
+
+        for which, ids, lengths in parts:
+            running.append((which, encode(ids, lengths)))
+            if len(running) > 1:  # one computes while the next is laid out
+                take()
+        while running:
+            take()
+    return vectors
+
+
+def write(out: Path, vectors: np.ndarray) -> None:
+    """Write an array beside its place and rename it. Raises UserError."""
+    draft = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        with draft.open("wb") as file:
+            np.save(file, vectors)
+        draft.replace(out)
+    except OSError as e:
+        raise UserError(f"--out={out} cannot be written: {e}") from e
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    c.command(main)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write models as Hugging Face's: config.json and model.safetensors."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.interop import tensors
+from bertjax.interop.families import FAMILIES, Family
+from bertjax.interop.hf import CONFIG, few, read_config
+from bertjax.interop.layout import (
+    heads_of,
+    is_transposed,
+    leaves,
+    names_of,
+    split_name,
+    stored_shape,
+    walk,
+)
+from bertjax.models.config import EncoderConfig
+
+# What does not decide which family an encoder is of.
+FREE = ("pooler", "dtype", "remat", "unroll")
+SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
+
+
+def write_model(
+    directory: Path,
+    params: Mapping[str, Any],
+    cfg: EncoderConfig,
+    roles: Mapping[str, int],
+    model_type: str = "bert",
+    raw: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Write config.json and model.safetensors into an existing directory.
+
+    params: our tree (numpy); roles: role -> id of the special pieces; model_type: tried
+    first; raw: the config.json that the model was once imported with, whose other keys
+    are kept. Says which parameters have no place there. Raises UserError when no family
+    has such an encoder.
+    """
+    family, cfg, config = choose_family(cfg, roles, model_type)
+    if raw and raw.get("model_type") == family.model_type:
+        config = {**raw, **config}
+    have = dict(walk(params))
+    if cfg.type_vocab_size and "encoder/embeddings/token_type" not in have:
+        # No token types: one, of zeros.
+        types = np.zeros((cfg.type_vocab_size, cfg.embedding_width), np.float32)
+        have["encoder/embeddings/token_type"] = types
+    here = [p for p in leaves(family, cfg) if p in have]
+    if left := sorted(have.keys() - set(here)):
+        say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
+    heads = heads_of(here)
+    name = next(name for needed, name in family.classes if needed <= heads)
+    config |= {"architectures": [name], "dtype": "float32"}
+    config.pop("torch_dtype", None)
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (directory / CONFIG).write_text(text, "utf-8")
+    listed = sorted(_stored(have, here, family, cfg, bool(heads)))
+    tensors.write(directory / tensors.SINGLE, listed)
+
+
+def choose_family(
+    cfg: EncoderConfig, roles: Mapping[str, int], model_type: str
+) -> tuple[Family, EncoderConfig, dict[str, Any]]:
+    """Return the family whose config.json, read back, gives this encoder.
+
+    With it the config (with one token type where the family cannot have none) and
+    config.json. `model_type` is tried first. Raises UserError when there is none.
+    """
+    order = {model_type: FAMILIES.get(model_type), **FAMILIES}
+    for family in filter(None, order.values()):
+        typed = "type_vocab_size" in family.keys
+        wanted = cfg
+        if typed and not cfg.type_vocab_size:
+            wanted = dataclasses.replace(cfg, type_vocab_size=1)
+        config = config_json(wanted, family, roles)
+        try:
+            back = read_config(config, family, CONFIG)
+        except UserError:
+            continue
+        if _comparable(back) == _comparable(wanted):
+            for key, role in family.special.items():
+                if config[key] != roles[role]:
+                    raise UserError(
+                        f"--format=hf: {family.model_type} wants {key}={config[key]} "
+                        f"where the tokenizer's is {roles[role]}"
+                    )
+            return family, wanted, config
+    raise UserError(
+        "--format=hf: no family of Hugging Face's has such an encoder; known are "
+        + ", ".join(FAMILIES)
+    )
+
+
+def _comparable(cfg: EncoderConfig) -> dict[str, Any]:
+    told = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
+    told["hidden_act"] = SAME_GELU.get(cfg.hidden_act, cfg.hidden_act)
+    act = cfg.classifier_activation or cfg.hidden_act
+    told["classifier_activation"] = SAME_GELU.get(act, act)
+    if not cfg.local_attention or cfg.position_embedding_type != "rope":
+        told["local_rope_theta"] = 0
+    told["num_hidden_groups"] = cfg.num_hidden_groups or cfg.num_hidden_layers
+    return told
+
+
+def config_json(
+    cfg: EncoderConfig, family: Family, roles: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return what this family's config.json says of an encoder."""
+    options = dataclasses.asdict(cfg)
+    if options["hidden_act"] == "gelu_tanh":
+        options["hidden_act"] = "gelu_new"
+    options["classifier_activation"] = (
+        cfg.classifier_activation or options["hidden_act"]
+    )
+    return {
+        "model_type": family.model_type,
+        **{key: roles[role] for key, role in family.special.items()},
+        **{key: options[option] for option, key in family.keys.items()},
+        **family.write(options),
+    }
+
+
+def _stored(
+    have: Mapping[str, Any],
+    paths: list[str],
+    family: Family,
+    cfg: EncoderConfig,
+    prefixed: bool,
+) -> Iterator[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]:
+    """Yield (name, shape, function that makes the array) of each tensor of theirs."""
+    parts: dict[str, dict[int, tuple[str, int]]] = {}
+    for path in paths:
+        for index, full in enumerate(names_of(path, family, cfg)):
+            name, part, _ = split_name(full)
+            if path.startswith("encoder/") and prefixed:
+                name = family.prefix + name
+            parts.setdefault(name, {})[part] = path, index
+
+    def one(path: str, index: int) -> np.ndarray:
+        leaf = np.asarray(have[path])
+        slot = leaf[index] if "{}" in family.names[path] else leaf
+        shape = stored_shape(path, cfg)
+        return (
+            slot.reshape(shape[::-1]).T if is_transposed(path) else slot.reshape(shape)
+        )
+
+    for name, pieces in parts.items():
+        ordered = [pieces[i] for i in range(len(pieces))]
+        rows, *rest = stored_shape(ordered[0][0], cfg)
+
+        def make(ordered: list[tuple[str, int]] = ordered) -> np.ndarray:
+            if len(ordered) == 1:
+                return one(*ordered[0])
+            return np.concatenate([one(*o) for o in ordered])
+
+        yield name, (len(ordered) * rows, *rest), make

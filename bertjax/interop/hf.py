@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read models from directories of Hugging Face's kind: config.json and tensors.
+
+families.py and names.py have the tables; here they lead from files to our stacked
+leaves, without torch and transformers.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, registry
+from bertjax.interop import tensors
+from bertjax.interop.families import ACTIVATIONS, FAMILIES, Family
+from bertjax.interop.layout import (
+    aligned,
+    heads_of,
+    is_transposed,
+    leaves,
+    names_of,
+    put,
+    shape_of,
+    split_name,
+    stored_shape,
+)
+from bertjax.models.config import EncoderConfig
+
+CONFIG = "config.json"
+# Buffers, no parameters, that some versions of transformers store.
+BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|inv_freq)")
+MOST_LAYERS = 10_000
+PADDING = 128  # at least so many rows beyond the vocabulary are another vocabulary's
+
+
+def is_directory(path: Any) -> bool:
+    """True for what looks like one of theirs, and not like a workdir."""
+    theirs = (CONFIG, tensors.SINGLE, tensors.INDEX, tensors.PICKLE)
+    ours = ("overrides.json", "checkpoints", "meta.json")
+    return any((path / n).exists() for n in theirs) and not any(
+        (path / n).exists() for n in ours
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """A model of theirs: its family, sizes, and where its tensors lie.
+
+    where: begins every message. raw: config.json. found: the tensors by their names in
+    the table; missing: leaves of ours that are not there (heads, pooler); unexpected:
+    tensors that are nothing of ours.
+    """
+
+    directory: Path
+    where: str
+    family: Family
+    raw: dict[str, Any]
+    cfg: EncoderConfig
+    found: dict[str, tensors.Tensor]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return str(self.directory)
+
+    @property
+    def paths(self) -> list[str]:
+        """The leaves of ours that are there."""
+        return [p for p in leaves(self.family, self.cfg) if p not in self.missing]
+
+    @property
+    def heads(self) -> frozenset[str]:
+        """Which heads are there: "mlm", "nsp", ..."""
+        return heads_of(self.paths)
+
+    def describe(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the leaves by path."""
+        return {p: shape_of(p, self.family, self.cfg) for p in self.paths}
+
+    def read(self, path: str) -> np.ndarray:
+        """Read one leaf: f32, the layers stacked."""
+        out = aligned(shape_of(path, self.family, self.cfg))
+        slots = out if "{}" in self.family.names[path] else out[None]
+        names = names_of(path, self.family, self.cfg)
+        for slot, full in zip(slots, names, strict=True):
+            name, part, of = split_name(full)
+            tensors.fill(slot, self.found[name], is_transposed(path), part, of)
+        return out
+
+    def params(self) -> dict[str, Any]:
+        """Read all parameters: a nested dict of f32 arrays, nothing held twice."""
+        tree: dict[str, Any] = {}
+        for path in self.paths:
+            put(tree, path, self.read(path))
+        return tree
+
+    def report(self, say: Callable[[str], None]) -> None:
+        """Say what was matched, what is missing and what is not taken."""
+        cfg = self.cfg
+        say(
+            f"{self.where}: {self.family.model_type}, {cfg.num_hidden_layers} layers "
+            f"of {cfg.hidden_size}; {len(self.paths)} parameters matched"
+        )
+        if self.missing:
+            say(f"missing there: {', '.join(self.missing)}")
+        if self.unexpected:
+            say(f"there and not taken: {few(self.unexpected, 12)}")
+
+
+def open_model(directory: Path, where: str) -> Imported:
+    """Open a directory: read config.json and the tensors' headers.
+
+    Raises UserError, in a line that `where` (flag and value) begins, on an unknown or
+    damaged config, tensors that are missing or have other shapes, a decoder that is
+    tied in config.json alone.
+    """
+    raw = tensors.read_json(directory / CONFIG, where)
+    if not isinstance(raw.get("model_type"), str):
+        raise UserError(f"{where}: {CONFIG} lacks model_type")
+    family = registry.pick(f"{where}: model_type", raw["model_type"], FAMILIES)
+    cfg = read_config(raw, family, f"{where}: {CONFIG}")
+    found: dict[str, tensors.Tensor] = {}
+    for name, tensor in tensors.open_tensors(directory, where).items():
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        if not BUFFERS.fullmatch(name):
+            name = name.removeprefix(family.prefix)
+            found.setdefault(family.aliases.get(name, name), tensor)
+    lacking = _check_tensors(found, family, cfg, where)
+    # A part of a head is no head.
+    gone = {
+        p.rpartition("/")[0] if "/pooler/" in p else p.split("/")[0] for p in lacking
+    }
+    missing = [
+        p for p in leaves(family, cfg) if p.startswith(tuple(f"{g}/" for g in gone))
+    ]
+    known = {
+        split_name(n)[0] for p in leaves(family, cfg) for n in names_of(p, family, cfg)
+    }
+    decoder = family.names["mlm/decoder"]
+    unexpected = found.keys() - known
+    if cfg.tie_word_embeddings and decoder in found:
+        unexpected -= {decoder}
+        _check_tied(found, family, where)
+    return Imported(
+        directory=directory,
+        where=where,
+        family=family,
+        raw=raw,
+        cfg=cfg,
+        found=found,
+        missing=tuple(missing),
+        unexpected=tuple(sorted(unexpected)),
+    )
+
+
+def _check_tensors(
+    found: Mapping[str, tensors.Tensor], family: Family, cfg: EncoderConfig, where: str
+) -> list[str]:
+    """Return the leaves of heads and pooler that are not there.
+
+    Raises UserError on tensors of other shapes or types, and on a missing encoder.
+    """
+    lacking, lost, wrong = [], [], []
+    for path in leaves(family, cfg):
+        for full in names_of(path, family, cfg):
+            name, _, of = split_name(full)
+            rows, *rest = stored_shape(path, cfg)
+            tensor = found.get(name)
+            if tensor is None:
+                lacking.append(path)
+                if path.startswith("encoder/") and "/pooler/" not in path:
+                    lost.append(name)
+            elif tensor.shape != (of * rows, *rest):
+                wrong.append(f"{name} {list(tensor.shape)}, not {[of * rows, *rest]}")
+            elif tensor.dtype not in tensors.DTYPES:
+                wrong.append(f"{name} of type {tensor.dtype}")
+    if lost:
+        raise UserError(f"{where} lacks {few(lost)}")
+    if wrong:
+        raise UserError(f"{where}: tensors that do not fit {CONFIG}: {few(wrong)}")
+    return lacking
+
+
+def _check_tied(
+    found: Mapping[str, tensors.Tensor], family: Family, where: str
+) -> None:
+    """Refuse a decoder that config.json ties to embeddings from which it differs."""
+    name, word = family.names["mlm/decoder"], family.names["encoder/embeddings/word"]
+    a, b = found[name], found[word]
+    if a.shape != b.shape or not tensors.are_equal(a, b):
+        raise UserError(
+            f"{where}: {name} is not {word}, though {CONFIG} ties them: "
+            "tie_word_embeddings should be false"
+        )
+
+
+def few(items: Any, most: int = 6) -> str:
+    """Join items, the first of them when there are many."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderConfig:
+    """Read a config.json of this family. Raises UserError naming the key."""
+    kinds = {f.name: f.type for f in dataclasses.fields(EncoderConfig)}
+    options = dict(family.fixed)
+    for option, key in family.keys.items():
+        value = raw.get(key)
+        if value is None and option not in family.defaults:
+            raise UserError(f"{where} lacks {key}")
+        value = family.defaults[option] if value is None else value
+        kind = kinds[option]
+        value = float(value) if kind is float and type(value) is int else value
+        if type(value) is not kind:
+            raise UserError(f"{where}: {key}={value!r} is no {kind.__name__}")
+        if option in ("hidden_act", "classifier_activation"):
+            value = ACTIVATIONS.get(value, value)
+        options[option] = value
+    if options["num_hidden_layers"] > MOST_LAYERS:
+        key = family.keys["num_hidden_layers"]
+        raise UserError(f"{where}: {key}={raw[key]} is more than {MOST_LAYERS}")
+    for key, known in family.refused.items():
+        if raw.get(key) not in known:
+            raise UserError(f"{where}: {key}={raw[key]!r} is not known here")
+    try:
+        options |= family.read(dict(raw))
+        return EncoderConfig(**options)
+    except (UserError, ValueError) as e:
+        raise UserError(f"{where}: {e} makes no model of this kind") from e
+    except (TypeError, AttributeError) as e:
+        raise UserError(f"{where} has a value of another kind ({e})") from e
+
+
+def check_tokenizer(model: Imported, tokenizer: Any) -> None:
+    """Refuse a tokenizer that is not the model's: its size, its special pieces.
+
+    tokenizer: has vocab_size, roles, pieces, kind and lower_case, as
+    bertjax/data/vocab/tokenizers.py. Raises UserError.
+    """
+    rows, pieces = model.cfg.vocab_size, tokenizer.vocab_size
+    if pieces > rows or rows - pieces >= PADDING:
+        raise UserError(
+            f"{model.where}: the tokenizer has {pieces:,} pieces, the model {rows:,} "
+            "rows of embeddings: one of them is another model's"
+        )
+    for key, role in model.family.special.items():
+        said, id_ = model.raw.get(key), tokenizer.roles[role]
+        if said is not None and said != id_:
+            raise UserError(
+                f"{model.where}: {CONFIG} has {key}={said}, the tokenizer's "
+                f"{tokenizer.pieces[id_]} is {id_}: one of them is another model's"
+            )
+    if tokenizer.kind == "wordpiece" and tokenizer.lower_case:
+        capitals = sum(p != p.lower() and p[:1] != "[" for p in tokenizer.pieces)
+        if capitals > pieces / 10:
+            raise UserError(
+                f"{model.where}: the tokenizer lower-cases, but {capitals:,} of its "
+                f"{pieces:,} pieces hold capitals: do_lower_case should be false"
+            )

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be timed: the step, the input, the loop, a filled blank, packing, a plan."""
+
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, build
+from bertjax import config as c
+from bertjax.measuring.pacer import Pacer
+from bertjax.measuring.results import Measured, Peak, Seconds, memory_mb
+from bertjax.measuring.synthetic import (
+    VOCAB_SIZE,
+    synthetic_batch,
+    synthetic_store,
+    synthetic_text,
+)
+
+
+def measure_step(config: ConfigDict) -> Measured:
+    """Time the jitted update on one batch that lies on the devices."""
+    vocab_size = config.model.vocab_size or VOCAB_SIZE
+    rows = synthetic_batch(config, vocab_size)
+    run, facts = compile_step(config, [rows], vocab_size)
+
+    def timed(steps: int) -> Seconds:
+        return {"step": run(steps)}
+
+    return Measured(facts, timed)
+
+
+def compile_step(
+    config: ConfigDict, batches: Sequence[Mapping[str, np.ndarray]], vocab_size: int
+) -> tuple[Callable[[int], float], dict[str, Any]]:
+    """Compile the update for these batches [B, ...] and run it once.
+
+    Returns run(n), which goes through them in turn and returns the mean seconds of a
+    step, and what is known of it.
+    """
+    import jax
+
+    from bertjax.models.config import flops_per_token
+    from bertjax.objectives.base import make_objective
+    from bertjax.parallel import feed
+    from bertjax.parallel.mesh import make_mesh, peak_flops
+    from bertjax.training import state
+
+    mesh = make_mesh(**config.mesh)
+    feed.check_batch_size(mesh, config.batch_size, config.accumulate)
+    cfg = c.encoder_config(config, vocab_size)
+    objective, cfg = make_objective(config.objective, cfg)
+    # Far from the end of any schedule: the arithmetic of a step is always the same.
+    update = build.make_update(config, objective, mesh, 10_000, 1_000_000)
+    current = state.born(update.init, update.tx, mesh, update.shardings)
+    local = feed.local_rows(mesh, config.batch_size)
+    mine = ({name: array[local] for name, array in b.items()} for b in batches)
+    on_devices = [*feed.to_devices(mine, mesh, itertools.repeat(config.batch_size))]
+    with jax.set_mesh(mesh):
+        begun = time.perf_counter()
+        compiled = update.step.lower(current, on_devices[0]).compile()
+        compile_seconds = time.perf_counter() - begun
+
+    def run(steps: int) -> float:
+        nonlocal current
+        begun = time.perf_counter()
+        for i in range(steps):
+            current, metrics = compiled(current, on_devices[i % len(on_devices)])
+        jax.block_until_ready((current, metrics))
+        return (time.perf_counter() - begun) / steps
+
+    run(1)
+    length = config.data.length
+    per_token = flops_per_token(cfg, length, build.predictions(config, length))
+    facts = {
+        "tokens": config.batch_size * length,
+        "compile_seconds": compile_seconds,
+        "flops_per_token": per_token,
+        "parameters": sum(x.size for x in jax.tree.leaves(update.shapes.params)),
+        "device_kind": mesh.devices.flat[0].device_kind,
+    }
+    if memory := compiled.memory_analysis():
+        facts["temporary_mb"] = memory.temp_size_in_bytes / 1e6
+    if peak := peak_flops(mesh):
+        facts["peak_flops"] = peak
+    return run, facts
+
+
+def measure_packing(config: ConfigDict) -> Measured:
+    """Time updates on real rows, padded and packed in turn; tokens are real ones."""
+    if not config.data.train:
+        raise UserError("--what=packing needs text: data.train is empty")
+    runs, fills = {}, {}
+    for packed in (False, True):
+        config.data.packed = packed
+        batches = input_batches(config)
+        made = [batches.batch(step) for step in range(4)]
+        size = batches.tables.vocab_size
+        runs[packed], facts = compile_step(config, made, size)
+        fills[packed] = float(np.mean([b["attention_mask"].mean() for b in made]))
+    facts["tokens"] *= fills[True]
+    facts |= {"fill": fills[True], "fill_padded": fills[False]}
+
+    def timed(steps: int) -> Seconds:
+        return {"padded": runs[False](steps), "step": runs[True](steps)}
+
+    return Measured(facts, timed)
+
+
+def measure_plan(config: ConfigDict, sequences: int) -> Measured:
+    """Time planning a corpus of made-up lengths, mapped from files, into a cache.
+
+    Sentences have 25 tokens on average, documents 60 with the plan "document" and
+    1,500 otherwise; there are so many that about `sequences` rows or documents result.
+    """
+    folder = tempfile.TemporaryDirectory()
+    store = synthetic_store(Path(folder.name), config, sequences)
+    before = memory_mb()
+    facts: dict[str, Any] = {"tokens": len(store.tokens), "added_rss_mb": 0.0}
+
+    def run(steps: int) -> Seconds:
+        begun = time.perf_counter()
+        for _ in range(steps):
+            with tempfile.TemporaryDirectory(dir=folder.name) as cache, Peak() as peak:
+                made = build.make_plans(
+                    config, frozenset({"mlm"}), {"train": store}, config.data.length,
+                    cache=Path(cache),
+                )["train"]  # fmt: skip
+                facts["sequences"], facts["rows"] = made.sequences, made.n
+                del made
+            facts["added_rss_mb"] = max(facts["added_rss_mb"], peak.mb - before)
+        return {"step": (time.perf_counter() - begun) / steps}
+
+    return Measured(facts, run)
+
+
+def measure_input(config: ConfigDict) -> Measured:
+    """Time the host's batch function, and masking alone, in one thread."""
+    from bertjax.data.masks.masking import mask_tokens
+
+    batches = input_batches(config)
+    unmasked = [_unmasked(batches, i) for i in range(4)]
+
+    def mask(step: int) -> None:
+        ids, real, keys = unmasked[step % len(unmasked)]
+        mask_tokens(ids, real, keys, batches.masking, batches.tables, batches.P)
+
+    at = 0
+
+    def run(steps: int) -> Seconds:
+        nonlocal at
+        begun = time.perf_counter()
+        for i in range(steps):
+            batches.batch(at + i)
+        made = time.perf_counter()
+        for i in range(steps):
+            mask(i)
+        masked = time.perf_counter()
+        at += steps
+        return {"step": (made - begun) / steps, "masking": (masked - made) / steps}
+
+    run(1)
+    return Measured(_facts(config, batches.tables.vocab_size), run)
+
+
+def measure_loop(config: ConfigDict) -> Measured:
+    """Run bertjax.train, whose last writer (`Pacer`) speaks for it; does not return.
+
+    Every step is logged, none evaluated or saved.
+    """
+    from bertjax import train
+
+    config.total = c.duration(steps=1_000_000_000)
+    config.log.every = c.duration(steps=1)
+    config.checkpoint.every = c.duration(steps=1_000_000_000)
+    config.log.writers += ",bertjax.benchmark.Pacer"
+    config.data.valid = ""
+    Pacer.facts = _facts(config, VOCAB_SIZE)
+    raise SystemExit(train.train(config, tempfile.mkdtemp()))
+
+
+def measure_fill_mask(config: ConfigDict) -> Measured:
+    """Time filling one blank of a text, from ids to probabilities."""
+    import jax
+
+    from bertjax.fill_mask import make_filler
+    from bertjax.objectives.base import make_objective
+
+    config.objective = "mlm"
+    cfg = c.encoder_config(config, config.model.vocab_size or VOCAB_SIZE)
+    objective, cfg = make_objective("mlm", cfg)
+    params = jax.jit(objective.init)(jax.random.key(config.seed))
+    pieces = [str(i) for i in range(cfg.vocab_size)]
+    tokenizer = SimpleNamespace(
+        vocab_size=cfg.vocab_size, pieces=pieces, pad_id=0, mask_id=1
+    )
+    fill = make_filler(cfg, params, tokenizer, 5)
+    texts = {
+        n: [1, *(2 + i % (cfg.vocab_size - 2) for i in range(n - 1))] for n in (32, 128)
+    }
+    begun = time.perf_counter()
+    for ids in texts.values():
+        fill(ids)
+    facts = _facts(config, cfg.vocab_size) | {"tokens": 128}
+    facts["compile_seconds"] = time.perf_counter() - begun
+
+    def run(steps: int) -> Seconds:
+        seconds = {}
+        for n, ids in texts.items():
+            begun = time.perf_counter()
+            for _ in range(steps):
+                fill(ids)
+            seconds[f"latency_{n}"] = (time.perf_counter() - begun) / steps
+        return seconds | {"step": seconds["latency_128"]}
+
+    return Measured(facts, run)
+
+
+def input_batches(config: ConfigDict) -> Any:
+    """Make the batch function of the config's text, or of a made-up one."""
+    if config.data.train:
+        build.check_inputs(config)
+        prepared = build.prepare(config, lambda text: print(text, file=sys.stderr))
+        tokenizer, parts = prepared.tokenizer, prepared.parts
+    else:
+        tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
+        parts = {"train": store}
+    needs = frozenset({"mlm", "nsp", "sop"} & {"mlm", *config.objective.split("+")})
+    tables = build.make_tables(config, tokenizer, build.count_tokens(parts))
+    return build.make_run(config, needs, tokenizer, parts, tables).course.stages[0]
+
+
+def _unmasked(batches: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Make rows that mask_tokens takes: ids, real-token flags, keys."""
+    from bertjax.data import counter
+
+    batch = batches.batch(step)
+    ids = batch["input_ids"].copy()
+    row, slot = np.nonzero(batch["mlm_weights"])
+    ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_ids"][row, slot]
+    keys = counter.fold(batches.seed, "benchmark", np.arange(len(ids)) + step)
+    return ids, batch["attention_mask"], keys
+
+
+def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
+    """Return what is known of a config without compiling anything."""
+    from bertjax.models.config import flops_per_token
+
+    cfg = c.encoder_config(config, config.model.vocab_size or vocab_size)
+    length = config.data.length
+    return {
+        "tokens": config.batch_size * length,
+        "compile_seconds": 0.0,
+        "flops_per_token": flops_per_token(
+            cfg, length, build.predictions(config, config.data.length)
+        ),
+    }
+
+
+MEASURES = {
+    "step": measure_step,
+    "input": measure_input,
+    "loop": measure_loop,
+    "packing": measure_packing,
+    "plan": measure_plan,
+    "fill_mask": measure_fill_mask,
+}

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From seconds to the figures that are printed."""
+
+import contextlib
+import math
+import resource
+import statistics
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+ROUND_SECONDS = 4.0  # a round is as many steps as fill this
+Seconds = dict[str, float]
+
+
+class Measured(NamedTuple):
+    """Something that can be timed again and again.
+
+    facts: what is known before; `tokens` is the slots of one step. run(n) does n
+    steps and returns the mean seconds of one, by what was timed ("step", ...).
+    """
+
+    facts: dict[str, Any]
+    run: Callable[[int], Seconds]
+
+
+def peak_rss_mb() -> float:
+    """Return the most memory this process had, MB."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def steps_a_round(seconds: Seconds) -> int:
+    """Return how many steps fill a round."""
+    return max(1, math.ceil(ROUND_SECONDS / sum(seconds.values())))
+
+
+def summarise(
+    facts: dict[str, Any], times: list[Seconds], peak: float
+) -> dict[str, Any]:
+    """Return medians over rounds, and the spread of the step.
+
+    >>> facts = {"tokens": 100}
+    >>> summarise(facts, [{"step": 0.1}, {"step": 0.2}, {"step": 0.4}], 7.0)
+    {'tokens_per_second': 500.0, 'step_ms': 200.0, 'step_ms_min': 100.0, \
+'step_ms_max': 400.0, 'peak_rss_mb': 7.0}
+    """
+    facts = dict(facts)
+    tokens, peak_flops = facts.pop("tokens"), facts.pop("peak_flops", None)
+    found = {key: [t[key] for t in times] for key in times[0]}
+    step = found.pop("step", None) or next(iter(found.values()))
+    median = statistics.median(step)
+    results = {
+        "tokens_per_second": tokens / median,
+        "step_ms": 1e3 * median,
+        "step_ms_min": 1e3 * min(step),
+        "step_ms_max": 1e3 * max(step),
+        "peak_rss_mb": peak,
+        **facts,
+    }
+    if peak_flops:
+        results["mfu"] = tokens * facts["flops_per_token"] / median / peak_flops
+    for key, seconds in found.items():
+        results[f"{key}_ms"] = 1e3 * statistics.median(seconds)
+    if "masking" in found:
+        masking = statistics.median(found["masking"])
+        results["masking_tokens_per_second"] = tokens / masking
+    if "padded" in found:
+        # Real tokens a second, packed over padded.
+        gain = facts["fill"] / facts["fill_padded"]
+        ratios = [gain * t["padded"] / t["step"] for t in times]
+        results |= {"ratio": statistics.median(ratios)}
+        results |= {"ratio_min": min(ratios), "ratio_max": max(ratios)}
+    if "wait" in found:
+        results["wait_ratio"] = statistics.median(found["wait"]) / median
+    return results
+
+
+def memory_mb() -> float:
+    """Return the memory of this process now, pages of mapped files included, MB."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
+
+class Peak(contextlib.AbstractContextManager):
+    """Looks at the memory every few milliseconds while it is open; `mb` is the most."""
+
+    def __enter__(self) -> "Peak":
+        self.mb = memory_mb()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self.over.wait(0.02):
+            self.mb = max(self.mb, memory_mb())
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
+        self.thread.join()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The families of encoders: what each fixes in an EncoderConfig, and published sizes.
+
+Names are the `model_type` of Hugging Face's config.json.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+Shape = Mapping[str, Any]
+
+
+def shape(layers: int, width: int, heads: int, **more: Any) -> Shape:
+    return dict(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, **more
+    )
+
+
+# Turc et al. 2019 (arXiv 1908.08962); Devlin et al. 2019 for base and large. The MLP
+# is four times as wide where nothing else is said, heads are 64 wide.
+SIZES: Mapping[str, Shape] = {
+    "tiny": shape(2, 128, 2),
+    "mini": shape(4, 256, 4),
+    "small": shape(4, 512, 8),
+    "medium": shape(8, 512, 8),
+    "base": shape(12, 768, 12),
+    "large": shape(24, 1024, 16),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What sets a family apart from BERT, and the sizes it was published in."""
+
+    fixed: Shape
+    sizes: Mapping[str, Shape]
+
+
+# Liu et al. 2019: positions begin after the padding id's row (fairseq), type 0 only.
+ROBERTA = dict(
+    position_offset=2,
+    max_position_embeddings=514,
+    type_vocab_size=1,
+    layer_norm_eps=1e-5,
+    classifier_activation="gelu",
+)
+FAMILIES: Mapping[str, Family] = {
+    "bert": Family({}, SIZES),
+    "roberta": Family(ROBERTA, SIZES),
+    "xlm-roberta": Family(ROBERTA, SIZES),
+    # Lan et al. 2020, table 1. tiny, mini: ours, for tests and small machines.
+    "albert": Family(
+        dict(embedding_size=128, num_hidden_groups=1),
+        {
+            "tiny": SIZES["tiny"],
+            "mini": SIZES["mini"],
+            "base": SIZES["base"],
+            "large": SIZES["large"],
+            "xlarge": shape(24, 2048, 16),
+            "xxlarge": shape(12, 4096, 64),
+        },
+    ),
+    # Clark et al. 2020, table 6: the discriminators. Their generators are these with
+    # hidden_size, heads and MLP times 1/4 (base: 1/3), embeddings shared.
+    "electra": Family(
+        dict(pooler=False, classifier_activation="gelu"),
+        {
+            "tiny": SIZES["tiny"],
+            "mini": SIZES["mini"],
+            "small": shape(12, 256, 4, embedding_size=128),
+            "base": SIZES["base"],
+            "large": SIZES["large"],
+        },
+    ),
+    # Sanh et al. 2019, section 3.
+    "distilbert": Family(
+        dict(type_vocab_size=0, pooler=False), {"base": shape(6, 768, 12)}
+    ),
+    # Warner et al. 2024 (arXiv 2412.13663), section 2.1 and table 4.
+    "modernbert": Family(
+        dict(
+            max_position_embeddings=8192,
+            type_vocab_size=0,
+            pooler=False,
+            layer_norm_eps=1e-5,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            position_embedding_type="rope",
+            rope_theta=160_000.0,
+            local_rope_theta=10_000.0,
+            norm_position="pre",
+            norm_bias=False,
+            first_attention_norm=False,
+            final_norm=True,
+            attention_bias=False,
+            local_attention=128,
+            global_attn_every_n_layers=3,
+            mlp_type="glu",
+            mlp_bias=False,
+            classifier_bias=False,
+        ),
+        {
+            "tiny": shape(4, 128, 2, intermediate_size=192),
+            "base": shape(22, 768, 12, intermediate_size=1152),
+            "large": shape(28, 1024, 16, intermediate_size=2624),
+        },
+    ),
+}

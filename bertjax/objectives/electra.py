@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaced-token detection (Clark et al. 2020, ELECTRA, section 2).
+
+A small generator fills the masked positions; what it samples replaces the tokens there,
+and the discriminator, params["encoder"], tells at every position whether the token is
+the original. The generator learns by its masked-LM loss alone: nothing flows back
+through the samples. Both read the same embeddings, which lie in params["encoder"].
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import UserError
+from bertjax.models import encoder, heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.layers import Params
+from bertjax.objectives.base import Batch, Objective, Term
+from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
+from bertjax.objectives.metrics import accuracy, binary_metrics
+from bertjax.parallel.sharding import ROWS
+
+SHARED = ("word", "position", "token_type", "norm")
+# The generator lies like an encoder.
+SHARDINGS = (
+    *(
+        ("generator" + path.removeprefix("encoder"), axes)
+        for path, axes in ROWS
+        if path.startswith("encoder/layers/")
+    ),
+    ("generator/embeddings/projection/kernel", "embed width"),
+    ("generator/(embeddings/projection/bias|final_norm/(scale|bias))", "width"),
+)
+
+
+def make_objective(
+    cfg: EncoderConfig,
+    generator: float = 0.25,
+    generator_weight: float = 1.0,
+    discriminator_weight: float = 50.0,
+) -> tuple[Objective, EncoderConfig]:
+    """Build the objective whose discriminator is `cfg`.
+
+    generator: its width as a share of the discriminator's; the weights are those of
+    the two losses. Raises UserError when the width is none or its heads do not fit.
+    """
+    if not 0 < generator <= 1:
+        raise UserError(f"objective: electra's generator={generator} is not in (0, 1]")
+    cfg = encoder.without_pooler(cfg)
+    small = generator_config(cfg, round(cfg.hidden_size * generator))
+
+    def init(rng: jax.Array) -> Params:
+        rngs = jax.random.split(rng, 4)
+        own = encoder.init(rngs[1], small)
+        own["embeddings"] = {
+            k: v for k, v in own["embeddings"].items() if k not in SHARED
+        }
+        return {
+            "encoder": encoder.init(rngs[0], cfg),
+            "generator": {k: v for k, v in own.items() if v},
+            "mlm": heads.init_mlm(rngs[2], small),
+            "rtd": heads.init_rtd(rngs[3], cfg),
+        }
+
+    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
+        rngs = (None, None) if rng is None else jax.random.split(rng)
+        with jax.named_scope("generator"):
+            mlm = masked_lm(params)
+            logits = heads.mlm_logits(
+                mlm["mlm"],
+                mlm["encoder"]["embeddings"]["word"],
+                small,
+                encoder.apply(mlm["encoder"], small, batch, rngs[0]).hidden,
+                batch["mlm_positions"],
+            )
+            args = (logits, batch["mlm_ids"], batch["mlm_weights"])
+            terms = {"mlm_loss": cross_entropy(*args), "mlm_accuracy": accuracy(*args)}
+        with jax.named_scope("sample"):
+            ids, replaced = replace_tokens(batch, sample(logits, batch))
+        with jax.named_scope("discriminator"):
+            seen = {**batch, "input_ids": ids}
+            hidden = encoder.apply(params["encoder"], cfg, seen, rngs[1]).hidden
+            guesses = heads.rtd_logits(params["rtd"], cfg, hidden)
+            args = (guesses, replaced, real_tokens(batch))
+            found = {"loss": binary_cross_entropy(*args), **binary_metrics(*args)}
+        return {**terms, **{f"rtd_{name}": term for name, term in found.items()}}
+
+    objective = Objective(
+        init=init,
+        weights=weights,
+        sums=sums,
+        needs=frozenset({"mlm"}),
+        coefficients={"mlm_loss": generator_weight, "rtd_loss": discriminator_weight},
+        shardings=SHARDINGS,
+    )
+    return objective, cfg
+
+
+def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
+    """Return the generator of a discriminator: as deep, `width` wide, heads of 64.
+
+    Its MLP is narrower by as much; it projects the shared embeddings, [V, E], unless it
+    is as wide as they are (google-research/electra, run_pretraining.py).
+    """
+    n = max(1, width // 64)
+    if width % n:
+        raise UserError(
+            f"objective: electra's generator is {width} wide, which its {n} heads do "
+            f"not divide: take another share of model.hidden_size={cfg.hidden_size}"
+        )
+    return dataclasses.replace(
+        cfg,
+        hidden_size=width,
+        num_attention_heads=n,
+        intermediate_size=cfg.intermediate_size * width // cfg.hidden_size,
+        embedding_size=0 if width == cfg.embedding_width else cfg.embedding_width,
+        pooler=False,
+    )
+
+
+def masked_lm(params: Params) -> Params:
+    """Return the generator as a masked LM: {"encoder", "mlm"}, embeddings included."""
+    own = params["generator"]
+    shared = params["encoder"]["embeddings"]
+    embeddings = {k: shared[k] for k in SHARED if k in shared}
+    embeddings |= own.get("embeddings", {})
+    return {"encoder": {**own, "embeddings": embeddings}, "mlm": params["mlm"]}
+
+
+def halves(
+    params: Params, cfg: EncoderConfig
+) -> dict[str, tuple[Params, EncoderConfig]]:
+    """Part what was trained (arrays of jax or numpy) into two models of their own.
+
+    cfg: the discriminator's. Returns {"generator": ({"encoder", "mlm"}, its config),
+    "discriminator": ({"encoder", "rtd"}, cfg)}; the embeddings are in both.
+    """
+    width = params["generator"]["layers"]["mlp"]["up"]["kernel"].shape[1]
+    cfg = encoder.without_pooler(cfg)
+    rest = {k: params[k] for k in ("encoder", "rtd")}
+    return {
+        "generator": (masked_lm(params), generator_config(cfg, width)),
+        "discriminator": (rest, cfg),
+    }
+
+
+def weights(batch: Batch) -> dict[str, jax.Array]:
+    """Return the numbers of predicted positions and of real tokens, f32 []."""
+    return {
+        "mlm_loss": jnp.sum(batch["mlm_weights"]),
+        "rtd_loss": jnp.sum(real_tokens(batch)),
+    }
+
+
+def real_tokens(batch: Batch) -> jax.Array:
+    """Return 1 for each real token, [CLS] and [SEP] included, f32 [B, L].
+
+    Rows that fill up a last batch of an evaluation weigh 0.
+    """
+    real = batch["attention_mask"].astype(jnp.float32)
+    if "example_weights" in batch:
+        real = real * batch["example_weights"][:, None]
+    return real
+
+
+def sample(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Draw tokens from softmax(logits [B, P, V]): i32 [B, P], without gradient.
+
+    By the largest sum of logit and Gumbel noise (Gumbel 1954). The noise of a row is a
+    function of what is in the row: the same on any mesh, in any micro-batch, and in
+    every evaluation. Masks are drawn anew in each epoch, so rows do not recur.
+    """
+    # Odd powers of an odd number: 32-bit polynomials of the row and of its originals.
+    length, p = batch["input_ids"].shape[1], batch["mlm_ids"].shape[1]
+    powers = np.cumprod(np.full(length + 2 * p, 0x9E3779B1, np.uint32), dtype=np.uint32)
+    named = ("input_ids", "mlm_positions", "mlm_ids")
+    row = jnp.concatenate([batch[k] for k in named], axis=1).astype(jnp.uint32)
+    digests = jnp.sum((row + 1) * powers, axis=1, dtype=jnp.uint32)
+
+    def draw(digest: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(0), digest)
+        return jax.random.bits(key, logits.shape[1:], jnp.uint32)
+
+    # 23 bits and a half: never 0, never 1
+    uniform = ((jax.vmap(draw)(digests) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
+    scores = jax.lax.stop_gradient(logits) - jnp.log(-jnp.log(uniform))
+    # The place of the maximum in two steps: argmax and jax.random.gumbel cost twice it.
+    best = scores >= jnp.max(scores, axis=-1, keepdims=True)
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    return jnp.min(jnp.where(best, ids, ids[-1]), axis=-1)
+
+
+def replace_tokens(batch: Batch, sampled: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Put sampled i32 [B, P] at mlm_positions; unused slots (weight 0) put nothing.
+
+    Returns (input_ids i32 [B, L], whether replaced bool [B, L]): a sample that is the
+    original is not. Positions drawn twice have one slot, of weight 2.
+
+    [CLS] a [MASK] c [SEP], original b: sampled x gives [CLS] a x c [SEP] and a True at
+    x; sampled b gives [CLS] a b c [SEP] and none.
+    """
+    length = batch["input_ids"].shape[1]
+    used = batch["mlm_weights"] > 0
+    at = jnp.where(used, batch["mlm_positions"], length)
+
+    def put(row: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+        return row.at[at].set(values, mode="drop")
+
+    ids = jax.vmap(put)(batch["input_ids"], at, sampled)
+    none = jnp.zeros_like(batch["input_ids"], dtype=bool)
+    return ids, jax.vmap(put)(none, at, sampled != batch["mlm_ids"])

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepare text with Apache Beam: the same pieces as bertjax.prepare, on any runner.
+
+    pip install 'bertjax[beam]'
+    python launch/prepare_beam.py --config=bert.py --config.data.train='corpus/*.txt'
+
+takes the flags of bertjax.prepare and Beam's own; without any it runs here
+(DirectRunner). On Google Cloud Dataflow text and cache are in buckets, and the workers
+need this package:
+
+    pip install 'apache-beam[gcp]' gcsfs
+    python launch/prepare_beam.py --config=bert.py \\
+      --config.data.train='gs://my-bucket/corpus/*.txt' \\
+      --config.data.vocab=vocab.txt --config.data.cache=gs://my-bucket/cache \\
+      --runner=DataflowRunner --project=my-project --region=europe-west4 \\
+      --temp_location=gs://my-bucket/tmp --setup_file=./setup.py \\
+      --max_num_workers=64 --number_of_worker_harness_threads=1
+
+The tokenizer is loaded or trained here and sent along. Pieces and stores that are
+already in the cache are not made again, so a pipeline that failed is simply repeated;
+training with the same data.cache finds the stores.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from bertjax import RunError, build, checks
+from bertjax import config as c
+from bertjax.data.stores import prepare
+from bertjax.data.stores.cache import Cache, open_cache
+from bertjax.data.stores.components import Component
+from bertjax.data.stores.encoding import Encoder
+from bertjax.data.stores.pieces import Piece, encode_piece
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Worker(beam.DoFn):
+    """What both steps hold: the encoder, and the cache as this machine sees it."""
+
+    def __init__(self, encoder: Encoder, cache: Cache) -> None:
+        self.encoder = encoder
+        self.where = cache.url or str(cache.root)
+
+    def setup(self) -> None:
+        self.cache = open_cache(self.where)
+
+
+class EncodePiece(_Worker):
+    """Encode a piece into the cache; yield its name there."""
+
+    def process(self, piece: Piece) -> Iterable[str]:
+        encode_piece(self.encoder, piece, self.cache)
+        yield piece.target
+
+
+class MergeComponent(_Worker):
+    """Merge a component once every piece is `done`; yield its store's name."""
+
+    def process(self, component: Component, done: Iterable[str]) -> Iterable[str]:
+        component.merge(self.encoder, self.cache, self.cache, say)
+        yield component.target
+
+
+def main(argv: Sequence[str]) -> int:
+    own = [a for a in argv if a.lstrip("-").startswith("config")]
+    config = c.parse(own).config
+    checks.check(config)
+    build.check_inputs(config)
+    options = PipelineOptions([a for a in argv if a not in own])
+    work = prepare.make_work(build.inputs(config), 1, say)
+    lacking = [x for x in work.all if not work.cache.has(x.target)]
+    pieces = [p for x in lacking for p in x.lacking(work.cache)]
+    say(f"{len(pieces)} pieces to encode, {len(lacking)} stores to make")
+    with beam.Pipeline(options=options) as pipeline:
+        done = (
+            pipeline
+            | "pieces" >> beam.Create(pieces)
+            | "spread" >> beam.Reshuffle()
+            | "encode" >> beam.ParDo(EncodePiece(work.encoder, work.cache))
+        )
+        (
+            pipeline
+            | "components" >> beam.Create(lacking)
+            | "spread components" >> beam.Reshuffle()
+            | "merge"
+            >> beam.ParDo(
+                MergeComponent(work.encoder, work.cache), beam.pvalue.AsIter(done)
+            )
+        )
+    for component in work.all:
+        if not work.cache.has(component.target):
+            raise RunError(f"{component.label}: not all pieces are there; repeat this")
+        print(f"{component.label} {work.cache.where(component.target)}")
+    return 0
+
+
+if __name__ == "__main__":
+    c.command(main)

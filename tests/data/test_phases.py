@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases: where they begin, and what the cursor does at their edges."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertjax import UserError
+from bertjax.data.phases import (
+    Wanted,
+    change_phases,
+    count_steps,
+    from_plain,
+    measure,
+    move_cursor,
+    parse_phases,
+    place_phases,
+    to_plain,
+)
+
+SIZES = {64: 900, 128: 1000, 512: 240}
+
+
+def wanted(text, **defaults):
+    return parse_phases(text, **{"batch_size": 8, "length": 128, "mask_rate": None} | defaults)  # fmt: skip # noqa: E501
+
+
+def test_no_phases_are_one():
+    assert wanted("") == [Wanted("", math.inf, 8, 128, None)]
+
+
+def test_settings_not_named_are_the_configs():
+    first, second = wanted("percent=90 mask_rate=0.3; length=512, batch_size=4")
+    assert first == Wanted("percent", 90, 8, 128, 0.3)
+    assert second == Wanted("", math.inf, 4, 512, None)
+
+
+@pytest.mark.parametrize(
+    "text, word",
+    [
+        ("length=512; length=128", "phase 1 needs one of"),
+        ("steps=5 percent=3; length=128", "phase 1 needs one of"),
+        ("steps=5; steps=6", "phase 2 needs none"),
+        ("percent=150; length=9", "150% leave nothing"),
+        ("steps=5; lenght=512", "did you mean 'length'"),
+        ("steps=x; length=512", "steps=x"),
+        ("steps=5; length=51.5", "length=51.5"),
+        ("steps=5; length=-1", "length=-1"),
+        ("steps=5; length", "'length'"),
+        ("steps=5 steps=6; length=9", "given twice"),
+        ("steps=5;;length=9", "phase 2 needs one of"),
+    ],
+)
+def test_bad_phases(text, word):
+    with pytest.raises(UserError, match=word):
+        wanted(text)
+
+
+@pytest.mark.parametrize(
+    "extent, start",
+    [
+        ("steps=15", 15),
+        ("percent=15", 15),
+        ("percent=14.1", 15),
+        ("examples=120", 15),
+        ("examples=121", 16),
+        ("tokens=15360", 15),
+        ("epochs=0.12", 15),
+    ],
+)
+def test_where_a_phase_begins(extent, start):
+    placed = place_phases(wanted(f"{extent}; length=512"), 100, SIZES)
+    assert [p.start for p in placed] == [0, start]
+
+
+def test_phases_beyond_the_end_are_left_out():
+    three = wanted("steps=10; steps=10 length=512; length=64")
+    assert len(place_phases(three, 10, SIZES)) == 1
+    assert len(place_phases(three, 11, SIZES)) == 2
+    assert len(place_phases(three, 21, SIZES)) == 3
+
+
+def test_the_cursor_counts_examples():
+    """Same length: the next example is the next; another: the same share of it."""
+    a, b, c = place_phases(
+        wanted("steps=15 batch_size=100; steps=5 batch_size=50; length=512"), 99, SIZES
+    )
+    assert (b.start, b.first) == (15, 1500)
+    assert (c.start, c.first) == (20, 240 + 180)  # 1,750 rows: epoch 1, three quarters
+    assert a.example(15) == b.example(15) and b.example(20) == 1750
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(1, 10**6))
+def test_moving_the_cursor(example, n, other):
+    moved = move_cursor(example, n, other)
+    assert move_cursor(example, n, n) == example
+    epoch = moved // other
+    # Never back, and less than a row too far.
+    assert moved * n >= example * other
+    assert (moved - 1) * n < example * other
+    assert epoch in (example // n, example // n + 1)
+
+
+@given(st.integers(1, 400), st.sampled_from(["examples", "tokens", "epochs"]))
+def test_total_in_any_unit(total, unit):
+    """The steps that make up what `total` steps go through are `total`."""
+    parts = wanted("percent=30; percent=30 batch_size=16; length=512 batch_size=2")
+
+    def place(steps):
+        return place_phases(parts, steps, SIZES)
+
+    number = measure(unit, place(total), total)
+    found = count_steps(unit, number, place)
+    assert measure(unit, place(found), found) >= number * (1 - 1e-9)
+    assert found <= total
+    if found > 1:
+        assert measure(unit, place(found - 1), found - 1) < number
+
+
+def test_total_without_phases_is_a_quotient():
+    def place(steps):
+        return place_phases(wanted(""), steps, SIZES)
+
+    assert count_steps("steps", 7, place) == 7
+    assert count_steps("examples", 81, place) == 11
+    assert count_steps("tokens", 8 * 128 * 5, place) == 5
+    assert count_steps("epochs", 0.1, place) == 13  # 100 rows in batches of 8
+    assert count_steps("epochs", 0, place) == 0
+    assert count_steps("examples", 8 * 10**7, place) == 10**7
+
+
+def test_going_on_with_nothing_new_changes_nothing():
+    parts = wanted("steps=15 batch_size=100; steps=5 batch_size=50; length=512")
+    placed = place_phases(parts, 99, SIZES)
+    for step in (0, 1, 14, 15, 16, 20, 50):
+        assert change_phases(placed, placed, step) == placed
+    assert from_plain(to_plain(placed)) == placed
+
+
+def test_going_on_with_another_batch_size():
+    """The cursor goes on in examples; what lies behind stays as it was."""
+    old = place_phases(wanted("steps=15; length=512"), 99, SIZES)
+    new = place_phases(wanted("steps=15; length=512", batch_size=16), 99, SIZES)
+    first, second, third = change_phases(new, old, 10)
+    assert first == old[0]
+    assert (second.start, second.first, second.batch_size) == (10, 80, 16)
+    assert (third.start, third.length, third.batch_size) == (15, 512, 16)
+    assert third.first == move_cursor(80 + 5 * 16, 1000, 240)
+    # Once more, from the next checkpoint: the same.
+    assert change_phases(new, (first, second, third), 12) == (first, second, third)
+    # Killed before that checkpoint, so from the old one: the same.
+    assert change_phases(new, old, 10) == (first, second, third)
+
+
+def test_going_on_with_another_length():
+    old = place_phases(wanted(""), 99, SIZES)
+    new = place_phases(wanted("", length=512), 99, SIZES)
+    _, now = change_phases(new, old, 25)  # 200 of 1,000 rows were seen
+    assert (now.start, now.first, now.n) == (25, 48, 240)

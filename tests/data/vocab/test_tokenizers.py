@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers: published tokenizations, files of every kind, refusals, training.
+
+testdata/tokenizations.json holds, of three published vocabularies, the pieces (and
+merges) that the cases use; greedy and merge-by-rank splitting give the same with them.
+"""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertjax import UserError
+from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[2] / "testdata/tokenizations.json").read_text("utf-8")
+)
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, "[unused0]", "hello", "##s", "world", "[", "]", "mask", ".", "ß"]
+TEXTS = [
+    f"The cat number {i} sat on the mat, and the dogs of Paris sang {i * 7} songs."
+    for i in range(200)
+]
+KINDS = ["unigram", "bpe", "wordpiece", "byte_bpe"]
+
+
+def write_vocab(directory: Path, pieces: list[str], name: str = "vocab.txt") -> Path:
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text("\n".join(pieces) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture
+def words(tmp_path) -> Tokenizer:
+    return load_tokenizer(write_vocab(tmp_path, WORDS))
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])
+def test_wordpiece_agrees_with_published_tokenizations(name, tmp_path):
+    golden = GOLDEN[name]
+    tokenizer = load_tokenizer(write_vocab(tmp_path, golden["pieces"]))
+    assert tokenizer.lower_case == (name == "bert-base-uncased")
+    texts, tokens = zip(*golden["cases"], strict=True)
+    found = [[tokenizer.pieces[i] for i in t] for t in tokenizer.encode_batch([*texts])]
+    assert found == list(tokens)
+
+
+@pytest.mark.parametrize("form", ["vocab.txt", "vocab.json"])
+def test_byte_bpe_agrees_with_published_tokenizations(form, tmp_path):
+    golden = GOLDEN["roberta-bpe"]
+    pieces = golden["pieces"]
+    merges = ["#version: 0.2", *(" ".join(m) for m in golden["merges"])]
+    write_vocab(tmp_path, merges, "merges.txt")
+    if form == "vocab.txt":
+        write_vocab(tmp_path, pieces)
+    else:
+        vocab = {p: i for i, p in enumerate(pieces)}
+        (tmp_path / form).write_text(json.dumps(vocab))
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.kind, tokenizer.mask_token) == ("byte_bpe", "<mask>")
+    for text, tokens in golden["cases"]:
+        assert [tokenizer.pieces[i] for i in tokenizer.encode(text)] == tokens
+    same = [load_tokenizer(tmp_path / n).identity for n in (form, "merges.txt")]
+    assert same == [tokenizer.identity] * 2
+
+
+def test_special_pieces_and_word_starts(words):
+    assert words.special_ids.tolist() == [0, 1, 2, 3, 4, 5]
+    assert words.replacement_ids.tolist() == list(range(6, 14))
+    starts = [words.pieces[i] for i in np.flatnonzero(~words.word_starts)]
+    assert starts == ["##s"]
+    roles = [words.pad_id, words.unk_id, words.cls_id, words.sep_id, words.mask_id]
+    assert roles == [0, 1, 2, 3, 4]
+
+
+def test_written_special_tokens_are_plain_text_but_for_blanks(words):
+    pieces = [words.pieces[i] for i in words.encode("Hellos [MASK] [CLS]world")]
+    assert pieces == ["hello", "##s", "[", "mask", "]", "[", "[UNK]", "]", "world"]
+    ids = words.encode_with_masks("[MASK] hello[MASK].")
+    assert [words.pieces[i] for i in ids] == ["[MASK]", "hello", "[MASK]", "."]
+    assert words.decode(ids) == "[MASK] hello [MASK] ."
+
+
+def test_lower_case_is_taken_from_files_then_from_the_pieces(tmp_path):
+    path = write_vocab(tmp_path, WORDS)
+    assert load_tokenizer(path).lower_case  # ß has no smaller form
+    assert not load_tokenizer(path, lower_case=False).lower_case
+    assert load_tokenizer(path, False).identity != load_tokenizer(path).identity
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert not load_tokenizer(path).lower_case
+    assert load_tokenizer(path, lower_case=True).lower_case
+    assert not load_tokenizer(write_vocab(tmp_path / "b", [*WORDS, "Ab"])).lower_case
+
+
+def test_line_ends_do_not_belong_to_pieces(tmp_path, words):
+    path = tmp_path / "dos.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*WORDS, "", ""]).encode())
+    assert load_tokenizer(path).identity == words.identity
+
+
+def make_json(kind: str) -> str:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    if kind == "wordpiece":
+        vocab = {p: i for i, p in enumerate(WORDS)}
+        tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        pieces = [*SPECIAL, "▁", "▁hello", "▁world", *"[]MASKs."]
+        scored = [(p, -float(i)) for i, p in enumerate(dict.fromkeys(pieces))]
+        tokenizer = Tokenizer(models.Unigram(scored, unk_id=1))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens([*SPECIAL, "[ENT]"])
+    tokenizer.add_tokens(["newword"])
+    return tokenizer.to_str()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_tokenizer_json(kind, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(make_json(kind), "utf-8")
+    tokenizer = load_tokenizer(path)
+    assert (tokenizer.kind, tokenizer.lower_case) == (kind, kind == "wordpiece")
+    ids = tokenizer.encode("hello [MASK] newword [ENT] \0[MASK]")
+    assert not set(ids) & (set(tokenizer.special_ids.tolist()) - {tokenizer.unk_id})
+    assert "newword" in [tokenizer.pieces[i] for i in ids]
+    assert tokenizer.encode_with_masks("hello [MASK]")[-1] == tokenizer.mask_id
+    assert tokenizer.vocab_size == len(tokenizer.pieces) == max(ids) + 1
+    for number, lower in enumerate([True, False]):
+        other = load_tokenizer(path, lower_case=lower)
+        assert (other.encode("HELLO") == other.encode("hello")) == lower
+        other.save(tmp_path / str(number))
+        again = load_tokenizer(tmp_path / str(number))
+        assert (again.identity, again.lower_case) == (other.identity, lower)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_saving_and_loading(kind, tmp_path):
+    tokenizer = train_tokenizer(iter(TEXTS), kind, 400, None, tmp_path / "a")
+    assert (tokenizer.kind, tokenizer.lower_case) == (kind, kind != "byte_bpe")
+    assert tokenizer.special_ids.tolist() == [0, 1, 2, 3, 4]
+    shutil.copytree(tmp_path / "a", tmp_path / "elsewhere")
+    for other in (load_tokenizer(tmp_path / "elsewhere"), copied(tokenizer)):
+        assert other.identity == tokenizer.identity
+        assert other.encode_batch(TEXTS[:5]) == tokenizer.encode_batch(TEXTS[:5])
+    ids = tokenizer.encode("The cat sat. [MASK] <mask> [CLS] <s>")
+    assert not set(ids) & (set(tokenizer.special_ids.tolist()) - {tokenizer.unk_id})
+    blank = tokenizer.mask_token
+    text = tokenizer.decode(tokenizer.encode_with_masks(f"The cat {blank} on"))
+    assert text.lower() == f"the cat {blank} on".lower()
+
+
+def copied(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.encode("a")
+    return pickle.loads(pickle.dumps(tokenizer))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_gives_the_same_in_another_process(kind):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from test_tokenizers import TEXTS, train_tokenizer\n"
+        "print(train_tokenizer(TEXTS, sys.argv[1], 400).identity)"
+    )
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", code, kind, here]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert found.strip() == train_tokenizer(TEXTS, kind, 400).identity
+
+
+def test_sentencepiece_goes_on_after_a_blank_without_a_space():
+    tokenizer = train_tokenizer(TEXTS, "unigram", 400)
+    pieces = [tokenizer.pieces[i] for i in tokenizer.encode_with_masks("[MASK], and")]
+    assert pieces[:2] == ["[MASK]", ","]
+    assert tokenizer.word_starts[tokenizer.pieces.index(",")]
+
+
+def test_user_defined_mask_is_not_found_in_text(tmp_path):
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(tmp_path / "m"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        pad_id=3,
+        user_defined_symbols=["[MASK]", "[unused0]", "Paris"],
+        minloglevel=2,
+    )
+    tokenizer = load_tokenizer(tmp_path / "m.model")
+    ids = tokenizer.encode("a [MASK] [unused0] Paris")
+    assert tokenizer.mask_id not in ids
+    assert tokenizer.pieces.index("[unused0]") not in ids
+    assert tokenizer.pieces.index("Paris") in ids
+    lower = load_tokenizer(tmp_path / "m.model", lower_case=True)
+    assert lower.encode("THE CAT") == lower.encode("the cat")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("nosuch.txt", None, ["nosuch.txt"]),
+        ("v.bin", b"x", ["v.bin"]),
+        ("vocab.txt", b"", ["vocab.txt", "empty"]),
+        ("vocab.txt", b"\xff\xfe", ["UTF-8"]),
+        ("vocab.txt", "\n".join(w for w in WORDS if w != "[MASK]"), ["[MASK]"]),
+        ("vocab.txt", "\n".join(w for w in WORDS if w != "[SEP]"), ["[SEP]"]),
+        ("vocab.txt", "\n".join([*WORDS, "hello"]), ["hello", "7", "15"]),
+        ("vocab.txt", "[PAD]\n\n[UNK]", ["line 2"]),
+        ("m.model", b"not a model", ["m.model", "SentencePiece"]),
+        ("m.model", b"", ["empty"]),
+        ("tokenizer.json", b"{", ["JSON"]),
+        ("tokenizer.json", b"[1]", ["JSON"]),
+        ("tokenizer.json", b'{"model": {}}', ["tokenizer.json"]),
+        ("vocab.json", b'{"a": 0}', ["merges.txt"]),
+        ("merges.txt", b"a b", ["vocab.json"]),
+    ],
+)
+def test_refusals_are_one_line(name, content, words, tmp_path):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UserError) as caught:
+        load_tokenizer(path)
+    message = str(caught.value)
+    assert message.startswith(f"data.vocab={path}: ") and "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_training_refusals():
+    with pytest.raises(UserError, match="vocab_size=20"):
+        train_tokenizer(TEXTS, "unigram", 20)
+    with pytest.raises(UserError, match="vocab_size=20"):
+        train_tokenizer(TEXTS, "wordpiece", 20)
+    with pytest.raises(UserError, match="did you mean 'unigram'"):
+        train_tokenizer(TEXTS, "unigrm", 400)
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer([" "], "unigram", 400)
+
+
+def test_wordpiece_keeps_the_characters_of_chinese():
+    """Each is a word of its own: no "##" piece, and no cap of a thousand."""
+    han = [chr(0x4E00 + i) for i in range(3000)]
+    texts = ["".join(han[i : i + 50]) for i in range(0, 3000, 10)]
+    made = train_tokenizer(texts, "wordpiece", 8000)
+    assert set(han) <= set(made.pieces)
+    assert not {f"##{c}" for c in han} & set(made.pieces)
+    assert made.unk_id not in made.encode("".join(han[::7]))
+
+
+def test_a_tokenizer_json_without_a_model(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json holds no `model`"):
+        load_tokenizer(tmp_path)

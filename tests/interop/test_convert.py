@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bertjax.convert, and commands on directories of Hugging Face's."""
+
+import json
+import shutil
+
+import pytest
+from conftest import read_rows, refused, succeeded, train_losses
+from safetensors.numpy import load_file
+
+from bertjax import UserError, convert
+from bertjax.training.manifest import newest_intact
+
+TEXTS = ["The [MASK] is [MASK].", "A [MASK] of words."]
+
+
+@pytest.fixture(scope="module")
+def exported(command, trained, tmp_path_factory):
+    """The trained run as a directory of Hugging Face's."""
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    done = command("convert", f"--from={trained}", f"--to={folder}", "--format=hf")
+    succeeded(done)
+    return folder
+
+
+def blanks(command, model):
+    done = succeeded(command("fill_mask", f"--model={model}", "--json", *TEXTS))
+    rows = map(json.loads, done.stdout.splitlines())
+    return [blank for row in rows for blank in row["masks"]]
+
+
+def test_there_and_back(command, trained, exported, tmp_path):
+    names = {p.name for p in exported.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    config = json.loads((exported / "config.json").read_text())
+    assert config["architectures"] == ["BertForPreTraining"]
+    there = tmp_path / "there"
+    done = command("convert", f"--from={exported}", f"--to={there}")
+    assert "30 parameters matched" in succeeded(done).stderr
+    assert newest_intact(there, pytest.fail) == 0
+    back = tmp_path / "back"
+    succeeded(command("convert", f"--from={there}", f"--to={back}", "--format=hf"))
+    a, b = (load_file(d / "model.safetensors") for d in (exported, back))
+    assert a.keys() == b.keys()
+    assert all(a[k].tobytes() == b[k].tobytes() for k in a)
+    want = blanks(command, trained)
+    assert len(want) == 3
+    for model in (exported, there):
+        for blank, guesses in zip(blanks(command, model), want, strict=True):
+            assert [g["token"] for g in blank] == [g["token"] for g in guesses]
+            assert [g["probability"] for g in blank] == pytest.approx(
+                [g["probability"] for g in guesses], rel=1e-5
+            )
+
+
+def test_evaluate(command, trained, exported, corpus):
+    """The same predictions and losses, without a unigram model to compare with."""
+    text = [f"--text={corpus / 'valid.txt'}", "--json"]
+    ours = json.loads(
+        succeeded(command("evaluate", f"--model={trained}", *text)).stdout
+    )
+    theirs = json.loads(
+        succeeded(command("evaluate", f"--model={exported}", *text)).stdout
+    )
+    assert theirs["mlm_loss"] > 0
+    assert "unigram_cross_entropy" not in theirs
+    assert ours["mlm_loss"] == pytest.approx(theirs["mlm_loss"], rel=0.2)
+    refused(command("evaluate", f"--model={exported}"), "--text")
+
+
+@pytest.mark.parametrize("mesh", ["data=1", "data=2 fsdp=2"])
+def test_continued_pretraining(command, arguments, trained, exported, tmp_path, mesh):
+    """Sizes and vocabulary come from there; the loss goes on from where it was."""
+    axes = [f"--config.mesh.{m}" for m in mesh.split()]
+    given = [a for a in arguments if "model." not in a and "vocab" not in a]
+    workdir = tmp_path / "run"
+    more = [f"--config.init_from={exported}", f"--workdir={workdir}"]
+    count = "4" if "fsdp" in mesh else "1"
+    run = [*given, "--config.total.steps=3", *axes, *more]
+    done = succeeded(command("train", *run, env={"JAX_NUM_CPU_DEVICES": count}))
+    assert "30 parameters matched" in done.stderr
+    assert train_losses(workdir)[0] < train_losses(trained)[1]
+    again = command("train", *run, env={"JAX_NUM_CPU_DEVICES": count})
+    assert "is done" in succeeded(again).stderr
+    assert read_rows(workdir)
+    folder = tmp_path / "hf"
+    succeeded(command("convert", f"--from={workdir}", f"--to={folder}", "--format=hf"))
+
+
+def test_refusals_leave_nothing(command, trained, exported, tmp_path):
+    def broken(name, change):
+        folder = tmp_path / name
+        shutil.copytree(exported, folder)
+        change(folder)
+        return folder
+
+    def edit(file, old, new):
+        def change(folder):
+            text = (folder / file).read_text("utf-8")
+            assert old in text
+            (folder / file).write_text(text.replace(old, new), "utf-8")
+
+        return change
+
+    for name, change, words in [
+        ("cut", lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), ["cut"]),
+        ("gone", lambda d: (d / "model.safetensors").unlink(), ["model.safetensors"]),
+        ("json", lambda d: (d / "config.json").write_text("{"), ["config.json"]),
+        ("type", edit("config.json", '"bert"', '"gpt2"'), ["gpt2", "roberta"]),
+        ("pad", edit("config.json", '"pad_token_id": 0', '"pad_token_id": 3'), ["pad"]),
+        ("mask", edit("tokenizer.json", "[MASK]", "[MUSK]"), ["mask"]),
+    ]:
+        out = tmp_path / "out"
+        with pytest.raises(UserError) as e:
+            convert.main([f"--from={broken(name, change)}", f"--to={out}"])
+        assert all(w in str(e.value) for w in words), e.value
+        assert "\n" not in str(e.value)
+        assert not out.exists()
+        assert not list(tmp_path.glob(".*partial"))
+    for flags, word in [
+        (["--to=x"], "--from"),
+        ([f"--from={trained}", f"--to={tmp_path / 'w'}"], "--format=hf"),
+        ([f"--from={exported}", f"--to={tmp_path}"], "exists"),
+        ([f"--from={exported}", "--to=/proc/x/y"], "cannot be written"),
+        ([f"--from={tmp_path / 'no'}", "--to=x"], "no"),
+        ([f"--from={exported}", "--to=x", "--format=onnx"], "onnx"),
+    ]:
+        with pytest.raises(UserError, match=word):
+            convert.main(flags)
+    assert not (tmp_path / "w").exists()

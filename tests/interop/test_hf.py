@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of Hugging Face's: both ways, and everything that can be wrong in one."""
+
+import dataclasses
+import json
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bertjax import UserError
+from bertjax.interop import export, hf, layout, tensors
+from bertjax.models.families import FAMILIES as OURS
+
+# What transformers 5.23 writes: testdata/make_hf_layouts.py.
+LAYOUTS = json.loads(
+    (Path(__file__).parents[1] / "testdata/hf_layouts.json").read_text()
+)
+ROLES = {"pad": 0, "unk": 4, "cls": 2, "sep": 3, "mask": 5}
+
+
+def roles(name):
+    return ROLES | {"pad": LAYOUTS[name]["config"]["pad_token_id"]}
+
+
+def write(folder, name, prefix="", drop=(), change=None, **config):
+    """Write a directory of random tensors; return them."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(7)
+    made = {
+        prefix + key: rng.normal(size=shape).astype(np.float32)
+        for key, shape in LAYOUTS[name]["shapes"].items()
+        if key not in drop
+    }
+    made = change(made) if change else made
+    save_file(made, folder / "model.safetensors")
+    (folder / "config.json").write_text(
+        json.dumps({**LAYOUTS[name]["config"], **config})
+    )
+    return made
+
+
+def refused(folder, *words):
+    with pytest.raises(UserError) as e:
+        hf.open_model(folder, f"--from={folder}").params()
+    said = str(e.value)
+    assert "\n" not in said
+    assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_import_then_export_gives_the_same_bytes(name, tmp_path):
+    given = write(tmp_path / "a", name)
+    model = hf.open_model(tmp_path / "a", "x")
+    assert not model.unexpected
+    params = model.params()
+    (tmp_path / "b").mkdir()
+    family = model.family.model_type
+    export.write_model(tmp_path / "b", params, model.cfg, roles(name), family)
+    back = load_file(tmp_path / "b/model.safetensors")
+    assert back.keys() == given.keys()
+    for key in given:
+        assert back[key].tobytes() == given[key].tobytes(), key
+    config = json.loads((tmp_path / "b/config.json").read_text())
+    there = LAYOUTS[name]["config"]
+    skipped = {"architectures"} if name == "electra_discriminator" else set()
+    for key in config.keys() & there.keys() - skipped:
+        assert config[key] == there[key], key
+    assert OURS[family]  # a name that config.model.family knows
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_is_that_of_our_own_models(name, tmp_path):
+    """Shapes and names are those that bertjax/models makes."""
+    import jax
+
+    from bertjax.models import encoder
+
+    write(tmp_path / "a", name)
+    model = hf.open_model(tmp_path / "a", "x")
+    pooled = "encoder/pooler/kernel" in model.paths
+    cfg = dataclasses.replace(model.cfg, pooler=pooled)
+    made = jax.eval_shape(lambda: encoder.init(jax.random.key(0), cfg))
+    ours = {path: leaf.shape for path, leaf in layout.walk({"encoder": made})}
+    there = {p: s for p, s in model.describe().items() if p.startswith("encoder/")}
+    assert there == ours
+
+
+def test_values_land_where_they_belong(tmp_path):
+    given = write(tmp_path / "a", "modernbert")
+    params = hf.open_model(tmp_path / "a", "x").params()
+    layers = params["encoder"]["layers"]
+    wqkv = given["model.layers.1.attn.Wqkv.weight"]
+    key = layers["attention"]["key"]["kernel"][1]
+    np.testing.assert_array_equal(key.reshape(8, 8), wqkv[8:16].T)
+    gate = layers["mlp"]["gate"]["kernel"][2]
+    np.testing.assert_array_equal(gate, given["model.layers.2.mlp.Wi.weight"][12:].T)
+    norm = layers["attention"]["norm"]["scale"]
+    assert norm.shape == (2, 8)  # the first layer has none
+    np.testing.assert_array_equal(norm[0], given["model.layers.1.attn_norm.weight"])
+
+
+def test_old_names_buffers_prefixes(tmp_path):
+    def old(made):
+        made = {k.removeprefix("bert."): v for k, v in made.items()}
+        made = {
+            k.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            ): v
+            for k, v in made.items()
+        }
+        made["embeddings.position_ids"] = np.arange(20)[None]
+        made["cls.predictions.decoder.bias"] = made.pop("cls.predictions.bias")
+        word = made["embeddings.word_embeddings.weight"]
+        made["cls.predictions.decoder.weight"] = word.copy()
+        return made
+
+    write(tmp_path / "a", "bert")
+    write(tmp_path / "b", "bert", change=old)
+    a, b = (hf.open_model(tmp_path / n, n) for n in "ab")
+    assert not b.unexpected and not b.missing
+    for path in a.paths:
+        np.testing.assert_array_equal(a.read(path), b.read(path))
+
+
+@pytest.mark.parametrize("dtype, kind", [("F16", np.float16), ("F64", np.float64)])
+def test_other_widths_become_float32(tmp_path, dtype, kind):
+    cast = lambda made: {k: v.astype(kind) for k, v in made.items()}  # noqa: E731
+    given = write(tmp_path / "a", "bert", change=cast)
+    model = hf.open_model(tmp_path / "a", "x")
+    assert {t.dtype for t in model.found.values()} == {dtype}
+    word = model.read("encoder/embeddings/word")
+    there = given["bert.embeddings.word_embeddings.weight"].astype(np.float32)
+    np.testing.assert_array_equal(word, there)
+
+
+def test_bfloat16():
+    values = np.array([1.0, -2.5, 3e38, 0.0], np.float32)
+    halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+    got = tensors.as_float32(halves, "BF16")
+    np.testing.assert_allclose(got, values, rtol=1 / 128)
+
+
+def test_shards(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    given = write(whole, "bert")
+    write(parts, "bert")
+    (parts / "model.safetensors").unlink()
+    names = sorted(given)
+    files = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, keys in files.items():
+        save_file({k: given[k] for k in keys}, parts / file)
+    weights = {k: f for f, keys in files.items() for k in keys}
+    index = parts / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weights}))
+    a, b = (hf.open_model(d, "x") for d in (whole, parts))
+    for path in a.paths:
+        np.testing.assert_array_equal(a.read(path), b.read(path))
+    for bad in ("../whole/model.safetensors", str(whole / "model.safetensors"), ".."):
+        index.write_text(json.dumps({"weight_map": weights | {names[0]: bad}}))
+        refused(parts, "leads out")
+    (parts / "linked.safetensors").symlink_to(whole / "model.safetensors")
+    index.write_text(
+        json.dumps({"weight_map": weights | {names[0]: "linked.safetensors"}})
+    )
+    refused(parts, "leads out")
+    index.write_text(json.dumps({"weight_map": weights | {names[0]: "no.safetensors"}}))
+    refused(parts, "no.safetensors")
+    index.write_text(json.dumps({"weight_map": [1]}))
+    refused(parts, "weight_map")
+
+
+def test_a_download_cache_links_into_its_blobs(tmp_path):
+    write(tmp_path / "blobs", "bert")
+    snapshot = tmp_path / "snapshots/abc"
+    snapshot.mkdir(parents=True)
+    for file in (tmp_path / "blobs").iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    assert hf.open_model(snapshot, "x").heads == {"mlm", "nsp"}
+
+
+def test_heads_may_be_missing_and_are_said(tmp_path):
+    drop = [k for k in LAYOUTS["bert"]["shapes"] if "transform" in k or "pooler" in k]
+    write(tmp_path / "a", "bert", drop=drop[:1])  # a part of a head is no head
+    model = hf.open_model(tmp_path / "a", "x")
+    said = []
+    model.report(said.append)
+    if "pooler" in drop[0]:
+        assert "encoder/pooler" in said[1]
+    write(tmp_path / "b", "bert", drop=["cls.predictions.transform.dense.bias"])
+    model = hf.open_model(tmp_path / "b", "x")
+    model.report(said.append)
+    assert model.heads == {"nsp"}
+    assert "mlm/transform/bias" in said[-1] or "mlm/transform/bias" in said[-2]
+    assert "mlm" not in model.params()
+
+
+def test_a_missing_encoder_tensor_is_an_error(tmp_path):
+    lost = "bert.encoder.layer.2.output.dense.bias"
+    write(tmp_path / "a", "bert", drop=[lost])
+    refused(tmp_path / "a", lost.removeprefix("bert."))
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"model_type": "gpt2"}, ["gpt2", "bert"]),
+        ({"model_type": None}, ["model_type"]),
+        ({"hidden_size": None}, ["hidden_size"]),
+        ({"hidden_size": "8"}, ["hidden_size"]),
+        ({"hidden_size": 4}, ["word_embeddings", "[40, 8]"]),
+        ({"num_hidden_layers": 4}, ["encoder.layer.3"]),
+        ({"num_hidden_layers": 10**9}, ["num_hidden_layers"]),
+        ({"num_attention_heads": 3}, ["num_attention_heads"]),
+        ({"hidden_act": "mish"}, ["mish", "gelu"]),
+        ({"position_embedding_type": "relative_key"}, ["relative_key"]),
+        ({"is_decoder": True}, ["is_decoder"]),
+    ],
+)
+def test_configs_that_make_no_model(tmp_path, config, words):
+    write(tmp_path / "a", "bert", **config)
+    refused(tmp_path / "a", *words)
+
+
+def test_layers_that_follow_no_rule_are_refused(tmp_path):
+    kinds = ["full_attention", "full_attention", "sliding_attention"]
+    write(tmp_path / "a", "modernbert", layer_types=kinds)
+    refused(tmp_path / "a", "layer_types")
+
+
+def test_a_decoder_of_its_own_that_config_ties(tmp_path):
+    def other(made):
+        word = made["bert.embeddings.word_embeddings.weight"]
+        return {**made, "cls.predictions.decoder.weight": word + 1}
+
+    write(tmp_path / "a", "bert", change=other)
+    refused(tmp_path / "a", "decoder", "tie_word_embeddings")
+    write(tmp_path / "b", "bert", change=other, tie_word_embeddings=False)
+    model = hf.open_model(tmp_path / "b", "x")
+    np.testing.assert_array_equal(
+        model.read("mlm/decoder"), model.read("encoder/embeddings/word") + 1
+    )
+
+
+def test_damaged_files(tmp_path):
+    folder = tmp_path / "a"
+    write(folder, "bert")
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    for content, word in [
+        (whole[:1000], "model.safetensors"),
+        (whole[:-1], "cut short"),
+        (b"", "cut short"),
+        (b"\xff" * 8 + whole[8:], "cut short"),
+        (b"\x02\0\0\0\0\0\0\0[]", "header"),
+        (b"PK\x03\x04" + bytes(2000), "safetensors"),
+        (whole.replace(b'"F32"', b'"F99"', 1), "makes no sense"),
+        (whole.replace(b'"F32"', b'"F16"', 1), "makes no sense"),
+    ]:
+        file.write_bytes(content)
+        refused(folder, word)
+    file.unlink()
+    refused(folder, "model.safetensors")
+    (folder / "config.json").write_text("{")
+    refused(folder, "config.json")
+    (folder / "config.json").write_text("[]")
+    refused(folder, "config.json")
+
+
+def tokenizer(**change):
+    given = dict(
+        vocab_size=40,
+        roles=ROLES,
+        pieces=[f"w{i}" for i in range(40)],
+        kind="wordpiece",
+        lower_case=True,
+    )
+    return types.SimpleNamespace(**{**given, **change})
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    write(tmp_path / "a", "bert")
+    model = hf.open_model(tmp_path / "a", "x")
+    hf.check_tokenizer(model, tokenizer())
+    hf.check_tokenizer(model, tokenizer(vocab_size=33))  # padded rows
+    for change, word in [
+        (dict(vocab_size=41), "41 pieces"),
+        (dict(roles=ROLES | {"pad": 1}), "pad_token_id=0"),
+        (dict(pieces=["The"] * 40), "do_lower_case"),
+    ]:
+        with pytest.raises(UserError, match=word):
+            hf.check_tokenizer(model, tokenizer(**change))
+    write(tmp_path / "b", "roberta")
+    model = hf.open_model(tmp_path / "b", "x")
+    with pytest.raises(UserError, match="bos_token_id=2"):
+        bad = ROLES | {"pad": 1, "cls": 9}
+        hf.check_tokenizer(model, tokenizer(roles=bad))
+
+
+def test_families_for_encoders_of_our_own(tmp_path):
+    write(tmp_path / "a", "bert")
+    cfg = hf.open_model(tmp_path / "a", "x").cfg
+    plain = dataclasses.replace(cfg, type_vocab_size=0)
+    family, wanted, _ = export.choose_family(plain, ROLES, "bert")
+    assert (family.model_type, wanted.type_vocab_size) == ("bert", 1)
+    family, _, _ = export.choose_family(plain, ROLES, "distilbert")
+    assert family.model_type == "distilbert"
+    offset = dataclasses.replace(cfg, position_offset=2, classifier_activation="gelu")
+    family, _, config = export.choose_family(offset, ROLES | {"pad": 1}, "bert")
+    assert (family.model_type, config["pad_token_id"]) == ("roberta", 1)
+    with pytest.raises(UserError, match="pad_token_id=1"):
+        export.choose_family(offset, ROLES, "bert")
+    with pytest.raises(UserError, match="no family"):
+        none = dataclasses.replace(cfg, position_embedding_type="none")
+        export.choose_family(none, ROLES, "bert")

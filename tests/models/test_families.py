@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each family against transformers 5: testdata/make_family_golden.py says how."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.models import encoder, heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.families import FAMILIES
+from bertjax.parallel.sharding import path_name
+
+GOLDEN = np.load(Path(__file__).parents[1] / "testdata/family_golden.npz")
+NAMES = sorted({k.split("/")[0] for k in GOLDEN if "/" in k})
+RESULTS = ("hidden", "pooled", "mlm_logits", "nsp_logits", "sop_logits", "rtd_logits")
+
+
+def read(name, length=None):
+    """Return (config, parameters, batch) of a golden model, cut to a length."""
+    cfg = EncoderConfig(**json.loads(str(GOLDEN[f"{name}/config"])))
+    params = {}
+    prefix = f"{name}/params/"
+    for key in GOLDEN:
+        if key.startswith(prefix):
+            *folders, leaf = key.removeprefix(prefix).split("/")
+            at = params
+            for folder in folders:
+                at = at.setdefault(folder, {})
+            at[leaf] = jnp.asarray(GOLDEN[key], jnp.float32) / 64
+    batch = {
+        key: jnp.asarray(GOLDEN[f"{name}/{key}"], jnp.int32)[:, :length]
+        for key in ("input_ids", "attention_mask", "token_type_ids")
+    }
+    if cfg.type_vocab_size < 2:
+        del batch["token_type_ids"]
+    return cfg, params, batch
+
+
+def mlm(params, cfg, batch, hidden):
+    everywhere = jnp.broadcast_to(jnp.arange(hidden.shape[1]), hidden.shape[:2])
+    word = params["encoder"]["embeddings"]["word"]
+    return heads.mlm_logits(params["mlm"], word, cfg, hidden, everywhere)
+
+
+def run(params, cfg, batch):
+    """Compute all that transformers may have computed."""
+    hidden, pooled = encoder.apply(params["encoder"], cfg, batch)
+    out = {"hidden": hidden, "mlm_logits": mlm(params, cfg, batch, hidden)}
+    if cfg.pooler:
+        out["pooled"] = pooled
+    for name in {"nsp", "sop"} & set(params):
+        out[f"{name}_logits"] = heads.pair_logits(params[name], pooled)
+    if "rtd" in params:
+        out["rtd_logits"] = heads.rtd_logits(params["rtd"], cfg, hidden)
+    return out
+
+
+@pytest.mark.parametrize("length, end", [(None, ""), (1, "_of_one")])
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_to_transformers(name, length, end):
+    """At real tokens: what stands at padding is nobody's business."""
+    cfg, params, batch = read(name, length)
+    out = jax.jit(run, static_argnums=1)(params, cfg, batch)
+    expected = {
+        key: GOLDEN[f"{name}/{key}{end}"]
+        for key in RESULTS
+        if f"{name}/{key}{end}" in GOLDEN
+    }
+    assert out.keys() == expected.keys()
+    real = np.asarray(batch["attention_mask"]) > 0
+    for key, value in out.items():
+        ours, theirs = np.asarray(value), expected[key]
+        assert ours.shape == theirs.shape
+        if ours.shape[:2] == real.shape:
+            ours, theirs = ours[real], theirs[real]
+        # Random weights are large here: logits reach some dozens.
+        scale = max(1.0, float(np.abs(theirs).max()))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * scale, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_gradients_equal_those_of_transformers(name):
+    cfg, params, batch = read(name)
+    labels = jnp.asarray(GOLDEN[f"{name}/labels"], jnp.int32)
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        hidden = encoder.apply(params["encoder"], cfg, batch).hidden
+        logs = jax.nn.log_softmax(mlm(params, cfg, batch, hidden))
+        asked = labels >= 0
+        found = jnp.take_along_axis(logs, jnp.maximum(labels, 0)[..., None], 2)[..., 0]
+        return -jnp.sum(jnp.where(asked, found, 0)) / jnp.sum(asked)
+
+    for path, grad in jax.tree_util.tree_leaves_with_path(gradient(params)):
+        theirs = GOLDEN[f"{name}/grads/{path_name(path)}"]
+        error = float(jnp.abs(grad - theirs).max())
+        assert error <= 1e-4 * max(np.abs(theirs).max(), 1e-2), path_name(path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_made_parameters_have_the_golden_layout(name):
+    cfg, params, _ = read(name)
+    key = jax.random.key(0)
+    made = jax.eval_shape(
+        lambda: {"encoder": encoder.init(key, cfg), "mlm": heads.init_mlm(key, cfg)}
+    )
+    params = {k: params[k] for k in made}
+    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params)
+
+
+# ---------------------------------------------------------------- sizes
+@pytest.mark.parametrize(
+    "family, size, vocab, published",
+    [
+        ("albert", "base", 30_000, 11_683_584),
+        ("albert", "large", 30_000, 17_683_968),
+        ("albert", "xlarge", 30_000, 58_724_864),
+        ("albert", "xxlarge", 30_000, 222_595_584),
+        ("distilbert", "base", 30_522, 66_362_880),
+        ("bert", "base", 30_522, 109_482_240),
+        ("bert", "large", 30_522, 335_141_888),
+        ("roberta", "base", 50_265, 124_645_632),
+        ("xlm-roberta", "base", 250_002, 278_043_648),
+        ("electra", "small", 30_522, 13_483_008),
+        ("electra", "base", 30_522, 108_891_648),
+        ("modernbert", "base", 50_368, 149_014_272),
+        ("modernbert", "large", 50_368, 394_781_696),
+    ],
+)
+def test_parameter_counts(family, size, vocab, published):
+    cfg = make(family, size, vocab)
+    made = jax.eval_shape(lambda: encoder.init(jax.random.key(0), cfg))
+    assert encoder.count_params(made) == published
+
+
+def make(family, size, vocab_size):
+    known = FAMILIES[family]
+    shape = {**known.fixed, **known.sizes[size]}
+    shape.setdefault("intermediate_size", 4 * shape["hidden_size"])
+    return EncoderConfig(vocab_size=vocab_size, **shape)

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaced-token detection: what is replaced, what flows where, what is measured."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bertjax import UserError
+from bertjax.models import encoder
+from bertjax.models.config import EncoderConfig
+from bertjax.objectives import electra
+from bertjax.objectives.base import make_objective
+from bertjax.parallel.sharding import path_name
+from bertjax.training.state import make_state
+from bertjax.training.step import (
+    make_eval_step,
+    make_train_step,
+    run_eval,
+)
+
+V, B, L, P = 48, 16, 12, 4
+CFG = EncoderConfig(
+    vocab_size=V,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=L,
+    embedding_size=16,
+    unroll=1,
+    initializer_range=0.2,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+NAME = "electra:generator=0.5"
+
+
+def make_batch(seed=0, rows=B):
+    """Make rows of several lengths and numbers of predictions, with [MASK] = 1."""
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(6, L + 1, rows)
+    ids = draw.integers(2, V, (rows, L)).astype(np.int32)
+    used = np.arange(P) < draw.integers(0, P + 1, rows)[:, None]
+    used[: rows // 8] = False  # a whole device or micro-batch without any
+    at = np.stack([1 + draw.permutation(n - 2)[:P] for n in lengths]).astype(np.int32)
+    at = np.where(used, at, 0)
+    originals = np.take_along_axis(ids, at, 1) * used
+    for row, slot in np.argwhere(used):
+        ids[row, at[row, slot]] = 1
+    return {
+        "input_ids": ids,
+        "attention_mask": (np.arange(L) < lengths[:, None]).astype(np.int32),
+        "token_type_ids": draw.integers(0, 2, (rows, L)).astype(np.int32),
+        "mlm_positions": at.astype(np.int32),
+        "mlm_ids": originals.astype(np.int32),
+        "mlm_weights": used.astype(np.float32),
+    }
+
+
+def rows_of(batch, rows):
+    return {k: v[rows] for k, v in batch.items()}
+
+
+@pytest.fixture(scope="module")
+def made():
+    objective, cfg = make_objective(NAME, CFG)
+    params = jax.jit(objective.init)(jax.random.key(0))
+    sums = jax.jit(lambda p, b: objective.sums(p, b, None))
+    return SimpleNamespace(objective=objective, cfg=cfg, params=params, sums=sums)
+
+
+def values(sums):
+    return {
+        k: float(s.mean() if hasattr(s, "mean") else s.value) for k, s in sums.items()
+    }
+
+
+# ---------------------------------------------------------------- the parameters
+def test_there_is_one_table_of_embeddings(made):
+    assert set(made.params) == {"encoder", "generator", "mlm", "rtd"}
+    assert set(made.params["generator"]) == {"layers"}  # as wide as the embeddings
+    assert not made.cfg.pooler and "pooler" not in made.params["encoder"]
+    small = electra.masked_lm(made.params)["encoder"]
+    assert set(small) == {"embeddings", "layers"}
+    assert set(small["embeddings"]) == set(electra.SHARED)
+    for name in electra.SHARED:
+        assert small["embeddings"][name] is made.params["encoder"]["embeddings"][name]
+    shapes = [x.shape for x in jax.tree.leaves(made.params) if x.shape[0] == V]
+    assert sorted(shapes) == [(V,), (V, 16)]  # the output bias, the word embeddings
+
+
+def test_halves_are_models_of_their_own(made):
+    """The tree of each is the one that its config makes."""
+    halves = electra.halves(made.params, CFG)
+    assert list(halves) == ["generator", "discriminator"]
+    for params, cfg in halves.values():
+        expected = jax.eval_shape(lambda c=cfg: encoder.init(jax.random.key(0), c))
+        got = jax.tree.map(lambda x: x.shape, params["encoder"])
+        assert got == jax.tree.map(lambda x: x.shape, expected)
+    assert halves["generator"][1].hidden_size == 16
+    assert halves["discriminator"][1] == made.cfg
+
+
+@pytest.mark.parametrize("share, projected", [(0.25, True), (0.5, False), (1, True)])
+def test_the_generator_projects_where_its_width_differs(share, projected):
+    objective, _ = make_objective(f"electra:generator={share}", CFG)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    assert ("embeddings" in shapes["generator"]) == projected
+    if projected:
+        kernel = shapes["generator"]["embeddings"]["projection"]["kernel"]
+        assert kernel.shape == (16, int(32 * share))
+
+
+@pytest.mark.parametrize(
+    "width, heads, size, share",
+    [(256, 4, 128, 0.25), (768, 12, 0, 0.3333), (1024, 16, 0, 0.25)],
+)
+def test_published_generators(width, heads, size, share):
+    """small, base, large: 64, 256, 256 wide, heads of 64, FFN four times as wide."""
+    cfg = dataclasses.replace(
+        CFG,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        embedding_size=size,
+    )
+    small = electra.generator_config(cfg, round(width * share))
+    assert small.hidden_size == {256: 64, 768: 256, 1024: 256}[width]
+    assert small.num_attention_heads == small.hidden_size // 64
+    assert small.intermediate_size == 4 * small.hidden_size
+    assert small.num_hidden_layers == cfg.num_hidden_layers
+    assert small.embedding_width == cfg.embedding_width
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("electra:generator=0", r"generator=0.0 is not in \(0, 1\]"),
+        ("electra:generator=2", r"generator=2.0 is not in"),
+        ("electra:generator=half", "'generator=half' is no NAME=NUMBER"),
+        ("electra:generater=0.5", "did you mean 'generator'"),
+        ("mlm:weight=2", "option of bertjax.objectives.mlm='weight' is unknown"),
+        ("mlm+electra", "stands alone"),
+    ],
+)
+def test_bad_options(name, words):
+    with pytest.raises(UserError, match=words):
+        make_objective(name, CFG)
+
+
+def test_heads_that_do_not_fit():
+    cfg = dataclasses.replace(CFG, hidden_size=400)
+    with pytest.raises(UserError, match="200 wide, which its 3 heads"):
+        make_objective("electra:generator=0.5", cfg)
+
+
+# ---------------------------------------------------------------- what is replaced
+def test_the_four_cases_of_labels():
+    """Sampled or not, the original or another: only another one is replaced."""
+    batch = {
+        "input_ids": np.array([[2, 10, 1, 1, 13, 3]], np.int32),
+        "mlm_positions": np.array([[2, 3, 4, 0]], np.int32),
+        "mlm_ids": np.array([[21, 22, 13, 0]], np.int32),
+        "mlm_weights": np.array([[1, 2, 1, 0]], np.float32),
+    }
+    sampled = np.array([[21, 30, 31, 40]], np.int32)
+    ids, replaced = electra.replace_tokens(jax.tree.map(jnp.asarray, batch), sampled)
+    # the original; another (drawn twice: once); another for a kept token; unused slot
+    np.testing.assert_array_equal(ids, [[2, 10, 21, 30, 31, 3]])
+    np.testing.assert_array_equal(replaced, [[0, 0, 0, 1, 1, 0]])
+
+
+def test_a_perfect_generator_replaces_nothing():
+    batch = make_batch()
+    logits = 1e4 * jax.nn.one_hot(batch["mlm_ids"], V)
+    sampled = electra.sample(logits, batch)
+    used = batch["mlm_weights"] > 0
+    np.testing.assert_array_equal(sampled[used], batch["mlm_ids"][used])
+    ids, replaced = electra.replace_tokens(batch, sampled)
+    assert not np.asarray(replaced).any()
+    assert (np.asarray(ids) != 1).all()  # no [MASK] is left
+    first = batch["input_ids"][:, 0]
+    np.testing.assert_array_equal(ids[:, 0], first)  # unused slots point at [CLS]
+
+
+def test_samples_follow_the_softmax():
+    """Chi-square over 16,384 draws of 16 tokens; its 99.99% point at 15 is 44.3."""
+    n, rows = 16, 512
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=n), jnp.float32)
+    batch = make_batch(rows=rows)
+    wide = {
+        k: np.tile(v, (1, 8)) if k.startswith("mlm") else v for k, v in batch.items()
+    }
+    drawn = electra.sample(jnp.broadcast_to(logits, (rows, 8 * P, n)), wide)
+    counts = np.bincount(np.asarray(drawn).ravel(), minlength=n)
+    expected = np.asarray(jax.nn.softmax(logits)) * drawn.size
+    assert ((counts - expected) ** 2 / expected).sum() < 44.3
+    # rows and slots are independent: neighbours agree as often as chance says
+    chance = float(np.sum((expected / drawn.size) ** 2))
+    drawn = np.asarray(drawn)
+    for agree in (drawn[1:] == drawn[:-1], drawn[:, 1:] == drawn[:, :-1]):
+        assert agree.mean() == pytest.approx(
+            chance, abs=5 * (chance / agree.size) ** 0.5
+        )
+
+
+def test_a_row_alone_decides_its_samples():
+    batch, logits = make_batch(), jnp.zeros((B, P, V))
+    whole = np.asarray(electra.sample(logits, batch))
+    some = np.asarray(electra.sample(logits[3:7], rows_of(batch, slice(3, 7))))
+    np.testing.assert_array_equal(whole[3:7], some)
+    assert len({row.tobytes() for row in whole}) == B
+    other = {**batch, "mlm_ids": batch["mlm_ids"] + 1}
+    assert (np.asarray(electra.sample(logits, other)) != whole).any(axis=1).all()
+
+
+# ---------------------------------------------------------------- what flows where
+def loss_of(objective, term):
+    return lambda params, batch: objective.sums(params, batch, None)[term].value
+
+
+def test_the_discriminator_reaches_the_generator_through_embeddings_alone(made):
+    batch = make_batch()
+    grads = {
+        term: jax.jit(jax.grad(loss_of(made.objective, term)))(made.params, batch)
+        for term in ("mlm_loss", "rtd_loss")
+    }
+
+    def moved(term):
+        leaves = jax.tree_util.tree_leaves_with_path(grads[term])
+        return {path_name(p).split("/")[0] for p, g in leaves if np.any(g)}, {
+            path_name(p) for p, g in leaves if np.any(g)
+        }
+
+    tops, _ = moved("rtd_loss")
+    assert tops == {"encoder", "rtd"}
+    tops, paths = moved("mlm_loss")
+    assert tops == {"encoder", "generator", "mlm"}
+    inside = {p for p in paths if p.startswith("encoder/")}
+    assert {p.split("/")[2] for p in inside} == set(electra.SHARED)
+    assert all(p.startswith("encoder/embeddings/") for p in inside)
+
+
+def test_without_weight_for_the_discriminator_it_is_a_masked_lm(made):
+    objective, _ = make_objective(f"{NAME},discriminator_weight=0", CFG)
+    mlm, _ = make_objective("mlm", electra.generator_config(made.cfg, 16))
+    batch = make_batch()
+    step = [
+        make_train_step(
+            o.sums, o.weights, o.coefficients, optax.sgd(1.0), lambda s: 1.0, seed=0
+        )
+        for o in (objective, mlm)
+    ]
+    ours = electra.masked_lm(made.params)
+    a, said = jax.jit(step[0])(make_state(made.params, optax.sgd(1.0)), batch)
+    b, other = jax.jit(step[1])(make_state(ours, optax.sgd(1.0)), batch)
+    assert float(said["train/loss"]) == pytest.approx(float(other["train/loss"]), 1e-6)
+    for x, y in zip(
+        *map(jax.tree.leaves, (electra.masked_lm(a.params), b.params)), strict=True
+    ):
+        np.testing.assert_allclose(x, y, atol=1e-6)
+    for name in ("rtd",):
+        jax.tree.map(np.testing.assert_array_equal, a.params[name], made.params[name])
+
+
+# ---------------------------------------------------------------- sums
+def test_terms_weights_and_coefficients(made):
+    batch = make_batch()
+    weights = {k: float(v) for k, v in made.objective.weights(batch).items()}
+    assert weights == {
+        "mlm_loss": batch["mlm_weights"].sum(),
+        "rtd_loss": batch["attention_mask"].sum(),
+    }
+    assert made.objective.coefficients == {"mlm_loss": 1, "rtd_loss": 50}
+    assert made.objective.needs == {"mlm"}
+    sums = made.sums(made.params, batch)
+    for term, weight in weights.items():
+        assert float(sums[term].weight) == weight
+    assert float(sums["mlm_accuracy"].weight) == weights["mlm_loss"]
+    replaced = float(sums["rtd_positive"].value)
+    assert 0 < replaced <= weights["mlm_loss"]
+    assert float(sums["rtd_recall"].weight) == replaced
+    assert float(sums["rtd_auc"].positive.sum()) == replaced
+    assert float(sums["rtd_auc"].negative.sum()) == weights["rtd_loss"] - replaced
+
+
+def test_sums_add_up_over_rows(made):
+    batch = make_batch()
+    whole = made.sums(made.params, batch)
+    parts = [made.sums(made.params, rows_of(batch, [i])) for i in range(B)]
+    total = jax.tree.map(lambda *x: sum(x), *parts)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(total), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_fill_up_an_evaluation_count_for_nothing(made):
+    batch = make_batch()
+    some = np.arange(B) % 3 > 0
+    filled = {**batch, "example_weights": some.astype(np.float32)}
+    filled["mlm_weights"] = batch["mlm_weights"] * some[:, None]
+    a = made.sums(made.params, filled)
+    b = made.sums(made.params, rows_of(batch, some))
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_selected_nothing_learned(made):
+    """No masks: the generator has loss 0 and gradient 0. No tokens: all has."""
+    grad = {
+        term: jax.jit(jax.grad(loss_of(made.objective, term)))
+        for term in ("mlm_loss", "rtd_loss")
+    }
+    batch = make_batch()
+    for change, silent in (
+        (dict(mlm_weights=np.zeros((B, P), np.float32)), ["mlm_loss"]),
+        (
+            dict(
+                mlm_weights=np.zeros((B, P), np.float32),
+                example_weights=np.zeros(B, np.float32),
+            ),
+            ["mlm_loss", "rtd_loss"],
+        ),
+    ):
+        none = {**batch, **change}
+        sums = made.sums(made.params, none)
+        assert all(np.isfinite(v) for v in values(sums).values())
+        assert values(sums)["rtd_auc"] == 0 == float(sums["rtd_positive"].value)
+        for term in silent:
+            assert float(sums[term].value) == float(sums[term].weight) == 0
+            grads = grad[term](made.params, none)
+            assert not any(np.any(g) for g in jax.tree.leaves(grads))
+
+
+def test_packed_rows_are_as_their_sequences_alone(made):
+    """Without predictions, whose samples depend on the row they are in."""
+    draw = np.random.default_rng(1)
+    ids = draw.integers(2, V, (1, L)).astype(np.int32)
+    none = np.zeros((1, P), np.int32)
+    rest = dict(mlm_positions=none, mlm_ids=none, mlm_weights=none.astype(np.float32))
+    packed = {
+        "input_ids": ids,
+        "attention_mask": np.ones((1, L), np.int32),
+        "segment_ids": np.repeat([[1, 2]], [5, 7], axis=1).astype(np.int32),
+        "position_ids": np.r_[np.arange(5), np.arange(7)][None].astype(np.int32),
+        **rest,
+    }
+    total = 0.0
+    for part in (slice(0, 5), slice(5, L)):
+        row = np.zeros((1, L), np.int32)
+        n = part.stop - part.start
+        row[:, :n] = ids[:, part]
+        real = (np.arange(L) < n)[None].astype(np.int32)
+        alone = {"input_ids": row, "attention_mask": real, **rest}
+        total += float(made.sums(made.params, alone)["rtd_loss"].value)
+    whole = float(made.sums(made.params, packed)["rtd_loss"].value)
+    assert whole == pytest.approx(total, rel=1e-5)
+
+
+# ---------------------------------------------------------------- evaluation
+def test_an_evaluation_ranks_over_all_its_batches(made):
+    """Not the mean of the batches' values."""
+    batches = [make_batch(seed, rows=8) for seed in range(3)]
+    evaluate = jax.jit(make_eval_step(made.objective.sums))
+    scores = run_eval(evaluate, made.params, batches)
+    whole = {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
+    at_once = run_eval(evaluate, made.params, [whole])
+    assert scores == pytest.approx(at_once, rel=1e-5)
+    assert scores["rtd_auc"] != 0 and run_eval(evaluate, made.params, batches) == scores

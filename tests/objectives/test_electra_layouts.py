@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaced-token detection is one run on any mesh, in any number of micro-batches."""
+
+import jax
+import numpy as np
+import pytest
+from test_electra import CFG, NAME, B, make_batch
+
+from bertjax.objectives.base import make_objective
+from bertjax.parallel import feed
+from bertjax.parallel.mesh import make_mesh
+from bertjax.training.optim import make_optimizer, make_schedule
+from bertjax.training.state import born, plan_state
+from bertjax.training.step import compile_train_step, make_train_step
+
+
+def run(mesh, accumulate=1, steps=6):
+    objective, _ = make_objective(NAME, CFG)
+    schedule = make_schedule("linear", 3e-3, 2, steps)
+    tx = make_optimizer(
+        "adamw", schedule, wd=0.01, b1=0.9, b2=0.999, eps=1e-6, clip=1.0
+    )
+
+    def init():
+        return objective.init(jax.random.key(0))
+
+    _, shardings = plan_state(init, tx, mesh, objective.shardings)
+    state = born(init, tx, mesh, shardings)
+    update = compile_train_step(
+        make_train_step(
+            objective.sums,
+            objective.weights,
+            objective.coefficients,
+            tx,
+            schedule,
+            seed=1,
+            accumulate=accumulate,
+        ),
+        shardings,
+    )
+    rows = []
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+        for batch in feed.to_devices(map(make_batch, range(steps)), mesh, [B] * steps):
+            state, metrics = update(state, batch)
+            rows.append(metrics)
+    return jax.device_get(rows), jax.device_get(state.params)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return run(make_mesh(devices=jax.devices()[:1]))
+
+
+@pytest.mark.xdist_group("layouts")
+@pytest.mark.parametrize(
+    "layout, accumulate", [((8, 1, 1), 1), ((2, 4, 1), 1), ((1, 1, 1), 4)]
+)
+def test_meshes_and_micro_batches_agree(one_device, layout, accumulate):
+    devices = jax.devices()[: int(np.prod(layout))]
+    got = run(make_mesh(*layout, devices=devices), accumulate)
+    for a, b in zip(got[0], one_device[0], strict=True):
+        for name in ("loss", "mlm_loss", "rtd_loss", "rtd_positive", "rtd_auc"):
+            key = f"train/{name}"
+            assert float(a[key]) == pytest.approx(float(b[key]), rel=2e-4), key
+    flat = [
+        np.concatenate([x.ravel() for x in jax.tree.leaves(r[1])])
+        for r in (got, one_device)
+    ]
+    assert np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1]) < 1e-4
+
+
+def test_it_learns_both(one_device):
+    rows, _ = one_device
+    assert float(rows[-1]["train/rtd_loss"]) < float(rows[0]["train/rtd_loss"])
+    assert all(np.isfinite(float(v)) for row in rows for v in row.values())

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of sentences: equal to one sentence at a time, in order, from any model."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import UserError, convert, embed
+from bertjax.interop import sentences
+from bertjax.interop.sentences import Sentences
+from bertjax.models import encoder
+from bertjax.models.config import EncoderConfig
+
+pytestmark = pytest.mark.xdist_group("commands")
+LINES = [
+    "the cat sat .",
+    "",
+    "a list of words " * 30,
+    "of",
+    "a [MASK] is [SEP] é\u2028x",
+]
+SIZES = dict(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=130,
+    initializer_range=0.5,
+)
+OPTIONS = {
+    "bert": {},
+    "shared": dict(num_hidden_groups=2, embedding_size=8),
+    "local": dict(
+        position_embedding_type="rope",
+        norm_position="pre",
+        first_attention_norm=False,
+        local_attention=4,
+        global_attn_every_n_layers=2,
+        mlp_type="glu",
+    ),
+}
+
+
+def one_by_one(cfg, params, rows, pooling, normalize):
+    """Encode each row alone, without padding; the rest in numpy, float64."""
+    vectors = []
+    for row in rows:
+        batch = {"input_ids": row[None], "attention_mask": np.ones_like(row[None])}
+        encoded = encoder.apply(params, cfg, jax.device_put(batch))
+        hidden = np.asarray(encoded.hidden[0], np.float64)
+        vectors.append(hidden[0] if pooling == "cls" else hidden.mean(0))
+    vectors = np.stack(vectors)
+    if normalize:
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+# ---------------------------------------------------------------- computing
+@pytest.mark.parametrize("pooling, normalize", [("mean", False), ("cls", True)])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_as_one_by_one_and_in_order(name, pooling, normalize):
+    cfg = EncoderConfig(**SIZES, **OPTIONS[name])
+    params = {"encoder": encoder.init(jax.random.key(1), cfg)}
+    rng = np.random.default_rng(2)
+    lengths = [2, 130, 3, 17, 2, 64, 9, 33, 2]
+    rows = [rng.integers(1, 40, n, dtype=np.int32) for n in lengths]
+    encode = embed.make_encoder(cfg, params, pooling, normalize)
+    got = embed.embed(encode, embed.batches(rows, 0, 4, 130), len(rows))
+    assert got.shape == (9, 16) and got.dtype == np.float32
+    want = one_by_one(cfg, params["encoder"], rows, pooling, normalize)
+    np.testing.assert_allclose(got, want, atol=3e-5)
+
+
+@pytest.mark.parametrize("longest", [2, 30, 130, 512, 8192])
+def test_few_shapes_and_every_row_once(longest):
+    rng = np.random.default_rng(longest)
+    sizes = np.append(rng.integers(2, longest + 1, 200), longest)
+    rows = [np.full(n, 7, np.int32) for n in sizes]
+    seen, shapes = [], set()
+    for which, ids, lengths in embed.batches(rows, 0, 8, longest):
+        assert ids.shape[1] <= longest
+        assert (lengths[: len(which)] == sizes[which]).all()
+        assert ((ids > 0).sum(1)[: len(which)] == sizes[which]).all()
+        seen += which.tolist()
+        shapes.add(ids.shape)
+    assert sorted(seen) == list(range(201))
+    assert len(shapes) <= 5
+
+
+# ---------------------------------------------------------------- the command
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_bytes("\r\n".join(LINES).encode() + b"\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    convert.main([f"--from={trained}", f"--to={folder}", "--format=hf"])
+    return folder
+
+
+def run(model, text, out, *more):
+    embed.main([f"--model={model}", f"--text={text}", f"--out={out}", *more])
+    return np.load(out)
+
+
+def test_workdir_checkpoint_and_exported(trained, exported, text, tmp_path, capsys):
+    first = run(trained, text, tmp_path / "a.npy")
+    said = capsys.readouterr().err
+    assert (
+        "5 rows of" in said and "mean pooling" in said and "1 lines are empty" in said
+    )
+    assert first.dtype == np.float32 and first.shape[0] == len(LINES)
+    assert np.isfinite(first).all() and np.ptp(first, axis=0).max() > 0
+    run(trained, text, tmp_path / "b.npy")
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+    newest = trained / "checkpoints" / "12"
+    np.testing.assert_array_equal(run(newest, text, tmp_path / "c.npy"), first)
+    one = run(exported, text, tmp_path / "d.npy", "--batch_size=1")
+    np.testing.assert_allclose(one, first, atol=1e-5)
+    ends = {p.name for p in tmp_path.iterdir()}
+    assert ends == {"lines.txt", *(f"{x}.npy" for x in "abcd")}
+    assert [*exported.glob("*/config.json")] == [exported / "1_Pooling/config.json"]
+
+
+def test_options(trained, text, tmp_path):
+    mean = run(trained, text, tmp_path / "a.npy")
+    unit = run(trained, text, tmp_path / "a.npy", "--normalize")
+    sizes = np.linalg.norm(mean, axis=1, keepdims=True)
+    np.testing.assert_allclose(unit, mean / sizes, atol=1e-6)
+    first = run(trained, text, tmp_path / "a.npy", "--pooling=cls")
+    assert np.abs(first - mean).max() > 1e-2
+    rough = run(trained, text, tmp_path / "a.npy", "--dtype=bfloat16")
+    assert rough.dtype == np.float32
+    np.testing.assert_allclose(rough, mean, atol=0.1)
+
+
+def test_as_the_process_does(command, trained, text, tmp_path):
+    out = tmp_path / "a.npy"
+    done = command("embed", f"--model={trained}", f"--text={text}", f"--out={out}")
+    assert done.returncode == 0 and done.stdout == ""
+    np.testing.assert_allclose(
+        np.load(out), run(trained, text, tmp_path / "b.npy"), atol=1e-5
+    )
+
+
+def test_refusals_leave_what_was_there(trained, text, tmp_path):
+    out = tmp_path / "out.npy"
+    out.write_bytes(b"before")
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"good\n\xff\xfe\n")
+    none = tmp_path / "none.txt"
+    none.write_bytes(b"")
+    given = {"model": trained, "text": text, "out": out}
+    for change, words in [
+        ({"model": ""}, ["--model"]),
+        ({"model": tmp_path / "no"}, ["--model", "no"]),
+        ({"text": tmp_path / "no.txt"}, ["--text", "no.txt", "No such file"]),
+        ({"text": tmp_path}, ["--text", "directory"]),
+        ({"text": bad}, ["bad.txt", "line 2", "UTF-8"]),
+        ({"text": none}, ["none.txt", "empty"]),
+        ({"out": tmp_path / "out.txt"}, ["--out", ".npy"]),
+        ({"out": tmp_path / "no/out.npy"}, ["--out", "directory"]),
+        ({"pooling": "max"}, ["--pooling", "max", "mean"]),
+        ({"pooling": ""}, ["--pooling"]),
+        ({"dtype": "int7"}, ["dtype", "int7"]),
+        ({"batch_size": 0}, ["batch_size"]),
+    ]:
+        flags = [f"--{k}={v}" for k, v in {**given, **change}.items()]
+        with pytest.raises(UserError) as e:
+            embed.main(flags)
+        assert all(w in str(e.value) for w in words), e.value
+        assert "\n" not in str(e.value)
+        assert out.read_bytes() == b"before"
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    out = tmp_path / "out.npy"
+    embed.write(out, np.ones((2, 3), np.float32))
+
+    def full(file, array):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(UserError, match="No space left"):
+        embed.write(out, np.zeros((2, 3), np.float32))
+    assert np.load(out).sum() == 6
+    assert [p.name for p in tmp_path.iterdir()] == ["out.npy"]
+
+
+# ---------------------------------------------------------------- what a model is for
+@pytest.mark.parametrize(
+    "told", [Sentences(), Sentences("cls", True, 64), Sentences("max", False, 32)]
+)
+def test_files_there_and_back(told, tmp_path):
+    sentences.write(tmp_path, told, 16, 128)
+    longest = told.longest or 128
+    got = sentences.read(tmp_path, "here")
+    assert got == dataclasses.replace(told, longest=longest)
+    types = [m["type"] for m in json.loads((tmp_path / "modules.json").read_text())]
+    assert len(types) == 2 + told.normalize
+
+
+def test_what_a_directory_says_is_followed_and_kept(exported, text, tmp_path, capsys):
+    """By embed; and by convert, to a workdir and from there to theirs."""
+    import shutil
+
+    theirs = tmp_path / "theirs"
+    shutil.copytree(exported, theirs)
+    shutil.rmtree(theirs / "1_Pooling")
+    sentences.write(theirs, Sentences("cls", True, 16), 32, 512)
+    capsys.readouterr()
+    first = run(theirs, text, tmp_path / "a.npy")
+    assert "cls pooling, of length 1; 1 lines cut at 16" in capsys.readouterr().err
+    np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-6)
+    convert.main([f"--from={theirs}", f"--to={tmp_path / 'w'}"])
+    np.testing.assert_array_equal(run(tmp_path / "w", text, tmp_path / "b.npy"), first)
+    back = tmp_path / "back"
+    convert.main([f"--from={tmp_path / 'w'}", f"--to={back}", "--format=hf"])
+    assert sentences.read(back, "") == Sentences("cls", True, 16)
+    plain = run(theirs, text, tmp_path / "c.npy", "--pooling=mean", "--nonormalize")
+    assert np.abs(np.linalg.norm(plain, axis=1) - 1).max() > 1e-2
+
+
+def test_unknown_steps_are_refused(exported, text, tmp_path):
+    import shutil
+
+    theirs = tmp_path / "theirs"
+    shutil.copytree(exported, theirs)
+    listed = json.loads((theirs / "modules.json").read_text())
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "x.models.Dense"}
+    away = [listed[0], {**listed[1], "path": "../1_Pooling"}]
+    for steps, word in [([*listed, dense], "Dense"), (away, "elsewhere"), (3, "list")]:
+        (theirs / "modules.json").write_text(json.dumps(steps))
+        with pytest.raises(UserError, match=word):
+            run(theirs, text, tmp_path / "a.npy")
+    (theirs / "modules.json").write_text(json.dumps(listed))
+    pooling = theirs / "1_Pooling/config.json"
+    for told, word in [({"pooling_mode": ["mean", "max"]}, "mean.max"), ([], "JSON")]:
+        pooling.write_text(json.dumps(told))
+        with pytest.raises(UserError, match=word):
+            run(theirs, text, tmp_path / "a.npy")
+    pooling.write_text(json.dumps({"pooling_mode": "max"}))
+    assert run(theirs, text, tmp_path / "a.npy", "--pooling=mean").shape[0] == 5

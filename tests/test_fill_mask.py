@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blanks of texts of all lengths, with few programs."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import fill_mask
+from bertjax.models import encoder, heads
+from bertjax.models.config import EncoderConfig
+
+SIZES = dict(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=64,
+)
+OPTIONS = {
+    "bert": {},
+    "shared": dict(num_hidden_groups=2, embedding_size=8),
+    "local": dict(
+        position_embedding_type="rope",
+        norm_position="pre",
+        first_attention_norm=False,
+        local_attention=4,
+        global_attn_every_n_layers=2,
+        mlp_type="glu",
+    ),
+}
+
+
+def model(name):
+    cfg = EncoderConfig(**SIZES, **OPTIONS[name], initializer_range=0.5)
+    a, b = jax.random.split(jax.random.key(3))
+    return cfg, {"encoder": encoder.init(a, cfg), "mlm": heads.init_mlm(b, cfg)}
+
+
+def test_few_lengths_cover_all():
+    for most in range(1, 9000, 7):
+        lengths = fill_mask.bucket_lengths(most)
+        assert len(lengths) <= 5
+        assert lengths[-1] == most
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_unstacked_layers_compute_the_same(name):
+    cfg, params = model(name)
+    ids = np.arange(24).reshape(2, 12) % 40
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32)}
+    batch = jax.device_put(batch)
+    loose = encoder.unstack(params["encoder"], cfg)
+    want = encoder.apply(params["encoder"], cfg, batch).hidden
+    got = encoder.apply(loose, cfg, batch).hidden
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_many_blanks_and_the_padding_of_the_vocabulary(name):
+    cfg, params = model(name)
+    pieces = [f"w{i}" for i in range(33)]
+    known = types.SimpleNamespace(mask_id=4, pad_id=0, pieces=pieces, vocab_size=33)
+    fill = fill_mask.make_filler(cfg, params, known, 33)
+    ids = [2, *[4, 7] * 10, 3]
+    blanks = fill(ids)
+    assert len(blanks) == 10
+    batch = {
+        "input_ids": np.array([ids]),
+        "attention_mask": np.ones((1, len(ids)), np.int32),
+    }
+    hidden = encoder.apply(params["encoder"], cfg, jax.device_put(batch)).hidden
+    at = np.array([[i for i, t in enumerate(ids) if t == 4]])
+    word = params["encoder"]["embeddings"]["word"]
+    logits = heads.mlm_logits(params["mlm"], word, cfg, hidden, at)
+    likely = np.asarray(jax.nn.softmax(logits[0], axis=-1))
+    for guesses, row in zip(blanks, likely, strict=True):
+        assert {g["token"] for g in guesses} == set(pieces)  # none of rows 33 to 39
+        for guess in guesses:
+            want = row[int(guess["token"][1:])]
+            assert guess["probability"] == pytest.approx(want, rel=1e-3, abs=1e-7)

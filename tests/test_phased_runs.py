@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs whose length, batch size and mask rate change, planned or in mid-run."""
+
+import json
+import shutil
+
+import pytest
+from conftest import read_rows, refused, succeeded, timeless
+
+from bertjax.training import manifest
+
+pytestmark = pytest.mark.xdist_group("commands")
+PHASES = "steps=5 mask_rate=0.3; steps=4 length=16 batch_size=16; length=32"
+
+
+def facts(workdir):
+    return json.loads((workdir / "run.json").read_text())
+
+
+def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
+    """Stopped in the second phase and gone on with: the same rows as in one go."""
+    planned = [*arguments, f"--config.phases={PHASES}"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    succeeded(command("train", *planned, f"--workdir={whole}"))
+    shutil.copytree(whole, parts)
+    for checkpoint in (parts / "checkpoints").iterdir():
+        if int(checkpoint.name) > 8:
+            shutil.rmtree(checkpoint)
+    resumed = succeeded(command("train", *planned, f"--workdir={parts}"))
+    assert "resuming after step 8" in resumed.stderr
+    assert timeless(read_rows(parts)) == timeless(read_rows(whole))
+    assert facts(parts)["phases"] == facts(whole)["phases"]
+    assert [p["start"] for p in facts(whole)["phases"]] == [0, 5, 9]
+    (rows,) = (r for r in read_rows(whole) if r["step"] == 12 and "train/loss" in r)
+    assert rows["tokens"] <= 5 * 8 * 32 + 4 * 16 * 16 + 3 * 8 * 32
+
+
+def test_another_batch_size_in_mid_run_appends_a_phase(
+    command, arguments, trained, tmp_path
+):
+    """The cursor goes on in examples: no row is skipped, none comes twice."""
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    for checkpoint in (workdir / "checkpoints").iterdir():
+        if int(checkpoint.name) > 8:
+            shutil.rmtree(checkpoint)
+    bigger = [*arguments, "--config.batch_size=16", f"--workdir={workdir}"]
+    refused(command("train", *bigger), "batch_size: 8 -> 16", "--allow_config_change")
+    succeeded(command("train", *bigger, "--allow_config_change"))
+    first, second = facts(workdir)["phases"]
+    assert first["first"] == 0 and (second["start"], second["first"]) == (8, 64)
+    assert second["batch_size"] == 16
+    newest = workdir / "checkpoints" / str(manifest.steps(workdir)[-1])
+    assert manifest.read_meta(newest)["phases"] == [first, second]
+    # Its recorded phases are its config's from now on: nothing to change any more.
+    said = succeeded(command("train", *bigger))
+    assert "is done: step 12" in said.stderr
+    before = [r for r in read_rows(trained) if r["step"] <= 8]
+    after = [r for r in read_rows(workdir) if r["step"] <= 8]
+    assert timeless(after) == timeless(before)
+
+
+@pytest.mark.parametrize(
+    "phases, words",
+    [
+        ("steps=5; length=64000", ["phases", "length=64000"]),
+        ("steps=5; lengths=32", ["phases", "did you mean 'length'"]),
+        ("steps=5; length=4", ["phases", "length=4"]),
+        ("steps=5; mask_rate=1.5", ["phases", "mask_rate=1.5"]),
+        ("steps=5 length=32", ["phases", "the last phase is the rest"]),
+    ],
+)
+def test_bad_phases(command, arguments, phases, words):
+    refused(command("show", *arguments, f"--config.phases={phases}"), *words)
+
+
+def test_the_evaluation_keeps_its_rate(command, arguments, tmp_path):
+    """Whatever the phases do, masks and scores of the same parameters are the same."""
+    scores = []
+    for number, phases in enumerate(("", "steps=1 mask_rate=0.4; mask_rate=0.05")):
+        workdir = tmp_path / str(number)
+        frozen = [*arguments, "--config.optim.lr=0", "--config.total.steps=2"]
+        succeeded(
+            command(
+                "train", *frozen, f"--config.phases={phases}", f"--workdir={workdir}"
+            )
+        )
+        scores.append([r for r in read_rows(workdir) if any("eval/" in k for k in r)])
+    for a, b in zip(*scores, strict=True):
+        assert {k: v for k, v in a.items() if k != "tokens"} == {
+            k: v for k, v in b.items() if k != "tokens"
+        }

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ALBERT, ELECTRA, and an objective from outside: they train, resume and evaluate."""
+
+import json
+import re
+
+import pytest
+from conftest import ROOT, read_rows, succeeded, timeless, train_losses
+
+from bertjax import config
+from bertjax.training import manifest
+
+pytestmark = pytest.mark.xdist_group("commands")
+PAGE = ROOT / "docs/add_an_objective.md"
+
+
+def parse(name):
+    return config.parse([f"--config={name}"]).config
+
+
+# ---------------------------------------------------------------- what recipes say
+def test_the_recipe_of_albert():
+    made = parse("albert.py:xxlarge")
+    cfg = config.encoder_config(made, 30_000)
+    assert (cfg.hidden_size, cfg.embedding_width, cfg.groups) == (4096, 128, (0,) * 12)
+    assert cfg.hidden_dropout_prob == cfg.attention_probs_dropout_prob == 0
+    masking = config.make_masking(made)
+    assert [round(11 * share) for share in masking.lengths] == [6, 3, 2]
+    assert (made.batch_size, made.data.length, made.total.steps) == (4096, 512, 125_000)
+    assert (made.optim.name, made.optim.lr, made.objective) == (
+        "lamb",
+        1.76e-3,
+        "mlm+sop",
+    )
+    assert made.total.steps * made.optim.warmup.percent / 100 == 3_125
+
+
+@pytest.mark.parametrize(
+    "size, batch, length, lr, rate, generator",
+    [
+        ("small", 128, 128, 5e-4, 0.15, 64),
+        ("base", 256, 512, 2e-4, 0.15, 256),
+        ("large", 2048, 512, 2e-4, 0.25, 256),
+    ],
+)
+def test_the_recipes_of_electra(size, batch, length, lr, rate, generator):
+    from bertjax.objectives import electra
+    from bertjax.objectives import parse as parse_objective
+
+    made = parse(f"electra.py:{size}")
+    cfg = config.encoder_config(made, 30_522)
+    assert (made.batch_size, made.data.length, made.optim.lr) == (batch, length, lr)
+    assert config.make_masking(made).rate == rate
+    share = parse_objective(made.objective)[0][1]["generator"]
+    small = electra.generator_config(cfg, round(cfg.hidden_size * share))
+    assert small.hidden_size == generator
+    warmup = made.total.steps * made.optim.warmup.percent / 100
+    assert warmup == pytest.approx(10_000)
+
+
+# ---------------------------------------------------------------- runs
+def with_config(arguments, name):
+    rest = [a for a in arguments if not a.startswith(("--config=", "--config.model"))]
+    return [f"--config={name}", *rest]
+
+
+@pytest.mark.parametrize("name", ["albert", "electra"])
+def test_a_recipe_trains_resumes_and_evaluates(command, arguments, tmp_path, name):
+    """A run that lost what came after step 8 ends as one that did not."""
+    given = with_config(arguments, f"{name}.py:smoke")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    succeeded(command("train", *given, f"--workdir={whole}"))
+    succeeded(command("train", *given, f"--workdir={parts}"))
+    (parts / "checkpoints/12").rename(tmp_path / "lost")
+    done = succeeded(command("train", *given, f"--workdir={parts}"))
+    assert "resuming after step 8" in done.stderr
+    assert timeless(read_rows(parts)) == timeless(read_rows(whole))
+    assert parameters(whole) == parameters(parts)
+    losses = train_losses(whole)
+    assert losses[-1] < losses[0]
+    scored = succeeded(command("evaluate", f"--workdir={whole}", "--json"))
+    scores = json.loads(scored.stdout)
+    last = {
+        k.removeprefix("eval/valid/"): v
+        for k, v in read_rows(whole)[-1].items()
+        if k.startswith("eval/")
+    }
+    assert {k: scores[k] for k in last} == pytest.approx(last, rel=1e-4)
+    terms = {
+        "albert": {"sop_loss", "sop_accuracy"},
+        "electra": {f"rtd_{m}" for m in ("loss", "auc", "precision", "recall")},
+    }[name]
+    assert terms | {"mlm_loss", "mlm_accuracy"} <= set(last)
+
+
+def parameters(workdir):
+    """Return the parameters of the newest checkpoint by their bytes."""
+    import jax
+
+    from bertjax.training.checkpoint import restore_params
+
+    params = restore_params(manifest.resolve(workdir)[1])
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path): leaf.tobytes() for path, leaf in leaves}
+
+
+def test_the_page_on_adding_an_objective(command, arguments, tmp_path):
+    """Its code is a module outside the package, its command runs."""
+    blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (kind, code), (shell, line) = blocks
+    assert (kind, shell) == ("python", "sh") and len(code.splitlines()) < 40
+    (tmp_path / "my_lab").mkdir()
+    (tmp_path / "my_lab/bag.py").write_text(code)
+    python, dash, module, *flags = line.split()
+    assert (python, dash, module) == ("python", "-m", "bertjax.train")
+    *flags, workdir = flags
+    assert workdir.startswith("--workdir=")
+    rest = [a for a in arguments if not a.startswith("--config=")]
+    run = tmp_path / "run"
+    succeeded(
+        command(
+            "train",
+            *flags,
+            *rest,
+            f"--workdir={run}",
+            env={"PYTHONPATH": str(tmp_path)},
+        )
+    )
+    losses = [r["train/bag_loss"] for r in read_rows(run) if "train/bag_loss" in r]
+    assert losses[-1] < losses[0]
+    assert "eval/valid/bag_loss" in read_rows(run)[-1]

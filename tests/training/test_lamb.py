@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LAMB: each layer its own norms, stacked or not, on any mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bertjax.parallel.mesh import make_mesh
+from bertjax.training.optim import is_stacked, make_optimizer, make_schedule
+from bertjax.training.state import born, plan_state
+
+LR, WD, B1, B2, EPS = 0.1, 0.02, 0.9, 0.99, 1e-6
+SETTINGS = dict(wd=WD, b1=B1, b2=B2, eps=EPS)
+
+
+def make(clip=0.0, **change):
+    return make_optimizer("lamb", lambda step: LR, **{**SETTINGS, **change}, clip=clip)
+
+
+def draw(seed):
+    """Make a tree in bertjax's layout: two encoders with stacked layers of 3 and 1."""
+    normal = np.random.default_rng(seed).normal
+
+    def layers(n, scale):
+        # Layers of very different sizes: one norm for all would show.
+        size = scale ** np.arange(n, dtype=np.float32).reshape(n, 1, 1)
+        kernel, bias = normal(size=(n, 4, 6)) * size, normal(size=(n, 6))
+        norm = {"scale": normal(size=(n, 4)), "bias": normal(size=(n, 4))}
+        return {"mlp": {"up": {"kernel": kernel, "bias": bias}, "norm": norm}}
+
+    tree = {
+        "encoder": {
+            "embeddings": {"word": normal(size=(8, 4))},
+            "layers": layers(3, 10.0),
+        },
+        "generator": {"layers": layers(1, 1.0)},
+        "mlm": {"bias": normal(size=8), "transform": {"kernel": normal(size=(4, 4))}},
+    }
+    return jax.tree.map(lambda x: x.astype(np.float32), tree)
+
+
+def reference(param, grads, plain):
+    """Run the algorithm on one array of one layer, in float64."""
+    x = param.astype(np.float64)
+    m = v = np.zeros_like(x)
+    for t, g in enumerate(np.asarray(grads, np.float64), 1):
+        m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g * g
+        update = (m / (1 - B1**t)) / (np.sqrt(v / (1 - B2**t)) + EPS)
+        ratio = 1.0
+        if not plain:
+            update = update + WD * x
+            ratio = np.linalg.norm(x) / np.linalg.norm(update)
+        x = x - LR * ratio * update
+    return x
+
+
+def test_equals_the_algorithm_over_unstacked_layers():
+    params, grads = draw(0), [draw(seed) for seed in (1, 2, 3)]
+    tx = make()
+
+    @jax.jit
+    def run(params):
+        state = tx.init(params)
+        for g in grads:
+            updates, state = tx.update(g, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    def check(path, got, begun, *gs):
+        plain = path[-1].key in ("bias", "scale")
+        rows = zip(got, begun, *gs, strict=True)
+        each = rows if is_stacked(path) else [(got, begun, *gs)]
+        for a, b, *g in each:
+            np.testing.assert_allclose(a, reference(b, g, plain), rtol=2e-4, atol=1e-5)
+
+    jax.tree_util.tree_map_with_path(check, run(params), params, *grads)
+
+
+def test_which_leaves_are_stacked():
+    flat = jax.tree_util.tree_leaves_with_path(draw(0))
+    for path, _ in flat:
+        assert is_stacked(path) == ("layers" in jax.tree_util.keystr(path))
+    assert {is_stacked(path) for path, _ in flat} == {True, False}
+
+
+@pytest.mark.parametrize("param, grad", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_a_norm_of_zero_makes_the_ratio_one(param, grad):
+    """One layer of zeros beside one that is not: nothing divides by zero."""
+    tx = make(wd=0.0)
+    params = {
+        "layers": {"kernel": jnp.stack([jnp.full((2, 2), param), jnp.ones((2, 2))])}
+    }
+    grads = {
+        "layers": {"kernel": jnp.stack([jnp.full((2, 2), grad), jnp.ones((2, 2))])}
+    }
+    updates, _ = tx.update(grads, tx.init(params), params)
+    first, second = np.asarray(updates["layers"]["kernel"])
+    np.testing.assert_allclose(first, -LR * np.sign(grad), rtol=1e-5)
+    np.testing.assert_allclose(second, -LR, rtol=1e-5)
+
+
+def test_the_step_has_the_size_of_the_layer():
+    """Whatever the gradients' scale, a layer moves by lr x its norm."""
+    params, tx = draw(0), make(clip=1.0)
+    for scale in (1e-3, 1e3):
+        grads = jax.tree.map(lambda x, s=scale: x * s, draw(1))
+        updates, _ = tx.update(grads, tx.init(params), params)
+        pair = (
+            t["encoder"]["layers"]["mlp"]["up"]["kernel"] for t in (updates, params)
+        )
+        for u, p in zip(*pair, strict=True):
+            ratio = np.linalg.norm(u) / np.linalg.norm(p)
+            assert ratio == pytest.approx(LR, rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", [(8, 1, 1), (1, 4, 2), (2, 2, 2)])
+def test_norms_are_of_whole_arrays_on_any_mesh(layout):
+    from bertjax.models.config import EncoderConfig
+    from bertjax.objectives.base import make_objective
+
+    cfg = EncoderConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=8,
+    )
+    objective, _ = make_objective("mlm", cfg)
+    schedule = make_schedule("constant", 0.1, 0, 10)
+    tx = make_optimizer("lamb", schedule, **SETTINGS, clip=1.0)
+
+    def init():
+        return objective.init(jax.random.key(0))
+
+    noise = [
+        jax.tree.map(
+            lambda x, s=seed: (
+                np.random.default_rng(s).normal(size=x.shape).astype("f4")
+            ),
+            jax.eval_shape(init),
+        )
+        for seed in (1, 2)
+    ]
+    ends = []
+    for mesh in (make_mesh(devices=jax.devices()[:1]), make_mesh(*layout)):
+        _, shardings = plan_state(init, tx, mesh, ())
+        state = born(init, tx, mesh, shardings)
+        params, opt = state.params, state.opt_state
+        with jax.set_mesh(mesh):
+            update = jax.jit(
+                tx.update, out_shardings=(shardings.params, shardings.opt_state)
+            )
+            for g in noise:
+                updates, opt = update(jax.device_put(g, shardings.params), opt, params)
+                params = optax.apply_updates(params, updates)
+        ends.append(jax.device_get(params))
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
