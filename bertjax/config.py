@@ -419,6 +419,11 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
 
 
 # ---------------------------------------------------------------- running commands
+def say(text: str) -> None:
+    """Speak on stderr: stdout belongs to results."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def command(main: Callable[[Sequence[str]], int | None]) -> None:
     """Run a command and leave with its status; a UserError is one line and status 2."""
     if {"--help", "-h"} & set(sys.argv[1:]):
@@ -427,10 +432,10 @@ def command(main: Callable[[Sequence[str]], int | None]) -> None:
     try:
         status = main(sys.argv[1:]) or 0
     except UserError as e:
-        print(f"error: {e}", file=sys.stderr, flush=True)
+        say(f"error: {e}")
         status = 2
     except RunError as e:
-        print(f"error: {e}", file=sys.stderr, flush=True)
+        say(f"error: {e}")
         status = 1
     except KeyboardInterrupt:
         status = 130

@@ -9,7 +9,6 @@ python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
 import dataclasses
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,8 @@ def main(argv: Sequence[str]) -> int:
     if args.add_words:
         opened, grow = add_words(args.add_words, *opened)
     write_whole(Path(target).expanduser(), lambda into: write(into, *opened, grow))
-    say(f"{target} is written")
+    c.say(f"{target} is written")
     return 0
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def write_whole(target: Path, write: Callable[[Path], None]) -> None:
@@ -78,7 +73,7 @@ def add_words(
 
     words = growth.read_words(path, "--add_words")
     grown = growth.add_words(tokenizer, words, f"--add_words={path}")
-    say(f"--add_words={path}: {grown}")
+    c.say(f"--add_words={path}: {grown}")
     pieces, larger = tokenizer.vocab_size, grown.tokenizer
     if config.model.vocab_size is not None:
         config.model.vocab_size = max(config.model.vocab_size, larger.vocab_size)
@@ -144,49 +139,9 @@ def to_hf(
     for name, (part, cfg) in models.items():
         folder = into / name
         folder.mkdir(exist_ok=True)
-        export.write_model(folder, part, cfg, tokenizer.roles, model_type, raw, say)
+        export.write_model(folder, part, cfg, tokenizer.roles, model_type, raw, c.say)
         write_tokenizer(tokenizer, folder, cfg.type_vocab_size > 1, cfg.max_length)
         sentences.write(folder, pooled, cfg.hidden_size, cfg.max_length)
-
-
-def open_directory(
-    directory: Any, flag: str
-) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
-    """Open a directory of Hugging Face's kind, as `disk.open_model` does a workdir.
-
-    In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
-    model and tokenizer are not of one piece.
-    """
-    from bertjax.data.vocab.tokenizers import load_tokenizer
-
-    where = f"{flag}={directory}"
-    model = hf.open_model(Path(directory), where)
-    tokenizer = load_tokenizer(directory, key=flag)
-    hf.check_tokenizer(model, tokenizer)
-    config = c.base()
-    config.model.update(sizes(model.cfg, model.family.model_type))
-    config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
-    config.objective = config.objective or "mlm"
-    if "+" not in config.objective:
-        config.data.plan = "full_sentences"
-    config.data.length = min(config.data.length, model.cfg.max_length)
-    if flag != "init_from":  # which says what it takes
-        model.report(say)
-    meta = {
-        "step": 0,
-        "tokenizer": tokenizer.identity,
-        "config": config.to_dict(),
-        "hf": model.raw,
-    }
-    return config, tokenizer, model, meta
-
-
-def sizes(cfg: Any, family: str) -> dict[str, Any]:
-    """Return the keys of config.model that spell an encoder out."""
-    keys = set(c.base().model) - {"family", "size"}
-    size = next(iter(c.FAMILIES[family].sizes))
-    told = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
-    return {**told, "family": family, "size": size}
 
 
 if __name__ == "__main__":

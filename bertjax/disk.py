@@ -6,6 +6,7 @@ Nothing here imports jax until parameters are read.
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
@@ -106,8 +107,6 @@ def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, 
         directory, checkpoint = manifest.resolve(path)
     except OSError as e:
         if hf.is_directory(manifest.as_path(path)):
-            from bertjax.convert import open_directory
-
             return open_directory(manifest.as_path(path), flag)
         raise UserError(f"{flag}={path}: {e}") from e
     wrong = manifest.problem(checkpoint)
@@ -118,6 +117,46 @@ def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, 
     if tokenizer.identity != meta["tokenizer"]:
         raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")
     return c.from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
+
+
+def open_directory(
+    directory: Any, flag: str
+) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
+    """Open a directory of Hugging Face's kind, as `open_model` does a workdir.
+
+    In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
+    model and tokenizer are not of one piece.
+    """
+    from bertjax.data.vocab.tokenizers import load_tokenizer
+
+    where = f"{flag}={directory}"
+    model = hf.open_model(Path(directory), where)
+    tokenizer = load_tokenizer(directory, key=flag)
+    hf.check_tokenizer(model, tokenizer)
+    config = c.base()
+    config.model.update(sizes(model.cfg, model.family.model_type))
+    config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
+    config.objective = config.objective or "mlm"
+    if "+" not in config.objective:
+        config.data.plan = "full_sentences"
+    config.data.length = min(config.data.length, model.cfg.max_length)
+    if flag != "init_from":  # which says what it takes
+        model.report(c.say)
+    meta = {
+        "step": 0,
+        "tokenizer": tokenizer.identity,
+        "config": config.to_dict(),
+        "hf": model.raw,
+    }
+    return config, tokenizer, model, meta
+
+
+def sizes(cfg: Any, family: str) -> dict[str, Any]:
+    """Return the keys of config.model that spell an encoder out."""
+    keys = set(c.base().model) - {"family", "size"}
+    size = next(iter(c.FAMILIES[family].sizes))
+    told = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
+    return {**told, "family": family, "size": size}
 
 
 def read_params(checkpoint: Any, head: str = "") -> Any:

@@ -15,7 +15,6 @@ from absl import flags
 
 from bertjax import UserError, disk, registry
 from bertjax import config as c
-from bertjax.convert import say
 from bertjax.fill_mask import bucket_lengths
 from bertjax.interop import sentences
 
@@ -66,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     told += ", of length 1" * normalize
     told += f"; {cut:,} lines cut at {longest} tokens" if cut else ""
     empty = sum(not line.strip() for line in lines)
-    say(told + (f"; {empty:,} lines are empty" if empty else ""))
+    c.say(told + (f"; {empty:,} lines are empty" if empty else ""))
     return 0
 
 

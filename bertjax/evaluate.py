@@ -7,7 +7,6 @@ cross-entropy: what guessing every token by its frequency in the training text c
 """
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,9 +74,6 @@ def evaluate(
     from bertjax.objectives.base import make_objective
     from bertjax.training import step
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     objective, cfg = make_objective(config.objective, cfg)
     head = "mlm" if "mlm" in config.objective.split("+") else ""
@@ -92,7 +88,7 @@ def evaluate(
             counts = np.load(f)
         unigram = log_unigram(counts)
     out = {}
-    for name, store in build.prepare_valid(config, tokenizer, say).items():
+    for name, store in build.prepare_valid(config, tokenizer, c.say).items():
         known = store.counts if counts is None else counts
         batches = build.make_eval_batches(
             config,
@@ -101,7 +97,7 @@ def evaluate(
             name,
             store,
             build.make_tables(config, tokenizer, known),
-            say,
+            c.say,
         )
         tally = Tally(unigram)
         made = batches.eval_batches(batch_size, examples=config.eval.examples or None)

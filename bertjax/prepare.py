@@ -12,7 +12,6 @@ the same command and does what is left. The stores do not depend on any of this.
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -115,16 +114,13 @@ def main(argv: Sequence[str]) -> int:
     build.check_inputs(config)
     given = build.inputs(config)
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     if shard is not None:
-        prepare.prepare_shard(*shard, say=say, **given)
+        prepare.prepare_shard(*shard, say=c.say, **given)
         return 0
     if merge is not None:
-        prepared = prepare.merge_shards(merge, say=say, **given)
+        prepared = prepare.merge_shards(merge, say=c.say, **given)
     else:
-        prepared = prepare.prepare_data(say=say, **given)
+        prepared = prepare.prepare_data(say=c.say, **given)
     prepared = build.settle(config, prepared)
     for role, stores in (("train", prepared.parts), ("valid", prepared.valid)):
         for name, store in stores.items():

@@ -44,10 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if page and (page.is_dir() or not page.parent.is_dir()):
         raise UserError(f"--html={args.html} is no file that could be written")
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    prepared = build.prepare(config, say)
+    prepared = build.prepare(config, c.say)
 
     from bertjax.data import rendering
     from bertjax.data.pipeline import batch_sha256
@@ -59,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     needs = make_objective(config.objective, cfg)[0].needs
     counts = build.count_tokens(prepared.parts)
-    tables = build.make_tables(config, tokenizer, counts, say)
-    run = build.make_run(config, needs, tokenizer, prepared.parts, tables, say=say)
+    tables = build.make_tables(config, tokenizer, counts, c.say)
+    run = build.make_run(config, needs, tokenizer, prepared.parts, tables, say=c.say)
 
     def make(step: int) -> dict[str, np.ndarray]:
         stage = run.course.at(step)
@@ -86,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
             page.write_text(rendering.to_html("Batches", results, rows), "utf-8")
         except OSError as e:
             raise UserError(f"--html={args.html}: {e.strerror}") from e
-        say(f"wrote {page}")
+        c.say(f"wrote {page}")
     if args.json:
         print(json.dumps(results))
         return 0

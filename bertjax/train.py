@@ -8,7 +8,6 @@ import functools
 import itertools
 import json
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,9 +85,9 @@ def train(
     restored = held = None
     if path is not None and not multihost:
         held = workdir.lock(path)
-        restored = manifest.newest_intact(path, say)
+        restored = manifest.newest_intact(path, c.say)
         if finished(path, restored):
-            say(f"{path} is done: step {restored}")
+            c.say(f"{path} is done: step {restored}")
             return 0
     if config.deterministic:
         chosen = os.environ.get("XLA_FLAGS", "")
@@ -109,14 +108,14 @@ def train(
         stop.install()  # initialising replaced the handler of SIGTERM
         if hosts.is_primary() and path is not None:
             held = workdir.lock(path)
-            restored = manifest.newest_intact(path, say)
+            restored = manifest.newest_intact(path, c.say)
         restored = hosts.from_primary(restored)
         if hosts.from_primary(finished(path, restored)):
             if hosts.is_primary():
-                say(f"{path} is done: step {restored}")
+                c.say(f"{path} is done: step {restored}")
             return 0
     primary = hosts.is_primary()
-    speak = say if primary else lambda text: None
+    speak = c.say if primary else lambda text: None
     mesh = make_mesh(**config.mesh)
     for size in {config.batch_size, *(p.batch_size for p in c.wanted_phases(config))}:
         feed.check_batch_size(mesh, size, config.accumulate)
@@ -387,11 +386,6 @@ def describe(shapes: Any, shardings: Any, batch: Any, tokenizer: Any) -> None:
     for name, rows in batch.items():
         print(f"{name:45} {rows.shape!s:24} {rows.dtype}")
     print(" ".join(tokenizer.pieces[i] for i in batch["input_ids"][0]))
-
-
-def say(text: str) -> None:
-    """Speak on stderr: stdout belongs to results."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

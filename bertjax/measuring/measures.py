@@ -2,7 +2,6 @@
 """What can be timed: the step, the input, the loop, a filled blank, packing, a plan."""
 
 import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -227,7 +226,7 @@ def input_batches(config: ConfigDict) -> Any:
     """Make the batch function of the config's text, or of a made-up one."""
     if config.data.train:
         build.check_inputs(config)
-        prepared = build.prepare(config, lambda text: print(text, file=sys.stderr))
+        prepared = build.prepare(config, c.say)
         tokenizer, parts = prepared.tokenizer, prepared.parts
     else:
         tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
