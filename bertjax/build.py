@@ -35,10 +35,7 @@ def settle(config: ConfigDict, prepared: text.Prepared) -> text.Prepared:
     Raises UserError for names, known only now where a field gives them, that do not go
     with each other or with data.weights.
     """
-    mixture.check_names(prepared.parts, prepared.valid, config.data.alpha)
-    if config.data.weights:
-        weights = mixture.read_weights(config.data.weights)
-        mixture.mixture_shares(dict.fromkeys(prepared.parts, 1), weights)
+    _check_components(config, prepared.parts, prepared.valid)
     return prepared._replace(parts=dict(sorted(prepared.parts.items())))
 
 
@@ -55,11 +52,18 @@ def check_inputs(config: ConfigDict) -> None:
     if "train" in valid:
         raise UserError("data.valid: `train` is the training text's own name")
     if not data.group_field:  # then the names are known when the text was read
-        mixture.check_names(train, valid, data.alpha)
-        if data.weights:
-            weights = mixture.read_weights(data.weights)
-            mixture.mixture_shares(dict.fromkeys(train, 1), weights)
+        _check_components(config, train, valid)
     text.check_inputs(**inputs(config))
+
+
+def _check_components(
+    config: ConfigDict, train: Mapping[str, Any], valid: Mapping[str, Any]
+) -> None:
+    """Refuse names that do not go with each other or with data.weights."""
+    mixture.check_names(train, valid, config.data.alpha)
+    if config.data.weights:
+        weights = mixture.read_weights(config.data.weights)
+        mixture.mixture_shares(dict.fromkeys(train, 1), weights)
 
 
 def inputs(config: ConfigDict) -> dict[str, Any]:

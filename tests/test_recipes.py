@@ -3,9 +3,11 @@
 
 import json
 import re
+import shutil
 
+import numpy as np
 import pytest
-from conftest import ROOT, read_rows, succeeded, timeless, train_losses
+from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
 from bertjax import config
 from bertjax.training import manifest
@@ -64,14 +66,25 @@ def with_config(arguments, name):
     return [f"--config={name}", *rest]
 
 
+@pytest.fixture(scope="module")
+def runs(command, arguments, tmp_path_factory):
+    """The workdirs of both recipes' runs."""
+    folder = tmp_path_factory.mktemp("recipes")
+    for name in ("albert", "electra"):
+        given = with_config(arguments, f"{name}.py:smoke")
+        succeeded(command("train", *given, f"--workdir={folder / name}"))
+    return folder
+
+
 @pytest.mark.parametrize("name", ["albert", "electra"])
-def test_a_recipe_trains_resumes_and_evaluates(command, arguments, tmp_path, name):
+def test_a_recipe_trains_resumes_and_evaluates(
+    command, arguments, runs, tmp_path, name
+):
     """A run that lost what came after step 8 ends as one that did not."""
     given = with_config(arguments, f"{name}.py:smoke")
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeeded(command("train", *given, f"--workdir={whole}"))
-    succeeded(command("train", *given, f"--workdir={parts}"))
-    (parts / "checkpoints/12").rename(tmp_path / "lost")
+    whole, parts = runs / name, tmp_path / "parts"
+    shutil.copytree(whole, parts)
+    shutil.rmtree(parts / "checkpoints/12")
     done = succeeded(command("train", *given, f"--workdir={parts}"))
     assert "resuming after step 8" in done.stderr
     assert timeless(read_rows(parts)) == timeless(read_rows(whole))
@@ -91,6 +104,39 @@ def test_a_recipe_trains_resumes_and_evaluates(command, arguments, tmp_path, nam
         "electra": {f"rtd_{m}" for m in ("loss", "auc", "precision", "recall")},
     }[name]
     assert terms | {"mlm_loss", "mlm_accuracy"} <= set(last)
+
+
+def test_both_models_of_electra(command, runs, tmp_path):
+    """The generator fills blanks, the discriminator makes vectors, here and there."""
+    text = tmp_path / "lines.txt"
+    text.write_text("An object is an instance of a class.\nNames are bound.\n")
+    made = tmp_path / "hf"
+    converted = command(
+        "convert", f"--from={runs / 'electra'}", f"--to={made}", "--format=hf"
+    )
+    succeeded(converted)
+    assert sorted(p.name for p in made.iterdir()) == ["discriminator", "generator"]
+
+    def fill(model):
+        blank = "An object is an [MASK] of a class."
+        done = command("fill_mask", f"--model={model}", "--json", blank)
+        (guesses,) = json.loads(succeeded(done).stdout)["masks"]
+        return {g["token"]: pytest.approx(g["probability"], rel=1e-4) for g in guesses}
+
+    def embed(model):
+        out = tmp_path / "vectors.npy"
+        flags = f"--model={model}", f"--text={text}", f"--out={out}"
+        succeeded(command("embed", *flags))
+        return np.load(out)
+
+    assert fill(runs / "electra") == fill(made / "generator")
+    np.testing.assert_allclose(
+        embed(runs / "electra"), embed(made / "discriminator"), rtol=1e-4, atol=1e-5
+    )
+    refused(
+        command("fill_mask", f"--model={made / 'discriminator'}", "A [MASK]."),
+        "no masked-LM head",
+    )
 
 
 def parameters(workdir):
