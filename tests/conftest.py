@@ -167,3 +167,90 @@ def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def train_losses(workdir: Path) -> list[float]:
     """Return train/loss of each logged step."""
     return [r["train/loss"] for r in read_rows(workdir) if "train/loss" in r]
+
+
+# ---------------------------------------------------------------- stand-ins
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that etils.epath takes for gs://bucket."""
+    from etils.epath import backend, gpath
+
+    class Bucket(backend._OsPathBackend):
+        def __getattribute__(self, name):
+            found = super().__getattribute__(name)
+            if name.startswith("_") or not callable(found):
+                return found
+
+            def local(*args, **kw):
+                args = [
+                    str(a).replace("gs://bucket", str(tmp_path / "bucket"))
+                    if isinstance(a, str) or hasattr(a, "__fspath__")
+                    else a
+                    for a in args
+                ]
+                return found(*args, **kw)
+
+            return local
+
+    monkeypatch.setitem(gpath._PREFIX_TO_BACKEND, "gs", Bucket())
+    monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+# Options of EncoderConfig: kinds of encoders whose parameters lie differently.
+ENCODERS = {
+    "bert": {},
+    "shared": dict(num_hidden_groups=2, embedding_size=8),
+    "local": dict(
+        position_embedding_type="rope",
+        norm_position="pre",
+        first_attention_norm=False,
+        local_attention=4,
+        global_attn_every_n_layers=2,
+        mlp_type="glu",
+    ),
+}
+
+
+def train_steps(
+    objective: Any, mesh: Any, batches: Sequence[Any], accumulate: int = 1
+) -> tuple[list[dict[str, Any]], Any]:
+    """Train on batches as train.py does: (rows of metrics, parameters at the end)."""
+    import jax
+
+    from bertjax.parallel import feed
+    from bertjax.training.optim import make_optimizer, make_schedule
+    from bertjax.training.state import born, plan_state
+    from bertjax.training.step import compile_train_step, make_train_step
+
+    steps = len(batches)
+    schedule = make_schedule("linear", 3e-3, steps // 5, steps)
+    tx = make_optimizer(
+        "adamw", schedule, wd=0.01, b1=0.9, b2=0.999, eps=1e-6, clip=1.0
+    )
+
+    def init() -> Any:
+        return objective.init(jax.random.key(0))
+
+    _, shardings = plan_state(init, tx, mesh, objective.shardings)
+    state = born(init, tx, mesh, shardings)
+    update = make_train_step(
+        objective.sums,
+        objective.weights,
+        objective.coefficients,
+        tx,
+        schedule,
+        seed=1,
+        accumulate=accumulate,
+    )
+    update = compile_train_step(update, shardings)
+    rows = []
+    sizes = [len(b["input_ids"]) for b in batches]
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+        for batch in feed.to_devices(iter(batches), mesh, sizes):
+            state, metrics = update(state, batch)
+            rows.append(metrics)
+    assert update._cache_size() == 1, "compiled more than once"
+    assert jax.tree.leaves(state)[0].sharding == jax.tree.leaves(shardings)[0]
+    return jax.device_get(rows), jax.device_get(state.params)

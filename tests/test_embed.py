@@ -7,6 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from conftest import ENCODERS
 
 from bertjax import UserError, convert, embed
 from bertjax.interop import sentences
@@ -31,18 +32,6 @@ SIZES = dict(
     max_position_embeddings=130,
     initializer_range=0.5,
 )
-OPTIONS = {
-    "bert": {},
-    "shared": dict(num_hidden_groups=2, embedding_size=8),
-    "local": dict(
-        position_embedding_type="rope",
-        norm_position="pre",
-        first_attention_norm=False,
-        local_attention=4,
-        global_attn_every_n_layers=2,
-        mlp_type="glu",
-    ),
-}
 
 
 def one_by_one(cfg, params, rows, pooling, normalize):
@@ -61,9 +50,9 @@ def one_by_one(cfg, params, rows, pooling, normalize):
 
 # ---------------------------------------------------------------- computing
 @pytest.mark.parametrize("pooling, normalize", [("mean", False), ("cls", True)])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", ENCODERS)
 def test_as_one_by_one_and_in_order(name, pooling, normalize):
-    cfg = EncoderConfig(**SIZES, **OPTIONS[name])
+    cfg = EncoderConfig(**SIZES, **ENCODERS[name])
     params = {"encoder": encoder.init(jax.random.key(1), cfg)}
     rng = np.random.default_rng(2)
     lengths = [2, 130, 3, 17, 2, 64, 9, 33, 2]

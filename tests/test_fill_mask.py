@@ -6,6 +6,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from conftest import ENCODERS
 
 from bertjax import fill_mask
 from bertjax.models import encoder, heads
@@ -19,22 +20,10 @@ SIZES = dict(
     intermediate_size=24,
     max_position_embeddings=64,
 )
-OPTIONS = {
-    "bert": {},
-    "shared": dict(num_hidden_groups=2, embedding_size=8),
-    "local": dict(
-        position_embedding_type="rope",
-        norm_position="pre",
-        first_attention_norm=False,
-        local_attention=4,
-        global_attn_every_n_layers=2,
-        mlp_type="glu",
-    ),
-}
 
 
 def model(name):
-    cfg = EncoderConfig(**SIZES, **OPTIONS[name], initializer_range=0.5)
+    cfg = EncoderConfig(**SIZES, **ENCODERS[name], initializer_range=0.5)
     a, b = jax.random.split(jax.random.key(3))
     return cfg, {"encoder": encoder.init(a, cfg), "mlm": heads.init_mlm(b, cfg)}
 
@@ -46,7 +35,7 @@ def test_few_lengths_cover_all():
         assert lengths[-1] == most
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", ENCODERS)
 def test_unstacked_layers_compute_the_same(name):
     cfg, params = model(name)
     ids = np.arange(24).reshape(2, 12) % 40
@@ -58,7 +47,7 @@ def test_unstacked_layers_compute_the_same(name):
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", ENCODERS)
 def test_many_blanks_and_the_padding_of_the_vocabulary(name):
     cfg, params = model(name)
     pieces = [f"w{i}" for i in range(33)]

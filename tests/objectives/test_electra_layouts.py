@@ -4,46 +4,17 @@
 import jax
 import numpy as np
 import pytest
-from test_electra import CFG, NAME, B, make_batch
+from conftest import train_steps
+from test_electra import CFG, NAME, make_batch
 
 from bertjax.objectives.base import make_objective
-from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.optim import make_optimizer, make_schedule
-from bertjax.training.state import born, plan_state
-from bertjax.training.step import compile_train_step, make_train_step
 
 
 def run(mesh, accumulate=1, steps=6):
     objective, _ = make_objective(NAME, CFG)
-    schedule = make_schedule("linear", 3e-3, 2, steps)
-    tx = make_optimizer(
-        "adamw", schedule, wd=0.01, b1=0.9, b2=0.999, eps=1e-6, clip=1.0
-    )
-
-    def init():
-        return objective.init(jax.random.key(0))
-
-    _, shardings = plan_state(init, tx, mesh, objective.shardings)
-    state = born(init, tx, mesh, shardings)
-    update = compile_train_step(
-        make_train_step(
-            objective.sums,
-            objective.weights,
-            objective.coefficients,
-            tx,
-            schedule,
-            seed=1,
-            accumulate=accumulate,
-        ),
-        shardings,
-    )
-    rows = []
-    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
-        for batch in feed.to_devices(map(make_batch, range(steps)), mesh, [B] * steps):
-            state, metrics = update(state, batch)
-            rows.append(metrics)
-    return jax.device_get(rows), jax.device_get(state.params)
+    batches = [make_batch(step) for step in range(steps)]
+    return train_steps(objective, mesh, batches, accumulate)
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,11 @@
 import jax
 import numpy as np
 import pytest
+from conftest import train_steps
 
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import make_objective
-from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.optim import make_optimizer, make_schedule
-from bertjax.training.state import born, plan_state
-from bertjax.training.step import compile_train_step, make_train_step
 
 STEPS, B, L, P, V = 20, 16, 12, 3, 64
 CFG = EncoderConfig(
@@ -48,36 +45,8 @@ def run(mesh, accumulate=1, dropout=0.0, **change):
     """Return (rows of metrics, final parameters)."""
     cfg = EncoderConfig(**{**vars(CFG), "hidden_dropout_prob": dropout, **change})
     objective, _ = make_objective("mlm+nsp", cfg)
-    schedule = make_schedule("linear", 3e-3, 4, STEPS)
-    tx = make_optimizer(
-        "adamw", schedule, wd=0.01, b1=0.9, b2=0.999, eps=1e-6, clip=1.0
-    )
-
-    def init():
-        return objective.init(jax.random.key(0))
-
-    _, shardings = plan_state(init, tx, mesh, ())
-    state = born(init, tx, mesh, shardings)
-    update = compile_train_step(
-        make_train_step(
-            objective.sums,
-            objective.weights,
-            objective.coefficients,
-            tx,
-            schedule,
-            seed=1,
-            accumulate=accumulate,
-        ),
-        shardings,
-    )
-    rows = []
-    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
-        for batch in feed.to_devices(map(make_batch, range(STEPS)), mesh, [B] * STEPS):
-            state, metrics = update(state, batch)
-            rows.append(metrics)
-    assert update._cache_size() == 1, "compiled more than once"
-    assert jax.tree.leaves(state)[0].sharding == jax.tree.leaves(shardings)[0]
-    return jax.device_get(rows), jax.device_get(state.params)
+    batches = [make_batch(step) for step in range(STEPS)]
+    return train_steps(objective, mesh, batches, accumulate)
 
 
 def single():

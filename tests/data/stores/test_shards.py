@@ -257,34 +257,6 @@ def test_pieces_that_nobody_goes_on_with_are_removed(given_, tmp_path):
 # A cache behind a URL
 
 
-@pytest.fixture
-def bucket(tmp_path, monkeypatch):
-    """gs://bucket is a directory."""
-    from etils.epath import backend, gpath
-
-    class Bucket(backend._OsPathBackend):
-        def __getattribute__(self, name):
-            found = super().__getattribute__(name)
-            if name.startswith("_") or not callable(found):
-                return found
-
-            def local(*args, **kw):
-                args = [
-                    str(a).replace("gs://bucket", str(tmp_path / "bucket"))
-                    if isinstance(a, str) or hasattr(a, "__fspath__")
-                    else a
-                    for a in args
-                ]
-                return found(*args, **kw)
-
-            return local
-
-    monkeypatch.setitem(gpath._PREFIX_TO_BACKEND, "gs", Bucket())
-    monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
-    (tmp_path / "bucket").mkdir()
-    return tmp_path / "bucket"
-
-
 def test_a_cache_behind_a_url(given_, tmp_path, bucket, monkeypatch):
     want = hashes(text.prepare_data(**given_, workers=1, say=quiet))
     given_ |= {"cache": "gs://bucket/cache", "vocab": ""}
