@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open what lies on a disk: workdirs, their checkpoints, Hugging Face's directories.
+"""Open what lies on a disk: workdirs, their checkpoints, other libraries' models.
 
 Nothing here imports jax until parameters are read.
 """
@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bertjax import UserError
+from bertjax import UserError, objectives
 from bertjax import config as c
-from bertjax.interop import hf
+from bertjax.interop import directories, hf, pairs
 from bertjax.training import manifest, workdir
 
 
@@ -45,7 +45,7 @@ def check_init_from(path: str) -> Any:
     try:
         found = manifest.resolve(path)[1]
     except OSError as e:
-        if hf.is_directory(manifest.as_path(path)):
+        if directories.is_directory(manifest.as_path(path)):
             return open_model(path, "init_from")[2]
         raise UserError(f"init_from={path}: {e}") from e
     if wrong := manifest.problem(found):
@@ -56,8 +56,9 @@ def check_init_from(path: str) -> Any:
 def follow_init_from(config: c.ConfigDict) -> None:
     """Take sizes and vocabulary from an imported init_from, where none are given.
 
-    What the config file or the command line says of the model, its size and family
-    aside, stays. Nothing happens for runs of ours, and where nothing is (yet).
+    What the config file or the command line says of the model, its size, family and
+    ELECTRA's generator aside, stays. Nothing happens for runs of ours, and where
+    nothing is (yet).
     """
     try:
         if not config.init_from or not _is_imported(manifest.as_path(config.init_from)):
@@ -71,31 +72,38 @@ def follow_init_from(config: c.ConfigDict) -> None:
     if not config.data.vocab:
         folder = manifest.as_path(config.init_from)
         own = folder / "tokenizer"
-        config.data.vocab = str(own if own.is_dir() else folder)
+        found = own if own.is_dir() else directories.tokenizer_folders(folder)[0]
+        config.data.vocab = str(found)
+    # A generator's width is a size, though the objective tells it.
+    (name, options), *_ = objectives.parse(config.objective)
+    if name == "electra" and there.objective.startswith("electra:"):
+        options |= objectives.parse(there.objective)[0][1]
+        told = ",".join(f"{key}={value}" for key, value in options.items())
+        config.objective = f"electra:{told}"
 
 
 def _is_imported(path: Any) -> bool:
-    """True for a directory of Hugging Face's kind and for what convert made of one."""
+    """True for another library's directory and for what convert made of one."""
     try:
         return "hf" in manifest.read_meta(manifest.resolve(path)[1])
     except FileNotFoundError:
-        return hf.is_directory(path)
+        return directories.is_directory(path)
 
 
 def check_init_tokenizer(source: Any, tokenizer: Any) -> None:
     """Refuse init_from's parameters where a token has another id in them."""
-    path = source.directory if isinstance(source, hf.Imported) else source
-    if path is source and manifest.read_meta(source)["tokenizer"] == tokenizer.identity:
+    ours = not isinstance(source, hf.Imported)
+    if ours and manifest.read_meta(source)["tokenizer"] == tokenizer.identity:
         return
-    there = open_model(str(path), "init_from")[1]
+    there = open_model(str(source), "init_from")[1]
     said = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (there, tokenizer)]
     if said[0] != said[1]:
-        raise UserError(f"init_from={path} has another tokenizer")
+        raise UserError(f"init_from={source} has another tokenizer")
 
 
 def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
-    """Open a workdir (its newest checkpoint), a checkpoint, or a directory of
-    Hugging Face's.
+    """Open a workdir (its newest checkpoint), a checkpoint, or another library's
+    directory.
 
     Returns (config, tokenizer, checkpoint, what the checkpoint says of itself);
     `read_params` reads the checkpoint. Raises UserError naming `flag` when there is
@@ -106,7 +114,7 @@ def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, 
     try:
         directory, checkpoint = manifest.resolve(path)
     except OSError as e:
-        if hf.is_directory(manifest.as_path(path)):
+        if directories.is_directory(manifest.as_path(path)):
             return open_directory(manifest.as_path(path), flag)
         raise UserError(f"{flag}={path}: {e}") from e
     wrong = manifest.problem(checkpoint)
@@ -122,7 +130,7 @@ def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, 
 def open_directory(
     directory: Any, flag: str
 ) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
-    """Open a directory of Hugging Face's kind, as `open_model` does a workdir.
+    """Open another library's directory, as `open_model` does a workdir.
 
     In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
     model and tokenizer are not of one piece.
@@ -130,13 +138,18 @@ def open_directory(
     from bertjax.data.vocab.tokenizers import load_tokenizer
 
     where = f"{flag}={directory}"
-    model = hf.open_model(Path(directory), where)
-    tokenizer = load_tokenizer(directory, key=flag)
+    model = directories.open_model(Path(directory), where)
+    folders = directories.tokenizer_folders(directory)
+    tokenizer, *same = [load_tokenizer(folder, key=flag) for folder in folders]
+    if any(other.identity != tokenizer.identity for other in same):
+        raise UserError(f"{where}: generator and discriminator differ in the tokenizer")
     hf.check_tokenizer(model, tokenizer)
     config = c.base()
     config.model.update(sizes(model.cfg, model.family.model_type))
     config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
     config.objective = config.objective or "mlm"
+    if isinstance(model, pairs.Pair):
+        config.objective = f"electra:generator={model.share:g}"
     if "+" not in config.objective:
         config.data.plan = "full_sentences"
     config.data.length = min(config.data.length, model.cfg.max_length)

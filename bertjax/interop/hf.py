@@ -36,22 +36,13 @@ MOST_LAYERS = 10_000
 PADDING = 128  # at least so many rows beyond the vocabulary are another vocabulary's
 
 
-def is_directory(path: Any) -> bool:
-    """True for what looks like one of theirs, and not like a workdir."""
-    theirs = (CONFIG, tensors.SINGLE, tensors.INDEX, tensors.PICKLE)
-    ours = ("overrides.json", "checkpoints", "meta.json")
-    return any((path / n).exists() for n in theirs) and not any(
-        (path / n).exists() for n in ours
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Imported:
     """A model of theirs: its family, sizes, and where its tensors lie.
 
-    where: begins every message. raw: config.json. found: the tensors by their names in
-    the table; missing: leaves of ours that are not there (heads, pooler); unexpected:
-    tensors that are nothing of ours.
+    where: begins every message. raw: config.json. found: the tensors (tensors.py's or
+    tf1.py's) by their names in the table; missing: leaves of ours that are not there
+    (heads, pooler); unexpected: tensors that are nothing of ours.
     """
 
     directory: Path
@@ -59,9 +50,9 @@ class Imported:
     family: Family
     raw: dict[str, Any]
     cfg: EncoderConfig
-    found: dict[str, tensors.Tensor]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
+    found: Mapping[str, Any]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -87,7 +78,7 @@ class Imported:
         names = names_of(path, self.family, self.cfg)
         for slot, full in zip(slots, names, strict=True):
             name, part, of = split_name(full)
-            tensors.fill(slot, self.found[name], is_transposed(path), part, of)
+            self.found[name].fill(slot, is_transposed(path), part, of)
         return out
 
     def params(self) -> dict[str, Any]:
@@ -128,7 +119,39 @@ def open_model(directory: Path, where: str) -> Imported:
         if not BUFFERS.fullmatch(name):
             name = name.removeprefix(family.prefix)
             found.setdefault(family.aliases.get(name, name), tensor)
-    lacking = _check_tensors(found, family, cfg, where)
+    return check_tensors(Imported(directory, where, family, raw, cfg, found))
+
+
+def check_tensors(
+    model: Imported, config: str = CONFIG, called: Callable[[str], str] = str
+) -> Imported:
+    """Return the model with what is missing and what is not taken.
+
+    config: where the sizes are from, called(name of the table): the name in the file,
+    both for messages. Raises UserError as `open_model` does.
+    """
+    family, cfg, found, where = model.family, model.cfg, model.found, model.where
+    lacking, lost, wrong, known = [], [], [], set()
+    for path in leaves(family, cfg):
+        for full in names_of(path, family, cfg):
+            name, _, of = split_name(full)
+            known.add(name)
+            rows, *rest = stored_shape(path, cfg)
+            wanted = (of * rows, *rest)
+            tensor = found.get(name)
+            if tensor is None:
+                lacking.append(path)
+                if path.startswith("encoder/") and "/pooler/" not in path:
+                    lost.append(called(name))
+            elif tensor.shape != wanted:
+                shapes = tensor.in_file(tensor.shape), tensor.in_file(wanted)
+                wrong.append(f"{called(name)} {shapes[0]}, not {shapes[1]}")
+            elif tensor.dtype not in tensors.DTYPES:
+                wrong.append(f"{called(name)} of type {tensor.dtype}")
+    if lost:
+        raise UserError(f"{where} lacks {few(lost)}")
+    if wrong:
+        raise UserError(f"{where}: tensors that do not fit {config}: {few(wrong)}")
     # A part of a head is no head.
     gone = {
         p.rpartition("/")[0] if "/pooler/" in p else p.split("/")[0] for p in lacking
@@ -136,61 +159,21 @@ def open_model(directory: Path, where: str) -> Imported:
     missing = [
         p for p in leaves(family, cfg) if p.startswith(tuple(f"{g}/" for g in gone))
     ]
-    known = {
-        split_name(n)[0] for p in leaves(family, cfg) for n in names_of(p, family, cfg)
-    }
     decoder = family.names["mlm/decoder"]
     unexpected = found.keys() - known
     if cfg.tie_word_embeddings and decoder in found:
         unexpected -= {decoder}
         _check_tied(found, family, where)
-    return Imported(
-        directory=directory,
-        where=where,
-        family=family,
-        raw=raw,
-        cfg=cfg,
-        found=found,
-        missing=tuple(missing),
-        unexpected=tuple(sorted(unexpected)),
+    return dataclasses.replace(
+        model, missing=tuple(missing), unexpected=tuple(sorted(unexpected))
     )
 
 
-def _check_tensors(
-    found: Mapping[str, tensors.Tensor], family: Family, cfg: EncoderConfig, where: str
-) -> list[str]:
-    """Return the leaves of heads and pooler that are not there.
-
-    Raises UserError on tensors of other shapes or types, and on a missing encoder.
-    """
-    lacking, lost, wrong = [], [], []
-    for path in leaves(family, cfg):
-        for full in names_of(path, family, cfg):
-            name, _, of = split_name(full)
-            rows, *rest = stored_shape(path, cfg)
-            tensor = found.get(name)
-            if tensor is None:
-                lacking.append(path)
-                if path.startswith("encoder/") and "/pooler/" not in path:
-                    lost.append(name)
-            elif tensor.shape != (of * rows, *rest):
-                wrong.append(f"{name} {list(tensor.shape)}, not {[of * rows, *rest]}")
-            elif tensor.dtype not in tensors.DTYPES:
-                wrong.append(f"{name} of type {tensor.dtype}")
-    if lost:
-        raise UserError(f"{where} lacks {few(lost)}")
-    if wrong:
-        raise UserError(f"{where}: tensors that do not fit {CONFIG}: {few(wrong)}")
-    return lacking
-
-
-def _check_tied(
-    found: Mapping[str, tensors.Tensor], family: Family, where: str
-) -> None:
+def _check_tied(found: Mapping[str, Any], family: Family, where: str) -> None:
     """Refuse a decoder that config.json ties to embeddings from which it differs."""
     name, word = family.names["mlm/decoder"], family.names["encoder/embeddings/word"]
     a, b = found[name], found[word]
-    if a.shape != b.shape or not tensors.are_equal(a, b):
+    if not tensors.are_equal(a, b):
         raise UserError(
             f"{where}: {name} is not {word}, though {CONFIG} ties them: "
             "tie_word_embeddings should be false"

@@ -9,7 +9,7 @@ straight to where a tensor is wanted: nothing is mapped, nothing is held twice.
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,42 @@ class Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    def in_file(self, shape: Sequence[int]) -> list[int]:
+        """Return the file's own order of axes, for messages."""
+        return list(shape)
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Read some rows, f32 [rows, ...]; fewer where the tensor ends before."""
+        end = min(end, self.shape[0])
+        width = math.prod(self.shape[1:])
+        at = self.start + begin * width * np.dtype(DTYPES[self.dtype]).itemsize
+        piece = Tensor(self.file, at, self.dtype, (end - begin, *self.shape[1:]))
+        out = np.empty(piece.shape, np.float32)
+        piece.fill(out, transpose=False, part=0, of=1)
+        return out
+
+    def fill(self, out: np.ndarray, transpose: bool, part: int, of: int) -> None:
+        """Read the tensor, or one of `of` equal parts of its rows, into `out`.
+
+        out: f32, contiguous, of as many elements as the part; transposed it gets
+        [in, out] where the file has [out, in].
+        """
+        dtype = np.dtype(DTYPES[self.dtype])
+        rows = (self.shape[0] if self.shape else 1) // of
+        width = math.prod(self.shape[1:])
+        target = out.reshape(width, rows).T if transpose else out.reshape(rows, width)
+        step = ROWS if transpose else max(1, 2**20 // max(width, 1))
+        with self.file.open("rb", buffering=0) as f:
+            f.seek(self.start + part * rows * width * dtype.itemsize)
+            if not transpose and self.dtype == "F32":
+                _read(f, out.reshape(-1))
+                return
+            block = np.empty((min(step, rows), width), dtype)
+            for begin in range(0, rows, step):
+                piece = block[: min(step, rows - begin)]
+                _read(f, piece.reshape(-1))
+                target[begin : begin + step] = as_float32(piece, self.dtype)
+
 
 def open_tensors(directory: Path, where: str) -> dict[str, Tensor]:
     """Return the tensors of a directory by name; `where` begins every message.
@@ -43,13 +79,13 @@ def open_tensors(directory: Path, where: str) -> dict[str, Tensor]:
     Raises UserError when there are none, or a file is cut short, foreign or damaged.
     """
     if (directory / SINGLE).exists():
-        return read_header(_inside(directory, SINGLE, where), where)
+        return read_header(inside(directory, SINGLE, where), where)
     if (directory / INDEX).exists():
         return _shards(directory, where)
     if (directory / PICKLE).exists():
         from bertjax.interop.pickles import read_index
 
-        return read_index(_inside(directory, PICKLE, where), where)
+        return read_index(inside(directory, PICKLE, where), where)
     raise UserError(f"{where} holds no {SINGLE}, {INDEX} or {PICKLE}")
 
 
@@ -68,7 +104,7 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
     return found
 
 
-def _inside(directory: Path, name: str, where: str) -> Path:
+def inside(directory: Path, name: str, where: str) -> Path:
     """Return the file of a name. Names that lead elsewhere are refused.
 
     A download cache links each file of a directory to one beside the directory
@@ -96,7 +132,7 @@ def _shards(directory: Path, where: str) -> dict[str, Tensor]:
         raise UserError(f"{where}: {INDEX} has no weight_map of names to files")
     found = {}
     for file in sorted(set(names.values())):
-        there = read_header(_inside(directory, file, where), where)
+        there = read_header(inside(directory, file, where), where)
         for name in (n for n, f in names.items() if f == file):
             if name not in there:
                 raise UserError(f"{where}: {file} lacks {name}, which {INDEX} names")
@@ -144,29 +180,6 @@ def read_header(path: Path, where: str) -> dict[str, Tensor]:
     return found
 
 
-def fill(out: np.ndarray, tensor: Tensor, transpose: bool, part: int, of: int) -> None:
-    """Read a tensor, or one of `of` equal parts of its rows, into `out`.
-
-    out: f32, contiguous, of as many elements as the part; transposed it gets [in, out]
-    where the file has [out, in].
-    """
-    dtype = np.dtype(DTYPES[tensor.dtype])
-    rows = (tensor.shape[0] if tensor.shape else 1) // of
-    width = math.prod(tensor.shape[1:])
-    target = out.reshape(width, rows).T if transpose else out.reshape(rows, width)
-    step = ROWS if transpose else max(1, 2**20 // max(width, 1))
-    with tensor.file.open("rb", buffering=0) as f:
-        f.seek(tensor.start + part * rows * width * dtype.itemsize)
-        if not transpose and tensor.dtype == "F32":
-            _read(f, out.reshape(-1))
-            return
-        block = np.empty((min(step, rows), width), dtype)
-        for begin in range(0, rows, step):
-            piece = block[: min(step, rows - begin)]
-            _read(f, piece.reshape(-1))
-            target[begin : begin + step] = as_float32(piece, tensor.dtype)
-
-
 def _read(f: Any, out: np.ndarray) -> None:
     left = memoryview(out).cast("B")
     while left:
@@ -205,23 +218,14 @@ def write(path: Path, tensors: Iterable[tuple[str, tuple[int, ...], Any]]) -> No
             f.write(memoryview(made).cast("B"))
 
 
-def are_equal(a: Tensor, b: Tensor) -> bool:
-    """Compare two tensors of one shape, a block of rows at a time."""
-    if a.dtype == b.dtype and (a.file, a.start) == (b.file, b.start):
+def are_equal(a: Any, b: Any) -> bool:
+    """Compare two tensors of any kind, a block of rows at a time."""
+    if a == b:
         return True
-    width = math.prod(a.shape[1:])
-    step = max(1, 2**20 // max(width, 1))
-    blocks = []
-    for tensor in (a, b):
-        wide = np.dtype(DTYPES[tensor.dtype]).itemsize
-        out = np.empty((min(step, a.shape[0]), width), np.float32)
-        blocks.append((tensor, wide, out))
-    for begin in range(0, a.shape[0], step):
-        rows = min(step, a.shape[0] - begin)
-        for tensor, wide, out in blocks:
-            at = tensor.start + begin * width * wide
-            piece = Tensor(tensor.file, at, tensor.dtype, (rows, width))
-            fill(out[:rows], piece, False, 0, 1)
-        if not np.array_equal(blocks[0][2][:rows], blocks[1][2][:rows]):
-            return False
-    return True
+    if a.shape != b.shape:
+        return False
+    step = max(1, 2**20 // max(math.prod(a.shape[1:]), 1))
+    return all(
+        np.array_equal(a.rows(i, i + step), b.rows(i, i + step))
+        for i in range(0, a.shape[0], step)
+    )

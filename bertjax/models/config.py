@@ -197,6 +197,28 @@ class EncoderConfig:
         )
 
 
+def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
+    """Return the generator of a discriminator: as deep, `width` wide, heads of 64.
+
+    Its MLP is narrower by as much; it projects the shared embeddings, [V, E], unless it
+    is as wide as they are (google-research/electra, run_pretraining.py).
+    """
+    n = max(1, width // 64)
+    if width % n:
+        raise UserError(
+            f"objective: electra's generator is {width} wide, which its {n} heads do "
+            f"not divide: take another share of model.hidden_size={cfg.hidden_size}"
+        )
+    return dataclasses.replace(
+        cfg,
+        hidden_size=width,
+        num_attention_heads=n,
+        intermediate_size=cfg.intermediate_size * width // cfg.hidden_size,
+        embedding_size=0 if width == cfg.embedding_width else cfg.embedding_width,
+        pooler=False,
+    )
+
+
 def flops_per_token(cfg: EncoderConfig, length: int, predictions: int) -> float:
     """Count floating point operations of forward and backward per token slot.
 

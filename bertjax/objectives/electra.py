@@ -7,15 +7,13 @@ the original. The generator learns by its masked-LM loss alone: nothing flows ba
 through the samples. Both read the same embeddings, which lie in params["encoder"].
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
-from bertjax.models.config import EncoderConfig
+from bertjax.models.config import EncoderConfig, generator_config
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Term
 from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
@@ -96,28 +94,6 @@ def make_objective(
         shardings=SHARDINGS,
     )
     return objective, cfg
-
-
-def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
-    """Return the generator of a discriminator: as deep, `width` wide, heads of 64.
-
-    Its MLP is narrower by as much; it projects the shared embeddings, [V, E], unless it
-    is as wide as they are (google-research/electra, run_pretraining.py).
-    """
-    n = max(1, width // 64)
-    if width % n:
-        raise UserError(
-            f"objective: electra's generator is {width} wide, which its {n} heads do "
-            f"not divide: take another share of model.hidden_size={cfg.hidden_size}"
-        )
-    return dataclasses.replace(
-        cfg,
-        hidden_size=width,
-        num_attention_heads=n,
-        intermediate_size=cfg.intermediate_size * width // cfg.hidden_size,
-        embedding_size=0 if width == cfg.embedding_width else cfg.embedding_width,
-        pooler=False,
-    )
 
 
 def masked_lm(params: Params) -> Params:

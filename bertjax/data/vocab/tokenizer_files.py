@@ -118,6 +118,11 @@ class Reader:
             pieces = sorted(data, key=data.__getitem__)
         else:
             pieces = self.lines(path)
+            if "do_lower_case" not in config and any(path.parent.glob("*.index")):
+                # Beside a TensorFlow checkpoint nothing says it; interop/hf.py,
+                # check_tokenizer, knows by the same share.
+                capitals = sum(p != p.lower() and p[:1] != "[" for p in pieces)
+                config["do_lower_case"] = capitals <= len(pieces) / 10
         if merges.is_file():
             files = byte_bpe_files(pieces, read_merges(self.text(merges)))
         else:
@@ -132,6 +137,8 @@ class Reader:
         model = self.bytes(path)
         beside = path.with_name("config.json")
         family = self.json(beside).get("model_type") if beside.is_file() else ""
+        if path.with_name("albert_config.json").is_file():
+            family = "albert"  # as Google released it
         named = f"{config.get('tokenizer_class', '')} {family}".lower()
         if path.name == "sentencepiece.bpe.model" and "camembert" not in named:
             data = sentencepiece_json.from_xlm_roberta(model)

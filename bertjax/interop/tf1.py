@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the checkpoints that Google released BERT, ALBERT and ELECTRA in.
+
+Their names are made from the family's own table (names.py), sizes read from
+bert_config.json, albert_config.json or, ELECTRA having none, the tensors' shapes. What
+the files do not say is what google-research/bert, albert and electra compute
+(modeling.py): norms with 1e-12, and gelu by tanh but in ELECTRA.
+"""
+
+import dataclasses
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.interop import hf, tensors
+from bertjax.interop.families import FAMILIES, Family
+from bertjax.interop.layout import leaves, names_of
+
+CONFIGS = {"albert_config.json": "albert", "bert_config.json": "bert"}
+INDEX = ".index"
+# Slots of optimizers, counters, and the generator's temperature in training.
+IGNORED = re.compile(
+    r"(.*/)?(adam_[mv]|lamb_[mv]|Adam|\w*Optimizer|LAMB|beta[12]_power|global_step"
+    r"|temperature)(_\d+)?"
+)
+# A pattern in a name of the table -> what stands there in the checkpoint, in order.
+ALL = {
+    r"LayerNorm\.weight": "LayerNorm.gamma",
+    r"LayerNorm\.bias": "LayerNorm.beta",
+    r"_embeddings\.weight": "_embeddings",
+    r"\.weight": ".kernel",
+}
+LAYERS = {r"^encoder\.layer\.(\d+)": r"encoder.layer_\1"}
+RENAMED = {
+    "bert": {
+        r"predictions\.bias": "predictions.output_bias",
+        r"seq_relationship\.bias": "seq_relationship.output_bias",
+        r"seq_relationship\.weight": "seq_relationship.output_weights",
+        **LAYERS,
+        **ALL,
+    },
+    "albert": {
+        r"^encoder\.albert_layer_groups\.(\d+)\.albert_layers\.0": (
+            r"encoder.transformer.group_\1.inner_group_0"
+        ),
+        r"attention\.LayerNorm": "LayerNorm",
+        r"full_layer_layer_norm\.weight": "LayerNorm_1.gamma",
+        r"full_layer_layer_norm\.bias": "LayerNorm_1.beta",
+        r"attention\.(query|key|value)": r"attention_1.self.\1",
+        r"attention\.dense": "attention_1.output.dense",
+        r"\.ffn\.": ".ffn_1.intermediate.dense.",
+        r"\.ffn_output\.": ".ffn_1.intermediate.output.dense.",
+        r"^pooler\.": "pooler.dense.",
+        r"^predictions\.(dense|LayerNorm)": r"cls.predictions.transform.\1",
+        r"^predictions\.bias": "cls.predictions.output_bias",
+        r"^sop_classifier\.classifier\.bias": "cls.seq_relationship.output_bias",
+        r"^sop_classifier\.classifier\.weight": "cls.seq_relationship.output_weights",
+        **ALL,
+    },
+    "electra": {
+        r"dense_prediction\.": "dense_1.",
+        r"^generator_lm_head\.bias": "generator_predictions.output_bias",
+        **LAYERS,
+        **ALL,
+    },
+}
+HEADS = ("cls/", "generator_predictions/", "discriminator_predictions/")
+SCOPES = ("bert/", "electra/", "generator/")  # of encoders
+
+
+def name_in_file(name: str, family: Family, scope: str) -> str:
+    """Return what a tensor of the table is called in a checkpoint.
+
+    >>> name_in_file("encoder.layer.0.output.dense.weight", FAMILIES["bert"], "bert")
+    'bert/encoder/layer_0/output/dense/kernel'
+    """
+    for pattern, there in RENAMED[family.model_type].items():
+        name = re.sub(pattern, there, name)
+    name = name.replace(".", "/")
+    return name if name.startswith(HEADS) else f"{scope}/{name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor of a checkpoint, as tensors.Tensor: shape and rows are the table's.
+
+    swapped: it is [in, out] in the file.
+    """
+
+    reader: Any
+    where: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    swapped: bool
+
+    def in_file(self, shape: Any) -> list[int]:
+        """Return the file's own order of axes, for messages."""
+        return list(shape[::-1] if self.swapped else shape)
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Read some rows, f32 [rows, ...]."""
+        try:
+            values = self.reader.get_tensor(self.name).astype(np.float32, copy=False)
+        except Exception as e:  # tensorflow's own, of several kinds
+            raise UserError(
+                f"{self.where}: {self.name} cannot be read: {_line(e)}"
+            ) from e
+        return (values.T if self.swapped else values)[begin:end]
+
+    def fill(self, out: np.ndarray, transpose: bool, part: int, of: int) -> None:
+        """Read the tensor, or one of `of` equal parts of its rows, into `out`."""
+        count = self.shape[0] // of
+        rows = self.rows(part * count, (part + 1) * count)
+        np.copyto(out, (rows.T if transpose else rows).reshape(out.shape))
+
+
+def is_directory(path: Any) -> bool:
+    """True for a directory with such a checkpoint, or with its config alone."""
+    return any((path / name).exists() for name in CONFIGS) or any(
+        path.glob(f"*{INDEX}")
+    )
+
+
+def open_models(directory: Path, where: str) -> list[hf.Imported]:
+    """Open a directory: [model], or ELECTRA's [discriminator, generator].
+
+    Raises UserError, in a line that `where` begins, when there is no checkpoint or
+    several, when it is cut short, lacks tensors, has them in other shapes, or has some
+    in the encoder that are not known.
+    """
+    config = next((name for name in CONFIGS if (directory / name).exists()), None)
+    raw = tensors.read_json(directory / config, where) if config else {}
+    prefix = find_prefix(directory, where)
+    there = f"{where}: {prefix.name}"
+    stored = read_index(prefix, there)
+    family = FAMILIES[CONFIGS[config] if config else "electra"]
+    if config:
+        act = raw.get("hidden_act", "gelu")
+        raw["hidden_act"] = "gelu_new" if act == "gelu" else act
+        scopes = ["bert"]
+    else:
+        both = any(name.startswith("generator/") for name in stored)
+        scopes = ["electra", "generator"] if both else ["electra"]
+    models, left = [], dict(stored)
+    for scope in scopes:
+        told = raw if config else sizes(stored, scope, there)
+        told |= {"model_type": family.model_type, "layer_norm_eps": 1e-12}
+        said = config or "each other"
+        cfg = hf.read_config(told, family, f"{where}: {config or prefix.name}")
+        found, named = {}, {}
+        for name in {n for p in leaves(family, cfg) for n in names_of(p, family, cfg)}:
+            own = name_in_file(name, family, scope)
+            if len(scopes) > 1 and own.startswith(HEADS):
+                # Each half has a head of its own.
+                if own.startswith("generator") != (scope == "generator"):
+                    continue
+            elif own not in stored and name.startswith("embeddings."):
+                own = name_in_file(name, family, scopes[0])  # shared
+            named[name] = own
+            if own in stored:
+                found[name] = stored[own]
+                left.pop(own, None)
+        model = hf.Imported(directory, where, family, told, cfg, found)
+        models.append(hf.check_tensors(model, said, named.__getitem__))
+    if unknown := [n for n in sorted(left) if n.startswith(SCOPES)]:
+        raise UserError(
+            f"{there}: tensors of the encoder that {family.model_type} as {said} has it"
+            f" does not know: {hf.few(unknown)}"
+        )
+    models[0] = dataclasses.replace(models[0], unexpected=tuple(sorted(left)))
+    return models
+
+
+def find_prefix(directory: Path, where: str) -> Path:
+    """Return the path of the one checkpoint, or of that which `checkpoint` names."""
+    names = sorted(p.name.removesuffix(INDEX) for p in directory.glob(f"*{INDEX}"))
+    if not names:
+        raise UserError(f"{where} holds no checkpoint (a file NAME{INDEX})")
+    if len(names) > 1:
+        state = directory / "checkpoint"
+        text = state.read_text("utf-8", "replace") if state.is_file() else ""
+        named = re.search(r'^model_checkpoint_path: *"(.*)"', text, re.MULTILINE)
+        name = re.split(r"[/\\]", named[1])[-1] if named else ""
+        if name not in names:
+            raise UserError(
+                f"{where} holds {len(names)} checkpoints ({hf.few(names)}), and no "
+                "file `checkpoint` that names one of them"
+            )
+        names = [name]
+    for file in directory.glob("*"):
+        if file.name.startswith((names[0] + INDEX, names[0] + ".data-")):
+            tensors.inside(directory, file.name, where)
+    return directory / names[0]
+
+
+def read_index(prefix: Path, where: str) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by name, slots of optimizers left out.
+
+    Raises UserError when the files are cut short or are none.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow as tf
+    except ImportError as e:
+        raise UserError(f"{where} needs tensorflow to be read ({_line(e)})") from e
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes = reader.get_variable_to_shape_map()
+        types = reader.get_variable_to_dtype_map()
+    except Exception as e:  # tensorflow's own, of several kinds
+        raise UserError(f"{where}{INDEX} cannot be read: {_line(e)}") from e
+    least = sum(math.prod(s) * types[n].size for n, s in shapes.items())
+    parts = prefix.parent.glob("*")
+    there = sum(
+        p.stat().st_size for p in parts if p.name.startswith(f"{prefix.name}.data-")
+    )
+    if there < least:
+        raise UserError(
+            f"{where}.data-* are cut short or lack a part: {there:,} bytes of at least "
+            f"{least:,}"
+        )
+    known = {tf.float32: "F32", tf.float16: "F16", tf.bfloat16: "BF16"}
+    known[tf.float64] = "F64"
+    found = {}
+    for name, shape in shapes.items():
+        if IGNORED.fullmatch(name):
+            continue
+        swapped = name.endswith("/kernel") and len(shape) == 2
+        shape = tuple(shape[::-1] if swapped else shape)
+        dtype = known.get(types[name], types[name].name)
+        found[name] = Tensor(reader, where, name, dtype, shape, swapped)
+    return found
+
+
+def sizes(stored: dict[str, Tensor], scope: str, where: str) -> dict[str, Any]:
+    """Return as a config.json what ELECTRA's tensors say of their sizes.
+
+    Heads are 64 wide, as in google-research/electra, util/training_utils.py; its gelu
+    is the exact one.
+    """
+
+    def shape(name: str) -> tuple[int, ...]:
+        tensor = stored.get(name)
+        if tensor is None or len(tensor.shape) != 2:
+            raise UserError(
+                f"{where} has no matrix {name}, and no {' or '.join(CONFIGS)} is there"
+            )
+        return tensor.shape
+
+    own = f"{scope}/embeddings/"
+    if own + "word_embeddings" not in stored:
+        own = "electra/embeddings/"
+    rows, width = shape(own + "word_embeddings")
+    inner, hidden = shape(f"{scope}/encoder/layer_0/intermediate/dense/kernel")
+    layer = re.compile(rf"{scope}/encoder/layer_(\d+)/")
+    layers = {int(m[1]) for m in map(layer.match, stored) if m}
+    return {
+        "vocab_size": rows,
+        "embedding_size": width,
+        "hidden_size": hidden,
+        "num_hidden_layers": max(layers) + 1,
+        "num_attention_heads": max(1, hidden // 64),
+        "intermediate_size": inner,
+        "hidden_act": "gelu",
+        "max_position_embeddings": shape(own + "position_embeddings")[0],
+        "type_vocab_size": shape(own + "token_type_embeddings")[0],
+    }
+
+
+def _line(e: Exception) -> str:
+    """Return the first line of what an error says."""
+    return (str(e).strip().splitlines() or [type(e).__name__])[0]
