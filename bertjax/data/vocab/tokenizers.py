@@ -172,12 +172,22 @@ class Tokenizer:
             if i % 2:
                 ids.append(marks[part])
                 continue
-            if parts[i + 1 : i + 2] == [self.mask_token]:
-                # A blank takes the place of " word": the space before it is part of it.
+            if parts[i + 1 : i + 2] == [self.mask_token] and self._blank_takes_space:
                 part = part.rstrip()
             if part:
                 ids.extend(self.engine.encode_after(part) if i else self.encode(part))
         return ids
+
+    @cached_property
+    def _blank_takes_space(self) -> bool:
+        """Whether a blank stands for " word", unless a tokenizer.json says it does not.
+
+        transformers 5 writes such files where it finds vocab.json and merges.txt alone.
+        """
+        data = json.loads(self.files.get("tokenizer.json", b"{}"))
+        added = data.get("added_tokens") or []
+        marks = [t for t in added if t["content"] == self.mask_token]
+        return all(t.get("lstrip") for t in marks)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return readable text; special tokens stand as they are written."""

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from bertjax import UserError
+from bertjax.data.vocab.exports import write_tokenizer
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
 
 GOLDEN = json.loads(
@@ -174,6 +176,27 @@ def test_training_gives_the_same_in_another_process(kind):
     command = [sys.executable, "-c", code, kind, here]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert found.strip() == train_tokenizer(TEXTS, kind, 400).identity
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "unigram"])
+def test_a_tokenizer_json_says_whose_the_space_before_a_blank_is(kind, tmp_path):
+    """lstrip of its mask, as in transformers; without such a file the blank's."""
+    tokenizer = train_tokenizer(TEXTS, kind, 400)
+    text = f"The cat {tokenizer.mask_token} on"
+    write_tokenizer(tokenizer, tmp_path, False, 128)
+    assert load_tokenizer(tmp_path).encode_with_masks(text) == (
+        tokenizer.encode_with_masks(text)
+    )
+    file = tmp_path / "tokenizer.json"
+    data = json.loads(file.read_text())
+    for token in data["added_tokens"]:
+        token["lstrip"] = False
+    file.write_text(json.dumps(data))
+    library = tokenizers.Tokenizer.from_str(json.dumps(data))
+    ids = load_tokenizer(tmp_path).encode_with_masks(text)
+    assert ids == library.encode(text, add_special_tokens=False).ids
+    more = len(ids) - len(tokenizer.encode_with_masks(text))
+    assert more == (kind == "byte_bpe")  # SentencePiece drops a last space
 
 
 def test_sentencepiece_goes_on_after_a_blank_without_a_space():
