@@ -67,13 +67,17 @@ class Imported:
         """Which heads are there: "mlm", "nsp", ..."""
         return heads_of(self.paths)
 
+    def shape(self, path: str) -> tuple[int, ...]:
+        """Return the shape of one leaf, the layers stacked."""
+        return shape_of(path, self.family, self.cfg)
+
     def describe(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the leaves by path."""
-        return {p: shape_of(p, self.family, self.cfg) for p in self.paths}
+        return {p: self.shape(p) for p in self.paths}
 
     def read(self, path: str) -> np.ndarray:
         """Read one leaf: f32, the layers stacked."""
-        out = aligned(shape_of(path, self.family, self.cfg))
+        out = aligned(self.shape(path))
         slots = out if "{}" in self.family.names[path] else out[None]
         names = names_of(path, self.family, self.cfg)
         for slot, full in zip(slots, names, strict=True):

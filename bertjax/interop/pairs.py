@@ -44,18 +44,15 @@ class Pair(Imported):
     def paths(self) -> list[str]:
         own = [p for p in super().paths if p.startswith(("encoder/", "rtd/"))]
         theirs = [p for p in self.generator.paths if p.startswith(("encoder/", "mlm/"))]
-        return own + [_rename(p) for p in theirs if not is_shared(p)]
+        return own + [_in_pair(p) for p in theirs if not is_shared(p)]
 
-    def describe(self) -> dict[str, tuple[int, ...]]:
-        theirs = {_rename(p): s for p, s in self.generator.describe().items()}
-        both = {**theirs, **super().describe()}
-        return {p: both[p] for p in self.paths}
+    def shape(self, path: str) -> tuple[int, ...]:
+        own = _in_generator(path)
+        return self.generator.shape(own) if own else super().shape(path)
 
     def read(self, path: str) -> np.ndarray:
-        head, _, rest = path.partition("/")
-        if head == "generator":
-            return self.generator.read(f"encoder/{rest}")
-        return self.generator.read(path) if head == "mlm" else super().read(path)
+        own = _in_generator(path)
+        return self.generator.read(own) if own else super().read(path)
 
 
 def is_shared(path: str) -> bool:
@@ -64,9 +61,16 @@ def is_shared(path: str) -> bool:
     return path.startswith(start) and not path.startswith(start + "projection/")
 
 
-def _rename(path: str) -> str:
+def _in_pair(path: str) -> str:
+    """Return what the generator's leaf is called in the pair."""
     head, _, rest = path.partition("/")
     return f"generator/{rest}" if head == "encoder" else path
+
+
+def _in_generator(path: str) -> str:
+    """Return what the pair's leaf is called in the generator; "": it is not there."""
+    head, _, rest = path.partition("/")
+    return {"generator": f"encoder/{rest}", "mlm": path}.get(head, "")
 
 
 def join(discriminator: Imported, generator: Imported, root: Path, where: str) -> Pair:
