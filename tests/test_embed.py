@@ -34,34 +34,28 @@ SIZES = dict(
 )
 
 
-def one_by_one(cfg, params, rows, pooling, normalize):
-    """Encode each row alone, without padding; the rest in numpy, float64."""
-    vectors = []
-    for row in rows:
-        batch = {"input_ids": row[None], "attention_mask": np.ones_like(row[None])}
-        encoded = encoder.apply(params, cfg, jax.device_put(batch))
-        hidden = np.asarray(encoded.hidden[0], np.float64)
-        vectors.append(hidden[0] if pooling == "cls" else hidden.mean(0))
-    vectors = np.stack(vectors)
-    if normalize:
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors
-
-
 # ---------------------------------------------------------------- computing
-@pytest.mark.parametrize("pooling, normalize", [("mean", False), ("cls", True)])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_as_one_by_one_and_in_order(name, pooling, normalize):
+def test_as_one_by_one_and_in_order(name):
+    """Against each row alone, without padding; the rest in numpy, float64."""
     cfg = EncoderConfig(**SIZES, **ENCODERS[name])
     params = {"encoder": encoder.init(jax.random.key(1), cfg)}
     rng = np.random.default_rng(2)
-    lengths = [2, 130, 3, 17, 2, 64, 9, 33, 2]
+    lengths = [2, 130, 17, 2, 64, 17, 2]
     rows = [rng.integers(1, 40, n, dtype=np.int32) for n in lengths]
-    encode = embed.make_encoder(cfg, params, pooling, normalize)
-    got = embed.embed(encode, embed.batches(rows, 0, 4, 130), len(rows))
-    assert got.shape == (9, 16) and got.dtype == np.float32
-    want = one_by_one(cfg, params["encoder"], rows, pooling, normalize)
-    np.testing.assert_allclose(got, want, atol=3e-5)
+    apply = jax.jit(lambda batch: encoder.apply(params["encoder"], cfg, batch).hidden)
+    hidden = []
+    for row in rows:
+        batch = {"input_ids": row[None], "attention_mask": np.ones_like(row[None])}
+        hidden.append(np.asarray(apply(batch)[0], np.float64))
+    means = np.stack([h.mean(0) for h in hidden])
+    firsts = np.stack([h[0] for h in hidden])
+    firsts /= np.linalg.norm(firsts, axis=1, keepdims=True)
+    for pooling, normalize, want in (("mean", False, means), ("cls", True, firsts)):
+        encode = embed.make_encoder(cfg, params, pooling, normalize)
+        got = embed.embed(encode, embed.batches(rows, 0, 4, 130), len(rows))
+        assert got.shape == (7, 16) and got.dtype == np.float32
+        np.testing.assert_allclose(got, want, atol=3e-5)
 
 
 @pytest.mark.parametrize("longest", [2, 30, 130, 512, 8192])

@@ -40,10 +40,9 @@ def test_unstacked_layers_compute_the_same(name):
     cfg, params = model(name)
     ids = np.arange(24).reshape(2, 12) % 40
     batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32)}
-    batch = jax.device_put(batch)
-    loose = encoder.unstack(params["encoder"], cfg)
-    want = encoder.apply(params["encoder"], cfg, batch).hidden
-    got = encoder.apply(loose, cfg, batch).hidden
+    apply = jax.jit(lambda params: encoder.apply(params, cfg, batch).hidden)
+    want = apply(params["encoder"])
+    got = apply(encoder.unstack(params["encoder"], cfg))
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 
@@ -60,7 +59,8 @@ def test_many_blanks_and_the_padding_of_the_vocabulary(name):
         "input_ids": np.array([ids]),
         "attention_mask": np.ones((1, len(ids)), np.int32),
     }
-    hidden = encoder.apply(params["encoder"], cfg, jax.device_put(batch)).hidden
+    apply = jax.jit(lambda batch: encoder.apply(params["encoder"], cfg, batch).hidden)
+    hidden = apply(batch)
     at = np.array([[i for i, t in enumerate(ids) if t == 4]])
     word = params["encoder"]["embeddings"]["word"]
     logits = heads.mlm_logits(params["mlm"], word, cfg, hidden, at)
