@@ -2,6 +2,7 @@
 """Hugging Face's directories to ours and back, without torch and transformers.
 
 python -m bertjax.convert --from=HF_DIR --to=DIR                 what --model takes
+... --from=TF1_DIR         one of Google's checkpoints of BERT, ALBERT, ELECTRA
 python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
 ... --add_words=FILE       with a larger vocabulary: FILE has a word a line
 """

@@ -204,7 +204,8 @@ def read_index(prefix: Path, where: str) -> dict[str, Tensor]:
 
     Raises UserError when the files are cut short or are none.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    for name, value in (("TF_CPP_MIN_LOG_LEVEL", "3"), ("TF_ENABLE_ONEDNN_OPTS", "0")):
+        os.environ.setdefault(name, value)  # it speaks while it is imported
     try:
         import tensorflow as tf
     except ImportError as e:
