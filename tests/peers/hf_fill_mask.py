@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A peer of `bertjax.benchmark --what=fill_mask`: transformers' masked LM.
+
+FlaxBertForMaskedLM where it is there (transformers 4.57, JAX 0.10, Python 3.11), else
+BertForMaskedLM on torch, one thread; what its fill-mask pipeline does between ids and
+guesses. The protocol is in bertjax/measuring/turns.py.
+"""
+
+import json
+import resource
+import sys
+import time
+
+import numpy as np
+from transformers import BertConfig
+
+shape = json.loads(sys.argv[1])
+for key in ("batch_size", "length", "predictions", "lr", "wd", "dtype"):
+    del shape[key]
+config = BertConfig(**shape)
+ids = 2 + np.arange(128)[None] % (config.vocab_size - 2)
+ids[0, 0] = 1
+
+try:
+    import jax
+    from transformers import FlaxBertForMaskedLM
+
+    model = FlaxBertForMaskedLM(config)
+
+    @jax.jit
+    def guess(params, ids):
+        logits = model(ids, params=params).logits[0, 0]
+        return jax.lax.top_k(jax.nn.softmax(logits), 5)
+
+    def fill():
+        return jax.device_get(guess(model.params, ids))
+
+except ImportError:
+    import torch
+    from transformers import BertForMaskedLM
+
+    torch.set_num_threads(1)
+    model = BertForMaskedLM(config).eval()
+
+    @torch.inference_mode()
+    def fill():
+        logits = model(torch.from_numpy(ids)).logits[0, 0]
+        return logits.softmax(-1).topk(5)
+
+
+begun = time.perf_counter()
+fill()
+facts = {"tokens": 128, "compile_seconds": time.perf_counter() - begun}
+print(json.dumps(facts), flush=True)
+for line in sys.stdin:
+    begun = time.perf_counter()
+    for _ in range(int(line)):
+        fill()
+    seconds = {"latency_128": (time.perf_counter() - begun) / int(line)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    print(json.dumps({"seconds": seconds, "peak_rss_mb": peak}), flush=True)
