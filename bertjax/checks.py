@@ -22,8 +22,6 @@ RANGES = {
     "data.max_segments": (1, 2**16),
     "data.alpha": (0, 1),
     "data.vocab_alpha": (0, 1),
-    "model.layer_norm_eps": (1e-15, 1),
-    "model.initializer_range": (0, 10),
     "optim.lr": (0, 3e38),
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),

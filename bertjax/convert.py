@@ -7,6 +7,7 @@ python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
 ... --add_words=FILE       with a larger vocabulary: FILE has a word a line
 """
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -37,25 +38,34 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--from and --to are needed: what to convert, and where to")
     forms = {"bertjax": to_workdir, "hf": to_hf}
     write = registry.pick("--format", args.format, forms)
+    into = check_target(Path(target))
     opened, grow = disk.open_model(source, "--from"), None
     if args.add_words:
         opened, grow = add_words(args.add_words, *opened)
-    write_whole(Path(target).expanduser(), lambda into: write(into, *opened, grow))
+    write_whole(into, lambda draft: write(draft, *opened, grow))
     c.say(f"{target} is written")
     return 0
+
+
+def check_target(target: Path) -> Path:
+    """Return where to write: links followed. Raises UserError unless it is new."""
+    try:
+        real = target.expanduser().resolve()
+        if real.exists() and (not real.is_dir() or any(real.iterdir())):
+            raise UserError(f"--to={target} exists already")
+    except (OSError, RuntimeError) as e:
+        raise UserError(f"--to={target} cannot be written: {e}") from e
+    return real
 
 
 def write_whole(target: Path, write: Callable[[Path], None]) -> None:
     """Let `write(directory)` fill a directory beside the target, then give it its name.
 
-    Raises UserError when the target is not new or empty, or cannot be written; then
-    nothing is left.
+    Raises UserError when it cannot be written; then nothing is left.
     """
-    target = target.absolute()
     draft = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    new = [p for p in target.parents if not p.exists()]
     try:
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UserError(f"--to={target} exists already")
         draft.mkdir(parents=True)
         write(draft)
         draft.rename(target)
@@ -63,6 +73,9 @@ def write_whole(target: Path, write: Callable[[Path], None]) -> None:
         raise UserError(f"--to={target} cannot be written: {e}") from e
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        for parent in new:  # the deepest first; what holds the target stays
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 def add_words(

@@ -114,9 +114,13 @@ def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, 
     try:
         directory, checkpoint = manifest.resolve(path)
     except OSError as e:
-        if directories.is_directory(manifest.as_path(path)):
-            return open_directory(manifest.as_path(path), flag)
-        raise UserError(f"{flag}={path}: {e}") from e
+        there = manifest.as_path(path)
+        if directories.is_directory(there):
+            return open_directory(there, flag)
+        why = f"{e}, and no config.json"
+        if not there.is_dir():
+            why = "a file, no directory" if there.exists() else "no such directory"
+        raise UserError(f"{flag}={path}: {why}") from None
     wrong = manifest.problem(checkpoint)
     if wrong:
         raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")

@@ -2,6 +2,7 @@
 """Fill blanks: python -m bertjax.fill_mask --model=DIR "The [MASK] is here." ..."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,13 +126,13 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
 
 
 def bucket_lengths(most: int) -> list[int]:
-    """Return the lengths that texts are padded to, `most` and less.
+    """Return the lengths that texts are padded to: `most`, and from 32 on less.
 
     >>> bucket_lengths(512), bucket_lengths(8192)
     ([32, 64, 128, 256, 512], [32, 128, 512, 2048, 8192])
     """
-    ratio = 2 if most <= 1024 else 4
-    return sorted({-(-most // ratio**k) for k in range(LENGTHS)})
+    ratio = max(2.0, (most / 32) ** (1 / (LENGTHS - 1)))
+    return sorted({math.ceil(most / ratio**k) for k in range(LENGTHS)})
 
 
 if __name__ == "__main__":

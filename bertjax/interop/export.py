@@ -152,6 +152,10 @@ def _stored(
             slot.reshape(shape[::-1]).T if is_transposed(path) else slot.reshape(shape)
         )
 
+    if not cfg.tie_word_embeddings:  # then each name is a tensor of its own
+        for other, name in family.aliases.items():
+            if name in parts:
+                parts[other] = parts[name]
     for name, pieces in parts.items():
         ordered = [pieces[i] for i in range(len(pieces))]
         rows, *rest = stored_shape(ordered[0][0], cfg)

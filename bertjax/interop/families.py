@@ -126,18 +126,26 @@ def read_modernbert(raw: Options) -> Options:
             raise ValueError(f"layer_types={kinds}")
     elif type(every) is not int or every < 1:
         raise ValueError(f"global_attn_every_n_layers={every}")
-    ropes = raw.get("rope_parameters") or {}
+    if raw.get("local_attention", 128) == 0:
+        raise ValueError("local_attention=0")  # which is no window here
     theta = raw.get("global_rope_theta") or 160_000.0
-    near = raw.get("local_rope_theta", 10_000.0) or theta
-    for kind in ("full_attention", "sliding_attention"):
-        if ropes.get(kind, {}).get("rope_type", "default") != "default":
+    near = raw.get("local_rope_theta", 10_000.0)
+    near = theta if near is None else near
+    ropes = raw.get("rope_parameters") or {}
+    thetas = {"full_attention": theta, "sliding_attention": near}
+    if not isinstance(ropes, dict) or not ropes.keys() <= thetas.keys():
+        raise ValueError(f"rope_parameters={ropes}")
+    for kind, said in ropes.items():
+        # `type` is the older key.
+        if said.get("rope_type", said.get("type", "default")) != "default":
             raise ValueError(f"rope_parameters={ropes}")
-    theta = ropes.get("full_attention", {}).get("rope_theta", theta)
-    near = ropes.get("sliding_attention", {}).get("rope_theta", near)
+        thetas[kind] = said.get("rope_theta", thetas[kind])
+    if not all(type(t) in (int, float) and 1 <= t <= 1e12 for t in thetas.values()):
+        raise ValueError(f"rope_theta={list(thetas.values())!s:.60}")
     return {
         "global_attn_every_n_layers": every,
-        "rope_theta": float(theta),
-        "local_rope_theta": float(near),
+        "rope_theta": float(thetas["full_attention"]),
+        "local_rope_theta": float(thetas["sliding_attention"]),
     }
 
 

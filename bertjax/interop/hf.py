@@ -112,7 +112,7 @@ def open_model(directory: Path, where: str) -> Imported:
     damaged config, tensors that are missing or have other shapes, a decoder that is
     tied in config.json alone.
     """
-    raw = tensors.read_json(directory / CONFIG, where)
+    raw = tensors.read_json(tensors.inside(directory, CONFIG, where), where)
     if not isinstance(raw.get("model_type"), str):
         raise UserError(f"{where}: {CONFIG} lacks model_type")
     family = registry.pick(f"{where}: model_type", raw["model_type"], FAMILIES)
@@ -121,8 +121,13 @@ def open_model(directory: Path, where: str) -> Imported:
     for name, tensor in tensors.open_tensors(directory, where).items():
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         if not BUFFERS.fullmatch(name):
-            name = name.removeprefix(family.prefix)
-            found.setdefault(family.aliases.get(name, name), tensor)
+            found[name.removeprefix(family.prefix)] = tensor
+    for other, name in family.aliases.items():
+        if other in found:
+            # The decoder's own, which transformers 5 computes with.
+            if cfg.tie_word_embeddings and name in found:
+                _check_tied(found, other, name, where)
+            found[name] = found.pop(other)
     return check_tensors(Imported(directory, where, family, raw, cfg, found))
 
 
@@ -163,23 +168,27 @@ def check_tensors(
     missing = [
         p for p in leaves(family, cfg) if p.startswith(tuple(f"{g}/" for g in gone))
     ]
-    decoder = family.names["mlm/decoder"]
     unexpected = found.keys() - known
+    inner = {n.split("{}")[0] for n in family.names.values() if "{}" in n}
+    if strange := [n for n in sorted(unexpected) if n.startswith(tuple(inner))]:
+        raise UserError(
+            f"{where}: tensors of layers that {config} does not have: {few(strange)}"
+        )
+    decoder = family.names["mlm/decoder"]
     if cfg.tie_word_embeddings and decoder in found:
         unexpected -= {decoder}
-        _check_tied(found, family, where)
+        word = family.names["encoder/embeddings/word"]
+        _check_tied(found, decoder, word, where)
     return dataclasses.replace(
         model, missing=tuple(missing), unexpected=tuple(sorted(unexpected))
     )
 
 
-def _check_tied(found: Mapping[str, Any], family: Family, where: str) -> None:
-    """Refuse a decoder that config.json ties to embeddings from which it differs."""
-    name, word = family.names["mlm/decoder"], family.names["encoder/embeddings/word"]
-    a, b = found[name], found[word]
-    if not tensors.are_equal(a, b):
+def _check_tied(found: Mapping[str, Any], name: str, other: str, where: str) -> None:
+    """Refuse a decoder that config.json ties to what it differs from."""
+    if not tensors.are_equal(found[name], found[other]):
         raise UserError(
-            f"{where}: {name} is not {word}, though {CONFIG} ties them: "
+            f"{where}: {name} is not {other}, though {CONFIG} ties them: "
             "tie_word_embeddings should be false"
         )
 
@@ -200,7 +209,8 @@ def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderCo
             raise UserError(f"{where} lacks {key}")
         value = family.defaults[option] if value is None else value
         kind = kinds[option]
-        value = float(value) if kind is float and type(value) is int else value
+        if kind is float and type(value) is int and abs(value) < 2**53:
+            value = float(value)
         if type(value) is not kind:
             raise UserError(f"{where}: {key}={value!r} is no {kind.__name__}")
         if option in ("hidden_act", "classifier_activation"):
@@ -215,8 +225,13 @@ def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderCo
     try:
         options |= family.read(dict(raw))
         return EncoderConfig(**options)
-    except (UserError, ValueError) as e:
-        raise UserError(f"{where}: {e} makes no model of this kind") from e
+    except UserError as e:
+        told = str(e)
+        for option, key in family.keys.items():
+            told = re.sub(rf"\bmodel\.{option}\b", key, told)
+        raise UserError(f"{where}: {told}") from e
+    except ValueError as e:
+        raise UserError(f"{where}: {e} is not known here") from e
     except (TypeError, AttributeError) as e:
         raise UserError(f"{where} has a value of another kind ({e})") from e
 

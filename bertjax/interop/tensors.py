@@ -92,7 +92,7 @@ def open_tensors(directory: Path, where: str) -> dict[str, Tensor]:
 def read_json(path: Path, where: str) -> dict[str, Any]:
     """Return the object in a JSON file. Raises UserError."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         raise UserError(f"{where} holds no {path.name}") from None
     except OSError as e:
@@ -102,6 +102,10 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{where}: {path.name} holds no JSON object")
     return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def inside(directory: Path, name: str, where: str) -> Path:

@@ -8,6 +8,38 @@ from bertjax import UserError, registry
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 REMAT = ("none", "full", "dots")
 DTYPES = ("float32", "bfloat16")
+MOST = 2**31 - 1
+RANGES = {
+    **dict.fromkeys(
+        (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+        ),
+        (1, MOST),
+    ),
+    "max_position_embeddings": (1, 2**24),
+    **dict.fromkeys(
+        (
+            "unroll",
+            "type_vocab_size",
+            "embedding_size",
+            "position_offset",
+            "local_attention",
+            "global_attn_every_n_layers",
+            "num_hidden_groups",
+        ),
+        (0, MOST),
+    ),
+    "layer_norm_eps": (1e-15, 1),
+    "initializer_range": (0, 10),
+    "hidden_dropout_prob": (0, 1 - 2**-16),  # as fine as layers.dropout draws
+    "attention_probs_dropout_prob": (0, 1 - 2**-16),
+    "rope_theta": (1, 1e12),
+    "local_rope_theta": (0, 1e12),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,32 +111,10 @@ class EncoderConfig:
         ):
             registry.pick(f"model.{key}", getattr(self, key), dict.fromkeys(known))
         registry.pick("dtype", self.dtype, dict.fromkeys(DTYPES))
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-            "rope_theta",
-        ):
-            if not getattr(self, name) > 0:
-                raise UserError(f"model.{name}={getattr(self, name)} must be positive")
-        for name in (
-            "unroll",
-            "type_vocab_size",
-            "embedding_size",
-            "position_offset",
-            "local_rope_theta",
-            "local_attention",
-            "global_attn_every_n_layers",
-            "num_hidden_groups",
-        ):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"model.{name}={getattr(self, name)} is negative")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model.{name}={getattr(self, name)} is not in [0, 1)")
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise UserError(f"model.{name}={value} is not in [{least}, {most}]")
         for wrong, said in self._clashes():
             if wrong:
                 raise UserError(said)

@@ -122,9 +122,32 @@ def test_refusals_leave_nothing(command, trained, exported, tmp_path):
         ([f"--from={trained}", f"--to={tmp_path / 'w'}"], "--format=hf"),
         ([f"--from={exported}", f"--to={tmp_path}"], "exists"),
         ([f"--from={exported}", "--to=/proc/x/y"], "cannot be written"),
-        ([f"--from={tmp_path / 'no'}", "--to=x"], "no"),
+        ([f"--from={exported}", "--to=/"], "exists"),
+        ([f"--from={tmp_path / 'no'}", "--to=x"], "no such directory"),
+        ([f"--from={exported / 'config.json'}", "--to=x"], "a file, no directory"),
+        ([f"--from={tmp_path}", "--to=x"], r"no config\.json"),
         ([f"--from={exported}", "--to=x", "--format=onnx"], "onnx"),
     ]:
         with pytest.raises(UserError, match=word):
             convert.main(flags)
     assert not (tmp_path / "w").exists()
+
+
+def test_where_to_write(tmp_path):
+    """Links are followed; of what fails not even new parents are left."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    target = convert.check_target(tmp_path / "link")
+    convert.write_whole(target, lambda into: (into / "a").write_text("x"))
+    assert (tmp_path / "empty/a").read_text() == "x"
+    with pytest.raises(UserError, match="exists already"):
+        convert.check_target(tmp_path / "link")
+
+    def fail(into):
+        raise OSError("disk full")
+
+    with pytest.raises(UserError, match="disk full"):
+        convert.write_whole(tmp_path / "new/parents/x", fail)
+    convert.write_whole(tmp_path / "other/parents/x", lambda into: None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "link", "other"]
+    assert (tmp_path / "other/parents/x").is_dir()

@@ -217,6 +217,13 @@ def test_a_missing_encoder_tensor_is_an_error(tmp_path):
         ({"hidden_act": "mish"}, ["mish", "gelu"]),
         ({"position_embedding_type": "relative_key"}, ["relative_key"]),
         ({"is_decoder": True}, ["is_decoder"]),
+        ({"num_hidden_layers": 2}, ["does not have", "encoder.layer.2"]),
+        ({"layer_norm_eps": -1.0}, [": layer_norm_eps=-1.0"]),
+        ({"layer_norm_eps": 1e300}, ["layer_norm_eps"]),
+        ({"layer_norm_eps": 10**400}, ["layer_norm_eps"]),
+        ({"layer_norm_eps": float("nan")}, ["NaN"]),
+        ({"initializer_range": float("-inf")}, ["-Infinity"]),
+        ({"hidden_dropout_prob": 1.0}, ["hidden_dropout_prob"]),
     ],
 )
 def test_configs_that_make_no_model(tmp_path, config, words):
@@ -228,6 +235,29 @@ def test_layers_that_follow_no_rule_are_refused(tmp_path):
     kinds = ["full_attention", "full_attention", "sliding_attention"]
     write(tmp_path / "a", "modernbert", layer_types=kinds)
     refused(tmp_path / "a", "layer_types")
+
+
+FULL, NEAR = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"rope_parameters": {FULL: {"type": "linear", "factor": 4.0}}}, ["linear"]),
+        ({"rope_parameters": {NEAR: {"rope_type": "yarn"}}}, ["yarn"]),
+        ({"rope_parameters": {"rope_type": "default"}}, ["rope_parameters"]),
+        ({"rope_parameters": "none"}, ["rope_parameters"]),
+        ({"rope_parameters": {FULL: {"rope_theta": 0}}}, ["rope_theta"]),
+        ({"rope_parameters": {FULL: {"rope_theta": 10**400}}}, ["rope_theta"]),
+        ({"rope_parameters": {FULL: {"rope_theta": "9"}}}, ["rope_theta"]),
+        ({"rope_parameters": None, "local_rope_theta": 0.0}, ["rope_theta"]),
+        ({"max_position_embeddings": 10**12}, ["max_position_embeddings"]),
+        ({"local_attention": 0}, ["local_attention"]),
+    ],
+)
+def test_rotations_and_windows_that_are_not_known(tmp_path, config, words):
+    write(tmp_path / "a", "modernbert", **config)
+    refused(tmp_path / "a", *words)
 
 
 def test_a_decoder_of_its_own_that_config_ties(tmp_path):
@@ -242,6 +272,47 @@ def test_a_decoder_of_its_own_that_config_ties(tmp_path):
     np.testing.assert_array_equal(
         model.read("mlm/decoder"), model.read("encoder/embeddings/word") + 1
     )
+
+
+@pytest.mark.parametrize(
+    "name, other, own",
+    [
+        ("bert", "cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ("roberta", "lm_head.decoder.bias", "lm_head.bias"),
+        ("albert", "predictions.decoder.bias", "predictions.bias"),
+    ],
+)
+def test_a_decoder_of_its_own_has_a_bias_of_its_own(tmp_path, name, other, own):
+    """transformers 5 adds the decoder's; where all is tied they are one."""
+    word = next(n for n in LAYOUTS[name]["shapes"] if "word_embeddings.weight" in n)
+
+    def untie(made):
+        weight = other.replace("bias", "weight")
+        return {**made, weight: made[word] + 1, other: made[own] + 2}
+
+    given = write(tmp_path / "a", name, change=untie, tie_word_embeddings=False)
+    model = hf.open_model(tmp_path / "a", "x")
+    np.testing.assert_array_equal(model.read("mlm/bias"), given[other])
+    (tmp_path / "b").mkdir()
+    family = model.family.model_type
+    export.write_model(tmp_path / "b", model.params(), model.cfg, roles(name), family)
+    back = load_file(tmp_path / "b/model.safetensors")
+    assert back.keys() == given.keys()
+    np.testing.assert_array_equal(back[own], given[other])
+    np.testing.assert_array_equal(back[other], given[other])
+
+    def differ(made):
+        return {**made, other: made[own] + 2}
+
+    write(tmp_path / "c", name, change=differ)
+    refused(tmp_path / "c", other, "tie_word_embeddings")
+
+
+def test_a_config_may_not_be_a_link(tmp_path):
+    write(tmp_path / "a", "bert")
+    (tmp_path / "a/config.json").rename(tmp_path / "config.json")
+    (tmp_path / "a/config.json").symlink_to(tmp_path / "config.json")
+    refused(tmp_path / "a", "config.json is a link")
 
 
 def test_damaged_files(tmp_path):
