@@ -177,6 +177,17 @@ def wordpiece_engine(pieces: list[str], unk: str, lower: bool) -> TokenizersEngi
     return TokenizersEngine(tokenizer)
 
 
+def read_merges(text: str) -> list[tuple[str, str]]:
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    if lines[0].startswith("#version"):
+        del lines[0]
+    pairs = [tuple(line.split(" ")) for line in lines if line]
+    for number, pair in enumerate(pairs, 1):
+        if len(pair) != 2:
+            raise ValueError(f"merge {number} of merges.txt is not two pieces")
+    return pairs
+
+
 def byte_bpe_engine(
     pieces: list[str], merges: list[tuple[str, str]], unk: str, lower: bool
 ) -> TokenizersEngine:

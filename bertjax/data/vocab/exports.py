@@ -11,6 +11,7 @@ from typing import Any
 
 from bertjax import UserError
 from bertjax.data.vocab.sentencepiece_json import from_sentencepiece
+from bertjax.data.vocab.tokenizer_files import ADDED
 from bertjax.data.vocab.tokenizers import Tokenizer
 
 
@@ -33,7 +34,11 @@ def write_tokenizer(
     told |= {
         f"{role}_token": tokenizer.pieces[i] for role, i in tokenizer.roles.items()
     }
-    text = json.dumps(make_json(tokenizer, token_types), ensure_ascii=False)
+    data = make_json(tokenizer, token_types)
+    if "add_prefix_space" in (words := data.get("pre_tokenizer") or {}):
+        # transformers 4 would put its default there.
+        told["add_prefix_space"] = words["add_prefix_space"]
+    text = json.dumps(data, ensure_ascii=False)
     (directory / "tokenizer.json").write_text(text, "utf-8")
     (directory / "tokenizer_config.json").write_text(
         json.dumps(told, indent=2) + "\n", "utf-8"
@@ -61,12 +66,14 @@ def make_json(tokenizer: Tokenizer, token_types: bool) -> dict[str, Any]:
         data = json.loads(tokenizer.engine.tokenizer.to_str())
     library = Library.from_str(json.dumps(data))
     known = {t["content"] for t in data["added_tokens"] if t["special"]}
+    ours = {tokenizer.pieces[i] for i in tokenizer.roles.values()}
+    ours |= json.loads(tokenizer.files.get(ADDED, b"{}")).keys()
     spaces = tokenizer.kind != "wordpiece"  # a blank stands for " word", space and all
     for i in tokenizer.special_ids.tolist():
         piece = tokenizer.pieces[i]
         if piece in known or not piece:
             continue
-        if i in tokenizer.roles.values() or library.token_to_id(piece) is None:
+        if piece in ours or library.token_to_id(piece) is None:
             blank = spaces and i == tokenizer.mask_id
             token = AddedToken(piece, lstrip=blank, normalized=False, special=True)
             library.add_special_tokens([token])

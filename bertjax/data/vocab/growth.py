@@ -139,7 +139,7 @@ def _forms(tokenizer: Tokenizer, word: str) -> list[New]:
             engine: Any = tokenizer.engine
             normalizer = engine.tokenizer.normalizer
             piece = (normalizer.normalize_str(word) if normalizer else word).strip()
-        if piece:
+        if piece and piece not in (new.piece for new in found):
             found.append(New(word, form, after, piece, origin))
     return found
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from bertjax import UserError
-from bertjax.data.vocab import engines, plain_ids
+from bertjax.data.vocab import engines, plain_ids, tokenizer_options
+from bertjax.data.vocab.tokenizer_options import json_files
 
 ROLES = {
     "pad": ("[PAD]", "<pad>"),
@@ -97,8 +98,7 @@ class Reader:
         return data
 
     def read(self, path: Path) -> Parts:
-        beside = path.with_name(CONFIG)
-        config = self.json(beside) if beside.is_file() else {}
+        config = self.options(path)
         merges = path.with_name("merges.txt")
         if path.name == plain_ids.FILE:
             return self.make({plain_ids.FILE: self.bytes(path)}, config)
@@ -107,8 +107,7 @@ class Reader:
         if path.suffix == ".json":
             data = self.json(path)
             if isinstance(data.get("model"), dict):
-                content = json.dumps(data, ensure_ascii=False, sort_keys=True)
-                return self.make({"tokenizer.json": content.encode()}, config)
+                return self.make(json_files(data), config)
             if path.name == "tokenizer.json":
                 self.refuse("tokenizer.json holds no `model`")
             if not merges.is_file():
@@ -124,10 +123,20 @@ class Reader:
                 capitals = sum(p != p.lower() and p[:1] != "[" for p in pieces)
                 config["do_lower_case"] = capitals <= len(pieces) / 10
         if merges.is_file():
-            files = byte_bpe_files(pieces, read_merges(self.text(merges)))
+            files = byte_bpe_files(pieces, engines.read_merges(self.text(merges)))
         else:
             files = {"vocab.txt": ("\n".join(pieces) + "\n").encode()}
         return self.make({**files, **self.added(path)}, config)
+
+    def options(self, path: Path) -> dict[str, Any]:
+        """Read what tokenizer_config.json, beside a file, says that is looked at."""
+        beside, model = path.with_name(CONFIG), path.with_name("config.json")
+        config = self.json(beside) if beside.is_file() else {}
+        family = self.json(model).get("model_type") if model.is_file() else None
+        try:
+            return tokenizer_options.looked_at(config, family)
+        except ValueError as e:
+            self.refuse(f"{CONFIG}: {e}")
 
     def sentencepiece(self, path: Path, config: dict[str, Any]) -> dict[str, bytes]:
         """Read a .model; two families do more than it says, which a tokenizer.json
@@ -148,8 +157,7 @@ class Reader:
             data = sentencepiece_json.from_albert(model, lower, accents)
         else:
             return {"spiece.model": model, **self.added(path)}
-        text = json.dumps(data, ensure_ascii=False, sort_keys=True)
-        return {"tokenizer.json": text.encode()}
+        return json_files(data)
 
     def added(self, path: Path) -> dict[str, bytes]:
         """Read the added_tokens.json beside a vocabulary: pieces that come after it."""
@@ -194,12 +202,11 @@ class Reader:
             if kind not in ("wordpiece", "byte_bpe", "unigram", "bpe"):
                 self.refuse(f"models of type {data['model'].get('type')} are not known")
             normalizer = data.get("normalizer")
-            own = _lowers(normalizer)
+            own = tokenizer_options.lowers(normalizer)
             if lower is None or (self.lower_case is None and own is None):
                 lower = bool(own)
-            data["normalizer"] = _set_lower(normalizer, lower)
-            text = json.dumps(data, ensure_ascii=False, sort_keys=True)
-            files = {"tokenizer.json": text.encode()}
+            data["normalizer"] = tokenizer_options.set_lower(normalizer, lower)
+            files = json_files(tokenizer_options.set_options(data, config))
         elif "merges.txt" in files:
             vocab = json.loads(files["vocab.json"])
             kind, pieces, lower = "byte_bpe", list(vocab), bool(lower)
@@ -218,6 +225,13 @@ class Reader:
             special.add(i)
         numbers = {p: i for i, p in enumerate(pieces)}
         roles = {role: self.role(role, numbers, config) for role in ("mask", *ROLES)}
+        if kind in ("unigram", "bpe") and config.get("add_prefix_space") is False:
+            self.refuse(f"{CONFIG}: add_prefix_space=false is not known of {kind}")
+        if "vocab.txt" in files or "vocab.json" in files:
+            unk = pieces[roles["unk"]]
+            files = tokenizer_options.spell_out(
+                files, pieces, unk, lower, special, config
+            )
         if kind != "ids":
             reserved = RESERVED.fullmatch
             special |= {i for i, p in enumerate(pieces) if not p or reserved(p)}
@@ -244,17 +258,6 @@ def byte_bpe_files(
         "vocab.json": json.dumps(vocab, ensure_ascii=False).encode(),
         "merges.txt": ("\n".join(lines) + "\n").encode(),
     }
-
-
-def read_merges(text: str) -> list[tuple[str, str]]:
-    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    if lines[0].startswith("#version"):
-        del lines[0]
-    pairs = [tuple(line.split(" ")) for line in lines if line]
-    for number, pair in enumerate(pairs, 1):
-        if len(pair) != 2:
-            raise ValueError(f"merge {number} of merges.txt is not two pieces")
-    return pairs
 
 
 def _sentencepiece(model: bytes) -> tuple[str, list[str], set[int], bool]:
@@ -286,40 +289,3 @@ def _json_pieces(data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
     if kind == "bpe" and '"ByteLevel"' in json.dumps(data.get("pre_tokenizer")):
         kind = "byte_bpe"
     return kind, pieces, {t["id"] for t in added if t.get("special")}
-
-
-def _lowers(normalizer: dict[str, Any] | None) -> bool | None:
-    """Say whether a normalizer of tokenizer.json lower-cases; None: it has no say."""
-    if normalizer is None:
-        return None
-    if normalizer["type"] == "Sequence":
-        said = [_lowers(n) for n in normalizer["normalizers"]]
-        return next((s for s in said if s is not None), None)
-    if normalizer["type"] == "BertNormalizer":
-        return bool(normalizer["lowercase"])
-    return True if normalizer["type"] == "Lowercase" else None
-
-
-def _set_lower(normalizer: dict[str, Any] | None, lower: bool) -> dict[str, Any] | None:
-    """Return a normalizer that lower-cases, or does not.
-
-    >>> _set_lower({"type": "Lowercase"}, False) is None
-    True
-    """
-    if bool(_lowers(normalizer)) == lower:
-        return normalizer
-    if normalizer is None:
-        return {"type": "Lowercase"}
-    if normalizer["type"] == "BertNormalizer":
-        return {**normalizer, "lowercase": lower}
-    if normalizer["type"] == "Sequence":
-        inner = normalizer["normalizers"]
-        if _lowers(normalizer) is not None:
-            changed = [
-                _set_lower(n, lower) if _lowers(n) is not None else n for n in inner
-            ]
-            return {**normalizer, "normalizers": [n for n in changed if n]}
-        return {**normalizer, "normalizers": [{"type": "Lowercase"}, *inner]}
-    if normalizer["type"] == "Lowercase":
-        return None
-    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, normalizer]}

@@ -134,7 +134,7 @@ class Tokenizer:
             data = json.loads(self.files["tokenizer.json"])
             return engines.json_engine(data, {self.pieces[i] for i in special} | {unk})
         if "merges.txt" in self.files:
-            merges = tokenizer_files.read_merges(self.files["merges.txt"].decode())
+            merges = engines.read_merges(self.files["merges.txt"].decode())
             return engines.byte_bpe_engine(self.pieces, merges, unk, self.lower_case)
         return engines.wordpiece_engine(self.pieces, unk, self.lower_case)
 

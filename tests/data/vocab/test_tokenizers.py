@@ -18,6 +18,7 @@ import tokenizers
 
 from bertjax import UserError
 from bertjax.data.vocab.exports import write_tokenizer
+from bertjax.data.vocab.growth import add_words
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
 
 GOLDEN = json.loads(
@@ -99,6 +100,87 @@ def test_lower_case_is_taken_from_files_then_from_the_pieces(tmp_path):
     assert not load_tokenizer(path).lower_case
     assert load_tokenizer(path, lower_case=True).lower_case
     assert not load_tokenizer(write_vocab(tmp_path / "b", [*WORDS, "Ab"])).lower_case
+
+
+def saved_alike(tokenizer: Tokenizer, directory: Path) -> None:
+    tokenizer.save(directory)
+    assert load_tokenizer(directory).identity == tokenizer.identity
+
+
+# As transformers 5.23 has "Café 量子 Hello" with these pieces.
+ACCENTS = [*SPECIAL, "cafe", "café", "Cafe", "Café", "量", "子", "量子", "hello"]
+LOWER = {"do_lower_case": True}
+
+
+@pytest.mark.parametrize(
+    "told, want",
+    [
+        (LOWER, "cafe 量 子 hello"),
+        ({**LOWER, "strip_accents": False}, "café 量 子 hello"),
+        ({**LOWER, "tokenize_chinese_chars": False}, "cafe 量子 hello"),
+        ({"do_lower_case": False, "strip_accents": True}, "Cafe 量 子 [UNK]"),
+        ({"do_lower_case": False, "strip_accents": False}, "Café 量 子 [UNK]"),
+    ],
+)
+@pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json", "generic"])
+def test_options_of_wordpiece(form, told, want, tmp_path):
+    """tokenizer_config.json's, unless its class is the one without a family."""
+    path = write_vocab(tmp_path / "v", ACCENTS)
+    added = {"<ent>": len(ACCENTS)} if form == "vocab.txt" else {}
+    path.with_name("added_tokens.json").write_text(json.dumps(added))
+    if form != "vocab.txt":
+        odd = {**LOWER, "strip_accents": False, "tokenize_chinese_chars": False}
+        (tmp_path / "v/tokenizer_config.json").write_text(json.dumps(odd))
+        write_tokenizer(load_tokenizer(path), tmp_path / "v", True, 512)
+        path = path.with_name("tokenizer.json")
+    if form == "generic":
+        want = "café 量子 hello"
+    kind = "PreTrained" if form == "generic" else "Bert"
+    named = {**told, "tokenizer_class": f"{kind}TokenizerFast"}
+    path.with_name("tokenizer_config.json").write_text(json.dumps(named))
+    tokenizer = load_tokenizer(path)
+    ids = tokenizer.encode("Café 量子 Hello")
+    assert [tokenizer.pieces[i] for i in ids] == want.split()
+    assert tokenizer.special_ids.tolist() == [*range(5), *added.values()]
+    saved_alike(tokenizer, tmp_path / "saved")
+    grown = add_words(tokenizer, ["hellocafe"], "--add_words").tokenizer
+    assert grown.special_ids.tolist() == tokenizer.special_ids.tolist()
+    write_tokenizer(tokenizer, tmp_path / "saved", True, 512)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json"))
+    text = "Café 量子 Hello"
+    assert library.encode(text, add_special_tokens=False).ids == ids
+
+
+@pytest.mark.parametrize("form", ["vocab.json", "tokenizer.json"])
+def test_space_before_a_text_of_byte_bpe(form, tmp_path):
+    vocab = {p: i for i, p in enumerate([*SPECIAL, "Ġ", "a", "b", "Ġa", "Ġb"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    write_vocab(tmp_path, ["#version: 0.2", "Ġ a", "Ġ b"], "merges.txt")
+    config = tmp_path / "tokenizer_config.json"
+    plain = load_tokenizer(tmp_path)
+    if form == "tokenizer.json":
+        write_tokenizer(plain, tmp_path, False, 512)
+    config.write_text('{"add_prefix_space": true}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert plain.encode("a b") == [6, 9] and tokenizer.encode("a b") == [8, 9]
+    assert tokenizer.encode(" a b") == [8, 9]
+    assert tokenizer.encode_with_masks("a[MASK]b") == [8, 4, 9]
+    saved_alike(tokenizer, tmp_path / "saved")
+    write_tokenizer(tokenizer, tmp_path / "saved", False, 512)
+    told = json.loads((tmp_path / "saved/tokenizer_config.json").read_text())
+    assert told["add_prefix_space"]
+    assert load_tokenizer(tmp_path / "saved").encode("a b") == [8, 9]
+    grown = add_words(tokenizer, ["ab"], "--add_words").tokenizer
+    assert grown.pieces[10:] == ["Ġab"] and grown.encode("ab b") == [10, 9]
+
+
+def test_options_that_are_not_known(tmp_path):
+    path = write_vocab(tmp_path, ACCENTS)
+    for told in ({"strip_accents": "no"}, {"word_tokenizer_type": "mecab"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+        with pytest.raises(UserError) as e:
+            load_tokenizer(path)
+        assert f"tokenizer_config.json: {next(iter(told))}" in str(e.value)
 
 
 def test_line_ends_do_not_belong_to_pieces(tmp_path, words):
