@@ -255,10 +255,19 @@ def check_tokenizer(model: Imported, tokenizer: Any) -> None:
                 f"{model.where}: {CONFIG} has {key}={said}, the tokenizer's "
                 f"{tokenizer.pieces[id_]} is {id_}: one of them is another model's"
             )
-    if tokenizer.kind == "wordpiece" and tokenizer.lower_case:
-        capitals = sum(p != p.lower() and p[:1] != "[" for p in tokenizer.pieces)
-        if capitals > pieces / 10:
-            raise UserError(
-                f"{model.where}: the tokenizer lower-cases, but {capitals:,} of its "
-                f"{pieces:,} pieces hold capitals: do_lower_case should be false"
-            )
+    if tokenizer.kind != "wordpiece":
+        return
+    capitals = sum(p != p.lower() and p[:1] not in "[<" for p in tokenizer.pieces)
+    words = sum(bool(re.fullmatch("[a-z]{2,}", p)) for p in tokenizer.pieces)
+    if tokenizer.lower_case and capitals > pieces / 10:
+        raise UserError(
+            f"{model.where}: the tokenizer lower-cases, but {capitals:,} of its "
+            f"{pieces:,} pieces hold capitals: do_lower_case should be false"
+        )
+    # bert-base-chinese, 2,000 words of 21,000, does not lower-case.
+    if not tokenizer.lower_case and not capitals and words > max(1000, pieces / 4):
+        raise UserError(
+            f"{model.where}: the tokenizer does not lower-case, but {words:,} of its "
+            f"{pieces:,} pieces are words and none has a capital: do_lower_case "
+            "should be true"
+        )

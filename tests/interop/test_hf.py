@@ -2,6 +2,7 @@
 """Directories of Hugging Face's: both ways, and everything that can be wrong in one."""
 
 import dataclasses
+import itertools
 import json
 import types
 from pathlib import Path
@@ -353,7 +354,7 @@ def tokenizer(**change):
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     write(tmp_path / "a", "bert")
-    model = hf.open_model(tmp_path / "a", "x")
+    model = types.SimpleNamespace(**vars(hf.open_model(tmp_path / "a", "x")))
     hf.check_tokenizer(model, tokenizer())
     hf.check_tokenizer(model, tokenizer(vocab_size=33))  # padded rows
     for change, word in [
@@ -363,6 +364,16 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     ]:
         with pytest.raises(UserError, match=word):
             hf.check_tokenizer(model, tokenizer(**change))
+    cased = {"lower_case": False, "vocab_size": 2198}
+    words = ["".join(w) for w in itertools.product("abcdefghijklm", repeat=3)]
+    # The third as in bert-base-chinese, of which a tenth are words.
+    for pieces, rows in [(words[:900], 900), ([*words, "I"], 2198), (words, 21_000)]:
+        model.cfg = types.SimpleNamespace(vocab_size=rows)
+        given = cased | {"pieces": pieces, "vocab_size": rows}
+        hf.check_tokenizer(model, tokenizer(**given))
+    with pytest.raises(UserError, match=r"2,197 .*: do_lower_case should be true"):
+        model.cfg.vocab_size = 2199
+        hf.check_tokenizer(model, tokenizer(pieces=["<S>", *words], **cased))
     write(tmp_path / "b", "roberta")
     model = hf.open_model(tmp_path / "b", "x")
     with pytest.raises(UserError, match="bos_token_id=2"):
