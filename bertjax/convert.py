@@ -150,6 +150,11 @@ def to_hf(
         from bertjax.objectives.electra import halves
 
         models = halves(params, cfg)
+    if pooled.pooling not in sentences.MODES.values():
+        c.say(
+            f"not written: that vectors of sentences are made by {pooled.pooling}; "
+            "sentence-transformers will take the mean"
+        )
     for name, (part, cfg) in models.items():
         folder = into / name
         folder.mkdir(exist_ok=True)

@@ -47,6 +47,11 @@ def main(argv: Sequence[str]) -> int:
             f"--model={args.model}: its vectors are made by {made_for.pooling}, which "
             "is not known here; --pooling=mean and --pooling=cls give others"
         )
+    if made_for.lower and not tokenizer.lower_case:
+        raise UserError(
+            f"--model={args.model}: {sentences.LIMITS} has do_lower_case=true, which "
+            "is not known here where the tokenizer keeps capitals"
+        )
     pooling = made_for.pooling if args.pooling is None else args.pooling
     registry.pick("--pooling", pooling, POOLINGS)
     normalize = made_for.normalize if args.normalize is None else args.normalize
@@ -56,13 +61,14 @@ def main(argv: Sequence[str]) -> int:
             f"--model={args.model}: texts of {longest} tokens are too short"
         )
     encode = make_encoder(cfg, disk.read_params(checkpoint), pooling, normalize)
-    rows, cut = tokenize(tokenizer, lines, longest)
+    rows, cut = tokenize(tokenizer, [made_for.prompt + x for x in lines], longest)
     vectors = embed(
         encode, batches(rows, tokenizer.pad_id, args.batch_size, longest), len(rows)
     )
     write(out, vectors)
     told = f"{out}: {len(lines):,} rows of {cfg.hidden_size}, {pooling} pooling"
     told += ", of length 1" * normalize
+    told += f", each after {made_for.prompt!r}" * bool(made_for.prompt)
     told += f"; {cut:,} lines cut at {longest} tokens" if cut else ""
     empty = sum(not line.strip() for line in lines)
     c.say(told + (f"; {empty:,} lines are empty" if empty else ""))

@@ -182,7 +182,12 @@ def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- what a model is for
 @pytest.mark.parametrize(
-    "told", [Sentences(), Sentences("cls", True, 64), Sentences("max", False, 32)]
+    "told",
+    [
+        Sentences(),
+        Sentences("cls", True, 64),
+        Sentences("max", False, 32, True, "query: "),
+    ],
 )
 def test_files_there_and_back(told, tmp_path):
     sentences.write(tmp_path, told, 16, 128)
@@ -220,9 +225,19 @@ def test_unknown_steps_are_refused(exported, text, tmp_path):
     theirs = tmp_path / "theirs"
     shutil.copytree(exported, theirs)
     listed = json.loads((theirs / "modules.json").read_text())
-    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "x.models.Dense"}
+    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
     away = [listed[0], {**listed[1], "path": "../1_Pooling"}]
-    for steps, word in [([*listed, dense], "Dense"), (away, "elsewhere"), (3, "list")]:
+    own = [{**listed[0], "type": "their.Transformer"}, listed[1]]
+    for steps, word in [
+        ([*listed, dense], r"Transformer\+Pooling\+Dense"),
+        (listed[::-1], r"Pooling\+Transformer"),
+        ([*listed, listed[1]], r"Pooling\+Pooling"),
+        (listed[:1], "by Transformer,"),
+        ([], "by nothing"),
+        (own, r"their\.Transformer"),
+        (away, "elsewhere"),
+        (3, "list"),
+    ]:
         (theirs / "modules.json").write_text(json.dumps(steps))
         with pytest.raises(UserError, match=word):
             run(theirs, text, tmp_path / "a.npy")
@@ -234,3 +249,58 @@ def test_unknown_steps_are_refused(exported, text, tmp_path):
             run(theirs, text, tmp_path / "a.npy")
     pooling.write_text(json.dumps({"pooling_mode": "max"}))
     assert run(theirs, text, tmp_path / "a.npy", "--pooling=mean").shape[0] == 5
+
+
+def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
+    """Where sentence_bert_config.json says no length, tokenizer_config.json does."""
+    import shutil
+
+    theirs = tmp_path / "theirs"
+    shutil.copytree(exported, theirs)
+    (theirs / sentences.LIMITS).unlink()
+    config = json.loads((theirs / sentences.TOKENIZER).read_text())
+
+    def longest(value):
+        told = json.dumps({**config, "model_max_length": value})
+        (theirs / sentences.TOKENIZER).write_text(told)
+        return sentences.read(theirs, "here").longest
+
+    assert [longest(n) for n in (10**30, 1e30, None, 16)] == [0, 0, 0, 16]
+    with pytest.raises(UserError, match="model_max_length='x'"):
+        longest("x")
+    longest(16)
+    (theirs / sentences.OLD_LIMITS[0]).write_text('{"max_seq_length": 20}')
+    assert sentences.read(theirs, "here").longest == 20
+    (theirs / sentences.MODULES).rename(tmp_path / sentences.MODULES)
+    assert sentences.read(theirs, "here").longest == 16
+    (tmp_path / sentences.MODULES).rename(theirs / sentences.MODULES)
+
+    prompts = theirs / sentences.PROMPTS
+    prompts.write_text('{"prompts": {"q": "the cat "}, "default_prompt_name": "q"}')
+    capsys.readouterr()
+    got = run(theirs, text, tmp_path / "a.npy")
+    assert "each after 'the cat '; 1 lines cut at 20" in capsys.readouterr().err
+    longer = tmp_path / "longer.txt"
+    longer.write_text("\n".join(f"the cat {x}" for x in LINES) + "\n")
+    prompts.unlink()
+    np.testing.assert_array_equal(run(theirs, longer, tmp_path / "b.npy"), got)
+    prompts.write_text('{"default_prompt_name": "q"}')
+    with pytest.raises(UserError, match="no prompt 'q'"):
+        run(theirs, text, tmp_path / "a.npy")
+    prompts.write_text('{"truncate_dim": 8}')
+    with pytest.raises(UserError, match="mean cut to 8 numbers"):
+        run(theirs, text, tmp_path / "a.npy")
+    out = tmp_path / "out"
+    convert.main([f"--from={theirs}", f"--to={out}", "--format=hf"])
+    assert "vectors of sentences are made by mean cut" in capsys.readouterr().err
+    assert not (out / sentences.MODULES).exists()
+    prompts.unlink()
+
+    (theirs / sentences.LIMITS).write_text('{"do_lower_case": true}')
+    run(theirs, text, tmp_path / "a.npy")  # the tokenizer does it
+    tokenizer = (theirs / "tokenizer.json").read_text()
+    cased = tokenizer.replace('"lowercase": true', '"lowercase": false')
+    assert cased != tokenizer
+    (theirs / "tokenizer.json").write_text(cased)
+    with pytest.raises(UserError, match="do_lower_case=true"):
+        run(theirs, text, tmp_path / "a.npy")
