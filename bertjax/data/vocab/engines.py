@@ -229,7 +229,7 @@ def json_engine(data: dict[str, Any], special: set[str]) -> TokenizersEngine:
     ]
     data = {**data, "model": model, "added_tokens": added, "post_processor": None}
     inner = {**data, **{k: _without_prefix(data.get(k)) for k in _STEPS}}
-    made = [Tokenizer.from_str(json.dumps(d)) for d in (data, inner)]
+    made = [Tokenizer.from_str(json.dumps(d)) for d in (data, _with_spaces(inner))]
     return TokenizersEngine(made[0], hides=True, inner=made[1])
 
 
@@ -253,6 +253,25 @@ def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
         step.pop("add_prefix_space", None)
         step["prepend_scheme"] = "never"
     return step
+
+
+def _with_spaces(data: dict[str, Any]) -> dict[str, Any]:
+    """Let spaces, of which WhitespaceSplit leaves none, be the "▁" of later words.
+
+    XLM-R splits at them and puts "▁" before each word, which without a prefix none has.
+    """
+    steps = (data.get("pre_tokenizer") or {}).get("pretokenizers", ())
+    if {"WhitespaceSplit", "Metaspace"} - {s["type"] for s in steps}:
+        return data
+    kept = [s for s in steps if s["type"] != "WhitespaceSplit"]
+    once = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
+    strip = {"type": "Strip", "strip_left": False, "strip_right": True}
+    normalizers = [s for s in (data.get("normalizer"), once, strip) if s]
+    return {
+        **data,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": kept},
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+    }
 
 
 def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:

@@ -139,7 +139,8 @@ class Tokenizer:
         return engines.wordpiece_engine(self.pieces, unk, self.lower_case)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "engine"}
+        made = ("engine", "_library")
+        return {k: v for k, v in self.__dict__.items() if k not in made}
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text, without special tokens around.
@@ -161,9 +162,14 @@ class Tokenizer:
         The other special tokens, written in the text, are those tokens too, as users of
         transformers know it: "a [MASK] [SEP] b".
 
+        A blank stands for " word": the space before it is its own. A tokenizer.json
+        says itself what is whose: then it is the library that finds the tokens.
+
         >>> tokenizer.encode_with_masks("a [MASK].")  # mask_id is 103
         [1037, 103, 1012]
         """
+        if self._library is not None:
+            return self._library.encode(text, add_special_tokens=False).ids
         marks = {self.pieces[i]: i for i in self.roles.values()}
         longest_first = sorted(map(re.escape, marks), key=len, reverse=True)
         parts = re.split(f"({'|'.join(longest_first)})", text)
@@ -172,22 +178,25 @@ class Tokenizer:
             if i % 2:
                 ids.append(marks[part])
                 continue
-            if parts[i + 1 : i + 2] == [self.mask_token] and self._blank_takes_space:
+            if parts[i + 1 : i + 2] == [self.mask_token]:
                 part = part.rstrip()
             if part:
                 ids.extend(self.engine.encode_after(part) if i else self.encode(part))
         return ids
 
     @cached_property
-    def _blank_takes_space(self) -> bool:
-        """Whether a blank stands for " word", unless a tokenizer.json says it does not.
-
-        transformers 5 writes such files where it finds vocab.json and merges.txt alone.
-        """
+    def _library(self) -> Any:
+        """The library's object of a tokenizer.json that knows all special tokens."""
         data = json.loads(self.files.get("tokenizer.json", b"{}"))
-        added = data.get("added_tokens") or []
-        marks = [t for t in added if t["content"] == self.mask_token]
-        return all(t.get("lstrip") for t in marks)
+        known = {t["content"] for t in data.get("added_tokens") or []}
+        if not known.issuperset(self.pieces[i] for i in self.roles.values()):
+            return None
+        from tokenizers import Tokenizer as Library
+
+        made = Library.from_str(json.dumps(data))
+        made.no_truncation()
+        made.no_padding()
+        return made
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return readable text; special tokens stand as they are written."""

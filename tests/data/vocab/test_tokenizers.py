@@ -281,6 +281,30 @@ def test_a_tokenizer_json_says_whose_the_space_before_a_blank_is(kind, tmp_path)
     assert more == (kind == "byte_bpe")  # SentencePiece drops a last space
 
 
+def test_words_after_a_joint_keep_their_spaces(tmp_path):
+    """XLM-R's tokenizer.json splits at spaces, and puts "▁" before each word."""
+    tokenizer = train_tokenizer(TEXTS, "unigram", 400)
+    write_tokenizer(tokenizer, tmp_path, False, 128)
+    file = tmp_path / "tokenizer.json"
+    data = json.loads(file.read_text())
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}
+    steps = [{"type": "WhitespaceSplit"}, {**metaspace, "split": True}]
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    file.write_text(json.dumps(data))
+    xlmr = load_tokenizer(tmp_path)
+    text = "the cat  sat on\tmats "
+    whole, after = xlmr.encode(text), xlmr.engine.encode_batch([text], True)[0]
+    assert xlmr.engine.decode(after) == "the cat sat on mats"
+    assert after == tokenizer.engine.encode_batch(["the cat sat on mats"], True)[0]
+    assert whole != after and whole[-3:] == after[-3:]
+    ((ids, spans),) = xlmr.engine.encode_spans([text], True)
+    assert ids == after and text[slice(*spans[-1])].strip()
+    library = tokenizers.Tokenizer.from_str(json.dumps(data))
+    for text in ("the [MASK], cat", "Paris[MASK]cat sat", "[MASK] [SEP]on"):
+        ids = library.encode(text, add_special_tokens=False).ids
+        assert xlmr.encode_with_masks(text) == ids
+
+
 def test_sentencepiece_goes_on_after_a_blank_without_a_space():
     tokenizer = train_tokenizer(TEXTS, "unigram", 400)
     pieces = [tokenizer.pieces[i] for i in tokenizer.encode_with_masks("[MASK], and")]
