@@ -35,10 +35,10 @@ quickstart: $(VENV)/.base
 	@echo "      --config.data.train='your/*.txt' --config.data.vocab_size=8192 --config.total.steps=2000"
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadgroup
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile
 
 test-all: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadgroup --runslow
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile --runslow
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -12,7 +12,6 @@ from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
 from bertjax.training import manifest
 
-pytestmark = pytest.mark.xdist_group("commands")
 STEPS = 12
 FILES = {"config.json", "overrides.json", "run.json", "tokenizer", "metrics.jsonl"}
 

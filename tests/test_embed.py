@@ -15,7 +15,6 @@ from bertjax.interop.sentences import Sentences
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
 
-pytestmark = pytest.mark.xdist_group("commands")
 LINES = [
     "the cat sat .",
     "",

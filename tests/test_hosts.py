@@ -13,7 +13,6 @@ from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
 from bertjax.training import manifest
 
-pytestmark = pytest.mark.xdist_group("hosts")
 NO_DROPOUT = [
     "--config.model.hidden_dropout_prob=0.0",
     "--config.model.attention_probs_dropout_prob=0.0",

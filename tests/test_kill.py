@@ -14,8 +14,6 @@ from conftest import ROOT, read_rows, succeeded, timeless
 from bertjax.training import manifest
 from bertjax.training.checkpoint import restore_params
 
-pytestmark = pytest.mark.xdist_group("commands")
-
 
 def kill_at(moment, arguments, environment, workdir):
     """Start a run and kill it at a moment; True if it was still running.

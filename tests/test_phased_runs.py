@@ -9,7 +9,6 @@ from conftest import read_rows, refused, succeeded, timeless
 
 from bertjax.training import manifest
 
-pytestmark = pytest.mark.xdist_group("commands")
 PHASES = "steps=5 mask_rate=0.3; steps=4 length=16 batch_size=16; length=32"
 
 

@@ -12,7 +12,6 @@ from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 from bertjax import config
 from bertjax.training import manifest
 
-pytestmark = pytest.mark.xdist_group("commands")
 PAGE = ROOT / "docs/add_an_objective.md"
 
 

@@ -22,7 +22,6 @@ def one_device():
     return run(make_mesh(devices=jax.devices()[:1]))
 
 
-@pytest.mark.xdist_group("layouts")
 @pytest.mark.parametrize(
     "layout, accumulate", [((8, 1, 1), 1), ((2, 4, 1), 1), ((1, 1, 1), 4)]
 )

@@ -77,14 +77,12 @@ def test_the_run_learns(one_device):
     assert float(one_device[0][0]["optim/lr"]) == pytest.approx(3e-3 / 4)
 
 
-@pytest.mark.xdist_group("layouts")
 @pytest.mark.parametrize("layout", [(8, 1, 1), (1, 4, 2), (2, 1, 2), (2, 2, 2)])
 def test_meshes_agree(one_device, layout):
     devices = jax.devices()[: int(np.prod(layout))]
     compare(run(make_mesh(*layout, devices=devices)), one_device)
 
 
-@pytest.mark.xdist_group("layouts")
 @pytest.mark.parametrize(
     "change",
     [
@@ -106,13 +104,11 @@ def test_meshes_agree_on_relatives_of_bert(change):
     compare(run(make_mesh(2, 2, 2), **change), run(single(), **change))
 
 
-@pytest.mark.xdist_group("layouts")
 def test_accumulation_agrees(one_device):
     compare(run(single(), accumulate=4), one_device)
     compare(run(make_mesh(4, devices=jax.devices()[:4]), accumulate=2), one_device)
 
 
-@pytest.mark.xdist_group("layouts")
 def test_dropout_depends_on_seed_and_step_alone(one_device):
     """Bit-equal when repeated; another run at dropout 0."""
     a, b = (run(single(), dropout=0.3) for _ in range(2))
