@@ -30,6 +30,8 @@ RANGES = {
     "optim.clip": (0, 3e38),
     "eval.examples": (0, 2**62),
     "checkpoint.keep_every": (1, 2**62),
+    "profile.start": (0, 2**62),
+    "profile.steps": (0, 2**20),
 }
 
 

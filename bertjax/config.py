@@ -126,6 +126,8 @@ def base() -> ConfigDict:
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1),
             log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),
+            # A trace of `steps` updates, after `start` of them; 0: none.
+            profile=dict(start=10, steps=0),
             eval=dict(
                 every=duration(percent=10),
                 examples=2048,  # a fixed subset of each validation set; 0: all

@@ -230,6 +230,7 @@ def train(
     # ------------------------------------------------------------ 6. the loop
     from bertjax.data.stream import stream
     from bertjax.training.meter import Meter
+    from bertjax.training.trace import Trace
     from bertjax.training.writer import ProgressWriter, make_writers
 
     writers: list[Any] = []
@@ -328,20 +329,23 @@ def train(
         write({"step": done, "tokens": tokens, **scores})
         return True
 
+    where = path / "profile" if primary else None  # all run the same program
+    trace = Trace(where, done, **config.profile, say=speak)
     owed = bool(valid) and restored is not None and is_due("eval")
     owed = owed and not hosts.from_primary(primary and workdir.has_scores(path, done))
     speak(f"ready after {time.monotonic() - begun:.1f} s")
     stop.training = True
     # Without jit (JAX_DISABLE_JIT=1, to debug) every constant is a transfer.
     guard = "allow" if jax.config.jax_disable_jit else "disallow"
-    with jax.set_mesh(mesh), jax.transfer_guard(guard):
+    with jax.set_mesh(mesh), jax.transfer_guard(guard), trace:
         if owed:  # an evaluation that a signal broke off
             asked = unscored = not evaluate_all()
         while done < total and not asked:
-            waiting = time.monotonic()
-            batch = next(feeder)
-            meter.waited += time.monotonic() - waiting
-            current, metrics = update.step(current, batch)
+            with trace.update(done, current):
+                waiting = time.monotonic()
+                batch = next(feeder)
+                meter.waited += time.monotonic() - waiting
+                current, metrics = update.step(current, batch)
             done += 1
             pending.append((done, metrics))
             drain(keep=LAG)

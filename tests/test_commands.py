@@ -85,11 +85,13 @@ def stop_after(step, number, arguments, environment, log):
 def test_a_signal_saves_and_the_run_resumes(
     number, status, command, arguments, environment, tmp_path
 ):
-    """The run is long enough that the signal finds it running."""
+    """The run is long enough that the signal finds it running, and tracing."""
     arguments = [*arguments, "--config.total.steps=200", "--config.log.writers=jsonl"]
     arguments += ["--config.eval.every.steps=100", "--config.checkpoint.every.steps=90"]
-    workdir, code = stop_after(5, number, arguments, environment, tmp_path / "log")
+    traced = [*arguments, "--config.profile.start=2", "--config.profile.steps=198"]
+    workdir, code = stop_after(5, number, traced, environment, tmp_path / "log")
     assert code == status, (tmp_path / "log").read_text()[-2000:]
+    assert list((workdir / "profile").rglob("*.xplane.pb"))
     (*_, saved) = manifest.steps(workdir)
     rows = read_rows(workdir)
     assert rows[-1]["step"] == saved < 200

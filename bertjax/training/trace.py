@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace of chosen updates, for XProf or Perfetto: config.profile."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bertjax.training.workdir import is_remote
+
+
+class Trace:
+    """Traces `steps` updates into the directory `path`, after `start` from `done` on.
+
+    A context manager around the loop: leaving it, however, ends a trace that is under
+    way, with what there is of it. What is in flight is waited for at both ends, so that
+    the trace holds its updates whole. Python's own calls are left out: following them
+    slows the host down. Nothing is traced where `path` is None or `steps` 0.
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        done: int,
+        *,
+        start: int,
+        steps: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.path, self.say = path, say
+        self.start = done + start
+        self.end = self.start + steps if path is not None else self.start
+        self.first: int | None = None  # the first update of a trace under way
+        self.last = 0
+
+    def __enter__(self) -> "Trace":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop(jax.live_arrays)
+
+    def update(self, step: int, state: Any) -> contextlib.AbstractContextManager:
+        """Return the context of update `step`, which begins with `state`."""
+        if self.first is not None and step >= self.end:
+            self._stop(lambda: state)
+        if self.first is None and self.start <= step < self.end:
+            self._begin(step, state)
+        if self.first is None:
+            return contextlib.nullcontext()
+        self.last = step
+        return jax.profiler.StepTraceAnnotation("train", step_num=step)
+
+    def _begin(self, step: int, state: Any) -> None:
+        jax.block_until_ready(state)
+        self.copied = is_remote(self.path)
+        local = tempfile.mkdtemp(prefix="bertjax-trace-") if self.copied else self.path
+        self.local = Path(local)
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(str(self.local), profiler_options=options)
+        self.first = step
+
+    def _stop(self, in_flight: Callable[[], Any]) -> None:
+        if self.first is None:
+            return
+        first, self.first, self.end = self.first, None, self.start
+        try:
+            jax.block_until_ready(in_flight())
+            jax.profiler.stop_trace()
+            if self.copied:
+                for file in filter(Path.is_file, self.local.rglob("*")):
+                    target = self.path / file.relative_to(self.local)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(file.read_bytes())
+        except (OSError, RuntimeError) as e:  # a full disk is no reason to end the run
+            self.say(f"profile: the trace cannot be written: {e}")
+            return
+        self.say(f"updates {first} to {self.last} are traced in {self.path}")
