@@ -295,19 +295,39 @@ class Update(NamedTuple):
     step: Any
 
 
-def make_update(
-    config: ConfigDict, objective: Any, mesh: Any, warmup: int, total: int
-) -> Update:
-    """Make optimizer, state layout and update; durations are in steps."""
-    import jax
+def make_tx(
+    config: ConfigDict, warmup: int, total: int, decay: int = 0
+) -> tuple[Any, Any]:
+    """Make the schedule and the optax transform; durations are in steps.
 
-    from bertjax.training import optim, state, step
+    decay: the length of the last part of schedules that have one. Raises UserError for
+    settings that do not go together.
+    """
+    from bertjax.training import optim, schedules
 
     o = config.optim
-    schedule = optim.make_schedule(o.schedule, o.lr, warmup, total)
-    tx = optim.make_optimizer(
-        o.name, schedule, wd=o.wd, b1=o.b1, b2=o.b2, eps=o.eps, clip=o.clip
+    schedule = schedules.make_schedule(
+        o.schedule, o.lr, warmup, total, decay=decay, power=o.power
     )
+    settings = {k: o[k] for k in ("wd", "b1", "b2", "eps", "clip")}
+    settings |= {k: o[k] for k in ("bias_correction", "layer_decay")}
+    return schedule, optim.make_optimizer(o.name, schedule, **settings)
+
+
+def make_update(
+    config: ConfigDict,
+    objective: Any,
+    mesh: Any,
+    warmup: int,
+    total: int,
+    decay: int = 0,
+) -> Update:
+    """Make optimizer, state layout and update; durations are in steps (make_tx)."""
+    import jax
+
+    from bertjax.training import state, step
+
+    schedule, tx = make_tx(config, warmup, total, decay)
 
     def init() -> Any:
         return objective.init(jax.random.key(config.seed))

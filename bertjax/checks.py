@@ -28,6 +28,8 @@ RANGES = {
     "optim.b2": (0, 1 - 1e-9),
     "optim.eps": (0, 1),
     "optim.clip": (0, 3e38),
+    "optim.layer_decay": (0, 1),
+    "optim.power": (0, 100),
     "eval.examples": (0, 2**62),
     "checkpoint.keep_every": (1, 2**62),
     "profile.start": (0, 2**62),

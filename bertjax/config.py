@@ -114,15 +114,19 @@ def base() -> ConfigDict:
                 max_line_bytes=64 * 2**20,
             ),
             optim=dict(
-                name="adamw",
+                name="adamw",  # lamb, stableadamw, adafactor, muon
                 lr=1e-4,
                 wd=0.01,
                 b1=0.9,
                 b2=0.999,
                 eps=1e-6,
+                bias_correction=True,  # of adamw and lamb; False: Google's BERT
                 clip=1.0,  # global norm; 0: none
+                layer_decay=1.0,  # of the rate, a layer towards the embeddings
                 warmup=duration(percent=1),
-                schedule="linear",  # to 0 at the end; or constant
+                schedule="linear",  # to 0; polynomial, cosine, wsd; or constant
+                power=1.0,  # of polynomial
+                decay=duration(percent=10),  # of wsd, before the end
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1),
             log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),

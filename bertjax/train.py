@@ -16,7 +16,7 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, __version__, build, checks, disk, registry
+from bertjax import RunError, UserError, __version__, build, checks, disk
 from bertjax import config as c
 from bertjax.data import phases
 from bertjax.training import manifest, workdir
@@ -101,7 +101,6 @@ def train(
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed, hosts
     from bertjax.parallel.mesh import make_mesh, peak_flops
-    from bertjax.training import optim
 
     if multihost:
         hosts.initialize()
@@ -122,8 +121,7 @@ def train(
     # Of a model with one piece: what can be refused before the text is read.
     objective, _ = make_objective(config.objective, c.encoder_config(config, 1))
     c.check_plan(config, objective.needs)
-    registry.pick("optim.name", config.optim.name, optim.OPTIMIZERS)
-    optim.make_schedule(config.optim.schedule, config.optim.lr, 0, 1)
+    build.make_tx(config, 0, 1)
 
     # ------------------------------------------------------------ 3. the data
     if primary:
@@ -178,8 +176,11 @@ def train(
     from bertjax.training import state, step
     from bertjax.training.checkpoint import Checkpoints, merge, warm_start
 
-    warmup = c.steps(config, "optim.warmup", now, total)
-    update = build.make_update(config, objective, mesh, warmup, total)
+    warmup, decay = (
+        phases.steps_within(*c.unit_of(config, f"optim.{name}"), run.phases, total, end)
+        for name, end in (("warmup", False), ("decay", True))
+    )
+    update = build.make_update(config, objective, mesh, warmup, total, decay)
     shapes, shardings = update.shapes, update.shardings
     evaluate = jax.jit(step.make_eval_step(objective.sums))
     rows = functools.cache(functools.partial(feed.local_rows, mesh))

@@ -220,7 +220,8 @@ def train_steps(
     import jax
 
     from bertjax.parallel import feed
-    from bertjax.training.optim import make_optimizer, make_schedule
+    from bertjax.training.optim import make_optimizer
+    from bertjax.training.schedules import make_schedule
     from bertjax.training.state import born, plan_state
     from bertjax.training.step import compile_train_step, make_train_step
 

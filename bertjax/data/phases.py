@@ -9,6 +9,7 @@ next example is the next example. Where it changes the length, rows are others, 
 cursor keeps its place in the epoch: the same share of it has been seen.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -195,6 +196,29 @@ def count_steps(
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) else (middle, high)
     return high
+
+
+def steps_within(
+    unit: str, number: float, placed: Sequence[Phase], total: int, end: bool = False
+) -> int:
+    """Return how many steps make up a duration at the begin of a run, or at its `end`.
+
+    total + 1 where the whole run is shorter.
+
+    Worked example: 10 steps of 8 rows, then 10 of 32: 96 examples are 11 steps at the
+    begin and 3 at the end.
+    """
+    if unit in ("steps", "percent"):
+        return math.ceil(number * (total / 100 if unit == "percent" else 1) - 1e-9)
+    whole = measure(unit, placed, total)
+
+    def within(steps: int) -> float:
+        if end:
+            return whole - measure(unit, placed, total - steps)
+        return measure(unit, placed, steps)
+
+    steps = range(total + 1)
+    return bisect.bisect_left(steps, number * (1 - 1e-9), key=within)
 
 
 def measure(unit: str, phases: Sequence[Phase], total: int) -> float:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers and learning-rate schedules."""
+"""Optimizers: directions by name, and what all of them share."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,112 +8,168 @@ import jax.numpy as jnp
 import optax
 
 from bertjax import UserError, registry
+from bertjax.training import layerwise
+from bertjax.training.layerwise import Path, decays
+from bertjax.training.schedules import Schedule
 
-Schedule = Callable[[jax.Array | int], jax.Array]
-
-
-def make_schedule(name: str, lr: float, warmup: int, total: int) -> Schedule:
-    """Make a map from update (0-based) to learning rate.
-
-    Both rise linearly over `warmup` updates, the first of them above 0; "linear" then
-    falls to reach 0 after update `total` - 1 (google-research/bert, optimization.py),
-    "constant" stays. Raises UserError when the warm-up is longer than the run.
-    """
-    if warmup > total:
-        raise UserError(f"optim.warmup is {warmup} steps, more than total's {total}")
-
-    def rise(step: jax.Array) -> jax.Array:
-        return (step + 1) / max(warmup, 1)
-
-    def linear(step: jax.Array | int) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)
-        fall = (total - step) / max(total - warmup, 1)
-        return lr * jnp.clip(jnp.minimum(rise(step), fall), 0.0, 1.0)
-
-    def constant(step: jax.Array | int) -> jax.Array:
-        return lr * jnp.minimum(rise(jnp.asarray(step, jnp.float32)), 1.0)
-
-    return registry.pick(
-        "optim.schedule", name, {"linear": linear, "constant": constant}
-    )
+Parts = list[optax.GradientTransformation]
 
 
-def decays(params: Any) -> Any:
-    """Say which leaves decay: all but biases and norm scales (BERT's rule, by name)."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path[-1].key not in ("bias", "scale"), params
-    )
-
-
-def make_adamw(
-    schedule: Schedule, *, wd: float, b1: float, b2: float, eps: float
+def scale_by_adam(
+    b1: float, b2: float, eps: float, bias_correction: bool
 ) -> optax.GradientTransformation:
-    """Make AdamW (Loshchilov and Hutter 2019), decay where `decays` says."""
-    return optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=wd, mask=decays)
+    """Make Adam's direction, m / (sqrt(v) + eps), corrected for the bias or not.
 
-
-def is_stacked(path: tuple[Any, ...]) -> bool:
-    """True for leaves whose axis 0 counts layers: those below "layers" in a tree."""
-    return "layers" in [getattr(entry, "key", None) for entry in path]
-
-
-def scale_by_trust_ratio() -> optax.GradientTransformation:
-    """Scale each layer's update to the norm of its parameters (LAMB's phi is identity).
-
-    A layer is a leaf that `decays`, or an entry on axis 0 of a stacked one; the other
-    leaves keep their updates, as in google-research/albert, lamb_optimizer.py. Where a
-    norm is 0 the ratio is 1. Norms are those of whole arrays, however they lie.
+    Without: google-research/bert, optimization.py (AdamWeightDecayOptimizer).
     """
+    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+    if bias_correction:
+        return adam
 
-    def one(path: tuple[Any, ...], update: Any, param: Any, decayed: bool) -> Any:
-        if not decayed:
-            return update
-        axes = tuple(range(int(is_stacked(path)), param.ndim))
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _, state = adam.update(grads, state, params)
+        raw = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), state.mu, state.nu)
+        return raw, state
 
-        def norm(x: jax.Array) -> jax.Array:
-            return jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
-
-        size, step = norm(param), norm(update)
-        usable = (size > 0) & (step > 0)
-        return update * jnp.where(usable, size / jnp.where(usable, step, 1.0), 1.0)
-
-    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        scaled = jax.tree_util.tree_map_with_path(one, updates, params, decays(params))
-        return scaled, state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformation(adam.init, update)
 
 
-def make_lamb(
-    schedule: Schedule, *, wd: float, b1: float, b2: float, eps: float
-) -> optax.GradientTransformation:
-    """Make LAMB (You et al. 2020, algorithm 2, bias corrected as there).
+def adamw(
+    *, wd: float, b1: float, b2: float, eps: float, bias_correction: bool
+) -> Parts:
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101): decay x learning rate."""
+    adam = scale_by_adam(b1, b2, eps, bias_correction)
+    return [adam, optax.add_decayed_weights(wd, mask=decays)]
+
+
+def lamb(
+    *, wd: float, b1: float, b2: float, eps: float, bias_correction: bool
+) -> Parts:
+    """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2, bias corrected as there).
 
     The decay is part of the update whose norm is taken. google-research/albert does
     not correct the bias, which a warm-up hides.
     """
-    return optax.chain(
-        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-        optax.add_decayed_weights(wd, mask=decays),
-        scale_by_trust_ratio(),
-        optax.scale_by_learning_rate(schedule),
+    adam = scale_by_adam(b1, b2, eps, bias_correction)
+    decayed = optax.add_decayed_weights(wd, mask=decays)
+    return [adam, decayed, layerwise.scale_by_trust_ratio()]
+
+
+def stableadamw(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
+    """StableAdamW: AdamW, its update clipped as Adafactor's; needs no optim.clip."""
+    return [layerwise.scale_by_stable_adam(b1, b2, eps, wd)]
+
+
+def adafactor(*, wd: float) -> Parts:
+    """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235), without first moment.
+
+    Squared gradients are kept as row and column means where both sides of a matrix are
+    at least 128; the update is clipped to RMS 1 and scaled by max(1e-3, RMS of the
+    parameter) (algorithm 4, the rate given instead of relative to the step), so
+    optim.lr is relative: 1e-2 rather than 1e-4. b1, b2 and eps play no part.
+    """
+    parts = (optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+    scaled = (*parts, optax.scale_by_param_block_rms())
+    decayed = optax.add_decayed_weights(wd, mask=decays)
+    return [layerwise.per_matrix(optax.chain(*scaled)), decayed]
+
+
+MUON_RMS = 0.2  # of an update, as AdamW's are (Liu et al. 2025, arXiv 2502.16982, 2.2)
+
+
+def muon(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
+    """Muon (Jordan 2024) for the layers' kernels, each of each layer; AdamW elsewhere.
+
+    The momentum (0.95, Nesterov) is made orthogonal by 5 Newton-Schulz iterations and
+    scaled to AdamW's size, so that learning rate and decay are AdamW's. b1, b2 and eps
+    are of the embeddings, heads, biases and norms.
+    """
+    numbers = optax.contrib.MuonDimensionNumbers
+
+    def is_mine(path: Path, leaf: Any) -> bool:
+        return layerwise.is_stacked(path) and path[-1].key == "kernel"
+
+    def dimensions(tree: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: numbers(*layerwise.matrix_axes(path, x.ndim)), tree
+        )
+
+    def resize(updates: Any, params: Any = None) -> Any:
+        def one(path: Path, x: Any) -> Any:
+            sides = layerwise.as_matrix(path, x.shape)[-2:]
+            return x * (MUON_RMS * max(sides) ** 0.5)
+
+        return jax.tree_util.tree_map_with_path(one, updates)
+
+    def labels(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: "muon" if is_mine(path, x) else "adam", params
+        )
+
+    orthogonal = optax.chain(
+        optax.contrib.scale_by_muon(weight_dimension_numbers=dimensions),
+        optax.stateless(resize),
     )
+    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+    split = optax.partition({"muon": orthogonal, "adam": adam}, labels)
+    return [split, optax.add_decayed_weights(wd, mask=decays)]
 
 
-OPTIMIZERS = {"adamw": make_adamw, "lamb": make_lamb}
+# Name -> (its parts, the settings they take). Steps against the sum of the parts' work.
+OPTIMIZERS = {
+    "adamw": (adamw, ("wd", "b1", "b2", "eps", "bias_correction")),
+    "lamb": (lamb, ("wd", "b1", "b2", "eps", "bias_correction")),
+    "stableadamw": (stableadamw, ("wd", "b1", "b2", "eps")),
+    "adafactor": (adafactor, ("wd",)),
+    "muon": (muon, ("wd", "b1", "b2", "eps")),
+}
+
+
+def scale_by_rate(
+    schedule: Schedule, layer_decay: float
+) -> optax.GradientTransformationExtraArgs:
+    """Scale by minus the learning rate at `at`, by default the updates made so far.
+
+    layer_decay: see layerwise.multipliers.
+    """
+
+    def init(params: Any) -> optax.ScaleByScheduleState:
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, at: Any = None, **_: Any
+    ) -> tuple[Any, Any]:
+        rate = -schedule(state.count if at is None else at)
+        scaled = jax.tree.map(lambda u: rate * u, updates)
+        if layer_decay != 1:
+            factors = layerwise.multipliers(updates, layer_decay)
+            scaled = jax.tree.map(jnp.multiply, scaled, factors)
+        count = optax.safe_increment(state.count)
+        return scaled, optax.ScaleByScheduleState(count)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def make_optimizer(
     name: str,
     schedule: Schedule,
     *,
-    wd: float,
-    b1: float,
-    b2: float,
-    eps: float,
     clip: float,
-) -> optax.GradientTransformation:
-    """Chain clipping by global norm (`clip` > 0) and the optimizer called `name`."""
-    make = registry.pick("optim.name", name, OPTIMIZERS)
-    tx = make(schedule, wd=wd, b1=b1, b2=b2, eps=eps)
+    layer_decay: float = 1.0,
+    bias_correction: bool = True,
+    **settings: float,
+) -> optax.GradientTransformationExtraArgs:
+    """Chain clipping by global norm (`clip` > 0), the optimizer `name`, and the rate.
+
+    settings: wd, b1, b2, eps. Its update takes `at`, the time of the schedule. Raises
+    UserError for an unknown name.
+    """
+    make, takes = registry.pick("optim.name", name, OPTIMIZERS)
+    settings |= {"bias_correction": bias_correction}
+    if not bias_correction and "bias_correction" not in takes:
+        raise UserError(
+            f"optim.bias_correction=False goes with adamw and lamb, not {name}"
+        )
+    parts: Parts = make(**{key: settings[key] for key in takes})
+    tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay))
     return optax.chain(optax.clip_by_global_norm(clip), tx) if clip > 0 else tx

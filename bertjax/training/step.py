@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bertjax.training.optim import Schedule
+from bertjax.training.schedules import Schedule
 from bertjax.training.state import State
 
 Batch = Mapping[str, jax.Array]
@@ -59,6 +59,7 @@ def make_train_step(
         )
         return loss, sums
 
+    tx = optax.with_extra_args_support(tx)
     grad_fn = jax.grad(loss_fn, has_aux=True)
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
@@ -87,7 +88,9 @@ def make_train_step(
             )
             (grads, sums), _ = jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))
         with jax.named_scope("optimizer"):
-            updates, opt_state = tx.update(grads, state.opt_state, state.params)
+            updates, opt_state = tx.update(
+                grads, state.opt_state, state.params, at=state.step
+            )
             params = optax.apply_updates(state.params, updates)
         terms = {term: mean(total) for term, total in sums.items()}
         loss = sum(coefficients.get(term, 1.0) * terms[term] for term in weights)

@@ -17,6 +17,7 @@ from bertjax.data.phases import (
     move_cursor,
     parse_phases,
     place_phases,
+    steps_within,
     to_plain,
 )
 
@@ -159,3 +160,33 @@ def test_going_on_with_another_length():
     new = place_phases(wanted("", length=512), 99, SIZES)
     _, now = change_phases(new, old, 25)  # 200 of 1,000 rows were seen
     assert (now.start, now.first, now.n) == (25, 48, 240)
+
+
+@pytest.mark.parametrize(
+    "unit, number, begin, end",
+    [
+        ("steps", 7, 7, 7),
+        ("percent", 12.5, 3, 3),
+        ("examples", 96, 11, 3),
+        ("examples", 97, 11, 4),
+        ("tokens", 96 * 128, 11, 3),
+        ("epochs", 0.08, 10, 3),  # 80 rows
+        ("examples", 401, 21, 21),  # more than there are
+    ],
+)
+def test_durations_at_both_ends(unit, number, begin, end):
+    """10 steps of 8 rows, then 10 of 32, 400 altogether."""
+    placed = place_phases(wanted("steps=10; batch_size=32"), 20, SIZES)
+    assert steps_within(unit, number, placed, 20) == begin
+    assert steps_within(unit, number, placed, 20, end=True) == end
+
+
+def test_a_batch_that_grows_with_the_tokens():
+    """Of 128 tokens a row: 4 rows until 10,240 tokens, 8 until 30,720, then 16."""
+    parts = wanted(
+        "tokens=10_240 batch_size=4; tokens=20480 batch_size=8; batch_size=16"
+    )
+    placed = place_phases(parts, 100, SIZES)
+    assert [(p.start, p.batch_size) for p in placed] == [(0, 4), (20, 8), (40, 16)]
+    assert measure("tokens", placed, 40) == 30_720
+    assert [p.first for p in placed] == [0, 80, 240]

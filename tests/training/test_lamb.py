@@ -8,7 +8,9 @@ import optax
 import pytest
 
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.optim import is_stacked, make_optimizer, make_schedule
+from bertjax.training.layerwise import is_stacked
+from bertjax.training.optim import make_optimizer
+from bertjax.training.schedules import make_schedule
 from bertjax.training.state import born, plan_state
 
 LR, WD, B1, B2, EPS = 0.1, 0.02, 0.9, 0.99, 1e-6

@@ -6,44 +6,8 @@ import optax
 import pytest
 
 from bertjax import UserError
-from bertjax.training.optim import decays, make_optimizer, make_schedule
-
-
-def test_linear_schedule_at_its_corners():
-    lr = make_schedule("linear", 1.0, warmup=4, total=10)
-    values = [float(lr(i)) for i in range(11)]
-    rise = [0.25, 0.5, 0.75, 1.0]
-    fall = [1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
-    np.testing.assert_allclose(values, [*rise, *fall, 0.0], atol=1e-7)
-
-
-def test_constant_schedule():
-    lr = make_schedule("constant", 0.5, warmup=2, total=10)
-    assert [float(lr(i)) for i in (0, 1, 2, 9, 50)] == [0.25, 0.5, 0.5, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("name", ["linear", "constant"])
-@pytest.mark.parametrize("warmup, total", [(0, 5), (5, 5), (0, 1), (1, 1)])
-def test_schedules_at_their_edges(name, warmup, total):
-    lr = make_schedule(name, 2.0, warmup, total)
-    values = [float(lr(i)) for i in range(total)]
-    assert all(0 < v <= 2 for v in values) and max(values) == 2
-
-
-def test_schedules_over_millions_of_steps():
-    lr = make_schedule("linear", 1e-4, warmup=10_000, total=1_000_000)
-    step = jnp.int32(999_999)
-    assert float(lr(step)) == pytest.approx(1e-4 / 990_000, rel=1e-3)
-
-
-def test_bad_schedules():
-    with pytest.raises(UserError, match=r"optim\.warmup is 6 steps, more than"):
-        make_schedule("linear", 1.0, 6, 5)
-    with pytest.raises(UserError, match="did you mean 'linear'"):
-        make_schedule("linea", 1.0, 1, 5)
-    with pytest.raises(UserError, match="did you mean 'adamw'"):
-        make("adamv")
-
+from bertjax.training.layerwise import decays
+from bertjax.training.optim import make_optimizer
 
 PARAMS = {
     "embeddings": {"word": jnp.ones((3, 2)), "norm": {"scale": jnp.ones(2)}},
@@ -51,10 +15,16 @@ PARAMS = {
 }
 
 
-def make(name="adamw", lr=0.1, wd=0.01, clip=0.0):
-    return make_optimizer(
-        name, lambda step: lr, wd=wd, b1=0.9, b2=0.999, eps=1e-6, clip=clip
-    )
+def make(name="adamw", lr=0.1, wd=0.01, clip=0.0, **more):
+    settings = dict(wd=wd, b1=0.9, b2=0.999, eps=1e-6, clip=clip)
+    return make_optimizer(name, lambda step: lr, **settings | more)
+
+
+def test_what_is_refused():
+    with pytest.raises(UserError, match="did you mean 'adamw'"):
+        make("adamv")
+    with pytest.raises(UserError, match="bias_correction=False goes with adamw and"):
+        make("muon", bias_correction=False)
 
 
 def test_decay_goes_by_name():

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What optimizers do layer by layer: axis 0 of the leaves below "layers" counts them.
+
+A shared layer (ALBERT) has one entry there and counts as one layer.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+Path = tuple[Any, ...]
+
+
+def keys(path: Path) -> list[Any]:
+    """Return the names along a pytree's path, None for what has none."""
+    return [getattr(entry, "key", None) for entry in path]
+
+
+def is_stacked(path: Path) -> bool:
+    """True for leaves whose axis 0 counts layers: those below "layers" in a tree."""
+    return "layers" in keys(path)
+
+
+def decays(params: Any) -> Any:
+    """Say which leaves decay: all but biases and norm scales (BERT's rule, by name)."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: path[-1].key not in ("bias", "scale"), params
+    )
+
+
+def norm(path: Path, x: jax.Array) -> jax.Array:
+    """Return the norm of each layer of a leaf, broadcastable to it.
+
+    That of whole arrays, however they lie on the devices.
+    """
+    axes = tuple(range(int(is_stacked(path)), x.ndim))
+    return jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
+
+
+def rms(path: Path, x: jax.Array) -> jax.Array:
+    """Return the root mean square of each layer of a leaf, broadcastable to it."""
+    axes = tuple(range(int(is_stacked(path)), x.ndim))
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
+
+
+def matrix_axes(path: Path, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return which axes of a kernel go in and which come out, its layers aside.
+
+    Kernels are [D, M], queries, keys and values [D, H, K], attention's outputs
+    [H, K, D] (bertjax/models); stacked ones have an axis before these.
+    """
+    first = int(is_stacked(path))
+    axes = tuple(range(first, ndim))
+    many = len(axes) - 1 if "output" in keys(path) else 1
+    return axes[:many], axes[many:]
+
+
+def as_matrix(path: Path, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a kernel as a matrix: [in, out] or [layers, in, out]."""
+    ins, outs = matrix_axes(path, len(shape))
+    sizes = [int(np.prod([shape[a] for a in axes])) for axes in (ins, outs)]
+    return (*shape[: int(is_stacked(path))], *sizes)
+
+
+def is_matrix(path: Path, leaf: Any) -> bool:
+    """True for what is a matrix, or several: kernels and embeddings' tables."""
+    return path[-1].key not in ("bias", "scale") and (
+        leaf.ndim >= 2 + int(is_stacked(path))
+    )
+
+
+def multipliers(params: Any, decay: float) -> Any:
+    """Return each leaf's factor of the learning rate: a number, or [n, 1, ...].
+
+    Of N stacked layers, layer l (from 0) has decay^(N - l), the embeddings below it
+    decay^(N + 1), all else 1: pooler, final norm, heads (Clark et al. 2020, arXiv
+    2003.10555, appendix B; counted so that the heads have 1). A leaf that the first
+    layers lack is aligned with the last one.
+    """
+    depths: dict[tuple[Any, ...], int] = {}
+
+    def parent(path: Path, name: str) -> tuple[Any, ...]:
+        return tuple(keys(path)[: keys(path).index(name)])
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if is_stacked(path):
+            above = parent(path, "layers")
+            depths[above] = max(depths.get(above, 0), leaf.shape[0])
+
+    def one(path: Path, leaf: Any) -> Any:
+        if is_stacked(path):
+            size = leaf.shape[0]
+            factors = decay ** np.arange(size, 0, -1, dtype=np.float32)
+            return factors.reshape(size, *[1] * (leaf.ndim - 1))
+        if "embeddings" in keys(path):
+            return decay ** (depths.get(parent(path, "embeddings"), 0) + 1)
+        return 1.0
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def scale_by_trust_ratio() -> optax.GradientTransformation:
+    """Scale each layer's update to the norm of its parameters (LAMB's phi is identity).
+
+    A layer is a leaf that `decays`, or an entry on axis 0 of a stacked one; the other
+    leaves keep their updates, as in google-research/albert, lamb_optimizer.py. Where a
+    norm is 0 the ratio is 1.
+    """
+
+    def one(path: Path, update: Any, param: Any, decayed: bool) -> Any:
+        if not decayed:
+            return update
+        size, step = norm(path, param), norm(path, update)
+        usable = (size > 0) & (step > 0)
+        return update * jnp.where(usable, size / jnp.where(usable, step, 1.0), 1.0)
+
+    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        scaled = jax.tree_util.tree_map_with_path(one, updates, params, decays(params))
+        return scaled, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def scale_by_stable_adam(
+    b1: float, b2: float, eps: float, wd: float
+) -> optax.GradientTransformation:
+    """Make StableAdamW's step (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2).
+
+    Adam's direction and the decay, over max(1, RMS) of each tensor of each layer, where
+    RMS^2 is the mean of g^2 / max(v, eps^2): how much larger the squared gradient is
+    than its running mean v (bias corrected) expects (Adafactor's update clipping).
+    """
+    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+
+    def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        directions, state = adam.update(grads, state, params)
+        corrected = optax.tree.bias_correction(state.nu, b2, state.count)
+
+        def one(path: Path, u: Any, g: Any, v: Any, p: Any, decayed: bool) -> Any:
+            least = max(eps**2, 1e-30)  # a number of float32
+            over = rms(path, g * jax.lax.rsqrt(jnp.maximum(v, least)))
+            return (u + wd * p if decayed else u) / jnp.maximum(over, 1.0)
+
+        updates = jax.tree_util.tree_map_with_path(
+            one, directions, grads, corrected, params, decays(params)
+        )
+        return updates, state
+
+    return optax.GradientTransformation(adam.init, update)
+
+
+class PerMatrix(NamedTuple):
+    """State of `per_matrix`: by leaf, what the inner transform keeps of it."""
+
+    inner: Any
+
+
+def per_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Run a transform on each matrix by itself: each kernel of each layer as [in, out].
+
+    What is no matrix goes through it in its own shape, layer by layer.
+    """
+
+    def flat(path: Path, x: Any) -> Any:
+        return x.reshape(as_matrix(path, x.shape)) if is_matrix(path, x) else x
+
+    def init(params: Any) -> PerMatrix:
+        def one(path: Path, p: Any) -> Any:
+            start = jax.vmap(tx.init) if is_stacked(path) else tx.init
+            return start(flat(path, p))
+
+        return PerMatrix(jax.tree_util.tree_map_with_path(one, params))
+
+    def update(updates: Any, state: PerMatrix, params: Any) -> tuple[Any, PerMatrix]:
+        def one(path: Path, u: Any, p: Any, s: Any) -> Any:
+            run = jax.vmap(tx.update) if is_stacked(path) else tx.update
+            found, s = run(flat(path, u), s, flat(path, p))
+            return found.reshape(u.shape), s
+
+        pairs = jax.tree_util.tree_map_with_path(one, updates, params, state.inner)
+        tree = jax.tree.structure(updates)
+        found, kept = zip(*tree.flatten_up_to(pairs), strict=True)
+        return tree.unflatten(found), PerMatrix(tree.unflatten(kept))
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning-rate schedules: maps from an update's time to its rate."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError, registry
+
+Schedule = Callable[[jax.Array | int], jax.Array]
+Shape = Callable[[jax.Array], jax.Array]
+
+SCHEDULES = ("linear", "polynomial", "cosine", "wsd", "constant")
+
+
+def make_schedule(
+    name: str, lr: float, warmup: int, total: int, decay: int = 0, power: float = 1.0
+) -> Schedule:
+    """Make a map from update (0-based) to learning rate.
+
+    All rise linearly over `warmup` updates, the first of them above 0. With f the share
+    of the updates after the warm-up that is left, 1 at its end and 0 after update
+    `total` - 1, they then follow
+
+      linear      lr x f (google-research/bert, optimization.py)
+      polynomial  lr x f^power
+      cosine      lr x (1 - cos(pi f)) / 2
+      wsd         lr until the last `decay` updates, then lr x (1 - sqrt(g)), g the
+                  share of them that is over (Haegele et al. 2024, arXiv 2405.18392)
+      constant    lr
+
+    Raises UserError when warm-up and decay are longer than the run.
+    """
+    registry.pick("optim.schedule", name, dict.fromkeys(SCHEDULES))
+    if warmup > total:
+        raise UserError(f"optim.warmup is {warmup} steps, more than total's {total}")
+    if name == "wsd" and warmup + decay > total:
+        raise UserError(
+            f"optim.decay is {decay} steps after optim.warmup's {warmup}: more than "
+            f"total's {total}"
+        )
+
+    def left(step: jax.Array) -> jax.Array:
+        return jnp.clip((total - step) / max(total - warmup, 1), 0.0, 1.0)
+
+    def wsd(step: jax.Array) -> jax.Array:
+        over = (step - (total - decay)) / max(decay, 1)
+        return 1.0 - jnp.sqrt(jnp.clip(over, 0.0, 1.0))
+
+    shapes: dict[str, Shape] = {
+        "linear": left,
+        "polynomial": lambda step: left(step) ** power,
+        "cosine": lambda step: (1.0 - jnp.cos(jnp.pi * left(step))) / 2,
+        "wsd": wsd,
+        "constant": lambda step: jnp.ones_like(step),
+    }
+
+    def schedule(step: jax.Array | int) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        rise = (step + 1) / max(warmup, 1)
+        return lr * jnp.clip(jnp.minimum(rise, shapes[name](step)), 0.0, 1.0)
+
+    return schedule

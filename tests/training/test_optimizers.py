@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each optimizer against the algorithm in plain numpy, a layer at a time.
+
+The stacked leaves of the tree hold layers of very different sizes, so that a statistic
+over all of them would show.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from bertjax.training.layerwise import is_stacked, multipliers
+from bertjax.training.optim import make_optimizer
+
+LR, WD, B1, B2, EPS = 0.1, 0.02, 0.9, 0.99, 1e-6
+STEPS = 3
+SHAPES = {
+    "encoder": {
+        "embeddings": {"word": (7, 4), "norm": {"scale": (4,)}},
+        "layers": {
+            "attention": {
+                "query": {"kernel": (3, 4, 2, 3), "bias": (3, 2, 3)},
+                "output": {"kernel": (3, 2, 3, 4)},
+            },
+            "mlp": {"up": {"kernel": (3, 4, 6)}, "norm": {"scale": (2, 4)}},
+        },
+    },
+    "mlm": {"transform": {"kernel": (4, 4)}, "bias": (7,)},
+}
+
+
+def is_shape(x):
+    return isinstance(x, tuple)
+
+
+def draw(seed, shapes=SHAPES):
+    normal = np.random.default_rng(seed).normal
+
+    def one(path, shape):
+        x = normal(size=shape)
+        if is_stacked(path):
+            x *= 10.0 ** np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        return x.astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(one, shapes, is_leaf=is_shape)
+
+
+def run(name, shapes=SHAPES, **change):
+    """Take three steps; return (parameters before, gradients, parameters after)."""
+    settings = dict(wd=WD, b1=B1, b2=B2, eps=EPS, clip=0.0) | change
+    tx = make_optimizer(name, lambda step: LR, **settings)
+    params, grads = draw(0, shapes), [draw(s, shapes) for s in range(1, STEPS + 1)]
+
+    @jax.jit
+    def steps(params):
+        state = tx.init(params)
+        for g in grads:
+            updates, state = tx.update(g, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    return params, grads, steps(params)
+
+
+def compare(name, layer, shapes=SHAPES, rtol=3e-4, **change):
+    """Check every leaf, layer by layer, against layer(path, x, grads) in float64."""
+    before, grads, after = run(name, shapes, **change)
+
+    def check(path, got, x, *gs):
+        rows = zip(got, x, *gs, strict=True) if is_stacked(path) else [(got, x, *gs)]
+        for a, b, *g in rows:
+            want = layer(path, b.astype(np.float64), np.asarray(g, np.float64))
+            np.testing.assert_allclose(a, want, rtol=rtol, atol=1e-5)
+
+    jax.tree_util.tree_map_with_path(check, after, before, *grads)
+
+
+def wd_of(path):
+    return 0.0 if path[-1].key in ("bias", "scale") else WD
+
+
+def moments(grads):
+    m = v = np.zeros_like(grads[0])
+    for t, g in enumerate(grads, 1):
+        m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g * g
+        yield t, g, m, v
+
+
+def adamw(path, x, grads, corrected=True):
+    for t, _, m, v in moments(grads):
+        if corrected:
+            m, v = m / (1 - B1**t), v / (1 - B2**t)
+        x = x - LR * (m / (np.sqrt(v) + EPS) + wd_of(path) * x)
+    return x
+
+
+def stable(path, x, grads):
+    for t, g, m, v in moments(grads):
+        m, v = m / (1 - B1**t), v / (1 - B2**t)
+        over = np.sqrt(np.mean(g * g / np.maximum(v, EPS**2)))
+        rate = LR / max(1.0, over)
+        x = x - rate * wd_of(path) * x - rate * m / (np.sqrt(v) + EPS)
+    return x
+
+
+def orthogonal(x):
+    """Five quintic Newton-Schulz iterations (Jordan 2024) of a matrix."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    turned = x.shape[0] > x.shape[1]
+    x = x.T if turned else x
+    x = x / (np.linalg.norm(x) + 1e-8)
+    for _ in range(5):
+        s = x @ x.T
+        x = a * x + (b * s + c * s @ s) @ x
+    return x.T if turned else x
+
+
+def muon(path, x, grads):
+    if not is_stacked(path) or path[-1].key != "kernel":
+        return adamw(path, x, grads)
+    shape, m, beta = x.shape, np.zeros_like(x), 0.95
+    sides = (6, 4) if path[-2].key == "output" else (4, 6)
+    for t, g in enumerate(grads, 1):
+        m = beta * m + (1 - beta) * g
+        # Nesterov, both parts corrected for the bias.
+        ahead = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
+        step = 0.2 * np.sqrt(6) * orthogonal(ahead.reshape(sides)).reshape(shape)
+        x = x - LR * (step + WD * x)
+    return x
+
+
+def test_adamw():
+    compare("adamw", adamw)
+
+
+def test_adamw_without_bias_correction():
+    compare("adamw", functools.partial(adamw, corrected=False), bias_correction=False)
+
+
+def test_stableadamw():
+    compare("stableadamw", stable)
+
+
+def test_muon():
+    compare("muon", muon, rtol=2e-3)
+
+
+def test_adamw_is_torchs():
+    torch = pytest.importorskip("torch")
+
+    def theirs(path, x, grads):
+        p = torch.nn.Parameter(torch.tensor(x))
+        tx = torch.optim.AdamW([p], LR, (B1, B2), EPS, wd_of(path))
+        for g in grads:
+            p.grad = torch.tensor(g)
+            tx.step()
+        return p.detach().numpy()
+
+    compare("adamw", theirs)
+
+
+def test_adafactor():
+    """optax's on single matrices; 128 on a side is where factors begin."""
+    shapes = {
+        "layers": {
+            "attention": {"query": {"kernel": (2, 128, 2, 65), "bias": (2, 2, 65)}},
+            "mlp": {"down": {"kernel": (2, 130, 128)}, "norm": {"scale": (2, 128)}},
+        },
+        "mlm": {"decoder": (130, 128), "bias": (130,)},
+    }
+
+    @jax.jit
+    def descend(p, grads, wd):
+        tx = optax.adafactor(LR)
+        state = tx.init(p)
+        for g in grads:
+            updates, state = tx.update(g, state, p)
+            p = optax.apply_updates(p, updates) - LR * wd * p
+        return p
+
+    def theirs(path, x, grads):
+        shape = x.shape
+        x = x.reshape(128, 130) if len(shape) == 3 else x
+        grads = grads.reshape(-1, *x.shape).astype("f4")
+        return np.asarray(descend(x.astype("f4"), grads, wd_of(path))).reshape(shape)
+
+    compare("adafactor", theirs, shapes)
+    tx = make_optimizer(
+        "adafactor", lambda step: LR, wd=WD, b1=B1, b2=B2, eps=EPS, clip=0.0
+    )
+    params = draw(0, shapes)
+    kept = sum(x.size for x in jax.tree.leaves(jax.eval_shape(tx.init, params)))
+    assert kept < 0.05 * sum(x.size for x in jax.tree.leaves(params))
+
+
+def test_layer_decay():
+    """Heads 1, the last layer d, the first d^3, embeddings d^4."""
+    factors = multipliers(jax.tree.map(np.zeros, SHAPES, is_leaf=is_shape), 0.5)
+    encoder = factors["encoder"]
+    assert encoder["embeddings"] == {"word": 1 / 16, "norm": {"scale": 1 / 16}}
+    assert factors["mlm"] == {"transform": {"kernel": 1.0}, "bias": 1.0}
+    kernel = encoder["layers"]["attention"]["query"]["kernel"]
+    assert kernel.shape == (3, 1, 1, 1) and kernel.ravel().tolist() == [
+        1 / 8,
+        1 / 4,
+        1 / 2,
+    ]
+    # A leaf that the first layer lacks.
+    assert encoder["layers"]["mlp"]["norm"]["scale"].ravel().tolist() == [1 / 4, 1 / 2]
+
+
+def test_layer_decay_scales_the_steps():
+    before, _, plain = run("adamw")
+    *_, decayed = run("adamw", layer_decay=0.5)
+    first = jax.tree.map(lambda a, b: a - b, plain, before)["mlm"]["bias"]
+    other = jax.tree.map(lambda a, b: a - b, decayed, before)["mlm"]["bias"]
+    np.testing.assert_array_equal(first, other)
+
+    def bottom(tree):  # a bias does not decay: its steps are those of the rate alone
+        return np.asarray(tree["encoder"]["layers"]["attention"]["query"]["bias"])
+
+    moved = (bottom(decayed) - bottom(before)) / (bottom(plain) - bottom(before))
+    for layer, factor in enumerate((1 / 8, 1 / 4, 1 / 2)):
+        np.testing.assert_allclose(moved[layer], factor, rtol=2e-3)
