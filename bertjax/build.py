@@ -285,7 +285,8 @@ def make_plans(
 class Update(NamedTuple):
     """The update of a config: `step(state, batch) -> (state, metrics)`, jitted.
 
-    init() -> parameters, tx the optax transform, shapes and shardings of the state.
+    many: several in a call (training/dispatch.py), jitted too. init() -> parameters, tx
+    the optax transform, shapes and shardings of the state.
     """
 
     init: Callable[[], Any]
@@ -293,6 +294,7 @@ class Update(NamedTuple):
     shapes: Any
     shardings: Any
     step: Any
+    many: Any
 
 
 def make_tx(
@@ -325,7 +327,7 @@ def make_update(
     """Make optimizer, state layout and update; durations are in steps (make_tx)."""
     import jax
 
-    from bertjax.training import state, step
+    from bertjax.training import dispatch, state, step
 
     schedule, tx = make_tx(config, warmup, total, decay)
 
@@ -342,5 +344,8 @@ def make_update(
         seed=config.seed,
         accumulate=config.accumulate,
     )
-    compiled = step.compile_train_step(update, shardings)
-    return Update(init, tx, shapes, shardings, compiled)
+    one, many = (
+        step.compile_train_step(function, shardings)
+        for function in (update, dispatch.many_steps(update))
+    )
+    return Update(init, tx, shapes, shardings, one, many)

@@ -16,6 +16,7 @@ RANGES = {
     "seed": (0, 2**31 - 1),
     "batch_size": (1, 2**20),
     "accumulate": (1, 2**20),
+    "steps_per_call": (1, 2**10),
     "data.length": (8, 2**16),
     "data.short_seq_prob": (0, 1),
     "data.max_line_bytes": (1, 2**40),

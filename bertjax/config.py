@@ -59,6 +59,7 @@ def base() -> ConfigDict:
             objective="mlm",  # or mlm+sop, electra:generator=0.5, mlm+mine.module
             batch_size=256,  # sequences a step, over all devices and accumulation
             accumulate=1,  # micro-batches a step
+            steps_per_call=1,  # updates the devices make at one call of the host
             dtype="auto",  # of the computation: float32 on CPU, else bfloat16
             init_from="",  # parameters: another run's workdir, or Hugging Face's
             deterministic=False,  # on GPU: bit-equal repetition, at a cost in speed

@@ -110,5 +110,22 @@ def headline(seen: Any, step: int, row: int, names: Sequence[str]) -> str:
     return said
 
 
+def describe(shapes: Any, shardings: Any, batch: Any, tokenizer: Any) -> None:
+    """Print parameters, their shardings and the first row: train --dry_run."""
+    import jax
+
+    from bertjax.parallel.sharding import path_name
+
+    for (at, leaf), where in zip(
+        jax.tree_util.tree_leaves_with_path(shapes),
+        jax.tree.leaves(shardings),
+        strict=True,
+    ):
+        print(f"{path_name(at):45} {leaf.shape!s:24} {where.spec}")
+    for name, rows in batch.items():
+        print(f"{name:45} {rows.shape!s:24} {rows.dtype}")
+    print(" ".join(tokenizer.pieces[i] for i in batch["input_ids"][0]))
+
+
 if __name__ == "__main__":
     c.command(main)

@@ -173,9 +173,13 @@ def train(
     }
 
     # ------------------------------------------------------------ 4. shapes and step
-    from bertjax.training import state, step
+    from bertjax.training import dispatch, state, step
     from bertjax.training.checkpoint import Checkpoints, merge, warm_start
 
+    begins = *(s.start for s in course.stages), restored or 0  # what is compiled anew
+    most = config.steps_per_call
+    calls = dispatch.Calls(most, total, (*every.values(),), begins)
+    calls.check()
     warmup, decay = (
         phases.steps_within(*c.unit_of(config, f"optim.{name}"), run.phases, total, end)
         for name, end in (("warmup", False), ("decay", True))
@@ -194,6 +198,8 @@ def train(
             f"{stage.length} tokens{predicted}"
         )
     if dry_run:
+        from bertjax.show import describe
+
         describe(shapes.params, shardings.params, course.batch(0), tokenizer)
         return 0
 
@@ -248,12 +254,11 @@ def train(
     }
     source = stream(lambda i: course.batch(i, rows), done, total, config.data.engine)
     meter = Meter(peak_flops(mesh))
-    begins = {done, *(stage.start for stage in course.stages)}
     costs = {}  # of a step of each phase: its slots, and forward and backward FLOPs
     for stage in course.stages:
         slots = stage.batch_size * stage.length
         costs[stage] = slots, slots * flops_per_token(cfg, stage.length, stage.P)
-    pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
+    pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
     asked = unscored = False
 
     def write(row: dict[str, Any]) -> None:
@@ -285,28 +290,33 @@ def train(
         return done == total or done % every[name] == 0
 
     sizes = (course.at(i).batch_size for i in range(done, total))
-    feeder = feed.to_devices(source, mesh, sizes)
+    feeder, advance = feed.to_devices(source, mesh, sizes), update.step
+    if most > 1:
+        feeder = dispatch.to_devices(source, mesh, sizes, calls.sizes(done), most)
+        advance = update.many
     feeder = with_flag(feeder, lambda: bool(stop.number))
 
     def drain(keep: int) -> None:
         """Look at steps that have run: count, refuse what is not finite, write rows."""
         nonlocal tokens, asked
         while len(pending) > keep:
-            at, metrics = pending.popleft()
-            values = {k: v.item() for k, v in jax.device_get(metrics).items()}
-            asked = values.pop("stop", 0) > 0 or asked  # popped in any case: no metric
-            real = values.pop("tokens")
-            tokens += real
-            meter.count(real, *costs[course.at(at - 1)])
-            if wrong := step.non_finite(values):
-                saved.close()
-                raise RunError(
-                    f"step {at}: {', '.join(wrong)} not finite; the last good "
-                    f"checkpoint is {(manifest.steps(path) or ['none'])[-1]}"
-                )
-            if at - 1 in begins:
+            at, count, metrics = pending.popleft()
+            fresh = at in begins
+            for values in dispatch.rows(jax.device_get(metrics), count):
+                at += 1
+                asked = values.pop("stop", 0) > 0 or asked  # popped: it is no metric
+                real = values.pop("tokens")
+                tokens += real
+                meter.count(real, *costs[course.at(at - 1)])
+                if wrong := step.non_finite(values):
+                    saved.close()
+                    raise RunError(
+                        f"step {at}: {', '.join(wrong)} not finite; the last good "
+                        f"checkpoint is {(manifest.steps(path) or ['none'])[-1]}"
+                    )
+            if fresh:
                 meter.begin()  # what came before is compilation
-            if at % every["log"] == 0 or at == total:
+            if at % every["log"] == 0 or at == total:  # where each call ends
                 write({"step": at, "tokens": tokens, **values, **meter.row()})
 
     def evaluate_all() -> bool:
@@ -342,13 +352,14 @@ def train(
         if owed:  # an evaluation that a signal broke off
             asked = unscored = not evaluate_all()
         while done < total and not asked:
-            with trace.update(done, current):
+            count = calls.size(done)
+            with trace.update(done, count, current):
                 waiting = time.monotonic()
                 batch = next(feeder)
                 meter.waited += time.monotonic() - waiting
-                current, metrics = update.step(current, batch)
-            done += 1
-            pending.append((done, metrics))
+                current, metrics = advance(current, batch)
+            pending.append((done, count, metrics))
+            done += count
             drain(keep=LAG)
             asked = asked or asked_alone()
             at_eval = bool(valid) and is_due("eval")
@@ -374,23 +385,6 @@ def train(
         return stop.status
     speak(f"done: step {done}, {tokens:,} tokens, {path}")
     return 0
-
-
-def describe(shapes: Any, shardings: Any, batch: Any, tokenizer: Any) -> None:
-    """Print parameters, their shardings and the first row of the first batch."""
-    import jax
-
-    from bertjax.parallel.sharding import path_name
-
-    for (at, leaf), where in zip(
-        jax.tree_util.tree_leaves_with_path(shapes),
-        jax.tree.leaves(shardings),
-        strict=True,
-    ):
-        print(f"{path_name(at):45} {leaf.shape!s:24} {where.spec}")
-    for name, rows in batch.items():
-        print(f"{name:45} {rows.shape!s:24} {rows.dtype}")
-    print(" ".join(tokenizer.pieces[i] for i in batch["input_ids"][0]))
 
 
 if __name__ == "__main__":

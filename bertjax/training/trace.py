@@ -42,15 +42,17 @@ class Trace:
     def __exit__(self, *error: object) -> None:
         self._stop(jax.live_arrays)
 
-    def update(self, step: int, state: Any) -> contextlib.AbstractContextManager:
-        """Return the context of update `step`, which begins with `state`."""
+    def update(
+        self, step: int, count: int, state: Any
+    ) -> contextlib.AbstractContextManager:
+        """Return the context of a call from `state` on: `count` updates from `step`."""
         if self.first is not None and step >= self.end:
             self._stop(lambda: state)
-        if self.first is None and self.start <= step < self.end:
+        if self.first is None and self.start - count < step < self.end:
             self._begin(step, state)
         if self.first is None:
             return contextlib.nullcontext()
-        self.last = step
+        self.last = step + count - 1
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def _begin(self, step: int, state: Any) -> None:

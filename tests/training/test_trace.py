@@ -43,13 +43,13 @@ def test_a_trace_ends_after_its_updates(bucket, tmp_path):
     path = epath.Path("gs://bucket/profile")
     with Trace(path, 5, start=1, steps=2, say=said.append) as trace:
         for step in range(5, 10):
-            with trace.update(step, ()):
+            with trace.update(step, 1, ()):
                 pass
             assert len(said) == (step > 7)
     assert said == ["updates 6 to 7 are traced in gs://bucket/profile"]
     assert traced(tmp_path / "bucket")[1] == [6, 7]
     for path, steps in ((None, 2), (tmp_path / "none", 0)):
         trace = Trace(path, 0, start=0, steps=steps, say=said.append)
-        with trace, trace.update(0, ()):
+        with trace, trace.update(0, 1, ()):
             pass
     assert len(said) == 1 and not (tmp_path / "none").exists()

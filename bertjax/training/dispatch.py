@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several updates in one call of the devices, where calls cost more than updates."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bertjax import UserError
+from bertjax.parallel.feed import put
+from bertjax.parallel.sharding import batch_sharding
+from bertjax.training.state import State
+
+Metrics = dict[str, jax.Array]
+Update = Callable[[State, Mapping[str, jax.Array]], tuple[State, Metrics]]
+
+
+class Calls(NamedTuple):
+    """How many updates a call makes: at most `most`, and none past a step in between.
+
+    In between end calls at multiples of `every`, where something is due, at `starts`,
+    where batches change their shape, and at `total`. Nothing else decides, so that a
+    resumed run makes the same calls.
+    """
+
+    most: int
+    total: int
+    every: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    def size(self, step: int) -> int:
+        """Return the number of updates of the call after `step` of them."""
+        ends = [n - step % n for n in self.every]
+        ends += [s - step for s in (*self.starts, self.total) if s > step]
+        return min(self.most, *ends)
+
+    def sizes(self, step: int) -> Iterator[int]:
+        """Yield the sizes of all calls after `step` updates."""
+        while step < self.total:
+            yield self.size(step)
+            step += self.size(step)
+
+    def check(self) -> None:
+        """Refuse more updates a call than there are between what is due: UserError."""
+        if self.most > min(self.every):
+            raise UserError(
+                f"steps_per_call={self.most} is more than the {min(self.every)} steps "
+                "of log.every, eval.every or checkpoint.every, where each call ends"
+            )
+
+
+def many_steps(update: Update) -> Update:
+    """Make many(state, batches) -> (state, metrics [most]), `count` updates in a loop.
+
+    batches: what `to_devices` makes. The number of rounds is data, so that one program
+    serves calls of all sizes and an update has the same bits in each of them; rows of
+    metrics from `count` on are 0. `stop` (see feed.flag) is for the call as a whole.
+    """
+
+    def many(state: State, batches: Mapping[str, jax.Array]) -> tuple[State, Metrics]:
+        batches = dict(batches)
+        count, stop = batches.pop("count"), batches.pop("stop", None)
+
+        def batch(i: Any) -> dict[str, jax.Array]:
+            return {
+                name: jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+                for name, x in batches.items()
+            }
+
+        def body(i: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+            state, rows = carry
+            state, metrics = update(state, batch(i))
+            return state, jax.tree.map(lambda r, m: r.at[i].set(m), rows, metrics)
+
+        most = len(batches["input_ids"])
+        _, shapes = jax.eval_shape(lambda: update(state, batch(0)))
+        rows = {k: jnp.zeros((most, *s.shape), s.dtype) for k, s in shapes.items()}
+        state, rows = jax.lax.fori_loop(0, count, body, (state, rows))
+        if stop is not None:
+            rows["stop"] = jnp.full(most, jnp.sum(stop))
+        return state, rows
+
+    return many
+
+
+def to_devices(
+    batches: Iterable[Mapping[str, np.ndarray]],
+    mesh: Mesh,
+    batch_sizes: Iterable[int],
+    counts: Iterable[int],
+    most: int,
+) -> Iterator[dict[str, jax.Array]]:
+    """Make the host batches of each call global arrays [most, batch_size, ...].
+
+    As feed.to_devices otherwise. Calls of less than `most` updates repeat their last
+    batch, which nobody looks at; `count`, i32 [], says how many are real.
+    """
+    where = NamedSharding(mesh, P(None, *batch_sharding(mesh).spec))
+    everywhere = NamedSharding(mesh, P())
+    batches, batch_sizes = iter(batches), iter(batch_sizes)
+    for count in counts:
+        some = [*itertools.islice(batches, count)]
+        size, *_ = itertools.islice(batch_sizes, count)
+        some += some[-1:] * (most - count)
+        call = {}
+        for name in some[0]:
+            rows = np.stack([batch[name] for batch in some])
+            call[name] = put(where, rows, (most, size, *rows.shape[2:]))
+        yield call | {"count": put(everywhere, np.array(count, np.int32), ())}
+
+
+def rows(metrics: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of each of a call's updates as Python's numbers."""
+    for i in range(count):
+        yield {k: (v[i] if v.ndim else v).item() for k, v in metrics.items()}
