@@ -50,43 +50,57 @@ def compile_step(
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh, peak_flops
-    from bertjax.training import state
+    from bertjax.training import dispatch, state
 
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
-    cfg = c.encoder_config(config, vocab_size)
+    cfg = c.encoder_config(config, vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
     # Far from the end of any schedule: the arithmetic of a step is always the same.
     update = build.make_update(config, objective, mesh, 10_000, 1_000_000)
     current = state.born(update.init, update.tx, mesh, update.shardings)
     local = feed.local_rows(mesh, config.batch_size)
-    mine = ({name: array[local] for name, array in b.items()} for b in batches)
-    on_devices = [*feed.to_devices(mine, mesh, itertools.repeat(config.batch_size))]
+    mine = [{name: array[local] for name, array in b.items()} for b in batches]
+    sizes, most = itertools.repeat(config.batch_size), config.steps_per_call
+    call, fed = update.step, feed.to_devices(mine, mesh, sizes)
+    if most > 1:
+        call, source = update.many, itertools.cycle(mine)
+        counts = [most] * len(mine)
+        fed = dispatch.to_devices(source, mesh, sizes, counts, most)
+    on_devices = [*fed]
     with jax.set_mesh(mesh):
         begun = time.perf_counter()
-        compiled = update.step.lower(current, on_devices[0]).compile()
+        compiled = call.lower(current, on_devices[0]).compile()
         compile_seconds = time.perf_counter() - begun
 
     def run(steps: int) -> float:
         nonlocal current
+        calls = -(-steps // most)
         begun = time.perf_counter()
-        for i in range(steps):
+        for i in range(calls):
             current, metrics = compiled(current, on_devices[i % len(on_devices)])
         jax.block_until_ready((current, metrics))
-        return (time.perf_counter() - begun) / steps
+        return (time.perf_counter() - begun) / (calls * most)
 
     run(1)
     length = config.data.length
     per_token = flops_per_token(cfg, length, build.predictions(config, length))
+    tokens = config.batch_size * length
     facts = {
-        "tokens": config.batch_size * length,
+        "tokens": tokens,
         "compile_seconds": compile_seconds,
         "flops_per_token": per_token,
+        "step_flops": tokens * per_token,
         "parameters": sum(x.size for x in jax.tree.leaves(update.shapes.params)),
+        "dtype": cfg.dtype,
+        "devices": mesh.devices.size,
         "device_kind": mesh.devices.flat[0].device_kind,
     }
-    if memory := compiled.memory_analysis():
+    if memory := compiled.memory_analysis():  # of a device
         facts["temporary_mb"] = memory.temp_size_in_bytes / 1e6
+        facts["arguments_mb"] = memory.argument_size_in_bytes / 1e6
+    if stats := mesh.local_devices[0].memory_stats():  # a CPU has none
+        facts["device_peak_mb"] = stats["peak_bytes_in_use"] / 1e6
     if peak := peak_flops(mesh):
         facts["peak_flops"] = peak
     return run, facts
@@ -193,7 +207,8 @@ def measure_fill_mask(config: ConfigDict) -> Measured:
     from bertjax.objectives.base import make_objective
 
     config.objective = "mlm"
-    cfg = c.encoder_config(config, config.model.vocab_size or VOCAB_SIZE)
+    size = config.model.vocab_size or VOCAB_SIZE
+    cfg = c.encoder_config(config, size, jax.default_backend())
     objective, cfg = make_objective("mlm", cfg)
     params = jax.jit(objective.init)(jax.random.key(config.seed))
     pieces = [str(i) for i in range(cfg.vocab_size)]

@@ -59,6 +59,8 @@ def summarise(
         "peak_rss_mb": peak,
         **facts,
     }
+    if devices := facts.get("devices"):
+        results["tokens_per_second_per_device"] = tokens / median / devices
     if peak_flops:
         results["mfu"] = tokens * facts["flops_per_token"] / median / peak_flops
     for key, seconds in found.items():

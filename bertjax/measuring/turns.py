@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two programs that take turns on one core, so that only one computes at a time.
+"""Two programs that take turns, on a CPU on one core: only one computes at a time.
 
 The peer is started as `python FILE SHAPE`, SHAPE being JSON; it speaks first, when its
 first step has run, then answers each line on its stdin (a number of steps) with one
@@ -30,6 +30,9 @@ from bertjax.measuring.results import (
 )
 from bertjax.measuring.synthetic import VOCAB_SIZE
 
+# The other's share of a GPU's memory would be taken too.
+OTHER_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
 
 def serve(measured: Measured) -> None:
     """Answer requests on stdin until it ends; the first line says what is measured."""
@@ -51,7 +54,7 @@ class Turn:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "TMPDIR": temporary},
+            env=OTHER_ENVIRONMENT | os.environ | {"TMPDIR": temporary},
             text=True,
         )
         self.facts = self._read()
@@ -83,12 +86,13 @@ class Turn:
 def compare(
     argv: Sequence[str], config: ConfigDict, what: str, peer: str | None, rounds: int
 ) -> dict[str, Any]:
-    """Let ours and a peer (the loop's: the bare step) take turns on one core.
+    """Let ours and a peer (the loop's: the bare step) take turns, on a CPU on one core.
 
     Ratios of times are the peer's over ours, the median over rounds; those of memory
     and of the time to the first step are ours over the peer's.
     """
-    if hasattr(os, "sched_setaffinity"):
+    backend = find_backend()
+    if backend == "cpu" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     module = [sys.executable, "-m", "bertjax.benchmark", "--serve"]
     with tempfile.TemporaryDirectory() as temporary:
@@ -98,7 +102,8 @@ def compare(
             vocab_size = build.prepare(config, lambda text: None).tokenizer.vocab_size
             vocab_size = c.encoder_config(config, vocab_size).vocab_size
         if peer:
-            command = [sys.executable, peer, json.dumps(shape(config, vocab_size))]
+            given = json.dumps(shape(config, vocab_size, backend))
+            command = [sys.executable, peer, given]
         else:
             given = f"--config.model.vocab_size={vocab_size}"
             command = [*module, *argv, "--what=step", given]
@@ -127,9 +132,20 @@ def compare(
     }
 
 
-def shape(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
+def find_backend() -> str:
+    """Return jax's default backend, by a process that lets go of it again."""
+    code = "import jax; print(jax.default_backend())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise UserError(f"jax finds no device: {done.stderr.strip()[-300:]}")
+    return done.stdout.split()[-1]
+
+
+def shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[str, Any]:
     """Describe a config to a peer, in Hugging Face's names."""
-    cfg = c.encoder_config(config, vocab_size)
+    cfg = c.encoder_config(config, vocab_size, backend)
     names = (
         "vocab_size",
         "hidden_size",
