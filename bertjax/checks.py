@@ -32,6 +32,7 @@ RANGES = {
     "optim.layer_decay": (0, 1),
     "optim.power": (0, 100),
     "eval.examples": (0, 2**62),
+    "hosts.timeout": (2, 86_400),
     "checkpoint.keep_every": (1, 2**62),
     "profile.start": (0, 2**62),
     "profile.steps": (0, 2**20),

@@ -34,7 +34,7 @@ UNITS = {
 # What may differ between a workdir's config and the command's: where and how, not
 # what. Data is compared by content (run.json), not by the spelling of its path.
 FREE = re.compile(
-    r"(log|checkpoint|profile|mesh)\..*|eval\.every\..*"
+    r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
     r"|data\.(engine|cache|train|valid|vocab|similar|segmenter)"
 )
 
@@ -130,6 +130,9 @@ def base() -> ConfigDict:
                 decay=duration(percent=10),  # of wsd, before the end
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1),
+            # With --multihost: seconds without a sign of life of a host, or without
+            # a step, after which the others end (bertjax/parallel/watch.py).
+            hosts=dict(timeout=120.0),
             log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),
             # A trace of `steps` updates, after `start` of them; 0: none.
             profile=dict(start=10, steps=0),

@@ -19,6 +19,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import RunError, UserError, __version__, build, checks, disk
 from bertjax import config as c
 from bertjax.data import phases
+from bertjax.parallel.watch import Watch
 from bertjax.training import manifest, workdir
 from bertjax.training.signals import StopSignal
 
@@ -38,15 +39,17 @@ def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags)
     if not args.workdir and not args.dry_run:
         raise UserError("--workdir is missing: the directory the run lives in")
-    return train(
-        args.config,
-        args.workdir,
-        overrides=json.loads(args.overrides),
-        multihost=args.multihost,
-        dry_run=args.dry_run,
-        allow_config_change=args.allow_config_change,
-        stop=stop,
-    )
+    with Watch(args.config.hosts.timeout) as watch:
+        return train(
+            args.config,
+            args.workdir,
+            overrides=json.loads(args.overrides),
+            multihost=args.multihost,
+            dry_run=args.dry_run,
+            allow_config_change=args.allow_config_change,
+            stop=stop,
+            watch=watch,
+        )
 
 
 def train(
@@ -58,13 +61,14 @@ def train(
     dry_run: bool = False,
     allow_config_change: bool = False,
     stop: StopSignal | None = None,
+    watch: Watch | None = None,
 ) -> int:
     """Train to the end of the config, from where the workdir `directory` stands.
 
     Returns the exit status: 0 done, 143 or 130 after a signal. Raises UserError, and
     RunError when a loss is not finite or no checkpoint is whole.
     """
-    stop = stop or StopSignal()
+    stop, watch = stop or StopSignal(), watch or Watch(config.hosts.timeout)
     begun = time.monotonic()
 
     # ------------------------------------------------------------ 1. what can be seen
@@ -103,7 +107,7 @@ def train(
     from bertjax.parallel.mesh import make_mesh, peak_flops
 
     if multihost:
-        hosts.initialize()
+        watch.start(*hosts.initialize(config.hosts.timeout))
         stop.install()  # initialising replaced the handler of SIGTERM
         if hosts.is_primary() and path is not None:
             held = workdir.lock(path)
@@ -302,7 +306,8 @@ def train(
         while len(pending) > keep:
             at, count, metrics = pending.popleft()
             fresh = at in begins
-            for values in dispatch.rows(jax.device_get(metrics), count):
+            metrics = meter.timed("blocked", jax.device_get, metrics)
+            for values in dispatch.rows(metrics, count):
                 at += 1
                 asked = values.pop("stop", 0) > 0 or asked  # popped: it is no metric
                 real = values.pop("tokens")
@@ -317,7 +322,8 @@ def train(
             if fresh:
                 meter.begin()  # what came before is compilation
             if at % every["log"] == 0 or at == total:  # where each call ends
-                write({"step": at, "tokens": tokens, **values, **meter.row()})
+                speed = meter.row(hosts.gather)
+                write({"step": at, "tokens": tokens, **values, **speed})
 
     def evaluate_all() -> bool:
         """Score every validation set and write the row.
@@ -354,16 +360,16 @@ def train(
         while done < total and not asked:
             count = calls.size(done)
             with trace.update(done, count, current):
-                waiting = time.monotonic()
-                batch = next(feeder)
-                meter.waited += time.monotonic() - waiting
+                batch = meter.timed("waited", next, feeder)
                 current, metrics = advance(current, batch)
             pending.append((done, count, metrics))
             done += count
             drain(keep=LAG)
+            watch.tick(done, steady=done not in begins)
             asked = asked or asked_alone()
             at_eval = bool(valid) and is_due("eval")
             if at_eval or asked or is_due("checkpoint"):
+                watch.pause()
                 drain(keep=0)
                 paused = time.monotonic()
                 # Rows first: a saved step implies that its rows are in the file.

@@ -4,7 +4,9 @@
     python launch/local_hosts.py --hosts=2 --devices=4 -- --config=... --workdir=...
 
 Everything after -- goes to bertjax.train. Ends with the worst exit status of the
-processes and one line about what happened; when one fails, the others are ended.
+processes and one line about what happened. When one is lost, the others get
+--grace seconds to end by themselves; a stopped one is found out by the others
+(config.hosts.timeout), and named here.
 """
 
 import argparse
@@ -14,12 +16,18 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # a signal, and all is saved
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=int, required=True, help="processes")
     parser.add_argument("--devices", type=int, default=1, help="CPU devices each")
+    parser.add_argument(
+        "--grace", type=float, default=20.0, help="seconds to end in after a loss"
+    )
     parser.add_argument("rest", nargs="+", help="-- arguments of bertjax.train")
     args = parser.parse_args()
     with socket.socket() as s:
@@ -49,19 +57,69 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, forward)
-    while any(p.poll() is None for p in processes):
-        lost = [h for h, p in enumerate(processes) if p.poll() not in (None, 0)]
-        stopping = all(processes[h].returncode in (130, 143) for h in lost)
-        if lost and not stopping:
-            forward(signal.SIGKILL, None)
+    ended, killed = wait(processes, args.grace)
+    codes = [status(p) for p in processes]
+    # What this launcher killed itself says nothing.
+    worst = max((codes[host] for host in ended if host not in killed), default=1)
+    print(f"{args.hosts} hosts: {describe(codes, ended, killed)}", file=sys.stderr)
+    return worst
+
+
+def status(process: subprocess.Popen) -> int:
+    """Return an exit status as a shell gives it: 128 + the signal that killed."""
+    code = process.poll()
+    return 128 - code if code < 0 else code
+
+
+def wait(
+    processes: list[subprocess.Popen], grace: float
+) -> tuple[list[int], dict[int, str]]:
+    """Wait for all: (hosts in the order they ended, what those killed here did)."""
+    ended: list[int] = []
+    killed: dict[int, str] = {}
+    until = None  # when the others are killed
+    while len(ended) < len(processes):
+        for host, process in enumerate(processes):
+            if host not in ended and process.poll() is not None:
+                ended.append(host)
+                if until is None and status(process) not in (0, *STOPPED):
+                    until = time.monotonic() + grace
+        if until is not None and time.monotonic() > until:
+            for host, process in enumerate(processes):
+                if process.poll() is None and host not in killed:
+                    killed[host] = state(process.pid)
+                    process.kill()
         time.sleep(0.1)
-    codes = [p.returncode for p in processes]
-    # A process ended by a signal has a negative code: that is worse than any status.
-    failed = [code for code in codes if code not in (0, -signal.SIGKILL)]
-    worst = next(iter(failed), max(codes, key=abs))
-    said = "done" if not any(codes) else f"ended with {codes}"
-    print(f"{args.hosts} hosts: {said}", file=sys.stderr)
-    return 128 - worst if worst < 0 else worst
+    return ended, killed
+
+
+def state(pid: int) -> str:
+    """Say what a process does that does not end."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        letter = ""
+    return "was stopped" if letter in "Tt" and letter else "did not end"
+
+
+def describe(codes: list[int], ended: list[int], killed: dict[int, str]) -> str:
+    """Say in one line what happened, and on which host."""
+    if not any(codes):
+        return "done"
+    if set(codes) <= {0, *STOPPED}:
+        return f"stopped by a signal, saved; exit statuses {codes}"
+    for host, what in killed.items():
+        if what == "was stopped":
+            return f"host {host} {what} (SIGSTOP): killed; exit statuses {codes}"
+    host = next(h for h in ended if codes[h] and codes[h] not in STOPPED)
+    what = f"ended first, with exit status {codes[host]}"
+    lost = [h for h in ended if codes[h] > 128 and codes[h] not in STOPPED]
+    for h in lost:
+        if h not in killed and codes[h] != 128 + signal.SIGABRT:
+            name = signal.Signals(codes[h] - 128).name
+            host, what = h, f"was lost ({name})"
+    late = "".join(f"; host {h} {x}: killed" for h, x in killed.items())
+    return f"host {host} {what}{late}; exit statuses {codes}"
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def read_rows(workdir: Path) -> list[dict[str, Any]]:
 def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows without what the clock decides."""
     return [
-        {k: v for k, v in row.items() if not k.startswith(("perf/", "data/"))}
+        {k: v for k, v in row.items() if not k.startswith(("perf/", "data/", "hosts/"))}
         for row in rows
     ]
 

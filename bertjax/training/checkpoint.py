@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 
 from bertjax import UserError
 from bertjax.parallel.sharding import path_name
+from bertjax.parallel.watch import is_broken_collective
 from bertjax.training import manifest
 from bertjax.training.workdir import is_remote
 
@@ -79,7 +80,9 @@ class Checkpoints:
             if self.primary:
                 _remove(temporary)
 
-    def _error(self, step: int, error: BaseException) -> UserError:
+    def _error(self, step: int, error: BaseException) -> BaseException:
+        if is_broken_collective(error):  # another process is gone: watch.py says which
+            return error
         said = " ".join(str(error).split())
         if len(said) > 300:  # the reason stands at the end
             said = f"{said[:100]} ... {said[-180:]}"

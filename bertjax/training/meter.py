@@ -2,6 +2,8 @@
 """How fast a run is: perf/ and data/ values, over the steps since the last row."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 
 class Meter:
@@ -19,7 +21,14 @@ class Meter:
         self.begun = time.monotonic()
         self.steps = self.tokens = self.slots = 0
         self.flops = 0.0
-        self.waited = self.paused = 0.0
+        self.waited = self.blocked = self.paused = 0.0
+
+    def timed(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Return call(*args); its seconds count as `waited` (data) or `blocked`."""
+        begun = time.monotonic()
+        result = call(*args)
+        setattr(self, name, getattr(self, name) + time.monotonic() - begun)
+        return result
 
     def count(self, tokens: int, slots: int, flops: float) -> None:
         """Count a finished step: its real tokens, B x L slots, and FLOPs."""
@@ -28,8 +37,14 @@ class Meter:
         self.slots += slots
         self.flops += flops
 
-    def row(self) -> dict[str, float]:
-        """Return the values of the window, if a step is in it, and begin the next."""
+    def row(self, gather: Callable[[list[float]], Any]) -> dict[str, float]:
+        """Return the values of the window, if a step is in it, and begin the next.
+
+        gather: gives every process's list, [processes, n]. All processes call this at
+        the same step. Of several, hosts/ values follow: the longest wait for data a
+        step, the longest work of a host's own (all but waiting for data or devices),
+        and the index of the host that spent most on both, which the others wait for.
+        """
         if not self.steps:
             return {}
         steps = self.steps
@@ -42,5 +57,12 @@ class Meter:
         }
         if self.peak:
             row["perf/mfu"] = self.flops / seconds / self.peak
+        own = max(seconds - self.waited - self.blocked, 0.0)
+        each = gather([self.waited / steps, own / steps])
+        if len(each) > 1:
+            row["hosts/data_wait_seconds_max"] = float(max(wait for wait, _ in each))
+            row["hosts/own_seconds_max"] = float(max(work for _, work in each))
+            spent = [sum(pair) for pair in each]
+            row["hosts/slowest"] = spent.index(max(spent))
         self.begin()
         return row

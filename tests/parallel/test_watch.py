@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch over the other hosts, with a coordination service of threads."""
+
+import threading
+import time
+
+import pytest
+
+from bertjax import RunError, UserError
+from bertjax.parallel.watch import Watch
+
+LIMIT = 1.0
+
+
+class Service:
+    """jax's key-value store; while `silent` it gives no answer."""
+
+    def __init__(self):
+        self.rows, self.silent = {}, threading.Event()
+
+    def key_value_set(self, key, value, allow_overwrite):
+        while self.silent.is_set():
+            time.sleep(0.05)
+        self.rows[key] = value
+
+    def key_value_dir_get(self, directory):
+        return list(self.rows.items())
+
+
+@pytest.fixture
+def pod():
+    """Three hosts that watch each other, and the statuses they ended with."""
+    service, ended = Service(), {}
+    watches = [
+        Watch(LIMIT, end=lambda code, i=i: ended.setdefault(i, code)) for i in range(3)
+    ]
+    for i, watch in enumerate(watches):
+        watch.start(service, i, 3, lambda: None)
+    yield watches, service, ended
+    service.silent.clear()
+    for watch in watches:
+        watch.leaving.set()
+        watch.closed.set()
+
+
+def until(what, seconds):
+    stop = time.monotonic() + seconds
+    while not what() and time.monotonic() < stop:
+        time.sleep(0.05)
+    assert what()
+
+
+def test_a_lost_host_ends_the_others(pod, capsys):
+    watches, _, ended = pod
+    for watch in watches:
+        watch.tick(7)
+        watch.pause()
+    time.sleep(3 * watches[0].interval)
+    watches[2].leaving.set()
+    watches[2].closed.set()  # no more signs of life
+    until(lambda: ended == {0: 1, 1: 1}, 3 * LIMIT)
+    said = capsys.readouterr().err
+    assert said.count("error: host 2 gives no sign of life for 1 s (hosts.tim") == 2
+    assert "after step 7" in said
+
+
+def test_a_silent_coordinator(pod, capsys):
+    _, service, ended = pod
+    service.silent.set()
+    until(lambda: ended.keys() >= {1, 2}, 3 * LIMIT)
+    assert "host 0, which coordinates, gives no answer" in capsys.readouterr().err
+
+
+def test_an_error_is_told_to_the_others(pod, capsys):
+    watches, _, ended = pod
+    with pytest.raises(UserError, match="disk full"), watches[1]:
+        raise UserError("disk full")
+    until(lambda: ended == {0: 1, 2: 1}, LIMIT)
+    assert "host 1 ended: UserError: disk full" in capsys.readouterr().err
+
+
+def test_a_broken_collective_gets_the_name_of_who_is_gone(pod):
+    watches, _, _ = pod
+    watches[2].leaving.set()
+    watches[2].closed.set()
+    with pytest.raises(RunError, match="host 2 gives no sign of life"), watches[0]:
+        raise ValueError("UNKNOWN: Gloo AllReduce failed: Connection closed by peer")
+
+
+def test_a_host_that_lives_and_stands_still(pod, capsys):
+    watches, _, ended = pod
+    for watch in watches:
+        watch.tick(5)
+    for watch in watches[:2]:
+        watch.tick(6)
+    until(lambda: 0 in ended, 3 * LIMIT)
+    assert "host 2 stands still after step 5" in capsys.readouterr().err
+
+
+def test_slow_compiles_evaluations_and_saves_are_no_loss(pod):
+    watches, _, ended = pod
+    for watch in watches:
+        watch.tick(1, steady=False)
+    watches[0].tick(2)
+    watches[0].pause()
+    watches[
+        1
+    ].longest = LIMIT  # steps of that length were seen: ten times that is allowed
+    watches[1].tick(2)
+    time.sleep(1.5 * LIMIT)
+    assert not ended and watches[0].verdict() is None
+
+
+def test_hosts_that_are_done_leave(pod):
+    watches, _, ended = pod
+    for watch in watches[1:]:
+        with watch:
+            pass
+    time.sleep(1.5 * LIMIT)
+    assert not ended and watches[0].verdict() is None
+
+
+def test_alone_it_does_nothing():
+    with pytest.raises(ValueError), Watch(1.0) as watch:
+        watch.tick(1)
+        raise ValueError("Gloo")

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong on a pod, on 2 and 4 processes of this machine.
+
+Nothing is lost but the steps since the last save, nothing hangs longer than the limit,
+and one line says what happened.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import read_rows, succeeded, train_losses
+from test_hosts import NO_DROPOUT, start
+
+from bertjax.training import manifest
+
+LIMIT = 8  # seconds, hosts.timeout
+STEPS = 90
+
+
+@pytest.fixture(scope="module")
+def faulty(arguments):
+    return [
+        *arguments,
+        *NO_DROPOUT,
+        f"--config.total.steps={STEPS}",
+        "--config.data.valid=",
+        "--config.checkpoint.every.steps=5",
+        "--config.log.writers=jsonl",
+        f"--config.hosts.timeout={LIMIT}",
+    ]
+
+
+def hosts_of(launcher: subprocess.Popen) -> dict[int, int]:
+    """Return {index: process id} of a launcher's processes."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+    found = {}
+    for pid in map(int, children.split()):
+        said = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        (index,) = (x.split(b"=")[1] for x in said if x.startswith(b"JAX_PROCESS_ID="))
+        found[int(index)] = pid
+    return found
+
+
+def strike(workdir, hosts, victim, number, arguments, environment):
+    """Run, send one host a signal after five more steps: (status, output, seconds)."""
+    before = len(read_rows(workdir)) if (workdir / "metrics.jsonl").exists() else 0
+    process = start(hosts, 1, [*arguments, f"--workdir={workdir}"], environment)
+    rows = workdir / "metrics.jsonl"
+    before = (manifest.steps(workdir) or [0])[-1]
+    try:
+        while process.poll() is None:
+            if rows.exists() and rows.read_bytes().count(b"\n") > before + 5:
+                os.kill(hosts_of(process)[victim], number)
+                break
+            time.sleep(0.02)
+        struck = time.monotonic()
+        said, _ = process.communicate(timeout=120)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, said, time.monotonic() - struck
+
+
+@pytest.mark.slow
+def test_lost_hosts(command, faulty, environment, tmp_path):
+    """One run, through every fault in turn, ends as if nothing had happened."""
+    whole, struck = tmp_path / "whole", tmp_path / "struck"
+    succeeded(command("train", *faulty, f"--workdir={whole}"))
+    faults = [
+        (2, 1, signal.SIGTERM, 143, ["stopped by a signal"]),
+        (4, 3, signal.SIGKILL, 137, ["host 3 was lost (SIGKILL)", "host 3 gives no"]),
+        (2, 0, signal.SIGKILL, 137, ["host 0 was lost (SIGKILL)"]),
+        (2, 1, signal.SIGSTOP, 1, ["host 1 was stopped", "host 1 gives no sign"]),
+        (4, 0, signal.SIGSTOP, 1, ["host 0 was stopped", "host 0, which coordinates"]),
+        (4, 2, signal.SIGTERM, 143, ["stopped by a signal"]),
+    ]
+    for hosts, victim, number, status, words in faults:
+        code, said, seconds = strike(struck, hosts, victim, number, faulty, environment)
+        saved = manifest.steps(struck)[-1]
+        rows = train_losses(struck)
+        assert code == status, said
+        for word in words:
+            assert word in said, said
+        assert seconds < 4 * LIMIT + 10, said
+        assert manifest.problem(struck / "checkpoints" / str(saved)) is None
+        # Two steps may be in flight, and a save under way.
+        assert len(rows) - saved <= (0 if number == signal.SIGTERM else 11)
+    succeeded(command("train", *faulty, f"--workdir={struck}"))
+    assert [r["step"] for r in read_rows(struck)] == list(range(1, STEPS + 1))
+    assert train_losses(struck) == pytest.approx(train_losses(whole), rel=1e-5)
