@@ -22,6 +22,8 @@
 #   --spot                may be preempted, and costs less
 #   --project=P           default: gcloud's own
 #   --package=P           what pip installs, e.g. 'bertjax[tpu] @ git+https://...'
+#   --setup=COMMAND       on every worker after installing, e.g. to fetch a vocabulary:
+#                         'gcloud storage cp gs://BUCKET/vocab.txt /tmp/vocab.txt'
 #   --poll=SECONDS        between two looks (default 60)
 #
 # --dry-run prints every command it would run, and runs none.
@@ -30,7 +32,7 @@ set -euo pipefail
 die() { echo "error: $*" >&2; exit 2; }
 
 dry='' name='' zone='' type='' version='' slices=1 spot='' project='' poll=60 command=''
-package='bertjax[tpu]'
+package='bertjax[tpu]' setup=true
 while (($#)); do
   case $1 in
     --dry-run) dry=1 ;;
@@ -42,6 +44,7 @@ while (($#)); do
     --spot) spot=--spot ;;
     --project=*) project=${1#*=} ;;
     --package=*) package=${1#*=} ;;
+    --setup=*) setup=${1#*=} ;;
     --poll=*) poll=${1#*=} ;;
     -h | --help) sed -n '3,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;;
     --) shift; break ;;
@@ -113,7 +116,8 @@ create() {
 install() {
   everywhere "curl -LsSf https://astral.sh/uv/install.sh | sh && \
 ~/.local/bin/uv venv --allow-existing --python 3.12 ~/bertjax && \
-~/.local/bin/uv pip install --python ~/bertjax/bin/python $(printf '%q' "$package")"
+~/.local/bin/uv pip install --python ~/bertjax/bin/python $(printf '%q' "$package") && \
+$setup"
 }
 
 # Each worker writes ~/bertjax.log, and ~/bertjax.status when it has ended.
