@@ -6,6 +6,7 @@ and one line says what happened.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -92,3 +93,26 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
     succeeded(command("train", *faulty, f"--workdir={struck}"))
     assert [r["step"] for r in read_rows(struck)] == list(range(1, STEPS + 1))
     assert train_losses(struck) == pytest.approx(train_losses(whole), rel=1e-5)
+
+
+def test_a_checkpoint_damaged_in_each_of_its_files(trained, tmp_path):
+    """Every file of a real checkpoint, cut short, changed or lost, is found out."""
+    before, newest = manifest.steps(trained)[-2:]
+    names = [*manifest.files(trained / "checkpoints" / str(newest)), manifest.MANIFEST]
+    assert len(names) > 5
+    for i, name in enumerate(names):
+        workdir = tmp_path / str(i)
+        shutil.copytree(trained / "checkpoints", workdir / "checkpoints")
+        path = workdir / "checkpoints" / str(newest) / name
+        data = path.read_bytes()
+        kind = i % 3 if data else 2
+        if kind == 2:
+            path.unlink()
+        else:
+            flipped = data[:-1] + bytes([data[-1] ^ 1])
+            path.write_bytes(data[: len(data) // 2] if kind == 0 else flipped)
+        said: list[str] = []
+        assert manifest.newest_intact(workdir, said.append) == before
+        (line,) = said
+        assert f"checkpoints/{newest} is damaged" in line
+        assert (workdir / "damaged" / str(newest)).is_dir()
