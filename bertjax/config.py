@@ -35,6 +35,7 @@ UNITS = {
 # what. Data is compared by content (run.json), not by the spelling of its path.
 FREE = re.compile(
     r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
+    r"|model\.(attention|remat|unroll)"
     r"|data\.(engine|cache|train|valid|vocab|similar|segmenter)"
 )
 
@@ -350,6 +351,11 @@ def encoder_config(
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if backend == "cpu" else "bfloat16"
+    # On accelerators a loop over the layers, whose products alone are kept: compiles in
+    # a minute. A CPU is faster unrolled, and recomputing costs it more than memory.
+    if backend != "cpu":
+        shape = {"unroll": 1, "remat": "dots"} | shape
+        shape.setdefault("attention", {"tpu": "tpu"}.get(backend, "gpu"))
     cfg = EncoderConfig(**shape, dtype=dtype)
     longest = max(config.data.length, *(p.length for p in wanted_phases(config)))
     if longest > cfg.max_length:

@@ -1,35 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and its mask; every backend sees the mask through one seam."""
+"""Attention: who sees whom, rotary positions, and one seam to every backend."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax import UserError
 from bertjax.models.layers import dropout
+from bertjax.parallel.sharding import index_along, per_device, size_along
 
 
-def attention_mask(
-    attention_mask: jax.Array, segment_ids: jax.Array | None = None, window: int = 0
-) -> jax.Array:
-    """Say where a query may look at a key: boolean, broadcasts to [B, H, L, L].
+class Sight(NamedTuple):
+    """Where queries may look at keys: what every backend makes its mask of.
 
-    attention_mask i32 [B, L], 1 = real. Queries that are padding look at the real keys
-    too, so no row has every key hidden (their results are never used).
-    With segment_ids i32 [B, L] (packed rows; 0 = padding) a query sees the keys of its
-    own sequence alone, and padding sees padding. With a window a query sees the keys
-    at most window // 2 places away, and itself, padding or not.
+    keys i32 [B, L]: 1 = real, 0 = padding; of packed rows the number of the sequence, 0
+    = padding. window: 0, or a query sees the keys at most window // 2 places away.
     """
-    if attention_mask.ndim != 2:
-        raise ValueError(f"attention_mask has shape {attention_mask.shape}, not [B, L]")
-    if segment_ids is not None:
-        mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
-    else:
-        mask = (attention_mask > 0)[:, None, None, :]
-    if not window:
-        return mask
-    at = np.arange(attention_mask.shape[1])
-    away = np.abs(at[:, None] - at)
-    return (mask & (away <= window // 2)) | (away == 0)
+
+    keys: jax.Array
+    packed: bool = False
+    window: int = 0
+
+    @property
+    def mask(self) -> jax.Array:
+        """Boolean, broadcasts to [B, H, L, L].
+
+        Queries that are padding look at the real keys too, so no row has every key
+        hidden (their results are never used). In packed rows a query sees the keys of
+        its own sequence alone, and padding sees padding. With a window a query sees
+        itself, padding or not.
+        """
+        if self.packed:
+            mask = self.keys[:, None, :, None] == self.keys[:, None, None, :]
+        else:
+            mask = (self.keys > 0)[:, None, None, :]
+        if not self.window:
+            return mask
+        at = np.arange(self.keys.shape[1])
+        away = np.abs(at[:, None] - at)
+        return (mask & (away <= self.window // 2)) | (away == 0)
+
+
+def make_sight(batch: dict[str, jax.Array], window: int = 0) -> Sight:
+    """Take attention_mask i32 [B, L], of packed rows segment_ids i32 [B, L]."""
+    packed = "segment_ids" in batch
+    keys = batch["segment_ids" if packed else "attention_mask"]
+    if keys.ndim != 2:
+        raise ValueError(f"attention_mask has shape {keys.shape}, not [B, L]")
+    return Sight(keys, packed, window)
 
 
 Rotation = tuple[jax.Array, jax.Array]
@@ -53,25 +73,96 @@ def rotate(x: jax.Array, turn: Rotation) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
+# What "tpu" and "gpu" stand for: the first that takes the shapes at hand.
+CHOICES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
+
+
 def attend(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    mask: jax.Array,
+    sight: Sight,
     rate: float,
     rng: jax.Array | None,
+    backend: str = "xla",
 ) -> jax.Array:
     """Mix values by scaled dot products (Vaswani et al. 2017, equation 1).
 
-    q, k, v: [B, L, H, K]; mask: boolean, broadcasts to [B, H, L, L]; result
-    [B, L, H, K]. Softmax in f32 whatever the dtype of q. The division by its sum
-    happens on the result, which is smaller than the scores: dropout and the product
-    with v are linear.
+    q, k, v, result: [B, L, H, K]. Weights are dropped at `rate` where there is an rng.
+    backend: see EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
+    Raises UserError when a backend that was asked for by name does not take the shapes.
+    """
+    rate = 0.0 if rng is None else rate
+    name = choose(backend, q.shape, rate, sight.packed, q.dtype)
+    with jax.named_scope(f"attention_{name}"):
+        return BACKENDS[name](q, k, v, sight, rate, rng)
+
+
+def choose(
+    backend: str,
+    shape: tuple[int, int, int, int],
+    rate: float,
+    packed: bool = False,
+    dtype: jnp.dtype = jnp.bfloat16,
+) -> str:
+    """Return the backend that serves q, k, v of shape [B, L, H, K]."""
+    _, length, heads, width = shape
+    refusals = {
+        "xla": "",
+        "fused": _refuse_fused(length, heads, width),
+        "splash": _refuse_splash(length, rate),
+        "cudnn": _refuse_cudnn(width, rate, dtype),
+    }
+    for name in CHOICES.get(backend, (backend,)):
+        if not refusals[name]:
+            return name
+    raise UserError(f"model.attention={backend}: {refusals[backend]}")
+
+
+def _refuse_fused(length: int, heads: int, width: int) -> str:
+    from bertjax.models import fused_attention as fused
+
+    split = size_along("heads")
+    if heads % split == 0 and fused.fits(length, heads // split, width):
+        return ""
+    return (
+        f"rows of {length} tokens and {heads} heads of {width} on {split} devices: it "
+        f"takes up to {fused.LONGEST} tokens, a multiple of {fused.LANES}, and heads "
+        f"that fill {fused.LANES} lanes"
+    )
+
+
+def _refuse_splash(length: int, rate: float) -> str:
+    if rate:
+        return f"it drops no weights: model.attention_probs_dropout_prob={rate}"
+    return f"{length} tokens are no multiple of 128" if length % 128 else ""
+
+
+def _refuse_cudnn(width: int, rate: float, dtype: jnp.dtype) -> str:
+    if rate:
+        return f"it drops no weights: model.attention_probs_dropout_prob={rate}"
+    if dtype == jnp.float32:
+        return "it takes no float32"
+    return f"heads of {width}" if width % 8 or width > 128 else ""
+
+
+def _xla(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sight: Sight,
+    rate: float,
+    rng: jax.Array | None,
+) -> jax.Array:
+    """Let the compiler do it, scores in memory.
+
+    The division by the weights' sum happens on the result, which is smaller than the
+    scores: dropout and the product with v are linear.
     """
     with jax.named_scope("scores"):
         q = q * (q.shape[-1] ** -0.5)
         scores = jnp.einsum("BQHK,BTHK->BHQT", q, k).astype(jnp.float32)
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+        scores = jnp.where(sight.mask, scores, jnp.finfo(jnp.float32).min)
         peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
         weights = jnp.exp(scores - peak)
         total = jnp.sum(weights, axis=-1).swapaxes(1, 2)[..., None]  # [B, L, H, 1]
@@ -79,3 +170,125 @@ def attend(
         weights = dropout(weights.astype(q.dtype), rate, rng)
         y = jnp.einsum("BHQT,BTHK->BQHK", weights, v)
         return (y / total).astype(q.dtype)
+
+
+def _fused(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sight: Sight,
+    rate: float,
+    rng: jax.Array | None,
+) -> jax.Array:
+    """Run our own TPU kernel (fused_attention.py), on each device its rows and heads.
+
+    The CPU interprets it: slow, for tests.
+    """
+    from bertjax.models.fused_attention import fused_attention
+
+    b, length, heads, width = q.shape
+    key = np.zeros(2, np.uint32) if rng is None else jax.random.key_data(rng)
+
+    def local(
+        q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array, key: jax.Array
+    ):
+        rows, here = q.shape[0], q.shape[2] // width
+        at = [index_along("batch") * rows, index_along("heads") * here, heads]
+        seeds = jnp.concatenate([key, jnp.stack([jnp.uint32(i) for i in at])])
+        return fused_attention(
+            q, k, v, keys, keys if sight.packed else None, seeds, here, rate,
+            sight.window, is_interpreted(),
+        )  # fmt: skip
+
+    wide = "batch length heads"
+    flat = [x.reshape(b, length, heads * width) for x in (q, k, v)]
+    run = per_device(local, [wide, wide, wide, "batch length", "key"], wide)
+    return run(*flat, sight.keys, jnp.asarray(key).reshape(-1)[-2:]).reshape(q.shape)
+
+
+def _splash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sight: Sight,
+    rate: float,
+    rng: jax.Array | None,
+) -> jax.Array:
+    """Run jax's splash attention: long rows on TPU, blocks out of sight are skipped.
+
+    Padding sees padding, in rows that are not packed too.
+    """
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    length, near = q.shape[1], sight.window // 2
+    block = max(n for n in (512, 384, 256, 128) if length % n == 0)
+    blocks = splash.BlockSizes(
+        **dict.fromkeys(
+            ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv")
+            + ("block_kv_dkv_compute",),
+            block,
+        ),
+        use_fused_bwd_kernel=True,
+    )
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array) -> jax.Array:
+        one = (
+            splash.LocalMask((length, length), (near, near), 0)
+            if sight.window
+            else splash.FullMask((length, length))
+        )
+        kernel = splash.make_splash_mha(
+            splash.MultiHeadMask([one] * q.shape[2]),
+            block_sizes=blocks,
+            head_shards=1,
+            q_seq_shards=1,
+            residual_checkpoint_name="product",  # encoder.apply saves what is so named
+            interpret=is_interpreted(),
+        )
+        q, k, v = (x.swapaxes(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
+        y = jax.vmap(kernel)(q, k, v, splash.SegmentIds(keys, keys))
+        return y.swapaxes(1, 2).astype(q.dtype)
+
+    wide = "batch length heads head"
+    run = per_device(local, [wide, wide, wide, "batch length"], wide)
+    return run(q, k, v, sight.keys)
+
+
+def _cudnn(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sight: Sight,
+    rate: float,
+    rng: jax.Array | None,
+) -> jax.Array:
+    """Run cuDNN's flash attention on NVIDIA GPUs.
+
+    It skips padding, which must follow the real tokens; packed rows need a full mask.
+    """
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array) -> jax.Array:
+        seen = sight._replace(keys=keys)
+        if sight.packed:
+            shape = (len(q), 1, q.shape[1], q.shape[1])
+            how = {"mask": jnp.broadcast_to(seen.mask, shape)}
+        else:
+            real = jnp.maximum(jnp.sum(keys > 0, axis=1), 1).astype(jnp.int32)
+            how = {"key_value_seq_lengths": real}
+            if sight.window:
+                how["local_window_size"] = sight.window // 2
+        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **how)
+
+    wide = "batch length heads head"
+    run = per_device(local, [wide, wide, wide, "batch length"], wide)
+    return run(q, k, v, sight.keys)
+
+
+BACKENDS = {"xla": _xla, "fused": _fused, "splash": _splash, "cudnn": _cudnn}
+
+
+def is_interpreted() -> bool:
+    """True where TPU kernels are interpreted: the program is one for the CPU."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kind = getattr(mesh.abstract_device, "device_kind", "") if not mesh.empty else ""
+    return "tpu" not in (kind or jax.default_backend()).lower()

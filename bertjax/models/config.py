@@ -7,6 +7,7 @@ from bertjax import UserError, registry
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 REMAT = ("none", "full", "dots")
+ATTENTION = ("xla", "tpu", "gpu", "fused", "splash", "cudnn")
 DTYPES = ("float32", "bfloat16")
 MOST = 2**31 - 1
 RANGES = {
@@ -72,6 +73,9 @@ class EncoderConfig:
     dtype: str = "float32"
     remat: str = "none"
     unroll: int = 0
+    # Which backend attends: xla, fused, splash, cudnn (bertjax/models/attention.py); tpu
+    # and gpu: the best there that takes the shapes.
+    attention: str = "xla"
     # Embeddings of this width and a projection to hidden_size; 0: hidden_size, none.
     embedding_size: int = 0
     embedding_norm: bool = True
@@ -104,6 +108,7 @@ class EncoderConfig:
             ("hidden_act", ACTIVATIONS),
             ("classifier_activation", ("", *ACTIVATIONS)),
             ("remat", REMAT),
+            ("attention", ATTENTION),
             ("position_embedding_type", ("absolute", "rope", "none")),
             ("norm_position", ("post", "pre")),
             ("norm_type", ("layer_norm", "rms_norm")),

@@ -6,16 +6,19 @@ lists which family uses which.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.models.attention import (
     Rotation,
+    Sight,
     attend,
-    attention_mask,
+    make_sight,
     rotate,
     rotation,
 )
@@ -28,6 +31,7 @@ from bertjax.models.layers import (
     layer_norm,
     linear,
     linear_specs,
+    lookup,
     norm_specs,
     stack_specs,
 )
@@ -42,9 +46,9 @@ class Encoded(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a layer sees of the batch: its mask, and its turn of queries and keys."""
+    """What a layer sees of the batch: where, and its turn of queries and keys."""
 
-    mask: jax.Array
+    sight: Sight
     turn: Rotation | None
 
 
@@ -120,34 +124,27 @@ def apply(
         if cfg.embedding_size:
             x = linear(params["embeddings"]["projection"], x)
         x = constrain(x, "batch length embed")
-    whole, near = make_views(cfg, batch)
+    views = make_views(cfg, batch)
 
     def layer(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
         layer_params, index, depth = inputs
         if layer_params is None:
             layer_params = jax.tree.map(lambda p: p[depth["group"]], params["layers"])
-        view = near if whole is None else whole
-        if "is_global" in depth:
-            view = jax.tree.map(
-                lambda a, b: jnp.where(depth["is_global"], a, b), whole, near
-            )
-        x = apply_layer(
-            layer_params, cfg, x, view, fold(rng, index), depth.get("is_normed")
-        )
+        x = apply_layer(layer_params, cfg, x, views, fold(rng, index), depth)
         return constrain(x, "batch length embed"), None
 
     if cfg.remat != "none":
         policy = (
-            jax.checkpoint_policies.dots_saveable
+            jax.checkpoint_policies.save_only_these_names("product")
             if cfg.remat == "dots"
             else jax.checkpoint_policies.nothing_saveable
         )
-        layer = jax.checkpoint(layer, policy=policy)
+        layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
     n = cfg.num_hidden_layers
     if isinstance(params["layers"], tuple):  # unstacked
         for i, (group, every) in enumerate(zip(cfg.groups, cfg.is_global, strict=True)):
-            view = whole if every else near
-            x = apply_layer(params["layers"][group], cfg, x, view, fold(rng, i))
+            seen = views[:1] if every else views[-1:]
+            x = apply_layer(params["layers"][group], cfg, x, seen, fold(rng, i), {})
     else:
         # An unrolled scan with its single body is what costs least memory and time.
         along = depths(params["layers"], cfg)
@@ -211,23 +208,20 @@ def depths(
     return layers, jnp.arange(n), depth
 
 
-def make_views(
-    cfg: EncoderConfig, batch: dict[str, jax.Array]
-) -> tuple[View | None, View | None]:
-    """Make what global and local layers see; None where there are no such layers."""
+def make_views(cfg: EncoderConfig, batch: dict[str, jax.Array]) -> tuple[View, ...]:
+    """Make what layers see: of global ones, of local ones, or both in this order."""
     at = batch.get("position_ids", np.arange(batch["input_ids"].shape[1]))
 
     def view(window: int, theta: float) -> View:
-        mask = attention_mask(batch["attention_mask"], batch.get("segment_ids"), window)
+        sight = make_sight(batch, window)
         if cfg.position_embedding_type != "rope":
-            return View(mask, None)
-        return View(mask, rotation(at, cfg.head_dim, theta))
+            return View(sight, None)
+        return View(sight, rotation(at, cfg.head_dim, theta))
 
     near = cfg.local_rope_theta or cfg.rope_theta
-    return (
-        view(0, cfg.rope_theta) if any(cfg.is_global) else None,
-        None if all(cfg.is_global) else view(cfg.local_attention, near),
-    )
+    whole = [view(0, cfg.rope_theta)] if any(cfg.is_global) else []
+    local = [] if all(cfg.is_global) else [view(cfg.local_attention, near)]
+    return (*whole, *local)
 
 
 def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
@@ -246,20 +240,20 @@ def normalise(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
 def embed(params: Params, cfg: EncoderConfig, batch: dict[str, jax.Array]) -> jax.Array:
     """Sum word, position and token type embeddings, normalised: f32 [B, L, E]."""
     ids = batch["input_ids"]
-    x = jnp.take(params["word"], ids, axis=0, mode="clip")
+    x = lookup(params["word"], ids)
     if cfg.position_embedding_type == "absolute":
         offset = cfg.position_offset
         table = params["position"][offset:] if offset else params["position"]
         if "position_ids" in batch:
-            x = x + jnp.take(table, batch["position_ids"], axis=0, mode="clip")
+            x = x + lookup(table, batch["position_ids"])
         else:
-            x = x + table[: ids.shape[1]]
+            x = x + table[: ids.shape[1]].astype(jnp.float32)
     if cfg.type_vocab_size:
         # Without token types in the batch everything is of type 0.
         x = x + (
-            jnp.take(params["token_type"], batch["token_type_ids"], axis=0, mode="clip")
+            lookup(params["token_type"], batch["token_type_ids"])
             if "token_type_ids" in batch
-            else params["token_type"][0]
+            else params["token_type"][0].astype(jnp.float32)
         )
     return normalise(params["norm"], cfg, x) if cfg.embedding_norm else x
 
@@ -268,15 +262,15 @@ def apply_layer(
     params: Params,
     cfg: EncoderConfig,
     x: jax.Array,
-    view: View,
+    views: tuple[View, ...],
     rng: jax.Array | None,
-    is_normed: jax.Array | None = None,
+    depth: dict[str, jax.Array],
 ) -> jax.Array:
     """Run one layer on x [B, L, D].
 
     Post-LN as in Vaswani et al. 2017, or pre-LN (Xiong et al. 2020, figure 1).
-    is_normed, bool []: whether the norm before the attention is used.
-    Matrix products see [B*L, D]: gradients of products of three axes run slower.
+    views, depth: see make_views and depths. Matrix products see [B*L, D]: on a CPU
+    gradients of products of three axes run slower.
     """
     b, length, d = x.shape
     heads = (b, length, cfg.num_attention_heads, cfg.head_dim)
@@ -287,14 +281,29 @@ def apply_layer(
     y = x
     if pre and "norm" in p:
         y = normalise(p["norm"], cfg, x)
-        y = y if is_normed is None else jnp.where(is_normed, y, x)
+        y = jnp.where(depth["is_normed"], y, x) if "is_normed" in depth else y
     with jax.named_scope("qkv"):
-        q, k, v = (linear(p[n], y).reshape(heads) for n in ("query", "key", "value"))
-        if view.turn is not None:
-            q, k = rotate(q, view.turn), rotate(k, view.turn)
-    y = attend(q, k, v, view.mask, cfg.attention_probs_dropout_prob, rngs[0])
+        q, k, v = (
+            product(p[n], y, "embed heads head").reshape(heads)
+            for n in ("query", "key", "value")
+        )
+
+    def look(view: View) -> Callable[..., jax.Array]:
+        def run(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            if view.turn is not None:
+                q, k = rotate(q, view.turn), rotate(k, view.turn)
+            rate = cfg.attention_probs_dropout_prob
+            return attend(q, k, v, view.sight, rate, rngs[0], cfg.attention)
+
+        return run
+
+    with jax.named_scope("attention"):
+        if len(views) == 1:
+            y = look(views[0])(q, k, v)
+        else:
+            y = jax.lax.cond(depth["is_global"], *map(look, views), q, k, v)
     with jax.named_scope("attention_out"):
-        y = linear(p["output"], y.reshape(b * length, d))
+        y = linear(p["output"], y.reshape(b * length, d), "heads head embed")
         x = x + dropout(y, cfg.hidden_dropout_prob, rngs[1])
         x = x if pre else normalise(p["norm"], cfg, x)
     p = params["mlp"]
@@ -308,10 +317,19 @@ def apply_layer(
 
 def mlp(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     """Run the MLP on x [T, D], gated (Shazeer 2020, equation 5) or plain."""
-    y = activate(linear(params["up"], x), cfg.hidden_act)
+    y = activate(product(params["up"], x, "embed mlp"), cfg.hidden_act)
     if cfg.mlp_type == "glu":
-        y = y * linear(params["gate"], x)
-    return linear(params["down"], y)
+        y = y * product(params["gate"], x, "embed mlp")
+    return product(params["down"], y, "mlp embed")
+
+
+def product(params: Params, x: jax.Array, axes: str) -> jax.Array:
+    """Return linear(params, x, axes), which remat="dots" keeps for the backward pass.
+
+    The attention is not kept: from queries, keys and values a kernel makes it again in
+    the time that storing it takes.
+    """
+    return checkpoint_name(linear(params, x, axes), "product")
 
 
 def fold(rng: jax.Array | None, index: int | jax.Array) -> jax.Array | None:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pieces that encoder and heads share: initialisation, linear, norm, dropout."""
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from bertjax.parallel.sharding import keep_gradient
 
 Params = dict[str, Any]
 # What a leaf begins as: a number fills it; "normal" draws it (truncated normal).
@@ -17,21 +21,30 @@ def draw(rng: jax.Array, specs: Mapping[str, Any], stddev: float) -> Params:
     """Make f32 parameters from a nested dict of (shape, "normal" | fill value).
 
     Normals are cut at two standard deviations, as TensorFlow's truncated_normal of
-    google-research/bert does. One draw serves all leaves and is sliced: compiling a
-    dozen draws takes seconds, one takes a fifth of a second.
+    google-research/bert does. A number is a function of the key, its leaf and its place
+    in it, so each device makes its own part alone, and the same ones on any mesh.
     """
     leaves, tree = jax.tree.flatten(specs, is_leaf=lambda x: isinstance(x, tuple))
-    total = sum(math.prod(shape) for shape, how in leaves if how == "normal")
-    noise = stddev * jax.random.truncated_normal(rng, -2.0, 2.0, (total,))
-    out, at = [], 0
-    for shape, how in leaves:
-        if how == "normal":
-            size = math.prod(shape)
-            out.append(noise[at : at + size].reshape(shape))
-            at += size
-        else:
-            out.append(jnp.full(shape, how, jnp.float32))
-    return jax.tree.unflatten(tree, out)
+    keys = jax.random.key_data(jax.random.split(rng, len(leaves)))
+    return jax.tree.unflatten(
+        tree,
+        [
+            stddev * truncated_normal(key, shape)
+            if how == "normal"
+            else jnp.full(shape, how, jnp.float32)
+            for (shape, how), key in zip(leaves, keys, strict=True)
+        ],
+    )
+
+
+def truncated_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Draw f32 [*shape] from a normal cut at -2 and 2, by the inverse of its law.
+
+    Of 23 bits a number is made at the middle of its bin: never an end.
+    """
+    uniform = ((random_bits(key, shape) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
+    edge = math.erf(math.sqrt(2.0))
+    return math.sqrt(2.0) * jax.lax.erf_inv((2 * uniform - 1) * edge)
 
 
 def linear_specs(
@@ -55,15 +68,74 @@ def stack_specs(specs: Mapping[str, Any], layers: int) -> dict[str, Any]:
     )
 
 
-def linear(params: Params, x: jax.Array) -> jax.Array:
+def linear(params: Params, x: jax.Array, axes: str = "") -> jax.Array:
     """Return x @ kernel + bias (where there is one) for x [T, in], in x's dtype.
 
     Kernels of more axes ([D, H, K] or [H, K, D]) are taken as [in, out]: a plain
-    product of two axes is what every backend does best.
+    product of two axes is what every backend does best. axes: the kernel's logical
+    axes, where its gradient is to lie as it is kept.
     """
-    kernel = params["kernel"].astype(x.dtype).reshape(x.shape[-1], -1)
-    y = x @ kernel
-    return y + params["bias"].astype(x.dtype).reshape(-1) if "bias" in params else y
+    bias = params["bias"].reshape(-1) if "bias" in params else None
+    return affine(x, params["kernel"].astype(x.dtype), bias, axes)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def affine(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, axes: str
+) -> jax.Array:
+    """Return x @ kernel + bias; gradients of both are summed over tokens in f32.
+
+    So are the sums over devices, which the compiler joins to them; the kernel's is
+    then rounded to its dtype, once.
+    """
+    y = x @ kernel.reshape(x.shape[-1], -1)
+    return y if bias is None else y + bias.astype(x.dtype)
+
+
+def _affine_forward(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, axes: str
+) -> tuple[jax.Array, Any]:
+    return affine(x, kernel, bias, axes), (x, kernel, bias)
+
+
+def _affine_backward(axes: str, saved: Any, dy: jax.Array) -> tuple[Any, ...]:
+    x, kernel, bias = saved
+    flat = kernel.reshape(x.shape[-1], -1)
+    dx = jax.lax.dot_general(dy, flat, (((1,), (1,)), ((), ())))
+    dw = jax.lax.dot_general(
+        x, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    ).reshape(kernel.shape)
+    dw = keep_gradient(dw, axes) if axes else dw
+    db = None
+    if bias is not None:
+        db = jnp.sum(dy, axis=0, dtype=jnp.float32).astype(bias.dtype)
+    return dx, dw.astype(kernel.dtype), db
+
+
+affine.defvjp(_affine_forward, _affine_backward)
+
+
+@jax.custom_vjp
+def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Take rows of a table [V, E] by ids [...]: f32 [..., E].
+
+    The gradient of a row is the sum over its tokens in f32: frequent tokens have
+    thousands, too many for bfloat16.
+    """
+    return jnp.take(table, ids, axis=0, mode="clip").astype(jnp.float32)
+
+
+def _lookup_forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, Any]:
+    return lookup(table, ids), (table, ids)
+
+
+def _lookup_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, None]:
+    table, ids = saved
+    sums = jnp.zeros(table.shape, jnp.float32).at[ids].add(dy, mode="clip")
+    return sums.astype(table.dtype), None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
 def layer_norm(
@@ -101,15 +173,37 @@ def activate(x: jax.Array, kind: str) -> jax.Array:
 def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
     """Zero elements of x at `rate` and scale the rest; nothing at all without rng.
 
-    16 random bits decide an element, so a 32-bit draw serves two, at half the cost;
-    the rate is met to 1/65536 and the scale is that of the rate as met.
+    The rate is met to 2^-32. An element's fate is a hash of the key and of its place in
+    the whole array, however that lies on devices; so it costs a dozen integer
+    operations, is fused with what is around it and need not be stored for the backward
+    pass. jax.random's threefry costs ten times as many, its rbg has to be stored.
     """
     if rng is None or rate == 0.0:
         return x
-    drop = min(round(rate * 65536), 65535)
-    half = (*x.shape[:-1], (x.shape[-1] + 1) // 2)
-    bits = jax.random.bits(rng, half, jnp.uint32)
-    low = (bits & 0xFFFF) >= drop
-    high = (bits >> 16) >= drop
-    keep = jnp.concatenate([low, high], axis=-1)[..., : x.shape[-1]]
-    return jnp.where(keep, x * (65536 / (65536 - drop)), 0).astype(x.dtype)
+    drop = np.uint32(min(round(rate * 2**32), 2**32 - 1))
+    keep = random_bits(jax.random.key_data(rng), x.shape) >= drop
+    return jnp.where(keep, x * (1 / (1 - rate)), 0).astype(x.dtype)
+
+
+def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Hash a key, u32 [2], and place to u32 [*shape]: for dropping, not for secrets.
+
+    Rows (all axes but the last) and columns are numbered apart, so that arrays of more
+    than 2^32 elements do not repeat themselves. The mixing is that of MurmurHash3's
+    last step (Appleby 2011, fmix32), once for rows and once for elements.
+    """
+    row = jnp.zeros((*shape[:-1], 1), jnp.uint32)
+    stride = 1
+    for axis in reversed(range(len(shape) - 1)):
+        at = jax.lax.broadcasted_iota(jnp.uint32, row.shape, axis)
+        row, stride = row + at * np.uint32(stride), stride * shape[axis]
+    row = mix(row ^ key[0])
+    column = jax.lax.broadcasted_iota(jnp.uint32, (shape[-1],), 0)
+    return mix((row + key[-1]) ^ mix(column + key[-1]))
+
+
+def mix(x: jax.Array) -> jax.Array:
+    """Scatter the bits of u32 numbers, one to one."""
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

@@ -19,6 +19,7 @@ from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params
 from bertjax.objectives import SUPPORT, parse
+from bertjax.parallel.sharding import gather_params
 
 Batch = Mapping[str, jax.Array]
 PACKAGE = "bertjax.objectives"
@@ -135,7 +136,10 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
     def weights(batch: Batch) -> dict[str, jax.Array]:
         return {k: v for head in heads for k, v in head.weights(batch).items()}
 
+    rows = tuple(row for head in heads for row in head.shardings)
+
     def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
+        params = gather_params(params, cfg.dtype, rows)
         encoded = encoder.apply(params["encoder"], cfg, batch, rng)
         out = {}
         for head in heads:
@@ -148,5 +152,5 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         sums=sums,
         needs=frozenset().union(*(h.needs for h in heads)),
         coefficients={k: v for h in heads for k, v in h.coefficients.items()},
-        shardings=tuple(row for h in heads for row in h.shardings),
+        shardings=rows,
     )

@@ -19,6 +19,7 @@ from bertjax.objectives.base import Batch, Objective, Term
 from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
 from bertjax.objectives.metrics import accuracy, binary_metrics
 from bertjax.parallel.sharding import ROWS
+from bertjax.parallel.sharding import gather_params
 
 SHARED = ("word", "position", "token_type", "norm")
 # The generator lies like an encoder.
@@ -63,6 +64,7 @@ def make_objective(
         }
 
     def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
+        params = gather_params(params, cfg.dtype, SHARDINGS)
         rngs = (None, None) if rng is None else jax.random.split(rng)
         with jax.named_scope("generator"):
             mlm = masked_lm(params)

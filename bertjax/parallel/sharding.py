@@ -2,14 +2,19 @@
 """How arrays lie on the mesh: one table from paths to axes, one from axes to mesh.
 
 The rows serve the optimizer's moments too, since their paths end like the
-parameters' own.
+parameters' own. What is kept between steps is also split over the data axis
+(`stored_spec`): a step gathers the parameters in the dtype it computes with, and sums
+gradients where they are kept (Xu et al. 2020, arXiv 2004.13336; ZeRO's stage 1).
 """
 
+import functools
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -98,9 +103,88 @@ def param_shardings(params: Any, mesh: Mesh, extra: Rows = ()) -> Any:
                         f"mesh.{split}={mesh.shape[split]} does not divide the "
                         f"{size} {axis} of {name}"
                     )
-        return NamedSharding(mesh, spec(axes))
+        return NamedSharding(mesh, stored_spec(axes, leaf.shape, mesh))
 
     return jax.tree_util.tree_map_with_path(one, params)
+
+
+SMALL = 2**16  # elements of what is not worth being split over the data axis
+
+
+def stored_spec(axes: str, shape: tuple[int, ...], mesh: Any) -> P:
+    """Return how a parameter of these logical axes is kept: as computed with, and
+    split over the data axis too, where one of its axes allows.
+
+    Preferred is one whose parts are multiples of 8, which is how TPUs lay rows out.
+    Layers are never parted: the loop takes them one by one.
+    """
+    parts = [RULES.get(axis, ()) for axis in axes.split()]
+    n = mesh.shape["data"]
+    if n > 1 and math.prod(shape) >= SMALL:
+        fits = []
+        for i, axis in enumerate(axes.split()):
+            held = shape[i] // math.prod(mesh.shape[a] for a in parts[i])
+            if axis != "layers" and held % n == 0:
+                fits.append((held // n % 8 == 0, held // n, -i))
+        if fits:
+            i = -max(fits)[2]
+            parts[i] = (*parts[i], "data")
+    return P(*(part or None for part in parts))
+
+
+def gather_params(params: Any, dtype: str, extra: Rows = ()) -> Any:
+    """Give parameters as a step computes with them, from how they are kept.
+
+    Matrices and tables are rounded to `dtype` before they are gathered, half of the
+    bytes; biases and norms stay f32. Gradients come back f32, as they are kept.
+    """
+    rows = (*ROWS, *extra)
+
+    def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        matrix = path[-1].key not in ("bias", "scale")
+        return _gather(leaf, axes_of(path_name(path), rows), dtype if matrix else None)
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(leaf: jax.Array, axes: str, dtype: str | None) -> jax.Array:
+    rounded = leaf if dtype is None else leaf.astype(dtype)
+    return _pin(rounded, spec(axes))
+
+
+def _gather_forward(leaf: jax.Array, axes: str, dtype: str | None) -> Any:
+    return _gather(leaf, axes, dtype), ()
+
+
+def _gather_backward(axes: str, dtype: str | None, _: Any, grad: jax.Array) -> Any:
+    # Those of layers were summed one by one, in the loop (layers.affine).
+    return (
+        keep_gradient(grad.astype(jnp.float32), axes, not axes.startswith("layers")),
+    )
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
+def keep_gradient(grad: jax.Array, axes: str, summed: bool = True) -> jax.Array:
+    """Lay a parameter's gradient out as the parameter is kept; first sum it if `summed`.
+
+    Said in two steps, the sum and then the part of each device, it is one collective
+    (a reduce-scatter); in one step the compiler cuts the product before it into pieces.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return grad
+    grad = _pin(grad, spec(axes)) if summed else grad
+    return _pin(grad, stored_spec(axes, grad.shape, mesh))
+
+
+def _pin(x: jax.Array, where: P | None) -> jax.Array:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, where)
 
 
 def state_shardings(state: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
@@ -140,7 +224,39 @@ def constrain(x: jax.Array, axes: str) -> jax.Array:
     Without it the compiler may keep activations split like fsdp's parameters. Does
     nothing where no mesh is set, so models run anywhere.
     """
+    return _pin(x, spec(axes, ACTIVATIONS))
+
+
+def size_along(axis: str) -> int:
+    """Return over how many devices a logical axis of activations is split here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[a] for a in _split(axis, mesh))
+
+
+def index_along(axis: str) -> jax.Array | int:
+    """Return which part of a logical axis this device has, inside `per_device`."""
+    axes = _split(axis, jax.sharding.get_abstract_mesh())
+    return jax.lax.axis_index(axes) if axes else 0
+
+
+def _split(axis: str, mesh: Any) -> tuple[str, ...]:
+    return tuple(a for a in ACTIVATIONS.get(axis, ()) if a in mesh.axis_names)
+
+
+def per_device(
+    function: Callable[..., jax.Array], inputs: Iterable[str], output: str
+) -> Callable[..., jax.Array]:
+    """Run a function on each device's part of its arguments.
+
+    For what the compiler cannot split by itself: kernels. inputs, output: logical axes
+    of arguments and result ("batch length heads").
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return x
-    return jax.lax.with_sharding_constraint(x, spec(axes, ACTIVATIONS))
+        return function
+    return jax.shard_map(
+        function,
+        in_specs=tuple(spec(axes, ACTIVATIONS) for axes in inputs),
+        out_specs=spec(output, ACTIVATIONS),
+        check_vma=False,
+    )

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of short rows as one TPU kernel, scores and dropout never in memory.
+
+A masked LM's rows are short (128, 512): all keys of a row fit into a core's vector
+memory, so that softmax is taken whole, and backward recomputes it from queries, keys
+and values alone. Heads stay side by side as the projections write them, [B, L, H K]: 128
+lanes hold 128 / K heads, which are told apart by zeroing the others' lanes, at no cost
+to a matrix unit of 128 x 128. So nothing is transposed or copied, which at 128 tokens
+costs more than the attention itself.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from bertjax.models.layers import mix
+
+LANES = 128
+LONGEST = 1024  # beyond it the scores of a head no longer fit
+NOTHING = float(np.finfo(np.float32).min)
+
+
+def fits(length: int, heads: int, width: int) -> bool:
+    """Say whether the kernel takes rows of this length and heads of this width."""
+    group = max(LANES, width)
+    return (
+        length % LANES == 0
+        and length <= LONGEST
+        and group % min(LANES, width) == 0
+        and (LANES % width == 0 or width % LANES == 0)
+        and heads * width % group == 0
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
+def fused_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    keys: jax.Array,
+    queries: jax.Array | None,
+    seeds: jax.Array,
+    heads: int,
+    rate: float,
+    window: int,
+    interpret: bool,
+) -> jax.Array:
+    """Attend within each row; the arrays are those of one device.
+
+    q, k, v [B, L, H K], of which `heads` = H are here. keys i32 [B, L]: a key with 0 is
+    hidden; with `queries` i32 [B, L] (segments) a query sees the keys of its number.
+    seeds u32 [5]: the key of dropout at `rate`, the first row and the first head of
+    this device, and how many heads there are on all. window: 0, or a query sees keys at most window // 2 away, and itself.
+    Returns [B, L, H K].
+    """
+    return _forward(q, k, v, keys, queries, seeds, heads, rate, window, interpret)
+
+
+def _forward(q, k, v, keys, queries, seeds, heads, rate, window, interpret):
+    kernel = functools.partial(_forward_kernel, rate=rate, window=window)
+    return _call(kernel, (q, k, v), 1, keys, queries, seeds, heads, interpret, flops=4)[
+        0
+    ]
+
+
+def _forward_rule(q, k, v, keys, queries, seeds, heads, rate, window, interpret):
+    y = _forward(q, k, v, keys, queries, seeds, heads, rate, window, interpret)
+    return y, (q, k, v, keys, queries, seeds)
+
+
+def _backward_rule(heads, rate, window, interpret, saved, dy):
+    q, k, v, keys, queries, seeds = saved
+    kernel = functools.partial(_backward_kernel, rate=rate, window=window)
+    dq, dk, dv = _call(
+        kernel, (q, k, v, dy), 3, keys, queries, seeds, heads, interpret, flops=10
+    )
+    return dq, dk, dv, None, None, None
+
+
+fused_attention.defvjp(_forward_rule, _backward_rule)
+
+
+def _call(
+    kernel: Callable[..., None],
+    arrays: tuple[jax.Array, ...],
+    results: int,
+    keys: jax.Array,
+    queries: jax.Array | None,
+    seeds: jax.Array,
+    heads: int,
+    interpret: bool,
+    flops: int,
+) -> list[jax.Array]:
+    """Run a kernel over rows and groups of heads."""
+    b, length, d = arrays[0].shape
+    width = d // heads
+    group = max(LANES, width)
+    # Groups a grid step: as many as keep its blocks, twice for the pipeline, small.
+    most = max(1, 2**20 // (length * group))
+    groups = d // group
+    a_step = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
+    wide = pl.BlockSpec((1, length, a_step * group), lambda i, j: (i, 0, j))
+    specs = [
+        pl.BlockSpec(memory_space=pltpu.SMEM),
+        pl.BlockSpec((1, 1, length), lambda i, j: (i, 0, 0)),
+    ]
+    given = [seeds.astype(jnp.int32), keys[:, None, :]]
+    if queries is not None:
+        specs.append(pl.BlockSpec((1, length, 1), lambda i, j: (i, 0, 0)))
+        given.append(queries[:, :, None])
+    size = arrays[0].dtype.itemsize
+    return pl.pallas_call(
+        functools.partial(
+            kernel,
+            heads=heads,
+            width=width,
+            packed=queries is not None,
+            groups=a_step,
+        ),
+        grid=(b, groups // a_step),
+        in_specs=[*specs, *[wide] * len(arrays)],
+        out_specs=[wide] * results,
+        out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * results,
+        interpret=interpret,
+        cost_estimate=pl.CostEstimate(
+            flops=flops * b * length * length * d,
+            transcendentals=b * length * length * heads,
+            bytes_accessed=(len(arrays) + results) * b * length * d * size,
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel"),
+            vmem_limit_bytes=48 * 2**20,
+        ),
+        name="fused_attention" if flops == 4 else "fused_attention_backward",
+    )(*given, *arrays)
+
+
+class _Row:
+    """What the heads of a row share, and their scores."""
+
+    def __init__(self, seeds, keys, queries, length, width, rate, window):
+        self.seeds, self.width, self.rate = seeds, width, rate
+        visible = keys[0] if queries is None else queries[0] == keys[0]
+        visible = visible > 0 if queries is None else visible
+        self.lane = jax.lax.broadcasted_iota(jnp.int32, (length, max(LANES, width)), 1)
+        self.at_q = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
+        self.at_k = jax.lax.broadcasted_iota(jnp.int32, (length, length), 1)
+        if window:
+            away = jnp.abs(self.at_q - self.at_k)
+            visible = (visible & (away <= window // 2)) | (away == 0)
+        self.visible = visible
+        self.row, self.step = pl.program_id(0), pl.program_id(1)
+
+    def own(self, x: jax.Array, head: int) -> jax.Array:
+        """Zero the lanes of other heads."""
+        if self.width >= LANES:
+            return x
+        return jnp.where(self.lane // self.width == head, x, 0).astype(x.dtype)
+
+    def weights(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return exp(scores - their peak) f32 [L, L], and its sum [L, 1]."""
+        scores = _dot(q, k, 1, 1) * self.width**-0.5
+        scores = jnp.where(self.visible, scores, NOTHING)
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+        return weights, jnp.sum(weights, axis=-1, keepdims=True)
+
+    def first(self, here: int) -> jax.Array:
+        """Return the number of the first head of this grid step, which has `here`."""
+        return self.seeds[3] + self.step * here
+
+    def kept(self, head: jax.Array) -> jax.Array:
+        """Say which weights dropout keeps: layers.dropout's choice for [B, H, L, L]."""
+        length = self.at_q.shape[0]
+        row = self.row + self.seeds[2]
+        row = (row * self.seeds[4] + head) * length + self.at_q[:, :1]
+        key = self.seeds[0].astype(jnp.uint32), self.seeds[1].astype(jnp.uint32)
+        row = mix(row.astype(jnp.uint32) ^ key[0])
+        column = mix(self.at_k[:1].astype(jnp.uint32) + key[1])
+        bits = mix((row + key[1]) ^ column)
+        return bits >= np.uint32(round(self.rate * 2**32))
+
+
+def _dot(a: jax.Array, b: jax.Array, i: int, j: int) -> jax.Array:
+    """Contract axis i of a with axis j of b, in f32."""
+    return jax.lax.dot_general(
+        a, b, (((i,), (j,)), ((), ())), preferred_element_type=jnp.float32
+    )
+
+
+def _open(refs: tuple[Any, ...], packed: bool, rate: float, window: int, width: int):
+    seeds, keys, *rest = refs
+    queries = rest.pop(0) if packed else None
+    length = keys.shape[-1]
+    queries = None if queries is None else queries[...]
+    return _Row(seeds, keys[...], queries, length, width, rate, window), rest
+
+
+def _for_groups(groups: int, group: int, body: Callable[[Any, Any], None]) -> None:
+    """Run body(g, lanes) for each group; a loop, since unrolled it compiles for long."""
+
+    def one(g: jax.Array, _: None) -> None:
+        body(g, pl.ds(pl.multiple_of(g * group, group), group))
+
+    jax.lax.fori_loop(0, groups, one, None)
+
+
+def _forward_kernel(*refs, heads, width, packed, groups, rate, window):
+    row, (q_ref, k_ref, v_ref, y_ref) = _open(refs, packed, rate, window, width)
+    group = max(LANES, width)
+    each = group // width
+
+    def attend(g, lanes):
+        q, k, v = (ref[0, :, lanes] for ref in (q_ref, k_ref, v_ref))
+        first = row.first(groups * each) + g * each
+        y = 0.0
+        for h in range(each):
+            weights, total = row.weights(row.own(q, h), k)
+            if rate:
+                kept = row.kept(first + h)
+                weights = jnp.where(kept, weights * (1 / (1 - rate)), 0)
+            y = y + row.own(_dot(weights.astype(v.dtype), v, 1, 0) / total, h)
+        y_ref[0, :, lanes] = y.astype(y_ref.dtype)
+
+    _for_groups(groups, group, attend)
+
+
+def _backward_kernel(*refs, heads, width, packed, groups, rate, window):
+    row, rest = _open(refs, packed, rate, window, width)
+    q_ref, k_ref, v_ref, dy_ref, *out_refs = rest
+    group = max(LANES, width)
+    each = group // width
+
+    def attend(g, lanes):
+        q, k, v, dy = (ref[0, :, lanes] for ref in (q_ref, k_ref, v_ref, dy_ref))
+        first = row.first(groups * each) + g * each
+        sums = [0.0, 0.0, 0.0]
+        for h in range(each):
+            own_q, own_dy = row.own(q, h), row.own(dy, h)
+            weights, total = row.weights(own_q, k)
+            weights = weights / total
+            dropped, d_weights = weights, _dot(own_dy, v, 1, 1)
+            if rate:
+                scale = jnp.where(row.kept(first + h), 1 / (1 - rate), 0.0)
+                dropped, d_weights = weights * scale, d_weights * scale
+            inner = jnp.sum(weights * d_weights, axis=-1, keepdims=True)
+            d_scores = weights * (d_weights - inner) * width**-0.5
+            d_scores = d_scores.astype(q.dtype)
+            parts = (
+                row.own(_dot(d_scores, k, 1, 0), h),
+                _dot(d_scores, own_q, 0, 0),
+                _dot(dropped.astype(dy.dtype), own_dy, 0, 0),
+            )
+            sums = [a + b for a, b in zip(sums, parts, strict=True)]
+        for ref, value in zip(out_refs, sums, strict=True):
+            ref[0, :, lanes] = value.astype(ref.dtype)
+
+    _for_groups(groups, group, attend)
