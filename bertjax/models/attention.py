@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention: who sees whom, rotary positions, and one seam to every backend."""
 
+import importlib
 from typing import NamedTuple
 
 import jax
@@ -107,16 +108,24 @@ def choose(
 ) -> str:
     """Return the backend that serves q, k, v of shape [B, L, H, K]."""
     _, length, heads, width = shape
-    refusals = {
-        "xla": "",
-        "fused": _refuse_fused(length, heads, width),
-        "splash": _refuse_splash(length, rate),
-        "cudnn": _refuse_cudnn(width, rate, dtype),
+    refuse = {
+        "xla": lambda: "",
+        "fused": lambda: _refuse_fused(length, heads, width),
+        "splash": lambda: _refuse_splash(length, rate),
+        "cudnn": lambda: _refuse_cudnn(width, rate, dtype),
     }
     for name in CHOICES.get(backend, (backend,)):
-        if not refusals[name]:
+        if not (said := refuse[name]()):
             return name
-    raise UserError(f"model.attention={backend}: {refusals[backend]}")
+    raise UserError(f"model.attention={backend}: {said}")
+
+
+def load(backend: str) -> None:
+    """Import what a backend needs; in the middle of tracing it would trace twice."""
+    if backend in ("tpu", "fused"):
+        importlib.import_module("bertjax.models.fused_attention")
+    if backend in ("tpu", "splash"):
+        importlib.import_module("jax.experimental.pallas.ops.tpu.splash_attention")
 
 
 def _refuse_fused(length: int, heads: int, width: int) -> str:
@@ -222,13 +231,9 @@ def _splash(
 
     length, near = q.shape[1], sight.window // 2
     block = max(n for n in (512, 384, 256, 128) if length % n == 0)
+    parts = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
     blocks = splash.BlockSizes(
-        **dict.fromkeys(
-            ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv")
-            + ("block_kv_dkv_compute",),
-            block,
-        ),
-        use_fused_bwd_kernel=True,
+        **{f"block_{part}": block for part in parts}, use_fused_bwd_kernel=True
     )
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array) -> jax.Array:

@@ -73,8 +73,8 @@ class EncoderConfig:
     dtype: str = "float32"
     remat: str = "none"
     unroll: int = 0
-    # Which backend attends: xla, fused, splash, cudnn (bertjax/models/attention.py); tpu
-    # and gpu: the best there that takes the shapes.
+    # Which backend attends: xla, fused, splash, cudnn (bertjax/models/attention.py);
+    # tpu and gpu stand for the best there that takes the shapes.
     attention: str = "xla"
     # Embeddings of this width and a projection to hidden_size; 0: hidden_size, none.
     embedding_size: int = 0

@@ -3,10 +3,10 @@
 
 A masked LM's rows are short (128, 512): all keys of a row fit into a core's vector
 memory, so that softmax is taken whole, and backward recomputes it from queries, keys
-and values alone. Heads stay side by side as the projections write them, [B, L, H K]: 128
-lanes hold 128 / K heads, which are told apart by zeroing the others' lanes, at no cost
-to a matrix unit of 128 x 128. So nothing is transposed or copied, which at 128 tokens
-costs more than the attention itself.
+and values alone. Heads stay side by side as the projections write them, [B, L, H K]:
+128 lanes hold 128 / K heads, which are told apart by zeroing the others' lanes, at no
+cost to a matrix unit of 128 x 128. So nothing is transposed or copied, which at 128
+tokens costs more than the attention itself.
 """
 
 import functools
@@ -56,7 +56,8 @@ def fused_attention(
     q, k, v [B, L, H K], of which `heads` = H are here. keys i32 [B, L]: a key with 0 is
     hidden; with `queries` i32 [B, L] (segments) a query sees the keys of its number.
     seeds u32 [5]: the key of dropout at `rate`, the first row and the first head of
-    this device, and how many heads there are on all. window: 0, or a query sees keys at most window // 2 away, and itself.
+    this device, and how many heads there are on all. window: 0, or a query sees keys
+    at most window // 2 away, and itself.
     Returns [B, L, H K].
     """
     return _forward(q, k, v, keys, queries, seeds, heads, rate, window, interpret)
@@ -202,7 +203,7 @@ def _open(refs: tuple[Any, ...], packed: bool, rate: float, window: int, width: 
 
 
 def _for_groups(groups: int, group: int, body: Callable[[Any, Any], None]) -> None:
-    """Run body(g, lanes) for each group; a loop, since unrolled it compiles for long."""
+    """Run body(g, lanes) for each group, in a loop: unrolled it compiles for long."""
 
     def one(g: jax.Array, _: None) -> None:
         body(g, pl.ds(pl.multiple_of(g * group, group), group))

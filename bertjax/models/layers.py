@@ -69,14 +69,16 @@ def stack_specs(specs: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def linear(params: Params, x: jax.Array, axes: str = "") -> jax.Array:
-    """Return x @ kernel + bias (where there is one) for x [T, in], in x's dtype.
+    """Return x @ kernel + bias (where there is one) for x [..., in], in x's dtype.
 
     Kernels of more axes ([D, H, K] or [H, K, D]) are taken as [in, out]: a plain
     product of two axes is what every backend does best. axes: the kernel's logical
     axes, where its gradient is to lie as it is kept.
     """
     bias = params["bias"].reshape(-1) if "bias" in params else None
-    return affine(x, params["kernel"].astype(x.dtype), bias, axes)
+    flat = x.reshape(-1, x.shape[-1])
+    y = affine(flat, params["kernel"].astype(x.dtype), bias, axes)
+    return y.reshape(*x.shape[:-1], -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

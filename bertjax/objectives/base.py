@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from bertjax import UserError, registry
-from bertjax.models import encoder
+from bertjax.models import attention, encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params
 from bertjax.objectives import SUPPORT, parse
@@ -91,6 +91,7 @@ def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderCon
 
     Raises UserError on an unknown name or option, or parts that cannot be combined.
     """
+    attention.load(cfg.attention)
     parts = [
         (registry.load("objective", n, PACKAGE, SUPPORT), options)
         for n, options in parse(name)

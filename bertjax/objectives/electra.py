@@ -18,8 +18,7 @@ from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Term
 from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
 from bertjax.objectives.metrics import accuracy, binary_metrics
-from bertjax.parallel.sharding import ROWS
-from bertjax.parallel.sharding import gather_params
+from bertjax.parallel.sharding import ROWS, gather_params
 
 SHARED = ("word", "position", "token_type", "norm")
 # The generator lies like an encoder.

@@ -115,19 +115,21 @@ def stored_spec(axes: str, shape: tuple[int, ...], mesh: Any) -> P:
     """Return how a parameter of these logical axes is kept: as computed with, and
     split over the data axis too, where one of its axes allows.
 
-    Preferred is one whose parts are multiples of 8, which is how TPUs lay rows out.
-    Layers are never parted: the loop takes them one by one.
+    Preferred is the first whose parts fill a TPU's tiles (8 rows of 128), else the
+    one with the largest parts. Layers are never parted: the loop takes them one by one.
     """
-    parts = [RULES.get(axis, ()) for axis in axes.split()]
+    names = axes.split()
+    parts = [RULES.get(axis, ()) for axis in names]
     n = mesh.shape["data"]
     if n > 1 and math.prod(shape) >= SMALL:
         fits = []
-        for i, axis in enumerate(axes.split()):
+        for i, axis in enumerate(names):
             held = shape[i] // math.prod(mesh.shape[a] for a in parts[i])
             if axis != "layers" and held % n == 0:
-                fits.append((held // n % 8 == 0, held // n, -i))
+                part, tile = held // n, 128 if i == len(names) - 1 else 8
+                fits.append((0, i, i) if part % tile == 0 else (1, -part, i))
         if fits:
-            i = -max(fits)[2]
+            i = min(fits)[2]
             parts[i] = (*parts[i], "data")
     return P(*(part or None for part in parts))
 
@@ -168,7 +170,7 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 
 def keep_gradient(grad: jax.Array, axes: str, summed: bool = True) -> jax.Array:
-    """Lay a parameter's gradient out as the parameter is kept; first sum it if `summed`.
+    """Lay a gradient out as its parameter is kept; first sum it if `summed`.
 
     Said in two steps, the sum and then the part of each device, it is one collective
     (a reduce-scatter); in one step the compiler cuts the product before it into pieces.

@@ -4,7 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.models.attention import attend, attention_mask
+from bertjax import UserError
+from bertjax.models.attention import Sight, attend, choose
+from bertjax.parallel.mesh import make_mesh
 
 
 def draw(b=2, length=6, heads=3, width=4, scale=1.0):
@@ -22,16 +24,16 @@ def plain(q, k, v, mask):
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_values_and_gradients_are_those_of_equation_1(scale):
     q, k, v = draw(scale=scale)
-    mask = attention_mask(jnp.array([[1] * 6, [1] * 4 + [0] * 2]))
+    sight = Sight(jnp.array([[1] * 6, [1] * 4 + [0] * 2]))
 
     def loss(attention, q, k, v):
         return jnp.sum(jnp.sin(attention(q, k, v)))
 
     def ours(q, k, v):
-        return attend(q, k, v, mask, 0.0, None)
+        return attend(q, k, v, sight, 0.0, None)
 
     def theirs(q, k, v):
-        return plain(q, k, v, mask)
+        return plain(q, k, v, sight.mask)
 
     close = dict(rtol=2e-4, atol=2e-5 * scale)
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), **close)
@@ -44,7 +46,7 @@ def test_values_and_gradients_are_those_of_equation_1(scale):
 def test_weights_still_sum_to_one_in_bfloat16():
     q, k, _ = (x.astype(jnp.bfloat16) for x in draw(length=64))
     v = jnp.ones((2, 64, 3, 4), jnp.bfloat16)
-    y = attend(q, k, v, attention_mask(jnp.ones((2, 64))), 0.0, None)
+    y = attend(q, k, v, Sight(jnp.ones((2, 64))), 0.0, None)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(y.astype(jnp.float32), 1.0, rtol=0.01)
 
@@ -52,7 +54,74 @@ def test_weights_still_sum_to_one_in_bfloat16():
 def test_dropout_keeps_the_mean():
     q, k, _ = draw(b=64, length=32)
     v = jnp.ones((64, 32, 3, 4))
-    mask = attention_mask(jnp.ones((64, 32)))
-    y = attend(q, k, v, mask, 0.25, jax.random.key(1))
+    y = attend(q, k, v, Sight(jnp.ones((64, 32))), 0.25, jax.random.key(1))
     assert abs(float(jnp.mean(y)) - 1.0) < 0.01
     assert float(jnp.std(y)) > 0.02
+
+
+# ---------------------------------------------------------------- backends
+def rows(length: int) -> tuple[jax.Array, jax.Array]:
+    """Return attention_mask and segment_ids [2, L]: padded, and of three sequences."""
+    at = np.arange(length)
+    real = np.stack([at < length, at < length - 40]).astype(np.int32)
+    segments = np.stack([1 + (at > 50) + (at > length - 30), real[1] * (1 + (at > 9))])
+    return jnp.asarray(real), jnp.asarray(segments, jnp.int32)
+
+
+@pytest.mark.parametrize("backend", ["fused", "splash"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("window", [0, 16])
+def test_kernels_give_what_the_compiler_gives(backend, packed, window):
+    """Values and gradients at real tokens, on one device."""
+    shape = (2, 128, 2, 64)
+    q, k, v, dy = (
+        jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4)
+    )
+    real, segments = rows(128)
+    sight = Sight(segments if packed else real, packed, window)
+    dy = dy * real[:, :, None, None]
+
+    def run(name):
+        def attention(q, k, v):
+            return attend(q, k, v, sight, 0.0, None, name)
+
+        y, back = jax.vjp(jax.jit(attention), q, k, v)
+        return y * real[:, :, None, None], *back(dy)
+
+    for a, b in zip(run(backend), run("xla"), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_the_fused_kernel_drops_the_same_weights_on_any_mesh():
+    shape = (8, 128, 4, 64)
+    q, k, v, dy = (
+        jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(1), 4)
+    )
+    sight = Sight(jnp.ones(shape[:2], jnp.int32))
+
+    def run(name):
+        def attention(q, k, v):
+            return attend(q, k, v, sight, 0.3, jax.random.key(7), name)
+
+        y, back = jax.vjp(jax.jit(attention), q, k, v)
+        return y, *back(dy)
+
+    expected = run("xla")
+    for a, b in zip(run("fused"), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    with jax.set_mesh(make_mesh(2, 2, 2)):
+        for a, b in zip(run("fused"), expected, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_which_backend_serves():
+    assert choose("tpu", (8, 128, 12, 64), 0.1) == "fused"
+    assert choose("tpu", (8, 8192, 12, 64), 0.0) == "splash"
+    assert choose("tpu", (8, 8192, 12, 64), 0.1) == "xla"  # splash drops nothing
+    assert choose("tpu", (8, 96, 12, 64), 0.0) == "xla"
+    assert choose("gpu", (8, 512, 12, 64), 0.0) == "cudnn"
+    assert choose("gpu", (8, 512, 12, 64), 0.0, dtype=jnp.float32) == "xla"
+    with pytest.raises(UserError, match="attention=fused: rows of 8192"):
+        choose("fused", (8, 8192, 12, 64), 0.0)
+    with pytest.raises(UserError, match="splash: it drops no"):
+        choose("splash", (8, 8192, 12, 64), 0.1)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bertjax import UserError, config
@@ -18,6 +20,7 @@ from bertjax.parallel.sharding import (
     param_shardings,
     path_name,
     spec,
+    stored_spec,
 )
 from bertjax.training.optim import make_optimizer
 from bertjax.training.state import born, plan_state
@@ -67,20 +70,41 @@ def test_an_unknown_leaf_is_not_replicated_in_silence():
 @pytest.mark.parametrize("name", ["bert.py:tiny", "bert.py:base", "roberta.py:large"])
 def test_shipped_sizes_fit_every_layout(name, layout):
     mesh = make_mesh(*layout)
-    _, cfg, shapes = shapes_of(name)
+    _, _, shapes = shapes_of(name)
     where = param_shardings(shapes, mesh)
     kernel = where["encoder"]["layers"]["attention"]["query"]["kernel"]
-    assert kernel.spec == P(None, ("fsdp",), ("tensor",), None)
-    per_device = kernel.shard_shape(
-        shapes["encoder"]["layers"]["attention"]["query"]["kernel"].shape
-    )
     _, fsdp, tensor = layout
-    assert per_device == (
-        cfg.num_hidden_layers,
-        cfg.hidden_size // fsdp,
-        cfg.num_attention_heads // tensor,
-        64,
+    whole = shapes["encoder"]["layers"]["attention"]["query"]["kernel"].shape
+    n, d, heads, width = whole
+    computed = NamedSharding(mesh, spec("layers embed heads head")).shard_shape(whole)
+    assert computed == (n, d // fsdp, heads // tensor, width)
+    # Masters and moments are split over data too.
+    assert kernel.num_devices == 8
+    assert math.prod(kernel.shard_shape(whole)) * (8 if d > 128 else fsdp * tensor) == (
+        math.prod(whole)
     )
+
+
+def test_what_is_kept_is_split_over_the_data_axis_too():
+    mesh = make_mesh(4, 2, 1)
+
+    def kept(axes, shape):
+        return stored_spec(axes, shape, mesh)
+
+    assert kept("vocab embed", (30_522, 2048)) == P(None, ("fsdp", "data"))
+    assert kept("vocab embed", (30_720, 768)) == P("data", "fsdp")
+    assert kept("vocab embed", (30_522, 768)) == P(None, ("fsdp", "data"))
+    assert kept("layers embed mlp", (12, 768, 3072)) == (
+        P(None, ("fsdp", "data"), "tensor")
+    )
+    assert kept("layers mlp embed", (12, 3072, 768)) == (
+        P(None, ("tensor", "data"), "fsdp")
+    )
+    assert kept("layers heads head embed", (12, 12, 64, 768)) == (
+        P(None, "tensor", "data", "fsdp")
+    )
+    assert kept("layers width", (12, 768)) == P(None, None)  # small
+    assert kept("vocab embed", (30_523, 2 * 767)) == P(None, "fsdp")  # nothing divides
 
 
 def test_what_does_not_divide_is_refused():
@@ -131,7 +155,7 @@ def test_moments_lie_like_their_parameters():
             assert leaf.sharding.is_fully_replicated
     assert seen == 2 * len(of)
     word = state.params["encoder"]["embeddings"]["word"]
-    assert word.addressable_shards[0].data.shape == (30_522, 64)
+    assert word.addressable_shards[0].data.shape == (15_261, 64)
 
 
 def test_parameters_do_not_depend_on_the_mesh():
