@@ -35,7 +35,7 @@ UNITS = {
 # what. Data is compared by content (run.json), not by the spelling of its path.
 FREE = re.compile(
     r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
-    r"|model\.(attention|remat|unroll)"
+    r"|model\.(attention|remat|unroll|max_logits_mb)"
     r"|data\.(engine|cache|train|valid|vocab|similar|segmenter)"
 )
 
@@ -351,12 +351,13 @@ def encoder_config(
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if backend == "cpu" else "bfloat16"
-    # A loop over the layers compiles in a minute and keeps matrix products alone. Layers
-    # one after the other are a fifth faster on a TPU (docs/benchmarks.md) and compile for
-    # as long as there are many. On a CPU recomputing costs more than memory does.
+    # A loop over the layers compiles in a minute and keeps matrix products alone.
+    # Layers one after the other are a fifth faster on a TPU (docs/benchmarks.md), and
+    # compile the longer the more. On a CPU recomputing costs more than memory does.
     if backend != "cpu":
         unrolled = backend == "tpu" and shape["num_hidden_layers"] <= 12
-        shape = {"unroll": 0 if unrolled else 1, "remat": "dots"} | shape
+        defaults = {"unroll": 0 if unrolled else 1, "remat": "dots"}
+        shape = defaults | {"max_logits_mb": 512} | shape
         shape.setdefault("attention", {"tpu": "tpu"}.get(backend, "gpu"))
     cfg = EncoderConfig(**shape, dtype=dtype)
     longest = max(config.data.length, *(p.length for p in wanted_phases(config)))

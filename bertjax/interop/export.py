@@ -25,7 +25,7 @@ from bertjax.interop.layout import (
 from bertjax.models.config import EncoderConfig
 
 # What does not decide which family an encoder is of.
-FREE = ("pooler", "dtype", "remat", "unroll")
+FREE = ("pooler", "dtype", "remat", "unroll", "attention", "max_logits_mb")
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 
 

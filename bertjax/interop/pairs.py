@@ -19,7 +19,7 @@ from bertjax.models.config import EncoderConfig, generator_config
 
 # What does not decide what a generator computes.
 FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-FREE += ("pooler", "dtype", "remat", "unroll")
+FREE += ("pooler", "dtype", "remat", "unroll", "attention", "max_logits_mb")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

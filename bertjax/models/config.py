@@ -31,6 +31,7 @@ RANGES = {
             "local_attention",
             "global_attn_every_n_layers",
             "num_hidden_groups",
+            "max_logits_mb",
         ),
         (0, MOST),
     ),
@@ -102,6 +103,9 @@ class EncoderConfig:
     classifier_activation: str = ""  # empty: hidden_act
     tie_word_embeddings: bool = True
     decoder_bias: bool = True
+    # Largest f32 logits of a device in a masked LM's step, MB (2^20 bytes); more are
+    # made a chunk at a time, and again in the backward pass. 0: no limit.
+    max_logits_mb: int = 0
 
     def __post_init__(self) -> None:
         for key, known in (

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masked language modelling at the predicted positions only (Devlin et al. 2019)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +13,7 @@ from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy
+from bertjax.parallel.sharding import size_along
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
@@ -26,18 +29,46 @@ def sums(
     rng: jax.Array | None,
 ) -> dict[str, Sum]:
     """Score mlm_ids at mlm_positions [B, P]; rows of weight 0 count for nothing."""
-    logits = heads.mlm_logits(
-        params["mlm"],
-        params["encoder"]["embeddings"]["word"],
-        cfg,
-        encoded.hidden,
-        batch["mlm_positions"],
+    b, p = batch["mlm_positions"].shape
+    rows = -(-b // size_along("batch"))
+
+    def score(positions: jax.Array, ids: jax.Array, weights: jax.Array) -> Any:
+        logits = heads.mlm_logits(
+            params["mlm"],
+            params["encoder"]["embeddings"]["word"],
+            cfg,
+            encoded.hidden,
+            positions,
+        )
+        with jax.named_scope("mlm_loss"):
+            loss = cross_entropy(logits, ids, weights)
+            return {"mlm_loss": loss, "mlm_accuracy": accuracy(logits, ids, weights)}
+
+    arrays = [batch[f"mlm_{name}"] for name in ("positions", "ids", "weights")]
+    pieces = count_pieces(cfg, rows, p)
+    if pieces == 1:
+        return score(*arrays)
+    # Slots that fill up the last piece have weight 0.
+    wide = -(-p // pieces)
+    arrays = [jnp.pad(x, ((0, 0), (0, pieces * wide - p))) for x in arrays]
+    arrays = [x.reshape(b, pieces, wide).swapaxes(0, 1) for x in arrays]
+
+    def add(total: Any, piece: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, jax.checkpoint(score)(*piece)), None
+
+    zeros = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype),
+        jax.eval_shape(score, *(x[0] for x in arrays)),
     )
-    with jax.named_scope("mlm_loss"):
-        return {
-            "mlm_loss": cross_entropy(logits, batch["mlm_ids"], batch["mlm_weights"]),
-            "mlm_accuracy": accuracy(logits, batch["mlm_ids"], batch["mlm_weights"]),
-        }
+    return jax.lax.scan(add, zeros, tuple(arrays))[0]
+
+
+def count_pieces(cfg: EncoderConfig, rows: int, predictions: int) -> int:
+    """Return in how many pieces a device makes its logits, [rows, P, V] in f32."""
+    if not cfg.max_logits_mb:
+        return 1
+    size = 4 * rows * predictions * cfg.vocab_size
+    return min(predictions, -(-size // (cfg.max_logits_mb * 2**20)))
 
 
 def make_head() -> Head:

@@ -4,6 +4,7 @@
 import math
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from bertjax import UserError
@@ -31,8 +32,9 @@ def make_mesh(
 ) -> Mesh:
     """Lay devices out as (data, fsdp, tensor); one axis may be -1: all that is left.
 
-    Axis types are Auto: the compiler propagates shardings. Raises UserError when the
-    axes do not multiply to the number of devices.
+    Axis types are Auto: the compiler propagates shardings. Where the devices are of
+    several TPU slices, the data axis alone goes over the slower network between them.
+    Raises UserError when the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor]
@@ -46,9 +48,19 @@ def make_mesh(
         sizes[sizes.index(-1)] = len(devices) // known
     elif known != len(devices):
         raise UserError(f"{said}: asks for {known} devices, there are {len(devices)}")
-    return jax.make_mesh(
-        tuple(sizes), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES)
+    types = (AxisType.Auto,) * len(AXES)
+    slices = len({getattr(d, "slice_index", 0) for d in devices})
+    if slices == 1:
+        return jax.make_mesh(tuple(sizes), AXES, devices=devices, axis_types=types)
+    if sizes[0] % slices:
+        raise UserError(
+            f"{said}: mesh.data must be a multiple of the {slices} slices, over which "
+            "no other axis goes"
+        )
+    laid_out = mesh_utils.create_hybrid_device_mesh(
+        (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices=devices
     )
+    return Mesh(laid_out, AXES, axis_types=types)
 
 
 def peak_flops(mesh: Mesh) -> float | None:

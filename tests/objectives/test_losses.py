@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.models.config import EncoderConfig
+from bertjax.objectives import mlm
+from bertjax.objectives.base import make_objective
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy
 
@@ -65,3 +70,37 @@ def test_what_has_no_weight_costs_nothing():
 def test_shapes_that_would_broadcast_are_refused(function, ids, weights):
     with pytest.raises(ValueError, match="shapes"):
         function(LOGITS, jnp.zeros(ids, jnp.int32), jnp.ones(weights))
+
+
+def test_logits_in_pieces_change_nothing():
+    """Value, accuracy and gradients, where the pieces do not divide the slots."""
+    cfg = EncoderConfig(
+        vocab_size=70_001,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    )
+    batch = {
+        "input_ids": jnp.arange(32).reshape(2, 16),
+        "attention_mask": jnp.ones((2, 16), jnp.int32),
+        "mlm_positions": jnp.arange(14).reshape(2, 7),
+        "mlm_ids": 70_000 - jnp.arange(14).reshape(2, 7),
+        "mlm_weights": jnp.ones((2, 7)).at[1, 5:].set(0),
+    }
+    whole, _ = make_objective("mlm", cfg)
+    limited = dataclasses.replace(cfg, max_logits_mb=1)
+    assert mlm.count_pieces(limited, 2, 7) == 4 and mlm.count_pieces(cfg, 2, 7) == 1
+    pieces, _ = make_objective("mlm", limited)
+    params = whole.init(jax.random.key(0))
+
+    def run(objective):
+        def loss(params):
+            sums = objective.sums(params, batch, None)
+            return sums["mlm_loss"].value, sums
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    for a, b in zip(*map(jax.tree.leaves, map(run, (whole, pieces))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

@@ -245,3 +245,20 @@ def test_a_flag_sums_to_its_hosts():
     mesh = make_mesh(8)
     assert int(feed.flag(mesh, False).sum()) == 0
     assert int(feed.flag(mesh, True).sum()) == 8
+
+
+def test_data_alone_goes_between_slices():
+    """Devices of two slices, as a multi-slice pod shows them."""
+
+    class Device:
+        def __init__(self, device, index):
+            self.device, self.slice_index = device, index // 4
+
+        def __getattr__(self, name):
+            return getattr(self.device, name)
+
+    devices = [Device(d, i) for i, d in enumerate(jax.devices()[:8])]
+    mesh = make_mesh(2, 2, 2, devices=devices)
+    assert [len({d.slice_index for d in part.flat}) for part in mesh.devices] == [1, 1]
+    with pytest.raises(UserError, match="a multiple of the 2 slices"):
+        make_mesh(1, 4, 2, devices=devices)
