@@ -204,6 +204,20 @@ def make_eval_batches(
     )
 
 
+def make_valid(
+    config: ConfigDict,
+    needs: frozenset[str],
+    tokenizer: Tokenizer,
+    stores: Any,
+    *more: Any,
+) -> dict[str, pipeline.Batches]:
+    """Make the batches of each validation store; `more` as make_eval_batches has it."""
+    return {
+        name: make_eval_batches(config, needs, tokenizer, name, store, *more)
+        for name, store in stores.items()
+    }
+
+
 def make_tables(
     config: ConfigDict,
     tokenizer: Tokenizer,
@@ -225,12 +239,20 @@ def make_tables(
     return masking.make_tables(tokenizer, counts, words)
 
 
-def file_hashes(config: ConfigDict) -> dict[str, str]:
-    """Return a sha256 of each file beside the text that decides batches, by its key."""
-    if not config.data.similar:
-        return {}
-    with open(Path(config.data.similar).expanduser(), "rb") as file:
-        return {"data.similar": hashlib.file_digest(file, "sha256").hexdigest()}
+def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str]:
+    """Return the hash of each store, and of each file beside them that decides batches.
+
+    The training text's components are train, or train/NAME.
+    """
+    hashes = {
+        name if name == "train" else f"train/{name}": store.content_hash
+        for name, store in prepared.parts.items()
+    }
+    hashes |= {name: store.content_hash for name, store in prepared.valid.items()}
+    if config.data.similar:
+        with open(Path(config.data.similar).expanduser(), "rb") as file:
+            hashes["data.similar"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def count_tokens(stores: Mapping[str, Any]) -> np.ndarray:
@@ -316,6 +338,26 @@ def make_tx(
     return schedule, optim.make_optimizer(o.name, schedule, **settings)
 
 
+def intervals(config: ConfigDict, first: phases.Phase, total: int) -> dict[str, int]:
+    """Return after how many steps a row, an evaluation, a checkpoint is due."""
+    names = "log", "eval", "checkpoint"
+    return {n: max(1, c.steps(config, f"{n}.every", first, total)) for n in names}
+
+
+def schedule_lengths(
+    config: ConfigDict, placed: Sequence[phases.Phase], total: int
+) -> tuple[int, int, int]:
+    """Return warm-up, decay and whole of the schedule, in steps or in its own SPAN."""
+    from bertjax.training.schedules import SPAN
+
+    span = total if config.budget_minutes is None else SPAN
+
+    def length(name: str, end: bool) -> int:
+        return phases.steps_within(*c.unit_of(config, name), placed, span, end)
+
+    return length("optim.warmup", False), length("optim.decay", True), span
+
+
 def make_update(
     config: ConfigDict,
     objective: Any,
@@ -334,7 +376,11 @@ def make_update(
     def init() -> Any:
         return objective.init(jax.random.key(config.seed))
 
-    shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings)
+    watch, ema = config.guard, config.optim.ema
+    guarded = watch.nonfinite == "skip" or watch.factor > 0
+    shapes, shardings = state.plan_state(
+        init, tx, mesh, objective.shardings, guarded, averaged=ema > 0
+    )
     update = step.make_train_step(
         objective.sums,
         objective.weights,
@@ -343,6 +389,8 @@ def make_update(
         schedule,
         seed=config.seed,
         accumulate=config.accumulate,
+        guard_factor=watch.factor,
+        ema=ema,
     )
     one, many = (
         step.compile_train_step(function, shardings)

@@ -31,6 +31,11 @@ RANGES = {
     "optim.clip": (0, 3e38),
     "optim.layer_decay": (0, 1),
     "optim.power": (0, 100),
+    "optim.ema": (0, 1 - 1e-9),
+    "guard.factor": (0, 3e38),
+    "guard.patience": (1, 2**31 - 1),
+    "guard.rewinds": (0, 2**31 - 1),
+    "budget_minutes": (1e-6, 1e9),
     "eval.examples": (0, 2**62),
     "hosts.timeout": (2, 86_400),
     "checkpoint.keep_every": (1, 2**62),
@@ -55,12 +60,44 @@ def check(config: c.ConfigDict) -> None:
         )
     if c.unit_of(config, "total")[0] == "percent":
         raise UserError("total.percent: there is no whole to take a share of")
+    registry.pick(
+        "guard.nonfinite", config.guard.nonfinite, dict.fromkeys(("skip", "stop"))
+    )
+    _check_budget(config)
     _check_phases(config)
     _check_data(config)
     c.encoder_config(config, vocab_size=1)
     registry.pick("data.plan", config.data.plan, plan.KINDS)
     for name in writer.split_names(config.log.writers):
         writer.find_writer(name)
+
+
+def _check_budget(config: c.ConfigDict) -> None:
+    """Refuse durations that mean nothing where the clock ends a run."""
+    if config.budget_minutes is None:
+        return
+    if config.steps_per_call != 1:
+        raise UserError(
+            f"steps_per_call={config.steps_per_call}: with budget_minutes each update "
+            "has a time of its own, and a call"
+        )
+    shares = ["optim.warmup", "optim.decay"]
+    counts = ["log.every", "eval.every", "checkpoint.every"]
+    units = {name: c.unit_of(config, name)[0] for name in (*shares, *counts)}
+    for name in shares:
+        if units[name] != "percent":
+            raise UserError(
+                f"{name}.{units[name]}: with budget_minutes the schedule follows the "
+                f"clock: give {name}.percent"
+            )
+    wrong = [f"{name}.percent" for name in counts if units[name] == "percent"]
+    if any(p.unit == "percent" for p in c.wanted_phases(config)):
+        wrong.append("phases: percent")
+    if wrong:
+        raise UserError(
+            f"{', '.join(wrong)}: with budget_minutes nobody knows the number of "
+            "steps: give steps"
+        )
 
 
 def _check_phases(config: c.ConfigDict) -> None:

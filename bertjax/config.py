@@ -65,6 +65,7 @@ def base() -> ConfigDict:
             init_from="",  # parameters: another run's workdir, or Hugging Face's
             deterministic=False,  # on GPU: bit-equal repetition, at a cost in speed
             total=duration(steps=100_000),
+            budget_minutes=placeholder(float),  # of training: the schedule follows it
             # Length, batch size, mask rate over time (bertjax/data/phases.py), e.g.
             # "percent=90 length=128; length=512 batch_size=64 mask_rate=0.15"
             phases="",
@@ -129,6 +130,7 @@ def base() -> ConfigDict:
                 schedule="linear",  # to 0; polynomial, cosine, wsd; or constant
                 power=1.0,  # of polynomial
                 decay=duration(percent=10),  # of wsd, before the end
+                ema=0.0,  # decay of the parameters' moving average; 0: none
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1),
             # With --multihost: seconds without a sign of life of a host, or without
@@ -141,6 +143,14 @@ def base() -> ConfigDict:
                 every=duration(percent=10),
                 examples=2048,  # a fixed subset of each validation set; 0: all
                 mask_rate=placeholder(float),  # empty: data.mask_rate's or the preset's
+                ema=True,  # score, and use later, the moving average where there is one
+            ),
+            # Updates that could ruin a run (docs/training.md)
+            guard=dict(
+                nonfinite="skip",  # a loss or gradient that is not finite; stop: end
+                factor=0.0,  # skip gradients so many times larger than of late; 0: none
+                patience=10,  # skipped in a row, before going back to a checkpoint
+                rewinds=3,  # then the run ends
             ),
             checkpoint=dict(
                 every=duration(percent=5),

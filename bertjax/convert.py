@@ -29,6 +29,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("to", None, "", flag_values=values)
     flags.DEFINE_string("format", "bertjax", "", flag_values=values)
     flags.DEFINE_string("add_words", None, "", flag_values=values)
+    flags.DEFINE_string("weights", "", "", flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     opened, grow = disk.open_model(source, "--from"), None
     if args.add_words:
         opened, grow = add_words(args.add_words, *opened)
-    write_whole(into, lambda draft: write(draft, *opened, grow))
+    write_whole(into, lambda draft: write(draft, *opened, grow, args.weights))
     c.say(f"{target} is written")
     return 0
 
@@ -104,13 +105,14 @@ def to_workdir(
     source: Any,
     meta: dict[str, Any],
     grow: Grow | None = None,
+    weights: str = "",
 ) -> None:
     """Write a workdir with one checkpoint, of step 0."""
     from bertjax.training.checkpoint import Checkpoints
 
     if not isinstance(source, hf.Imported) and not grow:
         raise UserError("--from is a workdir already: give --format=hf")
-    params = disk.read_params(source)
+    params = disk.read_params(source, weights=weights)
     params = grow(params) if grow else params
     tokenizer.save(into / "tokenizer")
     (into / "config.json").write_text(c.to_json(config), "utf-8")
@@ -129,6 +131,7 @@ def to_hf(
     source: Any,
     meta: dict[str, Any],
     grow: Grow | None = None,
+    weights: str = "",
 ) -> None:
     """Write config.json, model.safetensors and the tokenizer, for transformers.
 
@@ -143,7 +146,7 @@ def to_hf(
     raw, pooled = meta.get("hf"), sentences.wanted(source, meta)
     model_type = raw["model_type"] if raw else config.model.family
     export.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
-    params = disk.read_params(source)
+    params = disk.read_params(source, weights=weights)
     params = grow(params) if grow else params
     models = {"": (params, cfg)}
     if "generator" in params:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bertjax import UserError, objectives
+from bertjax import UserError, objectives, registry
 from bertjax import config as c
 from bertjax.interop import directories, hf, pairs
 from bertjax.training import manifest, workdir
@@ -176,17 +176,40 @@ def sizes(cfg: Any, family: str) -> dict[str, Any]:
     return {**told, "family": family, "size": size}
 
 
-def read_params(checkpoint: Any, head: str = "") -> Any:
+def params_part(checkpoint: Any, weights: str = "") -> str:
+    """Return which part of a checkpoint's state is used: "params", or "ema".
+
+    weights: "raw", "ema", or "" for the average where there is one, unless the run's
+    config says otherwise (eval.ema). Raises UserError where there is none.
+    """
+    if weights:
+        registry.pick("--weights", weights, dict.fromkeys(("raw", "ema")))
+    there = False
+    if weights != "raw" and not isinstance(checkpoint, hf.Imported):
+        from bertjax.training.checkpoint import has_average
+
+        there = has_average(checkpoint)
+    if weights == "ema" and not there:
+        raise UserError(f"--weights=ema: {checkpoint} has no moving average")
+    if there and not weights:
+        said = manifest.read_meta(checkpoint)["config"]
+        there = c.from_json(json.dumps(said)).eval.ema
+    return "ema" if there else "params"
+
+
+def read_params(checkpoint: Any, head: str = "", weights: str = "") -> Any:
     """Read the parameters that `open_model` found, as numpy arrays.
 
-    Raises UserError when they lack the `head` that is asked for.
+    weights: see params_part. Raises UserError when they lack the `head` that is asked
+    for.
     """
+    part = params_part(checkpoint, weights)
     if isinstance(checkpoint, hf.Imported):
         params = checkpoint.params()
     else:
         from bertjax.training.checkpoint import restore_params
 
-        params = restore_params(checkpoint)
+        params = restore_params(checkpoint, part=part)
     if head and head not in params:
         name = {"mlm": "masked-LM"}.get(head, head)
         raise UserError(f"{checkpoint} has no {name} head")

@@ -30,6 +30,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_boolean("normalize", None, "", flag_values=values)
     flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
+    flags.DEFINE_string("weights", "", "", flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             f"--model={args.model}: texts of {longest} tokens are too short"
         )
-    encode = make_encoder(cfg, disk.read_params(checkpoint), pooling, normalize)
+    params = disk.read_params(checkpoint, weights=args.weights)
+    encode = make_encoder(cfg, params, pooling, normalize)
     rows, cut = tokenize(tokenizer, [made_for.prompt + x for x in lines], longest)
     vectors = embed(
         encode, batches(rows, tokenizer.pad_id, args.batch_size, longest), len(rows)

@@ -28,6 +28,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("examples", None, "", lower_bound=0, flag_values=values)
     flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     string("dtype", "float32", "", flag_values=values)
+    string("weights", "", "", flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         config.data.group_field = ""  # the text has what names the flag gives it
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
-    scores = evaluate(config, tokenizer, checkpoint, args.batch_size)
+    scores = evaluate(config, tokenizer, checkpoint, args.batch_size, args.weights)
     if args.json:
         first, *more = scores.values()
         found = {"eval": scores} if more else first
@@ -63,7 +64,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def evaluate(
-    config: Any, tokenizer: Any, checkpoint: Any, batch_size: int = 32
+    config: Any,
+    tokenizer: Any,
+    checkpoint: Any,
+    batch_size: int = 32,
+    weights: str = "",
 ) -> dict[str, dict[str, float]]:
     """Score each named validation set: {name: {"mlm_loss": ..., "tokens": ...}}.
 
@@ -77,7 +82,7 @@ def evaluate(
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     objective, cfg = make_objective(config.objective, cfg)
     head = "mlm" if "mlm" in config.objective.split("+") else ""
-    params = jax.device_put(disk.read_params(checkpoint, head))
+    params = jax.device_put(disk.read_params(checkpoint, head, weights))
     run = jax.jit(step.make_eval_step(objective.sums))
     counts = unigram = None
     # Of an imported model nobody knows what it was trained on.

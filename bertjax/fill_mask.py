@@ -21,6 +21,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("model", None, "", flag_values=values)
     flags.DEFINE_integer("top_k", 5, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
+    flags.DEFINE_string("weights", "", "", flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     config.dtype = args.dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     rows = [encode(tokenizer, text, cfg.max_length) for text in texts]
-    params = disk.read_params(checkpoint, "mlm")
+    params = disk.read_params(checkpoint, "mlm", args.weights)
     if "generator" in params:  # of the two models of ELECTRA the one that fills blanks
         from bertjax.objectives.electra import halves
 

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -80,12 +80,9 @@ def train(
     if path is not None:
         disk.check_workdir(path, config, allow_config_change)
 
-    def finished(path: Any, restored: int | None) -> bool:
-        # With a changed config a longer total may follow.
-        return not allow_config_change and workdir.is_done(
-            path, restored, scored=bool(config.data.valid)
-        )
-
+    finished = functools.partial(
+        workdir.is_done, scored=bool(config.data.valid), longer=allow_config_change
+    )
     restored = held = None
     if path is not None and not multihost:
         held = workdir.lock(path)
@@ -104,7 +101,7 @@ def train(
     from bertjax.models.encoder import count_params
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed, hosts
-    from bertjax.parallel.mesh import make_mesh, peak_flops
+    from bertjax.parallel.mesh import machine, make_mesh, peak_flops
 
     if multihost:
         watch.start(*hosts.initialize(config.hosts.timeout))
@@ -133,14 +130,7 @@ def train(
     hosts.barrier("prepared")
     if not primary:  # finds it on a shared disk, makes its own elsewhere
         prepared = build.prepare(config, speak)
-    parts = prepared.parts
-    stores = {
-        name if name == "train" else f"train/{name}": store
-        for name, store in parts.items()
-    }
-    stores |= prepared.valid
-    hashes = {name: store.content_hash for name, store in stores.items()}
-    hashes |= build.file_hashes(config)
+    hashes = build.content_hashes(config, prepared)
     hosts.check_equal("the prepared text", [*hashes.values()])
     said = {}
     if path is not None and restored is not None:
@@ -149,32 +139,20 @@ def train(
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
-    counts = build.count_tokens(parts)
+    counts = build.count_tokens(prepared.parts)
     tables = build.make_tables(config, tokenizer, counts, speak)
-    run = build.make_run(
-        config,
-        objective.needs,
-        tokenizer,
-        parts,
-        tables,
-        past=phases.from_plain(said.get("phases", [])),
-        at=restored or 0,
-        say=speak,
+    make_run = functools.partial(
+        build.make_run, config, objective.needs, tokenizer, prepared.parts, tables
     )
+    past = phases.from_plain(said.get("phases", []))
+    run = make_run(past=past, at=restored or 0, say=speak)
     course, total = run.course, run.total
-    valid = [
-        build.make_eval_batches(
-            config, objective.needs, tokenizer, name, store, tables, speak
-        )
-        for name, store in prepared.valid.items()
-    ]
+    valid = build.make_valid(
+        config, objective.needs, tokenizer, prepared.valid, tables, speak
+    )
     if (restored or 0) > total:
         raise UserError(f"total is {total} steps, and {path} is at step {restored}")
-    now = run.phases[0]
-    every = {
-        name: max(1, c.steps(config, f"{name}.every", now, total))
-        for name in ("log", "eval", "checkpoint")
-    }
+    every = build.intervals(config, run.phases[0], total)
 
     # ------------------------------------------------------------ 4. shapes and step
     from bertjax.training import dispatch, state, step
@@ -184,23 +162,16 @@ def train(
     most = config.steps_per_call
     calls = dispatch.Calls(most, total, (*every.values(),), begins)
     calls.check()
-    warmup, decay = (
-        phases.steps_within(*c.unit_of(config, f"optim.{name}"), run.phases, total, end)
-        for name, end in (("warmup", False), ("decay", True))
-    )
-    update = build.make_update(config, objective, mesh, warmup, total, decay)
+    warmup, decay, span = build.schedule_lengths(config, run.phases, total)
+    update = build.make_update(config, objective, mesh, warmup, span, decay)
     shapes, shardings = update.shapes, update.shardings
     evaluate = jax.jit(step.make_eval_step(objective.sums))
     rows = functools.cache(functools.partial(feed.local_rows, mesh))
     micro = config.batch_size // config.accumulate  # what fits in memory at once
     parameters = count_params(shapes.params)
     speak(f"{parameters:,} parameters; {total:,} steps; mesh {dict(mesh.shape)}")
-    for stage in course.stages:
-        predicted = f", {stage.masking.rate:.0%} predicted" if stage.P else ""
-        speak(
-            f"from step {stage.start:,}: {stage.batch_size:,} of {stage.n:,} rows of "
-            f"{stage.length} tokens{predicted}"
-        )
+    for line in course.lines():
+        speak(line)
     if dry_run:
         from bertjax.show import describe
 
@@ -221,18 +192,17 @@ def train(
         if config.init_from:
             source = disk.check_init_from(config.init_from)
             disk.check_init_tokenizer(source, tokenizer)
-            taken = warm_start(source, wanted.params, speak)
-            current = current._replace(params=merge(current.params, taken))
-    facts = {"stores": hashes, "total_steps": total}
-    facts |= {"phases": phases.to_plain(run.phases)}
-    facts |= {"parameters": parameters, "mesh": dict(mesh.shape)}
-    facts |= {"devices": mesh.devices.size, "processes": jax.process_count()}
-    facts["device_kind"] = mesh.devices.flat[0].device_kind
+            taken = warm_start(source, wanted.params, speak, disk.params_part(source))
+            merged = merge(current.params, taken)
+            current = state.with_params(current, merged, wanted.ema)
+    lived = {"phases": phases.to_plain(run.phases)}
+    lived["rewinds"] = rewinds = said.get("rewinds", [])
+    facts = {"stores": hashes, "parameters": parameters, "total_steps": total}
     if primary:  # only now: a refused command leaves the workdir as it was
         workdir.begin(
             path,
             {"config.json": c.to_json(config), "overrides.json": json.dumps(overrides)},
-            facts,
+            facts | lived | machine(mesh),
             tokenizer.save,
             counts,
         )
@@ -240,90 +210,112 @@ def train(
 
     # ------------------------------------------------------------ 6. the loop
     from bertjax.data.stream import stream
+    from bertjax.training.budget import make_clock
     from bertjax.training.meter import Meter
     from bertjax.training.trace import Trace
-    from bertjax.training.writer import ProgressWriter, make_writers
+    from bertjax.training.writer import ProgressWriter, make_writers, write
 
-    writers: list[Any] = []
-    if primary:
-        progress = ProgressWriter(total, done)
-        writers = [*make_writers(config.log.writers, path, done), progress]
-        speak = progress.say
-    meta = {
-        "config": config.to_dict(),
-        "tokenizer": tokenizer.identity,
-        "stores": hashes,
-        "phases": phases.to_plain(run.phases),
-        "version": __version__,
-    }
-    source = stream(lambda i: course.batch(i, rows), done, total, config.data.engine)
+    meta = {"config": config.to_dict(), "tokenizer": tokenizer.identity}
+    meta |= {"stores": hashes, "version": __version__}
+    clock = make_clock(path, config.budget_minutes, mesh, done)
+    if clock and hosts.from_primary(clock.over):
+        total = done
     meter = Meter(peak_flops(mesh))
-    costs = {}  # of a step of each phase: its slots, and forward and backward FLOPs
-    for stage in course.stages:
-        slots = stage.batch_size * stage.length
-        costs[stage] = slots, slots * flops_per_token(cfg, stage.length, stage.P)
     pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
     asked = unscored = False
+    seen = bad = 0  # the last step looked at; updates skipped in a row until there
 
-    def write(row: dict[str, Any]) -> None:
-        try:
-            for writer in writers:
-                writer.write(row)
-        except OSError as e:
-            raise UserError(f"--workdir={path} cannot be written: {e}") from e
+    def begin() -> tuple[list[Any], Iterator[Any], Iterator[Any]]:
+        """Open what goes on from `done`: (writers, batches, batches on devices)."""
+        files = make_writers(config.log.writers, path, done) if primary else []
+        files += [ProgressWriter(total, done)] if primary else []
+        made = stream(lambda i: course.batch(i, rows), done, total, config.data.engine)
+        sizes = (course.at(i).batch_size for i in range(done, total))
+        fed = feed.to_devices(made, mesh, sizes)
+        if most > 1:
+            fed = dispatch.to_devices(made, mesh, sizes, calls.sizes(done), most)
+        fed = feed.with_flag(fed, mesh, lambda: bool(stop.number))
+        return files, made, clock.stamp(fed, done) if clock else fed
 
-    # A signal may reach one process of many: it travels with the batches, so that all
-    # learn of it at the same step. A single process need not wait for that.
-    alone = jax.process_count() == 1
+    writers, source, feeder = begin()
+    advance = update.many if most > 1 else update.step
+    if primary:
+        speak = writers[-1].say
 
-    def asked_alone() -> bool:
-        return alone and bool(stop.number)
+    @functools.cache
+    def cost(stage: Any) -> tuple[int, float]:
+        """Return a step's slots, and its forward and backward FLOPs."""
+        slots = stage.batch_size * stage.length
+        return slots, slots * flops_per_token(cfg, stage.length, stage.P)
 
-    def late_alone() -> bool:
+    alone = jax.process_count() == 1  # else a signal travels with the batches
+
+    def is_late() -> bool:
         return alone and stop.overdue
-
-    def with_flag(
-        batches: Iterable[dict[str, Any]], raised: Callable[[], bool]
-    ) -> Iterator[dict[str, Any]]:
-        for batch in batches:
-            if not alone:
-                batch["stop"] = feed.flag(mesh, raised())
-            yield batch
 
     def is_due(name: str) -> bool:
         return done == total or done % every[name] == 0
 
-    sizes = (course.at(i).batch_size for i in range(done, total))
-    feeder, advance = feed.to_devices(source, mesh, sizes), update.step
-    if most > 1:
-        feeder = dispatch.to_devices(source, mesh, sizes, calls.sizes(done), most)
-        advance = update.many
-    feeder = with_flag(feeder, lambda: bool(stop.number))
-
     def drain(keep: int) -> None:
-        """Look at steps that have run: count, refuse what is not finite, write rows."""
-        nonlocal tokens, asked
-        while len(pending) > keep:
-            at, count, metrics = pending.popleft()
-            fresh = at in begins
+        """Look at steps that have run; stop where the run has to go back."""
+        nonlocal tokens, asked, seen, bad
+        while len(pending) > keep and bad < config.guard.patience:
+            seen, count, metrics = pending.popleft()
+            fresh = seen in begins
             metrics = meter.timed("blocked", jax.device_get, metrics)
             for values in dispatch.rows(metrics, count):
-                at += 1
+                seen += 1
                 asked = values.pop("stop", 0) > 0 or asked  # popped: it is no metric
                 real = values.pop("tokens")
                 tokens += real
-                meter.count(real, *costs[course.at(at - 1)])
-                if wrong := step.non_finite(values):
+                meter.count(real, *cost(course.at(seen - 1)))
+                bad = values.pop("streak", 0)
+                if bad == 1:
+                    speak(f"step {seen}: not finite, or a spike: skipped (guard)")
+                if clock:
+                    values["budget/share"] = clock.see(values.pop("at"))
+                wrong = ", ".join(step.non_finite(values))
+                if wrong and config.guard.nonfinite == "stop":
                     saved.close()
-                    raise RunError(
-                        f"step {at}: {', '.join(wrong)} not finite; the last good "
-                        f"checkpoint is {(manifest.steps(path) or ['none'])[-1]}"
-                    )
+                    last = f"checkpoint is {(manifest.steps(path) or ['none'])[-1]}"
+                    raise RunError(f"step {seen}: {wrong} not finite; last good {last}")
+                if bad >= config.guard.patience:
+                    return
             if fresh:
                 meter.begin()  # what came before is compilation
-            if at % every["log"] == 0 or at == total:  # where each call ends
+            if seen % every["log"] == 0 or seen == total:  # where each call ends
                 speed = meter.row(hosts.gather)
-                write({"step": at, "tokens": tokens, **values, **speed})
+                row = {"step": seen, "tokens": tokens, **values, **speed}
+                write(writers, row, path)
+
+    def go_back() -> None:
+        """Begin anew at the last checkpoint before the bad updates, past their rows."""
+        nonlocal run, course, current, done, tokens, bad, writers, source, feeder
+        saved.wait()
+        back = hosts.from_primary(primary and manifest.newest_before(path, seen - bad))
+        what = f"step {seen}: {bad} updates in a row were not finite, or spikes"
+        if back is None or len(rewinds) >= config.guard.rewinds:
+            raise RunError(
+                f"{what}, after going back {len(rewinds)} times (at most guard.rewinds="
+                f"{config.guard.rewinds}); the last good checkpoint is {back or 'none'}"
+            )
+        pending.clear()
+        source.close()
+        for writer in writers:
+            writer.close()
+        saved.drop_after(back)
+        current = saved.restore(back, wanted)
+        tokens = manifest.read_meta(path / "checkpoints" / str(back))["tokens"]
+        run = make_run(past=phases.skip_batches(run.phases, back, seen), at=back)
+        course, done, bad = run.course, back, 0
+        rewinds.append({"from": seen, "to": back})
+        lived["phases"] = phases.to_plain(run.phases)
+        if primary:
+            workdir.amend_run(path, **lived)
+        if clock:
+            clock.cut(back)
+        writers, source, feeder = begin()
+        speak(f"{what}: back to step {back}, past the batches until then")
 
     def evaluate_all() -> bool:
         """Score every validation set and write the row.
@@ -331,19 +323,17 @@ def train(
         False when a signal, and then some seconds, broke it off.
         """
         scores = {}
-        for name, function in zip(prepared.valid, valid, strict=True):
-            made = function.eval_batches(
-                micro,
-                examples=config.eval.examples or None,
-                rows=feed.local_rows(mesh, micro),
-            )
+        examples = config.eval.examples or None
+        for name, function in valid.items():
+            made = function.eval_batches(micro, examples, rows(micro))
             made = feed.to_devices(made, mesh, itertools.repeat(micro))
-            made = with_flag(made, lambda: stop.overdue)
-            values = step.run_eval(evaluate, current.params, made, late_alone)
+            made = feed.with_flag(made, mesh, lambda: stop.overdue)
+            params = state.chosen(current, config.eval.ema)
+            values = step.run_eval(evaluate, params, made, is_late)
             if values is None:
                 return False
             scores |= {f"eval/{name}/{term}": v for term, v in values.items()}
-        write({"step": done, "tokens": tokens, **scores})
+        write(writers, {"step": done, "tokens": tokens, **scores}, path)
         return True
 
     where = path / "profile" if primary else None  # all run the same program
@@ -353,8 +343,8 @@ def train(
     speak(f"ready after {time.monotonic() - begun:.1f} s")
     stop.training = True
     # Without jit (JAX_DISABLE_JIT=1, to debug) every constant is a transfer.
-    guard = "allow" if jax.config.jax_disable_jit else "disallow"
-    with jax.set_mesh(mesh), jax.transfer_guard(guard), trace:
+    transfers = "allow" if jax.config.jax_disable_jit else "disallow"
+    with jax.set_mesh(mesh), jax.transfer_guard(transfers), trace:
         if owed:  # an evaluation that a signal broke off
             asked = unscored = not evaluate_all()
         while done < total and not asked:
@@ -366,30 +356,40 @@ def train(
             done += count
             drain(keep=LAG)
             watch.tick(done, steady=done not in begins)
-            asked = asked or asked_alone()
+            if clock and clock.over:
+                total = done
+            asked = asked or (alone and bool(stop.number))
             at_eval = bool(valid) and is_due("eval")
-            if at_eval or asked or is_due("checkpoint"):
+            stops = at_eval or asked or is_due("checkpoint")
+            if stops or bad >= config.guard.patience:
                 watch.pause()
                 drain(keep=0)
+            if bad >= config.guard.patience:
+                with jax.transfer_guard("allow"):
+                    go_back()
+            elif stops:
                 paused = time.monotonic()
                 # Rows first: a saved step implies that its rows are in the file.
                 unscored = at_eval and not evaluate_all()
                 asked = asked or unscored
-                for writer in writers:
+                for writer in [*writers, *([clock] if clock else [])]:
                     writer.flush()
                 if asked or is_due("checkpoint"):
-                    saved.save(done, current, meta | {"tokens": tokens})
+                    saved.save(done, current, meta | lived | {"tokens": tokens})
                 meter.paused += time.monotonic() - paused
     saved.close()
     source.close()
-    for writer in writers:
+    for writer in [*writers, *([clock] if clock else [])]:
         writer.close()
     if held is not None:
         held.close()
     if done < total or unscored:
         speak(f"stopped by a signal after step {done}, which is saved")
         return stop.status
-    speak(f"done: step {done}, {tokens:,} tokens, {path}")
+    if primary and clock:  # only now is it known
+        workdir.amend_run(path, total_steps=done)
+    left = f", the last {bad} updates skipped" if bad else ""
+    speak(f"done: step {done}{left}, {tokens:,} tokens, {path}")
     return 0
 
 

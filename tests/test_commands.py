@@ -436,6 +436,7 @@ def test_a_loss_that_is_not_finite(command, arguments, tmp_path):
     workdir = tmp_path / "run"
     more = ["--config.optim.lr=1e38", "--config.optim.wd=1e30", "--config.optim.clip=0"]
     more += ["--config.optim.warmup.steps=12", "--config.checkpoint.every.steps=1"]
+    more += ["--config.guard.nonfinite=stop"]
     done = command("train", *arguments, *more, f"--workdir={workdir}")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     (line,) = [x for x in done.stderr.splitlines() if "not finite" in x]

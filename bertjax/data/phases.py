@@ -164,14 +164,30 @@ def change_phases(
     What was stays as it was; the cursor goes on from there. With nothing new the
     result is `past`.
     """
-    kept = [p for p in past if p.start < step]
+    kept = [p for p in past if p.start <= step]
     if not kept:
         return tuple(planned)
     now = [p for p in planned if p.start <= step][-1]
     later = [p for p in planned if p.start > step]
     same = replace(now, start=kept[-1].start, first=kept[-1].first) == kept[-1]
     changed = [] if same else [replace(now, start=step)]
-    return _carry_cursor([*kept, *changed, *later], len(kept))
+    made = _carry_cursor([*kept, *changed, *later], len(kept))
+    # What would have begun at this very step has not: another is in its place.
+    ends = [*(p.start for p in made[1:]), math.inf]
+    return tuple(p for p, end in zip(made, ends, strict=True) if p.start < end)
+
+
+def skip_batches(past: Sequence[Phase], step: int, until: int) -> tuple[Phase, ...]:
+    """Go on from `step` with the rows that come after those of update `until` - 1.
+
+    Returns the phases up to `step`, the last of which begins there: `past` for
+    change_phases, which carries the cursor on.
+    """
+    then = [p for p in past if p.start <= until][-1]
+    now = [p for p in past if p.start <= step][-1]
+    first = move_cursor(then.example(until), then.n, now.n)
+    before = [p for p in past if p.start < step]
+    return (*before, replace(now, start=step, first=first))
 
 
 def count_steps(

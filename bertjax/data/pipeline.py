@@ -203,6 +203,15 @@ class Course:
         """Return the phase that step belongs to."""
         return [s for s in self.stages if s.start <= step][-1]
 
+    def lines(self) -> Iterator[str]:
+        """Yield a line a phase, for people."""
+        for stage in self.stages:
+            predicted = f", {stage.masking.rate:.0%} predicted" if stage.P else ""
+            yield (
+                f"from step {stage.start:,}: {stage.batch_size:,} of {stage.n:,} rows "
+                f"of {stage.length} tokens{predicted}"
+            )
+
     def batch(self, step: int, rows: Callable[[int], Rows] | None = None) -> Batch:
         """Make batch `step`; rows(batch size) says which of its rows."""
         stage = self.at(step)

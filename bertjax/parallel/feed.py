@@ -2,7 +2,7 @@
 """From host batches to global arrays."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -59,8 +59,22 @@ def put(where: NamedSharding, rows: np.ndarray, shape: tuple[int, ...]) -> jax.A
         return jax.make_array_from_process_local_data(where, rows, shape)
 
 
-def flag(mesh: Mesh, value: bool) -> jax.Array:
-    """Make i32 [devices], 1 where a process's flag is set: summed, all hosts know."""
+def spread(mesh: Mesh, value: np.generic) -> jax.Array:
+    """Make [devices] of each process's value: reduced in a step, all hosts know it."""
     where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    local = np.full(len(mesh.local_devices), int(value), np.int32)
+    local = np.full(len(mesh.local_devices), value)
     return put(where, local, (mesh.devices.size,))
+
+
+def with_flag(
+    batches: Iterable[dict[str, jax.Array]], mesh: Mesh, raised: Callable[[], bool]
+) -> Iterator[dict[str, jax.Array]]:
+    """Give each batch `stop`, i32 [devices], 1 where a process's flag is raised.
+
+    A signal may reach one process of many: it travels with the batches, so that all
+    learn of it at the same step. A single process need not wait for that.
+    """
+    for batch in batches:
+        if jax.process_count() > 1:
+            batch["stop"] = spread(mesh, np.int32(raised()))
+        yield batch

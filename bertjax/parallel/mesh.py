@@ -2,6 +2,7 @@
 """The mesh of devices: data, fsdp and tensor axes."""
 
 import math
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
@@ -67,3 +68,13 @@ def peak_flops(mesh: Mesh) -> float | None:
     """Return the mesh's bf16 peak in FLOP/s; None for a chip that is not listed."""
     tflops = PEAK_TFLOPS.get(mesh.devices.flat[0].device_kind)
     return None if tflops is None else tflops * 1e12 * mesh.devices.size
+
+
+def machine(mesh: Mesh) -> dict[str, Any]:
+    """Return what run.json says of the devices."""
+    return {
+        "mesh": dict(mesh.shape),
+        "devices": mesh.devices.size,
+        "processes": jax.process_count(),
+        "device_kind": mesh.devices.flat[0].device_kind,
+    }

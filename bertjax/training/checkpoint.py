@@ -21,6 +21,7 @@ from bertjax import UserError
 from bertjax.parallel.sharding import path_name
 from bertjax.parallel.watch import is_broken_collective
 from bertjax.training import manifest
+from bertjax.training.state import State, complete
 from bertjax.training.workdir import is_remote
 
 
@@ -41,9 +42,15 @@ class Checkpoints:
                 if left.name.startswith(("saving-", "deleting-")):
                     _remove(left)
 
-    def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Begin to save; returns when the state is copied. Raises UserError."""
+    def save(
+        self, step: int, state: State | dict[str, Any], meta: dict[str, Any]
+    ) -> None:
+        """Begin to save a state, or parts of one by name; returns when it is copied.
+
+        Raises UserError.
+        """
         self.wait()
+        parts = state.parts() if isinstance(state, State) else state
         temporary = self.folder / f"saving-{step}"
         try:
             if self.primary:
@@ -51,7 +58,9 @@ class Checkpoints:
                 text = json.dumps({"format": manifest.FORMAT, "step": step, **meta})
                 (temporary / manifest.META).write_text(text)
             self.saver.save(
-                temporary / "state", args=ocp.args.PyTreeSave(state), force=True
+                temporary / "state",
+                args=ocp.args.PyTreeSave(parts),
+                force=True,
             )
         except (OSError, ValueError) as e:
             raise self._error(step, e) from e
@@ -92,11 +101,14 @@ class Checkpoints:
         for step in manifest.steps(self.workdir)[: -self.keep_last]:
             if self.keep_every and step % self.keep_every == 0:
                 continue
-            doomed = self.folder / f"deleting-{step}"
-            (self.folder / str(step)).rename(doomed)
-            _remove(doomed)
+            self._delete(step)
 
-    def restore(self, step: int, abstract: Any) -> Any:
+    def _delete(self, step: int) -> None:
+        doomed = self.folder / f"deleting-{step}"
+        (self.folder / str(step)).rename(doomed)
+        _remove(doomed)
+
+    def restore(self, step: int, abstract: State) -> State:
         """Restore a state; `abstract` holds shapes, dtypes and shardings.
 
         Raises UserError when the checkpoint is of another model.
@@ -110,14 +122,25 @@ class Checkpoints:
                     f"{folder} is of another model: {name} has shape "
                     f"{there.get(name)} there, {asked.get(name)} here"
                 )
+        held = _tree(folder)
+        item = {k: v for k, v in abstract.parts().items() if k in held}
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            return reader.restore(
+            parts = reader.restore(
                 folder / "state",
                 args=ocp.args.PyTreeRestore(
-                    item=abstract,
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+                    item=item,
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+                    partial_restore=item.keys() != held.keys(),
                 ),
             )
+        return complete(parts, abstract)
+
+    def drop_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps."""
+        self.wait()
+        for later in manifest.steps(self.workdir):
+            if self.primary and later > step:
+                self._delete(later)
 
     def close(self) -> None:
         """Finish the save under way and stop."""
@@ -140,9 +163,9 @@ def hush() -> None:
 
 
 def _tree(folder: Any) -> Any:
-    """Return the parameters' metadata of a checkpoint."""
+    """Return the metadata of a checkpoint's state by part."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        return reader.metadata(folder / "state").item_metadata.tree["params"]
+        return reader.metadata(folder / "state").item_metadata.tree
 
 
 def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
@@ -152,18 +175,23 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 def describe(folder: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a checkpoint's parameters by path, without reading them."""
-    return _shapes(_tree(folder))
+    return _shapes(_tree(folder)["params"])
 
 
-def restore_params(folder: Any, abstract: Any = None) -> Any:
-    """Restore the parameters alone, without optimizer or objective.
+def has_average(folder: Any) -> bool:
+    """True for a checkpoint that holds a moving average of the parameters."""
+    return "ema" in _tree(folder)
+
+
+def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> Any:
+    """Restore the parameters alone, or their average, the `part` "ema".
 
     With `abstract` (part of the tree: shapes and shardings) onto its devices, else
     all of them as numpy arrays.
     """
     if abstract is None:
         item = jax.tree.map(
-            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), _tree(folder)
+            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), _tree(folder)[part]
         )
         args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     else:
@@ -173,15 +201,17 @@ def restore_params(folder: Any, abstract: Any = None) -> Any:
         return reader.restore(
             folder / "state",
             args=ocp.args.PyTreeRestore(
-                item={"params": item},
-                restore_args={"params": args},
+                item={part: item},
+                restore_args={part: args},
                 partial_restore=True,
             ),
-        )["params"]
+        )[part]
 
 
-def warm_start(folder: Any, abstract: Any, say: Callable[[str], None]) -> Any:
-    """Restore what other parameters have in common with these (init_from).
+def warm_start(
+    folder: Any, abstract: Any, say: Callable[[str], None], part: str = "params"
+) -> Any:
+    """Restore what other parameters, or their average, have in common (init_from).
 
     folder: a checkpoint, or what has describe() -> {path: shape} and read(path).
     Returns the matching part of the tree. Says what is missing there (heads, as a
@@ -208,7 +238,7 @@ def warm_start(folder: Any, abstract: Any, say: Callable[[str], None]) -> Any:
         say(f"there and not taken: {', '.join(unexpected)}")
     wanted = _without(abstract, missing)
     if not foreign:
-        return restore_params(folder, wanted)
+        return restore_params(folder, wanted, part)
 
     def read(path: Any, leaf: Any) -> jax.Array:
         values = folder.read(path_name(path))

@@ -59,7 +59,7 @@ def many_steps(update: Update) -> Update:
 
     batches: what `to_devices` makes. The number of rounds is data, so that one program
     serves calls of all sizes and an update has the same bits in each of them; rows of
-    metrics from `count` on are 0. `stop` (see feed.flag) is for the call as a whole.
+    metrics from `count` on are 0. `stop` (feed.with_flag) is for the call as a whole.
     """
 
     def many(state: State, batches: Mapping[str, jax.Array]) -> tuple[State, Metrics]:

@@ -106,6 +106,14 @@ def read_meta(folder: Any) -> dict[str, Any]:
     return json.loads((folder / META).read_text())
 
 
+def newest_before(workdir: Any, step: int) -> int | None:
+    """Return the newest whole checkpoint of at most this step, if there is one."""
+    for found in reversed(steps(workdir)):
+        if found <= step and not problem(workdir / "checkpoints" / str(found)):
+            return found
+    return None
+
+
 def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
     """Verify from the newest down and return the first whole step; None if none were.
 

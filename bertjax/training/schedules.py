@@ -11,6 +11,8 @@ from bertjax import UserError, registry
 Schedule = Callable[[jax.Array | int], jax.Array]
 Shape = Callable[[jax.Array], jax.Array]
 
+# Where the clock drives a run, the whole of it is so many "updates".
+SPAN = 1_000_000
 SCHEDULES = ("linear", "polynomial", "cosine", "wsd", "constant")
 
 

@@ -9,27 +9,58 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from bertjax.parallel.sharding import Rows, param_shardings, state_shardings
+from bertjax.parallel.sharding import (
+    Rows,
+    param_shardings,
+    state_shardings,
+)
+from bertjax.training.guard import make_guard
 
 
 class State(NamedTuple):
-    """Everything an update changes: updates done i32 [], parameters, moments."""
+    """Everything an update changes: updates done i32 [], parameters, moments.
+
+    guard: what the guard remembers (guard.py); ema: the parameters' moving average.
+    Each is None where a run has none.
+    """
 
     step: jax.Array
     params: Any
     opt_state: Any
+    guard: Any = None
+    ema: Any = None
+
+    def parts(self) -> dict[str, Any]:
+        """Return what there is by name: a checkpoint's tree."""
+        return {k: v for k, v in self._asdict().items() if v is not None}
 
 
-def make_state(params: Any, tx: optax.GradientTransformation) -> State:
+def make_state(
+    params: Any,
+    tx: optax.GradientTransformation,
+    guarded: bool = False,
+    averaged: bool = False,
+) -> State:
     """Begin at step 0 with these parameters."""
-    return State(jnp.zeros((), jnp.int32), params, tx.init(params))
+    return State(
+        jnp.zeros((), jnp.int32),
+        params,
+        tx.init(params),
+        make_guard() if guarded else None,
+        params if averaged else None,
+    )
 
 
 def plan_state(
-    init: Callable[[], Any], tx: optax.GradientTransformation, mesh: Mesh, extra: Rows
+    init: Callable[[], Any],
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    extra: Rows,
+    guarded: bool = False,
+    averaged: bool = False,
 ) -> tuple[State, State]:
     """Return the state's shapes and shardings before a byte is allocated."""
-    shapes = jax.eval_shape(lambda: make_state(init(), tx))
+    shapes = jax.eval_shape(lambda: make_state(init(), tx, guarded, averaged))
     shardings = param_shardings(shapes.params, mesh, extra)
     return shapes, state_shardings(shapes, shapes.params, shardings, mesh)
 
@@ -50,5 +81,42 @@ def born(
     shardings: State,
 ) -> State:
     """Make the first state where its shardings say, in one compiled program."""
+    has = shardings.guard is not None, shardings.ema is not None
+
+    def begin() -> State:
+        return make_state(init(), tx, *has)
+
     with jax.set_mesh(mesh):
-        return jax.jit(lambda: make_state(init(), tx), out_shardings=shardings)()
+        return jax.jit(begin, out_shardings=shardings)()
+
+
+def complete(parts: dict[str, Any], wanted: State) -> State:
+    """Make a state of the parts that an earlier version or config has saved.
+
+    A guard begins anew, a moving average with the parameters. wanted: shapes and
+    shardings.
+    """
+    if wanted.guard is not None and "guard" not in parts:
+        places = jax.tree.map(lambda s: s.sharding, wanted.guard)
+        parts["guard"] = jax.jit(make_guard, out_shardings=places)()
+    made = State(**parts)
+    if wanted.ema is not None and "ema" not in parts:
+        made = with_params(made, made.params, wanted.ema)
+    return made
+
+
+def with_params(current: State, params: Any, wanted: Any) -> State:
+    """Return a state with other parameters, of which its average is a copy.
+
+    wanted: the average's shapes and shardings, or None where there is none.
+    """
+    if wanted is None:
+        return current._replace(params=params)
+    places = jax.tree.map(lambda s: s.sharding, wanted)
+    copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=places)
+    return current._replace(params=params, ema=copy(params))
+
+
+def chosen(current: State, ema: bool) -> Any:
+    """Return the parameters to score: their average where there is one, if `ema`."""
+    return current.ema if ema and current.ema is not None else current.params

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bertjax.training import guard
 from bertjax.training.schedules import Schedule
 from bertjax.training.state import State
 
@@ -40,6 +41,8 @@ def make_train_step(
     *,
     seed: int,
     accumulate: int = 1,
+    guard_factor: float = 0.0,
+    ema: float = 0.0,
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """Make update(state, batch) -> (state, metrics).
 
@@ -47,6 +50,11 @@ def make_train_step(
     come from the whole batch before the first micro-batch, so accumulation changes
     nothing. Dropout keys derive from (seed, step, micro-batch, layer). metrics: f32
     scalars by the names of metrics.jsonl, and `tokens` i32, the real tokens.
+
+    A state with a guard (guard.py) skips bad updates; of one with an average, ema is
+    the decay d: average = d x average + (1 - d) x parameters, d at most
+    (1 + step) / (10 + step), so that the beginning is soon forgotten. A batch with
+    `at` f32 [devices] says the time of the schedule itself (budget.py).
     """
 
     def loss_fn(
@@ -65,6 +73,8 @@ def make_train_step(
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         batch = dict(batch)
         stop = batch.pop("stop", None)  # hosts that were asked to stop, i32 [devices]
+        at = batch.pop("at", None)
+        time = state.step if at is None else jnp.max(at)
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         weights = weights_fn(batch)
         if accumulate == 1:
@@ -87,31 +97,46 @@ def make_train_step(
                 jax.eval_shape(grad_fn, state.params, first, weights, rng),
             )
             (grads, sums), _ = jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))
-        with jax.named_scope("optimizer"):
-            updates, opt_state = tx.update(
-                grads, state.opt_state, state.params, at=state.step
-            )
-            params = optax.apply_updates(state.params, updates)
         terms = {term: mean(total) for term, total in sums.items()}
         loss = sum(coefficients.get(term, 1.0) * terms[term] for term in weights)
+        norm = optax.tree.norm(grads)
+        with jax.named_scope("optimizer"):
+            updates, moments = tx.update(grads, state.opt_state, state.params, at=time)
+            params = optax.apply_updates(state.params, updates)
+            new = state._replace(params=params, opt_state=moments)
+            if state.ema is not None:
+                new = new._replace(ema=average(state.ema, params, ema, state.step))
+            if state.guard is not None:
+                good, kept = guard.judge(state.guard, loss, norm, guard_factor)
+                new = guard.choose(good, new, state)._replace(guard=kept)
         metrics = {f"train/{term}": value for term, value in terms.items()}
         metrics |= {
             "train/loss": loss,
-            "optim/grad_norm": optax.tree.norm(grads),
-            "optim/lr": schedule(state.step),
+            "optim/grad_norm": norm,
+            "optim/lr": schedule(time),
             "tokens": jnp.sum(batch["attention_mask"]),
         }
         if stop is not None:
             metrics["stop"] = jnp.sum(stop)
-        return State(state.step + 1, params, opt_state), metrics
+        if at is not None:
+            metrics["at"] = time
+        if state.guard is not None:
+            metrics |= {"guard/skipped": kept.skipped, "streak": kept.streak}
+        return new._replace(step=state.step + 1), metrics
 
     return update
+
+
+def average(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
+    """Return the moving average after update `step` (0-based)."""
+    rest = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda a, p: a + rest * (p - a), ema, params)
 
 
 def make_eval_step(sums_fn: SumsFn) -> Callable[[Any, Batch], Sums]:
     """Make evaluate(params, batch) -> {term: (sum, weight)}, dropout off.
 
-    A batch may carry `stop` (see feed.flag); it comes back as the sum of that name.
+    A batch may carry `stop` (feed.with_flag); it comes back as the sum of that name.
     """
 
     def evaluate(params: Any, batch: Batch) -> Sums:

@@ -155,9 +155,20 @@ def record_run(path: Any, facts: dict[str, Any]) -> None:
     write_text(path, json.dumps(run, indent=1, sort_keys=True) + "\n")
 
 
-def is_done(path: Any, restored: int | None, scored: bool) -> bool:
-    """True when the newest checkpoint is the run's last (and has its scores)."""
-    if path is None or restored is None:
+def amend_run(path: Any, **facts: Any) -> None:
+    """Write facts that became known later into run.json."""
+    run = {**read_json(path / "run.json"), **facts}
+    write_text(path / "run.json", json.dumps(run, indent=1, sort_keys=True) + "\n")
+
+
+def is_done(
+    path: Any, restored: int | None, scored: bool, longer: bool = False
+) -> bool:
+    """True when the newest checkpoint is the run's last (and has its scores).
+
+    longer: with a changed config a longer total may follow.
+    """
+    if path is None or restored is None or longer:
         return False
     last = restored == read_json(path / "run.json").get("total_steps")
     return last and (not scored or has_scores(path, restored))

@@ -8,10 +8,12 @@ A writer is a class with write(row), flush() and close(); a dotted name such as
 import importlib
 import importlib.util
 import json
+import math
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +29,15 @@ class Writer(Protocol):
     def write(self, row: Row) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
+
+
+def write(writers: Sequence[Writer], row: Row, workdir: Any) -> None:
+    """Write a row everywhere. Raises UserError where the disk is full."""
+    try:
+        for writer in writers:
+            writer.write(row)
+    except OSError as e:
+        raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
 
 
 class JsonlWriter:
@@ -50,7 +61,12 @@ class JsonlWriter:
             self.file = self.path.open("a")
 
     def write(self, row: Row) -> None:
-        line = json.dumps(row) + "\n"
+        # JSON has no word for what is not finite.
+        known = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in row.items()
+        }
+        line = json.dumps(known) + "\n"
         if self.remote:
             self.lines.append(line)
         else:

@@ -17,6 +17,7 @@ from bertjax.data.phases import (
     move_cursor,
     parse_phases,
     place_phases,
+    skip_batches,
     steps_within,
     to_plain,
 )
@@ -190,3 +191,24 @@ def test_a_batch_that_grows_with_the_tokens():
     assert [(p.start, p.batch_size) for p in placed] == [(0, 4), (20, 8), (40, 16)]
     assert measure("tokens", placed, 40) == 30_720
     assert [p.first for p in placed] == [0, 80, 240]
+
+
+def test_batches_are_skipped():
+    """Back from step 25 to 12: the rows up to 25 are left out, now and when resumed."""
+    parts = wanted("steps=10; steps=30 batch_size=32; length=512 batch_size=4")
+    planned = place_phases(parts, 100, SIZES)
+    again = skip_batches(planned, 12, 25)
+    assert [p.start for p in again] == [0, 10, 12]
+    assert again[-1].example(12) == planned[1].example(25)
+    made = change_phases(planned, again, 12)
+    assert made[:3] == again and [p.start for p in made] == [0, 10, 12, 40]
+    # The next phase begins where the rows are, 13 updates of 32 further than planned.
+    assert made[3].first == move_cursor(made[2].example(40), 1000, 240)
+    assert change_phases(planned, made, 12) == change_phases(planned, made, 30) == made
+    # Once more, from the same place; and across a change of length.
+    twice = change_phases(planned, skip_batches(made, 12, 20), 12)
+    assert [p.start for p in twice] == [0, 10, 12, 40]
+    assert twice[2].first == made[2].example(20)
+    across = skip_batches(planned, 38, 44)
+    first = move_cursor(planned[2].example(44), 240, 1000)
+    assert (across[-1].start, across[-1].first) == (38, first)

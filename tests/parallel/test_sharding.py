@@ -243,8 +243,8 @@ def test_batches_arrive_split_over_data_and_fsdp():
 
 def test_a_flag_sums_to_its_hosts():
     mesh = make_mesh(8)
-    assert int(feed.flag(mesh, False).sum()) == 0
-    assert int(feed.flag(mesh, True).sum()) == 8
+    assert int(feed.spread(mesh, np.int32(0)).sum()) == 0
+    assert int(feed.spread(mesh, np.int32(1)).sum()) == 8
 
 
 def test_data_alone_goes_between_slices():

@@ -76,7 +76,7 @@ def run():
         rows = []
         with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
             for size, batch in zip(sizes, fed, strict=False):
-                batch["stop"] = feed.flag(mesh, len(rows) == 4)
+                batch["stop"] = feed.spread(mesh, np.int32(len(rows) == 4))
                 current, metrics = call(current, batch)
                 rows += dispatch.rows(jax.device_get(metrics), size)
         assert call._cache_size() == 1, "compiled more than once"

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that end by the clock: the schedule follows elapsed time instead of steps.
+
+WORKDIR/clock.txt holds a line an update: the seconds of training when it began, written
+before it runs. A resumed run takes from there what it repeats, and goes on counting
+where the last line stands; start-up and standstill do not count.
+
+Cramming (Geiping and Goldstein 2022, arXiv 2212.14034) and 24hBERT (Izsak et al. 2021,
+arXiv 2104.07705) train so.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bertjax.parallel import feed
+from bertjax.training.schedules import SPAN
+from bertjax.training.workdir import is_remote, write_text
+
+
+def make_clock(
+    workdir: Any, minutes: float | None, mesh: Mesh, step: int
+) -> "Clock | None":
+    """Open the clock of a run that goes on from update `step`; None: no budget."""
+    if minutes is None:
+        return None
+    clock = Clock(workdir, minutes * 60, mesh)
+    clock.start(step)
+    return clock
+
+
+class Clock:
+    """The time of a budget of `seconds`; process 0's counts for all.
+
+    Object stores cannot append: there the lines are written at each flush.
+    """
+
+    def __init__(
+        self,
+        workdir: Any,
+        seconds: float,
+        mesh: Mesh,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = workdir / "clock.txt"
+        self.seconds, self.mesh, self.now = seconds, mesh, now
+        self.primary = jax.process_index() == 0
+        self.over = False
+        self.lines: list[float] = []
+        if self.primary and self.path.exists():
+            whole = self.path.read_text().rpartition("\n")[0]  # no unfinished line
+            self.lines = [float(line) for line in whole.split()]
+        self.base, self.begun = (self.lines or [0.0])[-1], now()
+        self.file: Any = None
+
+    def start(self, step: int) -> None:
+        """Begin with update `step`: the budget may be over already."""
+        self.over = step > 0 and self.lines[step - 1 : step] >= [self.seconds]
+        self._rewrite()
+
+    def cut(self, step: int) -> None:
+        """Forget the updates from `step` on; their time is spent."""
+        self.base, self.begun = self.elapsed(), self.now()
+        self.lines = self.lines[:step]
+        self._rewrite()
+
+    def elapsed(self) -> float:
+        """Return the seconds of training until now."""
+        return self.base + self.now() - self.begun
+
+    def stamp(self, batches: Iterable[Any], step: int) -> Iterator[Any]:
+        """Give each batch, from update `step` on, the `at` of its schedule."""
+        for number, batch in enumerate(batches, step):
+            batch["at"] = feed.spread(self.mesh, np.float32(self._take(number)))
+            yield batch
+
+    def _take(self, number: int) -> float:
+        """Return the time of an update in SPANths of the budget; other hosts: 0."""
+        if not self.primary:
+            return 0.0
+        if number < len(self.lines):  # it ran before: as long ago as then
+            self.base, self.begun = self.lines[number], self.now()
+        else:
+            self.lines.append(self.elapsed())
+            if self.file is not None:
+                self.file.write(f"{self.lines[-1]!r}\n")
+                self.file.flush()
+        return SPAN * min(self.lines[number] / self.seconds, 1.0)
+
+    def see(self, at: float) -> float:
+        """Look at the time of an update that ran; return its share of the budget."""
+        self.over = at >= SPAN
+        return at / SPAN
+
+    def flush(self) -> None:
+        """Write the lines where they are not on the disk yet."""
+        if self.primary and self.file is None:
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        if not self.primary:
+            return
+        self.close()
+        write_text(self.path, "".join(f"{line!r}\n" for line in self.lines))
+        if not is_remote(self.path):
+            self.file = self.path.open("a")
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None

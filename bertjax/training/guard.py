@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guard of a run: which updates are skipped, judged in the step itself."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+WINDOW = 100  # updates that a gradient's norm is compared with, and before it is
+
+
+class Guard(NamedTuple):
+    """What the guard remembers: zeros at the beginning.
+
+    norm: f32, the running mean of the gradients' norms; taken, skipped, streak: i32,
+    updates made, skipped, and skipped in a row until now.
+    """
+
+    norm: jax.Array
+    taken: jax.Array
+    skipped: jax.Array
+    streak: jax.Array
+
+
+def make_guard() -> Guard:
+    """Begin with nothing seen."""
+    zero = jnp.zeros((), jnp.int32)
+    return Guard(jnp.zeros(()), zero, zero, zero)
+
+
+def judge(
+    guard: Guard, loss: jax.Array, norm: jax.Array, factor: float
+) -> tuple[jax.Array, Guard]:
+    """Say whether an update is to be made (bool []), and remember it.
+
+    It is skipped when loss or gradient norm is not finite or, with a `factor` and once
+    WINDOW updates are made, when the norm exceeds factor x its running mean (the mean
+    of all at first, then an exponential one over about WINDOW). Skipped updates leave
+    the mean as it was.
+    """
+    good = jnp.isfinite(loss) & jnp.isfinite(norm)
+    if factor:
+        good &= (guard.taken < WINDOW) | (norm <= factor * guard.norm)
+    taken = guard.taken + good
+    weight = 1.0 / jnp.clip(taken, 1, WINDOW).astype(jnp.float32)
+    mean = jnp.where(good, guard.norm + weight * (norm - guard.norm), guard.norm)
+    streak = jnp.where(good, 0, guard.streak + 1)
+    return good, Guard(mean, taken, guard.skipped + ~good, streak)
+
+
+def choose(good: jax.Array, new: Any, old: Any) -> Any:
+    """Return `new` where an update is made, else `old`: a tree like both."""
+    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)

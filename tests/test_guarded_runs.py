@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that skip updates and go back, keep an average, or end by the clock."""
+
+import json
+import os
+import shutil
+
+import jax
+import pytest
+from conftest import read_rows, refused, succeeded, timeless
+
+from bertjax import build
+from bertjax import config as c
+from bertjax.training import manifest
+from bertjax.training.checkpoint import restore_params
+
+BAD = (1, 6, 7, 8)  # of the run's batches; steps 2, 7, 8 and 9
+POISON = """
+import dataclasses, os
+import jax.numpy as jnp
+from bertjax.objectives import mlm
+
+BAD = [int(x) for x in os.environ["POISON"].split()]
+
+def sums(params, cfg, encoded, batch, rng):
+    spoils = jnp.isin(jnp.sum(batch["mlm_ids"]), jnp.array(BAD)) & (rng is not None)
+    value, weight = (found := mlm.sums(params, cfg, encoded, batch, rng))["mlm_loss"]
+    return found | {"mlm_loss": (value * jnp.where(spoils, jnp.nan, 1.0), weight)}
+
+def make_head():
+    return dataclasses.replace(mlm.make_head(), sums=sums)
+"""
+
+
+@pytest.fixture(scope="module")
+def poisoned(arguments, tmp_path_factory):
+    """A run of 16 steps some of whose batches give no finite loss: (arguments, env)."""
+    folder = tmp_path_factory.mktemp("poison")
+    (folder / "poisoned").mkdir()
+    (folder / "poisoned" / "head.py").write_text(POISON)
+    more = ["objective=mlm", "total.steps=16", "checkpoint.every.steps=4"]
+    more += ["checkpoint.keep_every=4", "guard.patience=3", "optim.ema=0.9"]
+    more += ["eval.every.steps=16", "log.writers=jsonl"]
+    given = [*arguments, *(f"--config.{m}" for m in more)]
+    config = c.parse(given).config
+    prepared = build.prepare(config, lambda text: None)
+    run = build.make_run(
+        config,
+        frozenset({"mlm"}),
+        prepared.tokenizer,
+        prepared.parts,
+        build.make_tables(config, prepared.tokenizer, None),
+    )
+    sums = [str(run.course.batch(i)["mlm_ids"].sum()) for i in range(16)]
+    assert len({*sums}) == 16
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    env = {"POISON": " ".join(sums[i] for i in BAD), "PYTHONPATH": path}
+    return [*given, "--config.objective=poisoned.head"], env
+
+
+@pytest.fixture(scope="module")
+def whole(command, poisoned, tmp_path_factory):
+    """The workdir of that run, and what it said."""
+    workdir = tmp_path_factory.mktemp("guarded") / "run"
+    given, env = poisoned
+    return workdir, succeeded(command("train", *given, f"--workdir={workdir}", env=env))
+
+
+def parameters(workdir, part="params"):
+    folder = manifest.resolve(workdir)[1]
+    return [x.tobytes() for x in jax.tree.leaves(restore_params(folder, part=part))]
+
+
+def cut(workdir, target, step):
+    """Copy a workdir as it was when the checkpoint of a step was its newest."""
+    shutil.copytree(workdir, target)
+    for checkpoint in (target / "checkpoints").iterdir():
+        if int(checkpoint.name) > step:
+            shutil.rmtree(checkpoint)
+    return target
+
+
+def test_bad_batches_are_skipped_and_a_stretch_is_left_behind(whole):
+    workdir, said = whole
+    lines = [x for x in said.stderr.splitlines() if "back to step 4" in x]
+    assert len(lines) == 1 and "step 9: 3 updates in a row" in lines[0]
+    rows = [r for r in read_rows(workdir) if "train/loss" in r]
+    assert [r["step"] for r in rows] == list(range(1, 17))
+    assert [r["step"] for r in rows if r["train/loss"] is None] == [2]
+    assert [r["guard/skipped"] for r in rows] == [0, *[1] * 15]
+    run = json.loads((workdir / "run.json").read_text())
+    assert run["rewinds"] == [{"from": 9, "to": 4}]
+    before, after = run["phases"]
+    assert (after["start"], after["first"]) == (4, 9 * before["batch_size"])
+    meta = manifest.read_meta(workdir / "checkpoints/8")
+    assert (meta["rewinds"], meta["phases"]) == (run["rewinds"], run["phases"])
+
+
+@pytest.mark.parametrize("step", [4, 8])
+def test_it_resumes_exactly_before_and_after(command, poisoned, whole, tmp_path, step):
+    given, env = poisoned
+    workdir = cut(whole[0], tmp_path / "run", step)
+    succeeded(command("train", *given, f"--workdir={workdir}", env=env))
+    assert timeless(read_rows(workdir)) == timeless(read_rows(whole[0]))
+    for part in ("params", "ema"):
+        assert parameters(workdir, part) == parameters(whole[0], part)
+
+
+def test_going_back_has_a_limit(command, poisoned, whole, tmp_path):
+    given, env = poisoned
+    workdir = cut(whole[0], tmp_path / "run", 4)
+    more = ["--config.guard.rewinds=0", "--allow_config_change"]
+    done = command("train", *given, *more, f"--workdir={workdir}", env=env)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("error:")]
+    assert "guard.rewinds=0" in line and "checkpoint is 4" in line
+
+
+def test_the_average_is_used_unless_asked_otherwise(command, poisoned, whole):
+    _, env = poisoned
+    losses = {}
+    for weights in ("", "ema", "raw"):
+        flag = [f"--weights={weights}", "--json", f"--workdir={whole[0]}"]
+        done = succeeded(command("evaluate", *flag, env=env))
+        losses[weights] = json.loads(done.stdout)["mlm_loss"]
+    (scored,) = [r for r in read_rows(whole[0]) if "eval/valid/mlm_loss" in r]
+    assert losses[""] == losses["ema"] != losses["raw"]
+    assert losses["ema"] == pytest.approx(scored["eval/valid/mlm_loss"], rel=1e-5)
+
+
+def test_a_run_without_an_average(command, trained):
+    done = command("evaluate", "--weights=ema", f"--workdir={trained}")
+    refused(done, "--weights=ema", "no moving average")
+    refused(command("evaluate", "--weights=em", f"--workdir={trained}"), "'ema'")
+
+
+def test_a_budget_and_its_repetition(command, arguments, tmp_path):
+    """The schedule reaches its end with the clock; a resumed run repeats each value."""
+    more = ["budget_minutes=0.02", "total.steps=100_000", "log.writers=jsonl"]
+    more += ["eval.every.steps=100_000", "checkpoint.every.steps=1"]
+    more += ["optim.warmup.percent=10", "checkpoint.keep_every=1"]
+    given = [*arguments, *(f"--config.{m}" for m in more)]
+    first = tmp_path / "first"
+    succeeded(command("train", *given, f"--workdir={first}"))
+    rows = [r for r in read_rows(first) if "train/loss" in r]
+    times = [float(x) for x in (first / "clock.txt").read_text().split()]
+    last = rows[-1]["step"]
+    assert json.loads((first / "run.json").read_text())["total_steps"] == last
+    assert rows[-1]["budget/share"] == 1 and rows[-1]["optim/lr"] == 0
+    assert times == sorted(times) and times[-1] >= 1.2 and len(times) == last
+    assert "is done" in succeeded(command("train", *given, f"--workdir={first}")).stderr
+    again = cut(first, tmp_path / "again", 1)
+    succeeded(command("train", *given, f"--workdir={again}"))
+    assert timeless(read_rows(again)) == timeless(read_rows(first))
+    assert parameters(again) == parameters(first)
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["budget_minutes=1"], ["optim.warmup.steps", "optim.warmup.percent"]),
+        (
+            [
+                "budget_minutes=1",
+                "optim.warmup.percent=5",
+                "phases=percent=9; length=16",
+            ],
+            ["phases: percent", "give steps"],
+        ),
+        (["guard.nonfinite=skp"], ["guard.nonfinite", "did you mean 'skip'"]),
+        (["guard.patience=0"], ["guard.patience=0"]),
+        (["optim.ema=1"], ["optim.ema=1"]),
+        (["optim.schedule=wds"], ["optim.schedule", "did you mean 'wsd'"]),
+    ],
+)
+def test_what_is_refused(command, arguments, tmp_path, more, words):
+    given = [*arguments, *(f"--config.{m}" for m in more), f"--workdir={tmp_path}/run"]
+    refused(command("train", *given), *words)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clock of a budget: what is written before each update, and read again."""
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.parallel.mesh import make_mesh
+from bertjax.training.budget import Clock, make_clock
+from bertjax.training.schedules import SPAN
+
+
+class Time:
+    def __init__(self):
+        self.seconds = 1000.0
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture
+def clock(tmp_path):
+    def open_clock(step, now):
+        made = Clock(tmp_path, 10.0, make_mesh(devices=jax.devices()[:1]), now)
+        made.start(step)
+        return made
+
+    return open_clock
+
+
+def take(clock, now, step, pauses):
+    """Begin updates after the pauses; return their times in seconds."""
+    batches = clock.stamp(({} for _ in pauses), step)
+    out = []
+    for pause in pauses:
+        now.seconds += pause
+        out.append(float(np.asarray(next(batches)["at"]).max()) * 10 / SPAN)
+    return out
+
+
+def test_times_are_repeated_and_go_on(clock, tmp_path):
+    now = Time()
+    first = clock(0, now)
+    assert take(first, now, 0, [0, 2, 2, 2]) == pytest.approx([0, 2, 4, 6])
+    assert first.see(SPAN * 0.6) == 0.6 and not first.over
+    # Killed, with half a line; started much later after update 2.
+    with (tmp_path / "clock.txt").open("a") as file:
+        file.write("7.")
+    now = Time()
+    now.seconds = 9e6
+    second = clock(2, now)
+    times = take(second, now, 2, [50, 60, 1, 4])
+    # 2 and 3 as they were; then a second after update 3, and the end of the budget.
+    assert times == pytest.approx([4, 6, 7, 10])
+    assert second.see(SPAN) == 1 and second.over
+    second.close()
+    lines = (tmp_path / "clock.txt").read_text().split()
+    assert [*map(float, lines)] == pytest.approx([0, 2, 4, 6, 7, 11])
+    assert clock(6, now).over and not clock(5, now).over
+
+
+def test_going_back_spends_time(clock):
+    now = Time()
+    made = clock(0, now)
+    take(made, now, 0, [0, 2, 2])
+    made.cut(1)
+    assert take(made, now, 1, [3, 1]) == pytest.approx([7, 8])
+
+
+def test_no_budget(tmp_path):
+    assert make_clock(tmp_path, None, None, 0) is None
+    assert not (tmp_path / "clock.txt").exists()
