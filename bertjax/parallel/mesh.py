@@ -9,23 +9,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from bertjax import UserError
+from bertjax.parallel.chips import CHIPS
 
 AXES = ("data", "fsdp", "tensor")
-
-# Dense bf16 peak of a chip, TFLOP/s, by jax's device_kind (vendors' data sheets).
-PEAK_TFLOPS = {
-    "TPU v2": 45,
-    "TPU v3": 123,
-    "TPU v4": 275,
-    "TPU v5 lite": 197,
-    "TPU v5": 459,
-    "TPU v5p": 459,
-    "TPU v6 lite": 918,
-    "NVIDIA A100-SXM4-40GB": 312,
-    "NVIDIA A100-SXM4-80GB": 312,
-    "NVIDIA H100 80GB HBM3": 989,
-    "NVIDIA H200": 989,
-}
 
 
 def make_mesh(
@@ -66,8 +52,8 @@ def make_mesh(
 
 def peak_flops(mesh: Mesh) -> float | None:
     """Return the mesh's bf16 peak in FLOP/s; None for a chip that is not listed."""
-    tflops = PEAK_TFLOPS.get(mesh.devices.flat[0].device_kind)
-    return None if tflops is None else tflops * 1e12 * mesh.devices.size
+    chip = CHIPS.get(mesh.devices.flat[0].device_kind)
+    return None if chip is None else chip.flops * mesh.devices.size
 
 
 def machine(mesh: Mesh) -> dict[str, Any]:

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The train and the eval step of a config, compiled for devices that are not there."""
+
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import build
+from bertjax import config as c
+from bertjax.measuring import hlo
+from bertjax.models.config import EncoderConfig
+from bertjax.objectives.base import Objective, make_objective
+from bertjax.parallel import feed
+from bertjax.parallel.mesh import make_mesh
+from bertjax.parallel.sharding import batch_sharding
+from bertjax.training import state, step
+
+# Far from the end of any schedule: the arithmetic of a step is always the same.
+WARMUP, TOTAL = 10_000, 1_000_000
+
+
+class Shape(NamedTuple):
+    """A batch: B rows of L tokens with P predictions each."""
+
+    batch_size: int
+    length: int
+    predictions: int
+
+
+class Parts(NamedTuple):
+    """Bytes of the state on the device that holds most of it, by the shardings."""
+
+    parameters: int
+    optimizer: int
+
+
+class Target:
+    """A config on a mesh of devices that need not exist.
+
+    Raises UserError when mesh and config do not go together.
+    """
+
+    def __init__(
+        self, config: ConfigDict, vocab_size: int, topology: str, devices: Sequence[Any]
+    ) -> None:
+        self.config, self.topology = config, topology
+        self.mesh: Mesh = make_mesh(**config.mesh, devices=list(devices))
+        cfg = c.encoder_config(config, vocab_size, backend="tpu")
+        made: tuple[Objective, EncoderConfig] = make_objective(config.objective, cfg)
+        self.objective, self.cfg = made
+        c.check_plan(config, self.objective.needs)
+        self.hosts = len({d.process_index for d in devices})
+        self.update = build.make_update(
+            config, self.objective, self.mesh, WARMUP, TOTAL
+        )
+        self.cache = Path(config.data.cache).expanduser() / "compiled"
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the mesh splits the rows of a batch."""
+        return math.prod(self.mesh.shape[axis] for axis in ("data", "fsdp"))
+
+    def rows(self, shape: Shape) -> int:
+        """Return the rows of a device that are in memory at once."""
+        return shape.batch_size // self.config.accumulate // self.parts
+
+    def shapes(self) -> list[Shape]:
+        """Return the distinct shapes of the run's phases, the longest first.
+
+        Raises UserError when the mesh does not divide a batch.
+        """
+        found: dict[tuple[int, int], int] = {}
+        for phase in c.wanted_phases(self.config):
+            feed.check_batch_size(self.mesh, phase.batch_size, self.config.accumulate)
+            key = phase.batch_size, phase.length
+            wanted = build.predictions(self.config, phase.length, phase.mask_rate)
+            found[key] = max(found.get(key, 0), wanted)
+        shapes = [Shape(*key, predictions) for key, predictions in found.items()]
+        return sorted(shapes, key=lambda s: (-s.length, -s.batch_size))
+
+    def state_parts(self) -> Parts:
+        """Return the bytes of parameters and of the optimizer's state on a device."""
+        one = self.update.shapes, self.update.shardings
+        parameters = shard_bytes(one[0].params, one[1].params)
+        return Parts(parameters, shard_bytes(*one) - parameters)
+
+    def train_step(self, shape: Shape) -> dict[str, Any]:
+        """Compile the update; see `facts`."""
+        given = state.with_shardings(self.update.shapes, self.update.shardings)
+        with jax.set_mesh(self.mesh):
+            return self.facts(self.update.step.lower(given, self._batch(shape)))
+
+    def eval_step(self, shape: Shape) -> dict[str, Any]:
+        """Compile the evaluation of micro-batches of this shape; see `facts`."""
+        given = state.with_shardings(self.update.shapes, self.update.shardings)
+        micro = shape._replace(batch_size=shape.batch_size // self.config.accumulate)
+        batch = self._batch(micro)
+        batch["example_weights"] = self._array((micro.batch_size,), jnp.float32)
+        evaluate = jax.jit(step.make_eval_step(self.objective.sums))
+        with jax.set_mesh(self.mesh):
+            return self.facts(evaluate.lower(given.params, batch))
+
+    def _batch(self, shape: Shape) -> dict[str, Any]:
+        batch = {
+            name: self._array(dims, dtype)
+            for name, (dims, dtype) in batch_arrays(
+                self.config, self.objective.needs, shape
+            ).items()
+        }
+        if self.hosts > 1:  # the flag of feed.flag
+            where = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+            batch["stop"] = jax.ShapeDtypeStruct(
+                (self.mesh.devices.size,), jnp.int32, sharding=where
+            )
+        return batch
+
+    def _array(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        where = batch_sharding(self.mesh)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+    def facts(self, lowered: Any) -> dict[str, Any]:
+        """Compile, or look up what compiling gave: plain values.
+
+        fits; if so the bytes of memory_analysis() and hlo.summary(); if not, `needed`
+        bytes (None where the compiler does not say). Kept in data.cache, by the
+        program, the topology and the compiler.
+        """
+        key = hashlib.sha256()
+        for part in (self.topology, *versions().values(), _flags(), lowered.as_text()):
+            key.update(part.encode())
+        file = self.cache / f"{key.hexdigest()}.json"
+        try:
+            found = json.loads(file.read_text())
+        except (OSError, ValueError):
+            found = compile_lowered(lowered)
+            _keep(file, found)
+        found["kernels"] = [
+            hlo.Kernel(**{**k, "shapes": tuple(tuple(s) for s in k["shapes"])})
+            for k in found.get("kernels", ())
+        ]
+        return found
+
+
+def compile_lowered(lowered: Any) -> dict[str, Any]:
+    """Compile and return what Target.facts keeps."""
+    begun = time.perf_counter()
+    try:
+        made = lowered.compile()
+    except jax.errors.JaxRuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        return {"fits": False, "needed": needed_bytes(str(e))}
+    memory = made.memory_analysis()
+    return {
+        "fits": True,
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "program": memory.generated_code_size_in_bytes,
+        "compile_seconds": time.perf_counter() - begun,
+        **hlo.summary(made.as_text()),
+    }
+
+
+def memory_bytes(facts: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a device that a program takes, its inputs included."""
+    if not facts["fits"]:
+        return facts["needed"]
+    names = ("arguments", "temporaries", "outputs", "program")
+    return sum(facts[name] for name in names)
+
+
+def needed_bytes(message: str) -> int | None:
+    """Read out of the compiler's refusal how much memory the program needs.
+
+    >>> needed_bytes("required for HLO temporaries (2.50G) exceeds available HBM (1G)")
+    2684354560
+    """
+    match = re.search(
+        r"\(([\d.]+)([KMGT]?)\) exceeds available|Used ([\d.]+)([KMGT]?) of", message
+    )
+    if not match:
+        return None
+    number, unit = match[1] or match[3], match[2] or match[4] or ""
+    return int(float(number) * 1024 ** " KMGT".index(unit or " "))
+
+
+def batch_arrays(
+    config: ConfigDict, needs: frozenset[str], shape: Shape
+) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return shapes and types of the arrays of a batch, as data/pipeline.py makes them.
+
+    needs: what the objective wants: "mlm", and a pair rule ("nsp" gives nsp_labels).
+    """
+    b, length, p = shape
+    tokens = (b, length), jnp.int32
+    arrays: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(
+        ("input_ids", "attention_mask", "token_type_ids"), tokens
+    )
+    labels: tuple[int, ...] = (b,)
+    if config.data.packed:
+        labels = b, config.data.max_segments or max(4, length // 16)
+        arrays |= dict.fromkeys(("segment_ids", "position_ids"), tokens)
+        arrays["cls_positions"] = labels, jnp.int32
+        arrays["cls_weights"] = labels, jnp.float32
+    if "mlm" in needs:
+        for name in ("mlm_positions", "mlm_ids"):
+            arrays[name] = (b, p), jnp.int32
+        arrays["mlm_weights"] = (b, p), jnp.float32
+    for rule in needs - {"mlm"}:
+        arrays[f"{rule}_labels"] = labels, jnp.int32
+    return arrays
+
+
+def shard_bytes(shapes: Any, shardings: Any) -> int:
+    """Add up the bytes of a tree's shards on one device."""
+    return sum(
+        math.prod(where.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf, where in zip(
+            jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True
+        )
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide what a compiler says."""
+    return {name: metadata.version(name) for name in ("jax", "libtpu")}
+
+
+def _flags() -> str:
+    return " ".join(os.environ.get(k, "") for k in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+
+
+def _keep(file: Path, found: dict[str, Any]) -> None:
+    """Write what compiling gave; without a place to write it is computed again."""
+    plain = {**found, "kernels": [dict(k) for k in found.get("kernels", ())]}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(plain))
+        part.replace(file)
+    except OSError:
+        pass

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a compiled program (HLO text): cycles, collectives and kernels of one run.
+
+What is inside a loop counts as often as the loop runs; of a conditional the branch that
+takes longest counts.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
+_OP = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+
+
+class Instruction(NamedTuple):
+    """`name = shape op(operands...)...`; text is all that follows the op."""
+
+    name: str
+    shape: str
+    op: str
+    text: str
+    root: bool = False
+
+    def find(self, pattern: str) -> str | None:
+        """Return the first group of a pattern in the text."""
+        match = re.search(pattern, self.text)
+        return match[1] if match else None
+
+    @property
+    def operands(self) -> list[str]:
+        """The names between the op's parentheses."""
+        depth = 1
+        for end, letter in enumerate(self.text):
+            depth += (letter == "(") - (letter == ")")
+            if not depth:
+                return re.findall(r"%([\w.\-]+)", self.text[:end])
+        return []
+
+
+class Program(NamedTuple):
+    """The computations of a module by name, and which of them it begins with."""
+
+    computations: dict[str, list[Instruction]]
+    entry: str
+
+
+class Kernel(NamedTuple):
+    """A custom kernel: how often it runs, and once what it was said to cost.
+
+    flops and moved (bytes) are None where the program does not say; shapes are those of
+    its operands, `touched` the bytes of operands and results.
+    """
+
+    name: str
+    times: int
+    flops: float | None
+    moved: float | None
+    shapes: tuple[tuple[int, ...], ...]
+    touched: int
+
+
+def read(text: str) -> Program:
+    """Split the text of a module into computations and instructions."""
+    computations: dict[str, list[Instruction]] = {}
+    entry = current = ""
+    held: list[str] = []  # the lines of an instruction: metadata of kernels has several
+
+    def flush() -> None:
+        whole = " ".join(held)
+        held.clear()
+        if (match := _INSTRUCTION.match(whole)) and (op := _OP.search(whole)):
+            shape = whole[match.end() : op.start()].strip()
+            text = whole[op.end() :]
+            made = Instruction(match[2], shape, op[1], text, bool(match[1]))
+            computations[current].append(made)
+
+    for line in text.splitlines():
+        if not current:
+            if match := _HEADER.match(line):
+                current = match[2]
+                computations[current] = []
+                entry = current if match[1] else entry
+        elif line.rstrip() == "}":
+            flush()
+            current = ""
+        else:
+            if _INSTRUCTION.match(line):
+                flush()
+            held.append(line)
+    return Program(computations, entry)
+
+
+def trip_count(program: Program, loop: Instruction, inside: str) -> int | None:
+    """Return how often a while loop runs; None where the text does not say.
+
+    Newer compilers leave out known_trip_count. Then the condition compares an element
+    of the loop's tuple with a constant, the body adds a constant to that element, and
+    the computation `inside` which the loop stands has its first value.
+    """
+    if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
+        return int(known)
+    condition = _named(program, loop.find(r"condition=%?([\w.\-]+)"))
+    body = _named(program, loop.find(r"body=%?([\w.\-]+)"))
+    compare = next((i for i in condition.values() if i.root), None)
+    if compare is None or "direction=LT" not in compare.text:
+        return None
+    element, bound = (condition.get(name) for name in compare.operands[:2])
+    most, index = _constant(bound), element and element.find(r"index=(\d+)")
+    if most is None or index is None:
+        return None
+    after = _element(body, next((i for i in body.values() if i.root), None), index)
+    steps = [_constant(body.get(name)) for name in (after.operands if after else ())]
+    around = _named(program, inside)
+    given = around.get(loop.operands[0]) if loop.operands else None
+    first = _constant(_element(around, given, index)) or 0
+    step = next((n for n in steps if n), 1) if after and after.op == "add" else 1
+    return max(0, -(-(most - first) // step))
+
+
+def _named(program: Program, name: str | None) -> dict[str, Instruction]:
+    return {i.name: i for i in program.computations.get(name or "", [])}
+
+
+def _element(
+    around: dict[str, Instruction], made: Instruction | None, index: str
+) -> Instruction | None:
+    """Return what a tuple's element is, looking through copies of it."""
+    if made is None or made.op != "tuple":
+        return None
+    found = around.get(made.operands[int(index)])
+    while found is not None and found.op in ("copy", "bitcast"):
+        found = around.get(found.operands[0])
+    return found
+
+
+def _constant(one: Instruction | None) -> int | None:
+    """Return the value of a constant that is one whole number."""
+    if one is None or one.op != "constant":
+        return None
+    match = re.match(r"(\d+)\)", one.text)
+    return int(match[1]) if match else None
+
+
+def walk(
+    program: Program, name: str | None = None, times: int = 1
+) -> Iterator[tuple[Instruction, int, str]]:
+    """Yield (instruction, how often it runs, its computation) of all that runs.
+
+    What is fused into an instruction does not count as one.
+    """
+    name = program.entry if name is None else name
+    for one in program.computations.get(name, []):
+        yield one, times, name
+        if one.op == "while":
+            body, trips = one.find(r"body=%?([\w.\-]+)"), trip_count(program, one, name)
+            trips = 1 if trips is None else trips
+            yield from walk(program, body, times * trips)
+        elif one.op == "call":
+            yield from walk(program, one.find(r"to_apply=%?([\w.\-]+)"), times)
+        elif one.op == "conditional":
+            branches = re.findall(
+                r"(?:true_computation|false_computation)=%?([\w.\-]+)", one.text
+            )
+            if listed := one.find(r"branch_computations=\{([^}]*)\}"):
+                branches += re.findall(r"%?([\w.\-]+)", listed)
+            if branches:
+                longest = max(branches, key=lambda b: cycles(program, b))
+                yield from walk(program, longest, times)
+
+
+def cycles(program: Program, name: str | None = None) -> int:
+    """Add up the compiler's estimated cycles."""
+    total = 0
+    for one, times, _ in walk(program, name):
+        if found := one.find(r'"estimated_cycles":"(\d+)"'):
+            total += times * int(found)
+    return total
+
+
+def unknown_loops(program: Program) -> list[str]:
+    """Name the loops that were counted once because nothing says how often they run."""
+    return [
+        one.name
+        for one, _, name in walk(program)
+        if one.op == "while" and trip_count(program, one, name) is None
+    ]
+
+
+def collectives(program: Program) -> dict[str, dict[str, int]]:
+    """Count collectives a run and the bytes of their arrays on one device, by kind.
+
+    The bytes are those of the larger side: what is gathered, what is scattered. One
+    that is fused into several operations, which carry it on, counts once.
+    """
+    count: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
+    carried: dict[str, str] = {}  # channel -> the fusion it was first seen in
+
+    def add(one: Instruction, times: int, inside: str) -> None:
+        kind = one.op.removesuffix("-start")
+        if kind in COLLECTIVES:
+            scatters = kind == "all-reduce" and "all-reduce-scatter" in inside
+            kind = "reduce-scatter" if scatters else kind
+            count[kind] += times
+            moved[kind] += times * _payload(program, one, inside)
+        elif one.op in ("fusion", "async-start"):
+            called = one.find(r"calls=%?([\w.\-]+)") or ""
+            for inner in program.computations.get(called, []):
+                channel = inner.find(r"channel_id=(\d+)")
+                if channel is None or carried.setdefault(channel, called) == called:
+                    add(inner, times, called)
+
+    for one, times, inside in walk(program):
+        add(one, times, inside)
+    return {k: {"count": count[k], "bytes": moved[k]} for k in sorted(count)}
+
+
+def _payload(program: Program, one: Instruction, inside: str) -> int:
+    shapes = {i.name: i.shape for i in program.computations[inside]}
+    given = sum(nbytes(shapes.get(name, "")) for name in one.operands)
+    result = nbytes(one.shape)
+    if one.op.endswith("-start") and result > given:
+        result -= given  # the pair of operands and results
+    return max(given, result)
+
+
+def kernels(program: Program) -> list[Kernel]:
+    """Find the custom (Pallas) kernels, whose cycles the compiler does not estimate."""
+    found = []
+    for one, times, inside in walk(program):
+        if one.op != "custom-call" or '"tpu_custom_call"' not in one.text:
+            continue
+        flops = one.find(r'"cost_estimate":\{"flops":"(\d+)"')
+        moved = one.find(r'"bytes_accessed":"(\d+)"')
+        layouts = one.find(r"operand_layout_constraints=\{(.*?)\}, \w+=") or ""
+        shapes = {i.name: i.shape for i in program.computations[inside]}
+        given = nbytes(layouts) or sum(nbytes(shapes[n]) for n in one.operands)
+        found.append(
+            Kernel(
+                name=one.name,
+                times=times,
+                flops=float(flops) if flops else None,
+                moved=float(moved) if moved else None,
+                shapes=tuple(dims for _, dims in _arrays(layouts)),
+                touched=given + nbytes(one.shape),
+            )
+        )
+    return found
+
+
+def nbytes(shape: str) -> int:
+    """Return the bytes of an array or a tuple of them, without padding.
+
+    >>> nbytes("(bf16[2,8]{1,0:T(8,128)(2,1)}, f32[])"), nbytes("s4[3]")
+    (36, 2)
+    """
+    total = 0
+    for kind, dims in _arrays(shape):
+        digits = re.search(r"\d+", kind)
+        bits = _BITS.get(kind, int(digits[0]) if digits else 0)
+        size = 1
+        for n in dims:
+            size *= n
+        total += -(-size * bits // 8)
+    return total
+
+
+def _arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [
+        (kind, tuple(int(n) for n in dims.split(",") if n))
+        for kind, dims in _ARRAY.findall(shape)
+    ]
+
+
+def summary(text: str) -> dict[str, Any]:
+    """Return what is known of a program as plain values."""
+    program = read(text)
+    return {
+        "cycles": cycles(program),
+        "collectives": collectives(program),
+        "kernels": [kernel._asdict() for kernel in kernels(program)],
+        "unknown_loops": unknown_loops(program),
+    }

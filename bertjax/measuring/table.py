@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of all shipped configs on several slices (docs/tpu_estimates.md)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax import config as c
+
+# Config -> a slice on which it fits; tests/test_preflight_configs.py compiles them.
+FITS = {
+    "quickstart.py": "v5e:1x1",
+    "bert.py:mini": "v5e:1x1",
+    "bert.py:base": "v5e:2x4",
+    "bert.py:large": "v5e:2x4",
+    "electra.py:small": "v5e:2x2",
+    "electra.py:base": "v5e:4x4",
+    "electra.py:large": "v5e:16x16",
+    "roberta.py:base": "v5e:16x16",
+    "roberta.py:large": "v5e:16x16",
+    "albert.py:base": "v5e:16x16",
+    "albert.py:xxlarge": "v5p:4x8x8",
+}
+SLICES = ("v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1")
+HEAD = (
+    "config",
+    "slice",
+    "batch",
+    "accumulate",
+    "fits",
+    "GiB a device",
+    "largest batch a device",
+    "step, ms",
+    "tokens/s a chip",
+    "MFU",
+)
+Preflight = Callable[[ConfigDict, str, Callable[[str], None]], dict[str, Any]]
+
+
+def write(
+    path: str, slices: str | None, preflight: Preflight, say: Callable[[str], None]
+) -> None:
+    """Write the table as a page; slices: with commas, else SLICES and FITS.
+
+    What was compiled before is looked up, so the command can be broken off and run
+    again. Raises UserError for a page that cannot be written.
+    """
+    page = Path(path).expanduser()
+    if page.is_dir() or not page.parent.is_dir():
+        raise UserError(f"--table={path} is no file that could be written")
+    given = tuple(slices.split(",")) if slices else SLICES
+    rows: list[dict[str, Any]] = []
+    for name, fitting in FITS.items():
+        for topology in given if slices else dict.fromkeys((fitting, *given)):
+            try:
+                rows.append({"config": name, **row(name, topology, preflight, say)})
+            except UserError as e:  # a batch that the slice does not divide
+                say(f"{name} on {topology}: {e}")
+            page.write_text("\n".join(lines(rows)) + "\n", "utf-8")
+    say(f"wrote {page}")
+
+
+def row(
+    name: str, topology: str, preflight: Preflight, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Estimate a shipped config; in as many micro-batches as it takes to fit."""
+    config = shipped(name)
+    found = preflight(config, topology, say)
+    wanted = found["accumulate_to_fit"]
+    if not found["fits"] and wanted and wanted > config.accumulate:
+        config.accumulate = wanted
+        found = preflight(config, topology, say)
+    return found
+
+
+def shipped(name: str) -> ConfigDict:
+    """Read a shipped config; its text is not looked at."""
+    config = c.parse([f"--config={name}"]).config
+    config.data.train = config.data.valid = ""
+    return config
+
+
+def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the page."""
+    versions = rows[0]["versions"] if rows else {}
+    said = ", ".join(f"{k} {v}" for k, v in versions.items())
+    yield "# All shipped configs on TPU slices: estimates"
+    yield ""
+    yield "Written by `python -m bertjax.preflight --table=docs/tpu_estimates.md`, with"
+    yield f"the TPU compiler and no TPU ({said})."
+    yield "Memory is what the compiler needs; times are **its estimates, no"
+    yield "measurements**: cycles over the clock, custom kernels by a formula,"
+    yield "collectives not in them. A batch that does not fit at once is parted"
+    yield "(`accumulate`). The largest batch is extrapolated, in rows at once."
+    yield ""
+    yield f"| {' | '.join(HEAD)} |"
+    yield "|" + "---|" * len(HEAD)
+    for one in rows:
+        yield f"| {' | '.join(cells(one))} |"
+
+
+def cells(found: dict[str, Any]) -> list[str]:
+    """Write a row's values."""
+
+    def number(key: str, form: str) -> str:
+        return "" if found[key] is None else format(found[key], form)
+
+    return [
+        found["config"],
+        found["topology"],
+        f"{found['batch_size']} x {found['length']}",
+        str(found["accumulate"]),
+        "yes" if found["fits"] else "no",
+        f"{number('hbm_gib', '.2f')} of {found['hbm_gib_available']:.2f}",
+        str(found["largest_batch_per_device"]),
+        number("estimated_step_ms", ".1f"),
+        number("estimated_tokens_per_second_per_chip", ",.0f"),
+        number("estimated_mfu", ".3f"),
+    ]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TPU slices that are not there: what the TPU compiler compiles for."""
+
+import importlib.util
+import os
+import re
+from typing import Any
+
+from bertjax import UserError
+
+# Generation -> what the compiler wants to know besides the shape.
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "v4": {"chip_config_name": "megacore"},  # two cores are one device, as in jax
+    "v5e": {},
+    "v5p": {},
+    "v6e": {},
+    "tpu7x": {},
+}
+EXAMPLES = "v4:2x2x1, v5e:2x4, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1, two slices: 2xv5e:4x4"
+DEFAULT = "v5e:2x4"
+
+# Compile with no TPU: nothing is asked of a metadata server, several processes may do
+# it at once, and the compiler keeps its chatter to itself.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+def prepare() -> None:
+    """Set up the TPU compiler; to be called before jax is imported.
+
+    Raises UserError where there is none.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            "the TPU compiler is not installed (no TPU is needed, Linux on x86-64 is): "
+            "pip install libtpu"
+        )
+    os.environ.update(ENVIRONMENT)
+
+
+def parse(name: str) -> tuple[int, str, dict[str, Any]]:
+    """Read "2xv5e:4x4": number of slices, one slice, what else the compiler wants.
+
+    Raises UserError with examples.
+    """
+    match = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+){1,2})", name.strip())
+    if not match:
+        raise UserError(f"--topology={name} is not GENERATION:SHAPE: {EXAMPLES}")
+    slices, generation, shape = match.groups()
+    if generation not in GENERATIONS:
+        known = ", ".join(GENERATIONS)
+        raise UserError(
+            f"--topology={name} is none of {known}; for instance {EXAMPLES}"
+        )
+    if slices == "0":
+        raise UserError(f"--topology={name}: there must be a slice")
+    return int(slices or 1), f"{generation}:{shape}", GENERATIONS[generation]
+
+
+def find_devices(name: str) -> list[Any]:
+    """Return the devices of a topology, which programs can be compiled for.
+
+    Raises UserError for a shape that the compiler refuses.
+    """
+    slices, topology, more = parse(name)
+    from jax.experimental import topologies
+
+    if slices > 1:
+        more = {**more, "num_slices": slices}
+    try:
+        found = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology, **more
+        )
+    except Exception as e:  # of several types, as deep as libtpu
+        said = " ".join(str(e).split())
+        raise UserError(
+            f"--topology={name}: the compiler knows no such slice ({said[:200]}); "
+            f"for instance {EXAMPLES}"
+        ) from e
+    return list(found.devices)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""See what a config costs on a TPU before paying: python -m bertjax.preflight
+
+  --config=bert.py:base   a config, as for bertjax.train
+  --topology=v5e:2x4      the slice: v4:2x2x1, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1; two
+                          slices are 2xv5e:4x4
+  --verify                compile the largest batch too instead of computing it
+  --json                  one JSON object
+  --table=FILE            all shipped configs on several slices as a Markdown table
+
+The TPU compiler (pip install libtpu; no TPU) compiles the update and the evaluation
+that bertjax.train would run there. Memory is what that compiler needs; times are its
+estimates, custom kernels by a formula (bertjax/parallel/chips.py), collectives only
+counted. With data.train, padding and predictions come from the text. Exit status 2
+where the config does not fit.
+"""
+
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+from absl import flags
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import build, checks
+from bertjax import config as c
+from bertjax.measuring import topologies
+
+LOOK = 4  # batches of a phase that are looked at, and of each at most
+ROWS = 256  # rows
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("topology", None, "", flag_values=values)
+    flags.DEFINE_string("table", None, "", flag_values=values)
+    flags.DEFINE_boolean("verify", False, "", flag_values=values)
+    flags.DEFINE_boolean("json", False, "", flag_values=values)
+
+
+def main(argv: Sequence[str]) -> int:
+    if any(a.split("=")[0].lstrip("-") == "table" for a in argv):
+        return write_table(argv)
+    args = c.parse(argv, define_flags)
+    checks.check(args.config)
+    topology = args.topology or topologies.DEFAULT
+    topologies.parse(topology)
+    topologies.prepare()
+    if not args.topology:
+        c.say(f"no --topology: {topology}, eight chips of the smallest kind")
+    results = preflight(args.config, topology, c.say, args.verify)
+    if args.json:
+        print(json.dumps(results))
+    else:
+        print("\n".join(describe(results)))
+    return 0 if results["fits"] else 2
+
+
+def write_table(argv: Sequence[str]) -> int:
+    """Write the table of shipped configs; what was compiled before is not again."""
+    args = c.parse(argv, define_flags, needs_config=False)
+    topologies.prepare()
+    from bertjax.measuring import table
+
+    table.write(args.table, args.topology, preflight, c.say)
+    return 0
+
+
+def preflight(
+    config: ConfigDict, topology: str, say: Callable[[str], None], verify: bool = False
+) -> dict[str, Any]:
+    """Return what `--json` prints: the phase that needs most memory, and all phases.
+
+    Raises UserError when the config and the topology do not go together.
+    """
+    if config.data.train:
+        build.check_inputs(config)
+    devices = topologies.find_devices(topology)
+
+    from bertjax.measuring import compiled, estimates
+
+    vocab_size, text = look_at_text(config, say)
+    target = compiled.Target(config, vocab_size, topology, devices)
+    found = []
+    for shape in target.shapes():
+        found.append(estimates.estimate(target, shape, say, verify))
+    worst = max(found, key=lambda f: (not f["fits"], f["hbm_gib"] or 0))
+    chip = estimates.chip_of(target)
+    return {
+        "topology": topology,
+        "devices": len(devices),
+        "chips": len(devices) // chip.devices,
+        "hosts": target.hosts,
+        "mesh": dict(target.mesh.shape),
+        "accumulate": config.accumulate,
+        **worst,
+        "phases": found,
+        "data": text,
+        "tensorflow": tensorflow_grabs(config),
+        "versions": compiled.versions(),
+    }
+
+
+def look_at_text(
+    config: ConfigDict, say: Callable[[str], None]
+) -> tuple[int, list[dict[str, Any]] | None]:
+    """Return the vocabulary's size, and of data.train how full the rows are.
+
+    Without data.train the size is the config's own.
+    """
+    if not config.data.train:
+        return config.model.vocab_size or config.data.vocab_size, None
+    from bertjax.objectives.base import make_objective
+
+    prepared = build.prepare(config, say)
+    tokenizer = prepared.tokenizer
+    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    needs = make_objective(config.objective, cfg)[0].needs
+    tables = build.make_tables(config, tokenizer, build.count_tokens(prepared.parts))
+    run = build.make_run(config, needs, tokenizer, prepared.parts, tables)
+    found = []
+    for stage in run.course.stages:
+        batches = [stage.batch(stage.start + i, slice(0, ROWS)) for i in range(LOOK)]
+        rows = sum(len(b["input_ids"]) for b in batches)
+        real = sum(int(b["attention_mask"].sum()) for b in batches)
+        chosen = sum(int((b.get("mlm_weights", 0) > 0).sum()) for b in batches)
+        facts = {"start": stage.start, "length": stage.length}
+        facts |= {"batch_size": stage.batch_size, "rows_an_epoch": stage.n}
+        facts |= {"fill": real / (rows * stage.length), "slots_per_row": stage.P}
+        found.append({**facts, "predictions_per_row": chosen / rows})
+    return tokenizer.vocab_size, found
+
+
+def tensorflow_grabs(config: ConfigDict) -> str:
+    """Say whether TensorFlow, beside jax, might take the accelerator for itself."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return "not installed"
+    engine = "" if config.data.engine == "tf" else ", and data.engine does not load it"
+    for name in ("tensorflow-cpu", "tensorflow-tpu", "tensorflow"):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        said = f"{name} {version}"
+        if name == "tensorflow-cpu":
+            return f"{said} knows no accelerator"
+        if name == "tensorflow-tpu":
+            return f"WARNING: {said} takes the TPU: install tensorflow-cpu{engine}"
+        return f"{said}: GPUs are hidden from it{engine}"
+    return f"a build of its own: WARNING, it may take the accelerator{engine}"
+
+
+def describe(results: dict[str, Any]) -> list[str]:
+    """Write results as lines for people."""
+    versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
+    axes = " ".join(f"{k}={v}" for k, v in results["mesh"].items())
+    lines = [
+        f"{results['topology']}: {results['chips']} chips, {results['devices']} "
+        f"devices, {results['hosts']} hosts; mesh {axes}; {versions}"
+    ]
+    for phase in results["phases"]:
+        lines += ["", *_describe_phase(phase, results["accumulate"])]
+    lines += ["", *_describe_text(results)]
+    return [*lines, "", verdict(results)]
+
+
+def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
+    def line(name: str, said: str) -> str:
+        return f"  {name:26} {said}"
+
+    head = f"{phase['batch_size']} rows of {phase['length']} tokens"
+    if accumulate > 1:
+        head += f" in {accumulate} micro-batches"
+    lines = [f"{head}, {phase['rows_per_device']} rows a device at once"]
+    need, have = phase["hbm_gib"], phase["hbm_gib_available"]
+    said = "more than there is" if need is None else f"{need:.2f} GiB"
+    lines.append(line("memory a device", f"{said} of {have:.2f} GiB"))
+    for part, gib in phase["hbm_parts_gib"].items():
+        lines.append(line(f"  {part}", f"{gib:.3f} GiB"))
+    how = "compiled" if phase["largest_batch_verified"] else "by extrapolation"
+    largest = phase["largest_batch_per_device"]
+    lines.append(line("largest batch a device", f"{largest} rows at once ({how})"))
+    if phase["estimated_step_ms"] is None:
+        return lines
+    rate = phase["estimated_tokens_per_second_per_chip"]
+    lines += [
+        line("step, ESTIMATED", f"{phase['estimated_step_ms']:.2f} ms by cycles"),
+        line("tokens/s a chip, ESTIMATED", f"{rate:,.0f}"),
+        line("MFU, ESTIMATED", f"{phase['estimated_mfu']:.3f}"),
+    ]
+    if phase["kernels"]:
+        said = f"{phase['kernels']} a step, {phase['estimated_kernel_ms']:.2f} ms of it"
+        lines.append(line("custom kernels", f"{said} by formula, not by cycles"))
+    for loop in phase["uncounted_loops"]:
+        lines.append(line("WARNING", f"loop {loop} is counted once: the time is short"))
+    for kind, n in phase["collectives"].items():
+        said = f"{n['count']} a step, {n['bytes'] / 2**20:,.1f} MiB (not in the time)"
+        lines.append(line(kind, said))
+    said = "does not fit" if not phase["eval_fits"] else f"{phase['eval_hbm_gib']:.2f}"
+    lines.append(line("evaluation", f"{said} GiB".replace("fit GiB", "fit")))
+    return lines
+
+
+def _describe_text(results: dict[str, Any]) -> list[str]:
+    lines = []
+    hosts = results["hosts"]
+    for phase in results["data"] or ():
+        lines.append(
+            f"text: rows of {phase['length']} are {phase['fill']:.1%} full, padding is "
+            f"{1 - phase['fill']:.1%}; {phase['predictions_per_row']:.1f} of "
+            f"{phase['slots_per_row']} positions a row are predicted; "
+            f"{phase['rows_an_epoch']:,} rows an epoch"
+        )
+    if results["data"] is None:
+        lines.append("text: data.train is empty, so padding is not known")
+    lines.append(
+        f"hosts: each of {hosts} makes {results['batch_size'] / hosts:g} rows a step, "
+        "any of them from any place in the store, which has no parts to deal out"
+    )
+    return [*lines, f"TensorFlow: {results['tensorflow']}"]
+
+
+def verdict(results: dict[str, Any]) -> str:
+    """Say in one line whether it fits, and if not what would."""
+    at = f"{results['batch_size']} rows of {results['length']} tokens"
+    if results["fits"]:
+        return f"fits: {at} on {results['topology']}"
+    said = f"does not fit: {at} on {results['topology']}"
+    wanted = results["accumulate_to_fit"]
+    if wanted and wanted > results["accumulate"]:
+        return f"{said}; --config.accumulate={wanted} would"
+    hints = "a larger slice, mesh.fsdp, model.remat=full or shorter rows"
+    return f"{said}, not even a row a device; try {hints}"
+
+
+if __name__ == "__main__":
+    c.command(main)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for the largest batch, without a compiler."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from bertjax import config as c
+from bertjax.measuring import compiled, estimates
+from bertjax.measuring.compiled import Parts, Shape
+
+GIB = 2**30
+V5E = SimpleNamespace(device_kind="TPU v5 lite")
+
+
+class Fake:
+    """A target whose memory is state + fixed + rows * slope, GiB."""
+
+    topology = "v5e:2x4"
+    parts = 8
+
+    def __init__(self, state: float, fixed: float, slope: float, accumulate: int = 1):
+        self.state, self.fixed, self.slope = state, fixed, slope
+        self.config = SimpleNamespace(accumulate=accumulate)
+        self.cfg = SimpleNamespace(hidden_size=768, num_hidden_layers=4)
+        self.mesh = SimpleNamespace(
+            devices=SimpleNamespace(flat=[V5E], size=8), shape={"data": 8}
+        )
+        self.compiled: list[tuple[int, bool]] = []
+
+    def rows(self, shape: Shape) -> int:
+        return shape.batch_size // self.config.accumulate // self.parts
+
+    def state_parts(self) -> Parts:
+        return Parts(int(self.state * GIB / 3), int(self.state * GIB * 2 / 3))
+
+    def train_step(self, shape: Shape) -> dict:
+        rows = self.rows(shape)
+        need = self.state + self.fixed + rows * self.slope
+        # A program that nearly does not fit gets smaller by computing things twice.
+        fits = 0.9 * need <= 15.75
+        self.compiled.append((rows, fits))
+        if not fits:
+            return {"fits": False, "needed": int(0.9 * need * GIB)}
+        parts = {"arguments": 0, "outputs": 0, "program": 0}
+        return {"fits": True, "temporaries": int(min(need, 15.75) * GIB), **parts}
+
+    def search(self, batch_size: int, verify: bool = False) -> tuple[int, bool]:
+        shape = Shape(batch_size, 128, 20)
+        facts = self.train_step(shape)
+        said: list[str] = []
+        return estimates.search_largest(self, shape, facts, said.append, verify)
+
+
+@pytest.mark.parametrize("rows, slope", [(16, 0.02), (1, 0.3), (30, 0.4), (4, 3.0)])
+def test_the_largest_batch_takes_few_compilations(rows, slope):
+    target = Fake(state=1.0, fixed=0.5, slope=slope)
+    largest, verified = target.search(8 * rows)
+    limit = (15.75 / 0.9 - 1.5) / slope
+    assert verified == ((largest, True) in target.compiled)
+    assert 0.75 * limit - 1 <= largest <= limit
+    # What fits is slow to compile: the config's own batch, rarely one near the limit.
+    assert sum(fits for _, fits in target.compiled) <= 2
+    assert len(target.compiled) <= 3
+
+
+def test_verifying_compiles_what_is_reported():
+    target = Fake(state=1.0, fixed=0.5, slope=0.02)
+    largest, verified = target.search(128, verify=True)
+    assert 700 < largest <= 800
+    assert verified and (largest, True) in target.compiled
+
+
+def test_a_batch_that_does_not_fit_is_searched_downwards():
+    target = Fake(state=1.0, fixed=0.0, slope=0.1)
+    largest, verified = target.search(8 * 1024)
+    assert 100 <= largest <= 165 and not verified
+    assert [fits for _, fits in target.compiled] == [False, False]
+    assert target.compiled[0][0] == 1024 > target.compiled[1][0] > largest
+    shape = Shape(8 * 1024, 128, 20)
+    assert estimates.accumulate_to_fit(target, shape, largest) == 8
+    assert estimates.accumulate_to_fit(target, shape, 0) is None
+
+
+def test_nothing_is_compiled_where_the_state_alone_is_too_large():
+    target = Fake(state=40.0, fixed=0.0, slope=0.1)
+    found = estimates.estimate(target, Shape(256, 128, 20), lambda text: None)
+    assert not found["fits"] and target.compiled == []
+    assert found["hbm_gib"] == pytest.approx(40, rel=1e-6)
+    assert found["largest_batch_per_device"] == 0 and found["estimated_mfu"] is None
+
+
+def test_windows_count_the_keys_they_see():
+    cfg = SimpleNamespace(local_attention=128, is_global=(True, False, False, False))
+    assert estimates.share_of_keys(cfg, 1024) == (1024 + 3 * 129) / 4 / 1024
+    assert estimates.share_of_keys(cfg, 64) == 1
+
+
+@pytest.mark.parametrize(
+    "said, gib",
+    [
+        ("required for HLO temporaries (18.50G) exceeds available HBM (15.75G).", 18.5),
+        ("Ran out of memory in memory space hbm. Used 512.00M of 15.75G hbm.", 0.5),
+        ("Ran out of memory.", None),
+    ],
+)
+def test_the_compiler_says_how_much_it_needs(said, gib):
+    assert compiled.needed_bytes(said) == (gib and gib * GIB)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("needs", [{"mlm"}, {"mlm", "nsp"}])
+def test_batches_have_the_arrays_that_the_pipeline_makes(packed, needs, tmp_path):
+    from bertjax import build
+    from bertjax.measuring.synthetic import synthetic_text
+
+    config = c.parse(["--config=bert.py:smoke"]).config
+    config.data.packed = packed
+    config.data.plan = "pairs" if "nsp" in needs else "full_sentences"
+    config.data.cache = str(tmp_path)
+    tokenizer, store = synthetic_text(1000)
+    tables = build.make_tables(config, tokenizer, store.counts)
+    run = build.make_run(config, frozenset(needs), tokenizer, {"train": store}, tables)
+    stage = run.course.stages[0]
+    made = {k: (v.shape, v.dtype) for k, v in stage.batch(0).items()}
+    shape = Shape(stage.batch_size, stage.length, stage.P)
+    assert made == compiled.batch_arrays(config, frozenset(needs), shape)

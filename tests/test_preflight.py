@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""preflight with the real TPU compiler (skipped where libtpu is absent) and without."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+from conftest import ROOT, refused
+
+from bertjax import preflight
+from bertjax.measuring import table
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="the TPU compiler is absent: pip install libtpu",
+)
+CONTRACT = {
+    "topology",
+    "devices",
+    "fits",
+    "hbm_gib",
+    "hbm_gib_available",
+    "estimated_step_ms",
+    "estimated_tokens_per_second_per_chip",
+    "estimated_mfu",
+    "collectives",
+    "largest_batch_per_device",
+}
+# As small as it gets: what takes time is the number of operations, not their size.
+SMALL = [
+    "--config=bert.py:tiny",
+    "--config.objective=mlm",
+    "--config.data.plan=full_sentences",
+    "--config.model.num_hidden_layers=1",
+    "--config.data.length=128",
+]
+
+
+@pytest.fixture
+def run(command, tmp_path_factory):
+    """Run preflight; what was compiled is kept for the session."""
+    cache = tmp_path_factory.getbasetemp() / "tpu_programs"
+
+    def go(*arguments, env=None):
+        given = [*arguments, f"--config.data.cache={cache}"]
+        return command("preflight", *given, env={"XLA_FLAGS": "", **(env or {})})
+
+    return go
+
+
+def read(result):
+    """Return the one JSON object on stdout."""
+    assert "Traceback" not in result.stderr, result.stderr[-4000:]
+    (line,) = result.stdout.splitlines()
+    return json.loads(line)
+
+
+def test_refusals_in_one_line(run):
+    refused(run(*SMALL, "--topology=v5e-8"), "--topology=v5e-8", "v5e:2x4")
+    refused(run("--config=bert.py:no_such_size"), "no_such_size")
+
+
+def test_absent_compiler_in_one_line(run, tmp_path):
+    # A module of this name that cannot be found shadows the installed one.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "f = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n == 'libtpu' else f(n, *a)\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    refused(run(*SMALL, "--topology=v5e:2x4", env=env), "pip install libtpu")
+
+
+@needs_libtpu
+def test_slices_that_do_not_exist_or_do_not_divide(run):
+    refused(run(*SMALL, "--topology=v5e:3x3"), "v5e:3x3", "v5e:2x4")
+    said = run(*SMALL, "--topology=v5e:2x4", "--config.batch_size=12")
+    refused(said, "batch_size=12", "8")
+
+
+@needs_libtpu
+def test_a_state_that_is_too_large_needs_no_compilation(run):
+    result = run(
+        "--config=bert.py:base",
+        "--topology=v5e:2x2",
+        "--json",
+        "--config.model.hidden_size=8192",
+        "--config.model.num_attention_heads=64",
+        "--config.model.num_hidden_layers=4",
+    )
+    found = read(result)
+    assert result.returncode == 2 and found["fits"] is False
+    assert found.keys() >= CONTRACT and found["hbm_gib"] > found["hbm_gib_available"]
+    assert "nothing is compiled" in result.stderr
+
+
+@needs_libtpu
+@pytest.mark.slow  # compiles, about a minute on two cores
+def test_a_small_config_fits(run):
+    result = run(*SMALL, "--topology=v5e:2x4", "--json", "--config.batch_size=64")
+    found = read(result)
+    assert result.returncode == 0 and found["fits"] is True
+    assert found.keys() >= CONTRACT and found["devices"] == found["chips"] == 8
+    assert 0 < found["hbm_gib"] < found["hbm_gib_available"] == 15.75
+    assert 0 < found["estimated_mfu"] < 1 and found["estimated_step_ms"] > 0
+    assert found["largest_batch_per_device"] > 8
+    assert found["eval_fits"] and found["eval_step_ms"] < found["estimated_step_ms"]
+    parts = sum(found["hbm_parts_gib"].values())
+    assert parts == pytest.approx(found["hbm_gib"], rel=0.02)
+    # Gradients of data-parallel replicas meet once a step, in f32 or bf16.
+    state = found["hbm_parts_gib"]["parameters"] * 2**30
+    moved = sum(kind["bytes"] for kind in found["collectives"].values())
+    assert 0.5 * state < moved < 3 * state
+    # Without --json the same, for people, out of the cache.
+    said = run(*SMALL, "--topology=v5e:2x4", "--config.batch_size=64")
+    assert said.stdout.splitlines()[-1].startswith("fits: 64 rows of 128 tokens")
+    assert "ESTIMATED" in said.stdout and "data.train is empty" in said.stdout
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_batch_that_does_not_fit(run):
+    arguments = [*SMALL, "--topology=v5e:2x2", "--config.batch_size=65536", "--json"]
+    result = run(*arguments)
+    found = read(result)
+    assert result.returncode == 2 and found["fits"] is False
+    assert found["estimated_step_ms"] is None and found["accumulate_to_fit"] > 1
+    assert 0 < found["largest_batch_per_device"] < 16384
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_step_takes_time_and_memory_by_its_rows(run):
+    """Step time is a straight line in the rows, R^2 >= 0.99 by the estimate."""
+    import numpy as np
+
+    rows = np.array([8, 16, 32, 64])
+    found = [
+        read(
+            run(*SMALL, "--topology=v5e:2x4", "--json", f"--config.batch_size={8 * n}")
+        )
+        for n in rows
+    ]
+    for key in ("estimated_step_ms", "hbm_gib"):
+        values = np.array([f[key] for f in found])
+        line = np.polyval(np.polyfit(rows, values, 1), rows)
+        left = ((values - line) ** 2).sum() / ((values - values.mean()) ** 2).sum()
+        assert 1 - left >= 0.99, (key, values)
+
+
+@pytest.mark.parametrize("name", ["bert.py:base", "bert.py:large", "roberta.py:base"])
+def test_state_falls_with_fsdp(name, tmp_path):
+    """Parameters and moments of a device fall as 1 / mesh.fsdp, by the shardings.
+
+    What is not split (norms, biases) is less than a hundredth.
+    """
+    from jax.sharding import AbstractMesh
+
+    from bertjax import build
+    from bertjax import config as c
+    from bertjax.measuring.compiled import TOTAL, WARMUP, shard_bytes
+    from bertjax.objectives.base import make_objective
+
+    config = c.parse([f"--config={name}"]).config
+    cfg = c.encoder_config(config, config.data.vocab_size, backend="tpu")
+    objective, _ = make_objective(config.objective, cfg)
+    whole = None
+    for n in (1, 4, 16, 64, 256):
+        mesh = AbstractMesh((1, n, 1), ("data", "fsdp", "tensor"))
+        update = build.make_update(config, objective, mesh, WARMUP, TOTAL)
+        for part in ("params", "opt_state"):
+            size = shard_bytes(
+                getattr(update.shapes, part), getattr(update.shardings, part)
+            )
+            whole = {**(whole or {}), part: (whole or {}).get(part, size)}
+            ideal = whole[part] / n
+            assert ideal <= size * 1.0001 and size <= ideal + 0.01 * whole[part]
+
+
+def test_every_shipped_config_has_a_slice():
+    files = {p.name for p in (ROOT / "configs").glob("*.py")} - {"__init__.py"}
+    assert {name.split(":")[0] for name in table.FITS} == files
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", table.FITS)
+def test_every_shipped_config_fits_somewhere(name, command):
+    """What was compiled before is looked up in the user's own cache."""
+    config = table.shipped(name)
+    arguments = [f"--config={name}", f"--topology={table.FITS[name]}", "--json"]
+    arguments += ["--config.data.train=", "--config.data.valid="]
+    found = read(command("preflight", *arguments, env={"XLA_FLAGS": ""}))
+    if not found["fits"]:
+        arguments += [f"--config.accumulate={found['accumulate_to_fit']}"]
+        found = read(command("preflight", *arguments, env={"XLA_FLAGS": ""}))
+    assert found["fits"], found
+    assert found["batch_size"] == config.batch_size
+
+
+def test_the_table_is_resumable(tmp_path, monkeypatch):
+    seen = []
+
+    def fake(config, topology, say):
+        fits = config.accumulate > 1 or config.batch_size < 1000
+        seen.append((config.batch_size, topology, fits))
+        return {
+            "topology": topology,
+            "batch_size": config.batch_size,
+            "length": config.data.length,
+            "accumulate": config.accumulate,
+            "fits": fits,
+            "accumulate_to_fit": 4,
+            "hbm_gib": 1.0,
+            "hbm_gib_available": 15.75,
+            "largest_batch_per_device": 10,
+            "estimated_step_ms": 12.34 if fits else None,
+            "estimated_tokens_per_second_per_chip": 5678.9 if fits else None,
+            "estimated_mfu": 0.456 if fits else None,
+            "versions": {"jax": "0", "libtpu": "1"},
+        }
+
+    monkeypatch.setattr(
+        table, "FITS", {"bert.py:mini": "v5e:1x1", "roberta.py:base": "v5e:16x16"}
+    )
+    page = tmp_path / "page.md"
+    table.write(str(page), "v5e:2x4", fake, lambda text: None)
+    text = page.read_text()
+    assert "| bert.py:mini | v5e:2x4 | 256 x 128 | 1 | yes | 1.00 of 15.75 |" in text
+    assert "| 8192 x 512 | 4 | yes |" in text  # in as many parts as it takes
+    assert seen == [
+        (256, "v5e:2x4", True),
+        (8192, "v5e:2x4", False),
+        (8192, "v5e:2x4", True),
+    ]
+    assert "no" in text and "measurements" in text and "libtpu 1" in text
+
+
+def test_tensorflow_is_looked_at_without_loading_it():
+    from bertjax import config as c
+
+    before = "tensorflow" in sys.modules
+    said = preflight.tensorflow_grabs(c.parse(["--config=bert.py:mini"]).config)
+    assert said and ("tensorflow" in sys.modules) == before
