@@ -85,8 +85,8 @@ def test_a_state_that_is_too_large_needs_no_compilation(run):
         "--config=bert.py:base",
         "--topology=v5e:2x2",
         "--json",
-        "--config.model.hidden_size=8192",
-        "--config.model.num_attention_heads=64",
+        "--config.model.hidden_size=16384",
+        "--config.model.num_attention_heads=128",
         "--config.model.num_hidden_layers=4",
     )
     found = read(result)
