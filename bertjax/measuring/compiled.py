@@ -161,7 +161,9 @@ def compile_lowered(lowered: Any) -> dict[str, Any]:
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        return {"fits": False, "needed": needed_bytes(str(e))}
+        seconds = time.perf_counter() - begun
+        needed = needed_bytes(str(e))
+        return {"fits": False, "needed": needed, "compile_seconds": seconds}
     memory = made.memory_analysis()
     return {
         "fits": True,

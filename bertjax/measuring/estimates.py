@@ -13,7 +13,6 @@ from bertjax.parallel.chips import CHIPS, Chip
 Say = Callable[[str], None]
 GIB = 2**30
 VERIFICATIONS = 4  # compilations that --verify may cost
-NEAR = 1.15  # what is tried, over the first guess: near, and likely refused
 MARGIN = 0.95  # what is refused was squeezed before; what fits need not be
 
 
@@ -142,10 +141,10 @@ def search_largest(
 ) -> tuple[int, bool]:
     """Find the most rows of this shape that a device can hold at once.
 
-    Memory is nearly a straight line in the rows. What does not fit is refused soon,
-    with the memory it would need, and what fits takes minutes to compile; so the line
-    goes through what is refused, first far above the limit, then near it. Returns
-    (rows, whether that number itself was compiled); 0 rows: not even one.
+    Memory is nearly a straight line in the rows. What is far from fitting is refused in
+    seconds, with the memory it would need, and what fits takes minutes to compile: so
+    the line goes through the batch at hand and one that is refused. Returns (rows,
+    whether that number itself was compiled); 0 rows: not even one.
     """
     available = chip_of(target).hbm_bytes
     rows = target.rows(shape)
@@ -159,7 +158,7 @@ def search_largest(
         known[n] = memory_bytes(found)
         (fitting if found["fits"] else refused).add(n)
 
-    def guess(margin: float) -> int:
+    def guess() -> int:
         """Follow the line through the two points next to the limit."""
         points = [(n, m) for n, m in sorted(known.items()) if m is not None]
         n0, m0 = [p for p in points if p[0] not in refused][-1]
@@ -167,20 +166,17 @@ def search_largest(
         if not over or over[0][1] <= m0:
             return n0
         slope = (over[0][1] - m0) / (over[0][0] - n0)
-        n = min(n0 + margin * max(available - m0, 0) / slope, min(refused) - 1)
+        n = min(n0 + MARGIN * max(available - m0, 0) / slope, min(refused) - 1)
         return max(rounded(n), n0)
 
     while not refused:
         probe(max(2 * max(fitting), int(available / least_a_row(target, shape)) + 1))
-    near = rounded(NEAR * guess(1.0))
-    if max(fitting, default=0) < near < 0.9 * min(refused):
-        probe(near)
-    found = guess(MARGIN)
+    found = guess()
     for _ in range(VERIFICATIONS if verify else 0):
         if found in fitting or not found:
             break
         probe(found)
-        found = guess(MARGIN)
+        found = guess()
     return found, found in fitting
 
 

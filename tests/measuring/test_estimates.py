@@ -59,15 +59,14 @@ def test_the_largest_batch_takes_few_compilations(rows, slope):
     limit = (15.75 / 0.9 - 1.5) / slope
     assert verified == ((largest, True) in target.compiled)
     assert 0.75 * limit - 1 <= largest <= limit
-    # What fits is slow to compile: the config's own batch, rarely one near the limit.
-    assert sum(fits for _, fits in target.compiled) <= 2
-    assert len(target.compiled) <= 3
+    # What fits is slow to compile: the config's own batch alone.
+    assert [fits for _, fits in target.compiled] == [True, False]
 
 
 def test_verifying_compiles_what_is_reported():
     target = Fake(state=1.0, fixed=0.5, slope=0.02)
     largest, verified = target.search(128, verify=True)
-    assert 700 < largest <= 800
+    assert 600 < largest <= 800
     assert verified and (largest, True) in target.compiled
 
 
@@ -75,8 +74,7 @@ def test_a_batch_that_does_not_fit_is_searched_downwards():
     target = Fake(state=1.0, fixed=0.0, slope=0.1)
     largest, verified = target.search(8 * 1024)
     assert 100 <= largest <= 165 and not verified
-    assert [fits for _, fits in target.compiled] == [False, False]
-    assert target.compiled[0][0] == 1024 > target.compiled[1][0] > largest
+    assert target.compiled == [(1024, False)]
     shape = Shape(8 * 1024, 128, 20)
     assert estimates.accumulate_to_fit(target, shape, largest) == 8
     assert estimates.accumulate_to_fit(target, shape, 0) is None
