@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import read_rows, succeeded, train_losses
+from conftest import read_rows, refused, succeeded, train_losses
 from test_hosts import NO_DROPOUT, start
 
 from bertjax.training import manifest
@@ -93,6 +93,45 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
     succeeded(command("train", *faulty, f"--workdir={struck}"))
     assert [r["step"] for r in read_rows(struck)] == list(range(1, STEPS + 1))
     assert train_losses(struck) == pytest.approx(train_losses(whole), rel=1e-5)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 3 MB, where this machine lets us mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("a small disk cannot be mounted: there is no mount")
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_during_a_save(command, faulty, environment, small_disk):
+    """One process, then two: one line; with room again the run goes on."""
+    workdir, filler = small_disk / "run", small_disk / "filler"
+    short = [*faulty, f"--workdir={workdir}", "--config.total.steps=30"]
+    succeeded(command("train", *short, "--config.total.steps=10"))
+    saved = manifest.steps(workdir)
+    free = shutil.disk_usage(small_disk).free
+    filler.write_bytes(bytes(max(free - 100_000, 0)))
+    more = [*short, "--allow_config_change"]
+    refused(command("train", *more), "cannot write", "checkpoints/15")
+    assert manifest.steps(workdir) == saved
+    assert not list((workdir / "checkpoints").glob("saving-*"))
+    process = start(2, 1, more, environment)
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode in (1, 2) and "Traceback" not in said, said
+    assert "cannot write" in said and manifest.steps(workdir) == saved
+    filler.unlink()
+    succeeded(command("train", *more))
+    steps = [r["step"] for r in read_rows(workdir) if "train/loss" in r]
+    assert steps == list(range(1, 31))
 
 
 def test_a_checkpoint_damaged_in_each_of_its_files(trained, tmp_path):
