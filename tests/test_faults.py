@@ -48,7 +48,6 @@ def hosts_of(launcher: subprocess.Popen) -> dict[int, int]:
 
 def strike(workdir, hosts, victim, number, arguments, environment):
     """Run, send one host a signal after five more steps: (status, output, seconds)."""
-    before = len(read_rows(workdir)) if (workdir / "metrics.jsonl").exists() else 0
     process = start(hosts, 1, [*arguments, f"--workdir={workdir}"], environment)
     rows = workdir / "metrics.jsonl"
     before = (manifest.steps(workdir) or [0])[-1]

@@ -119,7 +119,7 @@ class Target:
                 self.config, self.objective.needs, shape
             ).items()
         }
-        if self.hosts > 1:  # the flag of feed.flag
+        if self.hosts > 1:  # as feed.with_flag does
             where = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
             batch["stop"] = jax.ShapeDtypeStruct(
                 (self.mesh.devices.size,), jnp.int32, sharding=where

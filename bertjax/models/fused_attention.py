@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 from bertjax.models.layers import mix
 
 LANES = 128
-LONGEST = 1024  # beyond it the scores of a head no longer fit
+LONGEST = 512  # beyond it the scores of a head exceed a v4's 16 MiB of vector memory
 NOTHING = float(np.finfo(np.float32).min)
 
 
@@ -32,7 +32,6 @@ def fits(length: int, heads: int, width: int) -> bool:
     return (
         length % LANES == 0
         and length <= LONGEST
-        and group % min(LANES, width) == 0
         and (LANES % width == 0 or width % LANES == 0)
         and heads * width % group == 0
     )
@@ -65,9 +64,8 @@ def fused_attention(
 
 def _forward(q, k, v, keys, queries, seeds, heads, rate, window, interpret):
     kernel = functools.partial(_forward_kernel, rate=rate, window=window)
-    return _call(kernel, (q, k, v), 1, keys, queries, seeds, heads, interpret, flops=4)[
-        0
-    ]
+    (y,) = _call(kernel, (q, k, v), 1, keys, queries, seeds, heads, interpret, flops=4)
+    return y
 
 
 def _forward_rule(q, k, v, keys, queries, seeds, heads, rate, window, interpret):
@@ -103,7 +101,7 @@ def _call(
     width = d // heads
     group = max(LANES, width)
     # Groups a grid step: as many as keep its blocks, twice for the pipeline, small.
-    most = max(1, 2**20 // (length * group))
+    most = max(1, 2**18 // (length * group))
     groups = d // group
     a_step = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
     wide = pl.BlockSpec((1, length, a_step * group), lambda i, j: (i, 0, j))
@@ -119,7 +117,6 @@ def _call(
     return pl.pallas_call(
         functools.partial(
             kernel,
-            heads=heads,
             width=width,
             packed=queries is not None,
             groups=a_step,
@@ -211,7 +208,7 @@ def _for_groups(groups: int, group: int, body: Callable[[Any, Any], None]) -> No
     jax.lax.fori_loop(0, groups, one, None)
 
 
-def _forward_kernel(*refs, heads, width, packed, groups, rate, window):
+def _forward_kernel(*refs, width, packed, groups, rate, window):
     row, (q_ref, k_ref, v_ref, y_ref) = _open(refs, packed, rate, window, width)
     group = max(LANES, width)
     each = group // width
@@ -231,7 +228,7 @@ def _forward_kernel(*refs, heads, width, packed, groups, rate, window):
     _for_groups(groups, group, attend)
 
 
-def _backward_kernel(*refs, heads, width, packed, groups, rate, window):
+def _backward_kernel(*refs, width, packed, groups, rate, window):
     row, rest = _open(refs, packed, rate, window, width)
     q_ref, k_ref, v_ref, dy_ref, *out_refs = rest
     group = max(LANES, width)
