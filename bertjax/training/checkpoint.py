@@ -111,7 +111,7 @@ class Checkpoints:
     def restore(self, step: int, abstract: State) -> State:
         """Restore a state; `abstract` holds shapes, dtypes and shardings.
 
-        Raises UserError when the checkpoint is of another model.
+        Raises UserError when the checkpoint is of another model or optimizer.
         """
         folder = self.folder / str(step)
         there = describe(folder)
@@ -123,6 +123,12 @@ class Checkpoints:
                     f"{there.get(name)} there, {asked.get(name)} here"
                 )
         held = _tree(folder)
+        if _shapes(held["opt_state"]) != _shapes(abstract.opt_state):
+            raise UserError(
+                f"{folder} is of another optimizer, whose moments fit no other: keep "
+                "optim.name and optim.clip, or begin another workdir with "
+                f"--config.init_from={self.workdir}"
+            )
         item = {k: v for k, v in abstract.parts().items() if k in held}
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             parts = reader.restore(

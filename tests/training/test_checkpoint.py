@@ -33,11 +33,11 @@ def init(width=4):
     }
 
 
-def make(mesh=None, make_params=init):
-    """Return (state, what restoring asks for)."""
+def make(mesh=None, make_params=init, tx=TX, more=(False, False)):
+    """Return (state, what restoring asks for); more: has it a guard, an average."""
     mesh = mesh or make_mesh(2, 2, 2)
-    shapes, shardings = plan_state(make_params, TX, mesh, ())
-    state = born(make_params, TX, mesh, shardings)
+    shapes, shardings = plan_state(make_params, tx, mesh, (), *more)
+    state = born(make_params, tx, mesh, shardings)
     return state, with_shardings(shapes, shardings)
 
 
@@ -142,6 +142,29 @@ def test_a_checkpoint_of_another_model_is_refused(saved, tmp_path):
     _, wanted = make(make_params=lambda: {"encoder": init()["encoder"]})
     with pytest.raises(UserError, match=r"another model: nsp/bias has shape \(2,\)"):
         checkpoints.restore(1, wanted)
+
+
+def test_guard_and_average_come_and_go(saved):
+    """They begin anew where the checkpoint has none, and are left where none is asked.
+
+    Another optimizer's moments are refused, whatever else differs.
+    """
+    both, neither = make(more=(True, True)), make()
+    checkpoints = saved()
+    params = jax.tree.map(lambda x: x + 1, both[0].params)
+    for step, (state, _) in enumerate((both, neither), 1):
+        checkpoints.save(step, state._replace(params=params), {})
+    checkpoints.wait()
+    back = checkpoints.restore(2, both[1])
+    equal(back, both[0]._replace(params=params, ema=params))
+    for leaf, asked in zip(*map(jax.tree.leaves, (back, both[1])), strict=True):
+        assert leaf.sharding == asked.sharding
+    equal(checkpoints.restore(1, neither[1]), neither[0]._replace(params=params))
+    for tx in (optax.sgd(1e-3), optax.lion(1e-3)):
+        for more in ((True, True), (False, False)):
+            for step in (1, 2):
+                with pytest.raises(UserError, match="of another optimizer"):
+                    checkpoints.restore(step, make(tx=tx, more=more)[1])
 
 
 def test_damage_is_seen(saved, tmp_path):
