@@ -4,7 +4,7 @@
   --config=bert.py:base   a config, as for bertjax.train
   --topology=v5e:2x4      the slice: v4:2x2x1, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1; two
                           slices are 2xv5e:4x4
-  --verify                compile the largest batch too instead of computing it
+  --quick                 memory and the largest batch alone: seconds, not minutes
   --json                  one JSON object
   --table=FILE            all shipped configs on several slices as a Markdown table
 
@@ -35,7 +35,7 @@ ROWS = 256  # rows
 def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("topology", None, "", flag_values=values)
     flags.DEFINE_string("table", None, "", flag_values=values)
-    flags.DEFINE_boolean("verify", False, "", flag_values=values)
+    flags.DEFINE_boolean("quick", False, "", flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     topologies.prepare()
     if not args.topology:
         c.say(f"no --topology: {topology}, eight chips of the smallest kind")
-    results = preflight(args.config, topology, c.say, args.verify)
+    results = preflight(args.config, topology, c.say, args.quick)
     if args.json:
         print(json.dumps(results))
     else:
@@ -68,7 +68,7 @@ def write_table(argv: Sequence[str]) -> int:
 
 
 def preflight(
-    config: ConfigDict, topology: str, say: Callable[[str], None], verify: bool = False
+    config: ConfigDict, topology: str, say: Callable[[str], None], quick: bool = False
 ) -> dict[str, Any]:
     """Return what `--json` prints: the phase that needs most memory, and all phases.
 
@@ -84,7 +84,7 @@ def preflight(
     target = compiled.Target(config, vocab_size, topology, devices)
     found = []
     for shape in target.shapes():
-        found.append(estimates.estimate(target, shape, say, verify))
+        found.append(estimates.estimate(target, shape, say, quick))
     worst = max(found, key=lambda f: (not f["fits"], f["hbm_gib"] or 0))
     chip = estimates.chip_of(target)
     return {
@@ -178,9 +178,12 @@ def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
     lines.append(line("memory a device", f"{said} of {have:.2f} GiB"))
     for part, gib in phase["hbm_parts_gib"].items():
         lines.append(line(f"  {part}", f"{gib:.3f} GiB"))
-    how = "compiled" if phase["largest_batch_verified"] else "by extrapolation"
     largest = phase["largest_batch_per_device"]
-    lines.append(line("largest batch a device", f"{largest} rows at once ({how})"))
+    lines.append(line("largest batch a device", f"{largest} rows at once"))
+    if phase["eval_fits"] is not None:
+        said = "does not fit" if phase["eval_hbm_gib"] is None else ""
+        said = said or f"{phase['eval_hbm_gib']:.2f} GiB"
+        lines.append(line("evaluation", said))
     if phase["estimated_step_ms"] is None:
         return lines
     rate = phase["estimated_tokens_per_second_per_chip"]
@@ -197,8 +200,6 @@ def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
     for kind, n in phase["collectives"].items():
         said = f"{n['count']} a step, {n['bytes'] / 2**20:,.1f} MiB (not in the time)"
         lines.append(line(kind, said))
-    said = "does not fit" if not phase["eval_fits"] else f"{phase['eval_hbm_gib']:.2f}"
-    lines.append(line("evaluation", f"{said} GiB".replace("fit GiB", "fit")))
     return lines
 
 

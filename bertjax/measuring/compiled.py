@@ -19,13 +19,14 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import build
 from bertjax import config as c
-from bertjax.measuring import hlo
+from bertjax.measuring import hlo, memory
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import Objective, make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
-from bertjax.training import state, step
+from bertjax.training import state
+from bertjax.training.step import make_eval_step
 
 # Far from the end of any schedule: the arithmetic of a step is always the same.
 WARMUP, TOTAL = 10_000, 1_000_000
@@ -55,7 +56,7 @@ class Target:
     def __init__(
         self, config: ConfigDict, vocab_size: int, topology: str, devices: Sequence[Any]
     ) -> None:
-        self.config, self.topology = config, topology
+        self.config, self.vocab_size, self.topology = config, vocab_size, topology
         self.mesh: Mesh = make_mesh(**config.mesh, devices=list(devices))
         cfg = c.encoder_config(config, vocab_size, backend="tpu")
         made: tuple[Objective, EncoderConfig] = make_objective(config.objective, cfg)
@@ -96,21 +97,17 @@ class Target:
         parameters = shard_bytes(one[0].params, one[1].params)
         return Parts(parameters, shard_bytes(*one) - parameters)
 
-    def train_step(self, shape: Shape) -> dict[str, Any]:
-        """Compile the update; see `facts`."""
+    def lower(self, step: str, shape: Shape) -> Any:
+        """Trace the "train" step, or the "eval" step of micro-batches of this shape."""
         given = state.with_shardings(self.update.shapes, self.update.shardings)
         with jax.set_mesh(self.mesh):
-            return self.facts(self.update.step.lower(given, self._batch(shape)))
-
-    def eval_step(self, shape: Shape) -> dict[str, Any]:
-        """Compile the evaluation of micro-batches of this shape; see `facts`."""
-        given = state.with_shardings(self.update.shapes, self.update.shardings)
-        micro = shape._replace(batch_size=shape.batch_size // self.config.accumulate)
-        batch = self._batch(micro)
-        batch["example_weights"] = self._array((micro.batch_size,), jnp.float32)
-        evaluate = jax.jit(step.make_eval_step(self.objective.sums))
-        with jax.set_mesh(self.mesh):
-            return self.facts(evaluate.lower(given.params, batch))
+            if step == "train":
+                return self.update.step.lower(given, self._batch(shape))
+            rows = shape.batch_size // self.config.accumulate
+            batch = self._batch(shape._replace(batch_size=rows))
+            batch["example_weights"] = self._array((rows,), jnp.float32)
+            evaluate = jax.jit(make_eval_step(self.objective.sums))
+            return evaluate.lower(given.params, batch)
 
     def _batch(self, shape: Shape) -> dict[str, Any]:
         batch = {
@@ -130,20 +127,17 @@ class Target:
         where = batch_sharding(self.mesh)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
-    def facts(self, lowered: Any) -> dict[str, Any]:
-        """Compile, or look up what compiling gave: plain values.
+    def facts(self, step: str, shape: Shape) -> dict[str, Any]:
+        """Compile a step, or look up what compiling gave: plain values.
 
         fits; if so the bytes of memory_analysis() and hlo.summary(); if not, `needed`
         bytes (None where the compiler does not say). Kept in data.cache, by the
         program, the topology and the compiler.
         """
-        key = hashlib.sha256()
-        for part in (self.topology, *versions().values(), _flags(), lowered.as_text()):
-            key.update(part.encode())
-        file = self.cache / f"{key.hexdigest()}.json"
-        try:
-            found = json.loads(file.read_text())
-        except (OSError, ValueError):
+        lowered = self.lower(step, shape)
+        file = self._file(lowered)
+        found = _kept(file)
+        if found is None:
             found = compile_lowered(lowered)
             _keep(file, found)
         found["kernels"] = [
@@ -152,25 +146,45 @@ class Target:
         ]
         return found
 
+    def memory(self, step: str, shape: Shape) -> dict[str, Any]:
+        """Return fits and the bytes `needed`: seconds where `facts` takes minutes."""
+        file = self._file(self.lower(step, shape))
+        early = file.with_suffix(".memory.json")
+        found = _kept(file) or _kept(early)
+        if found is None:
+            found = memory.needed(
+                self.config, self.vocab_size, self.topology, step, shape
+            )
+            _keep(early, found)
+        return {"fits": found["fits"], "needed": memory_bytes(found)}
 
-def compile_lowered(lowered: Any) -> dict[str, Any]:
-    """Compile and return what Target.facts keeps."""
+    def _file(self, lowered: Any) -> Path:
+        key = hashlib.sha256()
+        for part in (self.topology, *versions().values(), _flags(), lowered.as_text()):
+            key.update(part.encode())
+        return self.cache / f"{key.hexdigest()}.json"
+
+
+def compile_lowered(
+    lowered: Any, options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Compile and return what Target.facts keeps; options: of the compiler."""
     begun = time.perf_counter()
     try:
-        made = lowered.compile()
+        made = lowered.compile(options)
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
         seconds = time.perf_counter() - begun
         needed = needed_bytes(str(e))
         return {"fits": False, "needed": needed, "compile_seconds": seconds}
-    memory = made.memory_analysis()
+    sizes = made.memory_analysis()
     return {
         "fits": True,
-        "arguments": memory.argument_size_in_bytes,
-        "temporaries": memory.temp_size_in_bytes,
-        "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        "program": memory.generated_code_size_in_bytes,
+        "arguments": sizes.argument_size_in_bytes,
+        "temporaries": sizes.temp_size_in_bytes,
+        "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        "program": sizes.generated_code_size_in_bytes,
         "compile_seconds": time.perf_counter() - begun,
         **hlo.summary(made.as_text()),
     }
@@ -178,7 +192,7 @@ def compile_lowered(lowered: Any) -> dict[str, Any]:
 
 def memory_bytes(facts: Mapping[str, Any]) -> int | None:
     """Return the bytes of a device that a program takes, its inputs included."""
-    if not facts["fits"]:
+    if "needed" in facts:
         return facts["needed"]
     names = ("arguments", "temporaries", "outputs", "program")
     return sum(facts[name] for name in names)
@@ -243,6 +257,14 @@ def versions() -> dict[str, str]:
 
 def _flags() -> str:
     return " ".join(os.environ.get(k, "") for k in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+
+
+def _kept(file: Path) -> dict[str, Any] | None:
+    """Read what was kept; None where nothing whole was."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _keep(file: Path, found: dict[str, Any]) -> None:

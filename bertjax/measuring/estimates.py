@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From compiled programs to figures: memory, the largest batch, time. All estimates."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +13,8 @@ from bertjax.parallel.chips import CHIPS, Chip
 
 Say = Callable[[str], None]
 GIB = 2**30
-VERIFICATIONS = 4  # compilations that --verify may cost
-MARGIN = 0.95  # what is refused was squeezed before; what fits need not be
+PROBES = 8  # batches that the search for the largest one looks at, at most
+NEAR = 0.03  # it ends this near to a full memory or to a batch that does not fit
 
 
 def chip_of(target: Target) -> Chip:
@@ -25,57 +26,58 @@ def chip_of(target: Target) -> Chip:
 
 
 def estimate(
-    target: Target, shape: Shape, say: Say, verify: bool = False
+    target: Target, shape: Shape, say: Say, quick: bool = False
 ) -> dict[str, Any]:
     """Compile both steps of a shape and return what they need and take.
 
     The keys are those of `preflight --json`; estimated_* and eval_* are None where the
-    update does not fit. verify: compile the largest batch too.
+    update does not fit. quick: only memory, no times.
     """
     chip = chip_of(target)
     rows = target.rows(shape)
     said = f"{shape.batch_size} x {shape.length} on {target.topology}, {rows} a device"
     out = {"batch_size": shape.batch_size, "length": shape.length}
     out |= {"predictions": shape.predictions, "rows_per_device": rows}
+    out |= {"eval_fits": None, "eval_hbm_gib": None}
     state = target.state_parts()
+    largest = 0
     if sum(state) > chip.hbm_bytes:
         say(f"{said}: the state alone does not fit, nothing is compiled")
         facts: dict[str, Any] = {"fits": False, "needed": sum(state)}
-        out |= {"largest_batch_per_device": 0, "largest_batch_verified": True}
     else:
-        say(f"compiling the update: {said}")
-        facts = target.train_step(shape)
-        largest, verified = search_largest(target, shape, facts, say, verify)
-        out["largest_batch_per_device"] = largest
-        out["largest_batch_verified"] = verified
+        say(f"the update's memory: {said}")
+        facts = target.memory("train", shape)
+        largest = search_largest(target, shape, facts, say)
+    if facts["fits"]:
+        say("the evaluation's memory")
+        out |= eval_memory(target.memory("eval", shape), state.optimizer, chip)
+    if facts["fits"] and not quick:
+        say("compiling the update for its cycles, which takes minutes")
+        facts = target.facts("train", shape)
     needed = memory_bytes(facts)
-    out["fits"] = facts["fits"]
+    out["fits"] = facts["fits"] and out["eval_fits"]
     out["hbm_gib"] = None if needed is None else needed / GIB
     out["hbm_gib_available"] = chip.hbm_gib
     out["hbm_parts_gib"] = memory_parts(target, facts)
-    out["accumulate_to_fit"] = accumulate_to_fit(
-        target, shape, out["largest_batch_per_device"]
-    )
-    out |= time_estimate(target, shape, facts, chip)
-    if facts["fits"]:
-        say("compiling the evaluation")
-        scored = target.eval_step(shape)
-        out |= eval_estimate(scored, state.optimizer, chip)
-        out["fits"] = out["eval_fits"]
-    return out
+    out["largest_batch_per_device"] = largest
+    out["accumulate_to_fit"] = accumulate_to_fit(target, shape, largest)
+    return out | time_estimate(target, shape, facts, chip)
 
 
 def memory_parts(target: Target, facts: Mapping[str, Any]) -> dict[str, float]:
     """Part the memory of a device, GiB: state by the shardings, the rest as compiled.
 
-    `batch` holds what tiling adds to the inputs too.
+    `batch` holds what tiling adds to the inputs too. Without a whole compilation what
+    is not state is one part.
     """
     state = target.state_parts()
     parts = {"parameters": state.parameters, "optimizer": state.optimizer}
-    if facts["fits"]:
+    if "temporaries" in facts:
         parts["batch"] = max(facts["arguments"] - sum(state), 0)
         for name in ("temporaries", "outputs", "program"):
             parts[name] = facts[name]
+    elif facts["needed"] is not None:
+        parts["activations"] = max(facts["needed"] - sum(state), 0)
     return {name: n / GIB for name, n in parts.items()}
 
 
@@ -90,7 +92,7 @@ def time_estimate(
     names = ("step_ms", "kernel_ms", "tokens_per_second_per_chip", "mfu")
     out: dict[str, Any] = {f"estimated_{name}": None for name in names}
     out |= {"collectives": {}, "kernels": 0, "uncounted_loops": []}
-    if not facts["fits"]:
+    if "cycles" not in facts:
         return out
     by_formula = kernels.seconds(
         facts["kernels"], chip, share_of_keys(target.cfg, shape.length)
@@ -118,72 +120,63 @@ def share_of_keys(cfg: EncoderConfig, length: int) -> float:
     return sum(seen) / len(seen) / length
 
 
-def eval_estimate(
-    facts: Mapping[str, Any], optimizer: int, chip: Chip
-) -> dict[str, Any]:
+def eval_memory(facts: Mapping[str, Any], optimizer: int, chip: Chip) -> dict[str, Any]:
     """Say what an evaluation takes beside the optimizer's state, which stays."""
-    needed = memory_bytes(facts)
-    total = None if needed is None else needed + optimizer
-    fits = facts["fits"] and total is not None and total <= chip.hbm_bytes
-    out = {"eval_fits": fits, "eval_hbm_gib": total and total / GIB}
-    if facts["fits"]:
-        seconds = facts["cycles"] / (1e9 * chip.ghz)
-        out["eval_step_ms"] = 1e3 * (seconds + kernels.seconds(facts["kernels"], chip))
-    return out
+    if facts["needed"] is None:
+        return {"eval_fits": facts["fits"], "eval_hbm_gib": None}
+    total = facts["needed"] + optimizer
+    fits = facts["fits"] and total <= chip.hbm_bytes
+    return {"eval_fits": fits, "eval_hbm_gib": total / GIB}
 
 
 def search_largest(
-    target: Target,
-    shape: Shape,
-    facts: Mapping[str, Any],
-    say: Say,
-    verify: bool = False,
-) -> tuple[int, bool]:
-    """Find the most rows of this shape that a device can hold at once.
+    target: Target, shape: Shape, facts: Mapping[str, Any], say: Say
+) -> int:
+    """Find the most rows of this shape that the compiler fits into a device at once.
 
-    Memory is nearly a straight line in the rows. What is far from fitting is refused in
-    seconds, with the memory it would need, and what fits takes minutes to compile: so
-    the line goes through the batch at hand and one that is refused. Returns (rows,
-    whether that number itself was compiled); 0 rows: not even one.
+    Memory is nearly a straight line in the rows, so each guess lies on the line through
+    the batches around it. More rows than fill the memory may fit too, by the compiler's
+    computing things twice: they are not looked for. 0: not even a row fits.
     """
     available = chip_of(target).hbm_bytes
-    rows = target.rows(shape)
-    known = {0: sum(target.state_parts()), rows: memory_bytes(facts)}
-    fitting = {rows} if facts["fits"] else set()
-    refused = set() if facts["fits"] else {rows}
+    # 0 rows stand for the state alone; None: the compiler did not say how much.
+    fitting: dict[int, int] = {0: sum(target.state_parts())}
+    refused: dict[int, int | None] = {}
 
-    def probe(n: int) -> None:
-        say(f"compiling with {n} rows a device, to find the largest batch")
-        found = target.train_step(with_rows(target, shape, n))
-        known[n] = memory_bytes(found)
-        (fitting if found["fits"] else refused).add(n)
+    def note(rows: int, found: Mapping[str, Any]) -> None:
+        (fitting if found["fits"] else refused)[rows] = found["needed"]
 
-    def guess() -> int:
-        """Follow the line through the two points next to the limit."""
-        points = [(n, m) for n, m in sorted(known.items()) if m is not None]
-        n0, m0 = [p for p in points if p[0] not in refused][-1]
-        over = [p for p in points if p[0] in refused]
-        if not over or over[0][1] <= m0:
-            return n0
-        slope = (over[0][1] - m0) / (over[0][0] - n0)
-        n = min(n0 + MARGIN * max(available - m0, 0) / slope, min(refused) - 1)
-        return max(rounded(n), n0)
-
-    while not refused:
-        probe(max(2 * max(fitting), int(available / least_a_row(target, shape)) + 1))
-    found = guess()
-    for _ in range(VERIFICATIONS if verify else 0):
-        if found in fitting or not found:
+    note(target.rows(shape), facts)
+    for _ in range(PROBES):
+        below, above = max(fitting), min(refused, default=math.inf)
+        if fitting[below] >= (1 - NEAR) * available:
             break
-        probe(found)
-        found = guess()
-    return found, found in fitting
+        if refused and above - below <= max(grain(below), NEAR * above):
+            break
+        rows = guess(fitting, refused, available)
+        say(f"the memory of {rows} rows a device, to find the largest batch")
+        note(rows, target.memory("train", with_rows(target, shape, rows)))
+    return max(fitting)
 
 
-def least_a_row(target: Target, shape: Shape) -> int:
-    """Return bytes that a row takes at least: each layer's input, in bf16."""
-    cfg = target.cfg
-    return 2 * shape.length * cfg.hidden_size * cfg.num_hidden_layers
+def guess(
+    fitting: Mapping[int, int], refused: Mapping[int, int | None], available: int
+) -> int:
+    """Guess the most rows that fit, from bytes by rows of what does and does not."""
+    (n1, m1), *before = sorted(fitting.items(), reverse=True)
+    if not refused:
+        n0, m0 = before[0]
+        rows = n0 + (available - m0) * (n1 - n0) / max(m1 - m0, 1)
+        return max(rounded(min(rows, 64 * n1)), n1 + grain(n1))
+    n2, m2 = min(refused.items())
+    part = 0.5 if m2 is None else (available - m1) / max(m2 - m1, 1)
+    rows = rounded(n1 + (n2 - n1) * min(max(part, 0.2), 0.8))
+    return min(max(rows, n1 + 1), n2 - 1)
+
+
+def grain(rows: int) -> int:
+    """Return the step between numbers of rows that are worth a look."""
+    return 8 if rows >= 16 else 1
 
 
 def with_rows(target: Target, shape: Shape, rows: int) -> Shape:
@@ -192,9 +185,9 @@ def with_rows(target: Target, shape: Shape, rows: int) -> Shape:
 
 
 def rounded(rows: float) -> int:
-    """Round down to a whole number, from 16 on to a multiple of 8."""
-    n = int(rows)
-    return n - n % 8 if n >= 16 else max(n, 0)
+    """Round down to a whole number of grains."""
+    n = max(int(rows), 0)
+    return n - n % grain(n)
 
 
 def accumulate_to_fit(target: Target, shape: Shape, largest: int) -> int | None:
