@@ -63,15 +63,20 @@ def write_table(argv: Sequence[str]) -> int:
     topologies.prepare()
     from bertjax.measuring import table
 
-    table.write(args.table, args.topology, preflight, c.say)
+    table.write(args.table, args.topology, args.quick, preflight, c.say)
     return 0
 
 
 def preflight(
-    config: ConfigDict, topology: str, say: Callable[[str], None], quick: bool = False
+    config: ConfigDict,
+    topology: str,
+    say: Callable[[str], None],
+    quick: bool = False,
+    search: bool = True,
 ) -> dict[str, Any]:
     """Return what `--json` prints: the phase that needs most memory, and all phases.
 
+    quick, search: see estimates.estimate.
     Raises UserError when the config and the topology do not go together.
     """
     if config.data.train:
@@ -84,7 +89,7 @@ def preflight(
     target = compiled.Target(config, vocab_size, topology, devices)
     found = []
     for shape in target.shapes():
-        found.append(estimates.estimate(target, shape, say, quick))
+        found.append(estimates.estimate(target, shape, say, quick, search))
     worst = max(found, key=lambda f: (not f["fits"], f["hbm_gib"] or 0))
     chip = estimates.chip_of(target)
     return {

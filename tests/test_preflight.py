@@ -204,7 +204,7 @@ def test_every_shipped_config_fits_somewhere(name, command):
     """What was compiled before is looked up in the user's own cache."""
     config = table.shipped(name)
     arguments = [f"--config={name}", f"--topology={table.FITS[name]}", "--json"]
-    arguments += ["--config.data.train=", "--config.data.valid="]
+    arguments += ["--quick", "--config.data.train=", "--config.data.valid="]
     found = read(command("preflight", *arguments, env={"XLA_FLAGS": ""}))
     if not found["fits"]:
         arguments += [f"--config.accumulate={found['accumulate_to_fit']}"]
@@ -213,42 +213,51 @@ def test_every_shipped_config_fits_somewhere(name, command):
     assert found["batch_size"] == config.batch_size
 
 
-def test_the_table_is_resumable(tmp_path, monkeypatch):
+def test_the_table_has_times_of_one_slice_and_parts_what_does_not_fit(
+    tmp_path, monkeypatch
+):
     seen = []
 
-    def fake(config, topology, say):
-        fits = config.accumulate > 1 or config.batch_size < 1000
-        seen.append((config.batch_size, topology, fits))
-        return {
-            "topology": topology,
+    def fake(config, topology, say, quick, search):
+        rows = config.batch_size // config.accumulate
+        seen.append((config.batch_size, topology, config.accumulate, quick))
+        assert not search
+        phase = {
             "batch_size": config.batch_size,
             "length": config.data.length,
-            "accumulate": config.accumulate,
-            "fits": fits,
-            "accumulate_to_fit": 4,
-            "hbm_gib": 1.0,
+            "rows_per_device": rows // 8,
+            "fits": rows <= 1024,
+            "hbm_gib": rows / 64,
             "hbm_gib_available": 15.75,
-            "largest_batch_per_device": 10,
-            "estimated_step_ms": 12.34 if fits else None,
-            "estimated_tokens_per_second_per_chip": 5678.9 if fits else None,
-            "estimated_mfu": 0.456 if fits else None,
+            "estimated_step_ms": None if quick else 12.34,
+            "estimated_tokens_per_second_per_chip": None if quick else 5678.9,
+            "estimated_mfu": None if quick else 0.456,
+        }
+        return {
+            "topology": topology,
+            "accumulate": config.accumulate,
             "versions": {"jax": "0", "libtpu": "1"},
+            **phase,
+            "phases": [phase],
         }
 
     monkeypatch.setattr(
-        table, "FITS", {"bert.py:mini": "v5e:1x1", "roberta.py:base": "v5e:16x16"}
+        table, "FITS", {"bert.py:mini": "v5e:2x4", "roberta.py:base": "v5e:16x16"}
     )
     page = tmp_path / "page.md"
-    table.write(str(page), "v5e:2x4", fake, lambda text: None)
+    table.write(str(page), "v5e:2x4", False, fake, lambda text: None)
     text = page.read_text()
-    assert "| bert.py:mini | v5e:2x4 | 256 x 128 | 1 | yes | 1.00 of 15.75 |" in text
-    assert "| 8192 x 512 | 4 | yes |" in text  # in as many parts as it takes
+    assert (
+        "| bert.py:mini | v5e:2x4 | 256 x 128 | 1 | yes | 4.00 of 15.75 | 12.3" in text
+    )
+    assert "| 8192 x 512 | 8 | yes | 16.00 of 15.75 |  |" in text
     assert seen == [
-        (256, "v5e:2x4", True),
-        (8192, "v5e:2x4", False),
-        (8192, "v5e:2x4", True),
+        (256, "v5e:2x4", 1, True),
+        (256, "v5e:2x4", 1, False),
+        (8192, "v5e:2x4", 1, True),
+        (8192, "v5e:2x4", 8, True),
     ]
-    assert "no" in text and "measurements" in text and "libtpu 1" in text
+    assert "measurements" in text and "libtpu 1" in text
 
 
 def test_tensorflow_is_looked_at_without_loading_it():

@@ -26,12 +26,13 @@ def chip_of(target: Target) -> Chip:
 
 
 def estimate(
-    target: Target, shape: Shape, say: Say, quick: bool = False
+    target: Target, shape: Shape, say: Say, quick: bool = False, search: bool = True
 ) -> dict[str, Any]:
     """Compile both steps of a shape and return what they need and take.
 
     The keys are those of `preflight --json`; estimated_* and eval_* are None where the
-    update does not fit. quick: only memory, no times.
+    update does not fit. quick: only memory, no times; search: for the largest batch,
+    else largest_batch_per_device and accumulate_to_fit are None.
     """
     chip = chip_of(target)
     rows = target.rows(shape)
@@ -40,14 +41,15 @@ def estimate(
     out |= {"predictions": shape.predictions, "rows_per_device": rows}
     out |= {"eval_fits": None, "eval_hbm_gib": None}
     state = target.state_parts()
-    largest = 0
+    largest = 0 if search else None
     if sum(state) > chip.hbm_bytes:
         say(f"{said}: the state alone does not fit, nothing is compiled")
         facts: dict[str, Any] = {"fits": False, "needed": sum(state)}
     else:
         say(f"the update's memory: {said}")
         facts = target.memory("train", shape)
-        largest = search_largest(target, shape, facts, say)
+        if search:
+            largest = search_largest(target, shape, facts, say)
     if facts["fits"]:
         say("the evaluation's memory")
         out |= eval_memory(target.memory("eval", shape), state.optimizer, chip)
@@ -60,7 +62,9 @@ def estimate(
     out["hbm_gib_available"] = chip.hbm_gib
     out["hbm_parts_gib"] = memory_parts(target, facts)
     out["largest_batch_per_device"] = largest
-    out["accumulate_to_fit"] = accumulate_to_fit(target, shape, largest)
+    out["accumulate_to_fit"] = (
+        None if largest is None else accumulate_to_fit(target, shape, largest)
+    )
     return out | time_estimate(target, shape, facts, chip)
 
 
@@ -163,11 +167,12 @@ def guess(
     fitting: Mapping[int, int], refused: Mapping[int, int | None], available: int
 ) -> int:
     """Guess the most rows that fit, from bytes by rows of what does and does not."""
-    (n1, m1), *before = sorted(fitting.items(), reverse=True)
+    n1, m1 = max(fitting.items())
     if not refused:
-        n0, m0 = before[0]
-        rows = n0 + (available - m0) * (n1 - n0) / max(m1 - m0, 1)
-        return max(rounded(min(rows, 64 * n1)), n1 + grain(n1))
+        # As if there were nothing but the state and what grows with the rows: not far
+        # enough rather than too far, and a little further each time.
+        rows = n1 * (available - fitting[0]) / max(m1 - fitting[0], 1)
+        return rounded(max(min(rows, 64 * n1), (1 + NEAR) * n1 + grain(n1)))
     n2, m2 = min(refused.items())
     part = 0.5 if m2 is None else (available - m1) / max(m2 - m1, 1)
     rows = rounded(n1 + (n2 - n1) * min(max(part, 0.2), 0.8))

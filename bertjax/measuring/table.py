@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of all shipped configs on several slices (docs/tpu_estimates.md)."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,24 +30,25 @@ HEAD = (
     "config",
     "slice",
     "batch",
-    "accumulate",
+    "micro-batches",
     "fits",
     "GiB a device",
-    "largest batch a device",
     "step, ms",
     "tokens/s a chip",
     "MFU",
 )
-Preflight = Callable[[ConfigDict, str, Callable[[str], None]], dict[str, Any]]
+Say = Callable[[str], None]
+Preflight = Callable[..., dict[str, Any]]
 
 
 def write(
-    path: str, slices: str | None, preflight: Preflight, say: Callable[[str], None]
+    path: str, slices: str | None, quick: bool, preflight: Preflight, say: Say
 ) -> None:
     """Write the table as a page; slices: with commas, else SLICES and FITS.
 
-    What was compiled before is looked up, so the command can be broken off and run
-    again. Raises UserError for a page that cannot be written.
+    Times, which take minutes each, are of the slices in FITS; quick: of none. What was
+    compiled before is looked up, so the command can be broken off and run again. Raises
+    UserError for a page that cannot be written.
     """
     page = Path(path).expanduser()
     if page.is_dir() or not page.parent.is_dir():
@@ -55,25 +57,32 @@ def write(
     rows: list[dict[str, Any]] = []
     for name, fitting in FITS.items():
         for topology in given if slices else dict.fromkeys((fitting, *given)):
+            timed = topology == fitting and not quick
             try:
-                rows.append({"config": name, **row(name, topology, preflight, say)})
+                found = row(shipped(name), topology, timed, preflight, say)
             except UserError as e:  # a batch that the slice does not divide
                 say(f"{name} on {topology}: {e}")
+                continue
+            rows += [{**found, "config": name, **phase} for phase in found["phases"]]
             page.write_text("\n".join(lines(rows)) + "\n", "utf-8")
     say(f"wrote {page}")
 
 
 def row(
-    name: str, topology: str, preflight: Preflight, say: Callable[[str], None]
+    config: ConfigDict, topology: str, timed: bool, preflight: Preflight, say: Say
 ) -> dict[str, Any]:
-    """Estimate a shipped config; in as many micro-batches as it takes to fit."""
-    config = shipped(name)
-    found = preflight(config, topology, say)
-    wanted = found["accumulate_to_fit"]
-    if not found["fits"] and wanted and wanted > config.accumulate:
-        config.accumulate = wanted
-        found = preflight(config, topology, say)
-    return found
+    """Estimate a config, in as many micro-batches as it takes to fit."""
+
+    def look(quick: bool) -> dict[str, Any]:
+        return preflight(config, topology, say, quick, search=False)
+
+    found = look(quick=True)
+    while not found["fits"] and found["rows_per_device"] > 1:
+        over = (found["hbm_gib"] or 0) / found["hbm_gib_available"]
+        parts = max(2 ** int(math.log2(max(over, 2))), 2)
+        config.accumulate *= min(parts, found["rows_per_device"])
+        found = look(quick=True)
+    return look(quick=False) if timed and found["fits"] else found
 
 
 def shipped(name: str) -> ConfigDict:
@@ -94,7 +103,7 @@ def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "Memory is what the compiler needs; times are **its estimates, no"
     yield "measurements**: cycles over the clock, custom kernels by a formula,"
     yield "collectives not in them. A batch that does not fit at once is parted"
-    yield "(`accumulate`). The largest batch is extrapolated, in rows at once."
+    yield "into micro-batches (`accumulate`). Without times: not compiled to the end."
     yield ""
     yield f"| {' | '.join(HEAD)} |"
     yield "|" + "---|" * len(HEAD)
@@ -115,7 +124,6 @@ def cells(found: dict[str, Any]) -> list[str]:
         str(found["accumulate"]),
         "yes" if found["fits"] else "no",
         f"{number('hbm_gib', '.2f')} of {found['hbm_gib_available']:.2f}",
-        str(found["largest_batch_per_device"]),
         number("estimated_step_ms", ".1f"),
         number("estimated_tokens_per_second_per_chip", ",.0f"),
         number("estimated_mfu", ".3f"),
