@@ -242,7 +242,7 @@ def index_along(axis: str) -> jax.Array | int:
 
 
 def _split(axis: str, mesh: Any) -> tuple[str, ...]:
-    return tuple(a for a in ACTIVATIONS.get(axis, ()) if a in mesh.axis_names)
+    return tuple(a for a in ACTIVATIONS.get(axis, ()) if mesh.shape.get(a, 1) > 1)
 
 
 def per_device(
