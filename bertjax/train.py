@@ -104,7 +104,7 @@ def train(
     from bertjax.parallel.mesh import machine, make_mesh, peak_flops
 
     if multihost:
-        watch.start(*hosts.initialize(config.hosts.timeout))
+        watch.start(*hosts.initialize(watch.limit, watch.heartbeats))
         stop.install()  # initialising replaced the handler of SIGTERM
         if hosts.is_primary() and path is not None:
             held = workdir.lock(path)

@@ -6,6 +6,7 @@ and one line says what happened.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,11 @@ from bertjax.training import manifest
 
 LIMIT = 20  # seconds, hosts.timeout
 STEPS = 90
+# Whether its silence or the missing step is found first is a matter of a second.
+SILENT = {
+    0: r"host 0, which coordinates|host 0 stands still",
+    1: r"host 1 gives no sign|host 1 stands still",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +52,26 @@ def hosts_of(launcher: subprocess.Popen) -> dict[int, int]:
     return found
 
 
+def last_saved(workdir: Path) -> int:
+    """Return the step of the newest checkpoint, 0 where there is none."""
+    return (manifest.steps(workdir) or [0])[-1]
+
+
 def strike(workdir, hosts, victim, number, arguments, environment):
-    """Run, send one host a signal after five more steps: (status, output, seconds)."""
-    process = start(hosts, 1, [*arguments, f"--workdir={workdir}"], environment)
+    """Run, send one host a signal after its first save: (status, output, seconds)."""
     rows = workdir / "metrics.jsonl"
-    before = (manifest.steps(workdir) or [0])[-1]
+    before = last_saved(workdir)
+    process = start(hosts, 1, [*arguments, f"--workdir={workdir}"], environment)
     try:
-        while process.poll() is None:
-            if rows.exists() and rows.read_bytes().count(b"\n") > before + 5:
-                os.kill(hosts_of(process)[victim], number)
-                break
+        # Rows alone say nothing: those of the run before lie there until this one
+        # resumes, when not all of its processes need have begun.
+        while not (
+            last_saved(workdir) > before
+            and rows.read_bytes().count(b"\n") > last_saved(workdir) + 1
+        ):
+            assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
+        os.kill(hosts_of(process)[victim], number)
         struck = time.monotonic()
         said, _ = process.communicate(timeout=120)
     except BaseException:
@@ -72,10 +87,10 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
     succeeded(command("train", *faulty, f"--workdir={whole}"))
     faults = [
         (2, 1, signal.SIGTERM, 143, ["stopped by a signal"]),
-        (4, 3, signal.SIGKILL, 137, ["host 3 was lost (SIGKILL)", "host 3 gives no"]),
-        (2, 0, signal.SIGKILL, 137, ["host 0 was lost (SIGKILL)"]),
-        (2, 1, signal.SIGSTOP, 1, ["host 1 was stopped", "host 1 gives no sign"]),
-        (4, 0, signal.SIGSTOP, 1, ["host 0 was stopped", "host 0, which coordinates"]),
+        (4, 3, signal.SIGKILL, 137, ["host 3 was lost .SIGKILL", "host 3 gives no"]),
+        (2, 0, signal.SIGKILL, 137, ["host 0 was lost .SIGKILL"]),
+        (2, 1, signal.SIGSTOP, 1, ["host 1 was stopped", SILENT[1]]),
+        (4, 0, signal.SIGSTOP, 1, ["host 0 was stopped", SILENT[0]]),
         (4, 2, signal.SIGTERM, 143, ["stopped by a signal"]),
     ]
     for hosts, victim, number, status, words in faults:
@@ -84,7 +99,7 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
         rows = train_losses(struck)
         assert code == status, said
         for word in words:
-            assert word in said, said
+            assert re.search(word, said), said
         assert seconds < 4 * LIMIT, said
         assert manifest.problem(struck / "checkpoints" / str(saved)) is None
         # Two steps may be in flight, and a save under way.

@@ -13,15 +13,18 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 
 
-def initialize(limit: float) -> tuple[Any, int, int, Callable[[], None]]:
+def initialize(
+    limit: float, heartbeats: float
+) -> tuple[Any, int, int, Callable[[], None]]:
     """Join the other processes (`--multihost`).
 
     On Cloud TPU, Slurm and Open MPI jax finds the others by itself; elsewhere
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say where they are.
     Failures surface: a run must not fall apart into n single ones. limit: seconds
-    without a sign of life that end a process (watch.py); jax's own heartbeats get
-    twice that. Returns what watch.py needs: the client of jax's coordination service,
-    this process's index, their number, and how to part at the end.
+    without a sign of life that end a process, heartbeats: those that jax's own ones
+    get (watch.py has both). Returns what watch.py needs: the client of jax's
+    coordination service, this process's index, their number, and how to part at the
+    end.
     """
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -31,7 +34,7 @@ def initialize(limit: float) -> tuple[Any, int, int, Callable[[], None]]:
     jax.distributed.initialize(
         num_processes=None if number is None else int(number),
         process_id=None if index is None else int(index),
-        heartbeat_timeout_seconds=max(10, math.ceil(2 * limit)),
+        heartbeat_timeout_seconds=max(10, math.ceil(heartbeats)),
         shutdown_timeout_seconds=max(10, math.ceil(limit)),
     )
     client = distributed.global_state.client

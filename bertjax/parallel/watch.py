@@ -2,9 +2,9 @@
 """A lost host ends the others, in one line that names it, instead of a hang.
 
 Every process writes a sign of life with its step into jax's coordination service, which
-process 0 holds, and reads those of the others. jax's own heartbeats stand behind it, at
-twice the limit: they end a process with a page of C++ frames, and know nothing of a
-process that lives and stands still.
+process 0 holds, and reads those of the others. jax's own heartbeats stand behind it,
+later: they end a process with a page of C++ frames, and know nothing of a process that
+lives and stands still.
 """
 
 import contextlib
@@ -33,6 +33,10 @@ class Watch:
     def __init__(self, limit: float, end: Callable[[int], Any] = os._exit) -> None:
         self.limit, self.end = limit, end
         self.interval = min(2.0, limit / 10)
+        # For jax's heartbeats, in seconds. One is sent in each half of it, so that a
+        # process may pass for dead after half of it already: this watch, which takes
+        # up to limit + 9.5 intervals to the end, has to come first.
+        self.heartbeats = 2 * (limit + 10 * self.interval)
         self.client: Any = None
         self.part: Callable[[], None] = lambda: None
         self.me, self.count = 0, 1
