@@ -8,6 +8,7 @@ import shutil
 import jax
 import pytest
 from conftest import read_rows, refused, succeeded, timeless
+from test_hosts import launch
 
 from bertjax import build
 from bertjax import config as c
@@ -80,9 +81,8 @@ def cut(workdir, target, step):
     return target
 
 
-def test_bad_batches_are_skipped_and_a_stretch_is_left_behind(whole):
-    workdir, said = whole
-    lines = [x for x in said.stderr.splitlines() if "back to step 4" in x]
+def check_what_was_left_out(workdir, said):
+    lines = [x for x in said.splitlines() if "back to step 4" in x]
     assert len(lines) == 1 and "step 9: 3 updates in a row" in lines[0]
     rows = [r for r in read_rows(workdir) if "train/loss" in r]
     assert [r["step"] for r in rows] == list(range(1, 17))
@@ -94,6 +94,29 @@ def test_bad_batches_are_skipped_and_a_stretch_is_left_behind(whole):
     assert (after["start"], after["first"]) == (4, 9 * before["batch_size"])
     meta = manifest.read_meta(workdir / "checkpoints/8")
     assert (meta["rewinds"], meta["phases"]) == (run["rewinds"], run["phases"])
+
+
+def test_bad_batches_are_skipped_and_a_stretch_is_left_behind(whole):
+    check_what_was_left_out(whole[0], whole[1].stderr)
+
+
+@pytest.mark.slow
+def test_two_processes_go_back_together(poisoned, environment, tmp_path):
+    """Also: they resume exactly from before it."""
+    given, env = poisoned
+
+    def train(workdir):
+        code, said = launch(2, 1, [*given, f"--workdir={workdir}"], environment | env)
+        assert code == 0, said
+        return said
+
+    workdir = tmp_path / "run"
+    check_what_was_left_out(workdir, train(workdir))
+    again = cut(workdir, tmp_path / "again", 4)
+    check_what_was_left_out(again, train(again))
+    assert timeless(read_rows(again)) == timeless(read_rows(workdir))
+    for part in ("params", "ema"):
+        assert parameters(again, part) == parameters(workdir, part)
 
 
 @pytest.mark.parametrize("step", [4, 8])
