@@ -91,7 +91,7 @@ def preflight(
     for shape in target.shapes():
         found.append(estimates.estimate(target, shape, say, quick, search))
     worst = max(found, key=lambda f: (not f["fits"], f["hbm_gib"] or 0))
-    chip = estimates.chip_of(target)
+    chip = target.chip
     return {
         "topology": topology,
         "devices": len(devices),

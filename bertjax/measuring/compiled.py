@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import build
+from bertjax import UserError, build
 from bertjax import config as c
 from bertjax.measuring import hlo, memory
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import Objective, make_objective
 from bertjax.parallel import feed
+from bertjax.parallel.chips import CHIPS, Chip
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
 from bertjax.training import state
@@ -67,6 +68,14 @@ class Target:
             config, self.objective, self.mesh, WARMUP, TOTAL
         )
         self.cache = Path(config.data.cache).expanduser() / "compiled"
+
+    @property
+    def chip(self) -> Chip:
+        """What is known of the devices. Raises UserError where that is nothing."""
+        kind = self.mesh.devices.flat[0].device_kind
+        if kind not in CHIPS or not CHIPS[kind].ghz:
+            raise UserError(f"--topology={self.topology}: nothing is known of {kind}")
+        return CHIPS[kind]
 
     @property
     def parts(self) -> int:
@@ -156,7 +165,10 @@ class Target:
                 self.config, self.vocab_size, self.topology, step, shape
             )
             _keep(early, found)
-        return {"fits": found["fits"], "needed": memory_bytes(found)}
+        needed = memory_bytes(found)
+        # The compiler reports what it then refuses, too.
+        fits = found["fits"] and (needed or 0) <= self.chip.hbm_bytes
+        return {"fits": fits, "needed": needed}
 
     def _file(self, lowered: Any) -> Path:
         key = hashlib.sha256()

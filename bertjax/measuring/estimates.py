@@ -5,24 +5,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bertjax import UserError
 from bertjax.measuring import kernels
 from bertjax.measuring.compiled import Shape, Target, memory_bytes
 from bertjax.models.config import EncoderConfig, flops_per_token
-from bertjax.parallel.chips import CHIPS, Chip
+from bertjax.parallel.chips import Chip
 
 Say = Callable[[str], None]
 GIB = 2**30
 PROBES = 8  # batches that the search for the largest one looks at, at most
 NEAR = 0.03  # it ends this near to a full memory or to a batch that does not fit
-
-
-def chip_of(target: Target) -> Chip:
-    """Return the chip of a target's devices."""
-    kind = target.mesh.devices.flat[0].device_kind
-    if kind not in CHIPS or not CHIPS[kind].ghz:
-        raise UserError(f"--topology={target.topology}: nothing is known of {kind}")
-    return CHIPS[kind]
 
 
 def estimate(
@@ -34,7 +25,7 @@ def estimate(
     update does not fit. quick: only memory, no times; search: for the largest batch,
     else largest_batch_per_device and accumulate_to_fit are None.
     """
-    chip = chip_of(target)
+    chip = target.chip
     rows = target.rows(shape)
     said = f"{shape.batch_size} x {shape.length} on {target.topology}, {rows} a device"
     out = {"batch_size": shape.batch_size, "length": shape.length}
@@ -142,7 +133,7 @@ def search_largest(
     the batches around it. More rows than fill the memory may fit too, by the compiler's
     computing things twice: they are not looked for. 0: not even a row fits.
     """
-    available = chip_of(target).hbm_bytes
+    available = target.chip.hbm_bytes
     # 0 rows stand for the state alone; None: the compiler did not say how much.
     fitting: dict[int, int] = {0: sum(target.state_parts())}
     refused: dict[int, int | None] = {}

@@ -8,9 +8,9 @@ import pytest
 from bertjax import config as c
 from bertjax.measuring import compiled, estimates
 from bertjax.measuring.compiled import Parts, Shape
+from bertjax.parallel.chips import CHIPS
 
 GIB = 2**30
-V5E = SimpleNamespace(device_kind="TPU v5 lite")
 
 
 class Fake:
@@ -18,14 +18,13 @@ class Fake:
 
     topology = "v5e:2x4"
     parts = 8
+    chip = CHIPS["TPU v5 lite"]
 
     def __init__(self, state: float, fixed: float, slope: float, accumulate: int = 1):
         self.state, self.fixed, self.slope = state, fixed, slope
         self.config = SimpleNamespace(accumulate=accumulate)
         self.cfg = SimpleNamespace(hidden_size=768, num_hidden_layers=4)
-        self.mesh = SimpleNamespace(
-            devices=SimpleNamespace(flat=[V5E], size=8), shape={"data": 8}
-        )
+        self.mesh = SimpleNamespace(devices=SimpleNamespace(size=8), shape={"data": 8})
         self.compiled: list[tuple[int, bool]] = []
         self.says: bool | None = True
 
