@@ -2,6 +2,9 @@
 """Pretrain a masked language model: python -m bertjax.train --config=... --workdir=...
 
 Repeat the command to resume: the run ends with the same parameters, bit for bit.
+  --config.KEY=VALUE      any key of bertjax/config.py
+  --dry_run --multihost   build all and stop; one of several processes of a run
+  --allow_config_change   go on in a workdir whose config was another
 """
 
 import functools

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT, refused
 
-from bertjax import preflight
+from bertjax import UserError, preflight
 from bertjax.measuring import table
 
 needs_libtpu = pytest.mark.skipif(
@@ -266,3 +266,10 @@ def test_tensorflow_is_looked_at_without_loading_it():
     before = "tensorflow" in sys.modules
     said = preflight.tensorflow_grabs(c.parse(["--config=bert.py:mini"]).config)
     assert said and ("tensorflow" in sys.modules) == before
+
+
+def test_the_table_of_a_slice_that_is_none_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    with pytest.raises(UserError, match="v9:2x2 is none of"):
+        table.write(str(page), "v9:2x2", True, None, print)
+    assert not page.exists()

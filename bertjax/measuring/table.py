@@ -10,6 +10,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax import config as c
+from bertjax.measuring import topologies
 
 # Config -> a slice on which it fits; tests/test_preflight_configs.py compiles them.
 FITS = {
@@ -48,12 +49,14 @@ def write(
 
     Times, which take minutes each, are of the slices in FITS; quick: of none. What was
     compiled before is looked up, so the command can be broken off and run again. Raises
-    UserError for a page that cannot be written.
+    UserError for a page that cannot be written, and slices that are none.
     """
     page = Path(path).expanduser()
     if page.is_dir() or not page.parent.is_dir():
         raise UserError(f"--table={path} is no file that could be written")
     given = tuple(slices.split(",")) if slices else SLICES
+    for topology in given:
+        topologies.parse(topology)
     rows: list[dict[str, Any]] = []
     for name, fitting in FITS.items():
         for topology in given if slices else dict.fromkeys((fitting, *given)):
@@ -65,6 +68,8 @@ def write(
                 continue
             rows += [{**found, "config": name, **phase} for phase in found["phases"]]
             page.write_text("\n".join(lines(rows)) + "\n", "utf-8")
+    if not rows:
+        raise UserError(f"--topology={slices}: no config goes with it, nothing written")
     say(f"wrote {page}")
 
 
