@@ -236,8 +236,11 @@ def verdict(results: dict[str, Any]) -> str:
     wanted = results["accumulate_to_fit"]
     if wanted and wanted > results["accumulate"]:
         return f"{said}; --config.accumulate={wanted} would"
+    why = "not even a row a device"
+    if results["eval_fits"] is False:
+        why = "the evaluation is too large beside the optimizer's state"
     hints = "a larger slice, mesh.fsdp, model.remat=full or shorter rows"
-    return f"{said}, not even a row a device; try {hints}"
+    return f"{said}, {why}; try {hints}"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -100,10 +101,12 @@ def test_what_a_worker_runs(tmp_path):
     assert done.stdout == "255\n", done.stderr
     done = run("tpu_vm.sh", *VM, "run", "--", *TRAIN, path=tools, HOME=str(home))
     assert done.returncode == 0, done.stderr
+    until = time.monotonic() + 60  # it runs in the background
+    while done.stdout != "143\n":
+        assert time.monotonic() < until, done.stdout
+        done = run("tpu_vm.sh", *VM, "status", path=tools, HOME=str(home))
     wanted = ["-m", "bertjax.train", "--multihost", *TRAIN]
     assert (home / "bertjax.log").read_text().splitlines() == wanted
-    done = run("tpu_vm.sh", *VM, "status", path=tools, HOME=str(home))
-    assert done.stdout == "143\n"
 
 
 FAKE_GCLOUD = """#!/bin/bash

@@ -8,8 +8,10 @@ own, which is ended once the compiler's report is on the disk.
 
 import json
 import multiprocessing
+import os
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
+from bertjax import RunError
 from bertjax import config as c
 
 RESULT = "facts.json"
@@ -30,7 +33,7 @@ def needed(
 ) -> dict[str, Any]:
     """Return fits, and the bytes `needed` on a device: inputs and temporaries.
 
-    step: "train" or "eval"; shape: see compiled.Shape. Raises RuntimeError where the
+    step: "train" or "eval"; shape: see compiled.Shape. Raises RunError where the
     compiler fails for another reason than memory.
     """
     with tempfile.TemporaryDirectory() as name:
@@ -68,7 +71,7 @@ def _result(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / RESULT).read_text())
     except FileNotFoundError as e:
-        raise RuntimeError("the TPU compiler failed, see above") from e
+        raise RunError("the TPU compiler failed: its message is above") from e
 
 
 def _compile(
@@ -77,6 +80,8 @@ def _compile(
     """Compile in a process of its own; the compiler reports into the folder."""
     from bertjax.measuring import compiled, topologies
 
+    # Nobody waits for what outlives the command, however that ended.
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     given = c.from_json(config)
     devices = topologies.find_devices(topology)
     target = compiled.Target(given, vocab_size, topology, devices)
@@ -85,3 +90,9 @@ def _compile(
     found = compiled.compile_lowered(lowered, options)
     said = {"fits": found["fits"], "needed": compiled.memory_bytes(found)}
     Path(folder, RESULT).write_text(json.dumps(said))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
