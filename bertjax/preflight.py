@@ -4,9 +4,11 @@
   --config=bert.py:base   a config, as for bertjax.train
   --topology=v5e:2x4      the slice: v4:2x2x1, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1; two
                           slices are 2xv5e:4x4
-  --quick                 memory and the largest batch alone: seconds, not minutes
+  --quick                 memory and the largest batch, no times: it ends before the
+                          compiler writes machine code
   --json                  one JSON object
-  --table=FILE            all shipped configs on several slices as a Markdown table
+  --table=FILE            the shipped configs on several slices as a Markdown table:
+                          memory on all of them, times on one
 
 The TPU compiler (pip install libtpu; no TPU) compiles the update and the evaluation
 that bertjax.train would run there. Memory is what that compiler needs; times are its
