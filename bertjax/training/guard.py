@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guard of a run: which updates are skipped, judged in the step itself."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+T = TypeVar("T")
 
 WINDOW = 100  # updates that a gradient's norm is compared with, and before it is
 
@@ -48,6 +51,19 @@ def judge(
     return good, Guard(mean, taken, guard.skipped + ~good, streak)
 
 
-def choose(good: jax.Array, new: Any, old: Any) -> Any:
-    """Return `new` where an update is made, else `old`: a tree like both."""
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+def advance_if(good: jax.Array, advance: Callable[[T], T], state: T) -> T:
+    """Return advance(state) where an update is made, else `state` as it is.
+
+    A CPU branches: to choose between arrays takes it another copy of the moments and a
+    sixth of a base model's step. A TPU chooses while it writes, which is free, where a
+    branch would end its overlapping of work (docs/benchmarks.md).
+    """
+
+    def branch(state: T) -> T:
+        return jax.lax.cond(good, advance, lambda old: old, state)
+
+    def choose(state: T) -> T:
+        new = advance(state)
+        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+
+    return jax.lax.platform_dependent(state, cpu=branch, default=choose)

@@ -125,6 +125,24 @@ OPTIMIZERS = {
 }
 
 
+def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
+    """Scale gradients whose global norm exceeds `limit` to it.
+
+    As optax.clip_by_global_norm, but the norm may be given (`norm`, f32 []).
+    """
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, norm: Any = None, **_: Any
+    ) -> tuple[Any, Any]:
+        norm = optax.tree.norm(grads) if norm is None else norm
+        scale = limit / jnp.maximum(norm, limit)
+        return jax.tree.map(lambda g: scale * g, grads), state
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(), update
+    )
+
+
 def scale_by_rate(
     schedule: Schedule, layer_decay: float
 ) -> optax.GradientTransformationExtraArgs:
@@ -172,4 +190,4 @@ def make_optimizer(
         )
     parts: Parts = make(**{key: settings[key] for key in takes})
     tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay))
-    return optax.chain(optax.clip_by_global_norm(clip), tx) if clip > 0 else tx
+    return optax.chain(clip_by_norm(clip), tx) if clip > 0 else tx

@@ -100,15 +100,23 @@ def make_train_step(
         terms = {term: mean(total) for term, total in sums.items()}
         loss = sum(coefficients.get(term, 1.0) * terms[term] for term in weights)
         norm = optax.tree.norm(grads)
-        with jax.named_scope("optimizer"):
-            updates, moments = tx.update(grads, state.opt_state, state.params, at=time)
+
+        def advance(state: State) -> State:
+            updates, moments = tx.update(
+                grads, state.opt_state, state.params, at=time, norm=norm
+            )
             params = optax.apply_updates(state.params, updates)
             new = state._replace(params=params, opt_state=moments)
             if state.ema is not None:
                 new = new._replace(ema=average(state.ema, params, ema, state.step))
-            if state.guard is not None:
+            return new
+
+        with jax.named_scope("optimizer"):
+            if state.guard is None:
+                new = advance(state)
+            else:
                 good, kept = guard.judge(state.guard, loss, norm, guard_factor)
-                new = guard.choose(good, new, state)._replace(guard=kept)
+                new = guard.advance_if(good, advance, state)._replace(guard=kept)
         metrics = {f"train/{term}": value for term, value in terms.items()}
         metrics |= {
             "train/loss": loss,
