@@ -22,10 +22,16 @@ from bertjax.data.stores.cache import open_cache
 from bertjax.data.stores.store import Store
 from bertjax.data.text.sources import named_sources
 from bertjax.data.vocab.tokenizers import Tokenizer
+from bertjax.tasks import prepare as tasks
 
 
 def prepare(config: ConfigDict, say: Callable[[str], None]) -> text.Prepared:
-    """Prepare or reuse tokenizer and token stores (bertjax/data/stores/prepare.py)."""
+    """Prepare or reuse tokenizer and token stores (bertjax/data/stores/prepare.py).
+
+    Of a task, which has labelled rows instead, see bertjax/tasks/prepare.py.
+    """
+    if tasks.is_task(config):
+        return tasks.prepare(config, say)
     return settle(config, text.prepare_data(**inputs(config), say=say))
 
 
@@ -46,6 +52,9 @@ def check_inputs(config: ConfigDict) -> None:
             "data.train is empty: give text, for instance "
             "--config.data.train='corpus/*.txt' or builtin:docs"
         )
+    if tasks.is_task(config):
+        tasks.check(config)
+        return
     data = config.data
     train = named_sources(data.train, "data.train")
     valid = named_sources(data.valid, "data.valid")
@@ -273,6 +282,8 @@ def make_plans(
 
     Large plans are kept in `cache` (None: data.cache). seed: None is the config's.
     """
+    if tasks.is_task(config):
+        return {name: rows.plan(length) for name, rows in stores.items()}
     data = config.data
     cache = cache or open_cache(data.cache).root
     rule = pipeline.pair_rule(needs)

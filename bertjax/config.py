@@ -116,6 +116,16 @@ def base() -> ConfigDict:
                 paper_compat=False,  # the official code's quirks with special tokens
                 max_line_bytes=64 * 2**20,
             ),
+            # Finetuning: a task that has a name (bertjax/tasks/catalog.py), or the
+            # columns of data.train's and data.valid's tables.
+            task=dict(
+                name="",
+                text="",
+                text_pair="",
+                label="",
+                labels="",  # of classes, in order; empty: found in the training rows
+                metrics="",  # accuracy, f1, ... (bertjax/tasks/metrics.py)
+            ),
             optim=dict(
                 name="adamw",  # lamb, stableadamw, adafactor, muon
                 lr=1e-4,
@@ -171,6 +181,21 @@ def read_arg(arg: str | None, size: str, family: str = "bert") -> tuple[str, boo
     smoke = "smoke" in words
     given = [w for w in words if w in sizes]
     return (given or ["tiny" if smoke else size])[-1], smoke
+
+
+def split_arg(
+    arg: str | None, names: Sequence[str]
+) -> tuple[dict[str, str], str | None]:
+    """Part a config's ARG into NAME=VALUE words and the rest: UserError otherwise.
+
+    >>> split_arg("task=rte,smoke", ["task"])
+    ({'task': 'rte'}, 'smoke')
+    """
+    words = [w.partition("=") for w in (arg or "").split(",") if w]
+    named = {name: value for name, sign, value in words if sign}
+    for name in named:
+        registry.pick("the config's ARG", name, dict.fromkeys(names))
+    return named, ",".join(word for word, sign, _ in words if not sign) or None
 
 
 def make_smoke(config: ConfigDict) -> ConfigDict:
@@ -253,7 +278,9 @@ def parse(
             raise UserError(f"the config file: it lacks {', '.join(lacking[:5])}")
         settle_durations(values.config, overrides)
         from bertjax.disk import follow_init_from  # which needs this module
+        from bertjax.tasks import prepare as tasks
 
+        tasks.settle(values.config, overrides)
         follow_init_from(values.config)
         flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)
         values.mark_as_parsed()
@@ -406,6 +433,13 @@ def make_masking(config: ConfigDict, rate: float | None = None) -> masking.Maski
 
 def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
     """Refuse an objective that needs what the plan cannot give."""
+    labelled = bool(config.task.text)
+    if ("labels" in needs) != labelled:
+        why = (
+            "task.text and task.label say where" if not labelled else "task.* has none"
+        )
+        what = "learns labels" if not labelled else "learns from text"
+        raise UserError(f"objective={config.objective!r} {what}: {why}")
     if pipeline.pair_rule(needs) and config.data.plan != "pairs":
         raise UserError(
             f"objective={config.objective!r} needs sentence pairs: data.plan must be "

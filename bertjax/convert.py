@@ -161,7 +161,10 @@ def to_hf(
     for name, (part, cfg) in models.items():
         folder = into / name
         folder.mkdir(exist_ok=True)
-        export.write_model(folder, part, cfg, tokenizer.roles, model_type, raw, c.say)
+        labels = meta.get("task", {}).get("labels", ())
+        export.write_model(
+            folder, part, cfg, tokenizer.roles, model_type, raw, c.say, labels
+        )
         write_tokenizer(tokenizer, folder, cfg.type_vocab_size > 1, cfg.max_length)
         sentences.write(folder, pooled, cfg.hidden_size, cfg.max_length)
 

@@ -57,11 +57,12 @@ def follow_init_from(config: c.ConfigDict) -> None:
     """Take sizes and vocabulary from an imported init_from, where none are given.
 
     What the config file or the command line says of the model, its size, family and
-    ELECTRA's generator aside, stays. Nothing happens for runs of ours, and where
-    nothing is (yet).
+    ELECTRA's generator aside, stays. Finetuning follows runs of ours too; nothing
+    happens for others, and where nothing is (yet).
     """
+    folder = manifest.as_path(config.init_from) if config.init_from else None
     try:
-        if not config.init_from or not _is_imported(manifest.as_path(config.init_from)):
+        if folder is None or not (_is_imported(folder) or config.task.text):
             return
     except OSError:
         return
@@ -70,7 +71,8 @@ def follow_init_from(config: c.ConfigDict) -> None:
         if key in ("family", "size") or config.model[key] is None:
             config.model[key] = value
     if not config.data.vocab:
-        folder = manifest.as_path(config.init_from)
+        if not directories.is_directory(folder):
+            folder = manifest.resolve(config.init_from)[0]
         own = folder / "tokenizer"
         found = own if own.is_dir() else directories.tokenizer_folders(folder)[0]
         config.data.vocab = str(found)

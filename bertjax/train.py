@@ -23,6 +23,7 @@ from bertjax import RunError, UserError, __version__, build, checks, disk
 from bertjax import config as c
 from bertjax.data import phases
 from bertjax.parallel.watch import Watch
+from bertjax.tasks import prepare as tasks
 from bertjax.training import manifest, workdir
 from bertjax.training.signals import StopSignal
 
@@ -141,7 +142,7 @@ def train(
         workdir.check_text(path, said["stores"], hashes)
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
-    objective, cfg = make_objective(config.objective, cfg)
+    objective, cfg = make_objective(tasks.objective_of(config, prepared.parts), cfg)
     counts = build.count_tokens(prepared.parts)
     tables = build.make_tables(config, tokenizer, counts, speak)
     make_run = functools.partial(
@@ -168,7 +169,7 @@ def train(
     warmup, decay, span = build.schedule_lengths(config, run.phases, total)
     update = build.make_update(config, objective, mesh, warmup, span, decay)
     shapes, shardings = update.shapes, update.shardings
-    evaluate = jax.jit(step.make_eval_step(objective.sums))
+    evaluate = jax.jit(step.make_eval_step(objective.sums, objective.evaluate))
     rows = functools.cache(functools.partial(feed.local_rows, mesh))
     micro = config.batch_size // config.accumulate  # what fits in memory at once
     parameters = count_params(shapes.params)
@@ -220,6 +221,7 @@ def train(
 
     meta = {"config": config.to_dict(), "tokenizer": tokenizer.identity}
     meta |= {"stores": hashes, "version": __version__}
+    meta |= tasks.facts(prepared.parts)
     clock = make_clock(path, config.budget_minutes, mesh, done)
     if clock and hosts.from_primary(clock.over):
         total = done
@@ -332,9 +334,11 @@ def train(
             made = feed.to_devices(made, mesh, itertools.repeat(micro))
             made = feed.with_flag(made, mesh, lambda: stop.overdue)
             params = state.chosen(current, config.eval.ema)
-            values = step.run_eval(evaluate, params, made, is_late)
+            told: list[Any] = []
+            values = step.run_eval(evaluate, params, made, is_late, told)
             if values is None:
                 return False
+            values |= function.score(told, examples) if told else {}
             scores |= {f"eval/{name}/{term}": v for term, v in values.items()}
         write(writers, {"step": done, "tokens": tokens, **scores}, path)
         return True

@@ -35,6 +35,7 @@ ROOMS = {
         | {"objectives", "parallel", "training", "registry"},
         HEAVY - {"jax"},
     ),
+    "tasks": ({"tasks", "data", "registry"}, NO_JAX),
     "data": ({"data", "registry"}, NO_JAX),
     # Rooms in that room: what prepares text, what plans rows and what masks them do
     # not know each other.

@@ -8,7 +8,7 @@ hosts, threads, prefetching and the engine cannot change a batch.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from bertjax.data.masks.masking import (
     predictions_per_sequence,
 )
 from bertjax.data.mixture import Located, Mixture
-from bertjax.data.plans.plan import Plan, gather, truncated
+from bertjax.data.plans.plan import Plan
 
 Batch = dict[str, np.ndarray]
 Rows = slice | np.ndarray | None  # of the global batch; None: all
@@ -113,7 +113,7 @@ class Batches:
         found = self.located(step)
         out = np.zeros(self.batch_size, np.int64)
         for plan, rows in self._by_plan(found.component):
-            out[rows] = truncated(plan, found.example[rows], found.keys[rows])
+            out[rows] = plan.truncated(found.example[rows], found.keys[rows])
         return out
 
     def eval_batches(
@@ -126,11 +126,7 @@ class Batches:
         `example_weights` f32 [b] is 1 for real rows and 0 for copies. There must be a
         single component.
         """
-        (plan,) = self.plans
-        ids = np.arange(plan.n)
-        if examples is not None and examples < plan.n:
-            key = counter.fold(EVAL_SEED, "subset")
-            ids = np.sort(counter.permute(ids[:examples], plan.n, key))
+        ids = self.eval_ids(examples)
         mine = np.arange(batch_size)[slice(None) if rows is None else rows]
         for low in range(0, len(ids), batch_size):
             real = low + mine < len(ids)
@@ -142,6 +138,24 @@ class Batches:
             if "mlm_weights" in batch:
                 batch["mlm_weights"] *= batch["example_weights"][:, None]
             yield batch
+
+    def eval_ids(self, examples: int | None) -> np.ndarray:
+        """Return the examples that `eval_batches` goes through: i64, ascending."""
+        (plan,) = self.plans
+        ids = np.arange(plan.n)
+        if examples is not None and examples < plan.n:
+            key = counter.fold(EVAL_SEED, "subset")
+            ids = np.sort(counter.permute(ids[:examples], plan.n, key))
+        return ids
+
+    def score(
+        self, outputs: Sequence[Mapping[str, np.ndarray]], examples: int | None
+    ) -> dict[str, float]:
+        """Compute the metrics of what a model said of the `eval_batches`, in order."""
+        ids = self.eval_ids(examples)
+        whole = {k: np.concatenate([o[k] for o in outputs]) for k in outputs[0]}
+        told = {name: values[: len(ids)] for name, values in whole.items()}
+        return self.plans[0].score(told, ids)
 
     def _by_plan(
         self, component: np.ndarray
@@ -156,7 +170,7 @@ class Batches:
         """Make the rows before anything is masked; `marks` is for the masking alone."""
         batch: Batch = {}
         for plan, rows in self._by_plan(found.component):
-            part = gather(plan, found.example[rows], found.keys[rows], self.specials)
+            part = plan.gather(found.example[rows], found.keys[rows], self.specials)
             if len(self.plans) == 1:
                 return part
             for name, values in part.items():
@@ -219,8 +233,8 @@ class Course:
 
 
 def pair_rule(needs: frozenset[str]) -> str | None:
-    """Return what pairs are drawn by: the one name in `needs` beside "mlm"."""
-    rules = sorted(needs - {"mlm"})
+    """Return what pairs are drawn by: the one name beside "mlm" and "labels"."""
+    rules = sorted(needs - {"mlm", "labels"})
     if len(rules) > 1:
         raise UserError(f"one pair objective at a time, not {' and '.join(rules)}")
     return rules[0] if rules else None

@@ -3,7 +3,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from bertjax.interop.layout import (
     stored_shape,
     walk,
 )
+from bertjax.interop.names import TASKS
 from bertjax.models.config import EncoderConfig
 
 # What does not decide which family an encoder is of.
@@ -37,18 +38,22 @@ def write_model(
     model_type: str = "bert",
     raw: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
+    labels: Sequence[str] = (),
 ) -> None:
     """Write config.json and model.safetensors into an existing directory.
 
     params: our tree (numpy); roles: role -> id of the special pieces; model_type: tried
     first; raw: the config.json that the model was once imported with, whose other keys
-    are kept. Says which parameters have no place there. Raises UserError when no family
-    has such an encoder.
+    are kept; labels: names of the classes of a task's head. Says which parameters have
+    no place there. Raises UserError when no family has such an encoder, or task.
     """
     family, cfg, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
         config = {**raw, **config}
     have = dict(walk(params))
+    if task := {"classify", "regress"} & params.keys():
+        family, told = with_task(family, min(task), labels)
+        config |= told
     if cfg.type_vocab_size and "encoder/embeddings/token_type" not in have:
         # No token types: one, of zeros.
         types = np.zeros((cfg.type_vocab_size, cfg.embedding_width), np.float32)
@@ -64,6 +69,37 @@ def write_model(
     (directory / CONFIG).write_text(text, "utf-8")
     listed = sorted(_stored(have, here, family, cfg, bool(heads)))
     tensors.write(directory / tensors.SINGLE, listed)
+
+
+def with_task(
+    family: Family, head: str, labels: Sequence[str]
+) -> tuple[Family, dict[str, Any]]:
+    """Return the family with a task's head, and what config.json says of it.
+
+    Raises UserError for a family whose head is of another kind in transformers.
+    """
+    if family.model_type not in TASKS:
+        raise UserError(
+            f"--format=hf: {family.model_type}'s head of a task is not the same in "
+            f"transformers; those of {', '.join(TASKS)} are"
+        )
+    own = {
+        k.replace("task/", f"{head}/"): v for k, v in TASKS[family.model_type].items()
+    }
+    stem = next(name for _, name in family.classes if name.endswith("Model"))
+    name = f"{stem.removesuffix('Model')}ForSequenceClassification"
+    names = list(labels) or ["LABEL_0"]
+    told = {
+        "id2label": {str(i): label for i, label in enumerate(names)},
+        "label2id": {label: i for i, label in enumerate(names)},
+        "problem_type": "single_label_classification" if labels else "regression",
+    }
+    family = dataclasses.replace(
+        family,
+        names={**family.names, **own},
+        classes=((frozenset({head}), name), *family.classes),
+    )
+    return family, told
 
 
 def choose_family(
@@ -140,14 +176,14 @@ def _stored(
     for path in paths:
         for index, full in enumerate(names_of(path, family, cfg)):
             name, part, _ = split_name(full)
-            if path.startswith("encoder/") and prefixed:
+            if path.startswith("encoder/") and prefixed and name[:10] != "classifier":
                 name = family.prefix + name
             parts.setdefault(name, {})[part] = path, index
 
     def one(path: str, index: int) -> np.ndarray:
         leaf = np.asarray(have[path])
         slot = leaf[index] if "{}" in family.names[path] else leaf
-        shape = stored_shape(path, cfg)
+        shape = stored_shape(path, cfg, leaf.shape[-1])
         return (
             slot.reshape(shape[::-1]).T if is_transposed(path) else slot.reshape(shape)
         )
@@ -158,7 +194,8 @@ def _stored(
                 parts[other] = parts[name]
     for name, pieces in parts.items():
         ordered = [pieces[i] for i in range(len(pieces))]
-        rows, *rest = stored_shape(ordered[0][0], cfg)
+        classes = have[ordered[0][0]].shape[-1]
+        rows, *rest = stored_shape(ordered[0][0], cfg, classes)
 
         def make(ordered: list[tuple[str, int]] = ordered) -> np.ndarray:
             if len(ordered) == 1:

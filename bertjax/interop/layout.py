@@ -57,7 +57,7 @@ def split_name(name: str) -> tuple[str, int, int]:
     return (name, int(which), int(of)) if part else (name, 0, 1)
 
 
-def _dims(cfg: EncoderConfig) -> dict[str, int]:
+def _dims(cfg: EncoderConfig, classes: int = 2) -> dict[str, int]:
     return {
         "V": cfg.vocab_size,
         "E": cfg.embedding_width,
@@ -68,6 +68,7 @@ def _dims(cfg: EncoderConfig) -> dict[str, int]:
         "P": cfg.max_position_embeddings,
         "T": cfg.type_vocab_size,
         "C": 2,
+        "S": classes,
         "O": 1,
     }
 
@@ -81,9 +82,12 @@ def shape_of(path: str, family: Family, cfg: EncoderConfig) -> tuple[int, ...]:
     return own
 
 
-def stored_shape(path: str, cfg: EncoderConfig) -> tuple[int, ...]:
-    """Return the shape that one tensor of a leaf (its part of one) has in a file."""
-    dims = _dims(cfg)
+def stored_shape(path: str, cfg: EncoderConfig, classes: int = 2) -> tuple[int, ...]:
+    """Return the shape that one tensor of a leaf (its part of one) has in a file.
+
+    classes: how many a task has.
+    """
+    dims = _dims(cfg, classes)
     groups = LAYOUTS[path].replace(">", ",").split(",")
     sizes = tuple(math.prod(dims[c] for c in group) for group in groups)
     return sizes[::-1] if is_transposed(path) else sizes

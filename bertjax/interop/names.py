@@ -7,9 +7,10 @@ Names are those of transformers (models/*/modeling_*.py).
 from collections.abc import Mapping
 
 # Axes of our leaves: V vocabulary, E embedding, D hidden, H heads, K head width, M mlp,
-# P positions, T token types, C two classes, O one. "in>out" is stored as [out, in] in
-# their files; letters without a comma between them are one axis there: "D>HK" is
-# [D, H, K] here and [H*K, D] there. Leaves of encoder/layers have the layers before.
+# P positions, T token types, C two classes, S the classes of a task, O one.
+# "in>out" is stored as [out, in] in their files; letters without a comma between them
+# are one axis there: "D>HK" is [D, H, K] here and [H*K, D] there. Leaves of
+# encoder/layers have the layers before.
 LAYOUTS = {
     "encoder/embeddings/word": "V,E",
     "encoder/embeddings/position": "P,E",
@@ -54,6 +55,10 @@ LAYOUTS = {
     "nsp/bias": "C",
     "sop/kernel": "D>C",
     "sop/bias": "C",
+    "classify/kernel": "D>S",
+    "classify/bias": "S",
+    "regress/kernel": "D>O",
+    "regress/bias": "O",
 }
 # The leaves of a dense layer and of a norm, as torch calls them.
 LINEAR = {"kernel": "weight", "bias": "bias"}
@@ -226,4 +231,17 @@ MODERNBERT = {
     ),
     "mlm/bias": "decoder.bias",
     "mlm/decoder": "decoder.weight",
+}
+
+# A task's head on the pooled vector, in ...ForSequenceClassification. RoBERTa's pooler
+# is a part of it.
+_SPLIT = {
+    **rows(LINEAR, "encoder/pooler classifier.dense"),
+    **rows(LINEAR, "task classifier.out_proj"),
+}
+TASKS = {
+    "bert": rows(LINEAR, "task classifier"),
+    "albert": rows(LINEAR, "task classifier"),
+    "roberta": _SPLIT,
+    "xlm-roberta": _SPLIT,
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads on an encoder: masked LM, the two-way pair head, replaced tokens."""
+"""Heads on an encoder: masked LM, classes, replaced tokens."""
 
 from typing import Any
 
@@ -67,16 +67,16 @@ def mlm_logits(
         return logits.reshape(b, p, -1)
 
 
-def init_pair(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    """Make the pair head: [D, 2] and its bias."""
-    specs = linear_specs(into=(cfg.hidden_size,), out=(2,))
+def init_classes(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
+    """Make a head of classes: [D, C] and its bias."""
+    specs = linear_specs(into=(cfg.hidden_size,), out=(classes,))
     return draw(rng, specs, cfg.initializer_range)
 
 
-def pair_logits(params: Params, pooled: jax.Array) -> jax.Array:
-    """Return f32 logits [..., 2] of "in order" and "not" from pooled [..., D]."""
-    with jax.named_scope("pair_head"):
-        return linear(params, pooled).astype(jnp.float32)
+def class_logits(params: Params, vectors: jax.Array) -> jax.Array:
+    """Return f32 logits [..., C] from vectors [..., D]."""
+    with jax.named_scope("classes"):
+        return linear(params, vectors).astype(jnp.float32)
 
 
 def init_rtd(rng: jax.Array, cfg: EncoderConfig) -> Params:

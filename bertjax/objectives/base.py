@@ -19,7 +19,7 @@ from bertjax.models import attention, encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params
 from bertjax.objectives import SUPPORT, parse
-from bertjax.parallel.sharding import gather_params
+from bertjax.parallel.sharding import constrain, gather_params
 
 Batch = Mapping[str, jax.Array]
 PACKAGE = "bertjax.objectives"
@@ -58,7 +58,9 @@ class Head:
     metrics; params is the whole tree (for tied embeddings). coefficients: {term:
     factor}, 1 where silent. needs: what the host has to make ("mlm": masked
     positions, "nsp" or "sop": pairs with labels). pooled: wants the pooled vector.
-    shardings: rows for parameters that parallel/sharding.py does not know.
+    outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
+    keeps of every row. shardings: rows for parameters that parallel/sharding.py does
+    not know.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Head:
     sums: HeadSums
     needs: frozenset[str] = frozenset()
     pooled: bool = False
+    outputs: Callable[..., dict[str, jax.Array]] | None = None
     coefficients: Mapping[str, float] = dataclasses.field(default_factory=dict)
     shardings: tuple[tuple[str, str], ...] = ()
 
@@ -75,7 +78,8 @@ class Head:
 class Objective:
     """What is trained: like a Head, but it owns its forward pass.
 
-    init(rng) -> params; weights(batch); sums(params, batch, rng).
+    init(rng) -> params; weights(batch); sums(params, batch, rng). evaluate(params,
+    batch) -> (sums, outputs), where there are outputs.
     """
 
     init: Callable[[jax.Array], Params]
@@ -84,6 +88,7 @@ class Objective:
     needs: frozenset[str]
     coefficients: Mapping[str, float]
     shardings: tuple[tuple[str, str], ...] = ()
+    evaluate: Callable[[Params, Batch], tuple[dict[str, Term], Any]] | None = None
 
 
 def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
@@ -139,13 +144,30 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
 
     rows = tuple(row for head in heads for row in head.shardings)
 
-    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
+    def encode(params: Params, batch: Batch, rng: jax.Array | None) -> Any:
         params = gather_params(params, cfg.dtype, rows)
-        encoded = encoder.apply(params["encoder"], cfg, batch, rng)
+        return params, encoder.apply(params["encoder"], cfg, batch, rng)
+
+    def add_up(
+        params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
+    ) -> dict[str, Term]:
         out = {}
         for head in heads:
             out.update(head.sums(params, cfg, encoded, batch, rng))
         return out
+
+    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
+        return add_up(*encode(params, batch, rng), batch, rng)
+
+    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
+        params, encoded = encode(params, batch, None)
+        told = {}
+        for head in heads:
+            if head.outputs:
+                told.update(head.outputs(params, cfg, encoded, batch))
+        # Every process has the rows of all, for the metrics.
+        told = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in told.items()}
+        return add_up(params, encoded, batch, None), told
 
     return Objective(
         init=init,
@@ -154,4 +176,5 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         needs=frozenset().union(*(h.needs for h in heads)),
         coefficients={k: v for h in heads for k, v in h.coefficients.items()},
         shardings=rows,
+        evaluate=evaluate if any(h.outputs for h in heads) else None,
     )

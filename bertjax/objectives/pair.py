@@ -46,7 +46,7 @@ def sums(
     rng: jax.Array | None,
 ) -> dict[str, Sum]:
     """Score the labels i32 [B] or [B, S] by the pooled vectors [B, D] or [B, S, D]."""
-    logits = heads.pair_logits(params[name], encoded.pooled)
+    logits = heads.class_logits(params[name], encoded.pooled)
     args = (logits, batch[f"{name}_labels"], pair_weights(name, batch))
     return {f"{name}_loss": cross_entropy(*args), f"{name}_accuracy": accuracy(*args)}
 
@@ -55,7 +55,7 @@ def make_pair_head(name: str) -> Head:
     """Make the head of a pair rule; its labels are `<name>_labels`."""
     return Head(
         name,
-        heads.init_pair,
+        heads.init_classes,
         functools.partial(weights, name),
         functools.partial(sums, name),
         needs=frozenset({name}),

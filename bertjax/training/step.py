@@ -141,16 +141,25 @@ def average(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
     return jax.tree.map(lambda a, p: a + rest * (p - a), ema, params)
 
 
-def make_eval_step(sums_fn: SumsFn) -> Callable[[Any, Batch], Sums]:
+def make_eval_step(
+    sums_fn: SumsFn,
+    evaluate_fn: Callable[[Any, Batch], tuple[Sums, Any]] | None = None,
+) -> Callable[[Any, Batch], Sums]:
     """Make evaluate(params, batch) -> {term: (sum, weight)}, dropout off.
 
-    A batch may carry `stop` (feed.with_flag); it comes back as the sum of that name.
+    evaluate_fn(params, batch) -> (sums, outputs), instead of sums_fn: the outputs, of
+    every row, come back as `outputs`. A batch may carry `stop` (feed.with_flag); it
+    comes back as the sum of that name.
     """
 
     def evaluate(params: Any, batch: Batch) -> Sums:
         batch = dict(batch)
         stop = batch.pop("stop", None)
-        sums = dict(sums_fn(params, batch, None))
+        if evaluate_fn is None:
+            sums = dict(sums_fn(params, batch, None))
+        else:
+            found, outputs = evaluate_fn(params, batch)
+            sums = {**found, "outputs": outputs}
         if stop is not None:
             sums["stop"] = (jnp.sum(stop), jnp.ones(()))
         return sums
@@ -171,9 +180,11 @@ def run_eval(
     params: Any,
     batches: Iterable[Batch],
     asked: Callable[[], bool] = lambda: False,
+    outputs: list[Any] | None = None,
 ) -> dict[str, float] | None:
     """Evaluate all batches: {term: mean over all of them}, summed in float64.
 
+    The outputs of each batch, where the model has some, are appended to `outputs`.
     Returns None when it was broken off: `asked` said so, or a batch's `stop` did.
     """
     total: Sums = {}
@@ -181,7 +192,11 @@ def run_eval(
 
     def collect(keep: int) -> None:
         while len(pending) > keep:
-            for term, part in jax.device_get(pending.pop(0)).items():
+            found = jax.device_get(pending.pop(0))
+            told = found.pop("outputs", None)
+            if told is not None and outputs is not None:
+                outputs.append(told)
+            for term, part in found.items():
                 part = jax.tree.map(np.float64, part)
                 known = total.get(term)
                 total[term] = jax.tree.map(np.add, known, part) if known else part

@@ -53,7 +53,7 @@ def run(params, cfg, batch):
     if cfg.pooler:
         out["pooled"] = pooled
     for name in {"nsp", "sop"} & set(params):
-        out[f"{name}_logits"] = heads.pair_logits(params[name], pooled)
+        out[f"{name}_logits"] = heads.class_logits(params[name], pooled)
     if "rtd" in params:
         out["rtd_logits"] = heads.rtd_logits(params["rtd"], cfg, hidden)
     return out

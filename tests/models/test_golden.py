@@ -102,7 +102,7 @@ def test_equal_to_another_implementation(name):
             "mlm_logits": heads.mlm_logits(
                 params["mlm"], word, cfg, hidden, everywhere
             ),
-            "nsp_logits": heads.pair_logits(params["nsp"], pooled),
+            "nsp_logits": heads.class_logits(params["nsp"], pooled),
         }
 
     for key, value in run(params, batch).items():
@@ -116,7 +116,7 @@ def test_made_parameters_have_the_golden_layout():
         lambda rng: {
             "encoder": encoder.init(rng, cfg),
             "mlm": heads.init_mlm(rng, cfg),
-            "nsp": heads.init_pair(rng, cfg),
+            "nsp": heads.init_classes(rng, cfg),
         },
         jax.random.key(0),
     )

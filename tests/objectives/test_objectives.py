@@ -147,7 +147,7 @@ def test_the_hidden_token_leaks_into_no_logit(made):
             heads.mlm_logits(
                 params["mlm"], word, made.cfg, hidden, batch["mlm_positions"]
             ),
-            heads.pair_logits(params["nsp"], pooled),
+            heads.class_logits(params["nsp"], pooled),
         )
 
     for a, b in zip(logits(before), logits(after), strict=True):

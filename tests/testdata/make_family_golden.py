@@ -278,8 +278,8 @@ def make_params(cfg: EncoderConfig, stem: str, draw: np.random.Generator):
         "mlm": jax.eval_shape(lambda: heads.init_mlm(key, cfg)),
     }
     for name, make in (
-        ("nsp", heads.init_pair),
-        ("sop", heads.init_pair),
+        ("nsp", heads.init_classes),
+        ("sop", heads.init_classes),
         ("rtd", heads.init_rtd),
     ):
         if any(k.startswith(name) for k in HEADS[stem]):

@@ -106,6 +106,16 @@ class Plan:
         mean = len(self.tokens) // (len(self.documents) - 1)
         return pairs.Reserve(self.pair_rule, self.room, mean)
 
+    def gather(
+        self, example: np.ndarray, keys: np.ndarray, specials: Specials
+    ) -> dict[str, np.ndarray]:
+        """Make rows (rows.gather)."""
+        return gather(self, example, keys, specials)
+
+    def truncated(self, example: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Count the tokens cut off rows (rows.truncated)."""
+        return truncated(self, example, keys)
+
     def check_ids(self, vocab_size: int) -> None:
         """Raise UserError when the text holds an id that is not below vocab_size."""
         if self.counts is not None:

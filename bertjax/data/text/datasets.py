@@ -3,7 +3,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,57 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def open_split(name: str, wanted: Mapping[str, str]) -> tuple[Any, str]:
+    """Open "tfds:name:split": (its builder, the split).
+
+    wanted: {feature: the config key that asks for it}. Raises UserError.
+    """
+    found = WRITTEN.fullmatch(name)
+    if not found:
+        raise UserError(f"{name}: written as tfds:name[/config][:version]:split")
+    data_set, version, split = found.groups()
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as err:
+        raise UserError(
+            f"{name}: needs tensorflow and tensorflow_datasets ({err})"
+        ) from None
+    full = f"{data_set}:{version}" if version else data_set
+    try:
+        builder = tfds.builder(full, try_gcs=False)
+        builder.info.splits[split]
+    except tfds.core.DatasetNotFoundError:
+        raise UserError(
+            f"{name}: not on this machine, no data set of that name"
+            + _nearest(data_set, tfds.list_builders())
+        ) from None
+    except Exception as err:  # tfds raises errors of many kinds
+        reason = " ".join(str(err).split())[:100]
+        raise UserError(f"{name}: not on this machine ({reason})") from None
+    there = list(builder.info.features or {})
+    for feature, key in wanted.items():
+        if feature not in there:
+            names = ", ".join(f"`{n}`" for n in there)
+            raise UserError(
+                f"{name}: has no feature `{feature}` ({key}); there are: {names}"
+            )
+    return builder, split
+
+
+def read_split(
+    builder: Any, split: Any, wanted: Iterable[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the examples of a split, in the order of the files, as plain values."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    tf.config.set_visible_devices([], "GPU")  # the accelerator is jax's
+    decoders = tfds.decode.PartialDecoding(dict.fromkeys(wanted, True))
+    data = builder.as_dataset(split=split, shuffle_files=False, decoders=decoders)
+    for example in tfds.as_numpy(data):
+        yield {k: getattr(v, "tolist", lambda v=v: v)() for k, v in example.items()}
+
+
 @dataclass
 class TfdsSource(Source):
     """A split, or the `piece`-th of `pieces` even ranges of it; nothing is loaded."""
@@ -39,49 +90,15 @@ class TfdsSource(Source):
     fields: Fields = TEXT
     piece: int = 0
     pieces: int = 0  # 0: the whole
-    _builder: Any = field(default=None, repr=False, compare=False)
+    _opened: Any = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_builder": None}
+        return {**self.__dict__, "_opened": None}
 
     def _open(self) -> tuple[Any, str]:
-        found = WRITTEN.fullmatch(self.name)
-        if not found:
-            raise UserError(
-                f"{self.name}: written as tfds:name[/config][:version]:split"
-            )
-        data_set, version, split = found.groups()
-        if self._builder is None:
-            try:
-                import tensorflow_datasets as tfds
-            except ImportError as err:
-                raise UserError(
-                    f"{self.name}: needs tensorflow and tensorflow_datasets ({err})"
-                ) from None
-            full = f"{data_set}:{version}" if version else data_set
-            try:
-                builder = tfds.builder(full, try_gcs=False)
-                builder.info.splits[split]
-            except tfds.core.DatasetNotFoundError:
-                raise UserError(
-                    f"{self.name}: not on this machine, no data set of that name"
-                    + _nearest(data_set, tfds.list_builders())
-                ) from None
-            except Exception as err:  # tfds raises errors of many kinds
-                reason = " ".join(str(err).split())[:100]
-                raise UserError(
-                    f"{self.name}: not on this machine ({reason})"
-                ) from None
-            there = list(builder.info.features or {})
-            for name, key in self.fields.keys().items():
-                if name not in there:
-                    names = ", ".join(f"`{n}`" for n in there)
-                    raise UserError(
-                        f"{self.name}: has no feature `{name}` ({key}); "
-                        f"there are: {names}"
-                    )
-            self._builder = builder
-        return self._builder, split
+        if self._opened is None:
+            self._opened = open_split(self.name, self.fields.keys())
+        return self._opened
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return name, version, split and number of examples and bytes."""
@@ -103,21 +120,13 @@ class TfdsSource(Source):
 
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document an example, in the order of the files."""
-        import tensorflow as tf
-        import tensorflow_datasets as tfds
-
-        tf.config.set_visible_devices([], "GPU")  # the accelerator is jax's
         builder, split = self._open()
         counter = counts.of(self.name)
         if self.pieces:
+            import tensorflow_datasets as tfds
+
             split = tfds.even_splits(split, self.pieces)[self.piece]
-        wanted = dict.fromkeys(self.fields.keys(), True)
-        decoders = tfds.decode.PartialDecoding(wanted)
-        data = builder.as_dataset(split=split, shuffle_files=False, decoders=decoders)
-        records = (
-            {k: getattr(v, "tolist", lambda v=v: v)() for k, v in e.items()}
-            for e in tfds.as_numpy(data)
-        )
+        records = read_split(builder, split, self.fields.keys())
         found = (
             make_document(record, self.fields, lambda: self.name, counter)
             for record in records

@@ -122,11 +122,14 @@ def find(pattern: str) -> list[str]:
         return sorted(os.fspath(p) for p in found if not p.is_dir())
 
 
-def _unpacked(path: str) -> Iterator[bytes]:
-    """Yield the bytes of a packed file; raise UserError where it is damaged."""
+def unpacked(path: str) -> Iterator[bytes]:
+    """Yield a file's bytes, unpacked as it is named; UserError where it is damaged."""
     try:
         with open_file(path) as raw:
-            if path.lower().endswith(".gz"):
+            if not path.lower().endswith(tuple(PACKED.values())):
+                while chunk := raw.read(CHUNK):
+                    yield chunk
+            elif path.lower().endswith(".gz"):
                 import gzip
 
                 with gzip.GzipFile(fileobj=raw) as unpacked:
@@ -285,7 +288,7 @@ class FileSource(Source):
     def where(self, paragraph: str, max_line_bytes: int) -> str:
         """Name the file and the line, counted as lines are read."""
         whole = replace(self, start=0, end=None)
-        chunks = _unpacked(self.path) if self.pack else whole._chunks()
+        chunks = unpacked(self.path) if self.pack else whole._chunks()
         counter: Counter[str] = Counter()
         if self.is_json:
             for record, where in json_lines(self.name, chunks, max_line_bytes, counter):
@@ -302,7 +305,7 @@ class FileSource(Source):
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield the documents of the file, or of the piece."""
         counter = counts.of(self.name)
-        chunks = _unpacked(self.path) if self.pack else self._chunks()
+        chunks = unpacked(self.path) if self.pack else self._chunks()
         if self.is_json:
             skipped = self._lines_before if self.start else int
             records = json_lines(self.name, chunks, max_line_bytes, counter, skipped)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From config values to a tokenizer and the labelled rows of each source."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, registry
+from bertjax.data.stores.prepare import Prepared
+from bertjax.data.text.sources import expand, named_sources, split_sources
+from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
+from bertjax.tasks import metrics
+from bertjax.tasks.catalog import TASKS
+from bertjax.tasks.tables import read_rows
+from bertjax.tasks.texts import Form, Texts, make_texts, read_labels
+
+OBJECTIVES = {  # and its metrics where nothing else is said
+    "classify": ("accuracy",),
+    "regress": ("pearson", "spearman"),
+}
+TWO_SEPARATORS = ("roberta", "xlm-roberta")  # Liu et al. 2019's fairseq
+
+
+def is_task(config: ConfigDict) -> bool:
+    """True for a config that learns from labelled rows."""
+    return bool(config.task.name or config.task.text)
+
+
+def settle(config: ConfigDict, overrides: Any = ()) -> None:
+    """Fill in what a named task says and the config does not.
+
+    overrides: the keys that the command line gave. Raises UserError.
+    """
+    if not config.task.name:
+        return
+    task = registry.pick("task.name", config.task.name, TASKS)
+    first, *second = task.columns
+    told = dict(text=first, text_pair="".join(second), label=task.label)
+    told |= dict(labels=",".join(task.labels), metrics=",".join(task.metrics))
+    for key, value in told.items():
+        config.task[key] = config.task[key] or value
+    for key in ("train", "valid"):
+        config.data[key] = config.data[key] or getattr(task, key)
+    if "objective" not in overrides:
+        config.objective = task.objective
+
+
+def check(config: ConfigDict) -> Tokenizer:
+    """Refuse what can be seen without reading the tables; returns the tokenizer."""
+    task, data = config.task, config.data
+    registry.pick("objective", config.objective, OBJECTIVES)
+    if not task.text:
+        raise UserError("task.text is empty: the column of the text")
+    if not task.label:
+        raise UserError("task.label is empty: the column of the label")
+    if not data.vocab:
+        raise UserError(
+            "data.vocab is empty: give the vocabulary, or a pretrained model that has "
+            "one, --config.init_from=DIR"
+        )
+    for name in split_sources(task.metrics):
+        registry.pick("task.metrics", name, metrics.METRICS)
+    if data.packed or config.phases:
+        key = "data.packed" if data.packed else "phases"
+        raise UserError(f"{key}: labelled rows are one to a row, of one length")
+    for key in ("train", "valid"):
+        for part in named_sources(data[key], f"data.{key}").values():
+            for entry in split_sources(part):
+                if not entry.startswith("tfds:"):
+                    expand(str(Path(entry).expanduser()), f"data.{key}")
+    return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
+
+
+def make_form(config: ConfigDict) -> Form:
+    """Read what the rows look like out of a config; labels may still be ()."""
+    task = config.task
+    return Form(
+        columns=tuple(filter(None, (task.text, task.text_pair))),
+        label=task.label,
+        labels=tuple(split_sources(task.labels)),
+        separators=2 if config.model.family in TWO_SEPARATORS else 1,
+        metrics=tuple(split_sources(task.metrics)) or OBJECTIVES[config.objective],
+    )
+
+
+def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
+    """Read and encode the tables of data.train and data.valid.
+
+    Raises UserError: the user's input is at fault.
+    """
+    tokenizer, form = check(config), make_form(config)
+    found = {
+        key: {
+            name: read_rows(part, f"data.{key}", form.keys())
+            for name, part in named_sources(config.data[key], f"data.{key}").items()
+        }
+        for key in ("train", "valid")
+    }
+    if config.objective == "classify" and not form.labels:
+        rows = [row for part in found["train"].values() for row in part]
+        form = form._replace(labels=read_labels(rows, form.label))
+        say(f"{len(form.labels)} labels: {', '.join(form.labels)}")
+    made = {
+        key: {
+            name: make_texts(rows, form, tokenizer, True, say)
+            for name, rows in parts.items()
+        }
+        for key, parts in found.items()
+    }
+    for name, texts in (*made["train"].items(), *made["valid"].items()):
+        cut = int((texts.plan(config.data.length).truncated(slice(None)) > 0).sum())
+        if cut:
+            say(f"{name}: {cut:,} of {texts.n:,} rows are cut at {config.data.length}")
+    return Prepared(tokenizer, made["train"], made["valid"])
+
+
+def objective_of(config: ConfigDict, parts: Any) -> str:
+    """Return the objective with what the labels say of it: "classify:classes=3"."""
+    labels = facts(parts).get("task", {}).get("labels")
+    return f"{config.objective}:classes={len(labels)}" if labels else config.objective
+
+
+def facts(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint keeps of the labels: {"task": {"labels": [...]}}."""
+    forms = [p.form for p in parts.values() if isinstance(p, Texts)]
+    return {"task": {"labels": list(forms[0].labels)}} if forms else {}

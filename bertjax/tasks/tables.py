@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of labelled text: columns by name, out of files or TensorFlow Datasets.
+
+- `a.tsv`, `b.tsv.gz`: cells between tabs, a row a line; a quote is a quote
+- `c.csv`: as spreadsheets write it, quoted cells may hold commas, quotes, line ends
+- `d.jsonl`, `e.json.gz`: an object a line
+- `tfds:glue/rte:train`: TensorFlow Datasets on this machine
+
+The first line of a TSV or CSV file names its columns, unless the columns asked for are
+all numbers: then it has no such line, and 1 is its first column.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bertjax import UserError, registry
+from bertjax.data.text import datasets, files
+from bertjax.data.text.sources import expand, split_sources
+
+SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json)(\.gz|\.zst)?$", re.IGNORECASE)
+csv.field_size_limit(2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: its cells by column, and the place it stands, "train.tsv:7"."""
+
+    cells: Mapping[str, Any]
+    place: str
+
+
+def read_rows(value: str, key: str, columns: Mapping[str, str]) -> list[Row]:
+    """Read the rows of all sources that a config value names, in order.
+
+    value: files, patterns, tfds:name:split, with commas; key: the config key that
+    messages name. columns: {the config key that asks: name of the column}; all must be
+    there. Raises UserError, naming file and line, for what is no such table.
+
+    >>> read_rows("dev.tsv", "data.valid", {"task.text": "sentence"})[0]
+    Row(cells={'sentence': 'good fun', 'label': '1'}, place='dev.tsv:2')
+    """
+    rows: list[Row] = []
+    for entry in split_sources(value):
+        if entry.startswith("tfds:"):
+            found = _tfds(entry, columns)
+        else:
+            found = [r for p in expand(entry, key) for r in read_file(p, columns)]
+        if not found:
+            raise UserError(f"{key}={entry}: there are no rows")
+        rows += found
+    if not rows:
+        raise UserError(f"{key} is empty: give a table, for instance FILE.tsv")
+    return rows
+
+
+def read_file(path: str, columns: Mapping[str, str]) -> list[Row]:
+    """Read the rows of one file, as `read_rows` does."""
+    suffix = SUFFIX.search(path)
+    if suffix is None:
+        raise UserError(f"{path}: no table that is known: .tsv, .csv or .jsonl")
+    kind = suffix[1].lower()
+    text = read_text(path)
+    return list(parse_rows(text, kind.removesuffix("l"), path, columns))
+
+
+def read_text(path: str) -> str:
+    """Read a whole file, unpacked. UserError where it is damaged or not UTF-8."""
+    content = b"".join(files.unpacked(path))
+    return decode(content, path)
+
+
+def decode(content: bytes, name: str) -> str:
+    """Decode UTF-8. Raises UserError that names the first bad line."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = content[: e.start].count(b"\n") + 1
+        raise UserError(f"{name}:{line}: is not UTF-8") from None
+
+
+def parse_rows(
+    text: str, kind: str, name: str, columns: Mapping[str, str]
+) -> Iterator[Row]:
+    """Yield the rows of a text: kind "tsv", "csv" or "json".
+
+    A row of only empty cells at the end of a file is none. Raises UserError.
+    """
+    if kind == "json":
+        yield from _json_rows(text, name, columns)
+        return
+    lines = _tab_lines(text) if kind == "tsv" else _csv_lines(text, name)
+    header: list[str] | None = None
+    if columns and all(c.isdigit() for c in columns.values()):
+        header = []  # named when the width is known
+    for number, cells in lines:
+        if header is None:
+            header = [cell.strip() for cell in cells]
+            twice = {c for c in header if header.count(c) > 1 and c in columns.values()}
+            if twice:
+                raise UserError(f"{name}:{number}: two columns are {min(twice)!r}")
+            _check_columns(header, name, columns)
+            continue
+        if not header:
+            header = [str(i + 1) for i in range(len(cells))]
+            _check_columns(header, name, columns)
+        if len(cells) != len(header):
+            raise UserError(
+                f"{name}:{number}: the row has {len(cells)} cells, the first one "
+                f"{len(header)}"
+            )
+        yield Row(dict(zip(header, cells, strict=True)), f"{name}:{number}")
+
+
+def _tab_lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line := line.removesuffix("\r"):
+            yield number, line.split("\t")
+
+
+def _csv_lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    begins = 1
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as e:
+            raise UserError(f"{name}:{begins}: is no CSV ({e})") from None
+        if cells:
+            yield begins, cells
+        begins = reader.line_num + 1
+
+
+def _json_rows(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as e:
+            raise UserError(f"{name}:{number}: is no JSON ({e})") from None
+        if not isinstance(found, dict):
+            raise UserError(f"{name}:{number}: is no JSON object")
+        _check_columns(list(found), f"{name}:{number}", columns)
+        yield Row(found, f"{name}:{number}")
+
+
+def _tfds(entry: str, columns: Mapping[str, str]) -> list[Row]:
+    wanted = {column: key for key, column in columns.items()}
+    builder, split = datasets.open_split(entry, wanted)
+    return [
+        Row({k: _plain(v) for k, v in record.items()}, f"{entry}[{i}]")
+        for i, record in enumerate(datasets.read_split(builder, split, wanted))
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _check_columns(header: list[str], name: str, columns: Mapping[str, str]) -> None:
+    for key, column in columns.items():
+        if column not in header:
+            said = registry.unknown(key, column, header)
+            raise UserError(f"{name}: {said}")

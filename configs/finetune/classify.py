@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classify texts or pairs of texts, or score them: a table in, a model out.
+
+Devlin et al. 2019, section 4.1 and appendix A.3: batch 32, 3 epochs, 128 tokens, Adam
+at one of 2e-5 to 5e-5, warm-up over a tenth of the steps. ARG: a size, smoke, and
+task=NAME, a task of bertjax/tasks/catalog.py, such as task=rte. Otherwise
+
+  --config.init_from=DIR --config.data.train=train.tsv --config.data.valid=dev.tsv
+  --config.task.text=COLUMN --config.task.label=COLUMN [--config.task.text_pair=COLUMN]
+
+and --config.objective=regress where the label is a score.
+"""
+
+from bertjax import config as c
+
+
+def get_config(arg: str | None = None):
+    named, arg = c.split_arg(arg, ("task",))
+    size, smoke = c.read_arg(arg, size="base")
+    config = c.base()
+    config = c.make_smoke(config) if smoke else config
+    config.objective = "classify"
+    config.data.train = config.data.valid = ""
+    config.task.name = named.get("task", "")
+    config.model.size = size
+    config.total = c.duration(epochs=3)
+    config.batch_size = 32
+    config.data.length = 128
+    config.data.engine = "python"
+    config.optim.lr = 3e-5
+    config.optim.warmup = c.duration(percent=10)
+    config.eval.every = c.duration(epochs=1)
+    config.eval.examples = 0  # all
+    config.checkpoint.every = c.duration(epochs=1)
+    config.log.every = c.duration(steps=1 if smoke else 10)
+    return config

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables: what is read out of them, and the one line that each broken one gets."""
+
+import csv
+import gzip
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertjax import UserError
+from bertjax.tasks.tables import parse_rows, read_rows
+
+TEXT = {"task.text": "text"}
+CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def rows(text, kind="tsv", columns=TEXT):
+    return list(parse_rows(text, kind, "t", columns))
+
+
+def test_a_tsv_has_no_quoting():
+    found = rows('text\tlabel\nsay "hi\t1\n"a", \'b\'\t0\r\n')
+    assert [r.cells for r in found] == [
+        {"text": 'say "hi', "label": "1"},
+        {"text": "\"a\", 'b'", "label": "0"},
+    ]
+    assert [r.place for r in found] == ["t:2", "t:3"]
+
+
+def test_a_csv_keeps_what_it_quotes():
+    found = rows('text,n\n"a, ""b""\nc\td",1\nplain,2\n', "csv")
+    assert [r.cells["text"] for r in found] == ['a, "b"\nc\td', "plain"]
+    assert [r.place for r in found] == ["t:2", "t:4"]
+
+
+def test_columns_without_names():
+    found = rows("a\t1\nb\t0\n", columns={"task.text": "1", "task.label": "2"})
+    assert [r.cells for r in found] == [{"1": "a", "2": "1"}, {"1": "b", "2": "0"}]
+
+
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1))
+def test_csv_round_trip(table):
+    out = io.StringIO()
+    csv.writer(out, quoting=csv.QUOTE_ALL).writerows([("text", "x"), *table])
+    found = rows(out.getvalue(), "csv")
+    assert [(r.cells["text"], r.cells["x"]) for r in found] == table
+
+
+@given(st.lists(st.dictionaries(CELLS, CELLS), min_size=1))
+def test_json_lines_round_trip(table):
+    table = [{**row, "text": "x"} for row in table]
+    said = "\n".join(json.dumps(row) for row in table)
+    assert [r.cells for r in rows(said, "json")] == table
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("tsv", "text\tlabel\na\t1\nb\t2\t3\n", "t:3: the row has 3 cells"),
+        ("tsv", "txt\tlabel\na\t1\n", "did you mean 'txt'"),
+        ("tsv", "text\ttext\na\tb\n", "t:1: two columns are 'text'"),
+        ("csv", 'text\n"open\n', "t:2: is no CSV"),
+        ("json", '{"text": "a"}\n{"text": \n', "t:2: is no JSON"),
+        ("json", '{"text": "a"}\n["b"]\n', "t:2: is no JSON object"),
+        ("json", '{"text": "a"}\n\n{"body": "b"}\n', "t:3: task.text='text'"),
+    ],
+)
+def test_broken_tables(kind, text, said):
+    with pytest.raises(UserError) as e:
+        rows(text, kind)
+    assert said in str(e.value)
+
+
+def test_files(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\nx\n")
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as f:
+        f.write('{"text": "é"}\n')
+    found = read_rows(f"{tmp_path}/a.tsv,{tmp_path}/b.jsonl.gz", "data.train", TEXT)
+    assert [r.cells["text"] for r in found] == ["x", "é"]
+    (tmp_path / "none.tsv").write_text("text\n")
+    (tmp_path / "bad.tsv").write_bytes(b"text\nfine\n\xff\xfe\n")
+    (tmp_path / "half.csv.gz").write_bytes(gzip.compress(b"text\na\n" * 99)[:-9])
+    for name, said in {
+        "none.tsv": "there are no rows",
+        "bad.tsv": "bad.tsv:3: is not UTF-8",
+        "half.csv.gz": "damaged or truncated",
+        "gone.tsv": "there is no such file",
+        "a.txt": "there is no such file",
+    }.items():
+        with pytest.raises(UserError) as e:
+            read_rows(f"{tmp_path}/{name}", "data.train", TEXT)
+        assert said in str(e.value) and name in str(e.value)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finetuning by the commands: from a pretrained run and a table to answers."""
+
+import csv
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import read_rows, refused, succeeded, timeless
+
+from bertjax import UserError, predict, train
+from bertjax.training.checkpoint import restore_params
+from bertjax.training.signals import StopSignal
+
+GOOD = ["clear", "useful", "simple", "fast", "exact"]
+BAD = ["wrong", "slow", "unclear", "broken", "missing"]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """32 rows whose words tell the label: text, other text, label, score."""
+    folder = tmp_path_factory.mktemp("tables")
+    draw = np.random.default_rng(0)
+    rows = []
+    for i in range(32):
+        words = (GOOD, BAD)[i % 2]
+        a, b = (" ".join(draw.choice(words, 4)) for _ in "ab")
+        rows.append((f"The result is {a}", b, ("good", "bad")[i % 2], 5 - 4 * (i % 2)))
+    with (folder / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "more", "label", "score"), *rows])
+    lines = "\n".join("\t".join(map(str, r)) for r in rows)
+    (folder / "bare.tsv").write_text(lines + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(tables, trained):
+    """Arguments that learn the table by heart, from the pretrained run."""
+    return [
+        "--config=finetune/classify.py:smoke",
+        f"--config.init_from={trained}",
+        f"--config.data.train={tables / 'rows.csv'}",
+        f"--config.data.valid={tables / 'rows.csv'}",
+        "--config.task.text=text",
+        "--config.task.text_pair=more",
+        "--config.task.label=label",
+        "--config.data.length=32",
+        "--config.batch_size=8",
+        "--config.total.steps=40",
+        "--config.optim.lr=3e-3",
+        "--config.eval.every.steps=20",
+        "--config.checkpoint.every.steps=20",
+    ]
+
+
+@pytest.fixture(scope="module")
+def finetuned(command, wanted, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("finetuned") / "run"
+    said = succeeded(command("train", *wanted, f"--workdir={workdir}"))
+    assert "2 labels: bad, good" in said.stderr
+    return workdir
+
+
+def test_it_learns_32_rows_by_heart(finetuned):
+    scores = [r for r in read_rows(finetuned) if "eval/valid/accuracy" in r]
+    assert [r["step"] for r in scores] == [20, 40]
+    assert scores[-1]["eval/valid/accuracy"] == 1.0
+    assert (
+        scores[-1]["eval/valid/classify_loss"] < scores[0]["eval/valid/classify_loss"]
+    )
+
+
+def test_every_parameter_changes(finetuned):
+    one, two = (restore_params(finetuned / f"checkpoints/{n}") for n in (20, 40))
+    assert "classify" in one and one["encoder"].keys() >= {"pooler", "layers"}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(one):
+        other = two
+        for key in path:
+            other = other[key.key]
+        assert not np.array_equal(leaf, other), path
+
+
+def test_resuming_is_exact(command, wanted, finetuned, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(finetuned, again)
+    shutil.rmtree(again / "checkpoints/40")
+    succeeded(command("train", *wanted, f"--workdir={again}"))
+    assert timeless(read_rows(again)) == timeless(read_rows(finetuned))
+    one, two = (restore_params(w / "checkpoints/40") for w in (again, finetuned))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def answers(command, model, *arguments):
+    result = succeeded(command("predict", f"--model={model}", *arguments))
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_predictions_come_in_order(command, finetuned, tables, tmp_path):
+    table = tables / "rows.csv"
+    found = answers(command, finetuned, f"--input={table}", "--batch_size=5")
+    assert [r["label"] for r in found] == ["good", "bad"] * 16
+    assert all(0.5 < r["score"] <= 1 for r in found)
+    # A row says the same in other company, and in JSON lines, to a file.
+    rows = [{"text": "The result is fast", "more": "clear"}]
+    one = tmp_path / "one.jsonl"
+    one.write_text(json.dumps(rows[0]) + "\n")
+    (tmp_path / "out").mkdir()
+    out = tmp_path / "out/answers.jsonl"
+    answers(command, finetuned, f"--input={one}", f"--out={out}")
+    with (tmp_path / "more.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("text", "more"), *[("x " * 60, "y")] * 3, tuple(rows[0].values())]
+        )
+    among = answers(command, finetuned, f"--input={tmp_path / 'more.csv'}")
+    alone = json.loads(out.read_text())
+    assert alone["label"] == among[-1]["label"] == "good"
+    assert alone["score"] == pytest.approx(among[-1]["score"], abs=1e-6)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["answers.jsonl"]
+
+
+def test_scores_of_columns_without_names(command, wanted, tables, tmp_path):
+    """Regression, and a table without a header: columns by number."""
+    arguments = [
+        *wanted,
+        "--config.objective=regress",
+        f"--config.data.train={tables / 'bare.tsv'}",
+        f"--config.data.valid={tables / 'bare.tsv'}",
+        "--config.task.text=1",
+        "--config.task.text_pair=2",
+        "--config.task.label=4",
+        f"--workdir={tmp_path / 'run'}",
+    ]
+    succeeded(command("train", *arguments))
+    last = read_rows(tmp_path / "run")[-1]
+    assert last["eval/valid/pearson"] > 0.9 and last["eval/valid/spearman"] > 0.5
+    found = answers(command, tmp_path / "run", f"--input={tables / 'bare.tsv'}")
+    values = np.array([r["value"] for r in found])
+    assert values[::2].min() > values[1::2].max()
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("task.text=txt", ["task.text='txt'", "rows.csv"]),
+        ("data.valid={}/odd.tsv", ["odd.tsv:3", "task.labels", "fine"]),
+        ("objective=mlm", ["objective='mlm'", "classify"]),
+        ("task.metrics=acuracy", ["did you mean 'accuracy'"]),
+        ("task.name=rtee", ["did you mean 'rte'"]),
+        ("init_from=", ["data.vocab is empty", "init_from"]),
+        ("data.packed=True", ["data.packed"]),
+    ],
+)
+def test_what_training_refuses(wanted, tmp_path, monkeypatch, argument, words):
+    (tmp_path / "odd.tsv").write_text("text\tmore\tlabel\nx\ty\tgood\nx\ty\tfine\n")
+    given = f"--config.{argument.format(tmp_path)}"
+    monkeypatch.setattr(StopSignal, "install", lambda self: None)
+    with pytest.raises(UserError) as e:
+        train.main([*wanted, given, f"--workdir={tmp_path / 'w'}"])
+    assert all(word in str(e.value) for word in words), e.value
+    assert not (tmp_path / "w").exists()
+
+
+def test_what_predict_refuses(command, trained, finetuned, tables, tmp_path):
+    (tmp_path / "b.tsv").write_text("text\nx\n")
+    with pytest.raises(UserError, match="not finetuned"):
+        predict.main([f"--model={trained}", f"--input={tables / 'rows.csv'}"])
+    told = command("predict", f"--model={finetuned}", f"--input={tmp_path / 'b.tsv'}")
+    refused(told, "b.tsv", "task.text_pair='more'")
