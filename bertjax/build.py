@@ -331,18 +331,18 @@ class Update(NamedTuple):
 
 
 def make_tx(
-    config: ConfigDict, warmup: int, total: int, decay: int = 0
+    config: ConfigDict, warmup: int, total: int, decay: int = 0, lr: Any = None
 ) -> tuple[Any, Any]:
     """Make the schedule and the optax transform; durations are in steps.
 
-    decay: the length of the last part of schedules that have one. Raises UserError for
-    settings that do not go together.
+    decay: the length of the last part of schedules that have one. lr: instead of the
+    config's. Raises UserError for settings that do not go together.
     """
     from bertjax.training import optim, schedules
 
     o = config.optim
     schedule = schedules.make_schedule(
-        o.schedule, o.lr, warmup, total, decay=decay, power=o.power
+        o.schedule, o.lr if lr is None else lr, warmup, total, decay, o.power
     )
     settings = {k: o[k] for k in ("wd", "b1", "b2", "eps", "clip")}
     settings |= {k: o[k] for k in ("bias_correction", "layer_decay")}
@@ -369,6 +369,25 @@ def schedule_lengths(
     return length("optim.warmup", False), length("optim.decay", True), span
 
 
+def make_function(
+    config: ConfigDict, objective: Any, tx: Any, schedule: Any, seed: Any = None
+) -> Callable[..., Any]:
+    """Make update(state, batch) -> (state, metrics); seed: instead of the config's."""
+    from bertjax.training import step
+
+    return step.make_train_step(
+        objective.sums,
+        objective.weights,
+        objective.coefficients,
+        tx,
+        schedule,
+        seed=config.seed if seed is None else seed,
+        accumulate=config.accumulate,
+        guard_factor=config.guard.factor,
+        ema=config.optim.ema,
+    )
+
+
 def make_update(
     config: ConfigDict,
     objective: Any,
@@ -392,17 +411,7 @@ def make_update(
     shapes, shardings = state.plan_state(
         init, tx, mesh, objective.shardings, guarded, averaged=ema > 0
     )
-    update = step.make_train_step(
-        objective.sums,
-        objective.weights,
-        objective.coefficients,
-        tx,
-        schedule,
-        seed=config.seed,
-        accumulate=config.accumulate,
-        guard_factor=watch.factor,
-        ema=ema,
-    )
+    update = make_function(config, objective, tx, schedule)
     one, many = (
         step.compile_train_step(function, shardings)
         for function in (update, dispatch.many_steps(update))

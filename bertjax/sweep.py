@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finetune with many seeds and rates in one program, and say how much they scatter.
+
+python -m bertjax.sweep --config=finetune/classify.py --workdir=DIR --seeds=5
+    [--lrs=2e-5,3e-5] [--at_once=N] [--json] [--config.KEY=VALUE ...]
+
+A seed decides the new head, dropout and the order of the rows. DIR holds the best run,
+by the first metric of the first validation set, for predict and convert, and in
+sweep.json the scores of all. Repeat the command to resume.
+"""
+
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from bertjax import UserError, build, checks, disk
+from bertjax import config as c
+from bertjax.tasks import prepare as tasks
+from bertjax.training import manifest, workdir
+
+RESULTS = "sweep.json"
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("workdir", None, "", flag_values=values)
+    flags.DEFINE_integer("seeds", 5, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_list("lrs", [], "", flag_values=values)
+    flags.DEFINE_integer("at_once", None, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_boolean("json", False, "", flag_values=values)
+
+
+def main(argv: Sequence[str]) -> int:
+    args = c.parse(argv, define_flags)
+    config = args.config
+    if not args.workdir:
+        raise UserError("--workdir is missing: the directory the sweep lives in")
+    rates = read_rates(args.lrs or [str(config.optim.lr)])
+    checks.check(config)
+    if not tasks.is_task(config) or not config.data.valid:
+        raise UserError("a sweep needs a task and data.valid, which says what is best")
+    if config.optim.ema or config.budget_minutes is not None:
+        key = "optim.ema" if config.optim.ema else "budget_minutes"
+        raise UserError(f"{key} does not go with a sweep")
+    build.check_inputs(config)
+    if config.init_from:
+        disk.check_init_from(config.init_from)
+    path = Path(args.workdir).expanduser()
+    disk.check_workdir(path, config, allow_change=True)
+    runs = [
+        (seed, rate)
+        for rate in rates
+        for seed in range(config.seed, config.seed + args.seeds)
+    ]
+    lock = workdir.lock(path)
+    found = sweep(config, path, runs, args.at_once, json.loads(args.overrides))
+    lock.close()
+    print(json.dumps(found) if args.json else "\n".join(describe(found)))
+    return 0
+
+
+def read_rates(given: Sequence[str]) -> list[float]:
+    """Read learning rates. Raises UserError."""
+    try:
+        rates = [float(word) for word in given]
+    except ValueError:
+        rates = []
+    fine = rates and all(0 < r < 1e3 for r in rates)
+    if not fine or len({*rates}) < len(rates):
+        raise UserError(f"--lrs={','.join(given)}: different numbers above 0, please")
+    return rates
+
+
+def sweep(
+    config: c.ConfigDict,
+    path: Path,
+    runs: Sequence[tuple[int, float]],
+    at_once: int | None,
+    overrides: dict[str, Any],
+) -> dict[str, Any]:
+    """Train all runs (seed, rate) to the end and return what sweep.json holds."""
+    import jax
+
+    from bertjax.data.progress import Progress
+    from bertjax.data.stream import stream
+    from bertjax.objectives.base import make_objective
+    from bertjax.parallel import feed
+    from bertjax.parallel.mesh import make_mesh
+    from bertjax.parallel.sharding import batch_sharding
+    from bertjax.training import members, state, step
+    from bertjax.training.checkpoint import Checkpoints, warm_start
+
+    mesh = make_mesh(**config.mesh)
+    feed.check_batch_size(mesh, config.batch_size, config.accumulate)
+    prepared = build.prepare(config, c.say)
+    tokenizer, parts = prepared.tokenizer, prepared.parts
+    cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
+    objective, cfg = make_objective(tasks.objective_of(config, parts), cfg)
+    tables = build.make_tables(config, tokenizer, build.count_tokens(parts))
+
+    def plan(seed: int) -> build.Run:
+        own = config.copy_and_resolve_references()
+        own.seed = seed
+        return build.make_run(own, objective.needs, tokenizer, parts, tables)
+
+    planned = {seed: plan(seed) for seed, _ in runs}
+    total, placed = planned[runs[0][0]].total, planned[runs[0][0]].phases
+    every = build.intervals(config, placed[0], total)["eval"]
+    valid = build.make_valid(config, objective.needs, tokenizer, prepared.valid, tables)
+    warmup, decay, span = build.schedule_lengths(config, placed, total)
+    update = build.make_update(config, objective, mesh, warmup, span, decay)
+    guarded = update.shapes.guard is not None
+
+    def update_of(seed: Any, rate: Any) -> Any:
+        schedule, tx = build.make_tx(config, warmup, span, decay, rate)
+        return build.make_function(config, objective, tx, schedule, seed)
+
+    def begin(seed: Any) -> state.State:
+        params = objective.init(jax.random.key(seed))
+        return state.make_state(params, update.tx, guarded)
+
+    begins = members.make_begin(begin, update.shardings)
+    advance = members.make_step(update_of, update.shardings)
+    evaluate = jax.jit(
+        jax.vmap(step.make_eval_step(objective.sums, objective.evaluate), (0, None))
+    )
+    where = members.stack(batch_sharding(mesh))
+    whole = batch_sharding(mesh)
+
+    def shapes(size: int) -> Any:
+        state_ = jax.tree.map(
+            lambda s, at: jax.ShapeDtypeStruct((size, *s.shape), s.dtype, sharding=at),
+            update.shapes,
+            members.stack(update.shardings),
+        )
+        rows = planned[runs[0][0]].course.batch(0)
+        batch = {
+            k: jax.ShapeDtypeStruct((size, *v.shape), v.dtype, sharding=where)
+            for k, v in rows.items()
+        }
+        each = [jax.ShapeDtypeStruct((size,), t) for t in (np.int32, np.float32)]
+        return state_, batch, *each
+
+    def fits(size: int) -> bool:
+        """Ask the compiler; a CPU gains nothing by more than one."""
+        if at_once is not None:
+            return size <= at_once
+        device = mesh.devices.flat[0]
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        if device.platform == "cpu" or not limit:
+            return False
+        need = advance.lower(*shapes(size)).compile().memory_analysis()
+        used = need.temp_size_in_bytes + need.argument_size_in_bytes
+        others = (len(runs) / size - 1) * need.output_size_in_bytes
+        return used + others < 0.9 * limit
+
+    with jax.set_mesh(mesh):
+        size = members.group_size(len(runs), fits)
+    groups = [runs[i : i + size] for i in range(0, len(runs), size)]
+    seeds = [np.array([s for s, _ in g], np.int32) for g in groups]
+    rates = [np.array([r for _, r in g], np.float32) for g in groups]
+    c.say(f"{len(runs)} runs of {total:,} steps, {size} at once")
+    hashes = build.content_hashes(config, prepared)
+    facts = {"config": config.to_dict(), "runs": runs, "size": size}
+    facts |= {"stores": hashes, "tokenizer": tokenizer.identity}
+    facts = json.loads(json.dumps(facts))
+    before = workdir.read_json(path / RESULTS)
+    if before.get("facts") == facts:
+        c.say(f"{path} is done")
+        return before
+    folders = [path / "members" / str(i) for i in range(len(groups))]
+
+    saved = [Checkpoints(folder, 2, None) for folder in folders]
+    there = [manifest.steps(folder) for folder in folders]
+    done = max(set.intersection(*map(set, there)), default=0)
+    scores: list[dict[str, Any]] = []
+    if done:
+        before = manifest.read_meta(path / "members/0/checkpoints" / str(done))
+        if any(before.get(key) != value for key, value in facts.items()):
+            raise UserError(
+                f"--workdir={path} holds a sweep of another config, other text, seeds "
+                "or rates: take another workdir"
+            )
+        scores = before["scores"]
+        c.say(f"resuming after step {done}")
+    with jax.set_mesh(mesh):
+        if done:
+            wanted = shapes(size)[0]
+            states = [s.restore(done, wanted) for s in saved]
+        else:
+            states = [begins(s) for s in seeds]
+            if config.init_from:
+                source = disk.check_init_from(config.init_from)
+                disk.check_init_tokenizer(source, tokenizer)
+                asked = state.with_shardings(update.shapes, update.shardings).params
+                part = disk.params_part(source)
+                taken = warm_start(source, asked, c.say, part)
+                states = [members.give_params(s, taken) for s in states]
+
+        def make(at: int) -> dict[str, np.ndarray]:
+            made = {seed: run.course.batch(at) for seed, run in planned.items()}
+            names = made[runs[0][0]]
+            return {k: np.stack([made[seed][k] for seed, _ in runs]) for k in names}
+
+        def score() -> None:
+            for name, function in valid.items():
+                made = function.eval_batches(config.batch_size)
+                fed = (jax.device_put(b, whole) for b in made)
+                found = members.score(evaluate, [s.params for s in states], fed)
+                for (seed, rate), (means, told) in zip(runs, found, strict=True):
+                    values = {**means, **function.score(told, None)}
+                    row = {"step": done, "seed": seed, "lr": rate, "valid": name}
+                    scores.append({**row, **values})
+
+        begun, first = time.monotonic(), done
+        with Progress("sweep", total=total - done, unit="steps") as progress:
+            for batch in stream(make, done, total, config.data.engine):
+                for i in range(len(groups)):
+                    mine = slice(i * size, (i + 1) * size)
+                    rows = {k: jax.device_put(v[mine], where) for k, v in batch.items()}
+                    states[i], _ = advance(states[i], rows, seeds[i], rates[i])
+                done += 1
+                progress.add(1)
+                if done % every == 0 or done == total:
+                    score()
+                    for one, held in zip(saved, states, strict=True):
+                        one.save(done, held, {**facts, "scores": scores})
+        took = time.monotonic() - begun
+    for one in saved:
+        one.close()
+    found = summarise(scores, runs, total, next(iter(valid)), first_metric(config))
+    found |= {"facts": facts, "seconds": None if first else round(took, 1)}
+    best = runs.index((found["best"]["seed"], found["best"]["lr"]))
+    params = members.take(states[best // size].params, best % size)
+    keep(config, path, found, params, prepared, overrides, hashes)
+    shutil.rmtree(path / "members")
+    return found
+
+
+def first_metric(config: c.ConfigDict) -> str:
+    """Return the metric that says which run is the best."""
+    return tasks.make_form(config).metrics[0]
+
+
+def keep(
+    config: c.ConfigDict,
+    path: Path,
+    found: dict[str, Any],
+    params: Any,
+    prepared: Any,
+    overrides: dict[str, Any],
+    hashes: dict[str, str],
+) -> None:
+    """Write the best run as a workdir, and sweep.json."""
+    from bertjax.training.checkpoint import Checkpoints
+
+    config = config.copy_and_resolve_references()
+    config.seed, config.optim.lr = found["best"]["seed"], found["best"]["lr"]
+    workdir.begin(
+        path,
+        {
+            "config.json": c.to_json(config),
+            "overrides.json": json.dumps(overrides),
+            RESULTS: json.dumps(found, indent=1) + "\n",
+        },
+        {"stores": hashes, "total_steps": found["steps"]},
+        prepared.tokenizer.save,
+        build.count_tokens(prepared.parts),
+    )
+    if found["steps"] in manifest.steps(path):
+        return
+    meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
+    meta |= {"stores": hashes, "tokens": 0, **tasks.facts(prepared.parts)}
+    saved = Checkpoints(path, 2, None)
+    saved.save(found["steps"], {"params": params}, meta)
+    saved.close()
+
+
+def summarise(
+    scores: Sequence[dict[str, Any]],
+    runs: Sequence[tuple[int, float]],
+    total: int,
+    name: str,
+    metric: str,
+) -> dict[str, Any]:
+    """Return the last scores of every run, how they scatter, and which is best.
+
+    name, metric: of the validation set and the metric that decide; of equal runs the
+    first one is best.
+    """
+    last = [row for row in scores if row["step"] == total]
+    (best, *_) = sorted(
+        (row for row in last if row["valid"] == name), key=lambda row: -row[metric]
+    )
+    told = set(last[0]) - {"step", "seed", "lr", "valid"}
+    spread = []
+    for valid in dict.fromkeys(row["valid"] for row in last):
+        for rate in dict.fromkeys(rate for _, rate in runs):
+            rows = [r for r in last if r["valid"] == valid and r["lr"] == rate]
+            for key in sorted(told):
+                values = [row[key] for row in rows]
+                spread.append(
+                    {"valid": valid, "lr": rate, "metric": key} | scatter(values)
+                )
+    facts = {"steps": total, "metric": metric, "best": best, "spread": spread}
+    return facts | {"runs": last, "curve": list(scores)}
+
+
+def scatter(values: Sequence[float]) -> dict[str, Any]:
+    """Return n, median, mean, standard deviation (of n - 1; None of one), extremes."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {
+        "n": len(values),
+        "median": statistics.median(values),
+        "mean": statistics.fmean(values),
+        "std": deviation,
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def describe(found: dict[str, Any]) -> Iterator[str]:
+    """Yield lines for people."""
+    head = f"{'set':12} {'lr':>8} {'metric':16} {'n':>3} {'median':>8} {'std':>8}"
+    yield f"{head} {'min':>8} {'max':>8}"
+    for row in found["spread"]:
+        std = "one seed" if row["std"] is None else f"{row['std']:.4f}"
+        yield (
+            f"{row['valid']:12} {row['lr']:8.1e} {row['metric']:16} {row['n']:3d} "
+            f"{row['median']:8.4f} {std:>8} {row['min']:8.4f} {row['max']:8.4f}"
+        )
+    best = found["best"]
+    yield (
+        f"best by {best['valid']}'s {found['metric']}: seed {best['seed']}, "
+        f"lr {best['lr']:g}: {best[found['metric']]:.4f}, by this very score"
+    )
+
+
+if __name__ == "__main__":
+    c.command(main)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many runs of one shape in one program: states, batches, seeds and rates stacked.
+
+The runs are dealt out to groups of one size, which the same compiled program goes
+through one by one: a group of one where nothing is gained by more (a CPU), all in one
+group where an accelerator has room for them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bertjax.training.state import State
+
+Update = Callable[[State, Mapping[str, jax.Array]], tuple[State, dict[str, jax.Array]]]
+
+
+def stack(tree: Any) -> Any:
+    """Give shardings, or shapes with them, a leading axis that is not split."""
+
+    def one(leaf: NamedSharding) -> NamedSharding:
+        return NamedSharding(leaf.mesh, PartitionSpec(None, *leaf.spec))
+
+    return jax.tree.map(one, tree)
+
+
+def make_step(update_of: Callable[[Any, Any], Update], shardings: State) -> Any:
+    """Make step(states, batches, seeds, rates) -> (states, metrics), jitted.
+
+    update_of(seed i32 [], rate f32 []) is the update of one run; everything else has a
+    leading axis of the group's runs. The states are donated.
+    """
+
+    def one(state: State, batch: Any, seed: Any, rate: Any) -> Any:
+        return update_of(seed, rate)(state, batch)
+
+    places = (stack(shardings), None)
+    return jax.jit(jax.vmap(one), donate_argnums=0, out_shardings=places)
+
+
+def make_begin(begin: Callable[[Any], State], shardings: State) -> Any:
+    """Make begin(seeds i32 [g]) -> states, jitted; begin(seed) is of one run."""
+    return jax.jit(jax.vmap(begin), out_shardings=stack(shardings))
+
+
+def give_params(states: State, params: Any) -> State:
+    """Put the leaves of `params`, the same for all runs, in the place of their own."""
+
+    def one(held: Any, given: Any) -> Any:
+        if not isinstance(held, dict):
+            return given
+        return {k: one(v, given[k]) if k in given else v for k, v in held.items()}
+
+    def spread(leaf: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(leaf, (len(states.step), *leaf.shape))
+
+    places = jax.tree.map(lambda x: x.sharding, states.params)
+    made = jax.jit(
+        lambda own, given: one(own, jax.tree.map(spread, given)), out_shardings=places
+    )(states.params, params)
+    copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=places)
+    ema = None if states.ema is None else copy(made)
+    return states._replace(params=made, ema=ema)
+
+
+def group_size(runs: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest divisor of `runs` that fits; 1 whether it does or not.
+
+    >>> group_size(12, lambda n: n < 5)
+    4
+    """
+    sizes = [n for n in range(runs, 1, -1) if runs % n == 0]
+    return next((n for n in sizes if fits(n)), 1)
+
+
+def take(tree: Any, index: int) -> Any:
+    """Return run `index` of a group."""
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def score(
+    evaluate: Callable[[Any, Any], Any],
+    groups: Sequence[Any],
+    batches: Iterable[Mapping[str, Any]],
+) -> list[tuple[dict[str, float], list[dict[str, np.ndarray]]]]:
+    """Evaluate every run on the same batches: (means of the terms, outputs) of each.
+
+    evaluate(params of a group, batch) -> sums with a leading axis of the runs.
+    """
+    totals: list[dict[str, np.ndarray]] = [{} for _ in groups]
+    told: list[list[Any]] = [[] for _ in groups]
+    for batch in batches:
+        for i, params in enumerate(groups):
+            found = jax.device_get(evaluate(params, batch))
+            told[i].append(found.pop("outputs", {}))
+            for term, (value, weight) in found.items():
+                pair = np.float64([value, weight])
+                totals[i][term] = totals[i].get(term, 0) + pair
+    out = []
+    for total, outputs in zip(totals, told, strict=True):
+        runs = next(iter(total.values())).shape[1]
+        for run in range(runs):
+            means = {k: float(v[0, run] / v[1, run]) for k, v in total.items()}
+            out.append((means, [take(o, run) for o in outputs]))
+    return out

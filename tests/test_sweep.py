@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sweep trains what so many commands would train, and goes on where it was."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from bertjax import UserError, config, predict, sweep, train
+from bertjax.training import members
+from bertjax.training.signals import StopSignal
+
+RUNS = [(0, 3e-3), (1, 3e-3), (0, 1e-3), (1, 1e-3)]
+
+
+@pytest.fixture(scope="module")
+def wanted(vocabulary, tmp_path_factory):
+    """Arguments of a run of 8 steps on 24 rows."""
+    table = tmp_path_factory.mktemp("table") / "rows.csv"
+    draw = np.random.default_rng(0)
+    words = (["clear", "simple", "fast"], ["wrong", "slow", "missing"])
+    rows = [(" ".join(draw.choice(words[i % 2], 5)), "yn"[i % 2]) for i in range(24)]
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return [
+        "--config=finetune/classify.py:smoke",
+        f"--config.data.vocab={vocabulary}",
+        f"--config.data.train={table}",
+        f"--config.data.valid={table}",
+        "--config.task.text=text",
+        "--config.task.label=label",
+        "--config.data.length=16",
+        "--config.model.hidden_size=32",
+        "--config.batch_size=8",
+        "--config.total.steps=8",
+        "--config.eval.every.steps=4",
+    ]
+
+
+def run(wanted, path, at_once=None, runs=RUNS):
+    made = config.parse(wanted).config
+    return sweep.sweep(made, path, runs, at_once, {})
+
+
+def losses(found):
+    return [row["classify_loss"] for row in found["runs"]]
+
+
+@pytest.fixture(scope="module")
+def swept(wanted, tmp_path_factory):
+    path = tmp_path_factory.mktemp("swept") / "run"
+    return path, run(wanted, path)
+
+
+def test_a_member_is_the_run_that_train_makes(wanted, swept, tmp_path, monkeypatch):
+    monkeypatch.setattr(StopSignal, "install", lambda self: None)
+    seed, rate = RUNS[3]
+    more = [f"--config.seed={seed}", f"--config.optim.lr={rate}"]
+    train.main([*wanted, *more, f"--workdir={tmp_path / 'one'}"])
+    rows = (tmp_path / "one/metrics.jsonl").read_text().splitlines()
+    last = json.loads(rows[-1])
+    assert last["eval/valid/classify_loss"] == pytest.approx(
+        losses(swept[1])[3], rel=1e-5
+    )
+    assert len({*losses(swept[1])}) == 4
+
+
+def test_groups_change_nothing(wanted, swept, tmp_path):
+    at_once = run(wanted, tmp_path / "two", at_once=2)
+    assert losses(at_once) == pytest.approx(losses(swept[1]), rel=1e-5)
+    assert members.group_size(4, lambda n: n <= 3) == 2
+
+
+def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
+    path, real, calls = tmp_path / "cut", members.score, []
+
+    def once(*arguments):
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(members, "score", once)
+    with pytest.raises(KeyboardInterrupt):
+        run(wanted, path)
+    monkeypatch.setattr(members, "score", real)
+    assert not (path / sweep.RESULTS).exists()
+    with pytest.raises(UserError, match="sweep of another config"):
+        run([*wanted, "--config.optim.wd=0.5"], path)
+    found = run(wanted, path)
+    assert found["curve"] == swept[1]["curve"] and found["best"] == swept[1]["best"]
+    assert not (path / "members").exists()
+    assert run(wanted, path) == json.loads((path / sweep.RESULTS).read_text())
+
+
+def test_the_best_one_answers(swept, wanted, capsys):
+    path, found = swept
+    best = found["best"]
+    assert best["accuracy"] == max(row["accuracy"] for row in found["runs"])
+    table = next(a for a in wanted if "data.valid" in a).partition("=")[2]
+    capsys.readouterr()
+    predict.main([f"--model={path}", f"--input={table}"])
+    said = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    right = np.mean([a == "yn"[i % 2] for i, a in enumerate(said)])
+    assert right == best["accuracy"]
+
+
+def test_how_scores_scatter():
+    assert sweep.scatter([0.5, 0.7, 0.9]) == {
+        "n": 3, "median": 0.7, "mean": pytest.approx(0.7), "std": pytest.approx(0.2),
+        "min": 0.5, "max": 0.9,
+    }  # fmt: skip
+    assert sweep.scatter([0.5])["std"] is None
+
+
+def test_what_is_refused(wanted, tmp_path):
+    place = f"--workdir={tmp_path / 'w'}"
+    for more, said in {
+        ("--lrs=1e-3,x",): "--lrs=1e-3,x",
+        ("--lrs=1e-3,1e-3",): "different numbers",
+        ("--config.optim.ema=0.9",): "optim.ema",
+        ("--config.data.valid=",): "data.valid",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            sweep.main([*wanted, *more, place])
+    assert not (tmp_path / "w").exists()
