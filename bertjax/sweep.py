@@ -9,6 +9,7 @@ by the first metric of the first validation set, for predict and convert, and in
 sweep.json the scores of all. Repeat the command to resume.
 """
 
+import contextlib
 import json
 import shutil
 import statistics
@@ -189,7 +190,9 @@ def sweep(
             )
         scores = before["scores"]
         c.say(f"resuming after step {done}")
-    with jax.set_mesh(mesh):
+    with contextlib.ExitStack() as stack, jax.set_mesh(mesh):
+        for one in saved:
+            stack.callback(one.close)
         if done:
             wanted = shapes(size)[0]
             states = [s.restore(done, wanted) for s in saved]
@@ -232,8 +235,6 @@ def sweep(
                     for one, held in zip(saved, states, strict=True):
                         one.save(done, held, {**facts, "scores": scores})
         took = time.monotonic() - begun
-    for one in saved:
-        one.close()
     found = summarise(scores, runs, total, next(iter(valid)), first_metric(config))
     found |= {"facts": facts, "seconds": None if first else round(took, 1)}
     best = runs.index((found["best"]["seed"], found["best"]["lr"]))

@@ -4,6 +4,7 @@
 import csv
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -35,6 +36,7 @@ def wanted(vocabulary, tmp_path_factory):
         "--config.batch_size=8",
         "--config.total.steps=8",
         "--config.eval.every.steps=4",
+        "--config.model.num_hidden_layers=1",
     ]
 
 
@@ -45,6 +47,21 @@ def run(wanted, path, at_once=None, runs=RUNS):
 
 def losses(found):
     return [row["classify_loss"] for row in found["runs"]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Every sweep here compiles the same programs."""
+    folder = tmp_path_factory.mktemp("compiled")
+    keys = {"jax_compilation_cache_dir": str(folder)}
+    keys |= {"jax_persistent_cache_min_compile_time_secs": 0}
+    keys |= {"jax_persistent_cache_min_entry_size_bytes": -1}
+    before = {key: getattr(jax.config, key) for key in keys}
+    for key, value in keys.items():
+        jax.config.update(key, value)
+    yield
+    for key, value in before.items():
+        jax.config.update(key, value)
 
 
 @pytest.fixture(scope="module")
