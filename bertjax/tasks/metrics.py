@@ -1,57 +1,279 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of whole evaluation sets, on the host."""
+"""Scores of predictions on whole data sets: labels, numbers, entities, rankings.
 
-from collections.abc import Callable, Mapping
+Plain numpy, from 0 to 1 (correlations from -1). What is undefined (no examples,
+predictions that are all the same) is 0.0, never NaN: a model that says nothing has
+shown nothing. Scores of answers are in answer_scores.py.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from bertjax import UserError
 
+Qrels = Mapping[str, Mapping[str, int]]  # query -> document -> grade
+
+
+# ------------------------------------------------------------------ classes
 def accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return the share of right classes, both i64 [n]."""
-    return float(np.mean(predicted == gold))
+    """Return the share of equal classes; both i64 [n].
+
+    >>> accuracy(np.array([0, 1, 2, 1]), np.array([0, 1, 1, 1]))
+    0.75
+    """
+    _check(predicted, gold)
+    return float(np.mean(predicted == gold)) if len(gold) else 0.0
 
 
 def f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return F1 of class 1, i64 [n]; 0 where nobody says 1 (GLUE's MRPC, QQP)."""
-    right = np.sum((predicted == 1) & (gold == 1))
-    both = np.sum(predicted == 1) + np.sum(gold == 1)
-    return float(2 * right / both) if both else 0.0
+    """Return the F1 of class 1, as GLUE scores MRPC and QQP; both i64 [n].
+
+    0.0 when class 1 is neither predicted nor there.
+
+    >>> f1(np.array([1, 1, 0, 0]), np.array([1, 0, 1, 0]))
+    0.5
+    """
+    _check(predicted, gold)
+    return _f1_of(predicted == 1, gold == 1)
+
+
+def macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """Return the plain mean of the F1s of the classes that either holds; i64 [n].
+
+    >>> macro_f1(np.array([0, 0, 2]), np.array([0, 2, 2]))
+    0.6666666666666666
+    """
+    _check(predicted, gold)
+    classes = np.union1d(predicted, gold)
+    scores = [_f1_of(predicted == c, gold == c) for c in classes]
+    return float(np.mean(scores)) if scores else 0.0
 
 
 def matthews(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return Matthews' correlation of classes i64 [n], any number of them.
+    """Return Matthews' correlation (phi) of two classes, R_K of more; both i64 [n].
 
-    Gorodkin 2004's R_K: the correlation of the indicators. 0 where one side is
-    constant, which tells nothing.
+    Matthews 1975; Gorodkin 2004, eq. 8. 0.0 when either is one class throughout: there
+    is nothing to correlate.
+
+    >>> matthews(np.array([1, 1, 0, 0, 0]), np.array([1, 1, 1, 0, 0]))
+    0.6666666666666666
     """
-    classes = np.union1d(predicted, gold)
-    a, b = (x[:, None] == classes for x in (predicted, gold))
-    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
-    scale = np.sqrt((a * a).sum() * (b * b).sum())
-    return float((a * b).sum() / scale) if scale else 0.0
+    _check(predicted, gold)
+    both = np.concatenate([predicted, gold])
+    classes, number = np.unique(both, return_inverse=True)
+    k = len(classes)
+    flat = number[len(gold) :] * k + number[: len(gold)]
+    table = np.bincount(flat, minlength=k * k).reshape(k, k).astype(np.float64)
+    n, said, true = table.sum(), table.sum(0), table.sum(1)
+    spread = (n * n - said @ said) * (n * n - true @ true)
+    return float((np.trace(table) * n - said @ true) / np.sqrt(spread or 1.0))
 
 
+def _f1_of(said: np.ndarray, true: np.ndarray) -> float:
+    hits = np.sum(said & true)
+    return _rates(int(hits), int(said.sum()), int(true.sum()))["f1"]
+
+
+def _rates(hits: int, said: int, true: int) -> dict[str, float]:
+    """Return precision, recall and F1 of counts; 0.0 for nothing of nothing."""
+    return {
+        "precision": hits / said if said else 0.0,
+        "recall": hits / true if true else 0.0,
+        "f1": 2 * hits / (said + true) if said + true else 0.0,
+    }
+
+
+# ------------------------------------------------------------------ numbers
 def pearson(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return the correlation of f64 [n]; 0 where one side is constant."""
-    a, b = (x - x.mean() for x in (np.float64(predicted), np.float64(gold)))
-    scale = np.sqrt((a * a).sum() * (b * b).sum())
-    return float((a * b).sum() / scale) if scale else 0.0
+    """Return the correlation of two f64 [n].
+
+    0.0 when either is the same throughout or holds what is no finite number.
+
+    >>> pearson(np.array([1.0, 2, 3]), np.array([3.0, 2, 1]))
+    -1.0
+    """
+    _check(predicted, gold)
+    both = np.stack([predicted, gold]).astype(np.float64)
+    if not both.size or not np.isfinite(both).all() or not np.ptp(both, axis=1).all():
+        return 0.0
+    both -= both.mean(axis=1, keepdims=True)
+    both /= np.abs(both).max(axis=1, keepdims=True)  # squares of tiny numbers vanish
+    a, b = both
+    return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
 
 
 def spearman(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return the correlation of the ranks; equal values share their mean rank."""
+    """Return the correlation of the ranks of two f64 [n]; equals share a mean rank.
 
-    def ranks(x: np.ndarray) -> np.ndarray:
-        _, which, counts = np.unique(x, return_inverse=True, return_counts=True)
-        return (np.cumsum(counts) - (counts - 1) / 2)[which]
+    0.0 where `pearson` is.
 
-    return pearson(ranks(predicted), ranks(gold))
+    >>> spearman(np.array([1.0, 2, 3]), np.array([1.0, 2, 400]))
+    1.0
+    """
+    _check(predicted, gold)
+    if not np.isfinite(predicted).all() or not np.isfinite(gold).all():
+        return 0.0
+    return pearson(_ranks(predicted), _ranks(gold))
 
 
-METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return ranks from 1, f64 [n], the mean of their places for equal values.
+
+    >>> _ranks(np.array([0.5, 0.1, 0.5])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, number, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[number]
+
+
+def _check(predicted: np.ndarray, gold: np.ndarray) -> None:
+    if predicted.ndim != 1 or predicted.shape != gold.shape:
+        raise ValueError(f"shapes {predicted.shape} and {gold.shape} differ")
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": accuracy,
     "f1": f1,
+    "macro_f1": macro_f1,
     "matthews": matthews,
     "pearson": pearson,
     "spearman": spearman,
 }
+
+
+# ------------------------------------------------------------------ entities
+_TAG = re.compile(r"([BI])(?:-(.*))?")
+
+
+def entity_scores(
+    predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Score entities of sentences of BIO tags: right are equal span and equal type.
+
+    Read as conlleval does, and seqeval by default: an I-X that continues no X begins
+    one. Over all entities (micro), and by type with `support`, how many there are.
+
+    >>> scores = entity_scores([["B-PER", "O"]], [["B-PER", "I-LOC"]])
+    >>> scores["precision"], scores["recall"]
+    (1.0, 0.5)
+
+    Raises UserError for a tag that is no BIO; ValueError for unequal lengths.
+    """
+    if list(map(len, predicted)) != list(map(len, gold)):
+        raise ValueError("predicted and gold sentences differ in length")
+    said, true = set(_entities(predicted)), set(_entities(gold))
+    types = {}
+    for kind in sorted({entity[-1] for entity in said | true}):
+        here, there = (sum(e[-1] == kind for e in s) for s in (said, true))
+        hits = sum(e[-1] == kind for e in said & true)
+        types[kind] = {**_rates(hits, here, there), "support": there}
+    return {**_rates(len(said & true), len(said), len(true)), "types": types}
+
+
+def bio_violations(sentences: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
+    """Return (sentence, token) of each I-X that follows neither B-X nor I-X.
+
+    >>> bio_violations([["O", "I-PER", "I-PER", "I-LOC"], ["B-LOC", "I-LOC"]])
+    [(0, 1), (0, 3)]
+    """
+    return [
+        (n, at)
+        for n, tags in enumerate(sentences)
+        for at, (mark, kind) in enumerate(map(_parse, tags))
+        if mark == "I" and (at == 0 or _parse(tags[at - 1])[1] != kind)
+    ]
+
+
+def _parse(tag: str) -> tuple[str, str | None]:
+    """Split a tag: ("B", "PER"); ("O", None); a bare "B" has the type "_"."""
+    if tag == "O":
+        return "O", None
+    if not (found := _TAG.fullmatch(tag)):
+        raise UserError(f"tag {tag!r} is none of O, B-TYPE, I-TYPE")
+    return found[1], found[2] or "_"
+
+
+def _entities(
+    sentences: Sequence[Sequence[str]],
+) -> Iterator[tuple[int, int, int, str]]:
+    """Yield (sentence, first token, end, type) of each entity."""
+    for n, tags in enumerate(sentences):
+        begin, open_kind = 0, None
+        for at, tag in enumerate([*tags, "O"]):
+            mark, kind = _parse(tag)
+            if mark != "I" or kind != open_kind:
+                if open_kind is not None:
+                    yield n, begin, at, open_kind
+                begin, open_kind = at, kind
+
+
+# ------------------------------------------------------------------ rankings
+def recall_at_k(ranked: Mapping[str, Sequence[str]], qrels: Qrels, k: int) -> float:
+    """Return the share of relevant documents among the first k, mean over queries.
+
+    As trec_eval's recall_K, which BEIR reports: relevant is a grade above 0. The mean
+    is over the queries of `qrels` with a relevant document; one that `ranked` (ids,
+    best first, each once) lacks scores 0. So in `mrr` and `ndcg_at_k` too.
+
+    >>> recall_at_k({"q": ["a", "b", "c"]}, {"q": {"b": 1, "z": 1}}, k=2)
+    0.5
+    """
+    return _over_queries(
+        ranked, qrels, lambda grades, all_: (grades[:k] > 0).sum() / len(all_)
+    )
+
+
+def mrr(
+    ranked: Mapping[str, Sequence[str]], qrels: Qrels, k: int | None = None
+) -> float:
+    """Return 1 / rank of the first relevant document, mean over queries.
+
+    0 for a query without one among the first k (None: among all).
+
+    >>> mrr({"q": ["a", "b"], "r": ["c"]}, {"q": {"b": 1}, "r": {"c": 1}})
+    0.75
+    """
+
+    def first(grades: np.ndarray, _: np.ndarray) -> float:
+        found = np.flatnonzero(grades[:k] > 0)
+        return 1 / (found[0] + 1) if len(found) else 0.0
+
+    return _over_queries(ranked, qrels, first)
+
+
+def ndcg_at_k(ranked: Mapping[str, Sequence[str]], qrels: Qrels, k: int = 10) -> float:
+    """Return the normalised discounted gain of the first k, mean over queries.
+
+    As trec_eval's ndcg_cut_K, BEIR's measure: the gain of a document is its grade
+    (not 2^grade - 1), divided by log2(rank + 1); the best order of all of the query's
+    documents scores 1 (Jarvelin and Kekalainen 2002).
+
+    >>> ndcg_at_k({"q": ["a", "b"]}, {"q": {"b": 1}})
+    0.6309297535714575
+    """
+
+    def gain(grades: np.ndarray) -> float:
+        grades = np.maximum(grades[:k], 0)
+        return float(grades @ (1 / np.log2(np.arange(len(grades)) + 2)))
+
+    return _over_queries(
+        ranked, qrels, lambda grades, all_: gain(grades) / gain(-np.sort(-all_))
+    )
+
+
+def _over_queries(
+    ranked: Mapping[str, Sequence[str]],
+    qrels: Qrels,
+    score: Callable[[np.ndarray, np.ndarray], float],
+) -> float:
+    """Average score(grades in the order of the ranking, positive grades)."""
+    scores = []
+    for query, grade in qrels.items():
+        positive = np.array([g for g in grade.values() if g > 0], np.float64)
+        if len(positive):
+            found = [grade.get(document, 0) for document in ranked.get(query, ())]
+            scores.append(score(np.array(found, np.float64), positive))
+    return float(np.mean(scores)) if scores else 0.0

@@ -1,42 +1,137 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics against hand cases and against scipy."""
+"""Metrics against scipy, definitions and hand cases."""
+
+import doctest
+import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+import scipy.stats
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
-from bertjax.tasks.metrics import METRICS, f1, matthews, pearson, spearman
+from bertjax import UserError
+from bertjax.tasks import answer_scores, metrics
+from bertjax.tasks.answer_scores import cmrc_scores, squad_scores
+from bertjax.tasks.metrics import bio_violations, entity_scores
 
-NUMBERS = st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), min_size=3)
+PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2)
 
 
-@given(NUMBERS)
-def test_correlations_are_scipys(pairs):
+@pytest.mark.parametrize("module", [metrics, answer_scores])
+def test_examples(module):
+    done = doctest.testmod(module)
+    assert done.attempted > 3 and not done.failed
+
+
+@settings(max_examples=60, deadline=None)
+@given(PAIRS)
+def test_correlations_agree_with_scipy_and_ties_share_a_rank(pairs):
     a, b = np.array(pairs, np.float64).T
-    if len({*a}) == 1 or len({*b}) == 1:
-        assert pearson(a, b) == spearman(a, b) == 0.0
-        return
-    assert pearson(a, b) == pytest.approx(stats.pearsonr(a, b)[0], abs=1e-12)
-    assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b)[0], abs=1e-12)
+    if len(set(a)) > 1 and len(set(b)) > 1:
+        want = scipy.stats.pearsonr(a, b)[0], scipy.stats.spearmanr(a, b)[0]
+    else:
+        want = 0, 0
+    assert (metrics.pearson(a, b), metrics.spearman(a, b)) == pytest.approx(want)
+    # phi is the correlation of the indicators
+    if want[0] and len(set(a) | set(b)) == 2:
+        assert metrics.matthews(a, b) == pytest.approx(want[0])
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1))
-def test_two_classes(pairs):
-    said, true = np.array(pairs, np.int64).T
-    tp, fp = np.sum(said & true), np.sum(said & ~true & 1)
-    fn, tn = np.sum(~said & true & 1), np.sum((said | true) == 0)
-    assert f1(said, true) == pytest.approx(tp / max(tp + (fp + fn) / 2, 0.5))
-    root = np.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
-    wanted = (tp * tn - fp * fn) / root if root else 0.0
-    assert matthews(said, true) == pytest.approx(wanted, abs=1e-12)
-    assert METRICS["accuracy"](said, true) == pytest.approx((tp + tn) / len(pairs))
+def test_what_is_undefined_is_zero():
+    none, same, other = np.array([]), np.full(3, 0.1), np.array([1.0, 2, 3])
+    for score in metrics.METRICS.values():
+        assert score(none, none) == 0.0
+    for score in (metrics.pearson, metrics.spearman, metrics.matthews):
+        assert score(same, other) == score(other, same) == 0.0
+    assert metrics.pearson(np.array([1, np.nan, 2]), other) == 0.0
+    assert metrics.spearman(np.array([1, np.nan, 2]), other) == 0.0
+    assert metrics.f1(np.array([0, 0]), np.array([0, 0])) == 0.0
+    # Constant but for rounding, and too small to be squared.
+    assert metrics.pearson(other * 1e-300, other) == pytest.approx(1)
+    with pytest.raises(ValueError, match="differ"):
+        metrics.accuracy(np.zeros((2, 1)), np.zeros(2))
 
 
-def test_matthews_of_three_classes():
-    """Worked by hand: 4 of 6 right, confusion rows (2,0,0), (0,1,1), (1,0,1)."""
-    true = np.array([0, 0, 1, 1, 2, 2])
-    said = np.array([0, 0, 1, 2, 0, 2])
-    # c s - sum p_k t_k = 4 x 6 - 2 x (3 + 1 + 2) = 12; s^2 - sum p^2 = 22, t: 24
-    assert matthews(said, true) == pytest.approx(12 / np.sqrt(22 * 24))
+def test_classes():
+    said, true = np.array([0, 1, 2, 2, 1, 0]), np.array([0, 2, 2, 2, 1, 1])
+    assert metrics.accuracy(said, true) == pytest.approx(4 / 6)
+    # F1 of 0: 2/3, of 1: 1/2, of 2: 4/5
+    assert metrics.macro_f1(said, true) == pytest.approx((2 / 3 + 1 / 2 + 4 / 5) / 3)
+    # Covariances of the indicators: (4 * 6 - 12) / sqrt((36 - 12) (36 - 14))
+    assert metrics.matthews(said, true) == pytest.approx(12 / math.sqrt(24 * 22))
+
+
+def test_entities_as_conlleval_reads_them():
+    gold = [["B-PER", "I-PER", "O", "B-LOC"], ["I-LOC", "I-PER", "B-PER", "O"], []]
+    said = [["B-PER", "I-PER", "O", "I-LOC"], ["I-LOC", "I-LOC", "B-PER", "O"], []]
+    scores = entity_scores(said, gold)
+    # gold: PER, LOC; LOC, PER, PER; predicted: PER, LOC; LOC (too long), PER
+    assert scores["precision"] == 3 / 4 and scores["recall"] == 3 / 5
+    assert scores["f1"] == pytest.approx(6 / 9)
+    assert scores["types"]["LOC"] == dict(precision=0.5, recall=0.5, f1=0.5, support=2)
+    assert scores["types"]["PER"]["support"] == 3
+    assert entity_scores([["O"]], [["O"]])["f1"] == 0.0
+    assert bio_violations(gold) == [(1, 0), (1, 1)]
+    with pytest.raises(UserError, match="'S-PER'"):
+        entity_scores([["S-PER"]], [["O"]])
+    with pytest.raises(ValueError, match="length"):
+        entity_scores([["O"]], [["O", "O"]])
+
+
+def test_rankings():
+    qrels = {"a": {"x": 2, "y": 1, "z": 0}, "b": {"x": 1}, "c": {"z": 0}}
+    ranked = {"a": ["z", "y", "w", "x"]}  # no ranking for b; c has nothing relevant
+    gains = 1 / np.log2([2, 3, 4, 5])
+    best = 2 * gains[0] + gains[1]
+    want = (gains[1] + 2 * gains[3]) / best / 2
+    assert metrics.ndcg_at_k(ranked, qrels) == pytest.approx(want)
+    assert metrics.ndcg_at_k(ranked, qrels, 3) == pytest.approx(gains[1] / best / 2)
+    assert metrics.recall_at_k(ranked, qrels, 2) == 0.25
+    assert metrics.recall_at_k(ranked, qrels, 9) == 0.5
+    assert metrics.mrr(ranked, qrels) == 0.25 and metrics.mrr(ranked, qrels, 1) == 0
+    assert metrics.mrr({}, {}) == 0.0
+
+
+def test_answers_of_version_1():
+    golds = {"a": ["the Eiffel Tower", "Tower"], "b": ["1889"], "c": ["Zürich"]}
+    said = {"a": "a Tower, in Paris", "c": "ZÜRICH—"}  # the dash is not ASCII
+    found = squad_scores(said, golds)
+    assert found["exact"] == 0
+    assert found["f1"] == pytest.approx(100 * (1 / 2) / 3)
+    # Nothing is left of "The": equal, but without a word in common.
+    assert squad_scores({"a": "a!"}, {"a": ["The"]}) == {"exact": 100, "f1": 0}
+
+
+def test_answers_of_version_2():
+    golds = {"a": ["one two"], "b": [], "c": [], "d": ["the", "x"]}
+    said = {"a": "two", "b": "", "c": "two", "d": ""}
+    found = squad_scores(said, golds, {"a": 0.1, "b": 0.9, "c": 0.5, "d": 0.5})
+    third = 100 * (2 / 3)
+    assert found["exact"] == 25 and found["f1"] == pytest.approx((third + 100) / 4)
+    assert found["HasAns_exact"] == 0 and found["HasAns_f1"] == pytest.approx(third / 2)
+    assert found["NoAns_exact"] == found["NoAns_f1"] == 50
+    assert found["best_f1"] == pytest.approx((third + 200) / 4)
+    assert found["best_f1_thresh"] == 0.1
+    assert found["best_exact"] == 50 and found["best_exact_thresh"] == -math.inf
+    # "the" alone normalises to nothing: there is no answer.
+    assert squad_scores({"d": ""}, {"d": ["the"], "b": []})["HasAns_exact"] == 100
+
+
+def test_equal_doubts_change_sides_together():
+    golds = {"a": ["x"], "b": []}
+    found = squad_scores({"a": "x", "b": "x"}, golds, {"a": 0.5, "b": 0.5})
+    assert found["best_exact"] == 50 and found["best_exact_thresh"] == -math.inf
+
+
+def test_answers_in_chinese():
+    golds = {"a": ["《跑跑》"], "b": ["2009年 Apple Inc"], "c": ["x"]}
+    said = {"a": "跑跑。", "b": "年Apple"}
+    found = cmrc_scores(said, golds)
+    # b: 2 units of 2, of 4; c has no prediction
+    assert found["exact"] == pytest.approx(100 / 3)
+    assert found["f1"] == pytest.approx(100 * (1 + 4 / 6) / 3)
+    assert cmrc_scores({"a": "，"}, {"a": ["字"]}) == {"exact": 0.0, "f1": 0.0}
+    assert answer_scores.cmrc_units("Roy H. Re (3.5%)，1,000人.") == [
+        *("roy", "h.", "re", "(", "3.5", "%", ")", "1,000", "人", ".")
+    ]

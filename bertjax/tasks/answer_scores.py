@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of answers to questions, in percent, by the rules of SQuAD and CMRC 2018.
+
+A question's score is its best over the gold answers, a data set's the mean over its
+questions; a question without a prediction scores 0.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+
+import numpy as np
+
+Golds = Mapping[str, Sequence[str]]  # question -> its gold answers; none: unanswerable
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# What CMRC's rule calls punctuation; each of the others of a text is part of it.
+_CMRC_MARKS = "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"
+_NO_MARKS = str.maketrans("", "", _CMRC_MARKS)
+# A run of others is cut at spaces and at these; a period belongs to a word but at the
+# end of the run. So does nltk, which the official script asks, but for contractions.
+_CUT = r"[;@#$%&?!\[\](){}<>\"–—]|,(?!\d)|\.(?=\s*(?:[\u4e00-\u9fa5]|$))"
+_UNIT = re.compile(rf"[\u4e00-\u9fa5]|{_CUT}|(?:(?!{_CUT})[^\s\u4e00-\u9fa5])+")
+
+
+# ------------------------------------------------------------------ SQuAD
+def normalize_answer(text: str) -> str:
+    """Lower-case, drop ASCII punctuation and the articles, collapse spaces.
+
+    >>> normalize_answer("  The U.S.  Army—an army")
+    'us army— army'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def squad_scores(
+    predictions: Mapping[str, str],
+    golds: Golds,
+    no_answer: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Return `exact` and `f1` by SQuAD's official rules, in percent.
+
+    f1 is of the words of the normal forms, as multisets. When some question has no
+    gold answer it is version 2: the answer to such a question is "", an empty side
+    scores whether both are empty, golds that normalise to nothing count as none; and
+    the parts `HasAns_*` and `NoAns_*` are returned. In version 1 words that nothing is
+    left of share nothing.
+
+    no_answer: how sure it is that there is none, for each question, of any scale.
+    Adds `best_exact`, `best_f1` and `best_*_thresh`: predictions count as "" where
+    no_answer is above it. Unlike the official script's, the scores can be had with
+    these thresholds: questions of equal no_answer change sides together, and where no
+    answer at all is best, the threshold is -inf.
+
+    >>> squad_scores({"a": "the cat"}, {"a": ["Cat", "A black cat"]})
+    {'exact': 100.0, 'f1': 100.0}
+    """
+    if not golds:
+        return {"exact": 0.0, "f1": 0.0}
+    answerable = np.array([bool(g) for g in golds.values()])
+    v2 = not answerable.all()
+    exact, overlap = np.zeros(len(golds)), np.zeros(len(golds))
+    for n, (name, answers) in enumerate(golds.items()):
+        if name in predictions:
+            forms = [normalize_answer(a) for a in answers]
+            if v2:
+                forms = [f for f in forms if f] or [""]
+            said = normalize_answer(predictions[name])
+            exact[n] = said in forms
+            overlap[n] = max(_overlap(said.split(), f.split(), v2) for f in forms)
+    scores = {"exact": exact, "f1": overlap}
+    parts = {"": np.ones(len(golds), bool)}
+    if v2:
+        parts |= {"HasAns_": answerable, "NoAns_": ~answerable}
+    found = {
+        part + kind: 100 * float(score[chosen].mean())
+        for part, chosen in parts.items()
+        for kind, score in scores.items()
+        if chosen.any()
+    }
+    if no_answer is not None:
+        doubt = np.array([no_answer[name] for name in golds])
+        silent = np.array([not predictions.get(name) for name in golds], float)
+        for kind, score in scores.items():
+            score = np.where(answerable, score, silent)
+            best, threshold = _best_threshold(score, ~answerable, doubt)
+            found |= {f"best_{kind}": best, f"best_{kind}_thresh": threshold}
+    return found
+
+
+def _overlap(said: list[str], true: list[str], v2: bool) -> float:
+    if v2 and not (said and true):
+        return float(said == true)
+    shared = (Counter(said) & Counter(true)).total()
+    return 2 * shared / (len(said) + len(true)) if shared else 0.0
+
+
+def _best_threshold(
+    score: np.ndarray, empty: np.ndarray, doubt: np.ndarray
+) -> tuple[float, float]:
+    """Return the best score, in percent, and the greatest doubt that it answers at.
+
+    score f64 [n] of the predictions; empty: whether "" would score 1, else 0.
+    """
+    order = np.argsort(doubt, kind="stable")
+    gain = np.cumsum((score - empty)[order])  # of answering the first n + 1
+    doubt = doubt[order]
+    last = np.append(doubt[1:] != doubt[:-1], True)  # of those as doubtful
+    totals = np.append(0.0, gain[last])
+    at = int(np.argmax(totals))
+    best = 100 * float(empty.sum() + totals[at]) / len(score)
+    return best, float(np.append(-np.inf, doubt[last])[at])
+
+
+# ------------------------------------------------------------------ CMRC 2018
+def cmrc_units(text: str) -> list[str]:
+    """Split into Chinese characters and runs of others, without punctuation.
+
+    >>> cmrc_units("《跑跑》由Nexon 开发-3.5。")
+    ['跑', '跑', '由', 'nexon', '开', '发', '3.5']
+    """
+    return _UNIT.findall(text.lower().translate(_NO_MARKS))
+
+
+def cmrc_scores(predictions: Mapping[str, str], golds: Golds) -> dict[str, float]:
+    """Return `exact` and `f1` by the rule of CMRC 2018, in percent.
+
+    f1 is of the longest common run of units (`cmrc_units`); exact compares what is
+    left of the texts without punctuation.
+
+    >>> cmrc_scores({"a": "韩国Nexon。"}, {"a": ["由韩国Nexon"]})
+    {'exact': 0.0, 'f1': 85.71428571428571}
+    """
+    exact, overlap = [0.0], [0.0]
+    for name, answers in golds.items():
+        said = predictions.get(name)
+        if said is not None and answers:
+            plain = _without_marks(said)
+            exact.append(float(any(plain == _without_marks(a) for a in answers)))
+            units = cmrc_units(said)
+            overlap.append(max(_common_run(units, cmrc_units(a)) for a in answers))
+    n = max(len(golds), 1)
+    return {"exact": 100 * sum(exact) / n, "f1": 100 * sum(overlap) / n}
+
+
+def _without_marks(text: str) -> str:
+    return text.lower().strip().translate(_NO_MARKS)
+
+
+def _common_run(said: list[str], true: list[str]) -> float:
+    match = SequenceMatcher(None, said, true, autojunk=False).find_longest_match()
+    return 2 * match.size / (len(said) + len(true)) if match.size else 0.0
