@@ -38,11 +38,7 @@ def main(argv: Sequence[str]) -> int:
     config.dtype = args.dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     rows = [encode(tokenizer, text, cfg.max_length) for text in texts]
-    params = disk.read_params(checkpoint, "mlm", args.weights)
-    if "generator" in params:  # of the two models of ELECTRA the one that fills blanks
-        from bertjax.objectives.electra import halves
-
-        params, cfg = halves(params, cfg)["generator"]
+    cfg, params = read_params(checkpoint, cfg, args.weights)
     fill = make_filler(cfg, params, tokenizer, min(args.top_k, tokenizer.vocab_size))
     for text, ids in zip(texts, rows, strict=True):
         masks = fill(ids)
@@ -54,6 +50,19 @@ def main(argv: Sequence[str]) -> int:
             words = (f"{g['token']} {g['probability']:.3f}" for g in blank)
             print("  " + "   ".join(words), flush=True)
     return 0
+
+
+def read_params(checkpoint: Any, cfg: Any, weights: str = "") -> tuple[Any, Any]:
+    """Return (config, parameters) of the model in a checkpoint that fills blanks.
+
+    cfg: the encoder's; of the two models of ELECTRA it is the generator that guesses.
+    """
+    params = disk.read_params(checkpoint, "mlm", weights)
+    if "generator" in params:
+        from bertjax.objectives.electra import halves
+
+        params, cfg = halves(params, cfg)["generator"]
+    return cfg, params
 
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:

@@ -36,6 +36,11 @@ ROOMS = {
         HEAVY - {"jax"},
     ),
     "tasks": ({"tasks", "data", "registry"}, NO_JAX),
+    # Shows what commands did; only what asks models for guesses imports jax.
+    "reporting": (
+        {"reporting", "config", "disk", "fill_mask", "models", "training", "registry"},
+        HEAVY - {"jax"},
+    ),
     "data": ({"data", "registry"}, NO_JAX),
     # Rooms in that room: what prepares text, what plans rows and what masks them do
     # not know each other.
@@ -170,6 +175,7 @@ def test_flax_stays_in_models():
         ("bertjax.data.pipeline", HEAVY),
         ("bertjax.data.stores.prepare", HEAVY | {"tokenizers", "sentencepiece"}),
         ("bertjax.train", HEAVY),
+        ("bertjax.report", HEAVY | {"matplotlib"}),
     ],
 )
 def test_importing_is_cheap(module, absent):

@@ -278,15 +278,7 @@ def apply_layer(
     pre = cfg.norm_position == "pre"
     x = x.reshape(b * length, d)
     p = params["attention"]
-    y = x
-    if pre and "norm" in p:
-        y = normalise(p["norm"], cfg, x)
-        y = jnp.where(depth["is_normed"], y, x) if "is_normed" in depth else y
-    with jax.named_scope("qkv"):
-        q, k, v = (
-            product(p[n], y, "embed heads head").reshape(heads)
-            for n in ("query", "key", "value")
-        )
+    q, k, v = (y.reshape(heads) for y in queries_keys_values(p, cfg, x, depth))
 
     def look(view: View) -> Callable[..., jax.Array]:
         def run(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -313,6 +305,20 @@ def apply_layer(
         x = x + dropout(y, cfg.hidden_dropout_prob, rngs[2])
         x = x if pre else normalise(p["norm"], cfg, x)
     return x.reshape(b, length, d)
+
+
+def queries_keys_values(
+    params: Params, cfg: EncoderConfig, x: jax.Array, depth: dict[str, jax.Array]
+) -> list[jax.Array]:
+    """Project x [T, D] for the attention, [T, H K] each; pre-LN normalises it first."""
+    y = x
+    if cfg.norm_position == "pre" and "norm" in params:
+        y = normalise(params["norm"], cfg, x)
+        y = jnp.where(depth["is_normed"], y, x) if "is_normed" in depth else y
+    with jax.named_scope("qkv"):
+        return [
+            product(params[n], y, "embed heads head") for n in ("query", "key", "value")
+        ]
 
 
 def mlp(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One page from runs: python -m bertjax.report WORKDIR ... --out=FILE.html
+
+    [--fill="The [MASK] is here."]  guesses for blanks, from every kept checkpoint
+    [--sentence="The cat sat."]     each token's guess when it is masked, and attention
+    [--png=DIR]                     each chart as a picture too (needs matplotlib)
+
+The page is one file that needs no network. --fill and --sentence can be repeated, and
+are computed on one device in float32.
+"""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from bertjax import UserError
+from bertjax import config as c
+from bertjax.reporting import collect, page
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("out", None, "", flag_values=values)
+    flags.DEFINE_string("png", None, "", flag_values=values)
+    flags.DEFINE_multi_string("fill", [], "", flag_values=values)
+    flags.DEFINE_multi_string("sentence", [], "", flag_values=values)
+
+
+def main(argv: Sequence[str]) -> int:
+    args = c.parse(argv, define_flags, needs_config=False, words=True)
+    if not args.words:
+        raise UserError("no run: give one workdir or several")
+    out = check_out(args.out)
+    folder = check_png(args.png)
+    notes: list[str] = []
+
+    def note(line: str) -> None:
+        notes.append(line)
+        c.say(line)
+
+    runs = collect.read_runs(args.words, note)
+    blanks, views = [], []
+    if args.fill or args.sentence:
+        from bertjax.reporting import guesses  # which needs jax
+
+        blanks = guesses.fill_blanks(runs, args.fill, note)
+        views = guesses.view_sentences(runs, args.sentence, note)
+    write(out, page.write_page(runs, notes, blanks, views))
+    c.say(f"{out}: {', '.join(run.name for run in runs)}")
+    if folder is not None:
+        from bertjax.reporting import plots
+
+        for name, picture in plots.draw(runs):
+            write(folder / name, picture)
+        c.say(f"{folder}: {len(list(folder.glob('*.png')))} pictures")
+    return 0
+
+
+def check_out(name: str | None) -> Path:
+    """Return the file to write. UserError for what cannot be one."""
+    if not name:
+        raise UserError("--out is missing: the page to write, --out=FILE.html")
+    out = Path(name).expanduser()
+    if "://" in name:
+        raise UserError(f"--out={name}: the page is written to a disk of this machine")
+    if out.is_dir():
+        raise UserError(f"--out={name} is a directory: name a file in it")
+    if not out.parent.is_dir():
+        raise UserError(f"--out={name} cannot be written: {out.parent} is no directory")
+    return out
+
+
+def check_png(name: str | None) -> Path | None:
+    """Return the directory of pictures. UserError without matplotlib."""
+    if not name:
+        return None
+    folder = Path(name).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--png={name} is a file: pictures go to a directory")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--png needs matplotlib: pip install 'bertjax[report]'")
+    return folder
+
+
+def write(out: Path, content: str | bytes) -> None:
+    """Write a file that is there whole or not at all. UserError when it cannot be."""
+    if isinstance(content, str):  # a directory's name may be no text
+        content = content.encode("utf-8", errors="replace")
+    draft = out.with_name(f"{out.name}.{os.getpid()}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(content)
+        draft.replace(out)
+    except OSError as e:
+        draft.unlink(missing_ok=True)
+        raise UserError(f"{out} cannot be written: {e.strerror}") from e
+
+
+if __name__ == "__main__":
+    c.command(main)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a series of any length to what a screen can show, without losing spikes."""
+
+import numpy as np
+
+from bertjax.reporting.collect import Series
+
+BUCKETS = 400  # of a curve's width: about one a pixel of a small chart
+SPAN = 1 / 40  # of a series: the window of its moving average
+FEWEST = 20  # points that are worth smoothing
+
+
+def thin(steps: np.ndarray, values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
+    """Return which points to draw, i64 ascending.
+
+    steps ascending f64 [n], values f64 [n]. The steps' range is cut into `buckets`
+    equal parts; of each stay the first, least, greatest and last value and the first
+    that is not finite. So no extreme, no end and no gap is lost.
+    """
+    n = len(steps)
+    if n <= 4 * buckets:
+        return np.arange(n)
+    share = (steps - steps[0]) / max(steps[-1] - steps[0], 1)
+    bucket = np.minimum((share * buckets).astype(np.int64), buckets - 1)
+    starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+    ends = np.append(starts[1:], n)
+    finite = np.isfinite(values)
+    kept = [starts, ends - 1]
+    # Sorted by bucket and then value, the ends of each bucket are its extremes.
+    for fill in (np.inf, -np.inf):
+        order = np.lexsort((np.where(finite, values, fill), bucket))
+        kept.append(order[starts] if fill > 0 else order[ends - 1])
+    gaps = np.flatnonzero(~finite)
+    kept.append(gaps[np.unique(bucket[gaps], return_index=True)[1]])
+    return np.unique(np.concatenate(kept))
+
+
+def smooth(values: np.ndarray) -> np.ndarray | None:
+    """Return the centred moving average over SPAN of a series; None of a short one.
+
+    At its ends the window shrinks on both sides alike. What is not finite does not
+    count; where nothing else is in the window, neither is the average.
+    """
+    n = len(values)
+    if n < FEWEST:
+        return None
+    half = max(1, round(n * SPAN / 2))
+    at = np.arange(n)
+    reach = np.minimum(half, np.minimum(at, n - 1 - at))
+    finite = np.isfinite(values)
+    sums = np.cumsum(np.append(0.0, np.where(finite, values, 0.0)))
+    counts = np.cumsum(np.append(0, finite))
+    low, high = at - reach, at + reach + 1
+    found = counts[high] - counts[low]
+    return np.where(found, (sums[high] - sums[low]) / np.maximum(found, 1), np.nan)
+
+
+def points(series: Series) -> dict[str, list[float | None]]:
+    """Return what the page draws of a series: columns, None where not finite."""
+    kept = thin(series.steps, series.values)
+    columns = {
+        "step": series.steps[kept],
+        "tokens": series.tokens[kept],
+        "value": series.values[kept],
+    }
+    average = smooth(series.values)
+    if average is not None:
+        columns["smooth"] = average[kept]
+    return {name: [shorten(x) for x in column] for name, column in columns.items()}
+
+
+def shorten(x: float) -> float | None:
+    """Write a number with six digits, whole ones whole; None for nan."""
+    if not np.isfinite(x):
+        return None
+    return int(x) if x == int(x) else float(f"{x:.6g}")

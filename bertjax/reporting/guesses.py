@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask the models of runs: blanks over training, and what one sees in a sentence."""
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, disk, fill_mask
+from bertjax import config as c
+from bertjax.reporting.collect import Run
+from bertjax.training import manifest
+
+TOP = 5  # guesses of a blank
+LONGEST = 64  # tokens of a sentence whose attention can still be read
+Say = Callable[[str], None]
+
+
+def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[Any]:
+    """Fill the blanks of texts by every kept checkpoint of every run.
+
+    Returns a {"run", "text", "rows": [(step, what make_filler's fill returns)]} for
+    each text and run. What cannot guess is left out with a note. Raises UserError for
+    texts without a blank.
+    """
+    found = []
+    for run in runs if texts else ():
+        rows: dict[str, list[Any]] = {text: [] for text in texts}
+        for step in manifest.steps(run.path):
+            try:
+                config, tokenizer, checkpoint = open_step(run, step)
+            except UserError as e:
+                note(f"left out: {e}")
+                continue
+            cfg = c.encoder_config(config, tokenizer.vocab_size)
+            ids = [fill_mask.encode(tokenizer, t, cfg.max_length) for t in rows]
+            try:
+                cfg, params = fill_mask.read_params(checkpoint, cfg)
+            except UserError as e:
+                note(f"no blanks filled: {e}")
+                continue
+            top = min(TOP, tokenizer.vocab_size)
+            fill = fill_mask.make_filler(cfg, params, tokenizer, top)
+            for text, one in zip(rows, ids, strict=True):
+                rows[text].append((step, fill(one)))
+        if not any(rows.values()):
+            note(f"{run.name}: no checkpoint that fills blanks")
+            continue
+        found += [{"run": run.name, "text": t, "rows": r} for t, r in rows.items()]
+    return found
+
+
+def open_step(run: Run, step: int) -> tuple[Any, Any, Any]:
+    """Open a checkpoint: (config, tokenizer, what read_params takes)."""
+    where = f"{run.path}/checkpoints/{step}"
+    config, tokenizer, checkpoint, _ = disk.open_model(where, "checkpoint")
+    config.dtype = "float32"
+    return config, tokenizer, checkpoint
+
+
+def view_sentences(
+    runs: Sequence[Run], sentences: Sequence[str], note: Say
+) -> list[Any]:
+    """See sentences as the newest whole checkpoint of each run does (see make_viewer).
+
+    What has no masked-LM head is left out with a note. Raises UserError for sentences
+    that cannot be shown.
+    """
+    found = []
+    for run in runs if sentences else ():
+        step = manifest.newest_before(run.path, 2**62)
+        if step is None:
+            note(f"{run.name}: no checkpoint, so nothing is seen in a sentence")
+            continue
+        config, tokenizer, checkpoint = open_step(run, step)
+        cfg = c.encoder_config(config, tokenizer.vocab_size)
+        longest = min(LONGEST, cfg.max_length)
+        ids = [encode(tokenizer, text, longest) for text in sentences]
+        try:
+            cfg, params = fill_mask.read_params(checkpoint, cfg)
+        except UserError as e:
+            note(f"no sentence seen: {e}")
+            continue
+        view = make_viewer(cfg, params, tokenizer, longest)
+        for text, one in zip(sentences, ids, strict=True):
+            found.append({"run": run.name, "step": step, "text": text, **view(one)})
+    return found
+
+
+def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
+    """Return [CLS] text [SEP] as ids. UserError for what is empty or too long."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"--sentence: {text[:60]!r} is not UTF-8") from e
+    ids = tokenizer.encode_with_masks(text)
+    if not ids:
+        raise UserError(f"--sentence={text!r} has no token")
+    if len(ids) + 2 > longest:
+        raise UserError(
+            f"--sentence: {text[:60]!r}... has {len(ids) + 2} tokens; up to {longest} "
+            "can be shown"
+        )
+    return [tokenizer.cls_id, *ids, tokenizer.sep_id]
+
+
+def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
+    """Make view(ids) -> {"tokens", "attention"} for rows of at most `length` ids.
+
+    tokens: for each that is not special, masked alone, {"token", "probability" of it,
+    "right": whether it is the best guess, "guesses": the best as make_filler's}.
+    attention: {"layers", "heads", "tokens": pieces, "weights"}, the sentence unmasked:
+    base64 of u8 [layers, heads, n, n], 255 being all of a token's attention.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.models import encoder, heads
+    from bertjax.models.attention_maps import attention_maps
+
+    cfg = encoder.without_pooler(cfg)
+    params = jax.device_put({k: params[k] for k in ("encoder", "mlm")})
+    beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
+    top = min(TOP, tokenizer.vocab_size)
+
+    @jax.jit
+    def guess(params: Any, batch: Any, ids: Any) -> Any:
+        hidden = encoder.apply(params["encoder"], cfg, batch).hidden
+        word = params["encoder"]["embeddings"]["word"]
+        at = jnp.arange(length)[:, None]
+        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden, at)
+        likely = jax.nn.softmax(logits[:, 0], axis=-1)
+        own = jnp.take_along_axis(likely, ids[:, None], axis=1)[:, 0]
+        return own, jax.lax.top_k(jnp.where(beyond, -1.0, likely), top)
+
+    @jax.jit
+    def look(params: Any, batch: Any) -> Any:
+        maps = attention_maps(params["encoder"], cfg, batch)[:, 0]
+        return jnp.round(255 * maps).astype(jnp.uint8)
+
+    def view(ids: list[int]) -> dict[str, Any]:
+        n, pieces = len(ids), tokenizer.pieces
+        row = np.full(length, tokenizer.pad_id, np.int32)
+        row[:n] = ids
+        real = (np.arange(length) < n).astype(np.int32)
+        masked = np.tile(row, (length, 1))  # row i has a blank at i
+        np.fill_diagonal(masked, tokenizer.mask_id)
+        batch = {"input_ids": masked, "attention_mask": np.tile(real, (length, 1))}
+        own, (values, best) = jax.device_get(guess(params, batch, row))
+        special = {*tokenizer.special_ids.tolist()}
+        tokens = [
+            {
+                "token": pieces[t],
+                "probability": float(own[i]),
+                "right": bool(best[i][0] == t),
+                "guesses": [
+                    {"token": pieces[g], "probability": float(p)}
+                    for g, p in zip(best[i], values[i], strict=True)
+                ],
+            }
+            for i, t in enumerate(ids)
+            if t not in special
+        ]
+        batch = {"input_ids": row[None], "attention_mask": real[None]}
+        maps = np.asarray(look(params, batch))[:, :, :n, :n]
+        attention = {"layers": maps.shape[0], "heads": maps.shape[1]}
+        attention["tokens"] = [pieces[t] for t in ids]
+        attention["weights"] = base64.b64encode(maps.tobytes()).decode()
+        return {"tokens": tokens, "attention": attention}
+
+    return view

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page: one HTML file with its style, script and data inside, nothing fetched."""
+
+import datetime
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertjax.reporting import tables
+from bertjax.reporting.collect import Run
+from bertjax.reporting.curves import points
+from bertjax.reporting.tables import Table
+
+HERE = Path(__file__).parent
+# Whatever a name may hold: the browser itself refuses to load anything.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+SECTIONS = {
+    "train": "Training",
+    "eval": "Evaluation",
+    "optim": "Optimizer",
+    "perf": "Speed",
+    "data": "Data",
+    "guard": "Guard",
+    "hosts": "Hosts",
+}
+
+
+def write_page(
+    runs: Sequence[Run],
+    notes: Sequence[str] = (),
+    blanks: Sequence[dict[str, Any]] = (),
+    views: Sequence[dict[str, Any]] = (),
+) -> str:
+    """Return the page. notes: lines to say; blanks, views: see guesses.py."""
+    every = tables.charts(runs)
+    drawn = [chart for chart in every if chart.constant is None]
+    data = {
+        "runs": [run.name for run in runs],
+        "charts": [
+            {
+                "key": chart.key,
+                "curves": [{"run": i, **points(s)} for i, s in chart.curves],
+            }
+            for chart in drawn
+        ],
+        "views": [view["attention"] for view in views],
+    }
+    sections = [
+        ("Runs", runs_section(runs, notes)),
+        ("Curves", curves_section(runs, every, drawn)),
+        ("What differs", differing_section(runs)),
+        ("Evaluations", evaluations_section(runs)),
+        ("Speed", speed_section(runs)),
+        ("Blanks over training", "".join(map(blanks_section, blanks))),
+        ("A sentence", "".join(view_section(i, v) for i, v in enumerate(views))),
+        ("Configs", configs_section(runs)),
+    ]
+    sections = [(title, body) for title, body in sections if body]
+    menu = "".join(f"<a href='#{slug(t)}'>{t}</a>" for t, _ in sections)
+    body = "".join(
+        f"<section id='{slug(t)}'><h2>{t}</h2>{b}</section>" for t, b in sections
+    )
+    title = html.escape(", ".join(run.name for run in runs))
+    now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    # A "<" could end the element that holds the data.
+    told = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{title}</title><style>{read('page.css')}</style></head>\n"
+        f"<body><header><h1>{title}</h1><p>bertjax, {html.escape(now)}</p>"
+        f"<nav>{menu}</nav></header>\n<main>{body}</main>\n"
+        f"<script type='application/json' id='data'>{told}</script>\n"
+        f"<script>{read('page.js')}</script></body></html>\n"
+    )
+
+
+def read(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def slug(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def text(value: Any) -> str:
+    """Write a value for readers, escaped: 12,345 and 0.01235 and 1.2e-07."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        if value and not 1e-4 <= abs(value) < 1e15:
+            return f"{value:.3g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return html.escape(str(value))
+
+
+def render(table: Table, leading: set[int] = frozenset(), marks: bool = False) -> str:
+    """Write a table that scrolls when it is wide; `marks`: rows are runs, coloured."""
+    head = "".join(f"<th>{text(x)}</th>" for x in table.head)
+    lines = []
+    for i, row in enumerate(table.rows):
+        cells = []
+        for k, value in enumerate(row):
+            kind = " class='num'" if isinstance(value, (int, float)) else ""
+            mark = f"<i class='dot c{i % 10}'></i>" if marks and not k else ""
+            cells.append(f"<td{kind}>{mark}{text(value)}</td>")
+        best = " class='best'" if i in leading else ""
+        lines.append(f"<tr{best}>{''.join(cells)}</tr>")
+    return (
+        f"<div class='wide'><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def folded(title: str, body: str) -> str:
+    return f"<details><summary>{title}</summary>{body}</details>"
+
+
+def runs_section(runs: Sequence[Run], notes: Sequence[str]) -> str:
+    said = "".join(f"<li>{text(note)}</li>" for note in notes)
+    return render(tables.overview(runs), marks=True) + (
+        f"<ul class='notes'>{said}</ul>" if said else ""
+    )
+
+
+def curves_section(
+    runs: Sequence[Run], every: Sequence[tables.Chart], drawn: Sequence[tables.Chart]
+) -> str:
+    """Place the charts; page.js draws them."""
+    if not every:
+        return "<p>No rows yet.</p>"
+    chips = "".join(
+        f"<label class='chip'><input type='checkbox' data-run='{i}' checked>"
+        f"<i class='dot c{i % 10}'></i>{text(run.name)}</label>"
+        for i, run in enumerate(runs)
+    )
+    bar = (
+        "<div class='bar'><label>x <select id='axis'><option value='step'>steps"
+        "</option><option value='tokens'>tokens</option></select></label>"
+        "<label><input type='checkbox' id='log'> log scale</label>"
+        "<label><input type='checkbox' id='smooth'> smoothing</label>"
+        f"<span class='chips'>{chips}</span></div>"
+        "<noscript><p>Curves are drawn by a script in this page, which your browser "
+        "does not run.</p></noscript>"
+    )
+    parts = [bar]
+    for name in dict.fromkeys(chart.key.split("/")[0] for chart in every):
+        boxes = "".join(
+            figure(i, chart, runs)
+            for i, chart in enumerate(drawn)
+            if chart.key.split("/")[0] == name
+        )
+        still = ", ".join(
+            f"{text(chart.key)} {text(chart.constant)}"
+            for chart in every
+            if chart.constant is not None and chart.key.split("/")[0] == name
+        )
+        note = f"<p class='quiet'>Constant: {still}</p>" if still else ""
+        title = text(SECTIONS.get(name, name))
+        parts.append(f"<h3>{title}</h3><div class='charts'>{boxes}</div>{note}")
+    if any(not chart.alone for chart in every):
+        parts.append(
+            "<p class='quiet'>Runs share a chart of a loss or score where tokenizer, "
+            "masks and length are the same, and in evaluations the text.</p>"
+        )
+    return "".join(parts)
+
+
+def figure(index: int, chart: tables.Chart, runs: Sequence[Run]) -> str:
+    names = ", ".join(runs[i].name for i, _ in chart.curves)
+    of = "" if chart.alone else f" <small>{text(names)}</small>"
+    return (
+        f"<figure><figcaption>{text(chart.key)}{of}</figcaption>"
+        f"<div class='plot' data-chart='{index}'></div></figure>"
+    )
+
+
+def differing_section(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        given = [[k, tables.written(v)] for k, v in sorted(runs[0].overrides.items())]
+        if not given:
+            return ""
+        said = "<p>What the command line changed in the config file:</p>"
+        return said + render(Table(["key", "value"], given))
+    matters, free = tables.differing(runs)
+    body = render(matters) if matters.rows else "<p>Nothing that matters.</p>"
+    if free.rows:
+        body += folded("Where and how they ran, without effect", render(free))
+    return body
+
+
+def evaluations_section(runs: Sequence[Run]) -> str:
+    table, leading = tables.evaluations(runs)
+    return render(table, leading) if table.rows else ""
+
+
+def speed_section(runs: Sequence[Run]) -> str:
+    said = "<p>Medians over the logged rows.</p>"
+    return said + render(tables.speed(runs), marks=True)
+
+
+def configs_section(runs: Sequence[Run]) -> str:
+    return "".join(
+        folded(
+            text(run.name),
+            render(
+                Table(
+                    ["key", "value"],
+                    [[k, tables.written(v)] for k, v in run.config.items()],
+                )
+            ),
+        )
+        for run in runs
+    )
+
+
+def blanks_section(found: dict[str, Any]) -> str:
+    """Show one text's guesses, a row a checkpoint: {"run", "text", "rows": [...]}."""
+    blanks = max((len(masks) for _, masks in found["rows"]), default=0)
+    head = ["step", *(f"blank {i + 1}" for i in range(blanks))]
+    head = head if blanks > 1 else ["step", "guesses"]
+    rows = [
+        [
+            step,
+            *(
+                "   ".join(f"{g['token']} {g['probability']:.3f}" for g in mask)
+                for mask in masks
+            ),
+        ]
+        for step, masks in found["rows"]
+    ]
+    title = f"<h3>{text(found['text'])} <small>{text(found['run'])}</small></h3>"
+    return title + render(Table(head, rows))
+
+
+def view_section(index: int, view: dict[str, Any]) -> str:
+    """Show what a model sees in a sentence: guesses a token, and its attention."""
+    rows = [
+        [
+            token["token"],
+            token["probability"],
+            "   ".join(
+                f"{g['token']} {g['probability']:.3f}" for g in token["guesses"]
+            ),
+        ]
+        for token in view["tokens"]
+    ]
+    right = {i for i, t in enumerate(view["tokens"]) if t["right"]}
+    head = ["token", "its probability", "guesses when it is masked"]
+    step = f"<small>{text(view['run'])}, step {text(view['step'])}</small>"
+    return (
+        f"<h3>{text(view['text'])} {step}</h3>{render(Table(head, rows), right)}"
+        f"<div class='attention' data-view='{index}'></div>"
+    )

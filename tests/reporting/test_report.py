@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of runs: what is in them, what is refused, and that nothing is fetched."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import refused, succeeded
+
+from bertjax import UserError, report
+from bertjax import config as c
+from bertjax.reporting import collect, tables
+
+VOID = {"meta", "input", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """Reads a page: checks that elements nest, gathers tables, texts and attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.attributes = [], [], []
+        self.tables, self.texts, self.inside = [], [], {"script": [], "style": []}
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> is out of place"
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in self.inside:
+            self.inside[self.open[-1]].append(data)
+            return
+        self.texts.append(data)
+        if {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def data(self):
+        return json.loads(self.inside["script"][0])
+
+    def table(self, *head):
+        return next(t[1:] for t in self.tables if t[0][: len(head)] == list(head))
+
+
+def make_run(folder: Path, rows=None, stores=None, **changed) -> Path:
+    """Write a workdir by hand: its config with changes, and rows of metrics."""
+    folder.mkdir(parents=True)
+    config = c.base()
+    config.update_from_flattened_dict(changed)
+    (folder / "config.json").write_text(c.to_json(config))
+    (folder / "overrides.json").write_text(json.dumps(changed))
+    facts = {"total_steps": 30, "parameters": 1234, "stores": stores or {"valid": "x"}}
+    (folder / "run.json").write_text(json.dumps(facts))
+    rows = some_rows() if rows is None else rows
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+    return folder
+
+
+def some_rows(n=30, shift=0.0):
+    rows = []
+    for i in range(1, n + 1):
+        row = {"step": i, "tokens": 100 * i, "train/loss": 9 - i / 10 + shift}
+        row |= {"perf/step_seconds": 0.5, "perf/tokens_per_second": 200.0 + i}
+        row |= {"data/wait_seconds": 0.1, "guard/skipped": 0}
+        rows.append(row)
+        if i % 10 == 0:
+            scores = {"eval/valid/mlm_loss": abs(i - 20) / 10 + 5 + shift}
+            scores["eval/valid/mlm_accuracy"] = 0.5 - abs(i - 20) / 100
+            rows.append({"step": i, "tokens": 100 * i} | scores)
+    return rows
+
+
+def page_of(*folders, out=None) -> Page:
+    out = out or folders[0].parent / "page.html"
+    assert report.main([*map(str, folders), f"--out={out}"]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "http:" not in text and "https:" not in text and "@import" not in text
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+    assert not {"src", "onclick", "onerror", "onload"} & {k for k, _ in page.attributes}
+    assert all(v.startswith("#") for k, v in page.attributes if k == "href")
+    return page
+
+
+# ---------------------------------------------------------------- what is in a page
+def test_two_runs_beside_each_other(tmp_path):
+    a = make_run(tmp_path / "a", **{"optim.lr": 1e-3})
+    rows = some_rows(shift=-1.0)
+    rows[3]["train/loss"] = None
+    b = make_run(tmp_path / "b", rows, **{"optim.lr": 0.5, "log.writers": "jsonl"})
+    page = page_of(a, b)
+    assert page.data["runs"] == ["a", "b"]
+    charts = {chart["key"]: chart["curves"] for chart in page.data["charts"]}
+    assert "guard/skipped" not in charts
+    assert any("guard/skipped 0" in text for text in page.texts)
+    first, second = charts["train/loss"]
+    assert (first["run"], second["run"]) == (0, 1)
+    assert first["value"][:4] == [8.9, 8.8, 8.7, 8.6] and second["value"][3] is None
+    assert first["tokens"][-1] == 3000 and len(first["smooth"]) == 30
+    assert page.table("key", "a", "b") == [["optim.lr", "0.001", "0.5"]]
+    free = [t for t in page.tables if t[1:] and t[1][0] == "log.writers"]
+    assert free[0][1][2] == "jsonl"
+    scores = page.table("metric", "run")
+    assert ["eval/valid/mlm_loss", "a", "6", "30", "5", "20", "lowest"] in scores
+    assert ["eval/valid/mlm_loss", "b", "5", "30", "4", "20", "lowest"] in scores
+    assert ["eval/valid/mlm_accuracy", "a", "0.4", "30", "0.5", "20", "highest"] in (
+        scores
+    )
+    speed = page.table("run", "tokens/s")
+    assert speed[0] == ["a", "215.5", "0.5", "–", "20.0%", "–"]
+    assert page.table("run", "step", "tokens")[0][:3] == ["a", "30 of 30", "3,000"]
+
+
+def test_one_run_of_two_rows(tmp_path):
+    rows = [{"step": 1, "tokens": 5, "train/loss": 3.0}]
+    rows.append({"step": 2, "tokens": 9, "train/loss": 2.0})
+    page = page_of(make_run(tmp_path / "a", rows, **{"data.length": 64}))
+    assert page.data["charts"][0]["curves"][0]["value"] == [3, 2]
+    assert page.table("key", "value")[0] == ["data.length", "64"]
+
+
+def test_a_run_without_rows(tmp_path):
+    a = make_run(tmp_path / "a", [])
+    (a / "metrics.jsonl").unlink()
+    assert "No rows yet." in page_of(a).texts
+
+
+def test_ten_runs_of_which_one_is_another_task(tmp_path):
+    runs = [make_run(tmp_path / f"run{i}", some_rows(shift=i)) for i in range(9)]
+    runs.append(make_run(tmp_path / "other", stores={"valid": "y"}))
+    runs.append(make_run(tmp_path / "rarer", **{"data.mask_rate": 0.4}))
+    charts = page_of(*runs).data["charts"]
+    members = {}
+    for chart in charts:
+        members.setdefault(chart["key"], []).append([s["run"] for s in chart["curves"]])
+    assert members["eval/valid/mlm_loss"] == [[*range(9)], [9], [10]]
+    assert members["train/loss"] == [[*range(10)], [10]]
+    assert members["perf/tokens_per_second"] == [[*range(11)]]
+
+
+def test_the_best_of_runs_that_compare_is_marked(tmp_path):
+    paths = [
+        make_run(tmp_path / n, some_rows(shift=s)) for n, s in (("a", 0), ("b", 1))
+    ]
+    runs = collect.read_runs([*map(str, paths)], print)
+    table, leading = tables.evaluations(runs)
+    best = {tuple(table.rows[i][:2]) for i in leading}
+    assert ("eval/valid/mlm_loss", "a") in best
+    assert ("eval/valid/mlm_loss", "b") not in best
+
+
+def test_names_are_no_markup(tmp_path):
+    name = "<script>alert(1)<%2Fscript>&\"'<!--"
+    rows = some_rows()
+    for row in rows:
+        row["train/</script><b>"] = row["step"] / 7
+    config = {"objective": "</td><img src=x onerror=alert(1)>"}
+    folder = make_run(tmp_path / name.replace("/", "_"), rows, **config)
+    page = page_of(folder, out=tmp_path / "page.html")
+    assert page.data["runs"] == [name]
+    assert page.tags.count("script") == 2 and "b" not in page.tags
+    assert page.table("run", "step")[0][0] == name
+    assert config["objective"] in page.table("run", "step")[0]
+    assert any(text == "train/</script><b>" for text in page.texts)
+
+
+# ---------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("{", "no JSON"),
+        ("[1]", "no object"),
+        ('{"tokens": 3}', "step=None"),
+        ('{"step": true}', "step=True"),
+        ('{"step": 3, "train/loss": "high"}', "train/loss='high'"),
+        ('{"step": NaN}', "step=nan"),
+        ("\\xff\\xfe", "no JSON"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, line, words):
+    folder = make_run(tmp_path / "a")
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:6], line, *lines[6:]]) + "\n")
+    out = tmp_path / "page.html"
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        report.main([str(folder), f"--out={out}"])
+    assert f"{file}:7: " in str(caught.value)
+    assert not out.exists()
+
+
+def test_half_a_line_at_the_end_is_left_out_and_said(tmp_path, capsys):
+    folder = make_run(tmp_path / "a")
+    with (folder / "metrics.jsonl").open("a") as f:
+        f.write('{"step": 31, "tok')
+    page = page_of(folder)
+    assert "metrics.jsonl:34: half a line" in capsys.readouterr().err
+    assert any("half a line" in text for text in page.texts)
+    assert max(page.data["charts"][0]["curves"][0]["step"]) == 30
+
+
+def test_what_is_no_run_or_no_place_to_write(tmp_path):
+    run = make_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"hidden_size": 3}')
+    out = f"--out={tmp_path / 'page.html'}"
+    for arguments, words in (
+        ([run], "--out is missing"),
+        ([out], "no run"),
+        ([run, run, out], "given twice"),
+        ([tmp_path / "empty", out], "no workdir"),
+        ([tmp_path / "none", out], "no such directory"),
+        ([run / "run.json", out], "a file"),
+        ([tmp_path / "other", out], "config.json is no config"),
+        ([run, f"--out={tmp_path}"], "is a directory"),
+        ([run, f"--out={tmp_path / 'no' / 'page.html'}"], "is no directory"),
+        ([run, out, f"--png={run / 'run.json'}"], "is a file"),
+    ):
+        with pytest.raises(UserError, match=words):
+            report.main([*map(str, arguments)])
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
+    run, out = make_run(tmp_path / "run"), tmp_path / "page.html"
+    out.write_text("old")
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UserError, match="No space left"):
+        report.main([str(run), f"--out={out}"])
+    assert out.read_text() == "old"
+    assert {p.name for p in tmp_path.iterdir()} == {"run", "page.html"}
+
+
+def test_a_workdir_in_a_bucket(bucket, tmp_path):
+    make_run(bucket / "runs" / "a")
+    out = tmp_path / "page.html"
+    assert report.main(["gs://bucket/runs/a", f"--out={out}"]) == 0
+    assert Page(out.read_text()).data["runs"] == ["a"]
+
+
+def test_pictures(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    arguments = [str(run), f"--out={tmp_path / 'p.html'}", f"--png={tmp_path / 'png'}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(UserError, match=r"pip install 'bertjax\[report\]'"):
+            report.main(arguments)
+    assert not (tmp_path / "p.html").exists()
+    pytest.importorskip("matplotlib")
+    assert report.main(arguments) == 0
+    names = {p.name for p in (tmp_path / "png").iterdir()}
+    assert {"train-loss.png", "eval-valid-mlm_loss.png"} <= names
+    assert (tmp_path / "png/train-loss.png").read_bytes()[1:4] == b"PNG"
+
+
+# ---------------------------------------------------------------- end to end
+def test_the_command(command, trained, tmp_path):
+    out = tmp_path / "page.html"
+    succeeded(command("report", trained, f"--out={out}"))
+    page = Page(out.read_text(encoding="utf-8"))
+    assert page.data["runs"] == ["run"]
+    assert page.table("run", "step")[0][1] == "12 of 12"
+    refused(command("report", tmp_path, f"--out={out}"), "config.json", str(tmp_path))
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
+
+
+@pytest.mark.slow
+def test_in_a_browser(tmp_path):
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    runs = [
+        make_run(tmp_path / n, some_rows(shift=s)) for n, s in (("a", 0), ("<b>", 1))
+    ]
+    page_of(*runs, out=tmp_path / "page.html")
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *("--virtual-time-budget=3000", "--enable-logging=stderr"),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"file://{tmp_path}/page.html",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr  # errors, or something refused
+    drawn = re.findall(r'<path class="curve c\d[^>]* d="(M[^"]+)"', done.stdout)
+    figures = done.stdout.count("<figure")
+    assert figures >= 5 and len(drawn) == 2 * figures
+    assert "NaN" not in "".join(drawn)
