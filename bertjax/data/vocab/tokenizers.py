@@ -156,6 +156,22 @@ class Tokenizer:
         """Return the ids of one text, as `encode_batch` does."""
         return self.encode_batch([text])[0]
 
+    def encode_with_offsets(
+        self, texts: list[str]
+    ) -> list[tuple[list[int], list[engines.Span]]]:
+        """Return ids, those of `encode_batch`, and characters [begin, end) of each.
+
+        They count characters of the text as it is given, before it is lower-cased or
+        normalised. Where a space belongs to a piece (byte BPE, SentencePiece), it is in
+        the span; pieces that share a character (bytes; what a normalisation makes of
+        one) have it all; a piece that stands for nothing has an empty span.
+
+        >>> tokenizer.encode_with_offsets(["Unaffable  Élan"])
+        [([14477, 20961, 3468, 3449, 2319],
+          [(0, 3), (3, 6), (6, 9), (11, 13), (13, 15)])]
+        """
+        return self.engine.encode_spans(texts) if texts else []
+
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the ids of a text in which `mask_token` is a blank.
 

@@ -389,3 +389,38 @@ def test_a_tokenizer_json_without_a_model(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"tokenizer\.json holds no `model`"):
         load_tokenizer(tmp_path)
+
+
+def test_offsets_count_characters_of_the_text_as_it_is(tmp_path):
+    pieces = [*SPECIAL, "e", "##lan", "istanbul", "i", "##stanbul", "中", "'"]
+    tokenizer = load_tokenizer(write_vocab(tmp_path / "w", pieces), lower_case=True)
+    text = " E\u0301lan\u00a0İstanbul's  中中"
+    ((ids, spans),) = tokenizer.encode_with_offsets([text])
+    assert [ids] == tokenizer.encode_batch([text])
+    told = [
+        (tokenizer.pieces[i], text[a:b]) for i, (a, b) in zip(ids, spans, strict=True)
+    ]
+    assert told == [
+        ("e", "E"),
+        ("##lan", "lan"),
+        ("istanbul", "İstanbul"),
+        ("'", "'"),
+        ("[UNK]", "s"),
+        ("中", "中"),
+        ("中", "中"),
+    ]
+    assert tokenizer.encode_with_offsets([]) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_offsets_of_every_kind(kind):
+    odd = ["ﬁne ＡＢＣ  İzmir 👍🏽 naïve.", " 北京\u00a0x", ""]
+    tokenizer = train_tokenizer([*TEXTS, *odd], kind, 400)
+    texts = [*TEXTS[:3], *odd]
+    found = tokenizer.encode_with_offsets(texts)
+    assert [ids for ids, _ in found] == tokenizer.encode_batch(texts)
+    for text, (_, spans) in zip(texts, found, strict=True):
+        covered = {at for a, b in spans for at in range(a, b)}
+        assert covered >= {at for at, c in enumerate(text) if not c.isspace()}
+        assert all(0 <= a <= b <= len(text) for a, b in spans)
+        assert spans == sorted(spans)
