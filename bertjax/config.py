@@ -287,6 +287,22 @@ def parse(
     return values
 
 
+def config_arguments(argv: Sequence[str]) -> list[str]:
+    """Return the arguments that name a config and change its keys.
+
+    >>> config_arguments(["--seeds=3", "--config", "a.py", "--config.seed=1"])
+    ['--config', 'a.py', '--config.seed=1']
+    """
+    out, rest = [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        if re.match(r"--?config(?![^=.])", word):
+            out.append(word)
+            if "=" not in word and rest:
+                out.append(rest.pop(0))
+    return out
+
+
 def _config_first(argv: list[str]) -> list[str]:
     """Put --config=FILE before its overrides, and whole numbers as absl takes them."""
     first, rest = [], []

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -23,7 +23,7 @@ from bertjax import config as c
 from bertjax.fill_mask import bucket_lengths
 from bertjax.tasks import prepare as tasks
 from bertjax.tasks import tables
-from bertjax.tasks.texts import Texts, make_texts
+from bertjax.tasks.texts import Form, Texts, make_texts
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -40,22 +40,45 @@ def main(argv: Sequence[str]) -> int:
     if not args.model or not args.input:
         raise UserError("--model and --input are needed: see --help")
     out = check_out(args.out)
-    config, tokenizer, checkpoint, meta = disk.open_model(args.model, "--model")
+    model = open_finetuned(args.model, args.dtype, args.weights)
+    rows = read_input(args.input, model.form.keys(labelled=False))
+    write(out, answer(model, rows, args.batch_size))
+    return 0
+
+
+class Finetuned(NamedTuple):
+    """A model that answers: what its rows look like, and its parameters."""
+
+    config: Any
+    objective: str
+    form: Form
+    tokenizer: Any
+    params: Any
+
+
+def open_finetuned(
+    path: str, dtype: str = "float32", weights: str = "", flag: str = "--model"
+) -> Finetuned:
+    """Open a finetuned model. Raises UserError for one that was not finetuned."""
+    config, tokenizer, checkpoint, meta = disk.open_model(path, flag)
     if "task" not in meta:
         raise UserError(
-            f"--model={args.model} was not finetuned: fill_mask and embed use it"
+            f"{flag}={path} was not finetuned: fill_mask and embed use such models"
         )
-    config.dtype = args.dtype
+    config.dtype = dtype
     labels = tuple(meta["task"]["labels"])
     form = tasks.make_form(config)._replace(labels=labels)
-    rows = read_input(args.input, form.keys(labelled=False))
-    texts = make_texts(rows, form, tokenizer, labelled=False, say=c.say)
-    params = disk.read_params(checkpoint, config.objective, args.weights)
-    name = f"{config.objective}:classes={len(labels)}" if labels else config.objective
-    longest = min(config.data.length, c.encoder_config(config, 1).max_length)
-    scores = predict(config, name, params, tokenizer, texts, args.batch_size, longest)
-    write(out, answers(scores, labels))
-    return 0
+    objective = config.objective + f":classes={len(labels)}" * bool(labels)
+    params = disk.read_params(checkpoint, config.objective, weights)
+    return Finetuned(config, objective, form, tokenizer, params)
+
+
+def answer(
+    model: Finetuned, rows: Sequence[tables.Row], batch_size: int = 32
+) -> Iterator[dict[str, Any]]:
+    """Yield what a model says of each row, in order."""
+    texts = make_texts(rows, model.form, model.tokenizer, labelled=False, say=c.say)
+    return answers(predict(model, texts, batch_size), model.form.labels)
 
 
 def check_out(name: str) -> Path | None:
@@ -80,15 +103,7 @@ def read_input(name: str, columns: dict[str, str]) -> list[tables.Row]:
     return rows
 
 
-def predict(
-    config: Any,
-    objective: str,
-    params: Any,
-    tokenizer: Any,
-    texts: Texts,
-    batch_size: int,
-    longest: int,
-) -> np.ndarray:
+def predict(model: Finetuned, texts: Texts, batch_size: int) -> np.ndarray:
     """Return the scores of all rows, in order: f32 [n, C], or [n].
 
     Rows go by falling length through at most five shapes.
@@ -98,9 +113,11 @@ def predict(
     from bertjax.data.progress import Progress
     from bertjax.objectives.base import make_objective
 
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
-    made, cfg = make_objective(objective, cfg)
-    held = jax.device_put(params)
+    tokenizer = model.tokenizer
+    cfg = c.encoder_config(model.config, tokenizer.vocab_size)
+    made, cfg = make_objective(model.objective, cfg)
+    held = jax.device_put(model.params)
+    longest = min(model.config.data.length, cfg.max_length)
     # Sums are of labels, which there are none of: nothing computes them.
     run = jax.jit(lambda params, batch: made.evaluate(params, batch)[1]["scores"])
     sizes = texts.plan(longest).lengths()

@@ -39,10 +39,28 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags)
-    config = args.config
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
-    rates = read_rates(args.lrs or [str(config.optim.lr)])
+    path = Path(args.workdir).expanduser()
+    found = run(c.config_arguments(argv), args.seeds, args.lrs, args.at_once, path)
+    print(json.dumps(found) if args.json else "\n".join(describe(found)))
+    return 0
+
+
+def run(
+    argv: Sequence[str],
+    seeds: int,
+    lrs: Sequence[str],
+    at_once: int | None,
+    path: Path,
+) -> dict[str, Any]:
+    """Check everything and sweep over `seeds` seeds x rates, in the workdir `path`.
+
+    argv: the config and its overrides; lrs: none takes the config's. Raises UserError.
+    """
+    args = c.parse(argv)
+    config = args.config
+    rates = read_rates(lrs or [str(config.optim.lr)])
     checks.check(config)
     if not tasks.is_task(config) or not config.data.valid:
         raise UserError("a sweep needs a task and data.valid, which says what is best")
@@ -52,18 +70,14 @@ def main(argv: Sequence[str]) -> int:
     build.check_inputs(config)
     if config.init_from:
         disk.check_init_from(config.init_from)
-    path = Path(args.workdir).expanduser()
     disk.check_workdir(path, config, allow_change=True)
-    runs = [
-        (seed, rate)
-        for rate in rates
-        for seed in range(config.seed, config.seed + args.seeds)
-    ]
+    first = config.seed
+    runs = [(seed, rate) for rate in rates for seed in range(first, first + seeds)]
     lock = workdir.lock(path)
-    found = sweep(config, path, runs, args.at_once, json.loads(args.overrides))
-    lock.close()
-    print(json.dumps(found) if args.json else "\n".join(describe(found)))
-    return 0
+    try:
+        return sweep(config, path, runs, at_once, json.loads(args.overrides))
+    finally:
+        lock.close()
 
 
 def read_rates(given: Sequence[str]) -> list[float]:

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 GLUE = "tfds:glue/{}"
 
@@ -11,7 +12,8 @@ GLUE = "tfds:glue/{}"
 class Task:
     """train, valid: as data.train and data.valid have them. columns: of the text, of
     the second text if there is one. labels: in the order of their classes; none for a
-    score. objective, metrics: names (bertjax/objectives, tasks/metrics.py)."""
+    score. objective, metrics: names (bertjax/objectives, tasks/metrics.py). files: of
+    the benchmark as its own site gives it."""
 
     train: str
     valid: str
@@ -20,9 +22,36 @@ class Task:
     label: str = "label"
     objective: str = "classify"
     metrics: tuple[str, ...] = ("accuracy",)
+    files: "Files | None" = None
 
 
-def glue(name: str, columns: tuple[str, ...], labels: tuple[str, ...] = (), **more):
+@dataclass(frozen=True)
+class Files:
+    """A benchmark's own folder of a task, which holds train.tsv and the like.
+
+    valid, test: {name: file}. columns, label, labels: where they are not the task's;
+    test_columns: where a test file has others. submit: {name: the file to hand in}.
+    """
+
+    folder: str
+    valid: Mapping[str, str]
+    test: Mapping[str, str]
+    submit: Mapping[str, str]
+    columns: tuple[str, ...] = ()
+    test_columns: tuple[str, ...] = ()
+    label: str = ""
+    labels: tuple[str, ...] = ()
+
+
+def files(folder: str, **more: Any) -> Files:
+    """Make the files of a task with one validation set."""
+    dev, test = {"valid": "dev.tsv"}, {"valid": "test.tsv"}
+    return Files(folder, dev, test, {"valid": f"{folder}.tsv"}, **more)
+
+
+def glue(
+    name: str, columns: tuple[str, ...], labels: tuple[str, ...] = (), **more: Any
+) -> Task:
     """Make a task of GLUE as TensorFlow Datasets has it."""
     source = GLUE.format(name)
     return Task(f"{source}:train", f"{source}:validation", columns, labels, **more)
@@ -34,31 +63,76 @@ ENTAILMENT = ("entailment", "not_entailment")
 PARAPHRASE = ("not_equivalent", "equivalent")
 DUPLICATE = ("not_duplicate", "duplicate")
 MATCHED = "m={0}:validation_matched,mm={0}:validation_mismatched"
+NUMBERS = ("0", "1")
+PAIR = ("sentence1", "sentence2")
 
-# Wang et al. 2019 (GLUE), table 1, with its metrics.
+# Wang et al. 2019 (GLUE), table 1, with its metrics; files as its site has them.
 TASKS: Mapping[str, Task] = {
     "cola": glue(
         "cola",
         ("sentence",),
         ("unacceptable", "acceptable"),
-        metrics=("matthews", "accuracy"),
+        metrics=("matthews",),
+        files=files(
+            "CoLA",
+            columns=("4",),
+            test_columns=("sentence",),
+            label="2",
+            labels=NUMBERS,
+        ),
     ),
-    "sst2": glue("sst2", ("sentence",), ("negative", "positive")),
-    "mrpc": glue("mrpc", ("sentence1", "sentence2"), PARAPHRASE, metrics=BOTH),
-    "qqp": glue("qqp", ("question1", "question2"), DUPLICATE, metrics=BOTH),
+    "sst2": glue(
+        "sst2",
+        ("sentence",),
+        ("negative", "positive"),
+        files=files("SST-2", labels=NUMBERS),
+    ),
+    "mrpc": glue(
+        "mrpc",
+        PAIR,
+        PARAPHRASE,
+        metrics=BOTH,
+        files=files(
+            "MRPC",
+            columns=("#1 String", "#2 String"),
+            label="Quality",
+            labels=NUMBERS,
+        ),
+    ),
+    "qqp": glue(
+        "qqp",
+        ("question1", "question2"),
+        DUPLICATE,
+        metrics=BOTH,
+        files=files("QQP", label="is_duplicate", labels=NUMBERS),
+    ),
     "stsb": glue(
         "stsb",
-        ("sentence1", "sentence2"),
+        PAIR,
         objective="regress",
         metrics=("pearson", "spearman"),
+        files=files("STS-B", label="score"),
     ),
     "mnli": Task(
         "tfds:glue/mnli:train",
         MATCHED.format("tfds:glue/mnli"),
         ("premise", "hypothesis"),
         MNLI,
+        files=Files(
+            "MNLI",
+            {"m": "dev_matched.tsv", "mm": "dev_mismatched.tsv"},
+            {"m": "test_matched.tsv", "mm": "test_mismatched.tsv"},
+            {"m": "MNLI-m.tsv", "mm": "MNLI-mm.tsv"},
+            columns=PAIR,
+            label="gold_label",
+        ),
     ),
-    "qnli": glue("qnli", ("question", "sentence"), ENTAILMENT),
-    "rte": glue("rte", ("sentence1", "sentence2"), ENTAILMENT),
-    "wnli": glue("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment")),
+    "qnli": glue("qnli", ("question", "sentence"), ENTAILMENT, files=files("QNLI")),
+    "rte": glue("rte", PAIR, ENTAILMENT, files=files("RTE")),
+    "wnli": glue(
+        "wnli",
+        PAIR,
+        ("not_entailment", "entailment"),
+        files=files("WNLI", labels=NUMBERS),
+    ),
 }

@@ -154,14 +154,18 @@ def _json_rows(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Row
 def _tfds(entry: str, columns: Mapping[str, str]) -> list[Row]:
     wanted = {column: key for key, column in columns.items()}
     builder, split = datasets.open_split(entry, wanted)
+    features = builder.info.features
+
+    def plain(column: str, value: Any) -> Any:
+        """Give classes their names; what has no label (-1) an empty one."""
+        if hasattr(features[column], "int2str"):
+            return features[column].int2str(value) if value >= 0 else ""
+        return value.decode() if isinstance(value, bytes) else value
+
     return [
-        Row({k: _plain(v) for k, v in record.items()}, f"{entry}[{i}]")
+        Row({k: plain(k, v) for k, v in record.items()}, f"{entry}[{i}]")
         for i, record in enumerate(datasets.read_split(builder, split, wanted))
     ]
-
-
-def _plain(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _check_columns(header: list[str], name: str, columns: Mapping[str, str]) -> None:

@@ -5,12 +5,14 @@ import csv
 import gzip
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import UserError
+from bertjax.data.text import datasets
 from bertjax.tasks.tables import parse_rows, read_rows
 
 TEXT = {"task.text": "text"}
@@ -93,3 +95,20 @@ def test_files(tmp_path):
         with pytest.raises(UserError) as e:
             read_rows(f"{tmp_path}/{name}", "data.train", TEXT)
         assert said in str(e.value) and name in str(e.value)
+
+
+def test_classes_of_tfds_have_names(monkeypatch):
+    features = {
+        "text": SimpleNamespace(),
+        "label": SimpleNamespace(int2str=("no", "yes").__getitem__),
+    }
+    builder = SimpleNamespace(info=SimpleNamespace(features=features))
+    told = [{"text": "é".encode(), "label": 1}, {"text": b"x", "label": -1}]
+    monkeypatch.setattr(datasets, "open_split", lambda name, wanted: (builder, "train"))
+    monkeypatch.setattr(datasets, "read_split", lambda *a: iter(told))
+    found = read_rows("tfds:glue/rte:train", "data.train", {"task.text": "text"})
+    assert [r.cells for r in found] == [
+        {"text": "é", "label": "yes"},
+        {"text": "x", "label": ""},
+    ]
+    assert found[1].place == "tfds:glue/rte:train[1]"

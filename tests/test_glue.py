@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GLUE's files are found, its table says what scatters, its answers are as asked."""
+
+import json
+
+import pytest
+from conftest import refused, succeeded
+
+from bertjax import UserError, config, glue
+from bertjax.tasks.prepare import make_form
+from bertjax.tasks.tables import read_rows
+
+# What the benchmark's own files begin with.
+FILES = {
+    "CoLA/train.tsv": "gj04\t1\t\tHe left.\ngj04\t0\t*\tLeft he did.\n",
+    "CoLA/dev.tsv": "gj04\t1\t\tShe left.\n",
+    "CoLA/test.tsv": "index\tsentence\n0\tWho left?\n1\tLeft who?\n",
+    "MRPC/train.tsv": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t1\t2\ta\tb\n",
+    "MRPC/dev.tsv": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\ta\tb\n",
+    "MNLI/train.tsv": "index\tsentence1\tsentence2\tgold_label\n0\ta\tb\tneutral\n",
+    "MNLI/dev_matched.tsv": "sentence1\tsentence2\tgold_label\na\tb\tentailment\n",
+    "MNLI/dev_mismatched.tsv": "sentence1\tsentence2\tgold_label\na\tb\tneutral\n",
+    "STS-B/train.tsv": "index\tsentence1\tsentence2\tscore\n0\ta\tb\t4.5\n",
+    "STS-B/dev.tsv": "index\tsentence1\tsentence2\tscore\n0\ta\tb\t0\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        file = tmp_path / "glue" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path / "glue"
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "sets"),
+    [
+        ("cola", ("He left.", "1"), ["valid"]),
+        ("mrpc", ("a", "b", "1"), ["valid"]),
+        ("mnli", ("a", "b", "neutral"), ["m", "mm"]),
+        ("stsb", ("a", "b", "4.5"), ["valid"]),
+    ],
+)
+def test_files_are_read_as_the_benchmark_has_them(folder, name, cells, sets):
+    told = glue.find(glue.GLUE[name], folder)
+    args = ["--config=finetune/classify.py", f"--config.task.name={name}", *told]
+    made = config.parse(args).config
+    form = make_form(made)
+    row = read_rows(made.data.train, "data.train", form.keys())[0]
+    assert tuple(row.cells[c] for c in (*form.columns, form.label)) == cells
+    assert cells[-1] in form.labels or made.objective == "regress"
+    assert [v.partition("=")[0] for v in made.data.valid.split(",")] == sets or (
+        sets == ["valid"] and "=" not in made.data.valid
+    )
+
+
+def test_what_is_not_there(folder, tmp_path):
+    with pytest.raises(UserError, match=r"SST-2/train\.tsv is not"):
+        glue.find(glue.GLUE["sst2"], folder)
+    with pytest.raises(UserError, match="did you mean 'cola'"):
+        glue.main(["--tasks=colaa", f"--workdir={tmp_path}", "--config=bert.py"])
+
+
+def test_the_table():
+    def spread(metric, rate, median):
+        one = {"valid": "valid", "lr": rate, "metric": metric, "n": 5, "std": 0.01}
+        return {**one, "median": median, "min": 0.1, "max": 0.9}
+
+    found = [spread("f1", 1e-5, 0.9), spread("accuracy", 1e-5, 0.6)]
+    found += [spread("f1", 3e-5, 0.7), spread("accuracy", 3e-5, 0.8)]
+    rows = glue.table("mrpc", glue.GLUE["mrpc"], {"spread": found})
+    assert [(r["metric"], r["lr"]) for r in rows] == [("f1", 3e-5), ("accuracy", 3e-5)]
+    rows += [{**spread("matthews", 1e-5, 0.5), "task": "cola"}]
+    rows += [{**spread("accuracy", 1e-5, 0.0), "task": "wnli"}]
+    assert glue.average(rows) == pytest.approx((0.75 + 0.5) / 2)
+    told = {"tasks": rows, "average": glue.average(rows), "not_found": {"qqp": "why"}}
+    lines = "\n".join(glue.markdown(told))
+    assert "| mrpc | valid | accuracy | 3e-05 | 5 | 80.00 | 1.00 |" in lines
+    assert "Mean of 2 tasks' medians: 62.50" in lines and "qqp (why)" in lines
+
+
+@pytest.mark.slow
+def test_the_command(command, folder, vocabulary, tmp_path):
+    arguments = [
+        "--config=finetune/classify.py:smoke",
+        f"--config.data.vocab={vocabulary}",
+        "--config.total.steps=2",
+        "--config.data.length=32",
+        f"--data={folder}",
+        "--seeds=2",
+        "--tasks=cola,rte",
+    ]
+    result = succeeded(command("glue", *arguments, f"--workdir={tmp_path / 'w'}"))
+    assert "| cola | valid | matthews |" in result.stdout
+    assert "Not found: rte" in result.stdout
+    told = json.loads((tmp_path / "w/glue.json").read_text())
+    assert told["tasks"][0]["n"] == 2
+    lines = (tmp_path / "w/submission/CoLA.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 3
+    assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
+    refused(command("glue", *arguments), "--workdir is missing")
