@@ -4,10 +4,11 @@
     [--data=GLUE_DIR] [--tasks=cola,rte,...] [--seeds=5] [--lrs=2e-5,3e-5] [--json]
     --config=finetune/classify.py --config.init_from=MODEL [--config.KEY=VALUE ...]
 
-The text comes from the folders that gluebenchmark.com's files unpack to (GLUE_DIR/CoLA/
-train.tsv and so on), or from TensorFlow Datasets on this machine; what is not found is
-said. Each task is a sweep (bertjax.sweep) in DIR/TASK. DIR then holds glue.json, glue.md
-and, where test files are, submission/*.tsv as the site takes them. Repeat to resume.
+The text comes from the folders that gluebenchmark.com's files unpack to (such as
+GLUE_DIR/CoLA/train.tsv), or from TensorFlow Datasets on this machine; what is not found
+is said. Each task is a sweep (bertjax.sweep) in DIR/TASK. DIR then holds glue.json,
+glue.md and, where test files are, submission/*.tsv as the site takes them. Repeat to
+resume.
 """
 
 import json
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find(task: Task, folder: Path | None) -> list[str]:
-    """Return the arguments that name a task's text. Raises UserError where it is not."""
+    """Return the arguments that name a task's text. UserError where it is not."""
     if folder is None:
         from bertjax.data.text.datasets import open_split
 
