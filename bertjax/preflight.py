@@ -4,8 +4,8 @@
   --config=bert.py:base   a config, as for bertjax.train
   --topology=v5e:2x4      the slice: v4:2x2x1, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1; two
                           slices are 2xv5e:4x4
-  --quick                 memory and the largest batch, no times: it ends before the
-                          compiler writes machine code
+  --quick                 memory and the largest batch, times only of what was compiled
+                          before: it ends before the compiler writes machine code
   --json                  one JSON object
   --table=FILE            the shipped configs on several slices as a Markdown table:
                           memory on all of them, times on one

@@ -155,6 +155,10 @@ class Target:
         ]
         return found
 
+    def is_compiled(self, step: str, shape: Shape) -> bool:
+        """True where `facts` needs no compiling."""
+        return self._file(self.lower(step, shape)).exists()
+
     def memory(self, step: str, shape: Shape) -> dict[str, Any]:
         """Return fits and the bytes `needed`: seconds where `facts` takes minutes."""
         file = self._file(self.lower(step, shape))

@@ -22,8 +22,8 @@ def estimate(
     """Compile both steps of a shape and return what they need and take.
 
     The keys are those of `preflight --json`; estimated_* and eval_* are None where the
-    update does not fit. quick: only memory, no times; search: for the largest batch,
-    else largest_batch_per_device and accumulate_to_fit are None.
+    update does not fit. quick: memory, and times only where they are known; search:
+    for the largest batch, else largest_batch_per_device and accumulate_to_fit are None.
     """
     chip = target.chip
     rows = target.rows(shape)
@@ -44,9 +44,12 @@ def estimate(
     if facts["fits"]:
         say("the evaluation's memory")
         out |= eval_memory(target.memory("eval", shape), state.optimizer, chip)
-    if facts["fits"] and not quick:
-        say("compiling the update for its cycles, which takes minutes")
-        facts = target.facts("train", shape)
+    if facts["fits"]:
+        known = target.is_compiled("train", shape)
+        if not (known or quick):
+            say("compiling the update for its cycles, which takes minutes")
+        if known or not quick:
+            facts = target.facts("train", shape)
     needed = memory_bytes(facts)
     out["fits"] = facts["fits"] and out["eval_fits"]
     out["hbm_gib"] = None if needed is None else needed / GIB

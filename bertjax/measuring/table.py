@@ -47,9 +47,9 @@ def write(
 ) -> None:
     """Write the table as a page; slices: with commas, else SLICES and FITS.
 
-    Times, which take minutes each, are of the slices in FITS; quick: of none. What was
-    compiled before is looked up, so the command can be broken off and run again. Raises
-    UserError for a page that cannot be written, and slices that are none.
+    Times, which take minutes each, are of the slices in FITS; quick: where known. What
+    was compiled before is looked up, so the command can be broken off and run again.
+    Raises UserError for a page that cannot be written, and slices that are none.
     """
     page = Path(path).expanduser()
     if page.is_dir() or not page.parent.is_dir():
