@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score held-out text with fixed masks: python -m bertjax.evaluate --workdir=DIR
+"""Score a masked LM on text: python -m bertjax.evaluate --workdir=DIR
 
-The masks depend on the example alone, so that any two runs on the same text and
-tokenizer are scored on the same predictions. Next to the model stands the unigram
-cross-entropy: what guessing every token by its frequency in the training text costs.
+--what=mlm    held-out loss; the masks depend on the example alone, so that any two runs
+              on the same text and tokenizer are scored on the same predictions. Beside
+              it the unigram cross-entropy: what guessing every token by its frequency
+              in the training text costs. --rates=0.15,0.3: at several mask rates
+--what=pll    pseudo-log-likelihood of each line of --text; --variant=within_word
+--what=pairs  minimal pairs, JSON lines as BLiMP has them
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, build, disk, registry
+from bertjax import UserError, disk, fill_mask, registry
 from bertjax import config as c
+from bertjax.data.text.files import FileSource
 from bertjax.interop.hf import Imported
 
 
@@ -25,8 +30,11 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("step", None, "", flag_values=values)
     string("text", None, "", flag_values=values)
     string("what", "mlm", "", flag_values=values)
+    string("rates", None, "", flag_values=values)
+    string("mask_unit", None, "", flag_values=values)
+    string("variant", None, "", flag_values=values)
     flags.DEFINE_integer("examples", None, "", lower_bound=0, flag_values=values)
-    flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("batch_size", None, "", lower_bound=1, flag_values=values)
     string("dtype", "float32", "", flag_values=values)
     string("weights", "", "", flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
@@ -34,113 +42,183 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False)
-    registry.pick("--what", args.what, {"mlm": evaluate})
+    known = {"mlm": evaluate_mlm, "pll": evaluate_pll, "pairs": evaluate_pairs}
+    evaluate = registry.pick("--what", args.what, known)
+    own = {"mlm": ("rates", "mask_unit", "examples")}.get(args.what, ("variant",))
+    for flag in ("rates", "mask_unit", "examples", "variant"):
+        if getattr(args, flag) is not None and flag not in own:
+            raise UserError(f"--{flag} says nothing to --what={args.what}")
     flag = "--workdir" if args.workdir else "--model"
     where = args.workdir or args.model
     if not where:
         raise UserError("--workdir or --model is missing: what to evaluate")
     if args.step is not None:
         where = f"{where.rstrip('/')}/checkpoints/{args.step}"
+    return evaluate(args, where, flag)
+
+
+def evaluate_mlm(args: Any, where: str, flag: str) -> int:
+    """Print held-out losses and what belongs to them."""
+    rates = read_rates(args.rates) if args.rates is not None else ()
     config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
     config.dtype = args.dtype
     if args.examples is not None:
         config.eval.examples = args.examples
+    if args.mask_unit is not None:
+        config.data.mask_unit = args.mask_unit
+        c.make_masking(config)
     if args.text:
         config.data.valid = args.text
         config.data.group_field = ""  # the text has what names the flag gives it
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
-    scores = evaluate(config, tokenizer, checkpoint, args.batch_size, args.weights)
+    head = "mlm" if "mlm" in config.objective.split("+") else ""
+    params = disk.read_params(checkpoint, head, args.weights)
+    counts = None
+    # Of an imported model nobody knows what it was trained on.
+    if not isinstance(checkpoint, Imported):
+        file = checkpoint.parents[1] / "unigram.npy"
+        if file.exists():
+            with file.open("rb") as f:
+                counts = np.load(f)
+    from bertjax.scoring import mlm
+
+    found = mlm.evaluate(
+        config, tokenizer, params, counts, args.batch_size or 32, rates
+    )
     if args.json:
-        first, *more = scores.values()
-        found = {"eval": scores} if more else first
-        print(json.dumps({"step": meta["step"], **found}))
+        told = {
+            name: {"rates": scores} if rates else next(iter(scores.values()))
+            for name, scores in found.items()
+        }
+        first, *more = told.values()
+        print(json.dumps({"step": meta["step"], **({"eval": told} if more else first)}))
         return 0
-    for name, values in scores.items():
-        print(f"{name} at step {meta['step']}:")
-        for key, value in values.items():
-            print(f"  {key:24} {value:,.4f}".rstrip("0").rstrip("."))
+    for name, scores in found.items():
+        for rate, values in scores.items():
+            at = f", {rate:.0%} masked" if rates else ""
+            print(f"{name} at step {meta['step']}{at}:")
+            say_values(values)
     return 0
 
 
-def evaluate(
-    config: Any,
-    tokenizer: Any,
-    checkpoint: Any,
-    batch_size: int = 32,
-    weights: str = "",
-) -> dict[str, dict[str, float]]:
-    """Score each named validation set: {name: {"mlm_loss": ..., "tokens": ...}}.
+def evaluate_pll(args: Any, where: str, flag: str) -> int:
+    """Print pseudo-log-likelihoods: of each line with --json, else of all."""
+    from bertjax.scoring import pll
+    from bertjax.scoring.lines import read_lines
 
-    Losses are in nats a predicted token. Computes in config.dtype on one device.
-    """
-    import jax
-
-    from bertjax.objectives.base import make_objective
-    from bertjax.training import step
-
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
-    objective, cfg = make_objective(config.objective, cfg)
-    head = "mlm" if "mlm" in config.objective.split("+") else ""
-    params = jax.device_put(disk.read_params(checkpoint, head, weights))
-    run = jax.jit(step.make_eval_step(objective.sums))
-    counts = unigram = None
-    # Of an imported model nobody knows what it was trained on.
-    imported = isinstance(checkpoint, Imported)
-    file = None if imported else checkpoint.parents[1] / "unigram.npy"
-    if file is not None and file.exists():
-        with file.open("rb") as f:
-            counts = np.load(f)
-        unigram = log_unigram(counts)
-    out = {}
-    for name, store in build.prepare_valid(config, tokenizer, c.say).items():
-        known = store.counts if counts is None else counts
-        batches = build.make_eval_batches(
-            config,
-            objective.needs,
-            tokenizer,
-            name,
-            store,
-            build.make_tables(config, tokenizer, known),
-            c.say,
+    variant = pick_variant(args.variant)
+    if not args.text:
+        raise UserError("--what=pll scores the lines of --text=FILES")
+    lines = list(read_lines(args.text))
+    if records := [line.file for line in lines if FileSource(line.file).is_json]:
+        raise UserError(f"--text={records[0]}: JSON; --what=pll scores lines of text")
+    told = [line for line in lines if line.text.strip()]
+    if not told:
+        raise UserError(f"--text={args.text}: every line is empty")
+    cfg, params, tokenizer, _ = open_masked_lm(args, where, flag)
+    scores = pll.score_texts(
+        cfg, params, tokenizer, [x.text for x in told], variant, args.batch_size
+    )
+    if args.json:
+        for line, score in zip(told, scores, strict=True):
+            place = {"file": line.file, "line": line.number, "text": line.text}
+            print(json.dumps(place | score._asdict()))
+    fitting = [
+        (line, score)
+        for line, score in zip(told, scores, strict=True)
+        if score.score is not None
+    ]
+    if not fitting:
+        raise UserError(
+            f"--text={args.text}: every line has more than the model's "
+            f"{cfg.max_length - 2} tokens"
         )
-        tally = Tally(unigram)
-        made = batches.eval_batches(batch_size, examples=config.eval.examples or None)
-        values = step.run_eval(run, params, map(jax.device_put, tally.count(made)))
-        out[name] = {**values, **tally.results()}
-    return out
+    total = math.fsum(score.score for _, score in fitting)
+    counts = {
+        name: sum(getattr(score, name) for _, score in fitting)
+        for name in ("tokens", "words", "unknown")
+    }
+    # White space is no character: pieces have it or not, as their tokenizer likes.
+    characters = sum(len("".join(line.text.split())) for line, _ in fitting)
+    summary = {
+        "lines": len(fitting),
+        "empty_lines": len(lines) - len(told),
+        "too_long": len(told) - len(fitting),
+        **counts,
+        "characters": characters,
+        "pseudo_log_likelihood": total,
+        "pseudo_perplexity": math.exp(min(-total / max(counts["tokens"], 1), 700)),
+        "bits_per_character": -total / math.log(2) / characters,
+    }
+    if args.json:
+        c.say("; ".join(f"{key} {value:,.6g}" for key, value in summary.items()))
+    else:
+        say_values(summary)
+    return 0
 
 
-def log_unigram(counts: np.ndarray) -> np.ndarray:
-    """Return ln p [V] of counts [V], one added to each so that none is impossible."""
-    return np.log((counts + 1) / (counts.sum() + len(counts)))
+def evaluate_pairs(args: Any, where: str, flag: str) -> int:
+    """Print how often the good sentence of a minimal pair is likelier."""
+    from bertjax.scoring import pairs, pll
+    from bertjax.scoring.lines import read_lines
+
+    variant = pick_variant(args.variant)
+    if not args.text:
+        raise UserError("--what=pairs compares the pairs of --text=FILE, JSON lines")
+    read, empty = pairs.read_pairs(read_lines(args.text))
+    cfg, params, tokenizer, meta = open_masked_lm(args, where, flag)
+    texts = [sentence for pair in read for sentence in (pair.good, pair.bad)]
+    scores = [
+        s.score
+        for s in pll.score_texts(
+            cfg, params, tokenizer, texts, variant, args.batch_size
+        )
+    ]
+    found = pairs.compare(read, scores[::2], scores[1::2])
+    if args.json:
+        about = {"step": meta["step"], "variant": variant, "empty_lines": empty}
+        print(json.dumps(about | found))
+        return 0
+    print("\n".join(pairs.table(found)))
+    if empty:
+        print(f"empty lines: {empty:,}")
+    return 0
 
 
-class Tally:
-    """Counts what passes by: real tokens, predictions, and their unigram cost."""
+def read_rates(text: str) -> tuple[float, ...]:
+    """Return the mask rates of --rates, a comma list."""
+    try:
+        rates = tuple(dict.fromkeys(map(float, text.split(","))))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 < rate <= 1 for rate in rates):
+        raise UserError(
+            f"--rates={text}: shares above 0 and at most 1, such as --rates=0.15,0.3"
+        )
+    return rates
 
-    def __init__(self, log_unigram: np.ndarray | None) -> None:
-        self.log_unigram = log_unigram
-        self.tokens = self.predictions = 0
-        self.cost = 0.0
 
-    def count(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[Any]:
-        for batch in batches:
-            real = batch["example_weights"] > 0
-            self.tokens += int(batch["attention_mask"][real].sum())
-            if "mlm_ids" in batch:
-                weights = batch["mlm_weights"]
-                self.predictions += int(weights.sum())
-                if self.log_unigram is not None:
-                    cost = self.log_unigram[batch["mlm_ids"]]
-                    self.cost -= float((weights * cost).sum())
-            yield batch
+def pick_variant(name: str | None) -> str:
+    """Return what to hide beside a token: nothing unless `name` says otherwise."""
+    from bertjax.scoring.pll import VARIANTS
 
-    def results(self) -> dict[str, float]:
-        out: dict[str, float] = {"tokens": self.tokens, "predictions": self.predictions}
-        if self.log_unigram is not None and self.predictions:
-            out["unigram_cross_entropy"] = self.cost / self.predictions
-        return out
+    registry.pick("--variant", name or "original", VARIANTS)
+    return name or "original"
+
+
+def open_masked_lm(args: Any, where: str, flag: str) -> tuple[Any, Any, Any, Any]:
+    """Return (cfg, parameters, tokenizer, what the checkpoint says of itself)."""
+    config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
+    config.dtype = args.dtype
+    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    return *fill_mask.read_params(checkpoint, cfg, args.weights), tokenizer, meta
+
+
+def say_values(values: dict[str, float]) -> None:
+    """Print a value a line."""
+    for key, value in values.items():
+        print(f"  {key:24} {value:,.4f}".rstrip("0").rstrip("."))
 
 
 if __name__ == "__main__":

@@ -55,13 +55,9 @@ def main(argv: Sequence[str]) -> int:
 def read_params(checkpoint: Any, cfg: Any, weights: str = "") -> tuple[Any, Any]:
     """Return (config, parameters) of the model in a checkpoint that fills blanks.
 
-    cfg: the encoder's; of the two models of ELECTRA it is the generator that guesses.
+    cfg: the encoder's. Raises UserError where there is none.
     """
-    params = disk.read_params(checkpoint, "mlm", weights)
-    if "generator" in params:
-        from bertjax.objectives.electra import halves
-
-        params, cfg = halves(params, cfg)["generator"]
+    params, cfg = masked_lm(disk.read_params(checkpoint, "mlm", weights), cfg)
     return cfg, params
 
 
@@ -82,6 +78,20 @@ def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
     return ids
 
 
+def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
+    """Return the masked LM {"encoder", "mlm"} and its config.
+
+    Of the two models of ELECTRA it is the generator that fills blanks.
+    """
+    from bertjax.models import encoder
+
+    if "generator" in params:
+        from bertjax.objectives.electra import halves
+
+        params, cfg = halves(params, cfg)["generator"]
+    return {k: params[k] for k in ("encoder", "mlm")}, encoder.without_pooler(cfg)
+
+
 def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
     """Make fill(ids) -> for each blank its top_k {"token", "probability"}, best first.
 
@@ -93,8 +103,8 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
 
     from bertjax.models import encoder, heads
 
-    cfg = encoder.without_pooler(cfg)
-    params = jax.device_put({k: params[k] for k in ("encoder", "mlm")})
+    params, cfg = masked_lm(params, cfg)
+    params = jax.device_put(params)
     params["encoder"] = encoder.unstack(params["encoder"], cfg)
     beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
     lengths = bucket_lengths(cfg.max_length)

@@ -41,6 +41,12 @@ ROOMS = {
         {"reporting", "config", "disk", "fill_mask", "models", "training", "registry"},
         HEAVY - {"jax"},
     ),
+    # Given a model's parameters; opening them is the command's.
+    "scoring": (
+        {"scoring", "build", "config", "fill_mask", "data", "models", "objectives"}
+        | {"training.step"},
+        HEAVY - {"jax"},
+    ),
     "data": ({"data", "registry"}, NO_JAX),
     # Rooms in that room: what prepares text, what plans rows and what masks them do
     # not know each other.

@@ -116,6 +116,14 @@ class Plan:
         """Count the tokens cut off rows (rows.truncated)."""
         return truncated(self, example, keys)
 
+    def documents_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the document that each of these rows begins in, i64 [n]."""
+        first = rows if self.rows is None else self.members[self.rows[rows]]
+        if self.document is not None:
+            return self.document[first].astype(np.int64)
+        begins = self.sentences[self.documents[:-1]]
+        return np.searchsorted(begins, self.starts[first], "right") - 1
+
     def check_ids(self, vocab_size: int) -> None:
         """Raise UserError when the text holds an id that is not below vocab_size."""
         if self.counts is not None:

@@ -320,10 +320,10 @@ def _byte_table() -> dict[str, int]:
     return table | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-_BYTES = _byte_table()
+BYTES = _byte_table()
 
 
 def byte_text(piece: str) -> str:
     """Return the text of a byte-level piece; a part of a character raises
     UnicodeDecodeError, a piece of another kind KeyError."""
-    return bytes(_BYTES[c] for c in piece).decode("utf-8")
+    return bytes(BYTES[c] for c in piece).decode("utf-8")

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minimal pairs: how often the good sentence is likelier than the bad one.
+
+As in BLiMP (Warstadt et al. 2020): the share of each paradigm, and the mean over
+paradigms. A tie is wrong.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.scoring.lines import Line
+
+SENTENCES = ("sentence_good", "sentence_bad")
+NEEDED = (*SENTENCES, "UID")
+WIDER = {"by_field": "field", "by_term": "linguistics_term"}  # what may be there too
+
+
+class Pair(NamedTuple):
+    """Two sentences, and what of language tells them apart."""
+
+    good: str
+    bad: str
+    about: Mapping[str, str]  # "UID", the paradigm, and those of WIDER that are there
+
+
+def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
+    """Return the pairs of JSON lines, and how many lines are empty.
+
+    Raises UserError naming the line that is no object, or a field that it lacks.
+    """
+    pairs, empty = [], 0
+    for line in lines:
+        if not line.text.strip():
+            empty += 1
+            continue
+        try:
+            record = json.loads(line.text)
+        except ValueError as e:
+            raise UserError(f"--text={line.place}: not JSON ({e})") from None
+        if not isinstance(record, dict):
+            raise UserError(f"--text={line.place}: not a JSON object")
+        for field in NEEDED:
+            value = record.get(field)
+            if not isinstance(value, str) or not value.strip():
+                what = "is empty or no string" if field in record else "is missing"
+                raise UserError(f"--text={line.place}: the field {field} {what}")
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise UserError(
+                    f"--text={line.place}: the field {field} is not UTF-8"
+                ) from None
+        about = {
+            name: record[name]
+            for name in ("UID", *WIDER.values())
+            if isinstance(record.get(name), str)
+        }
+        pairs.append(Pair(*(record[name] for name in SENTENCES), about))
+    if not pairs:
+        raise UserError("--text: there is no pair in it")
+    return pairs, empty
+
+
+def compare(
+    pairs: Sequence[Pair], good: Sequence[float | None], bad: Sequence[float | None]
+) -> dict[str, Any]:
+    """Count right answers; a pair with a sentence too long (None) is left out.
+
+    accuracy is the mean over paradigms; accuracy_ci95 the half-width of its 95%
+    interval, each paradigm's pairs being independent draws.
+    """
+    right: dict[str, list[bool]] = {}
+    wider: dict[str, dict[str, dict[str, list[bool]]]] = {k: {} for k in WIDER}
+    ties = too_long = 0
+    for pair, a, b in zip(pairs, good, bad, strict=True):
+        if a is None or b is None:
+            too_long += 1
+            continue
+        ties += a == b
+        paradigm = pair.about["UID"]
+        right.setdefault(paradigm, []).append(a > b)
+        for table, name in WIDER.items():
+            if name in pair.about:
+                part = wider[table].setdefault(pair.about[name], {})
+                part.setdefault(paradigm, []).append(a > b)
+    if not right:
+        raise UserError("--text: each pair has a sentence too long for the model")
+    out: dict[str, Any] = {
+        "accuracy": _mean(right),
+        "accuracy_ci95": _half_width(right),
+        "paradigms": len(right),
+        "pairs": sum(map(len, right.values())),
+        "ties": ties,
+        "too_long": too_long,
+        "by_paradigm": {
+            name: {"accuracy": float(np.mean(part)), "pairs": len(part)}
+            for name, part in sorted(right.items())
+        },
+    }
+    for table, parts in wider.items():
+        if parts:
+            out[table] = {name: _mean(part) for name, part in sorted(parts.items())}
+    return out
+
+
+def _mean(right: Mapping[str, Sequence[bool]]) -> float:
+    return float(np.mean([np.mean(part) for part in right.values()]))
+
+
+def _half_width(right: Mapping[str, Sequence[bool]]) -> float:
+    """Return 1.96 standard errors of a mean over paradigms of binomial shares."""
+    shares = [(np.mean(part), len(part)) for part in right.values()]
+    return float(
+        1.96 * math.sqrt(sum(p * (1 - p) / n for p, n in shares)) / len(shares)
+    )
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """Say what `compare` found, in lines."""
+    paradigms = found["by_paradigm"]
+    wide = max(map(len, (*paradigms, "average over 9,999 paradigms")))
+    lines = [f"{'paradigm':{wide}}  pairs  right"]
+    for name, part in paradigms.items():
+        lines.append(f"{name:{wide}} {part['pairs']:6,} {part['accuracy']:6.1%}")
+    for key, name in WIDER.items():
+        if key in found:
+            lines += ["", name]
+            for part, share in found[key].items():
+                lines.append(f"{part:{wide}} {'':6} {share:6.1%}")
+    average = f"average over {found['paradigms']:,} paradigms"
+    lines += [
+        "",
+        f"{average:{wide}} {found['pairs']:6,} {found['accuracy']:6.1%} "
+        f"(± {found['accuracy_ci95']:.1%})",
+        f"ties, counted as wrong: {found['ties']:,}",
+    ]
+    if found["too_long"]:
+        lines.append(f"left out, too long for the model: {found['too_long']:,}")
+    return lines

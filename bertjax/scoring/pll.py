@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pseudo-log-likelihoods: the sum of ln p of each token while it alone is hidden.
+
+Salazar et al. 2020, section 2; "within_word" hides the later pieces of the token's own
+word as well (PLL-word-l2r of Kauf and Ivanova 2023), so that long words whose end
+tells their beginning are not taken for likely ones.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import fill_mask
+from bertjax.data.progress import Progress
+
+VARIANTS = dict.fromkeys(("original", "within_word"))
+LENGTHS = 6  # programs at most
+ROWS, TOKENS = 256, 8192  # most rows, and padded tokens, at once
+
+
+class Score(NamedTuple):
+    """A text's pseudo-log-likelihood in nats, None where it is too long."""
+
+    score: float | None
+    tokens: int  # special ones around it not counted
+    words: int  # as whole-word masking has them
+    unknown: int  # tokens that are the unknown token
+
+
+def score_texts(
+    cfg: Any,
+    params: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    variant: str = "original",
+    batch_size: int | None = None,
+) -> list[Score]:
+    """Score each text, as [CLS] text [SEP]; what is in it does not act on others.
+
+    Texts of the same tokens get the same score, bit for bit. Special tokens written in
+    a text are plain text.
+    """
+    encoded = [tuple(ids) for ids in tokenizer.encode_batch(list(texts))]
+    fitting = [ids for ids in encoded if 0 < len(ids) <= cfg.max_length - 2]
+    score = make_scorer(cfg, params, tokenizer, variant, batch_size)
+    # Each once: minimal pairs share sentences, and what is the same has to tie.
+    distinct = list(dict.fromkeys(fitting))
+    known = dict(zip(distinct, score(distinct), strict=True)) | {(): 0.0}
+    return [
+        Score(
+            known.get(ids),
+            len(ids),
+            int(find_words(ids, tokenizer.word_starts).max(initial=0)),
+            ids.count(tokenizer.unk_id),
+        )
+        for ids in encoded
+    ]
+
+
+def find_words(ids: Sequence[int], starts: np.ndarray) -> np.ndarray:
+    """Number the word of each token from 1; `starts` [V] says which begin one.
+
+    >>> find_words([7, 8, 7], starts)  # 8 is a ##piece
+    array([1, 1, 2])
+    """
+    begins = starts[np.array(ids, np.int64)]
+    begins[:1] = True
+    return np.cumsum(begins)
+
+
+def make_scorer(
+    cfg: Any,
+    params: Any,
+    tokenizer: Any,
+    variant: str,
+    batch_size: int | None = None,
+) -> Callable[[Sequence[Sequence[int]]], list[float]]:
+    """Make score(texts of ids, without special ones) -> their scores.
+
+    A row a token, padded to one of few lengths; the head is computed at the hidden
+    token alone, [rows, V]. batch_size: rows at once, by default as many as is quick.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.models import encoder, heads
+
+    params, cfg = fill_mask.masked_lm(params, cfg)
+    params = jax.device_put(params)
+    params["encoder"] = encoder.unstack(params["encoder"], cfg)
+
+    @jax.jit
+    def run(params: Any, ids: Any, sizes: Any, at: Any, truth: Any) -> Any:
+        real = (jnp.arange(ids.shape[1]) < sizes[:, None]).astype(jnp.int32)
+        batch = {"input_ids": ids, "attention_mask": real}
+        hidden = encoder.apply(params["encoder"], cfg, batch).hidden
+        word = params["encoder"]["embeddings"]["word"]
+        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden, at[:, None])[:, 0]
+        true = jnp.take_along_axis(logits, truth[:, None], axis=1, mode="clip")[:, 0]
+        return true - jax.nn.logsumexp(logits, axis=1)
+
+    def score(texts: Sequence[Sequence[int]]) -> list[float]:
+        totals = np.zeros(len(texts))
+        running: list[Any] = []
+        with Progress("score", sum(map(len, texts)), "tokens") as progress:
+
+            def take() -> None:
+                which, found = running.pop(0)
+                np.add.at(totals, which, np.asarray(found)[: len(which)])
+                progress.add(len(which))
+
+            for which, *arrays in batches(texts, tokenizer, variant, batch_size):
+                running.append((which, run(params, *arrays)))
+                if len(running) > 1:  # one computes while the next is laid out
+                    take()
+            while running:
+                take()
+        return totals.tolist()
+
+    return score
+
+
+def batches(
+    texts: Sequence[Sequence[int]],
+    tokenizer: Any,
+    variant: str,
+    batch_size: int | None = None,
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield a row a token of each text: (which text [n], ids [R, L], sizes [R], hidden
+    position [R], hidden token [R]), i32; rows from n on repeat another.
+
+    Worked example, of the text 10 11 12 whose 12 goes on the word of 11 (cls 2, sep 3,
+    mask 4): within_word has the rows 2 4 11 12 3, 2 10 4 4 3 and 2 10 11 4 3.
+    """
+    sizes = np.array([len(ids) + 2 for ids in texts], np.int32)
+    tops = np.array(choose_lengths(sizes, LENGTHS))
+    bucket = np.searchsorted(tops, sizes)
+    for i, length in enumerate(tops.tolist()):
+        mine = np.flatnonzero(bucket == i)
+        ids = np.full((len(mine), length), tokenizer.pad_id, np.int32)
+        words = np.zeros((len(mine), length), np.int32)
+        for row, numbers, k in zip(ids, words, mine, strict=True):
+            inner = slice(1, sizes[k] - 1)
+            row[0], row[inner], row[sizes[k] - 1] = (
+                tokenizer.cls_id, texts[k], tokenizer.sep_id,
+            )  # fmt: skip
+            numbers[inner] = (
+                find_words(texts[k], tokenizer.word_starts)
+                if variant == "within_word"
+                else np.arange(1, sizes[k] - 1)
+            )
+        text = np.repeat(np.arange(len(mine)), sizes[mine] - 2)
+        at = np.nonzero(words)[1].astype(np.int32)
+        rows = min(len(text), batch_size or max(1, min(ROWS, TOKENS // length)))
+        for begin in range(0, len(text), rows):
+            part = np.minimum(np.arange(begin, begin + rows), len(text) - 1)
+            which, here = text[part], at[part][:, None]
+            own = np.take_along_axis(words[which], here, 1)
+            hidden = (words[which] == own) & (np.arange(length) >= here)
+            yield (
+                mine[which[: len(text) - begin]],
+                np.where(hidden, np.int32(tokenizer.mask_id), ids[which]),
+                sizes[mine[which]],
+                at[part],
+                np.take_along_axis(ids[which], here, 1)[:, 0],
+            )
+
+
+def choose_lengths(sizes: np.ndarray, most: int) -> list[int]:
+    """Choose at most `most` lengths to pad rows to, so that padding is least.
+
+    sizes: of texts, i32 [n]; a text has a row a token. By dynamic programming over
+    which length is the next smaller one.
+
+    >>> choose_lengths(np.array([5, 5, 6, 30]), 2)
+    [6, 30]
+    """
+    known, count = np.unique(sizes, return_counts=True)
+    rows = np.cumsum(np.append(0, count * known))
+    least = np.append(0.0, np.full(len(known), np.inf))  # to pad the first j sizes
+    steps = []
+    for _ in range(min(most, len(known))):
+        # [i, j]: sizes i to j - 1 are padded to the last of them
+        cost = least[:, None] + (rows[None, 1:] - rows[:, None]) * known
+        cost[np.tril_indices(len(known) + 1, -1, len(known))] = np.inf
+        steps.append(cost.argmin(axis=0))
+        least = np.append(0.0, cost.min(axis=0))
+    chosen, j = [], len(known)
+    for step in reversed(steps):
+        if j:
+            chosen.append(int(known[j - 1]))
+            j = int(step[j - 1])
+    return chosen[::-1]

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bertjax.evaluate: rates, lines and pairs, and what it refuses."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import succeeded
+
+from bertjax import UserError, evaluate
+from bertjax.scoring.mlm import Tally
+
+PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
+
+
+@pytest.fixture
+def run(trained, capsys):
+    """Run the command in this process: its standard output and what it said."""
+
+    def call(*given):
+        capsys.readouterr()
+        assert evaluate.main([f"--model={trained}", *given]) == 0
+        return capsys.readouterr()
+
+    return call
+
+
+def test_rows_add_up_by_hand():
+    """Two batches, one row of padding; document 0 has two rows."""
+    tally = Tally(np.array([0, 0, 1]), np.log([0.5, 0.25, 0.25]), np.array([0, 2, 4]))
+    real = np.array([1.0, 1.0]), np.array([1.0, 0.0])
+    ids = np.array([[1, 2], [1, 0]]), np.array([[2, 2], [2, 2]])
+    weights = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([[1.0, 1.0], [0.0, 0.0]])
+    batches = [
+        {
+            "example_weights": r,
+            "attention_mask": np.ones((2, 3), int),
+            "mlm_ids": i,
+            "mlm_weights": w,
+        }
+        for r, i, w in zip(real, ids, weights, strict=True)
+    ]
+    loss = np.array([[1.0, 2.0], [3.0, 9.0]])
+    guesses = {
+        "loss": loss,
+        "confidence": np.full((2, 2), 0.5),
+        "right": np.array([[True, False], [True, True]]),
+    }
+    watched = tally.watching(lambda params, batch: ("sums", guesses))
+    assert [watched(None, batch) for batch in tally.count(iter(batches))] == [
+        "sums"
+    ] * 2
+    found = tally.results()
+    assert (found["tokens"], found["predictions"], found["documents"]) == (9, 5, 2)
+    assert found["unigram_cross_entropy"] == pytest.approx(math.log(4))
+    # losses 1 2 3 | 1 2 over characters 2 4 2 | 4 4
+    assert found["bits_per_character"] == pytest.approx(9 / math.log(2) / 16)
+    assert found["mlm_calibration_error"] == pytest.approx(3 / 5 - 0.5)
+    # document 0: 6 of weight 3, document 1: 3 of 2, mean 9/5: residuals 0.6, -0.6
+    width = 12.7062 * math.sqrt(2 * 2 * 0.36) / 5
+    assert found["mlm_loss_ci95"] == pytest.approx(width, rel=1e-4)
+
+
+def test_several_rates_at_once(run):
+    found = json.loads(run("--json", "--rates=0.15,0.3", "--examples=24").out)
+    low, high = found["rates"]["0.15"], found["rates"]["0.3"]
+    assert 1.8 < high["predictions"] / low["predictions"] < 2.2
+    assert low["tokens"] == high["tokens"] and low["mask_rate"] == 0.15
+    for scores in (low, high):
+        assert 0 <= scores["mlm_calibration_error"] <= 1
+        assert 0 < scores["mlm_loss_ci95"] < scores["mlm_loss"]
+        assert scores["bits_per_character"] > 0 and scores["documents"] > 1
+
+
+def test_lines(run, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("a list of words.\n\nThe statement " + "is " * 600 + "\nA [MASK]\n")
+    said = run("--what=pll", f"--text={file}", "--json")
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    assert [r["line"] for r in rows] == [1, 3, 4]
+    assert rows[0]["score"] < 0 and rows[0]["text"] == "a list of words."
+    assert rows[1]["score"] is None and rows[1]["tokens"] > 600
+    assert "empty_lines 1" in said.err and "too_long 1" in said.err
+    totals = run("--what=pll", f"--text={file}", "--variant=within_word").out
+    assert "pseudo_perplexity" in totals and "bits_per_character" in totals
+
+
+def test_pairs(command, trained, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    same = PAIR | {"sentence_bad": "A list of  words."}  # the same tokens: a tie
+    file.write_text("\n".join(map(json.dumps, [PAIR, same, PAIR | {"field": "f"}])))
+    given = ["--what=pairs", f"--model={trained}", f"--text={file}", "--json"]
+    found = json.loads(succeeded(command("evaluate", *given)).stdout)
+    assert (found["pairs"], found["ties"], found["step"]) == (3, 1, 12)
+    assert found["variant"] == "original" and found["empty_lines"] == 0
+    share = found["by_paradigm"]["x"]["accuracy"]
+    assert share == pytest.approx(2 / 3 * found["by_field"]["f"])
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (["--what=plll"], "'pll'"),
+        (["--what=pll"], "--text"),
+        (["--what=pairs"], "--text"),
+        (["--what=pairs", "--rates=0.1"], "--rates"),
+        (["--variant=within_word"], "--variant"),
+        (["--rates=0.1,15"], "--rates=0.1,15"),
+        (["--rates="], "--rates="),
+        (["--mask_unit=wrd"], "'word'"),
+        (["--what=pll", "--text={}/a.txt", "--variant=word"], "within_word"),
+        (["--what=pll", "--text={}/b.txt"], "every line is empty"),
+        (["--what=pll", "--text={}/c.jsonl"], "JSON"),
+        (["--what=pll", "--text={}/d*.txt"], "no file matches"),
+        (["--what=pll", "--text={}/long.txt"], "510"),
+    ],
+)
+def test_refusals(run, tmp_path, given, words):
+    for name, text in {
+        "a.txt": "a",
+        "b.txt": "\n \n",
+        "c.jsonl": "{}",
+        "long.txt": "a " * 700,
+    }.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as e:
+        run(*(x.format(tmp_path) for x in given))
+    assert words in str(e.value)
