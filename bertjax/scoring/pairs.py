@@ -90,9 +90,10 @@ def compare(
                 part.setdefault(paradigm, []).append(a > b)
     if not right:
         raise UserError("--text: each pair has a sentence too long for the model")
+    width = _half_width(right)
     out: dict[str, Any] = {
         "accuracy": _mean(right),
-        "accuracy_ci95": _half_width(right),
+        **({} if width is None else {"accuracy_ci95": width}),
         "paradigms": len(right),
         "pairs": sum(map(len, right.values())),
         "ties": ties,
@@ -112,12 +113,14 @@ def _mean(right: Mapping[str, Sequence[bool]]) -> float:
     return float(np.mean([np.mean(part) for part in right.values()]))
 
 
-def _half_width(right: Mapping[str, Sequence[bool]]) -> float:
-    """Return 1.96 standard errors of a mean over paradigms of binomial shares."""
+def _half_width(right: Mapping[str, Sequence[bool]]) -> float | None:
+    """Return 1.96 standard errors of a mean over paradigms of binomial shares; None
+    where a paradigm has a single pair, which tells nothing of its scatter."""
     shares = [(np.mean(part), len(part)) for part in right.values()]
-    return float(
-        1.96 * math.sqrt(sum(p * (1 - p) / n for p, n in shares)) / len(shares)
-    )
+    if min(n for _, n in shares) < 2:
+        return None
+    variance = sum(p * (1 - p) / (n - 1) for p, n in shares)
+    return float(1.96 * math.sqrt(variance) / len(shares))
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
@@ -133,10 +136,10 @@ def table(found: Mapping[str, Any]) -> list[str]:
             for part, share in found[key].items():
                 lines.append(f"{part:{wide}} {'':6} {share:6.1%}")
     average = f"average over {found['paradigms']:,} paradigms"
+    width = f" (± {found['accuracy_ci95']:.1%})" if "accuracy_ci95" in found else ""
     lines += [
         "",
-        f"{average:{wide}} {found['pairs']:6,} {found['accuracy']:6.1%} "
-        f"(± {found['accuracy_ci95']:.1%})",
+        f"{average:{wide}} {found['pairs']:6,} {found['accuracy']:6.1%}{width}",
         f"ties, counted as wrong: {found['ties']:,}",
     ]
     if found["too_long"]:

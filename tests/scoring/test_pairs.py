@@ -26,10 +26,14 @@ def test_paradigms_weigh_alike_and_ties_are_wrong():
     assert found["by_field"] == {"x": pytest.approx(1 / 3), "y": 1.0}
     assert "by_term" not in found
     assert (found["ties"], found["pairs"], found["paradigms"]) == (1, 4, 2)
-    half = 1.96 * (1 / 3 * 2 / 3 / 3) ** 0.5 / 2
-    assert found["accuracy_ci95"] == pytest.approx(half)
+    assert "accuracy_ci95" not in found, "one pair of q"
     told = "\n".join(table(found))
     assert "average over 2 paradigms" in told and "66.7%" in told
+    pairs.append(pair("q"))
+    more = compare(pairs, [-1.0, -2.0, -3.0, -1.0, -1.0], [-2.0, -2.0, -2.0, -5.0, 0.0])
+    half = 1.96 * (1 / 3 * 2 / 3 / 2 + 1 / 2 * 1 / 2 / 1) ** 0.5 / 2
+    assert more["accuracy_ci95"] == pytest.approx(half)
+    assert "±" in table(more)[-2] and "±" not in told
 
 
 def test_pairs_too_long_are_left_out_and_counted():
