@@ -29,7 +29,11 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a workdir holds. text: the text of each set and how it was tokenized."""
+    """What a workdir holds.
+
+    text: the text of each set and how it was tokenized. spread: of a sweep, a row for
+    each set, rate and metric with "n", "median", "std", "min", "max".
+    """
 
     name: str
     path: Any
@@ -38,6 +42,7 @@ class Run:
     facts: dict[str, Any]  # run.json
     text: dict[str, str]
     series: dict[str, Series]
+    spread: list[dict[str, Any]]
 
     @property
     def step(self) -> int:
@@ -98,6 +103,7 @@ def read_run(path: Any, name: str, say: Callable[[str], None]) -> Run:
         facts,
         text,
         read_metrics(path / "metrics.jsonl", say),
+        read_json(path / "sweep.json").get("spread", []),
     )
 
 

@@ -3,13 +3,13 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const shown = { axis: "step", log: false, smooth: false, runs: data.runs.map(() => true) };
-const MARGIN = { left: 54, right: 10, top: 10, bottom: 22 };
+const MARGIN = { left: 54, right: 16, top: 10, bottom: 22 };
 const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 function short(x) {
   if (x === null) return "not finite";
   const size = Math.abs(x);
-  if (size !== 0 && (size < 1e-3 || size >= 1e15)) return x.toExponential(1);
+  if (size !== 0 && (size < 1e-3 || size >= 1e15)) return x.toExponential(1).replace(".0e", "e");
   for (const [unit, name] of UNITS)
     if (size >= unit) return +(x / unit).toPrecision(4) + name;
   return String(+x.toPrecision(4));
@@ -102,6 +102,7 @@ function draw(box) {
     cursor.setAttribute("visibility", "visible");
     tip.style.left = at < width / 2 ? at + 12 + "px" : "";
     tip.style.right = at < width / 2 ? "" : width - at + 12 + "px";
+    tip.style.maxWidth = Math.max(at, width - at) - 12 + "px";
     box.append(tip);
   };
   svg.onpointerleave = () => {
@@ -122,14 +123,16 @@ function nearest(sorted, wanted) {
 
 // What each run has nearest to the pointer, as text.
 function read(tip, curves, wanted) {
-  tip.replaceChildren();
+  const title = document.createElement("b");
+  const at = shown.axis === "step" ? Math.round(wanted).toLocaleString("en") : short(wanted);
+  title.textContent = shown.axis === "step" ? `step ${at}` : `${at} tokens`;
+  tip.replaceChildren(title);
   for (const c of curves) {
-    const i = nearest(c[shown.axis], wanted), line = document.createElement("div");
-    const dot = document.createElement("i");
+    const i = nearest(c[shown.axis], wanted);
+    const line = document.createElement("div"), dot = document.createElement("i");
     dot.className = `dot c${c.run % 10}`;
-    const calm = shown.smooth && c.smooth ? ` (smooth ${short(c.smooth[i])})` : "";
-    const when = shown.axis === "step" ? `step ${c.step[i]}` : `${short(c.tokens[i])} tokens`;
-    line.append(dot, `${short(c.value[i])}${calm}  ${when}  ${data.runs[c.run]}`);
+    const calm = shown.smooth && c.smooth ? `, smooth ${short(c.smooth[i])}` : "";
+    line.append(dot, `${short(c.value[i])}${calm}  ${data.runs[c.run]}`);
     tip.append(line);
   }
 }

@@ -34,10 +34,11 @@ def write_page(
     views: Sequence[dict[str, Any]] = (),
 ) -> str:
     """Return the page. notes: lines to say; blanks, views: see guesses.py."""
+    names = [run.name for run in runs]
     every = tables.charts(runs)
     drawn = [chart for chart in every if chart.constant is None]
     data = {
-        "runs": [run.name for run in runs],
+        "runs": names,
         "charts": [
             {
                 "key": chart.key,
@@ -62,7 +63,7 @@ def write_page(
     body = "".join(
         f"<section id='{slug(t)}'><h2>{t}</h2>{b}</section>" for t, b in sections
     )
-    title = html.escape(", ".join(run.name for run in runs))
+    title = html.escape(", ".join(names) if len(runs) < 4 else f"{len(runs)} runs")
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     # A "<" could end the element that holds the data.
     told = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -86,8 +87,14 @@ def slug(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
+class Markup(str):
+    """HTML that is already whole and escaped."""
+
+
 def text(value: Any) -> str:
     """Write a value for readers, escaped: 12,345 and 0.01235 and 1.2e-07."""
+    if isinstance(value, Markup):
+        return value
     if value is None:
         return "–"
     if isinstance(value, int):
@@ -99,16 +106,23 @@ def text(value: Any) -> str:
     return html.escape(str(value))
 
 
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
 def render(table: Table, leading: set[int] = frozenset(), marks: bool = False) -> str:
     """Write a table that scrolls when it is wide; `marks`: rows are runs, coloured."""
-    head = "".join(f"<th>{text(x)}</th>" for x in table.head)
+    right = {k for r in table.rows for k, x in enumerate(r) if is_number(x)}
+    numeric = [" class='num'" if k in right else "" for k in range(len(table.head))]
+    head = "".join(
+        f"<th{kind}>{text(x)}</th>" for x, kind in zip(table.head, numeric, strict=True)
+    )
     lines = []
     for i, row in enumerate(table.rows):
         cells = []
         for k, value in enumerate(row):
-            kind = " class='num'" if isinstance(value, (int, float)) else ""
-            mark = f"<i class='dot c{i % 10}'></i>" if marks and not k else ""
-            cells.append(f"<td{kind}>{mark}{text(value)}</td>")
+            mark = dot(i) if marks and not k else ""
+            cells.append(f"<td{numeric[k]}>{mark}{text(value)}</td>")
         best = " class='best'" if i in leading else ""
         lines.append(f"<tr{best}>{''.join(cells)}</tr>")
     return (
@@ -133,10 +147,10 @@ def curves_section(
 ) -> str:
     """Place the charts; page.js draws them."""
     if not every:
-        return "<p>No rows yet.</p>"
+        return "<p>No rows of metrics.jsonl yet.</p>"
     chips = "".join(
         f"<label class='chip'><input type='checkbox' data-run='{i}' checked>"
-        f"<i class='dot c{i % 10}'></i>{text(run.name)}</label>"
+        f"{dot(i)}{text(run.name)}</label>"
         for i, run in enumerate(runs)
     )
     bar = (
@@ -172,12 +186,18 @@ def curves_section(
 
 
 def figure(index: int, chart: tables.Chart, runs: Sequence[Run]) -> str:
-    names = ", ".join(runs[i].name for i, _ in chart.curves)
-    of = "" if chart.alone else f" <small>{text(names)}</small>"
+    """Place a chart; where others have the same metric, dots say whose this is."""
+    dots = "".join(f" {dot(i, runs[i].name)}" for i, _ in chart.curves)
     return (
-        f"<figure><figcaption>{text(chart.key)}{of}</figcaption>"
-        f"<div class='plot' data-chart='{index}'></div></figure>"
+        f"<figure><figcaption>{text(chart.key)}{'' if chart.alone else dots}"
+        f"</figcaption><div class='plot' data-chart='{index}'></div></figure>"
     )
+
+
+def dot(run: int, name: str = "") -> str:
+    """Return the mark of a run in its colour, which shows the name."""
+    title = f" title='{html.escape(name)}'" if name else ""
+    return f"<i class='dot c{run % 10}'{title}></i>"
 
 
 def differing_section(runs: Sequence[Run]) -> str:
@@ -196,7 +216,11 @@ def differing_section(runs: Sequence[Run]) -> str:
 
 def evaluations_section(runs: Sequence[Run]) -> str:
     table, leading = tables.evaluations(runs)
-    return render(table, leading) if table.rows else ""
+    body = render(table, leading) if table.rows else ""
+    sweeps = tables.sweeps(runs)
+    if sweeps.rows:
+        body += f"<p>Seeds of sweeps, by learning rate:</p>{render(sweeps)}"
+    return body
 
 
 def speed_section(runs: Sequence[Run]) -> str:
@@ -219,21 +243,21 @@ def configs_section(runs: Sequence[Run]) -> str:
     )
 
 
+def told(guesses: Sequence[dict[str, Any]]) -> Markup:
+    """Write guesses for a blank, best first, each with its probability."""
+    return Markup(
+        "   ".join(
+            f"{text(g['token'])} <small>{g['probability']:.3f}</small>" for g in guesses
+        )
+    )
+
+
 def blanks_section(found: dict[str, Any]) -> str:
     """Show one text's guesses, a row a checkpoint: {"run", "text", "rows": [...]}."""
     blanks = max((len(masks) for _, masks in found["rows"]), default=0)
     head = ["step", *(f"blank {i + 1}" for i in range(blanks))]
     head = head if blanks > 1 else ["step", "guesses"]
-    rows = [
-        [
-            step,
-            *(
-                "   ".join(f"{g['token']} {g['probability']:.3f}" for g in mask)
-                for mask in masks
-            ),
-        ]
-        for step, masks in found["rows"]
-    ]
+    rows = [[step, *map(told, masks)] for step, masks in found["rows"]]
     title = f"<h3>{text(found['text'])} <small>{text(found['run'])}</small></h3>"
     return title + render(Table(head, rows))
 
@@ -241,13 +265,7 @@ def blanks_section(found: dict[str, Any]) -> str:
 def view_section(index: int, view: dict[str, Any]) -> str:
     """Show what a model sees in a sentence: guesses a token, and its attention."""
     rows = [
-        [
-            token["token"],
-            token["probability"],
-            "   ".join(
-                f"{g['token']} {g['probability']:.3f}" for g in token["guesses"]
-            ),
-        ]
+        [token["token"], token["probability"], told(token["guesses"])]
         for token in view["tokens"]
     ]
     right = {i for i, t in enumerate(view["tokens"]) if t["right"]}

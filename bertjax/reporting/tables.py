@@ -149,6 +149,13 @@ def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
     return Table(head, rows), leading
 
 
+def sweeps(runs: Sequence[Run]) -> Table:
+    """List how the scores of sweeps scatter over seeds, by learning rate."""
+    keys = ["valid", "lr", "metric", "n", "median", "std", "min", "max"]
+    rows = [[r.name, *(row.get(key) for key in keys)] for r in runs for row in r.spread]
+    return Table(["run", "set", *keys[1:]], rows)
+
+
 def charts(runs: Sequence[Run]) -> list[Chart]:
     """Lay curves that compare over each other: one chart a metric and kind of run."""
     groups: dict[tuple[str, tuple], list[tuple[int, Series]]] = {}
@@ -166,7 +173,8 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
         if key.split("/")[0] in ("train", "eval"):
             constant = None  # even what never moves is a result
         found.append(Chart(key, curves, constant, keys[key] == 1))
-    return sorted(found, key=lambda chart: (rank(chart.key), chart.key != "train/loss"))
+    order = {key: i for i, key in enumerate(keys)}  # as in the rows
+    return sorted(found, key=lambda chart: (rank(chart.key), order[chart.key]))
 
 
 def rank(key: str) -> int:
