@@ -137,25 +137,60 @@ class SentencePieceEngine:
 
 
 def _spans(proto: bytes, text: str, lower: bool) -> tuple[list[int], list[Span]]:
-    """Read a SentencePieceText: pieces 2; of a piece id 2, begin 4, end 5.
-
-    Its offsets are bytes of the text as the library saw it.
-    """
+    """Read ids and spans of a SentencePieceText, whose offsets are bytes of the text as
+    the library saw it."""
+    ids, found = _read_pieces(proto)
+    if text.isascii():
+        return ids, found
     at: list[int] = []  # character of each byte
     for number, character in enumerate(text):
         seen = character.lower() if lower else character
         at += [number] * len(seen.encode("utf-8", "surrogatepass"))
     at.append(len(text))
-    ids, spans = [], []
-    for field, _, start, end in fields(proto, 0, len(proto)):
-        if field == 2:
-            piece = {f: value for f, value, _, _ in fields(proto, start, end)}
-            ids.append(piece.get(2, 0))
-            begin, stop = piece.get(4, 0), piece.get(5, 0)
-            # A span within a character is the whole of it.
-            last = at[stop - 1] + 1 if stop > begin else at[begin]
-            spans.append((at[begin], last))
-    return ids, spans
+    # A span within a character is the whole of it.
+    return ids, [(at[a], at[b - 1] + 1 if b > a else at[a]) for a, b in found]
+
+
+def _read_pieces(data: bytes) -> tuple[list[int], list[Span]]:
+    """Read a SentencePieceText: pieces 2; of a piece id 2, begin 4, end 5.
+
+    `fields` would do, but is three times slower. Inner and outer fields have different
+    tags, but for texts, which are skipped: one loop reads both.
+
+    >>> _read_pieces(bytes([0x0A, 1, 65, 0x12, 7, 0x0A, 1, 65, 0x10, 9, 0x28, 1]))
+    ([9], [(0, 1)])
+    """
+    ids: list[int] = []
+    begins: list[int] = []
+    ends: list[int] = []
+    at, size = 0, len(data)
+    while at < size:
+        tag, value = data[at], data[at + 1]
+        at += 2
+        if tag == 0x1D:  # the score of the text, four bytes
+            at += 3
+            continue
+        if value > 127:
+            value, shift = value & 127, 7
+            while True:
+                byte = data[at]
+                value |= (byte & 127) << shift
+                at, shift = at + 1, shift + 7
+                if byte < 128:
+                    break
+        if tag == 0x12:
+            ids.append(0)
+            begins.append(0)
+            ends.append(0)
+        elif tag == 0x10:
+            ids[-1] = value
+        elif tag == 0x20:
+            begins[-1] = value
+        elif tag == 0x28:
+            ends[-1] = value
+        else:  # text
+            at += value
+    return ids, list(zip(begins, ends, strict=True))
 
 
 def wordpiece_engine(pieces: list[str], unk: str, lower: bool) -> TokenizersEngine:
