@@ -8,6 +8,7 @@ CSV or JSON lines; on standard input TSV, or JSON lines where it begins with a b
 Comes out a JSON object a row, in order: label and score (its probability), or value.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ from bertjax import config as c
 from bertjax.fill_mask import bucket_lengths
 from bertjax.tasks import prepare as tasks
 from bertjax.tasks import tables
-from bertjax.tasks.texts import Form, Texts, make_texts
+from bertjax.tasks.rows import Form, Rows
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -41,8 +42,9 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--model and --input are needed: see --help")
     out = check_out(args.out)
     model = open_finetuned(args.model, args.dtype, args.weights)
-    rows = read_input(args.input, model.form.keys(labelled=False))
-    write(out, answer(model, rows, args.batch_size))
+    kind = tasks.KINDS[model.config.objective]
+    read = read_input(args.input, model.form.keys(labelled=False), kind)
+    write(out, answer(model, read, args.batch_size))
     return 0
 
 
@@ -68,17 +70,22 @@ def open_finetuned(
     config.dtype = dtype
     labels = tuple(meta["task"]["labels"])
     form = tasks.make_form(config)._replace(labels=labels)
-    objective = config.objective + f":classes={len(labels)}" * bool(labels)
+    objective = tasks.with_labels(config.objective, labels)
     params = disk.read_params(checkpoint, config.objective, weights)
     return Finetuned(config, objective, form, tokenizer, params)
 
 
 def answer(
-    model: Finetuned, rows: Sequence[tables.Row], batch_size: int = 32
+    model: Finetuned, read: Sequence[Any], batch_size: int = 32
 ) -> Iterator[dict[str, Any]]:
-    """Yield what a model says of each row, in order."""
-    texts = make_texts(rows, model.form, model.tokenizer, labelled=False, say=c.say)
-    return answers(predict(model, texts, batch_size), model.form.labels)
+    """Yield what a model says of each example, in order."""
+    kind = tasks.KINDS[model.config.objective]
+    rows = kind.make(read, model.form, model.tokenizer, labelled=False, say=c.say)
+    longest = c.encoder_config(model.config, 1).max_length
+    rows = rows.plan(min(model.config.data.length, longest))
+    for line in rows.notes():
+        c.say(line)
+    return rows.answers(predict(model, rows, batch_size), read)
 
 
 def check_out(name: str) -> Path | None:
@@ -91,20 +98,21 @@ def check_out(name: str) -> Path | None:
     return out
 
 
-def read_input(name: str, columns: dict[str, str]) -> list[tables.Row]:
-    """Read the rows of a file, or of standard input. Raises UserError."""
+def read_input(name: str, columns: dict[str, str], kind: tasks.Kind) -> Sequence[Any]:
+    """Read the examples of a file, or of standard input. Raises UserError."""
     if name != "-":
-        return tables.read_rows(name, "--input", columns)
+        return kind.read(name, "--input", columns, c.say)
     text = tables.decode(sys.stdin.buffer.read(), "standard input")
-    kind = "json" if text.lstrip()[:1] == "{" else "tsv"
-    rows = list(tables.parse_rows(text, kind, "standard input", columns))
-    if not rows:
+    read = kind.parse(text, "standard input", columns, c.say)
+    if not read:
         raise UserError("--input=-: there are no rows")
-    return rows
+    return read
 
 
-def predict(model: Finetuned, texts: Texts, batch_size: int) -> np.ndarray:
-    """Return the scores of all rows, in order: f32 [n, C], or [n].
+def predict(
+    model: Finetuned, rows: Rows, batch_size: int
+) -> dict[str, list[np.ndarray]]:
+    """Return the head's outputs for each of the rows, in order: {name: [...]}.
 
     Rows go by falling length through at most five shapes.
     """
@@ -117,40 +125,26 @@ def predict(model: Finetuned, texts: Texts, batch_size: int) -> np.ndarray:
     cfg = c.encoder_config(model.config, tokenizer.vocab_size)
     made, cfg = make_objective(model.objective, cfg)
     held = jax.device_put(model.params)
-    longest = min(model.config.data.length, cfg.max_length)
     # Sums are of labels, which there are none of: nothing computes them.
-    run = jax.jit(lambda params, batch: made.evaluate(params, batch)[1]["scores"])
-    sizes = texts.plan(longest).lengths()
-    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, longest))
+    run = jax.jit(lambda params, batch: made.evaluate(params, batch)[1])
+    sizes = rows.lengths()
+    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, rows.length))
     order = np.argsort(-sizes, kind="stable")
     batch_size = min(batch_size, len(order))
-    out = None
-    with Progress("predict", total=texts.n, unit="rows") as progress:
-        for begin in range(0, texts.n, batch_size):
+    outputs: dict[str, list[Any]] = {}
+    with Progress("predict", total=rows.n, unit="rows") as progress:
+        for begin in range(0, rows.n, batch_size):
             which = order[begin : begin + batch_size]
             length = next(n for n in lengths if n >= sizes[which[0]])
             filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
-            rows = texts.plan(length).gather(filled[:batch_size], None, tokenizer)
-            rows["labels"] = np.zeros(batch_size, np.int32)
-            found = np.asarray(run(held, rows))[: len(which)]
-            if out is None:
-                out = np.empty((texts.n, *found.shape[1:]), np.float32)
-            out[which] = found
+            narrow = dataclasses.replace(rows, length=length)
+            batch = narrow.gather(filled[:batch_size], None, tokenizer)
+            for name, found in jax.device_get(run(held, batch)).items():
+                out = outputs.setdefault(name, [None] * rows.n)
+                for i, row in zip(which, found, strict=False):
+                    out[i] = row
             progress.add(len(which))
-    return out
-
-
-def answers(scores: np.ndarray, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what is said of each row."""
-    if not labels:
-        for value in scores:
-            yield {"value": float(value)}
-        return
-    odds = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    odds /= odds.sum(axis=-1, keepdims=True)
-    for row in odds:
-        best = int(row.argmax())
-        yield {"label": labels[best], "score": float(row[best])}
+    return outputs
 
 
 def write(out: Path | None, found: Iterator[dict[str, Any]]) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From config values to a tokenizer and the labelled rows of each source."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections.config_dict import ConfigDict
 
@@ -11,14 +11,40 @@ from bertjax import UserError, registry
 from bertjax.data.stores.prepare import Prepared
 from bertjax.data.text.sources import expand, named_sources, split_sources
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
-from bertjax.tasks import metrics
+from bertjax.tasks import metrics, tables, texts
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.tables import read_rows
-from bertjax.tasks.texts import Form, Texts, make_texts, read_labels
+from bertjax.tasks.rows import Form, Rows
 
-OBJECTIVES = {  # and its metrics where nothing else is said
-    "classify": ("accuracy",),
-    "regress": ("pearson", "spearman"),
+
+class Kind(NamedTuple):
+    """What an objective's examples are made of, and how they are scored.
+
+    read(value, key, columns, say) -> examples of files; parse(text, name, columns, say)
+    -> those of standard input. find(examples, form) -> the form, with its labels.
+    make(examples, form, tokenizer, labelled, say) -> rows. metrics: their names; the
+    first `default` of them where nothing else is said.
+    """
+
+    read: Callable[..., Sequence[Any]]
+    parse: Callable[..., Sequence[Any]]
+    find: Callable[[Sequence[Any], Form], Form]
+    make: Callable[..., Rows]
+    metrics: Sequence[str]
+    default: tuple[str, ...]
+
+
+TABLE = tables.read_rows, tables.parse_text
+KINDS = {
+    "classify": Kind(
+        *TABLE, texts.find_labels, texts.make_texts, [*metrics.METRICS], ("accuracy",)
+    ),
+    "regress": Kind(
+        *TABLE,
+        lambda rows, form: form,
+        texts.make_texts,
+        [*metrics.METRICS],
+        ("pearson", "spearman"),
+    ),
 }
 TWO_SEPARATORS = ("roberta", "xlm-roberta")  # Liu et al. 2019's fairseq
 
@@ -50,7 +76,7 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
 def check(config: ConfigDict) -> Tokenizer:
     """Refuse what can be seen without reading the tables; returns the tokenizer."""
     task, data = config.task, config.data
-    registry.pick("objective", config.objective, OBJECTIVES)
+    kind = registry.pick("objective", config.objective, KINDS)
     if not task.text:
         raise UserError("task.text is empty: the column of the text")
     if not task.label:
@@ -61,7 +87,7 @@ def check(config: ConfigDict) -> Tokenizer:
             "one, --config.init_from=DIR"
         )
     for name in split_sources(task.metrics):
-        registry.pick("task.metrics", name, metrics.METRICS)
+        registry.pick("task.metrics", name, dict.fromkeys(kind.metrics))
     if data.packed or config.phases:
         key = "data.packed" if data.packed else "phases"
         raise UserError(f"{key}: labelled rows are one to a row, of one length")
@@ -81,7 +107,7 @@ def make_form(config: ConfigDict) -> Form:
         label=task.label,
         labels=tuple(split_sources(task.labels)),
         separators=2 if config.model.family in TWO_SEPARATORS else 1,
-        metrics=tuple(split_sources(task.metrics)) or OBJECTIVES[config.objective],
+        metrics=tuple(split_sources(task.metrics)) or KINDS[config.objective].default,
     )
 
 
@@ -91,38 +117,42 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
     Raises UserError: the user's input is at fault.
     """
     tokenizer, form = check(config), make_form(config)
+    kind = KINDS[config.objective]
     found = {
         key: {
-            name: read_rows(part, f"data.{key}", form.keys())
+            name: kind.read(part, f"data.{key}", form.keys(), say)
             for name, part in named_sources(config.data[key], f"data.{key}").items()
         }
         for key in ("train", "valid")
     }
-    if config.objective == "classify" and not form.labels:
-        rows = [row for part in found["train"].values() for row in part]
-        form = form._replace(labels=read_labels(rows, form.label))
+    asked = form.labels
+    form = kind.find([row for part in found["train"].values() for row in part], form)
+    if form.labels != asked:
         say(f"{len(form.labels)} labels: {', '.join(form.labels)}")
     made = {
         key: {
-            name: make_texts(rows, form, tokenizer, True, say)
+            name: kind.make(rows, form, tokenizer, True, say)
             for name, rows in parts.items()
         }
         for key, parts in found.items()
     }
-    for name, texts in (*made["train"].items(), *made["valid"].items()):
-        cut = int((texts.plan(config.data.length).truncated(slice(None)) > 0).sum())
-        if cut:
-            say(f"{name}: {cut:,} of {texts.n:,} rows are cut at {config.data.length}")
+    for name, rows in (*made["train"].items(), *made["valid"].items()):
+        for line in rows.plan(config.data.length).notes():
+            say(f"{name}: {line}")
     return Prepared(tokenizer, made["train"], made["valid"])
 
 
-def objective_of(config: ConfigDict, parts: Any) -> str:
+def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:
     """Return the objective with what the labels say of it: "classify:classes=3"."""
-    labels = facts(parts).get("task", {}).get("labels")
-    return f"{config.objective}:classes={len(labels)}" if labels else config.objective
+    return with_labels(config.objective, facts(parts).get("task", {}).get("labels"))
+
+
+def with_labels(objective: str, labels: Sequence[str] | None) -> str:
+    """Give an objective as many classes as there are labels, if any."""
+    return f"{objective}:classes={len(labels)}" if labels else objective
 
 
 def facts(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint keeps of the labels: {"task": {"labels": [...]}}."""
-    forms = [p.form for p in parts.values() if isinstance(p, Texts)]
+    forms = [p.form for p in parts.values() if isinstance(p, Rows)]
     return {"task": {"labels": list(forms[0].labels)}} if forms else {}

@@ -14,7 +14,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,12 @@ class Row:
     place: str
 
 
-def read_rows(value: str, key: str, columns: Mapping[str, str]) -> list[Row]:
+def read_rows(
+    value: str,
+    key: str,
+    columns: Mapping[str, str],
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
     """Read the rows of all sources that a config value names, in order.
 
     value: files, patterns, tfds:name:split, with commas; key: the config key that
@@ -56,6 +61,17 @@ def read_rows(value: str, key: str, columns: Mapping[str, str]) -> list[Row]:
     if not rows:
         raise UserError(f"{key} is empty: give a table, for instance FILE.tsv")
     return rows
+
+
+def parse_text(
+    text: str,
+    name: str,
+    columns: Mapping[str, str],
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """Read the rows of a text: JSON lines where it begins with a brace, else TSV."""
+    kind = "json" if text.lstrip()[:1] == "{" else "tsv"
+    return list(parse_rows(text, kind, name, columns))
 
 
 def read_file(path: str, columns: Mapping[str, str]) -> list[Row]:

@@ -7,104 +7,41 @@ the two texts loses its last token until it is not (google-research/bert,
 run_classifier.py).
 """
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.tasks import metrics
+from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged, some
 from bertjax.tasks.tables import Row
 
-Batch = dict[str, np.ndarray]
-NAMED = 3  # places that a message names
-
-
-class Form(NamedTuple):
-    """What a task's rows look like.
-
-    columns: of the text, and of the second one; label: the column. labels: names in the
-    order of their classes, () where the label is a score. separators: between two
-    texts. metrics: names in metrics.METRICS.
-    """
-
-    columns: tuple[str, ...]
-    label: str
-    labels: tuple[str, ...]
-    separators: int
-    metrics: tuple[str, ...]
-
-    def keys(self, labelled: bool = True) -> dict[str, str]:
-        """Return {config key: column} of the columns that a table needs."""
-        keys = dict(zip(("task.text", "task.text_pair"), self.columns, strict=False))
-        return keys | ({"task.label": self.label} if labelled else {})
-
 
 @dataclass(frozen=True, eq=False)
-class Ragged:
-    """Token ids i32 [tokens] of texts; text i is [offsets[i], offsets[i + 1])."""
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """i64 [texts]."""
-        return np.diff(self.offsets)
-
-
-def make_ragged(texts: Sequence[Sequence[int]]) -> Ragged:
-    """Put lists of ids one after the other."""
-    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    tokens = np.fromiter((t for text in texts for t in text), np.int32, offsets[-1])
-    return Ragged(tokens, offsets)
-
-
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """Examples with their rows laid out for `length` tokens: what `Batches` calls a
-    plan. labels: i32 classes, f32 scores, or None where there are none."""
+class Texts(Rows):
+    """A row an example. labels: i32 classes, f32 scores, or None."""
 
     form: Form
     texts: tuple[Ragged, ...]
     labels: np.ndarray | None
-    counts: np.ndarray  # i64 [V], how often each id occurs
+    counts: np.ndarray
     length: int = 0
-
-    packed = False
-    pair_rule = None
 
     @property
     def n(self) -> int:
         """The number of rows."""
         return len(self.texts[0].offsets) - 1
 
-    @property
-    def content_hash(self) -> str:
-        """sha256 over everything that decides batches."""
-        digest = hashlib.sha256(repr(self.form).encode())
-        arrays = [a for t in self.texts for a in (t.tokens, t.offsets)]
-        for array in (*arrays, self.labels):
-            digest.update(b"" if array is None else np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+    def arrays(self) -> list[np.ndarray | None]:
+        return [*(a for t in self.texts for a in (t.tokens, t.offsets)), self.labels]
 
     def plan(self, length: int) -> "Texts":
-        """Lay the rows out for another length. UserError when it is too short."""
         least = self.specials + len(self.texts)
         if length < least:
             raise UserError(f"data.length={length} is too short: rows need {least}")
         return replace(self, length=length)
-
-    def check_ids(self, vocab_size: int) -> None:
-        """Raise UserError when a text holds an id that is not below vocab_size."""
-        largest = int(np.flatnonzero(self.counts).max(initial=0))
-        if largest >= vocab_size:
-            raise UserError(f"a text holds id {largest}, the vocabulary {vocab_size}")
 
     @property
     def specials(self) -> int:
@@ -125,13 +62,11 @@ class Texts:
         first = np.minimum(a, np.maximum(room - b, -(-room // 2)))
         return np.stack([first, np.minimum(b, room - first)], axis=1)
 
-    def truncated(self, example: np.ndarray, keys: Any = None) -> np.ndarray:
-        """Count the tokens that a row has no room for: i64 [b]."""
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
         full = sum(t.lengths[example] for t in self.texts)
         return full - self.kept(example).sum(axis=1)
 
     def lengths(self) -> np.ndarray:
-        """Return the tokens of every row, special ones included: i64 [n]."""
         return self.kept(np.arange(self.n)).sum(axis=1) + self.specials
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
@@ -161,21 +96,35 @@ class Texts:
                 at = end + 1
             mask[row, :at] = 1
         batch = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-        if self.labels is not None:
-            batch["labels"] = self.labels[example]
+        none = np.zeros(len(example), np.int32)
+        batch["labels"] = none if self.labels is None else self.labels[example]
         return batch
 
-    def score(self, outputs: Mapping[str, np.ndarray], example: np.ndarray) -> Any:
-        """Compute the metrics of predictions for these examples: {name: value}.
-
-        outputs: "scores" f32 [n, C] of classes, or [n] where the label is a score.
-        """
-        scores, gold = outputs["scores"], self.labels[example]
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""
+        scores, gold = np.asarray(outputs["scores"]), self.labels[example]
         predicted = scores.argmax(-1) if self.form.labels else scores.astype(np.float64)
         return {
             name: float(metrics.METRICS[name](predicted, gold))
             for name in self.form.metrics
         }
+
+    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
+        """Yield {"label", "score"}, the score its probability; or {"value"}."""
+        scores = np.asarray(outputs["scores"])
+        if not self.form.labels:
+            yield from ({"value": float(value)} for value in scores)
+            return
+        odds = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        odds /= odds.sum(axis=-1, keepdims=True)
+        for row in odds:
+            best = int(row.argmax())
+            yield {"label": self.form.labels[best], "score": float(row[best])}
+
+
+def find_labels(rows: Sequence[Row], form: Form) -> Form:
+    """Return the form with the classes of the training rows, unless it has some."""
+    return form if form.labels else form._replace(labels=read_labels(rows, form.label))
 
 
 def read_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
@@ -214,8 +163,10 @@ def make_texts(
         cells = [_text(row, column) for row in rows]
         empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
         if empty:
-            some = ", ".join(empty[:NAMED]) + ", ..." * (len(empty) > NAMED)
-            say(f"{len(empty):,} rows have an empty {column}, and are kept: {some}")
+            say(
+                f"{len(empty):,} rows have an empty {column}, and are kept: "
+                f"{some(empty)}"
+            )
         texts.append(make_ragged(tokenizer.encode_batch(cells)))
     size = tokenizer.vocab_size
     counts = sum(np.bincount(text.tokens, minlength=size) for text in texts)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import UserError
+from bertjax.tasks.rows import Form, make_ragged
 from bertjax.tasks.tables import Row
-from bertjax.tasks.texts import Form, Texts, make_ragged, make_texts, read_labels
+from bertjax.tasks.texts import Texts, make_texts, read_labels
 
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
 FORM = Form(("a", "b"), "label", ("no", "yes"), 1, ("accuracy",))

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rows of every task share: their form, ragged arrays of ids, identity.
+
+`Batches` (data/pipeline.py) calls such rows a plan.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+
+Batch = dict[str, np.ndarray]
+Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
+NAMED = 3  # places that a message names
+
+
+class Form(NamedTuple):
+    """What a task's rows look like.
+
+    columns: of the text, and of the second one; label: the column. labels: names in the
+    order of their classes, () where the label is a score. separators: between two
+    texts. metrics: names that the kind of task knows (tasks/prepare.py).
+    """
+
+    columns: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    separators: int
+    metrics: tuple[str, ...]
+
+    def keys(self, labelled: bool = True) -> dict[str, str]:
+        """Return {config key: column} of the columns that a table needs."""
+        keys = dict(zip(("task.text", "task.text_pair"), self.columns, strict=False))
+        return keys | ({"task.label": self.label} if labelled else {})
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Token ids i32 [tokens] of texts; text i is [offsets[i], offsets[i + 1])."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """i64 [texts]."""
+        return np.diff(self.offsets)
+
+
+def make_ragged(texts: Sequence[Sequence[int]]) -> Ragged:
+    """Put lists of ids one after the other."""
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    tokens = np.fromiter((t for text in texts for t in text), np.int32, offsets[-1])
+    return Ragged(tokens, offsets)
+
+
+def some(places: Sequence[str]) -> str:
+    """Name the first few of some places.
+
+    >>> some(["a.tsv:2", "a.tsv:5", "a.tsv:6", "a.tsv:9"])
+    'a.tsv:2, a.tsv:5, a.tsv:6, ...'
+    """
+    return ", ".join(places[:NAMED]) + ", ..." * (len(places) > NAMED)
+
+
+class Rows:
+    """Labelled examples, once `plan(length)` has laid them out.
+
+    Of the dataclasses that derive from it: form; labels, None where there are none;
+    counts i64 [V], how often each id occurs; length, 0 without a layout.
+    """
+
+    form: Form
+    labels: np.ndarray | None
+    counts: np.ndarray
+    length: int
+    n: int  # rows
+
+    packed = False
+    pair_rule = None
+
+    def arrays(self) -> list[np.ndarray | None]:
+        """List what decides batches, beside the form."""
+        raise NotImplementedError
+
+    def plan(self, length: int) -> "Rows":
+        """Lay the rows out for another length. UserError when it is too short."""
+        raise NotImplementedError
+
+    def lengths(self) -> np.ndarray:
+        """Return the tokens of every row, special ones included: i64 [n]."""
+        raise NotImplementedError
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        """Count the tokens that a row has no room for: i64 [b]."""
+        raise NotImplementedError
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows; labels are 0 where there are none."""
+        raise NotImplementedError
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Compute the form's metrics of what a model says of these rows."""
+        raise NotImplementedError
+
+    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
+        """Yield what is said of each example, as people read it.
+
+        outputs: of all rows; read: what the examples were made of.
+        """
+        raise NotImplementedError
+
+    def notes(self) -> Iterator[str]:
+        """Yield what people should know of a layout."""
+        cut = int((self.truncated(slice(None)) > 0).sum())
+        if cut:
+            yield f"{cut:,} of {self.n:,} rows are cut at {self.length}"
+
+    @property
+    def content_hash(self) -> str:
+        """sha256 over everything that decides batches."""
+        digest = hashlib.sha256(repr(self.form).encode())
+        for array in self.arrays():
+            digest.update(b"" if array is None else np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Raise UserError when a text holds an id that is not below vocab_size."""
+        largest = int(np.flatnonzero(self.counts).max(initial=0))
+        if largest >= vocab_size:
+            raise UserError(f"a text holds id {largest}, the vocabulary {vocab_size}")
