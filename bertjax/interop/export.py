@@ -22,7 +22,7 @@ from bertjax.interop.layout import (
     stored_shape,
     walk,
 )
-from bertjax.interop.names import TASKS
+from bertjax.interop.names import SEQUENCES, WORDS
 from bertjax.models.config import EncoderConfig
 
 # What does not decide which family an encoder is of.
@@ -51,7 +51,7 @@ def write_model(
     if raw and raw.get("model_type") == family.model_type:
         config = {**raw, **config}
     have = dict(walk(params))
-    if task := {"classify", "regress"} & params.keys():
+    if task := {"classify", "regress", "tag"} & params.keys():
         family, told = with_task(family, min(task), labels)
         config |= told
     if cfg.type_vocab_size and "encoder/embeddings/token_type" not in have:
@@ -78,22 +78,25 @@ def with_task(
 
     Raises UserError for a family whose head is of another kind in transformers.
     """
-    if family.model_type not in TASKS:
+    table, what = (WORDS, "Token") if head == "tag" else (SEQUENCES, "Sequence")
+    if family.model_type not in table:
         raise UserError(
             f"--format=hf: {family.model_type}'s head of a task is not the same in "
-            f"transformers; those of {', '.join(TASKS)} are"
+            f"transformers; those of {', '.join(table)} are"
         )
     own = {
-        k.replace("task/", f"{head}/"): v for k, v in TASKS[family.model_type].items()
+        k.replace("task/", f"{head}/"): v for k, v in table[family.model_type].items()
     }
     stem = next(name for _, name in family.classes if name.endswith("Model"))
-    name = f"{stem.removesuffix('Model')}ForSequenceClassification"
+    name = f"{stem.removesuffix('Model')}For{what}Classification"
     names = list(labels) or ["LABEL_0"]
     told = {
         "id2label": {str(i): label for i, label in enumerate(names)},
         "label2id": {label: i for i, label in enumerate(names)},
-        "problem_type": "single_label_classification" if labels else "regression",
     }
+    if what == "Sequence":
+        kind = "single_label_classification" if labels else "regression"
+        told["problem_type"] = kind
     family = dataclasses.replace(
         family,
         names={**family.names, **own},

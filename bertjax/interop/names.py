@@ -59,6 +59,8 @@ LAYOUTS = {
     "classify/bias": "S",
     "regress/kernel": "D>O",
     "regress/bias": "O",
+    "tag/kernel": "D>S",
+    "tag/bias": "S",
 }
 # The leaves of a dense layer and of a norm, as torch calls them.
 LINEAR = {"kernel": "weight", "bias": "bias"}
@@ -233,15 +235,20 @@ MODERNBERT = {
     "mlm/decoder": "decoder.weight",
 }
 
-# A task's head on the pooled vector, in ...ForSequenceClassification. RoBERTa's pooler
-# is a part of it.
+# A task's head on the pooled vector, in ...ForSequenceClassification, by family.
+# RoBERTa's pooler is a part of it.
 _SPLIT = {
     **rows(LINEAR, "encoder/pooler classifier.dense"),
     **rows(LINEAR, "task classifier.out_proj"),
 }
-TASKS = {
+SEQUENCES = {
     "bert": rows(LINEAR, "task classifier"),
     "albert": rows(LINEAR, "task classifier"),
     "roberta": _SPLIT,
     "xlm-roberta": _SPLIT,
 }
+# A head on each hidden state, in ...ForTokenClassification.
+_WORDS = rows(LINEAR, "tag classifier")
+WORDS = dict.fromkeys(
+    ("bert", "albert", "roberta", "xlm-roberta", "electra", "distilbert"), _WORDS
+)

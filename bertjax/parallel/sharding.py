@@ -46,8 +46,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ),
     (r"mlm/norm/(scale|bias)", "width"),
     (r"mlm/bias", "vocab"),
-    (r"(nsp|sop|classify|regress|span|rtd/output)/kernel", "embed classes"),
-    (r"(nsp|sop|classify|regress|span|rtd/output)/bias", "classes"),
+    (r"(nsp|sop|classify|regress|tag|span|rtd/output)/kernel", "embed classes"),
+    (r"(nsp|sop|classify|regress|tag|span|rtd/output)/bias", "classes"),
 )
 
 # Logical axis -> mesh axes; what is not here is replicated. Vocabularies rarely

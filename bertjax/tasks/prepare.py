@@ -11,7 +11,7 @@ from bertjax import UserError, registry
 from bertjax.data.stores.prepare import Prepared
 from bertjax.data.text.sources import expand, named_sources, split_sources
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
-from bertjax.tasks import metrics, tables, texts
+from bertjax.tasks import metrics, tables, tagged, tags, texts
 from bertjax.tasks.catalog import TASKS
 from bertjax.tasks.rows import Form, Rows
 
@@ -21,8 +21,8 @@ class Kind(NamedTuple):
 
     read(value, key, columns, say) -> examples of files; parse(text, name, columns, say)
     -> those of standard input. find(examples, form) -> the form, with its labels.
-    make(examples, form, tokenizer, labelled, say) -> rows. metrics: their names; the
-    first `default` of them where nothing else is said.
+    make(examples, form, tokenizer, labelled, say) -> rows. metrics: their names;
+    default: those that count where nothing else is said.
     """
 
     read: Callable[..., Sequence[Any]]
@@ -44,6 +44,14 @@ KINDS = {
         texts.make_texts,
         [*metrics.METRICS],
         ("pearson", "spearman"),
+    ),
+    "tag": Kind(
+        tagged.read_sentences,
+        tagged.parse_text,
+        tags.find_tags,
+        tags.make_tags,
+        tags.METRICS,
+        tags.METRICS,
     ),
 }
 TWO_SEPARATORS = ("roberta", "xlm-roberta")  # Liu et al. 2019's fairseq

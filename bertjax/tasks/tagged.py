@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sentences of words with tags, out of CoNLL's columns, JSON lines or plain text.
+
+- `a.bio`, `b.conll.gz`, `c.txt`: a word a line, columns between tabs, or between spaces
+  in a line that has no tab; a blank line ends a sentence. Columns have numbers: 1 is
+  the first, -1 the last. Lines of -DOCSTART- end one too; they are skipped and counted
+- `d.jsonl`: an object a line with a list of words and a list of tags; `tokens` and
+  `tags` where the columns asked for are numbers
+- where no tags are asked for, a `.txt` or standard input without a tab: a sentence a
+  line, words between spaces
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bertjax import UserError
+from bertjax.data.text.sources import expand, split_sources
+from bertjax.tasks import tables
+
+SUFFIX = re.compile(r"\.(bio|conll|iob|iob2|tsv|txt|jsonl|json)(\.gz|\.zst)?$", re.I)
+NUMBER = re.compile(r"-?[1-9]\d*")
+NAMES = {"task.text": "tokens", "task.label": "tags"}  # in JSON lines
+DOCUMENT = "-DOCSTART-"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words, and as many tags or None; it begins at name:line, a word a line or not."""
+
+    words: Sequence[str]
+    tags: Sequence[str] | None
+    name: str
+    line: int
+    tall: bool = False
+
+    def place(self, i: int) -> str:
+        """Say where word i stands: "train.bio:7", "train.jsonl:2 (word 3)"."""
+        if self.tall:
+            return f"{self.name}:{self.line + i}"
+        return f"{self.name}:{self.line} (word {i + 1})"
+
+
+def read_sentences(
+    value: str, key: str, columns: Mapping[str, str], say: Say
+) -> list[Sentence]:
+    """Read the sentences of all files that a config value names, in order.
+
+    value: files and patterns with commas; key: the config key that messages name.
+    columns: {the config key that asks: column}; without "task.label" there are no tags.
+    Raises UserError, naming file and line, for what is no such file.
+    """
+    sentences: list[Sentence] = []
+    for entry in split_sources(value):
+        if entry.startswith("tfds:"):
+            raise UserError(f"{key}={entry}: tags are read from files, .bio or .jsonl")
+        found = [s for p in expand(entry, key) for s in _read_file(p, columns, say)]
+        if not found:
+            raise UserError(f"{key}={entry}: there are no sentences")
+        sentences += found
+    if not sentences:
+        raise UserError(f"{key} is empty: give tagged sentences, for instance FILE.bio")
+    return sentences
+
+
+def _read_file(path: str, columns: Mapping[str, str], say: Say) -> list[Sentence]:
+    suffix = SUFFIX.search(path)
+    if suffix is None:
+        raise UserError(f"{path}: tags are read from .bio, .conll, .txt and .jsonl")
+    kind, text = suffix[1].lower(), tables.read_text(path)
+    if kind.startswith("json"):
+        return list(parse_json(text, path, columns))
+    guess = parse_lines if kind == "txt" else parse_columns
+    return list(guess(text, path, columns, say))
+
+
+def parse_text(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> list[Sentence]:
+    """Read a text: JSON lines where it begins with a brace, else as a `.txt`."""
+    if text.lstrip()[:1] == "{":
+        return list(parse_json(text, name, columns))
+    return list(parse_lines(text, name, columns, say))
+
+
+def parse_lines(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> Iterator[Sentence]:
+    """Yield the sentences of columns, or of plain text if no tags are asked for."""
+    if "task.label" in columns:
+        yield from parse_columns(text, name, columns, say)
+        return
+    tall = "\t" in text or text.startswith(DOCUMENT)
+    say(f"{name} is read as {'a word' if tall else 'a sentence'} a line")
+    if tall:
+        yield from parse_columns(text, name, columns, say)
+    elif text:
+        for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+            yield Sentence(line.split(), None, name, number)
+
+
+def parse_columns(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> Iterator[Sentence]:
+    """Yield the sentences of CoNLL's columns."""
+    where: list[int] = []
+    width = documents = 0
+    found: list[list[str]] = []
+    number = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
+        if not line.strip(" \t") or line.startswith(DOCUMENT):
+            documents += line.startswith(DOCUMENT)
+            if found:
+                yield _tall(found, where, name, number - len(found))
+                found = []
+            continue
+        cells = line.split("\t") if "\t" in line else line.split()
+        if not where:
+            width, where = len(cells), _columns(columns, len(cells), f"{name}:{number}")
+        if len(cells) != width:
+            raise UserError(
+                f"{name}:{number}: the line has {len(cells)} columns, the first one "
+                f"{width}"
+            )
+        found.append(cells)
+    if found:
+        yield _tall(found, where, name, number + 1 - len(found))
+    if documents:
+        say(f"{name}: {documents:,} lines {DOCUMENT} are skipped")
+
+
+def _tall(
+    cells: list[list[str]], where: Sequence[int], name: str, line: int
+) -> Sentence:
+    words, *tags = ([row[i] for row in cells] for i in where)
+    return Sentence(words, tags[0] if tags else None, name, line, tall=True)
+
+
+def _columns(columns: Mapping[str, str], width: int, place: str) -> list[int]:
+    """Return the indices of the columns asked for, the words' first."""
+    where = []
+    for key, column in columns.items():
+        if not NUMBER.fullmatch(column):
+            if "task.label" in columns:
+                raise UserError(
+                    f"{place}: {key}={column!r} is no number of a column (1 is the "
+                    "first, -1 the last)"
+                )
+            column = "1"  # of a model that learnt from JSON lines
+        i = int(column) - (int(column) > 0)
+        if not -width <= i < width:
+            raise UserError(f"{place}: {key}={column}: there are {width} columns")
+        where.append(i % width)
+    if len({*where}) < len(where):
+        raise UserError(f"{place}: words and tags are one column of {width}")
+    return where
+
+
+def parse_json(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Sentence]:
+    """Yield the sentences of JSON lines."""
+    named = {k: NAMES[k] if NUMBER.fullmatch(c) else c for k, c in columns.items()}
+    for row in tables.parse_rows(text, "json", name, named):
+        words = row.cells[named["task.text"]]
+        if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
+            raise UserError(f"{row.place}: {named['task.text']} is no list of texts")
+        tags = None
+        if column := named.get("task.label"):
+            tags = row.cells[column]
+            if not isinstance(tags, list) or not all(
+                type(t) in (str, int) for t in tags
+            ):
+                raise UserError(f"{row.place}: {column} is no list of tags")
+            if len(tags) != len(words):
+                raise UserError(
+                    f"{row.place}: {len(words)} words, but {len(tags)} tags"
+                )
+            tags = [str(tag) for tag in tags]
+        yield Sentence(words, tags, name, int(row.place.rpartition(":")[2]))
