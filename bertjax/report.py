@@ -52,9 +52,11 @@ def main(argv: Sequence[str]) -> int:
     if folder is not None:
         from bertjax.reporting import plots
 
+        count = 0
         for name, picture in plots.draw(runs):
             write(folder / name, picture)
-        c.say(f"{folder}: {len(list(folder.glob('*.png')))} pictures")
+            count += 1
+        c.say(f"{folder}: {count} pictures")
     return 0
 
 
