@@ -115,6 +115,33 @@ def apply(
     pooler, pooled [B, D], or [B, S, D] of packed rows. Ids must be below the table
     sizes: the host sees to it.
     """
+    return _apply(params, cfg, batch, rng, lambda x: None)[0]
+
+
+def apply_layers(
+    params: Params,
+    cfg: EncoderConfig,
+    batch: dict[str, jax.Array],
+    keep: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """Evaluate a batch as `apply` does and return what is kept of every depth.
+
+    keep: a function of the embeddings, as the first layer gets them, and of each
+    layer's result, all [B, L, D]. Returns [N + 1, ...]; the last is of `hidden`, behind
+    the final norm where there is one, as transformers' output_hidden_states has it.
+    """
+    encoded, (first, between) = _apply(params, cfg, batch, None, keep)
+    return jnp.stack([first, *between[:-1], keep(encoded.hidden)])
+
+
+def _apply(
+    params: Params,
+    cfg: EncoderConfig,
+    batch: dict[str, jax.Array],
+    rng: jax.Array | None,
+    keep: Callable[[jax.Array], Any],
+) -> tuple[Encoded, tuple[Any, Any]]:
+    """Run the encoder; also returns what is kept of the embeddings and the layers."""
     b, length = batch["input_ids"].shape
     dtype = jnp.dtype(cfg.dtype)
     with jax.named_scope("embeddings"):
@@ -125,13 +152,15 @@ def apply(
             x = linear(params["embeddings"]["projection"], x)
         x = constrain(x, "batch length embed")
     views = make_views(cfg, batch)
+    first = keep(x)
 
-    def layer(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+    def layer(x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
         layer_params, index, depth = inputs
         if layer_params is None:
             layer_params = jax.tree.map(lambda p: p[depth["group"]], params["layers"])
         x = apply_layer(layer_params, cfg, x, views, fold(rng, index), depth)
-        return constrain(x, "batch length embed"), None
+        x = constrain(x, "batch length embed")
+        return x, keep(x)
 
     if cfg.remat != "none":
         policy = (
@@ -142,13 +171,15 @@ def apply(
         layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
     n = cfg.num_hidden_layers
     if isinstance(params["layers"], tuple):  # unstacked
+        kept = []
         for i, (group, every) in enumerate(zip(cfg.groups, cfg.is_global, strict=True)):
             seen = views[:1] if every else views[-1:]
             x = apply_layer(params["layers"][group], cfg, x, seen, fold(rng, i), {})
+            kept.append(keep(x))
     else:
         # An unrolled scan with its single body is what costs least memory and time.
         along = depths(params["layers"], cfg)
-        x, _ = jax.lax.scan(layer, x, along, unroll=cfg.unroll or n)
+        x, kept = jax.lax.scan(layer, x, along, unroll=cfg.unroll or n)
     if cfg.final_norm:
         with jax.named_scope("final_norm"):
             x = normalise(params["final_norm"], cfg, x)
@@ -156,7 +187,7 @@ def apply(
     if cfg.pooler:
         with jax.named_scope("pooler"):
             pooled = jnp.tanh(linear(params["pooler"], first_tokens(x, batch)))
-    return Encoded(x.reshape(b, length, -1), pooled)
+    return Encoded(x.reshape(b, length, -1), pooled), (first, kept)
 
 
 def unstack(params: Params, cfg: EncoderConfig) -> Params:
