@@ -36,6 +36,10 @@ ROOMS = {
         HEAVY - {"jax"},
     ),
     "tasks": ({"tasks", "data", "registry"}, NO_JAX),
+    "probing": (
+        {"probing", "data.counter", "data.progress", "fill_mask", "models", "tasks"},
+        HEAVY - {"jax", "optax"},
+    ),
     # Shows what commands did; only what asks models for guesses imports jax.
     "reporting": (
         {"reporting", "config", "disk", "fill_mask", "models", "training", "registry"},

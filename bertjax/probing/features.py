@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features of texts at every depth of a frozen encoder, each text read once."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.progress import Progress
+from bertjax.fill_mask import bucket_lengths
+from bertjax.models import encoder
+from bertjax.models.config import EncoderConfig
+from bertjax.tasks.texts import Texts
+
+Batch = dict[str, np.ndarray]
+
+
+def pool_mean(x: jax.Array, batch: Batch) -> jax.Array:
+    """Average x [B, L, D] over the real tokens, [CLS] and [SEP] too: f32 [B, D]."""
+    real = batch["attention_mask"][..., None]
+    total = jnp.where(real > 0, x.astype(jnp.float32), 0.0).sum(1)
+    return total / real.sum(1)
+
+
+def pool_cls(x: jax.Array, batch: Batch) -> jax.Array:
+    """Take the first token of x [B, L, D]: f32 [B, D]."""
+    return x[:, 0].astype(jnp.float32)
+
+
+POOLINGS = {"mean": pool_mean, "cls": pool_cls}
+
+
+def make_reader(
+    cfg: EncoderConfig,
+    params: Any,
+    pool: Callable[[jax.Array, Batch], jax.Array],
+) -> Callable[[Batch], jax.Array]:
+    """Make read(batch) -> f32 [N + 1, B, D]: layer 0 is the embeddings.
+
+    params: the encoder's own; nothing here takes their gradient. pool: makes of a
+    layer [B, L, D] what is kept of it, so that whole layers are never side by side.
+    """
+    cfg = encoder.without_pooler(cfg)
+    held = jax.device_put(encoder.unstack(params, cfg))
+
+    @jax.jit
+    def run(held: Any, batch: Batch) -> jax.Array:
+        return encoder.apply_layers(held, cfg, batch, lambda x: pool(x, batch))
+
+    return lambda batch: run(held, batch)
+
+
+def read_texts(
+    read: Callable[[Batch], jax.Array],
+    texts: Texts,
+    tokenizer: Any,
+    layers: int,
+    width: int,
+    batch_size: int,
+    longest: int,
+) -> np.ndarray:
+    """Return the features of all rows, in order: f32 [layers, n, D].
+
+    Rows go by falling length through at most five shapes.
+    """
+    sizes = texts.plan(longest).lengths()
+    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, longest))
+    order = np.argsort(-sizes, kind="stable")
+    batch_size = min(batch_size, len(order))
+    out = np.empty((layers, texts.n, width), np.float32)
+    with Progress("probe", total=texts.n, unit="rows") as progress:
+        for begin in range(0, texts.n, batch_size):
+            which = order[begin : begin + batch_size]
+            length = next(n for n in lengths if n >= sizes[which[0]])
+            filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
+            batch = texts.plan(length).gather(filled[:batch_size], None, tokenizer)
+            batch.pop("labels", None)
+            out[:, which] = np.asarray(read(batch))[:, : len(which)]
+            progress.add(len(which))
+    return out
+
+
+def check_memory(rows: int, layers: int, width: int, free: int | None = None) -> str:
+    """Say what the features of `rows` take. UserError where that is not there.
+
+    They are held twice, as they were read and where the probes learn. free: bytes; by
+    default what this machine has, and the accelerator where it says so.
+    """
+    need = 2 * 4 * rows * layers * width
+    told = f"{rows:,} rows x {layers} layers x {width}: {need / 1e9:,.2f} GB of memory"
+    free = free_memory() if free is None else free
+    if need > free:
+        raise UserError(
+            f"features of {told}, and {free / 1e9:,.2f} GB are free: give fewer rows"
+        )
+    return told
+
+
+def free_memory() -> int:
+    """Return the bytes that are free, of this machine and of its first device."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # counts caches as free
+            found = dict(line.split(":") for line in file)
+        free = int(found["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        pass
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        free = min(free, stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    return free

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What probes on every depth say together: scores, controls, code lengths, the mix."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bertjax.probing import mdl, probes
+from bertjax.probing.probes import Settings
+
+
+class Data(NamedTuple):
+    """Features f32 [N + 1, n, D] and classes i32 [n] of training and other rows."""
+
+    train: np.ndarray
+    labels: np.ndarray
+    valid: np.ndarray
+    gold: np.ndarray
+
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
+
+
+def probe_layers(
+    kind: str,
+    data: Data,
+    classes: int,
+    control: np.ndarray,
+    metric: Metric,
+    seed: int,
+    settings: Settings,
+) -> list[dict[str, float]]:
+    """Probe every depth: a row each, means over seeds.
+
+    control: labels that mean nothing, of the training rows and then of the others, i32
+    [seeds, n + m]; with [seeds, 0] there is no control task. Rows have "score" and its
+    deviation "sd", "bits" and "compression" (Voita and Titov 2020), and with a control
+    task "control", "selectivity" (score less control: Hewitt and Liang 2019, section
+    2), "control_bits", and "memorised": the share of the training rows whose
+    meaningless label the probe gives.
+    """
+    n, seeds = len(data.labels), len(control)
+    tasks = np.broadcast_to(data.labels, (seeds, 1, n))
+    if control.size:
+        tasks = np.concatenate([tasks, control[:, None, :n]], axis=1)
+    counts = mdl.portions(n)
+    found = probes.run(
+        probes.PROBES[kind],
+        classes,
+        0,
+        data.train,
+        data.valid,
+        tasks,
+        counts,
+        seeds,
+        jax.random.key(seed),
+        settings,
+    )
+    bits, fitted, predicted = map(np.asarray, found[:3])
+    bits = mdl.online_bits(bits, counts, classes).mean(0)  # [labellings, depths]
+    fitted, predicted = fitted[-1].mean(0), predicted[-1]
+    rows = []
+    for layer in range(len(data.train)):
+        scores = [metric(p, data.gold) for p in predicted[:, 0, layer]]
+        row = {"layer": layer, "score": float(np.mean(scores)), "sd": spread(scores)}
+        row["bits"] = float(bits[0, layer])
+        row["compression"] = mdl.uniform_bits(n, classes) / row["bits"]
+        if control.size:
+            others = [
+                metric(p, gold)
+                for p, gold in zip(predicted[:, 1, layer], control[:, n:], strict=True)
+            ]
+            row["control"] = float(np.mean(others))
+            row["selectivity"] = row["score"] - row["control"]
+            row["control_bits"] = float(bits[1, layer])
+            row["memorised"] = float(fitted[1, layer])
+        rows.append(row)
+    return rows
+
+
+def probe_mix(
+    kind: str,
+    data: Data,
+    classes: int,
+    metric: Metric,
+    seeds: int,
+    seed: int,
+    settings: Settings,
+) -> dict[str, Any]:
+    """Probe scalar mixes of the depths 0 to l, for every l (Tenney et al. 2019).
+
+    "weights" are those of the mix of all depths, and "centre_of_gravity" their mean
+    depth (section 3.1, equation 2); "cumulative" the score of each mix, and
+    "expected_layer" the mean depth at which it rises (section 3.2, equation 4), None
+    where it does not rise.
+    """
+    sees = np.tri(len(data.train), dtype=bool)
+    found = probes.run(
+        probes.MIXED[kind],
+        classes,
+        (None, 0),
+        (data.train, sees),
+        (data.valid, sees),
+        np.broadcast_to(data.labels, (seeds, 1, len(data.labels))),
+        mdl.portions(len(data.labels))[-1:],
+        seeds,
+        jax.random.key(seed),
+        settings,
+    )
+    predicted = np.asarray(found.predicted)[0, :, 0]  # [seeds, mixes, m]
+    scores = [[metric(p, data.gold) for p in mixes] for mixes in predicted]
+    learned = found.params["mix"][0, :, 0, -1]
+    weights = np.asarray(
+        jax.vmap(probes.mix_weights, (0, None))(learned, sees[-1]), np.float64
+    )
+    cumulative = np.mean(scores, axis=0)
+    return {
+        "score": float(cumulative[-1]),
+        "sd": spread([s[-1] for s in scores]),
+        "weights": weights.mean(0).tolist(),
+        "centre_of_gravity": centre(weights.mean(0)),
+        "cumulative": cumulative.tolist(),
+        "expected_layer": expected_layer(cumulative),
+    }
+
+
+def centre(weights: np.ndarray) -> float:
+    """Return sum of l s_l, weights s [depths] that add up to 1."""
+    return float(np.arange(len(weights)) @ weights)
+
+
+def expected_layer(scores: np.ndarray) -> float | None:
+    """Return sum of l d_l / sum of d_l from l = 1, d_l = scores[l] - scores[l - 1].
+
+    None where more layers do not score higher in the end.
+
+    >>> expected_layer(np.array([0.5, 0.5, 0.9, 0.9]))
+    2.0
+    """
+    gains = np.diff(np.asarray(scores, np.float64))
+    total = gains.sum()
+    if total <= 1e-9:
+        return None
+    return float(np.arange(1, len(scores)) @ gains / total)
+
+
+def spread(values: Any) -> float:
+    """Return the deviation of a sample, 0 of one value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes: small classifiers on features that stay as they are.
+
+All probes of a kind (depths, labels, seeds) are trained side by side by vmap, in one
+program; the amounts of training rows go through the same program one after the other.
+All see the same batch at a time, so that features meet the kernels of all seeds and
+labellings in one product.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+HIDDEN = 128  # units of the MLP's hidden layer
+BLOCK = 1024  # rows that are scored at a time
+
+
+class Settings(NamedTuple):
+    """Adam for `steps` updates, its rate falling from lr to 0. weight_decay: one over
+    the variance that logits have a priori."""
+
+    steps: int
+    batch_size: int
+    lr: float
+    weight_decay: float
+
+
+class Probe(NamedTuple):
+    """init(key, D, C) -> params; take(data, begin, size) -> x of these rows;
+    logits(params, x) -> f32 [size, C]."""
+
+    init: Callable[[jax.Array, int, int], Any]
+    take: Callable[[Any, jax.Array, int], Any]
+    logits: Callable[[Any, Any], jax.Array]
+
+
+class Found(NamedTuple):
+    """What probes gave; before the axes named are those of `run`.
+
+    bits: of the training rows [begin, end) under a probe of those before, f32 [].
+    fitted: share of the rows before `begin` whose label it gives, f32 []. predicted:
+    classes of the other rows, i32 [m]. params: the probe's own.
+    """
+
+    bits: jax.Array
+    fitted: jax.Array
+    predicted: jax.Array
+    params: Any
+
+
+def dense(key: jax.Array | None, into: int, out: int) -> dict[str, jax.Array]:
+    """Make a layer, f32 kernel [into, out] and bias [out]; zeros without a key."""
+    kernel = jnp.zeros((into, out))
+    if key is not None:
+        kernel = jax.random.normal(key, (into, out)) / math.sqrt(into)
+    return {"kernel": kernel, "bias": jnp.zeros(out)}
+
+
+def apply_dense(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    return x @ params["kernel"] + params["bias"]
+
+
+def init_linear(key: jax.Array, width: int, classes: int) -> Any:
+    return {"out": dense(None, width, classes)}
+
+
+def linear_logits(params: Any, x: jax.Array) -> jax.Array:
+    return apply_dense(params["out"], x)
+
+
+def init_mlp(key: jax.Array, width: int, classes: int) -> Any:
+    return {"in": dense(key, width, HIDDEN), "out": dense(None, HIDDEN, classes)}
+
+
+def mlp_logits(params: Any, x: jax.Array) -> jax.Array:
+    return apply_dense(params["out"], jax.nn.relu(apply_dense(params["in"], x)))
+
+
+def take_rows(data: jax.Array, begin: jax.Array, size: int) -> jax.Array:
+    """Take rows that lie together of features [..., n, D]: a gather is far slower."""
+    return jax.lax.dynamic_slice_in_dim(data, begin, size, axis=-2)
+
+
+def mixed(probe: Probe) -> Probe:
+    """Put a scalar mix before a probe (Tenney et al. 2019, equation 1).
+
+    Its data are features [depths, n, D] and which depths it sees, bool [depths]; it
+    learns their weights softmax(a), beginning at equal ones, and their scale gamma.
+    """
+
+    def init(key: jax.Array, width: int, classes: int) -> Any:
+        return {**probe.init(key, width, classes), "scale": jnp.ones(())}
+
+    def take(data: tuple[jax.Array, jax.Array], begin: jax.Array, size: int) -> Any:
+        return take_rows(data[0], begin, size), data[1]
+
+    def logits(params: Any, x: tuple[jax.Array, jax.Array]) -> jax.Array:
+        weights = mix_weights(params["mix"], x[1])
+        return probe.logits(
+            params, params["scale"] * jnp.einsum("l,lbd->bd", weights, x[0])
+        )
+
+    return Probe(init, take, logits)
+
+
+def mix_weights(mix: jax.Array, sees: jax.Array) -> jax.Array:
+    """Return s = softmax(a) over the depths that are seen, f32 [depths]."""
+    return jax.nn.softmax(jnp.where(sees, mix, -jnp.inf))
+
+
+PROBES = {
+    "linear": Probe(init_linear, take_rows, linear_logits),
+    "mlp": Probe(init_mlp, take_rows, mlp_logits),
+}
+MIXED = {name: mixed(probe) for name, probe in PROBES.items()}
+
+
+def penalty(params: Any) -> jax.Array:
+    """Return minus the log density of kernels and biases, a constant aside.
+
+    Kernel entries are normal with variance 1 / inputs, biases with 1, so that logits
+    of standardised features have a variance of about 1.
+    """
+    layers = [p for p in params.values() if isinstance(p, dict)]
+    return 0.5 * sum(
+        len(p["kernel"]) * jnp.sum(p["kernel"] ** 2) + jnp.sum(p["bias"] ** 2)
+        for p in layers
+    )
+
+
+def fit(
+    probe: Probe,
+    start: Any,
+    data: Any,
+    labels: jax.Array,
+    count: jax.Array,
+    key: jax.Array,
+    settings: Settings,
+) -> Any:
+    """Train a probe on the first `count` rows and return its parameters.
+
+    start: its first parameters. labels: i32 [n]; rows are in random order. Minimises
+    the mean cross-entropy plus weight_decay * penalty / count: the most probable
+    parameters a posteriori, so that a probe of few rows is not sure of itself.
+    """
+    rate = optax.linear_schedule(settings.lr, 0.0, settings.steps)
+    tx = optax.adam(rate)
+    size = min(settings.batch_size, len(labels))
+    parts = -(-count // size)
+
+    def loss(params: Any, begin: jax.Array) -> jax.Array:
+        gold = jax.lax.dynamic_slice_in_dim(labels, begin, size)
+        logits = probe.logits(params, probe.take(data, begin, size))
+        costs = optax.softmax_cross_entropy_with_integer_labels(logits, gold)
+        known = begin + jnp.arange(size) < count
+        cost = jnp.where(known, costs, 0.0).sum() / known.sum()
+        return cost + settings.weight_decay * penalty(params) / count
+
+    def update(carry: Any, step: jax.Array) -> tuple[Any, None]:
+        params, state = carry
+        part = jax.random.randint(jax.random.fold_in(key, step), (), 0, parts)
+        begin = jnp.maximum(jnp.minimum(part * size, count - size), 0)
+        changes, state = tx.update(jax.grad(loss)(params, begin), state)
+        return (optax.apply_updates(params, changes), state), None
+
+    first = start, tx.init(start)
+    (params, _), _ = jax.lax.scan(update, first, jnp.arange(settings.steps))
+    return params
+
+
+def score(probe: Probe, params: Any, data: Any, n: int) -> jax.Array:
+    """Return the logits of all n rows, a block at a time: f32 [n, C]."""
+    size = min(n, BLOCK)
+    begins = np.minimum(np.arange(0, n, size), n - size)
+    found = jax.lax.map(
+        lambda begin: probe.logits(params, probe.take(data, begin, size)), begins
+    )
+    rows = np.arange(n)
+    return found[rows // size, rows - begins[rows // size]]
+
+
+@functools.partial(
+    jax.jit, static_argnames=("probe", "classes", "axes", "seeds", "settings")
+)
+def run(
+    probe: Probe,
+    classes: int,
+    axes: Any,
+    train: Any,
+    valid: Any,
+    labels: jax.Array,
+    counts: jax.Array,
+    seeds: int,
+    key: jax.Array,
+    settings: Settings,
+) -> Found:
+    """Train and score probes for every amount of rows, seed, labelling and depth.
+
+    train, valid: the probe's data, of depth i along `axes` (as vmap has them).
+    labels: i32 [seeds, labellings, n] of the training rows. counts: i32 [amounts, 2],
+    how many rows a probe learns and the end of those that its bits are of.
+    Returns Found with leading axes [amounts, seeds, labellings, depths].
+    """
+    features = jax.tree.leaves(train)[0], jax.tree.leaves(valid)[0]
+    (n, width), m = features[0].shape[-2:], features[1].shape[-2]
+
+    def one(train: Any, valid: Any, labels: Any, key: Any, counts: Any) -> Found:
+        begin, end = counts
+        start = probe.init(key, width, classes)
+        if isinstance(train, tuple):  # a mix
+            start["mix"] = jnp.zeros(len(train[1]))
+        params = fit(probe, start, train, labels, begin, draws, settings)
+        logits = score(probe, params, train, n)
+        costs = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        at = jnp.arange(n)
+        coded = (at >= begin) & (at < end)
+        right = (logits.argmax(-1) == labels) & (at < begin)
+        return Found(
+            jnp.where(coded, costs, 0.0).sum() / math.log(2),
+            right.sum() / begin,
+            score(probe, params, valid, m).argmax(-1).astype(jnp.int32),
+            params,
+        )
+
+    draws, *keys = jax.random.split(key, seeds + 1)
+    each = jax.vmap(one, (axes, axes, None, None, None))
+    each = jax.vmap(each, (None, None, 0, None, None))
+    each = jax.vmap(each, (None, None, 0, 0, None))
+    return jax.lax.map(lambda c: each(train, valid, labels, jnp.stack(keys), c), counts)
+
+
+def standardise(train: np.ndarray, valid: np.ndarray) -> None:
+    """Give each number of each depth mean 0 and deviation 1 over `train`, in place.
+
+    What hardly varies (the embedding of [CLS]) becomes 0, not noise blown up. Depths
+    whose norms differ would mislead the weights of a mix.
+    """
+    mean, deviation = train.mean(1, keepdims=True), train.std(1, keepdims=True)
+    size = np.abs(train).mean(axis=(1, 2), keepdims=True)
+    scale = np.where(deviation > 1e-4 * size, 1 / np.maximum(deviation, 1e-30), 0.0)
+    for x in (train, valid):
+        x -= mean
+        x *= scale.astype(np.float32)

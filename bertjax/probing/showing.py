@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of probing as a table of text and as a plot by layer."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError
+
+COLUMNS = {  # key of a row -> heading, digits after the point
+    "layer": ("layer", 0),
+    "score": ("{metric}", 3),
+    "sd": ("sd", 3),
+    "control": ("control", 3),
+    "selectivity": ("selectivity", 3),
+    "memorised": ("memorised", 3),
+    "random": ("random", 3),
+    "bits": ("bits", 0),
+    "compression": ("compression", 2),
+    "random_bits": ("random bits", 0),
+}
+
+
+def make_table(rows: list[dict[str, float]], metric: str) -> str:
+    """Lay the rows of a kind of probe out, a line a layer."""
+    columns = {k: v for k, v in COLUMNS.items() if k in rows[0]}
+    heads = [head.format(metric=metric) for head, _ in columns.values()]
+    cells = [
+        [f"{r[k]:,.{digits}f}" for k, (_, digits) in columns.items()] for r in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in (heads, *cells)
+    )
+
+
+def tell_mix(mix: dict[str, Any], metric: str) -> str:
+    """Say in two lines what a scalar mix of all layers gave."""
+    weights = " ".join(f"{w:.2f}" for w in mix["weights"])
+    expected = mix["expected_layer"]
+    told = "none, nothing is gained" if expected is None else f"{expected:.2f}"
+    return (
+        f"mix of all layers: {metric} {mix['score']:.3f}, weights {weights}\n"
+        f"centre of gravity {mix['centre_of_gravity']:.2f}; expected layer {told}"
+    )
+
+
+def check_plot(name: str) -> None:
+    """Refuse a plot that could not be drawn, before anything is computed."""
+    if not name.lower().endswith(".png"):
+        raise UserError(f"--png={name} is no name of a picture: it ends in .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--png needs matplotlib: pip install 'bertjax[report]'")
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    """Draw score and code length by layer, a pair of panels a kind of probe."""
+    from matplotlib.figure import Figure
+
+    kinds = found["probes"]
+    figure = Figure(figsize=(9, 3.4 * len(kinds)), layout="constrained")
+    panels = figure.subplots(len(kinds), 2, squeeze=False)
+    for (kind, result), (left, right) in zip(kinds.items(), panels, strict=True):
+        rows = result["layers"]
+        at = [r["layer"] for r in rows]
+        left.errorbar(
+            at, [r["score"] for r in rows], [r["sd"] for r in rows], label="encoder"
+        )
+        left.plot(at, result["mix"]["cumulative"], ":", label="mix of 0 to l")
+        for panel, names in (
+            (left, {"random": "random encoder", "control": "random labels"}),
+            (right, {"bits": "encoder", "random_bits": "random encoder"}),
+        ):
+            for key, label in names.items():
+                if key in rows[0]:
+                    panel.plot(at, [r[key] for r in rows], label=label)
+        left.axhline(found["majority"], color="grey", lw=0.8, label="largest class")
+        right.axhline(found["uniform_bits"], color="grey", lw=0.8, label="uniform")
+        left.set(title=f"{kind} probe", xlabel="layer", ylabel=found["metric"])
+        right.set(title="online code", xlabel="layer", ylabel="bits")
+        left.legend(fontsize="small")
+        right.legend(fontsize="small")
+    figure.savefig(path, dpi=150, format="png")

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes on features made by hand: what they find is known."""
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.probing import layers, mdl, probes, showing
+from bertjax.tasks.metrics import accuracy
+
+DEPTHS, N, M, D, KNOWN = 5, 200, 100, 8, 3
+SETTINGS = probes.Settings(steps=150, batch_size=64, lr=0.03, weight_decay=0.1)
+
+
+def make_data(seed=0, from_layer=KNOWN):
+    """The class stands in the features from a layer on; before is noise."""
+    draw = np.random.default_rng(seed)
+    gold = draw.integers(0, 2, N + M).astype(np.int32)
+    x = draw.normal(size=(DEPTHS, N + M, D)).astype(np.float32)
+    x[from_layer:, :, 0] += 8 * gold
+    train, valid = x[:, :N].copy(), x[:, N:].copy()
+    probes.standardise(train, valid)
+    return layers.Data(train, gold[:N], valid, gold[N:])
+
+
+DATA = make_data()
+CONTROL = np.stack(
+    [mdl.control_labels(np.arange(N + M), DATA.labels, 0, s) for s in range(2)]
+)
+
+
+def probe(kind="linear", data=DATA, seed=0):
+    return layers.probe_layers(kind, data, 2, CONTROL, accuracy, seed, SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return probe()
+
+
+def check(rows):
+    for row in rows:
+        known = row["layer"] >= KNOWN
+        assert (row["score"] > 0.97) == known and (row["score"] < 0.7) == (not known)
+        assert row["selectivity"] == row["score"] - row["control"]
+        assert 0.3 < row["control"] < 0.7  # nothing to know of rows it has not seen
+        # About N bits for what is noise, far fewer for what is there.
+        assert row["bits"] < 60 if known else 0.9 * N < row["bits"] < 1.6 * N
+        assert row["compression"] == pytest.approx(N / row["bits"])
+        assert 0.9 * N < row["control_bits"] < 1.6 * N
+        assert 0.5 < row["memorised"] < 0.8  # 8 numbers do not hold 200 labels
+
+
+def test_linear_probes_find_the_layer(rows):
+    check(rows)
+
+
+def test_mlps_find_the_layer_too():
+    for row in probe("mlp"):
+        known = row["layer"] >= KNOWN
+        assert (row["score"] > 0.97) == known and (row["score"] < 0.7) == (not known)
+        assert row["memorised"] > 0.7  # more than a linear probe
+
+
+def test_same_seed_same_numbers(rows):
+    assert probe() == rows
+    other = probe(seed=1)
+    assert other != rows
+    check(other)
+
+
+def test_a_mix_finds_the_layer():
+    mix = layers.probe_mix("linear", DATA, 2, accuracy, 2, 0, SETTINGS)
+    assert sum(mix["weights"]) == pytest.approx(1)
+    assert min(mix["weights"][KNOWN:]) > 2 * max(mix["weights"][:KNOWN])
+    assert 3 < mix["centre_of_gravity"] < 4
+    assert mix["centre_of_gravity"] == pytest.approx(
+        sum(i * w for i, w in enumerate(mix["weights"]))
+    )
+    assert mix["expected_layer"] == pytest.approx(KNOWN, abs=0.3)
+    assert mix["score"] == mix["cumulative"][-1] > 0.97
+
+
+def test_what_a_mix_does_not_see_has_no_weight():
+    seen = np.array([True, False, True])
+    weights = probes.mix_weights(np.array([1.0, 9.0, 1.0]), seen)
+    np.testing.assert_array_equal(weights, [0.5, 0, 0.5])
+
+
+def test_expected_layer():
+    """Rises of 0.2 at 1 and 0.6 at 3: (1 * 0.2 + 3 * 0.6) / 0.8 = 2.5."""
+    assert layers.expected_layer(np.array([0.1, 0.3, 0.3, 0.9])) == pytest.approx(2.5)
+    assert layers.expected_layer(np.array([0.5, 0.7, 0.5])) is None
+
+
+# ---------------------------------------------------------------- the online code
+def test_portions_are_the_papers():
+    assert [b for b, _ in mdl.portions(1000)] == (
+        [1, 2, 4, 8, 16, 32, 62, 125, 250, 500, 1000]
+    )
+    for n in (2, 7, 40, 999):
+        counts = mdl.portions(n)
+        assert counts[0, 0] == 1 and tuple(counts[-1]) == (n, n)
+        assert (counts[1:, 0] == counts[:-1, 1]).all()
+
+
+def test_code_length_by_hand():
+    """4 rows uniformly, 4 x log2(3), and 5 and 2.5 bits for the others."""
+    counts = np.array([[4, 8], [8, 16], [16, 16]])
+    found = mdl.online_bits(np.array([5, 2.5, 0]), counts, 3)
+    assert found == pytest.approx(4 * np.log2(3) + 7.5)
+    assert mdl.uniform_bits(16, 3) == pytest.approx(16 * np.log2(3))
+
+
+def test_bits_are_minus_log_probabilities():
+    """A probe that has learned nothing codes each row in log2(C) bits."""
+    still = SETTINGS._replace(steps=1, lr=0.0)
+    found = layers.probe_layers("linear", DATA, 2, CONTROL[:, :0], accuracy, 0, still)
+    assert [r["bits"] for r in found] == pytest.approx([N] * DEPTHS, rel=1e-5)
+    assert [r["compression"] for r in found] == pytest.approx([1] * DEPTHS, rel=1e-5)
+    assert not {"control", "selectivity", "memorised"} & set(found[0])
+
+
+def test_rows_beyond_a_portion_teach_nothing():
+    """A probe of the first 10 rows is the same whatever the other labels are."""
+    counts = np.array([[10, 20]], np.int32)
+    labels = np.broadcast_to(DATA.labels, (1, 1, N)).copy()
+    other = labels.copy()
+    other[..., 10:] = 1 - other[..., 10:]
+
+    def bits_and_kernel(labels):
+        arguments = (probes.PROBES["linear"], 2, 0, DATA.train, DATA.valid, labels)
+        found = probes.run(*arguments, counts, 1, jax.random.key(0), SETTINGS)
+        return found.bits, found.params["out"]["kernel"]
+
+    one, two = bits_and_kernel(labels), bits_and_kernel(other)
+    np.testing.assert_array_equal(one[1], two[1])
+    assert not np.array_equal(one[0], two[0])
+
+
+# ---------------------------------------------------------------- controls, scales
+def test_control_labels_belong_to_types():
+    texts = [np.array(ids, np.int32) for ids in ([5, 6], [7], [5, 6], [6, 5])]
+    types = mdl.text_types(texts)
+    assert types[0] == types[2] and len(set(types.tolist())) == 3
+    labels = np.array([0, 1, 1, 1], np.int32)
+    many = mdl.control_labels(np.arange(4000), labels, 7, 0)
+    assert 0.72 < many.mean() < 0.78 and many.dtype == np.int32
+    np.testing.assert_array_equal(
+        many, mdl.control_labels(np.arange(4000), labels, 7, 0)
+    )
+    for other in (
+        mdl.control_labels(np.arange(4000), labels, *s) for s in ((8, 0), (7, 1))
+    ):
+        assert 0.3 < (other != many).mean() < 0.45
+    found = mdl.control_labels(types, labels, 0, 0)
+    assert found[0] == found[2]
+
+
+def test_standardising():
+    x = np.random.default_rng(0).normal(3, 5, (2, 50, 4)).astype(np.float32)
+    x[1] = 100 * x[0]
+    x[:, :, 2] = 7  # as the embedding of [CLS] is the same in every row
+    train, valid = x[:, :40].copy(), x[:, 40:].copy()
+    probes.standardise(train, valid)
+    varied = [0, 1, 3]
+    np.testing.assert_allclose(train[..., varied].mean(1), 0, atol=1e-5)
+    np.testing.assert_allclose(train[..., varied].std(1), 1, atol=1e-4)
+    assert not train[..., 2].any() and not valid[..., 2].any()
+    np.testing.assert_allclose(valid[0, :, varied], valid[1, :, varied], atol=1e-4)
+
+
+def test_the_table_has_a_line_a_layer(rows):
+    lines = showing.make_table(rows, "accuracy").splitlines()
+    assert len(lines) == 1 + DEPTHS and len(set(map(len, lines))) == 1
+    assert lines[0].split()[:4] == ["layer", "accuracy", "sd", "control"]
+    assert "random" not in lines[0]
