@@ -7,8 +7,8 @@ The input is a table with the columns the model was finetuned on, the label asid
 CSV or JSON lines; on standard input TSV, or JSON lines where it begins with a brace.
 Comes out a JSON object a row, in order: label and score (its probability), or value.
 
-A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a sentence
-a line (.txt, standard input); of each sentence come tokens and tags.
+A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
+sentence a line (.txt, standard input); of each sentence come tokens and tags.
 """
 
 import dataclasses
