@@ -168,3 +168,38 @@ def test_what_predict_refuses(command, trained, finetuned, tables, tmp_path):
         predict.main([f"--model={trained}", f"--input={tables / 'rows.csv'}"])
     told = command("predict", f"--model={finetuned}", f"--input={tmp_path / 'b.tsv'}")
     refused(told, "b.tsv", "task.text_pair='more'")
+
+
+def test_spans_are_learnt(command, trained, tmp_path):
+    """Questions whose answer follows one word; SQuAD's JSON in, answers out."""
+    draw = np.random.default_rng(0)
+    qas = []
+    for i in range(16):
+        word = draw.choice(GOOD + BAD)
+        context = f"{draw.choice(GOOD)} text. The name is {word} now."
+        gold = {"text": word, "answer_start": context.rindex(word)}
+        one = {"id": str(i), "question": "What is the name?", "answers": [gold]}
+        qas.append({"context": context, "qas": [one]})
+    table = tmp_path / "asked.json"
+    table.write_text(json.dumps({"data": [{"paragraphs": qas}]}))
+    arguments = [
+        "--config=finetune/qa.py:smoke",
+        f"--config.init_from={trained}",
+        f"--config.data.train={table}",
+        f"--config.data.valid={table}",
+        "--config.data.length=96",
+        "--config.batch_size=8",
+        "--config.total.steps=50",
+        "--config.optim.lr=3e-3",
+        "--config.eval.every.steps=50",
+        f"--workdir={tmp_path / 'run'}",
+    ]
+    succeeded(command("train", *arguments))
+    last = read_rows(tmp_path / "run")[-1]
+    assert last["eval/valid/exact"] > 0.5
+    found = answers(command, tmp_path / "run", f"--input={table}")
+    right = [
+        a["answer"] == q["qas"][0]["answers"][0]["text"]
+        for a, q in zip(found, qas, strict=True)
+    ]
+    assert np.mean(right) == pytest.approx(last["eval/valid/exact"])

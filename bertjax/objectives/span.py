@@ -62,6 +62,6 @@ def make_head() -> Head:
         functools.partial(heads.init_classes, classes=2),
         weights,
         sums,
-        needs=frozenset({"spans"}),
+        needs=frozenset({"labels"}),
         outputs=outputs,
     )

@@ -11,7 +11,7 @@ from bertjax import UserError, registry
 from bertjax.data.stores.prepare import Prepared
 from bertjax.data.text.sources import expand, named_sources, split_sources
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
-from bertjax.tasks import metrics, tables, tagged, tags, texts
+from bertjax.tasks import asked, metrics, tables, tagged, tags, texts
 from bertjax.tasks.catalog import TASKS
 from bertjax.tasks.rows import Form, Rows
 
@@ -52,6 +52,14 @@ KINDS = {
         tags.make_tags,
         tags.METRICS,
         tags.METRICS,
+    ),
+    "span": Kind(
+        asked.read_questions,
+        asked.parse_text,
+        lambda questions, form: form,
+        asked.make_asked,
+        asked.METRICS,
+        ("exact", "f1"),
     ),
 }
 TWO_SEPARATORS = ("roberta", "xlm-roberta")  # Liu et al. 2019's fairseq

@@ -62,7 +62,11 @@ def read_squad(path: str) -> Questions:
     A question without `answers`, as in a test set, has none. Raises UserError, naming
     the file and the place in it, for what is no such file.
     """
-    text = read_text(path)
+    return parse_squad(read_text(path), path)
+
+
+def parse_squad(text: str, path: str) -> Questions:
+    """Read the text of such a file; `path` is what messages call it."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as e:

@@ -23,7 +23,7 @@ SIZES = np.array([8, 5, 8])
 
 def test_span():
     objective, cfg = make_objective("span", CFG)
-    assert not cfg.pooler and objective.needs == {"spans"}
+    assert not cfg.pooler and objective.needs == {"labels"}
     params = jax.jit(objective.init)(jax.random.key(0))
     draw = np.random.default_rng(0)
     batch = {

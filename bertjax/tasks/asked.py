@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of questions about a context, and the answers that their logits give.
+
+Files are SQuAD's JSON (squad.py) or JSON lines with `question` and `context`, which
+have no answers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.text.sources import expand, split_sources
+from bertjax.tasks import tables
+from bertjax.tasks.answer_scores import cmrc_scores, squad_scores
+from bertjax.tasks.answers import Answer, find_answers, texts
+from bertjax.tasks.rows import Batch, Form, Outputs, Rows, some
+from bertjax.tasks.squad import Question, Questions, Windows, featurize, parse_squad
+
+METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
+COLUMNS = {"task.text": "question", "task.text_pair": "context"}
+NEVER = -1e9  # the logit of a row that was not looked at
+
+
+def read_questions(
+    value: str, key: str, columns: Mapping[str, str], say: Callable[[str], None]
+) -> list[Questions]:
+    """Read all files that a config value names: a Questions each.
+
+    Says which answers stand elsewhere than the file says, and which nowhere. Raises
+    UserError, naming the file and the place in it.
+    """
+    found = []
+    for entry in split_sources(value):
+        if entry.startswith("tfds:"):
+            raise UserError(
+                f"{key}={entry}: questions are read from SQuAD's JSON files"
+            )
+        for path in expand(entry, key):
+            found.append(parse_one(tables.read_text(path), path))
+            for what, lines in (
+                ("stand elsewhere in the context than the file says", found[-1].moved),
+                ("are not in the context", found[-1].lost),
+            ):
+                if lines:
+                    say(f"{path}: {len(lines):,} answers {what}: {some(lines)}")
+    if not found:
+        raise UserError(f"{key} is empty: give questions in SQuAD's form, FILE.json")
+    return found
+
+
+def parse_text(
+    text: str, name: str, columns: Mapping[str, str], say: Callable[[str], None]
+) -> list[Questions]:
+    """Read the questions of standard input."""
+    return [parse_one(text, name)]
+
+
+def parse_one(text: str, name: str) -> Questions:
+    """Read SQuAD's JSON, or JSON lines of questions with their contexts."""
+    first = text.lstrip().partition("\n")[0]
+    if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
+        return parse_squad(text, name)
+    found = Questions()
+    for i, row in enumerate(tables.parse_rows(text, "json", name, COLUMNS)):
+        asked, context = (row.cells[column] for column in COLUMNS.values())
+        if not isinstance(asked, str) or not isinstance(context, str):
+            raise UserError(f"{row.place}: question and context are to be texts")
+        found.contexts.append(context)
+        own = str(row.cells.get("id", i))
+        found.questions.append(Question(own, asked, i, (), None))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Asked(Rows):
+    """Questions; laid out, their windows (squad.Windows)."""
+
+    form: Form
+    asked: Questions
+    tokenizer: Any
+    counts: np.ndarray
+    windows: Windows | None = None
+    length: int = 0
+    labels = None
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return self.windows.n
+
+    def arrays(self) -> list[np.ndarray | None]:
+        told = repr((self.asked.contexts, self.asked.questions)).encode()
+        return [np.frombuffer(told, np.uint8)]
+
+    def plan(self, length: int) -> "Asked":
+        separators = self.form.separators
+        made = featurize(self.asked, self.tokenizer, length, separators=separators)
+        return replace(self, windows=made, length=length)
+
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.windows.offsets)
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        return np.zeros_like(self.lengths()[example])
+
+    def notes(self) -> Iterator[str]:
+        asked, cut = len(self.asked.questions), self.windows.cut
+        yield f"{asked:,} questions make {self.n:,} rows of {self.length}"
+        if cut:
+            yield f"{len(cut):,} questions are too long, and cut: {some(cut)}"
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows (squad.Windows.gather)."""
+        return self.windows.gather(example, self.length, specials.pad_id)
+
+    def found(self, outputs: Outputs, example: np.ndarray) -> dict[str, Answer]:
+        """Return the answers of the questions all of whose rows are there: {id: ...}.
+
+        outputs: "start_logits", "end_logits" f32, a row an example, of any lengths.
+        """
+        starts, ends = (
+            np.full((self.n, self.length), NEVER, np.float32) for _ in range(2)
+        )
+        for name, logits in (("start_logits", starts), ("end_logits", ends)):
+            for row, said in zip(example, outputs[name], strict=True):
+                logits[row, : len(said)] = said[: self.length]
+        there = np.isin(np.arange(self.n), example)
+        lacking = {*self.windows.question[~there].tolist()}
+        answers = find_answers(starts, ends, self.windows, self.asked)
+        return {
+            q.id: answers[q.id]
+            for i, q in enumerate(self.asked.questions)
+            if i not in lacking
+        }
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Score answers: from 0 to 1.
+
+        Where some questions have none, no answer is said of those that doubt more than
+        0 (google-research/bert's threshold), and `best_exact`, `best_f1` are those of
+        the best threshold, which is `threshold`.
+        """
+        answers = self.found(outputs, example)
+        golds = {k: v for k, v in self.asked.golds.items() if k in answers}
+        some_lack = not all(golds.values())
+        doubts = {name: a.doubt for name, a in answers.items()}
+        said = texts(answers, 0.0 if some_lack else None)
+        out = squad_scores(said, golds)
+        if {"cmrc_exact", "cmrc_f1"} & {*self.form.metrics}:
+            out |= {f"cmrc_{k}": v for k, v in cmrc_scores(said, golds).items()}
+        wanted = {name: out[name] / 100 for name in self.form.metrics}
+        if some_lack:
+            best = squad_scores(texts(answers), golds, doubts)
+            wanted |= {k: best[k] / 100 for k in ("best_exact", "best_f1")}
+            wanted["threshold"] = float(best["best_f1_thresh"])
+        return wanted
+
+    def answers(self, outputs: Outputs, read: Sequence[Questions]) -> Iterator[Any]:
+        """Yield {"id", "answer", "score", "null_score"} of each question."""
+        for name, one in self.found(outputs, np.arange(self.n)).items():
+            told = {"answer": one.text, "score": one.score}
+            yield {"id": name, **told, "null_score": one.null_score}
+
+
+def make_asked(
+    read: Sequence[Questions],
+    form: Form,
+    tokenizer: Any,
+    labelled: bool,
+    say: Callable[[str], None] = lambda text: None,
+) -> Asked:
+    """Put the questions of several files together. Raises UserError for an id that is
+    in two of them."""
+    whole = Questions()
+    seen: set[str] = set()
+    for one in read:
+        first = len(whole.contexts)
+        whole.contexts += one.contexts
+        whole.questions += [
+            q._replace(context=first + q.context) for q in one.questions
+        ]
+    for question in whole.questions:
+        if question.id in seen:
+            raise UserError(f"two questions have the id {question.id!r}")
+        seen.add(question.id)
+    if labelled and not any(q.span for q in whole.questions):
+        raise UserError("no question has an answer that its context holds")
+    size, counts = tokenizer.vocab_size, np.zeros(tokenizer.vocab_size, np.int64)
+    for found in tokenizer.encode_batch([*whole.contexts]):
+        counts += np.bincount(np.array(found, np.int64), minlength=size)
+    return Asked(form, whole, tokenizer, counts)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answer questions by a span of a context: SQuAD's JSON in, a model out.
+
+Devlin et al. 2019, sections 4.2 and 4.3, with google-research/bert's run_squad.py:
+rows of 384 that begin 128 pieces apart, questions of up to 64, batch 32, 2 epochs, Adam
+at 5e-5, warm-up over a tenth of the steps. ARG: a size, smoke.
+
+  --config.init_from=DIR --config.data.train=train.json --config.data.valid=dev.json
+"""
+
+from bertjax import config as c
+
+
+def get_config(arg: str | None = None):
+    size, smoke = c.read_arg(arg, size="base")
+    config = c.base()
+    config = c.make_smoke(config) if smoke else config
+    config.objective = "span"
+    config.data.train = config.data.valid = ""
+    config.task.text = "question"
+    config.task.text_pair = "context"
+    config.task.label = "answers"
+    config.model.size = size
+    config.total = c.duration(epochs=2)
+    config.batch_size = 32
+    config.data.length = 384
+    config.data.engine = "python"
+    config.optim.lr = 5e-5
+    config.optim.warmup = c.duration(percent=10)
+    config.eval.every = c.duration(epochs=1)
+    config.eval.examples = 0  # all
+    config.checkpoint.every = c.duration(epochs=1)
+    config.log.every = c.duration(steps=1 if smoke else 10)
+    return config

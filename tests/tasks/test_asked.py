@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions from a file to rows, and from logits to scores and answers."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bertjax import UserError
+from bertjax.data.vocab.tokenizers import load_tokenizer
+from bertjax.tasks.asked import make_asked, parse_one, read_questions
+from bertjax.tasks.prepare import KINDS
+from bertjax.tasks.rows import Form
+
+CONTEXT = "The interpreter reads a file. A module is a file with statements."
+FORM = Form(("question", "context"), "answers", (), 1, ("exact", "f1", "cmrc_f1"))
+
+
+def squad(*asked):
+    """Write SQuAD's JSON of (id, answer or None) about CONTEXT."""
+    qas = [
+        {
+            "id": name,
+            "question": "What is a module?",
+            "answers": [{"text": a, "answer_start": CONTEXT.find(a)}] if a else [],
+        }
+        for name, a in asked
+    ]
+    paragraph = {"context": CONTEXT, "qas": qas}
+    return json.dumps({"data": [{"paragraphs": [paragraph]}]})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+    return load_tokenizer(vocabulary)
+
+
+def gold_logits(rows, length):
+    """Say what the labels say, and of a row without an answer its first token."""
+    starts, ends = np.full((2, rows.n, length), -10.0, np.float32)
+    each = np.arange(rows.n)
+    starts[each, rows.windows.start_positions] = 10
+    ends[each, rows.windows.end_positions] = 10
+    return {"start_logits": [*starts], "end_logits": [*ends]}
+
+
+@pytest.mark.parametrize("length", [76, 96])
+def test_what_the_labels_say_is_right(tokenizer, length):
+    read = [parse_one(squad(("a", "a file with statements"), ("b", "reads")), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(length)
+    said = gold_logits(rows, length)
+    assert rows.score(said, np.arange(rows.n)) == {"exact": 1, "f1": 1, "cmrc_f1": 1}
+    told = [*rows.answers(said, read)]
+    assert [(t["id"], t["answer"]) for t in told] == [
+        ("a", "a file with statements"),
+        ("b", "reads"),
+    ]
+    assert all(t["score"] > t["null_score"] for t in told)
+
+
+def test_questions_without_answers(tokenizer):
+    read = [parse_one(squad(("a", "reads"), ("b", None)), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    scores = rows.score(gold_logits(rows, 96), np.arange(rows.n))
+    assert scores["exact"] == scores["best_f1"] == 1
+    assert scores["threshold"] < 20
+    batch = rows.gather(np.arange(rows.n), None, SimpleNamespace(pad_id=0))
+    where = rows.windows.question == 1
+    assert (batch["start_positions"][where] == 0).all()
+
+
+def test_a_question_counts_when_all_its_rows_are_there(tokenizer):
+    """As where an evaluation takes a part of the rows."""
+    read = [parse_one(squad(("a", "reads"), ("b", "reads")), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    said = gold_logits(rows, 96)
+    mine = np.flatnonzero(rows.windows.question == 1)
+    some = {name: [logits[i] for i in mine] for name, logits in said.items()}
+    assert [*rows.found(some, mine)] == ["b"]
+
+
+def test_lines_of_questions():
+    lines = '{"question": "Who?", "context": "Ann."}\n'
+    found = parse_one(lines + '{"question": "Why?", "context": "b", "id": "x"}', "-")
+    assert [(q.id, q.text) for q in found.questions] == [("0", "Who?"), ("x", "Why?")]
+    assert found.contexts == ["Ann.", "b"]
+    with pytest.raises(UserError, match="-:1: question and context"):
+        parse_one('{"question": 3, "context": "Ann."}', "-")
+
+
+def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
+    text = squad(("a", "reads"), ("b", "reads"))
+    (tmp_path / "moved.json").write_text(text.replace('_start": 16', '_start": 17', 1))
+    (tmp_path / "again.json").write_text(squad(("a", "reads")))
+    said = []
+    read = read_questions(f"{tmp_path}/moved.json", "data.train", {}, said.append)
+    assert "1 answers stand elsewhere" in said[0] and "moved.json" in said[0]
+    more = read_questions(f"{tmp_path}/again.json", "data.train", {}, said.append)
+    with pytest.raises(UserError, match="two questions have the id 'a'"):
+        make_asked([*read, *more], FORM, tokenizer, True)
+    with pytest.raises(UserError, match="no question has an answer"):
+        make_asked([parse_one(squad(("a", None)), "f")], FORM, tokenizer, True)
+    assert KINDS["span"].make is make_asked
