@@ -63,6 +63,11 @@ def check(config: c.ConfigDict) -> None:
     registry.pick(
         "guard.nonfinite", config.guard.nonfinite, dict.fromkeys(("skip", "stop"))
     )
+    if 0 < config.guard.factor < 1:
+        raise UserError(
+            f"guard.factor={config.guard.factor} would skip gradients below their "
+            "mean: 0 is none, and 1 the least"
+        )
     _check_budget(config)
     _check_phases(config)
     _check_data(config)

@@ -26,7 +26,7 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import build, checks
+from bertjax import UserError, build, checks
 from bertjax import config as c
 from bertjax.measuring import topologies
 
@@ -62,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
 def write_table(argv: Sequence[str]) -> int:
     """Write the table of shipped configs; what was compiled before is not again."""
     args = c.parse(argv, define_flags, needs_config=False)
+    if args.json:
+        raise UserError("--json does not go with --table, which is Markdown")
     topologies.prepare()
     from bertjax.measuring import table
 
@@ -173,6 +175,8 @@ def describe(results: dict[str, Any]) -> list[str]:
 
 
 def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
+    from bertjax.measuring import estimates
+
     def line(name: str, said: str) -> str:
         return f"  {name:26} {said}"
 
@@ -186,7 +190,8 @@ def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
     for part, gib in phase["hbm_parts_gib"].items():
         lines.append(line(f"  {part}", f"{gib:.3f} GiB"))
     largest = phase["largest_batch_per_device"]
-    lines.append(line("largest batch a device", f"{largest} rows at once"))
+    more = ", or more" * (largest * phase["length"] >= estimates.MOST)
+    lines.append(line("largest batch a device", f"{largest} rows at once{more}"))
     if phase["eval_fits"] is not None:
         said = "does not fit" if phase["eval_hbm_gib"] is None else ""
         said = said or f"{phase['eval_hbm_gib']:.2f} GiB"

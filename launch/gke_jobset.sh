@@ -47,6 +47,11 @@ while (($#)); do
   shift
 done
 [[ -n $name ]] || die '--name is missing'
+[[ $name =~ ^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$ ]] ||
+  die "--name=$name: small letters, digits and -, as Kubernetes has them"
+for option in chips slices restarts; do
+  [[ ${!option} =~ ^[0-9]+$ ]] || die "--$option=${!option} is no number"
+done
 
 act() {
   if [[ -n $dry ]]; then

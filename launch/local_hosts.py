@@ -28,8 +28,16 @@ def main() -> int:
     parser.add_argument(
         "--grace", type=float, default=20.0, help="seconds to end in after a loss"
     )
-    parser.add_argument("rest", nargs="+", help="-- arguments of bertjax.train")
+    parser.add_argument("rest", nargs="*", help="-- arguments of bertjax.train")
     args = parser.parse_args()
+    for name in ("hosts", "devices"):
+        if getattr(args, name) < 1:
+            print(f"error: --{name}={getattr(args, name)} is below 1", file=sys.stderr)
+            return 2
+    if not args.rest:
+        said = "error: the arguments of bertjax.train are missing, after --"
+        print(said, file=sys.stderr)
+        return 2
     with socket.socket() as s:
         s.bind(("localhost", 0))
         address = f"localhost:{s.getsockname()[1]}"

@@ -23,7 +23,10 @@ die() { echo "error: $*" >&2; exit 2; }
 
 dry='' nodes=1 gpus=1 cpus=8 time=24:00:00 name=bertjax restarts=10 python=python
 more=()
-given=("$@")
+given=()
+for word in "$@"; do
+  [[ $word == --dry-run ]] || given+=("$word")  # what is printed is to be run
+done
 while (($#)); do
   case $1 in
     --dry-run) dry=1 ;;
@@ -42,9 +45,10 @@ while (($#)); do
   shift
 done
 (($#)) || die 'the arguments of bertjax.train are missing, after --'
-for number in "$nodes" "$gpus" "$cpus" "$restarts"; do
-  [[ $number =~ ^[0-9]+$ ]] || die "$number is no number"
+for option in nodes gpus cpus restarts; do
+  [[ ${!option} =~ ^[0-9]+$ ]] || die "--$option=${!option} is no number"
 done
+((nodes > 0)) || die "--nodes=$nodes is below 1"
 
 act() {
   if [[ -n $dry ]]; then

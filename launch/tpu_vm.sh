@@ -139,7 +139,7 @@ status() {
 begin() { create && install && run "$@"; }
 
 keep() {
-  local found statuses looks=0 ends=0
+  local found statuses looks=0 ends=0 fails=0
   (($#)) || die 'keep: the arguments of bertjax.train are missing, after --'
   if [[ -n $dry ]]; then
     state > /dev/null
@@ -170,7 +170,12 @@ keep() {
       FAILED | SUSPENDED)
         echo "$name: $found, asking anew" >&2
         queued delete "$name" --force --quiet || true ;;
-      ABSENT) begin "$@" || true ;;
+      ABSENT)
+        if begin "$@"; then
+          fails=0
+        else
+          ((++fails < 5)) || die "$name: not begun in 5 attempts; the lines above say why"
+        fi ;;
       *) ;;  # waiting, being provisioned or suspended
     esac
     sleep "$poll"

@@ -13,6 +13,7 @@ from bertjax.parallel.chips import Chip
 Say = Callable[[str], None]
 GIB = 2**30
 PROBES = 8  # batches that the search for the largest one looks at, at most
+MOST = 2**17  # tokens a device at once, beyond which nobody looks for more rows
 NEAR = 0.03  # it ends this near to a full memory or to a batch that does not fit
 
 
@@ -134,8 +135,10 @@ def search_largest(
 
     Memory is nearly a straight line in the rows, so each guess lies on the line through
     the batches around it. More rows than fill the memory may fit too, by the compiler's
-    computing things twice: they are not looked for. 0: not even a row fits.
+    computing things twice: they are not looked for. 0: not even a row fits. Where MOST
+    tokens fit the search ends.
     """
+    most = max(target.rows(shape), MOST // shape.length)
     available = target.chip.hbm_bytes
     # 0 rows stand for the state alone; None: the compiler did not say how much.
     fitting: dict[int, int] = {0: sum(target.state_parts())}
@@ -151,7 +154,10 @@ def search_largest(
             break
         if refused and above - below <= max(grain(below), NEAR * above):
             break
+        if not refused and below >= most:
+            break
         rows = guess(fitting, refused, available)
+        rows = rows if refused else min(rows, most)
         say(f"the memory of {rows} rows a device, to find the largest batch")
         note(rows, target.memory("train", with_rows(target, shape, rows)))
     return max(fitting)

@@ -2,6 +2,7 @@
 """The table of all shipped configs on several slices (docs/tpu_estimates.md)."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def write(
     Raises UserError for a page that cannot be written, and slices that are none.
     """
     page = Path(path).expanduser()
-    if page.is_dir() or not page.parent.is_dir():
+    if page.is_dir() or not os.access(page.parent, os.W_OK):
         raise UserError(f"--table={path} is no file that could be written")
     given = tuple(slices.split(",")) if slices else SLICES
     for topology in given:
@@ -67,9 +68,14 @@ def write(
                 say(f"{name} on {topology}: {e}")
                 continue
             rows += [{**found, "config": name, **phase} for phase in found["phases"]]
-            page.write_text("\n".join(lines(rows)) + "\n", "utf-8")
     if not rows:
         raise UserError(f"--topology={slices}: no config goes with it, nothing written")
+    flags = f"--table={path}" + f" --topology={slices}" * bool(slices)
+    flags += " --quick" * quick
+    try:
+        page.write_text("\n".join(lines(rows, flags)) + "\n", "utf-8")
+    except OSError as e:
+        raise UserError(f"--table={path} cannot be written: {e.strerror}") from e
     say(f"wrote {page}")
 
 
@@ -97,14 +103,14 @@ def shipped(name: str) -> ConfigDict:
     return config
 
 
-def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the page."""
+def lines(rows: list[dict[str, Any]], flags: str) -> Iterator[str]:
+    """Yield the lines of the page, which a command with these flags writes."""
     versions = rows[0]["versions"] if rows else {}
     said = ", ".join(f"{k} {v}" for k, v in versions.items())
-    yield "# All shipped configs on TPU slices: estimates"
+    yield "# Shipped configs on TPU slices: estimates"
     yield ""
-    yield "Written by `python -m bertjax.preflight --table=docs/tpu_estimates.md`, with"
-    yield f"the TPU compiler and no TPU ({said})."
+    yield f"Written by `python -m bertjax.preflight {flags}`,"
+    yield f"with the TPU compiler and no TPU ({said})."
     yield "Memory is what the compiler needs; times are **its estimates, no"
     yield "measurements**: cycles over the clock, custom kernels by a formula,"
     yield "collectives not in them. A batch that does not fit at once is parted"

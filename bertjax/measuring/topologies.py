@@ -51,7 +51,9 @@ def parse(name: str) -> tuple[int, str, dict[str, Any]]:
 
     Raises UserError with examples.
     """
-    match = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+){1,2})", name.strip())
+    match = re.fullmatch(
+        r"(?:(\d+)x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*){1,2})", name.strip()
+    )
     if not match:
         raise UserError(f"--topology={name} is not GENERATION:SHAPE: {EXAMPLES}")
     slices, generation, shape = match.groups()
