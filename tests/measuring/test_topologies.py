@@ -16,7 +16,17 @@ def test_names_of_slices():
 
 @pytest.mark.parametrize(
     "name",
-    ["", "v5e", "v5e-8", "v5litepod-8", "v9:2x4", "v5e:8", "0xv5e:2x4", "gpu:2x4"],
+    [
+        "",
+        "v5e",
+        "v5e-8",
+        "v5litepod-8",
+        "v9:2x4",
+        "v5e:8",
+        "0xv5e:2x4",
+        "v5e:0x4",
+        "x:2x4",
+    ],
 )
 def test_unknown_slices_are_refused_with_examples(name):
     with pytest.raises(UserError, match="--topology") as error:
