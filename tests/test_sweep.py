@@ -83,6 +83,7 @@ def test_a_member_is_the_run_that_train_makes(wanted, swept, tmp_path, monkeypat
     assert len({*losses(swept[1])}) == 4
 
 
+@pytest.mark.slow  # compiles once more, half a minute
 def test_groups_change_nothing(wanted, swept, tmp_path):
     at_once = run(wanted, tmp_path / "two", at_once=2)
     assert losses(at_once) == pytest.approx(losses(swept[1]), rel=1e-5)

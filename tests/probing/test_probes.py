@@ -55,6 +55,7 @@ def test_linear_probes_find_the_layer(rows):
     check(rows)
 
 
+@pytest.mark.slow  # twenty seconds of training
 def test_mlps_find_the_layer_too():
     for row in probe("mlp"):
         known = row["layer"] >= KNOWN

@@ -7,7 +7,7 @@ from conftest import read_rows, succeeded, timeless
 from bertjax.training.trace import Trace
 
 STAGES = ("embeddings", "qkv", "scores", "context", "attention_out", "mlp", "mlm_head")
-STAGES += ("mlm_loss", "pair_head", "optimizer")
+STAGES += ("mlm_loss", "classes", "optimizer")
 
 
 def traced(workdir):
