@@ -27,6 +27,10 @@ from bertjax.tasks import prepare as tasks
 from bertjax.training import manifest, workdir
 
 RESULTS = "sweep.json"
+OTHER = (
+    "holds another run, or a sweep of another config, other text, seeds or rates: "
+    "take another workdir"
+)
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -189,8 +193,9 @@ def sweep(
     if before.get("facts") == facts:
         c.say(f"{path} is done")
         return before
+    if before or (manifest.steps(path) and not (path / "members").exists()):
+        raise UserError(f"--workdir={path} {OTHER}")
     folders = [path / "members" / str(i) for i in range(len(groups))]
-
     saved = [Checkpoints(folder, 2, None) for folder in folders]
     there = [manifest.steps(folder) for folder in folders]
     done = max(set.intersection(*map(set, there)), default=0)
@@ -198,10 +203,7 @@ def sweep(
     if done:
         before = manifest.read_meta(path / "members/0/checkpoints" / str(done))
         if any(before.get(key) != value for key, value in facts.items()):
-            raise UserError(
-                f"--workdir={path} holds a sweep of another config, other text, seeds "
-                "or rates: take another workdir"
-            )
+            raise UserError(f"--workdir={path} {OTHER}")
         scores = before["scores"]
         c.say(f"resuming after step {done}")
     with contextlib.ExitStack() as stack, jax.set_mesh(mesh):
@@ -225,13 +227,15 @@ def sweep(
             names = made[runs[0][0]]
             return {k: np.stack([made[seed][k] for seed, _ in runs]) for k in names}
 
+        examples = config.eval.examples or None
+
         def score() -> None:
             for name, function in valid.items():
-                made = function.eval_batches(config.batch_size)
+                made = function.eval_batches(config.batch_size, examples)
                 fed = (jax.device_put(b, whole) for b in made)
                 found = members.score(evaluate, [s.params for s in states], fed)
                 for (seed, rate), (means, told) in zip(runs, found, strict=True):
-                    values = {**means, **function.score(told, None)}
+                    values = {**means, **function.score(told, examples)}
                     row = {"step": done, "seed": seed, "lr": rate, "valid": name}
                     scores.append({**row, **values})
 
@@ -272,7 +276,7 @@ def keep(
     overrides: dict[str, Any],
     hashes: dict[str, str],
 ) -> None:
-    """Write the best run as a workdir, and sweep.json."""
+    """Write the best run as a workdir, and last sweep.json, which says it is done."""
     from bertjax.training.checkpoint import Checkpoints
 
     config = config.copy_and_resolve_references()
@@ -282,19 +286,18 @@ def keep(
         {
             "config.json": c.to_json(config),
             "overrides.json": json.dumps(overrides),
-            RESULTS: json.dumps(found, indent=1) + "\n",
         },
         {"stores": hashes, "total_steps": found["steps"]},
         prepared.tokenizer.save,
         build.count_tokens(prepared.parts),
     )
-    if found["steps"] in manifest.steps(path):
-        return
-    meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
-    meta |= {"stores": hashes, "tokens": 0, **tasks.facts(prepared.parts)}
-    saved = Checkpoints(path, 2, None)
-    saved.save(found["steps"], {"params": params}, meta)
-    saved.close()
+    if found["steps"] not in manifest.steps(path):  # else killed just after it
+        meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
+        meta |= {"stores": hashes, "tokens": 0, **tasks.facts(prepared.parts)}
+        saved = Checkpoints(path, 2, None)
+        saved.save(found["steps"], {"params": params}, meta)
+        saved.close()
+    workdir.write_text(path / RESULTS, json.dumps(found, indent=1) + "\n")
 
 
 def summarise(

@@ -104,12 +104,18 @@ def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
         run(wanted, path)
     monkeypatch.setattr(members, "score", real)
     assert not (path / sweep.RESULTS).exists()
+    other = [*wanted, "--config.optim.wd=0.5"]
     with pytest.raises(UserError, match="sweep of another config"):
-        run([*wanted, "--config.optim.wd=0.5"], path)
+        run(other, path)
     found = run(wanted, path)
     assert found["curve"] == swept[1]["curve"] and found["best"] == swept[1]["best"]
     assert not (path / "members").exists()
     assert run(wanted, path) == json.loads((path / sweep.RESULTS).read_text())
+    # Of a finished one nothing is overwritten: its best run is another's no more.
+    before = (path / "config.json").read_text()
+    with pytest.raises(UserError, match="take another workdir"):
+        run(other, path)
+    assert (path / "config.json").read_text() == before
 
 
 def test_the_best_one_answers(swept, wanted, capsys):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the lines of files as they stand: what is scored is not repaired."""
 
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ def read_lines(value: str) -> Iterator[Line]:
     Raises UserError naming what is missing, damaged or not UTF-8.
     """
     for entry in split_sources(value):
-        for path in expand(os.path.expanduser(entry), "--text"):
+        for path in expand(entry, "--text"):
             files.refuse_foreign(path, "--text")
             content = b"".join(files.unpacked(path)).removeprefix(b"\xef\xbb\xbf")
             for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):

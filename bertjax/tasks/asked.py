@@ -189,6 +189,7 @@ def make_asked(
     if labelled and not any(q.span for q in whole.questions):
         raise UserError("no question has an answer that its context holds")
     size, counts = tokenizer.vocab_size, np.zeros(tokenizer.vocab_size, np.int64)
-    for found in tokenizer.encode_batch([*whole.contexts]):
+    asking = [question.text for question in whole.questions]
+    for found in tokenizer.encode_batch([*whole.contexts, *asking]):
         counts += np.bincount(np.array(found, np.int64), minlength=size)
     return Asked(form, whole, tokenizer, counts)

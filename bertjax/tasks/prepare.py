@@ -111,7 +111,7 @@ def check(config: ConfigDict) -> Tokenizer:
         for part in named_sources(data[key], f"data.{key}").values():
             for entry in split_sources(part):
                 if not entry.startswith("tfds:"):
-                    expand(str(Path(entry).expanduser()), f"data.{key}")
+                    expand(entry, f"data.{key}")
     return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
 
 

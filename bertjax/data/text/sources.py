@@ -109,7 +109,7 @@ def parse_sources(
                 )
             sources.append(datasets.TfdsSource(entry, fields))
         else:
-            for path in expand(os.path.expanduser(entry), key):
+            for path in expand(entry, key):
                 if path.lower().endswith(".parquet"):
                     sources.append(ParquetSource(path, fields))
                 else:
@@ -131,7 +131,8 @@ def parse_sources(
 
 
 def expand(entry: str, key: str) -> list[str]:
-    """Return the files that a path or pattern names, each looked at."""
+    """Return the files that a path or pattern names, each looked at; ~ is a home."""
+    entry = os.path.expanduser(entry)
     try:
         magic = glob.has_magic(entry) and ("://" in entry or not os.path.exists(entry))
         paths = files.find(entry) if magic else [entry]
@@ -187,7 +188,7 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
         if name != "*":
             parts.setdefault(name or key.rpartition(".")[2], []).append(entry)
             continue
-        for path in expand(os.path.expanduser(entry), key):
+        for path in expand(entry, key):
             stem = path.replace(os.sep, "/").rpartition("/")[2].partition(".")[0]
             if not NAME.fullmatch(stem):
                 raise UserError(f"{key}={entry}: {path} gives the name {stem!r}")
