@@ -6,13 +6,34 @@ Nothing here imports jax until parameters are read.
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bertjax import UserError, objectives, registry
 from bertjax import config as c
 from bertjax.interop import directories, hf, pairs
 from bertjax.training import manifest, workdir
+
+
+def write_whole(
+    out: Path, content: bytes | Callable[[IO[bytes]], Any], what: str
+) -> None:
+    """Write a file beside its place and rename it: it is there whole or not at all.
+
+    content: or what writes it to a file. Raises UserError, which begins with `what`,
+    when it cannot be written.
+    """
+    draft = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(content) if isinstance(content, bytes) else content(file)
+        draft.replace(out)
+    except OSError as e:
+        raise UserError(f"{what} cannot be written: {e.strerror or e}") from e
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:

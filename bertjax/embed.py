@@ -5,7 +5,6 @@ python -m bertjax.embed --model=DIR --text=FILE --out=FILE.npy
     [--pooling=mean|cls] [--normalize] [--batch_size=32] [--dtype=float32]
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,16 +217,8 @@ def embed(
 
 
 def write(out: Path, vectors: np.ndarray) -> None:
-    """Write an array beside its place and rename it. Raises UserError."""
-    draft = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        with draft.open("wb") as file:
-            np.save(file, vectors)
-        draft.replace(out)
-    except OSError as e:
-        raise UserError(f"--out={out} cannot be written: {e}") from e
-    finally:
-        draft.unlink(missing_ok=True)
+    """Write an array, whole or not at all. Raises UserError."""
+    disk.write_whole(out, lambda file: np.save(file, vectors), f"--out={out}")
 
 
 if __name__ == "__main__":

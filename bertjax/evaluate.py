@@ -7,6 +7,9 @@
               in the training text costs. --rates=0.15,0.3: at several mask rates
 --what=pll    pseudo-log-likelihood of each line of --text; --variant=within_word
 --what=pairs  minimal pairs, JSON lines as BLiMP has them
+
+A finetuned model is scored by its task's metrics, on data.valid or --text, a table as
+it learnt from.
 """
 
 import json
@@ -61,6 +64,8 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
     """Print held-out losses and what belongs to them."""
     rates = read_rates(args.rates) if args.rates is not None else ()
     config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
+    if "task" in meta:
+        return evaluate_task(args, where, flag, meta["step"])
     config.dtype = args.dtype
     if args.examples is not None:
         config.eval.examples = args.examples
@@ -99,6 +104,35 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
             at = f", {rate:.0%} masked" if rates else ""
             print(f"{name} at step {meta['step']}{at}:")
             say_values(values)
+    return 0
+
+
+def evaluate_task(args: Any, where: str, flag: str, step: int) -> int:
+    """Print a finetuned model's metrics, on all rows of each validation set."""
+    from bertjax import predict
+    from bertjax.data.text.sources import named_sources
+    from bertjax.tasks import prepare as tasks
+
+    for name in ("rates", "mask_unit", "examples"):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name} says nothing to a finetuned model")
+    model = predict.open_finetuned(where, args.dtype, args.weights, flag)
+    kind = tasks.KINDS[model.config.objective]
+    key = "--text" if args.text else "data.valid"
+    found = {}
+    for name, part in named_sources(args.text or model.config.data.valid, key).items():
+        read = kind.read(part, key, model.form.keys(), c.say)
+        made = kind.make(read, model.form, model.tokenizer, labelled=True, say=c.say)
+        rows = made.plan(model.config.data.length)
+        outputs = predict.predict(model, rows, args.batch_size or 32)
+        found[name.lstrip("-")] = rows.score(outputs, np.arange(rows.n))
+    if args.json:
+        first, *more = found.values()
+        print(json.dumps({"step": step, **({"eval": found} if more else first)}))
+        return 0
+    for name, values in found.items():
+        print(f"{name} at step {step}:")
+        say_values(values)
     return 0
 
 

@@ -8,12 +8,13 @@ CSV or JSON lines; on standard input TSV, or JSON lines where it begins with a b
 Comes out a JSON object a row, in order: label and score (its probability), or value.
 
 A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
-sentence a line (.txt, standard input); of each sentence come tokens and tags.
+sentence a line (.txt, standard input); of each sentence come tokens and tags. A model
+of questions takes SQuAD's JSON, or JSON lines with question and context; of each
+question come id, answer, its score and the null_score of no answer.
 """
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -156,14 +157,7 @@ def write(out: Path | None, found: Iterator[dict[str, Any]]) -> None:
     if out is None:
         sys.stdout.write(lines)
         return
-    draft = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        draft.write_text(lines, "utf-8")
-        draft.replace(out)
-    except OSError as e:
-        raise UserError(f"--out={out} cannot be written: {e}") from e
-    finally:
-        draft.unlink(missing_ok=True)
+    disk.write_whole(out, lines.encode(), f"--out={out}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ python -m bertjax.probe --model=DIR --train=TABLE --valid=TABLE
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,13 +56,15 @@ def main(argv: Sequence[str]) -> int:
     found = probe(args)
     text = json.dumps(found)
     if args.out:
-        write(Path(args.out).expanduser(), f"{text}\n".encode())
+        out = Path(args.out).expanduser()
+        disk.write_whole(out, f"{text}\n".encode(), f"--out={args.out}")
     if args.png:
         from io import BytesIO
 
         picture = BytesIO()
         showing.plot(found, picture)
-        write(Path(args.png).expanduser(), picture.getvalue())
+        out = Path(args.png).expanduser()
+        disk.write_whole(out, picture.getvalue(), f"--png={args.png}")
     if args.json:
         print(text)
         return 0
@@ -205,18 +206,6 @@ def read_tables(
 def texts_of(texts: Texts, row: int) -> np.ndarray:
     """Return the ids of a row's texts, one after the other with -1 between."""
     return np.concatenate([x for t in texts.texts for x in (t[row], [-1])])
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write beside the place and rename. Raises UserError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError as e:
-        raise UserError(f"{path} cannot be written: {e}") from e
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ are computed on one device in float32.
 """
 
 import importlib.util
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
-from bertjax import UserError
+from bertjax import UserError, disk
 from bertjax import config as c
 from bertjax.reporting import collect, page
 
@@ -47,14 +46,16 @@ def main(argv: Sequence[str]) -> int:
 
         blanks = guesses.fill_blanks(runs, args.fill, note)
         views = guesses.view_sentences(runs, args.sentence, note)
-    write(out, page.write_page(runs, notes, blanks, views))
+    # A directory's name may be no text.
+    text = page.write_page(runs, notes, blanks, views).encode(errors="replace")
+    disk.write_whole(out, text, f"--out={args.out}")
     c.say(f"{out}: {', '.join(run.name for run in runs)}")
     if folder is not None:
         from bertjax.reporting import plots
 
         count = 0
         for name, picture in plots.draw(runs):
-            write(folder / name, picture)
+            disk.write_whole(folder / name, picture, f"--png={args.png}")
             count += 1
         c.say(f"{folder}: {count} pictures")
     return 0
@@ -84,20 +85,6 @@ def check_png(name: str | None) -> Path | None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--png needs matplotlib: pip install 'bertjax[report]'")
     return folder
-
-
-def write(out: Path, content: str | bytes) -> None:
-    """Write a file that is there whole or not at all. UserError when it cannot be."""
-    if isinstance(content, str):  # a directory's name may be no text
-        content = content.encode("utf-8", errors="replace")
-    draft = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(content)
-        draft.replace(out)
-    except OSError as e:
-        draft.unlink(missing_ok=True)
-        raise UserError(f"{out} cannot be written: {e.strerror}") from e
 
 
 if __name__ == "__main__":

@@ -120,6 +120,13 @@ def test_predictions_come_in_order(command, finetuned, tables, tmp_path):
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["answers.jsonl"]
 
 
+def test_evaluate_says_what_training_said(command, finetuned):
+    said = succeeded(command("evaluate", f"--workdir={finetuned}", "--json"))
+    last = read_rows(finetuned)[-1]["eval/valid/accuracy"]
+    assert json.loads(said.stdout) == {"step": 40, "accuracy": last}
+    refused(command("evaluate", f"--workdir={finetuned}", "--rates=0.3"), "--rates")
+
+
 def test_scores_of_columns_without_names(command, wanted, tables, tmp_path):
     """Regression, and a table without a header: columns by number."""
     arguments = [

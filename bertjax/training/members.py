@@ -62,9 +62,7 @@ def give_params(states: State, params: Any) -> State:
     made = jax.jit(
         lambda own, given: one(own, jax.tree.map(spread, given)), out_shardings=places
     )(states.params, params)
-    copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=places)
-    ema = None if states.ema is None else copy(made)
-    return states._replace(params=made, ema=ema)
+    return states._replace(params=made)
 
 
 def group_size(runs: int, fits: Callable[[int], bool]) -> int:
