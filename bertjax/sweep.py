@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, build, checks, disk
+from bertjax import UserError, build, checks, disk, updates
 from bertjax import config as c
 from bertjax.tasks import prepare as tasks
 from bertjax.training import manifest, workdir
@@ -130,15 +130,15 @@ def sweep(
 
     planned = {seed: plan(seed) for seed, _ in runs}
     total, placed = planned[runs[0][0]].total, planned[runs[0][0]].phases
-    every = build.intervals(config, placed[0], total)["eval"]
+    every = updates.intervals(config, placed[0], total)["eval"]
     valid = build.make_valid(config, objective.needs, tokenizer, prepared.valid, tables)
-    warmup, decay, span = build.schedule_lengths(config, placed, total)
-    update = build.make_update(config, objective, mesh, warmup, span, decay)
+    warmup, decay, span = updates.schedule_lengths(config, placed, total)
+    update = updates.make_update(config, objective, mesh, warmup, span, decay)
     guarded = update.shapes.guard is not None
 
     def update_of(seed: Any, rate: Any) -> Any:
-        schedule, tx = build.make_tx(config, warmup, span, decay, rate)
-        return build.make_function(config, objective, tx, schedule, seed)
+        schedule, tx = updates.make_tx(config, warmup, span, decay, rate)
+        return updates.make_function(config, objective, tx, schedule, seed)
 
     def begin(seed: Any) -> state.State:
         params = objective.init(jax.random.key(seed))

@@ -19,7 +19,7 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, __version__, build, checks, disk
+from bertjax import RunError, UserError, __version__, build, checks, disk, updates
 from bertjax import config as c
 from bertjax.data import phases
 from bertjax.parallel.watch import Watch
@@ -126,7 +126,7 @@ def train(
     # Of a model with one piece: what can be refused before the text is read.
     objective, _ = make_objective(config.objective, c.encoder_config(config, 1))
     c.check_plan(config, objective.needs)
-    build.make_tx(config, 0, 1)
+    updates.make_tx(config, 0, 1)
 
     # ------------------------------------------------------------ 3. the data
     if primary:
@@ -156,7 +156,7 @@ def train(
     )
     if (restored or 0) > total:
         raise UserError(f"total is {total} steps, and {path} is at step {restored}")
-    every = build.intervals(config, run.phases[0], total)
+    every = updates.intervals(config, run.phases[0], total)
 
     # ------------------------------------------------------------ 4. shapes and step
     from bertjax.training import dispatch, state, step
@@ -166,8 +166,8 @@ def train(
     most = config.steps_per_call
     calls = dispatch.Calls(most, total, (*every.values(),), begins)
     calls.check()
-    warmup, decay, span = build.schedule_lengths(config, run.phases, total)
-    update = build.make_update(config, objective, mesh, warmup, span, decay)
+    warmup, decay, span = updates.schedule_lengths(config, run.phases, total)
+    update = updates.make_update(config, objective, mesh, warmup, span, decay)
     shapes, shardings = update.shapes, update.shardings
     evaluate = jax.jit(step.make_eval_step(objective.sums, objective.evaluate))
     rows = functools.cache(functools.partial(feed.local_rows, mesh))

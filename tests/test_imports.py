@@ -31,8 +31,8 @@ ROOMS = {
     ),
     # Measures what commands do, so it may import what they may, but for the commands.
     "measuring": (
-        {"measuring", "build", "config", "fill_mask", "train", "data", "models"}
-        | {"objectives", "parallel", "training", "registry"},
+        {"measuring", "build", "updates", "config", "fill_mask", "train", "data"}
+        | {"models", "objectives", "parallel", "training", "registry"},
         HEAVY - {"jax"},
     ),
     "tasks": ({"tasks", "data", "registry"}, NO_JAX),

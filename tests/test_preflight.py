@@ -172,8 +172,8 @@ def test_state_falls_with_fsdp(name, tmp_path):
     """
     from jax.sharding import AbstractMesh
 
-    from bertjax import build
     from bertjax import config as c
+    from bertjax import updates
     from bertjax.measuring.compiled import TOTAL, WARMUP, shard_bytes
     from bertjax.objectives.base import make_objective
 
@@ -183,7 +183,7 @@ def test_state_falls_with_fsdp(name, tmp_path):
     whole = None
     for n in (1, 4, 16, 64, 256):
         mesh = AbstractMesh((1, n, 1), ("data", "fsdp", "tensor"))
-        update = build.make_update(config, objective, mesh, WARMUP, TOTAL)
+        update = updates.make_update(config, objective, mesh, WARMUP, TOTAL)
         for part in ("params", "opt_state"):
             size = shard_bytes(
                 getattr(update.shapes, part), getattr(update.shardings, part)

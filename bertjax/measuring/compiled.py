@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, build
+from bertjax import UserError, build, updates
 from bertjax import config as c
 from bertjax.measuring import hlo, memory
 from bertjax.models.config import EncoderConfig
@@ -64,7 +64,7 @@ class Target:
         self.objective, self.cfg = made
         c.check_plan(config, self.objective.needs)
         self.hosts = len({d.process_index for d in devices})
-        self.update = build.make_update(
+        self.update = updates.make_update(
             config, self.objective, self.mesh, WARMUP, TOTAL
         )
         self.cache = Path(config.data.cache).expanduser() / "compiled"

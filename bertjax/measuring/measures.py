@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, build
+from bertjax import UserError, build, updates
 from bertjax import config as c
 from bertjax.measuring.pacer import Pacer
 from bertjax.measuring.results import Measured, Peak, Seconds, memory_mb
@@ -57,7 +57,7 @@ def compile_step(
     cfg = c.encoder_config(config, vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
     # Far from the end of any schedule: the arithmetic of a step is always the same.
-    update = build.make_update(config, objective, mesh, 10_000, 1_000_000)
+    update = updates.make_update(config, objective, mesh, 10_000, 1_000_000)
     current = state.born(update.init, update.tx, mesh, update.shardings)
     local = feed.local_rows(mesh, config.batch_size)
     mine = [{name: array[local] for name, array in b.items()} for b in batches]

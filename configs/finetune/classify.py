@@ -17,20 +17,9 @@ from bertjax import config as c
 def get_config(arg: str | None = None):
     named, arg = c.split_arg(arg, ("task",))
     size, smoke = c.read_arg(arg, size="base")
-    config = c.base()
-    config = c.make_smoke(config) if smoke else config
+    config = c.finetuning(smoke)
     config.objective = "classify"
-    config.data.train = config.data.valid = ""
     config.task.name = named.get("task", "")
     config.model.size = size
-    config.total = c.duration(epochs=3)
-    config.batch_size = 32
-    config.data.length = 128
-    config.data.engine = "python"
     config.optim.lr = 3e-5
-    config.optim.warmup = c.duration(percent=10)
-    config.eval.every = c.duration(epochs=1)
-    config.eval.examples = 0  # all
-    config.checkpoint.every = c.duration(epochs=1)
-    config.log.every = c.duration(steps=1 if smoke else 10)
     return config

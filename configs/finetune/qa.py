@@ -13,22 +13,13 @@ from bertjax import config as c
 
 def get_config(arg: str | None = None):
     size, smoke = c.read_arg(arg, size="base")
-    config = c.base()
-    config = c.make_smoke(config) if smoke else config
+    config = c.finetuning(smoke)
     config.objective = "span"
-    config.data.train = config.data.valid = ""
     config.task.text = "question"
     config.task.text_pair = "context"
     config.task.label = "answers"
     config.model.size = size
     config.total = c.duration(epochs=2)
-    config.batch_size = 32
     config.data.length = 384
-    config.data.engine = "python"
     config.optim.lr = 5e-5
-    config.optim.warmup = c.duration(percent=10)
-    config.eval.every = c.duration(epochs=1)
-    config.eval.examples = 0  # all
-    config.checkpoint.every = c.duration(epochs=1)
-    config.log.every = c.duration(steps=1 if smoke else 10)
     return config
