@@ -37,6 +37,7 @@ RANGES = {
     "guard.rewinds": (0, 2**31 - 1),
     "budget_minutes": (1e-6, 1e9),
     "eval.examples": (0, 2**62),
+    "eval.patience": (1, 2**31 - 1),
     "hosts.timeout": (2, 86_400),
     "checkpoint.keep_every": (1, 2**62),
     "profile.start": (0, 2**62),
@@ -67,6 +68,12 @@ def check(config: c.ConfigDict) -> None:
         raise UserError(
             f"guard.factor={config.guard.factor} would skip gradients below their "
             "mean: 0 is none, and 1 the least"
+        )
+    if (config.eval.best or config.eval.patience) and not config.data.valid:
+        key = "best" if config.eval.best else "patience"
+        raise UserError(
+            f"eval.{key}={config.eval[key]}: data.valid is empty: there is nothing to "
+            "evaluate"
         )
     _check_budget(config)
     _check_phases(config)

@@ -5,6 +5,7 @@ python -m bertjax.convert --from=HF_DIR --to=DIR                 what --model ta
 ... --from=TF1_DIR         one of Google's checkpoints of BERT, ALBERT, ELECTRA
 python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
 ... --add_words=FILE       with a larger vocabulary: FILE has a word a line
+... --step=N               another checkpoint of a workdir than its newest or best
 """
 
 import contextlib
@@ -27,6 +28,7 @@ Grow = Callable[[Any], Any]
 def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("from", None, "", flag_values=values)
     flags.DEFINE_string("to", None, "", flag_values=values)
+    flags.DEFINE_integer("step", None, "", flag_values=values)
     flags.DEFINE_string("format", "bertjax", "", flag_values=values)
     flags.DEFINE_string("add_words", None, "", flag_values=values)
     flags.DEFINE_string("weights", "", "", flag_values=values)
@@ -40,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     forms = {"bertjax": to_workdir, "hf": to_hf}
     write = registry.pick("--format", args.format, forms)
     into = check_target(Path(target))
-    opened, grow = disk.open_model(source, "--from"), None
+    opened, grow = disk.open_model(disk.at_step(source, args.step), "--from"), None
     if args.add_words:
         opened, grow = add_words(args.add_words, *opened)
     write_whole(into, lambda draft: write(draft, *opened, grow, args.weights))

@@ -135,6 +135,10 @@ def base() -> ConfigDict:
                 examples=2048,  # a fixed subset of each validation set; 0: all
                 mask_rate=placeholder(float),  # empty: data.mask_rate's or the preset's
                 ema=True,  # score, and use later, the moving average where there is one
+                # Keep the checkpoint that is best by this score: accuracy, or
+                # eval/SET/METRIC; auto: a task's first metric, else the loss
+                best="",
+                patience=placeholder(int),  # evaluations without a better one: the end
             ),
             # Updates that could ruin a run (docs/training.md)
             guard=dict(

@@ -124,9 +124,28 @@ def check_init_tokenizer(source: Any, tokenizer: Any) -> None:
         raise UserError(f"init_from={source} has another tokenizer")
 
 
+def at_step(path: str, step: int | None) -> str:
+    """Return a workdir's checkpoint of a step; without a step, the workdir."""
+    return path if step is None else f"{path.rstrip('/')}/checkpoints/{step}"
+
+
+def take(
+    path: str, tokenizer: Any, params: Any, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Read what init_from and these parameters (shapes, shardings) have in common.
+
+    Raises UserError where it cannot be, or a token has another id in it.
+    """
+    from bertjax.training.checkpoint import warm_start
+
+    source = check_init_from(path)
+    check_init_tokenizer(source, tokenizer)
+    return warm_start(source, params, say, params_part(source))
+
+
 def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
-    """Open a workdir (its newest checkpoint), a checkpoint, or another library's
-    directory.
+    """Open a workdir (its newest checkpoint, or the best where the run kept that), a
+    checkpoint, or another library's directory.
 
     Returns (config, tokenizer, checkpoint, what the checkpoint says of itself);
     `read_params` reads the checkpoint. Raises UserError naming `flag` when there is
@@ -135,7 +154,7 @@ def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, 
     from bertjax.data.vocab.tokenizers import load_tokenizer
 
     try:
-        directory, checkpoint = manifest.resolve(path)
+        directory, checkpoint = manifest.resolve(path, c.say)
     except OSError as e:
         there = manifest.as_path(path)
         if directories.is_directory(there):

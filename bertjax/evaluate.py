@@ -55,9 +55,7 @@ def main(argv: Sequence[str]) -> int:
     where = args.workdir or args.model
     if not where:
         raise UserError("--workdir or --model is missing: what to evaluate")
-    if args.step is not None:
-        where = f"{where.rstrip('/')}/checkpoints/{args.step}"
-    return evaluate(args, where, flag)
+    return evaluate(args, disk.at_step(where, args.step), flag)
 
 
 def evaluate_mlm(args: Any, where: str, flag: str) -> int:
@@ -65,6 +63,7 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
     rates = read_rates(args.rates) if args.rates is not None else ()
     config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
     if "task" in meta:
+        where = where if isinstance(checkpoint, Imported) else str(checkpoint)
         return evaluate_task(args, where, flag, meta["step"])
     config.dtype = args.dtype
     if args.examples is not None:

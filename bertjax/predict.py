@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a finetuned model: python -m bertjax.predict --model=DIR --input=FILE|-
 
-    [--out=FILE|-] [--batch_size=32] [--dtype=float32] [--weights=raw|ema]
+    [--out=FILE|-] [--step=N] [--batch_size=32] [--dtype=float32] [--weights=raw|ema]
 
 The input is a table with the columns the model was finetuned on, the label aside: TSV,
 CSV or JSON lines; on standard input TSV, or JSON lines where it begins with a brace.
@@ -35,6 +35,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("model", None, "", flag_values=values)
     flags.DEFINE_string("input", None, "", flag_values=values)
     flags.DEFINE_string("out", "-", "", flag_values=values)
+    flags.DEFINE_integer("step", None, "", flag_values=values)
     flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
     flags.DEFINE_string("weights", "", "", flag_values=values)
@@ -45,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
     if not args.model or not args.input:
         raise UserError("--model and --input are needed: see --help")
     out = check_out(args.out)
-    model = open_finetuned(args.model, args.dtype, args.weights)
+    where = disk.at_step(args.model, args.step)
+    model = open_finetuned(where, args.dtype, args.weights)
     kind = tasks.KINDS[model.config.objective]
     read = read_input(args.input, model.form.keys(labelled=False), kind)
     write(out, answer(model, read, args.batch_size))

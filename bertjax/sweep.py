@@ -68,9 +68,11 @@ def run(
     checks.check(config)
     if not tasks.is_task(config) or not config.data.valid:
         raise UserError("a sweep needs a task and data.valid, which says what is best")
-    if config.optim.ema or config.budget_minutes is not None:
-        key = "optim.ema" if config.optim.ema else "budget_minutes"
-        raise UserError(f"{key} does not go with a sweep")
+    given = {"optim.ema": config.optim.ema, "budget_minutes": config.budget_minutes}
+    given |= {f"eval.{key}": config.eval[key] for key in ("best", "patience")}
+    for key, value in given.items():
+        if value:
+            raise UserError(f"{key}={value} does not go with a sweep")
     build.check_inputs(config)
     if config.init_from:
         disk.check_init_from(config.init_from)
@@ -113,7 +115,7 @@ def sweep(
     from bertjax.parallel.mesh import make_mesh
     from bertjax.parallel.sharding import batch_sharding
     from bertjax.training import members, state, step
-    from bertjax.training.checkpoint import Checkpoints, warm_start
+    from bertjax.training.checkpoint import Checkpoints
 
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
@@ -215,11 +217,8 @@ def sweep(
         else:
             states = [begins(s) for s in seeds]
             if config.init_from:
-                source = disk.check_init_from(config.init_from)
-                disk.check_init_tokenizer(source, tokenizer)
                 asked = state.with_shardings(update.shapes, update.shardings).params
-                part = disk.params_part(source)
-                taken = warm_start(source, asked, c.say, part)
+                taken = disk.take(config.init_from, tokenizer, asked, c.say)
                 states = [members.give_params(s, taken) for s in states]
 
         def make(at: int) -> dict[str, np.ndarray]:

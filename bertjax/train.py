@@ -101,7 +101,6 @@ def train(
     # ------------------------------------------------------------ 2. the processes
     import jax
 
-    from bertjax.models.config import flops_per_token
     from bertjax.models.encoder import count_params
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed, hosts
@@ -160,7 +159,7 @@ def train(
 
     # ------------------------------------------------------------ 4. shapes and step
     from bertjax.training import dispatch, state, step
-    from bertjax.training.checkpoint import Checkpoints, merge, warm_start
+    from bertjax.training.checkpoint import Checkpoints, merge
 
     begins = *(s.start for s in course.stages), restored or 0  # what is compiled anew
     most = config.steps_per_call
@@ -169,6 +168,7 @@ def train(
     warmup, decay, span = updates.schedule_lengths(config, run.phases, total)
     update = updates.make_update(config, objective, mesh, warmup, span, decay)
     shapes, shardings = update.shapes, update.shardings
+    judge = updates.make_judge(config, objective, shapes.params, valid, path, restored)
     evaluate = jax.jit(step.make_eval_step(objective.sums, objective.evaluate))
     rows = functools.cache(functools.partial(feed.local_rows, mesh))
     micro = config.batch_size // config.accumulate  # what fits in memory at once
@@ -194,12 +194,10 @@ def train(
     else:
         current = state.born(update.init, update.tx, mesh, shardings)
         if config.init_from:
-            source = disk.check_init_from(config.init_from)
-            disk.check_init_tokenizer(source, tokenizer)
-            taken = warm_start(source, wanted.params, speak, disk.params_part(source))
+            taken = disk.take(config.init_from, tokenizer, wanted.params, speak)
             merged = merge(current.params, taken)
             current = state.with_params(current, merged, wanted.ema)
-    lived = {"phases": phases.to_plain(run.phases)}
+    lived = {"phases": phases.to_plain(run.phases), **judge.facts}
     lived["rewinds"] = rewinds = said.get("rewinds", [])
     facts = {"stores": hashes, "parameters": parameters, "total_steps": total}
     if primary:  # only now: a refused command leaves the workdir as it was
@@ -223,7 +221,7 @@ def train(
     meta |= {"stores": hashes, "version": __version__}
     meta |= tasks.facts(prepared.parts)
     clock = make_clock(path, config.budget_minutes, mesh, done)
-    if clock and hosts.from_primary(clock.over):
+    if judge.over or (clock and hosts.from_primary(clock.over)):
         total = done
     meter = Meter(peak_flops(mesh))
     pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
@@ -247,12 +245,6 @@ def train(
     if primary:
         speak = writers[-1].say
 
-    @functools.cache
-    def cost(stage: Any) -> tuple[int, float]:
-        """Return a step's slots, and its forward and backward FLOPs."""
-        slots = stage.batch_size * stage.length
-        return slots, slots * flops_per_token(cfg, stage.length, stage.P)
-
     alone = jax.process_count() == 1  # else a signal travels with the batches
 
     def is_late() -> bool:
@@ -273,7 +265,7 @@ def train(
                 asked = values.pop("stop", 0) > 0 or asked  # popped: it is no metric
                 real = values.pop("tokens")
                 tokens += real
-                meter.count(real, *cost(course.at(seen - 1)))
+                meter.count(real, *updates.cost(cfg, course.at(seen - 1)))
                 bad = values.pop("streak", 0)
                 if bad == 1:
                     speak(f"step {seen}: not finite, or a spike: skipped (guard)")
@@ -314,7 +306,8 @@ def train(
         run = make_run(past=phases.skip_batches(run.phases, back, seen), at=back)
         course, done, bad = run.course, back, 0
         rewinds.append({"from": seen, "to": back})
-        lived["phases"] = phases.to_plain(run.phases)
+        judge.cut(back)
+        lived.update(judge.facts, phases=phases.to_plain(run.phases))
         if primary:
             workdir.amend_run(path, **lived)
         if clock:
@@ -323,10 +316,11 @@ def train(
         speak(f"{what}: back to step {back}, past the batches until then")
 
     def evaluate_all() -> bool:
-        """Score every validation set and write the row.
+        """Score every validation set and write the row; see whether it was the last.
 
         False when a signal, and then some seconds, broke it off.
         """
+        nonlocal total
         scores = {}
         examples = config.eval.examples or None
         for name, function in valid.items():
@@ -341,6 +335,12 @@ def train(
             values |= function.score(told, examples) if told else {}
             scores |= {f"eval/{name}/{term}": v for term, v in values.items()}
         write(writers, {"step": done, "tokens": tokens, **scores}, path)
+        if judge.metric:
+            judge.see(done, hosts.from_primary(scores[judge.metric]))
+            lived.update(judge.facts)
+        if judge.over:
+            speak(f"step {done}: the run ends (eval.patience): {judge.best}")
+            total = done
         return True
 
     where = path / "profile" if primary else None  # all run the same program
@@ -381,8 +381,9 @@ def train(
                 asked = asked or unscored
                 for writer in [*writers, *([clock] if clock else [])]:
                     writer.flush()
-                if asked or is_due("checkpoint"):
-                    saved.save(done, current, meta | lived | {"tokens": tokens})
+                if asked or is_due("checkpoint") or judge.step == done:
+                    told = meta | lived | {"tokens": tokens}
+                    saved.save(done, current, told, judge.step)
                 meter.paused += time.monotonic() - paused
     saved.close()
     source.close()
@@ -393,10 +394,11 @@ def train(
     if done < total or unscored:
         speak(f"stopped by a signal after step {done}, which is saved")
         return stop.status
-    if primary and clock:  # only now is it known
-        workdir.amend_run(path, total_steps=done)
+    if primary and (clock or judge.metric):  # only now is it known
+        workdir.amend_run(path, total_steps=done, **judge.facts)
     left = f", the last {bad} updates skipped" if bad else ""
-    speak(f"done: step {done}{left}, {tokens:,} tokens, {path}")
+    found = f"; {judge.best}" if judge.best else ""
+    speak(f"done: step {done}{left}, {tokens:,} tokens, {path}{found}")
     return 0
 
 

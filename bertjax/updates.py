@@ -4,13 +4,22 @@
 jax is imported only where it is needed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import config as c
 from bertjax.data import phases
+from bertjax.models.config import flops_per_token
+from bertjax.tasks import prepare as tasks
+from bertjax.training import best
+
+
+def cost(cfg: Any, stage: Any) -> tuple[int, float]:
+    """Return a step's slots, and its forward and backward FLOPs."""
+    flops = flops_per_token(cfg, stage.length, stage.P)
+    return stage.slots, stage.slots * flops
 
 
 class Update(NamedTuple):
@@ -115,3 +124,39 @@ def make_update(
         for function in (update, dispatch.many_steps(update))
     )
     return Update(init, tx, shapes, shardings, one, many)
+
+
+def make_judge(
+    config: ConfigDict,
+    objective: Any,
+    params: Any,
+    valid: Mapping[str, Any],
+    path: Any,
+    restored: int | None,
+) -> best.Judge:
+    """Make what tells the best evaluation (eval.best), as far as the run has come.
+
+    params: shapes; valid: the batches of each validation set. Without a name a task's
+    first metric counts, else the loss that weighs most. Raises UserError for a score
+    that there is none of.
+    """
+    import jax
+
+    from bertjax.parallel import hosts
+
+    asked, patience = config.eval.best, config.eval.patience
+    if not asked and patience is None:
+        return best.Judge("", None)
+    batch = next(next(iter(valid.values())).eval_batches(1))
+    terms = jax.eval_shape(objective.sums, params, batch, None)
+    losses = jax.eval_shape(objective.weights, batch)
+    weigh = objective.coefficients
+    metrics = tasks.make_form(config).metrics if tasks.is_task(config) else ()
+    heaviest = sorted(losses, key=lambda term: -weigh.get(term, 1.0))
+    names = dict.fromkeys([*metrics, *heaviest, *terms])
+    judge = best.Judge(best.choose(asked, [*valid], [*names]), patience)
+    if restored is not None:
+        primary = hosts.is_primary()
+        scores = primary and best.read(path, judge.metric, restored)
+        judge.scores = hosts.from_primary(scores)
+    return judge

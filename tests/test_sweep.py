@@ -144,6 +144,7 @@ def test_what_is_refused(wanted, tmp_path):
         ("--lrs=1e-3,x",): "--lrs=1e-3,x",
         ("--lrs=1e-3,1e-3",): "different numbers",
         ("--config.optim.ema=0.9",): "optim.ema",
+        ("--config.eval.patience=2",): "eval.patience=2",
         ("--config.data.valid=",): "data.valid",
     }.items():
         with pytest.raises(UserError, match=said):

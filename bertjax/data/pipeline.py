@@ -74,6 +74,12 @@ class Batches:
         return self.plans[0].length
 
     @property
+    def slots(self) -> int:
+        """Tokens that a batch has room for: B x L, times the choices of a row."""
+        sequences = getattr(self.plans[0], "sequences", 1)
+        return self.batch_size * self.length * sequences
+
+    @property
     def P(self) -> int:
         """The number of prediction slots in a row; 0 where no token is predicted."""
         if "mlm" not in self.needs:

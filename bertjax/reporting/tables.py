@@ -2,7 +2,6 @@
 """What is said of runs in numbers: what differs, speed, evaluations; and which curves
 share a chart."""
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from bertjax import config as c
 from bertjax.reporting.collect import Run, Series
+from bertjax.training.best import falls
 
-# Metrics of which less is better; of the others more is.
-FALLING = re.compile(r"loss|perplexity|entropy|error|ece|brier|bits|cost|mse|mae")
 # What a loss on masked tokens depends on, beside text and tokenizer.
 MASKS = ("masking", "mask_rate", "mask_unit", "mask_lengths", "corruption")
 MASKS = tuple(f"data.{key}" for key in (*MASKS, "replacement", "length"))
@@ -126,23 +124,23 @@ def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
     for chart in charts(runs):
         if not chart.key.startswith("eval/"):
             continue
-        falls = bool(FALLING.search(chart.key.rpartition("/")[2]))
+        lower = falls(chart.key)
         tops = []
         for i, series in chart.curves:
             seen = np.flatnonzero(np.isfinite(series.values))
             row = [chart.key, runs[i].name]
             if len(seen):
                 values, steps = series.values[seen], series.steps[seen].astype(int)
-                best = int(np.argmin(values) if falls else np.argmax(values))
+                best = int(np.argmin(values) if lower else np.argmax(values))
                 tops.append(values[best])
                 row += [float(values[-1]), int(steps[-1])]
                 row += [float(values[best]), int(steps[best])]
             else:
                 row += [None] * 4
-                tops.append(np.inf if falls else -np.inf)
-            rows.append([*row, "lowest" if falls else "highest"])
+                tops.append(np.inf if lower else -np.inf)
+            rows.append([*row, "lowest" if lower else "highest"])
         if len(tops) > 1:
-            top = min(tops) if falls else max(tops)
+            top = min(tops) if lower else max(tops)
             begin = len(rows) - len(tops)
             leading |= {begin + k for k, x in enumerate(tops) if x == top}
     head = ["metric", "run", "last", "at step", "best", "at step", "best is the"]

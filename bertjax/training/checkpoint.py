@@ -43,11 +43,16 @@ class Checkpoints:
                     _remove(left)
 
     def save(
-        self, step: int, state: State | dict[str, Any], meta: dict[str, Any]
+        self,
+        step: int,
+        state: State | dict[str, Any],
+        meta: dict[str, Any],
+        best: int | None = None,
     ) -> None:
         """Begin to save a state, or parts of one by name; returns when it is copied.
 
-        Raises UserError.
+        best: the step of a checkpoint that is kept beside the newest ones. Raises
+        UserError.
         """
         self.wait()
         parts = state.parts() if isinstance(state, State) else state
@@ -64,7 +69,9 @@ class Checkpoints:
             )
         except (OSError, ValueError) as e:
             raise self._error(step, e) from e
-        self.finisher = threading.Thread(target=self._finish, args=(step, temporary))
+        self.finisher = threading.Thread(
+            target=self._finish, args=(step, temporary, best)
+        )
         self.finisher.start()
 
     def wait(self) -> None:
@@ -77,13 +84,13 @@ class Checkpoints:
             self.failed = None
             raise self._error(step, error) from error
 
-    def _finish(self, step: int, temporary: Any) -> None:
+    def _finish(self, step: int, temporary: Any, best: int | None) -> None:
         try:
             self.saver.wait_until_finished()
             if self.primary:
                 manifest.write_manifest(temporary)
                 temporary.rename(self.folder / str(step))
-                self._prune()
+                self._prune(best)
         except BaseException as e:  # handed to the loop's thread
             self.failed = (step, e)
             if self.primary:
@@ -97,11 +104,11 @@ class Checkpoints:
             said = f"{said[:100]} ... {said[-180:]}"
         return UserError(f"cannot write {self.folder}/{step}: {said}")
 
-    def _prune(self) -> None:
+    def _prune(self, best: int | None) -> None:
         for step in manifest.steps(self.workdir)[: -self.keep_last]:
-            if self.keep_every and step % self.keep_every == 0:
-                continue
-            self._delete(step)
+            every = self.keep_every and step % self.keep_every == 0
+            if step != best and not every:
+                self._delete(step)
 
     def _delete(self, step: int) -> None:
         doomed = self.folder / f"deleting-{step}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import RunError, UserError
+from bertjax.training import best
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -141,10 +142,13 @@ def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
     return None
 
 
-def resolve(model: str | Path) -> tuple[Any, Any]:
-    """Find (workdir, checkpoint) of a workdir (its newest) or of a checkpoint.
+def resolve(
+    model: str | Path, say: Callable[[str], None] = lambda text: None
+) -> tuple[Any, Any]:
+    """Find (workdir, checkpoint) of a workdir or of a checkpoint.
 
-    Raises FileNotFoundError when there is no checkpoint there.
+    A workdir's is its newest, or the best one (eval.best) where its run kept that,
+    which is said. Raises FileNotFoundError when there is no checkpoint there.
     """
     path = as_path(model)
     if (path / META).exists():
@@ -152,4 +156,8 @@ def resolve(model: str | Path) -> tuple[Any, Any]:
     found = steps(path)
     if not found:
         raise FileNotFoundError(f"{path} holds no checkpoint")
-    return path, path / "checkpoints" / str(found[-1])
+    step = found[-1]
+    if kept := best.kept(path, found):
+        step = kept.step
+        say(f"{path}: {kept}, and is taken; the newest checkpoint is {found[-1]}")
+    return path, path / "checkpoints" / str(step)

@@ -126,13 +126,18 @@ def has_scores(workdir: Any, step: int) -> bool:
     return any(r["step"] == step and any(k[:5] == "eval/" for k in r) for r in rows)
 
 
-def rows_up_to(path: Any, step: int) -> list[str]:
-    """Return the complete lines of a metrics file whose step is at most `step`."""
+def rows_up_to(path: Any, step: int, holding: str = "") -> list[str]:
+    """Return the complete lines of a metrics file whose step is at most `step`.
+
+    holding: a text that the lines have in them.
+    """
     if not path.exists():
         return []
     kept = []
     text = path.read_bytes().decode("utf-8", errors="replace")
     for line in text.splitlines(keepends=True):
+        if holding not in line:
+            continue
         try:
             row = json.loads(line)
             if line.endswith("\n") and int(row["step"]) <= step:
