@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finetuning by transformers' torch models on the very rows of bertjax.sweep.
+
+python tests/peers/hf_finetune.py --config=finetune/classify.py --model=HF_DIR \
+    --seeds=5 --out=FILE.json [--steps=N] [--config.KEY=VALUE ...]
+
+Same weights, order of the rows, rates, optimizer and metrics; the head's draw and
+dropout are torch's own. HF_DIR may be `random:HF_DIR`, of which only the sizes are
+taken. FILE has sweep.json's `runs` and `spread`, and the seconds of a step (median of
+wall and of CPU time). Needs torch, transformers, and bertjax in the same environment.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import numpy as np
+import torch
+import transformers as hf
+from absl import flags
+
+from bertjax import build, sweep, updates
+from bertjax import config as c
+from bertjax.objectives.base import make_objective
+from bertjax.tasks import prepare as tasks
+
+CLASSES = {
+    "classify": hf.AutoModelForSequenceClassification,
+    "regress": hf.AutoModelForSequenceClassification,
+    "tag": hf.AutoModelForTokenClassification,
+    "span": hf.AutoModelForQuestionAnswering,
+}
+INPUTS = "input_ids", "attention_mask", "token_type_ids"
+
+
+def define_flags(values):
+    flags.DEFINE_string("model", None, "", flag_values=values)
+    flags.DEFINE_string("out", None, "", flag_values=values)
+    flags.DEFINE_integer("seeds", 5, "", flag_values=values)
+    flags.DEFINE_integer("steps", 0, "of each run; 0: all", flag_values=values)
+    flags.DEFINE_integer("threads", 1, "", flag_values=values)
+
+
+def make_model(where, objective, form, seed):
+    torch.manual_seed(seed)
+    plain = where.removeprefix("random:")
+    given = {}
+    if objective in ("classify", "regress", "tag"):
+        given["num_labels"] = len(form.labels) or 1
+    settings = hf.AutoConfig.from_pretrained(plain, **given)
+    if plain != where:
+        return CLASSES[objective].from_config(settings)
+    return CLASSES[objective].from_pretrained(where, config=settings)
+
+
+def run_model(model, objective, batch):
+    """Return the loss, and outputs by the names that the task's metrics know."""
+    fed = {k: torch.from_numpy(batch[k]).long() for k in INPUTS if k in batch}
+    said = model(**fed)
+    rows = torch.from_numpy(
+        batch.get("example_weights", np.ones(len(fed["input_ids"])))
+    )
+    losses = torch.nn.functional.cross_entropy
+
+    def one(scores, labels, weights):
+        flat = labels.reshape(-1).long(), weights.reshape(-1)
+        each = losses(scores.reshape(len(flat[0]), -1), flat[0], reduction="none")
+        return (each * flat[1]).sum() / flat[1].sum()
+
+    if objective == "span":
+        real = fed["attention_mask"] > 0
+        ends = [
+            torch.where(real, s, torch.tensor(-1e9))
+            for s in (said.start_logits, said.end_logits)
+        ]
+        names = "start_positions", "end_positions"
+        wanted = [torch.from_numpy(batch[k]) for k in names]
+        loss = sum(one(s, at, rows) for s, at in zip(ends, wanted, strict=True)) / 2
+        return loss, dict(zip(("start_logits", "end_logits"), ends, strict=True))
+    labels = torch.from_numpy(batch["labels"])
+    if objective == "tag":
+        weights = torch.from_numpy(batch["label_weights"]) * rows[:, None]
+        return one(said.logits, labels, weights), {"tags": said.logits.argmax(-1)}
+    if objective == "regress":
+        scores = said.logits[:, 0]
+        return ((scores - labels) ** 2 * rows).sum() / rows.sum(), {"scores": scores}
+    return one(said.logits, labels, rows), {"scores": said.logits}
+
+
+@torch.no_grad()
+def score(model, objective, batches, size):
+    model.eval()
+    told = []
+    for batch in batches.eval_batches(size, None):
+        _, outputs = run_model(model, objective, batch)
+        told.append({k: v.numpy() for k, v in outputs.items()})
+    model.train()
+    return batches.score(told, None)
+
+
+def main(argv):
+    args = c.parse(argv, define_flags)
+    config, objective = args.config, args.config.objective
+    torch.set_num_threads(args.threads)
+    form = tasks.make_form(config)
+    prepared = build.prepare(config, c.say)
+    tokenizer, parts = prepared.tokenizer, prepared.parts
+    form = next(iter(parts.values())).form
+    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    needs = make_objective(tasks.objective_of(config, parts), cfg)[0].needs
+    tables = build.make_tables(config, tokenizer, build.count_tokens(parts))
+    valid = build.make_valid(config, needs, tokenizer, prepared.valid, tables)
+    rows, walls, cpus, losses = [], [], [], {}
+    for seed in range(config.seed, config.seed + args.seeds):
+        own = config.copy_and_resolve_references()
+        own.seed = seed
+        run = build.make_run(own, needs, tokenizer, parts, tables)
+        warmup, decay, span = updates.schedule_lengths(config, run.phases, run.total)
+        schedule, _ = updates.make_tx(config, warmup, span, decay)
+        model = make_model(args.model, objective, form, seed)
+        model.train()
+        plain, decayed = [], []
+        for _, p in model.named_parameters():
+            (plain if p.ndim < 2 else decayed).append(p)
+        o = config.optim
+        groups = [
+            {"params": decayed, "weight_decay": o.wd},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, betas=(o.b1, o.b2), eps=o.eps)
+        for at in range(args.steps or run.total):
+            batch = run.course.batch(at)
+            wall, cpu = time.monotonic(), time.process_time()
+            for group in optimizer.param_groups:
+                group["lr"] = float(schedule(at))
+            loss, _ = run_model(model, objective, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip)
+            optimizer.step()
+            losses.setdefault(seed, []).append(loss.item())
+            walls.append(time.monotonic() - wall)
+            cpus.append(time.process_time() - cpu)
+            if at % 50 == 0:
+                c.say(f"seed {seed} step {at}/{run.total} loss {loss.item():.4f}")
+        for name, batches in valid.items():
+            found = score(model, objective, batches, config.batch_size)
+            rows.append({"step": run.total, "seed": seed, "lr": o.lr, "valid": name})
+            rows[-1] |= found
+            c.say(f"seed {seed}: {found}")
+    metric = form.metrics[0]
+    runs = [(row["seed"], row["lr"]) for row in rows]
+    found = sweep.summarise(rows, runs, run.total, next(iter(valid)), metric)
+    found |= {"step_seconds": statistics.median(walls)}
+    found |= {"step_cpu_seconds": statistics.median(cpus), "losses": losses}
+    if args.out:
+        with open(args.out, "w") as file:
+            json.dump(found, file, indent=1)
+    print("\n".join(sweep.describe(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
