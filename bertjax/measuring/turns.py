@@ -6,6 +6,7 @@ first step has run, then answers each line on its stdin (a number of steps) with
 line: {"seconds": {"step": seconds a step, ...}, "peak_rss_mb": ...}.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -79,7 +80,8 @@ class Turn:
 
     def end(self) -> None:
         """Close its stdin, at which it ends."""
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
 
 
@@ -95,8 +97,9 @@ def compare(
     if backend == "cpu" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     module = [sys.executable, "-m", "bertjax.benchmark", "--serve"]
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         ours = Turn("bertjax", [*module, *argv], temporary)
+        stack.callback(ours.end)
         vocab_size = config.model.vocab_size or VOCAB_SIZE
         if what == "loop":  # which has just prepared its text
             vocab_size = build.prepare(config, lambda text: None).tokenizer.vocab_size
@@ -108,13 +111,12 @@ def compare(
             given = f"--config.model.vocab_size={vocab_size}"
             command = [*module, *argv, "--what=step", given]
         other = Turn(peer or "the bare step", command, temporary)
+        stack.callback(other.end)
         for turn in (ours, other):
             turn.steps = steps_a_round(turn.round())
         for _ in range(rounds):
             for turn in (ours, other):
                 turn.times.append(turn.round())
-        for turn in (ours, other):
-            turn.end()
     results = summarise(ours.facts, ours.times, ours.peak_rss_mb)
     theirs = summarise({**other.facts}, other.times, other.peak_rss_mb)
     key = next(k for k in other.times[0] if k in ours.times[0])
