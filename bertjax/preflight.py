@@ -29,6 +29,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, build, checks
 from bertjax import config as c
 from bertjax.measuring import topologies
+from bertjax.training.signals import StopCommand, Stopped
 
 LOOK = 4  # batches of a phase that are looked at, and of each at most
 ROWS = 256  # rows
@@ -42,8 +43,16 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    if any(a.split("=")[0].lstrip("-") == "table" for a in argv):
-        return write_table(argv)
+    StopCommand().install()  # the compiler's own handler would print its stack
+    table = any(a.split("=")[0].lstrip("-") == "table" for a in argv)
+    try:
+        return (write_table if table else show)(argv)
+    except Stopped as e:
+        return e.status
+
+
+def show(argv: Sequence[str]) -> int:
+    """Print what one config needs on one topology."""
     args = c.parse(argv, define_flags)
     checks.check(args.config)
     topology = args.topology or topologies.DEFAULT

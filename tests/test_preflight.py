@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """preflight with the real TPU compiler (skipped where libtpu is absent) and without."""
 
+import contextlib
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, refused
@@ -74,7 +80,7 @@ def test_absent_compiler_in_one_line(run, tmp_path):
 
 @needs_libtpu
 def test_slices_that_do_not_exist_or_do_not_divide(run):
-    refused(run(*SMALL, "--topology=v5e:3x3"), "v5e:3x3", "v5e:2x4")
+    refused(run(*SMALL, "--topology=v5e:3x3"), "v5e:3x3", "2x2 2x4 4x4")
     said = run(*SMALL, "--topology=v5e:2x4", "--config.batch_size=12")
     refused(said, "batch_size=12", "8")
 
@@ -130,6 +136,48 @@ def test_memory_alone_is_quick(run):
     needed = whole["hbm_gib"] - whole["hbm_parts_gib"]["program"]
     assert quick["hbm_gib"] == pytest.approx(needed, rel=0.02)
     assert quick["largest_batch_per_device"] == whole["largest_batch_per_device"]
+
+
+@needs_libtpu
+@pytest.mark.slow  # half a minute each
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_it_and_its_compilation(number, environment, tmp_path):
+    """One line without the compiler's stack; nothing is left to run or on the disk."""
+    given = [*SMALL, "--topology=v5e:2x4", f"--config.data.cache={tmp_path / 'kept'}"]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertjax.preflight", *given],
+        env=environment | {"TMPDIR": str(scratch), "XLA_FLAGS": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 120
+    while not list(scratch.glob("tmp*/*")):  # the compiler has begun to write
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
+    if number == signal.SIGINT:  # as a terminal does
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == {signal.SIGKILL: -9}.get(number, 128 + number)
+    if number != signal.SIGKILL:
+        assert said.splitlines()[1:] == [f"stopped by {number.name}"], said
+    while list(scratch.iterdir()) or in_session(process.pid):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def in_session(number):
+    """List the processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            found += [folder] if os.getsid(int(folder.name)) == number else []
+    return found
 
 
 @needs_libtpu

@@ -10,6 +10,8 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -21,6 +23,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import RunError
 from bertjax import config as c
+from bertjax.training.signals import STOPS
 
 RESULT = "facts.json"
 DONE = "*.after_optimizations.txt"  # written after the report
@@ -42,7 +45,10 @@ def needed(
         process = multiprocessing.get_context("spawn").Process(
             target=_compile, args=job, daemon=True
         )
+        # Signals do not reach it, whatever handlers the compiler has: it is ended here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             while process.is_alive() and not list(folder.glob(DONE)):
                 time.sleep(LOOK)
@@ -81,7 +87,8 @@ def _compile(
     from bertjax.measuring import compiled, topologies
 
     # Nobody waits for what outlives the command, however that ended.
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    end = threading.Thread(target=_end_with, args=(os.getppid(), folder), daemon=True)
+    end.start()
     given = c.from_json(config)
     devices = topologies.find_devices(topology)
     target = compiled.Target(given, vocab_size, topology, devices)
@@ -92,7 +99,8 @@ def _compile(
     Path(folder, RESULT).write_text(json.dumps(said))
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, folder: str) -> None:
     while os.getppid() == parent:
         time.sleep(1)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

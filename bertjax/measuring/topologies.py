@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from bertjax import UserError
+from bertjax import RunError, UserError
 
 # Generation -> what the compiler wants to know besides the shape.
 GENERATIONS: dict[str, dict[str, Any]] = {
@@ -16,6 +16,10 @@ GENERATIONS: dict[str, dict[str, Any]] = {
     "v6e": {},
     "tpu7x": {},
 }
+# Shapes that are offered, and that the compiler knows, up to 256 chips.
+FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+DEEP = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8")
+SHAPES = {"v4": DEEP, "v5e": FLAT, "v5p": DEEP, "v6e": FLAT, "tpu7x": DEEP}
 EXAMPLES = "v4:2x2x1, v5e:2x4, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1, two slices: 2xv5e:4x4"
 DEFAULT = "v5e:2x4"
 
@@ -30,6 +34,8 @@ ENVIRONMENT = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "3",
+    # Without lines of source a program's text, by which it is kept, is what it does.
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
 }
 
 
@@ -70,7 +76,7 @@ def parse(name: str) -> tuple[int, str, dict[str, Any]]:
 def find_devices(name: str) -> list[Any]:
     """Return the devices of a topology, which programs can be compiled for.
 
-    Raises UserError for a shape that the compiler refuses.
+    Raises UserError for a shape that the compiler refuses, RunError where it fails.
     """
     slices, topology, more = parse(name)
     from jax.experimental import topologies
@@ -82,9 +88,12 @@ def find_devices(name: str) -> list[Any]:
             platform="tpu", topology_name=topology, **more
         )
     except Exception as e:  # of several types, as deep as libtpu
-        said = " ".join(str(e).split())
+        generation, shape = topology.split(":")
+        if shape in SHAPES[generation]:
+            said = " ".join(str(e).split())
+            raise RunError(f"--topology={name}: the compiler failed: {said}") from e
         raise UserError(
-            f"--topology={name}: the compiler knows no such slice ({said[:200]}); "
-            f"for instance {EXAMPLES}"
+            f"--topology={name}: there is no such slice; {generation} has "
+            f"{' '.join(SHAPES[generation])}"
         ) from e
     return list(found.devices)

@@ -3,30 +3,55 @@
 
 import os
 import signal
+import sys
+import threading
 import time
 from types import FrameType
 
 GRACE = 10.0  # seconds; a preempted machine has about 30 in all
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
-class StopSignal:
-    """Remembers a signal; before training has begun it leaves at once.
+class _Listener:
+    """Takes signals in a thread: the main one may be in a library's call for minutes.
 
     Install it first thing, and again after jax.distributed.initialize, which puts a
     SIGTERM handler of its own in place. SIGINT is taken explicitly too: a process
     started in the background inherits it ignored.
     """
 
+    listening = False
+
+    def install(self) -> None:
+        if not self.listening:
+            self.listening = True
+            reader, writer = os.pipe()
+            os.set_blocking(writer, False)
+            signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            threading.Thread(target=self._listen, args=(reader,), daemon=True).start()
+        for number in STOPS:
+            signal.signal(number, self._handle)
+
+    def _listen(self, reader: int) -> None:
+        while number := os.read(reader, 1):
+            self._note(number[0])
+
+    def _note(self, number: int) -> None:
+        """Called in the thread."""
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Called in the main thread, once it comes back to Python."""
+
+
+class StopSignal(_Listener):
+    """Remembers a signal; before training has begun it leaves at once."""
+
     def __init__(self) -> None:
         self.number = 0
         self.at = 0.0
         self.training = False
 
-    def install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int) -> None:
         self.number, self.at = number, time.monotonic()
         if not self.training:
             os._exit(128 + number)
@@ -40,3 +65,33 @@ class StopSignal:
     def status(self) -> int:
         """The exit status: 143 for SIGTERM (another host's signal too), 130 SIGINT."""
         return 128 + (self.number or signal.SIGTERM)
+
+
+class Stopped(BaseException):
+    """A signal came, and what the main thread holds has to be cleared up."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 128 + number
+
+
+class StopCommand(_Listener):
+    """Raises Stopped in the main thread, and says so in one line.
+
+    Where that thread does not come back to Python the process ends after `grace`
+    seconds all the same.
+    """
+
+    def __init__(self, grace: float = 3.0) -> None:
+        self.grace = grace
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        for other in STOPS:  # what clears up is not interrupted
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped(number)
+
+    def _note(self, number: int) -> None:
+        name = signal.Signals(number).name
+        print(f"stopped by {name}", file=sys.stderr, flush=True)
+        time.sleep(self.grace)
+        os._exit(128 + number)

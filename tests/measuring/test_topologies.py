@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,15 @@ def test_the_compiler_may_be_absent(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install libtpu"):
         topologies.prepare()
+
+
+def test_the_shapes_that_are_named_are_the_compilers():
+    pytest.importorskip("libtpu")
+    code = """
+from bertjax.measuring import topologies as t
+t.prepare()
+for kind, shapes in t.SHAPES.items():
+    for shape in shapes:
+        assert t.find_devices(f"{kind}:{shape}")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

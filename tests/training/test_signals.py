@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StopCommand: a command that holds scratch files, or that is in a compiler's call."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+# What is waited for in C does not come back to Python before the process ends.
+IN_C = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
+CODE = """
+import hashlib, signal, sys, tempfile, time
+from bertjax.training.signals import StopCommand, Stopped
+stop = StopCommand(grace=0.5)
+stop.install()
+try:
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]):
+        print("ready", flush=True)
+        {wait}
+except Stopped as e:
+    sys.exit(e.status)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("wait, left", [("time.sleep(60)", 0), (IN_C, 1)])
+def test_a_command_is_stopped(number, wait, left, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE.format(wait=wait), tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)  # until it waits
+    begun = time.monotonic()
+    process.send_signal(number)
+    said, error = process.communicate(timeout=30)
+    assert time.monotonic() - begun < 10
+    assert process.returncode == 128 + number
+    assert (said, error) == ("", f"stopped by {number.name}\n")
+    assert len(list(tmp_path.iterdir())) == left
