@@ -17,7 +17,6 @@
 #   --slices=N            more than one: multi-slice (default 1)
 #   --spot                on spot nodes
 #   --restarts=N          at most (default 100)
-#   --account=A           Kubernetes service account that may write the workdir
 #
 # --dry-run prints the commands it would run and the JobSet, and runs none. The cluster
 # needs a TPU node pool of that accelerator and topology, and the JobSet controller.
@@ -26,7 +25,7 @@ set -euo pipefail
 die() { echo "error: $*" >&2; exit 2; }
 
 dry='' name='' image='' accelerator='' topology='' chips=4 slices=1 spot='' restarts=100
-account=default command=''
+command=''
 while (($#)); do
   case $1 in
     --dry-run) dry=1 ;;
@@ -38,7 +37,6 @@ while (($#)); do
     --slices=*) slices=${1#*=} ;;
     --spot) spot=1 ;;
     --restarts=*) restarts=${1#*=} ;;
-    --account=*) account=${1#*=} ;;
     -h | --help) sed -n '3,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;;
     --) shift; break ;;
     -*) die "$1 is no option of $0 (--help lists them)" ;;
@@ -52,6 +50,32 @@ done
 for option in chips slices restarts; do
   [[ ${!option} =~ ^[0-9]+$ ]] || die "--$option=${!option} is no number"
 done
+
+# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
+value() {
+  local flag=$1 found=''
+  shift
+  while (($#)); do
+    case $1 in
+      "--$flag="* | "-$flag="*) found=${1#*=} ;;
+      "--$flag" | "-$flag") found=${2-} ;;
+    esac
+    shift
+  done
+  echo "$found"
+}
+
+# Refuse here what bertjax.train would refuse on machines that cost money.
+check() {
+  local flag
+  (($#)) || die "the arguments of bertjax.train are missing, after --"
+  for flag in config workdir; do
+    [[ -n $(value $flag "$@") ]] ||
+      die "--$flag is missing among the arguments of bertjax.train, after --"
+  done
+  [[ $(value workdir "$@") == gs://?* ]] ||
+    die "--workdir=$(value workdir "$@") is lost with the machines: gs://BUCKET/NAME"
+}
 
 act() {
   if [[ -n $dry ]]; then
@@ -98,7 +122,6 @@ spec:
             restartPolicy: Never
             hostNetwork: true
             dnsPolicy: ClusterFirstWithHostNet
-            serviceAccountName: $account
             terminationGracePeriodSeconds: 60
             nodeSelector:
               cloud.google.com/gke-tpu-accelerator: $accelerator
@@ -139,7 +162,7 @@ case $command in
     [[ $topology =~ ^[0-9]+(x[0-9]+)+$ ]] || die "--topology=$topology: e.g. 4x4"
     [[ $chips =~ ^[1-9]$ ]] || die "--chips=$chips is not in [1, 9]"
     [[ $slices =~ ^[1-9][0-9]*$ ]] || die "--slices=$slices is no number"
-    (($#)) || die 'the arguments of bertjax.train are missing, after --'
+    check "$@"
     manifest=$(jobset "$@")
     act kubectl apply -f - <<< "$manifest"
     [[ -z $dry ]] || echo "$manifest" ;;

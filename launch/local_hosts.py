@@ -22,21 +22,24 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # a signal, and all is sa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts", type=int, required=True, help="processes")
-    parser.add_argument("--devices", type=int, default=1, help="CPU devices each")
-    parser.add_argument(
-        "--grace", type=float, default=20.0, help="seconds to end in after a loss"
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        usage="%(prog)s --hosts=N [options] -- ARGUMENTS OF bertjax.train",
     )
-    parser.add_argument("rest", nargs="*", help="-- arguments of bertjax.train")
+    parser.add_argument("--hosts", type=int, required=True, help="processes")
+    parser.add_argument(
+        "--devices", type=int, default=1, help="CPU devices each (%(default)s)"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=20.0,
+        help="seconds to end in after a loss (%(default)s)",
+    )
+    parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    for name in ("hosts", "devices"):
-        if getattr(args, name) < 1:
-            print(f"error: --{name}={getattr(args, name)} is below 1", file=sys.stderr)
-            return 2
-    if not args.rest:
-        said = "error: the arguments of bertjax.train are missing, after --"
-        print(said, file=sys.stderr)
+    if wrong := mistake(args):
+        print(f"error: {wrong}", file=sys.stderr)
         return 2
     with socket.socket() as s:
         s.bind(("localhost", 0))
@@ -71,6 +74,20 @@ def main() -> int:
     worst = max((codes[host] for host in ended if host not in killed), default=1)
     print(f"{args.hosts} hosts: {describe(codes, ended, killed)}", file=sys.stderr)
     return worst
+
+
+def mistake(args: argparse.Namespace) -> str:
+    """Say what is wrong with the arguments; "" where nothing is."""
+    for name in ("hosts", "devices"):
+        if getattr(args, name) < 1:
+            return f"--{name}={getattr(args, name)} is below 1"
+    if not args.rest:
+        return "the arguments of bertjax.train are missing, after --"
+    given = {a.split("=")[0].lstrip("-") for a in args.rest if a.startswith("-")}
+    for name in ("config", "workdir"):
+        if name not in given:
+            return f"--{name} is missing among the arguments of bertjax.train, after --"
+    return ""
 
 
 def status(process: subprocess.Popen) -> int:

@@ -44,11 +44,35 @@ while (($#)); do
   esac
   shift
 done
-(($#)) || die 'the arguments of bertjax.train are missing, after --'
 for option in nodes gpus cpus restarts; do
   [[ ${!option} =~ ^[0-9]+$ ]] || die "--$option=${!option} is no number"
 done
 ((nodes > 0)) || die "--nodes=$nodes is below 1"
+
+# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
+value() {
+  local flag=$1 found=''
+  shift
+  while (($#)); do
+    case $1 in
+      "--$flag="* | "-$flag="*) found=${1#*=} ;;
+      "--$flag" | "-$flag") found=${2-} ;;
+    esac
+    shift
+  done
+  echo "$found"
+}
+
+# Refuse here what bertjax.train would refuse on machines that cost money.
+check() {
+  local flag
+  (($#)) || die "the arguments of bertjax.train are missing, after --"
+  for flag in config workdir; do
+    [[ -n $(value $flag "$@") ]] ||
+      die "--$flag is missing among the arguments of bertjax.train, after --"
+  done
+}
+check "$@"
 
 act() {
   if [[ -n $dry ]]; then

@@ -58,6 +58,32 @@ done
 [[ $slices =~ ^[1-9][0-9]*$ ]] || die "--slices=$slices is no number"
 where=("--zone=$zone" ${project:+"--project=$project"})
 
+# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
+value() {
+  local flag=$1 found=''
+  shift
+  while (($#)); do
+    case $1 in
+      "--$flag="* | "-$flag="*) found=${1#*=} ;;
+      "--$flag" | "-$flag") found=${2-} ;;
+    esac
+    shift
+  done
+  echo "$found"
+}
+
+# Refuse here what bertjax.train would refuse on machines that cost money.
+check() {
+  local flag
+  (($#)) || die "$command: the arguments of bertjax.train are missing, after --"
+  for flag in config workdir; do
+    [[ -n $(value $flag "$@") ]] ||
+      die "--$flag is missing among the arguments of bertjax.train, after --"
+  done
+  [[ $(value workdir "$@") == gs://?* ]] ||
+    die "--workdir=$(value workdir "$@") is lost with the machines: gs://BUCKET/NAME"
+}
+
 # Run a command, or print it as a shell would read it.
 act() {
   if [[ -n $dry ]]; then
@@ -122,7 +148,6 @@ $setup"
 
 # Each worker writes ~/bertjax.log, and ~/bertjax.status when it has ended.
 run() {
-  (($#)) || die 'run: the arguments of bertjax.train are missing, after --'
   everywhere "rm -f ~/bertjax.status; nohup setsid bash -c '\
 \"\$@\" >> ~/bertjax.log 2>&1 & echo \$! > ~/bertjax.pid; \
 wait \$!; echo \$? > ~/bertjax.status' run \
@@ -140,7 +165,6 @@ begin() { create && install && run "$@"; }
 
 keep() {
   local found statuses looks=0 ends=0 fails=0
-  (($#)) || die 'keep: the arguments of bertjax.train are missing, after --'
   if [[ -n $dry ]]; then
     state > /dev/null
     queued delete "$name" --force --quiet
@@ -185,8 +209,8 @@ keep() {
 case $command in
   create) create ;;
   install) install ;;
-  run) run "$@" ;;
-  keep) keep "$@" ;;
+  run) check "$@"; run "$@" ;;
+  keep) check "$@"; keep "$@" ;;
   status) status ;;
   logs)
     queued ssh "$name" --worker=0 --node=0 --command='tail -n 100 -F ~/bertjax.log' ;;

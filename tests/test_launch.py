@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,14 +15,16 @@ from conftest import ROOT
 LAUNCH = ROOT / "launch"
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 TRAIN = ["--config=bert.py:base", "--workdir=gs://b/x", "--config.data.train=/d/*.gz"]
+POD = ["--name=bert", "--image=i", "--accelerator=a", "--topology=4x4"]
 VM = ["--name=bert", "--zone=us-west4-a", "--type=v5litepod-16", "--poll=0"]
 WHERE = ["--zone=us-west4-a"]
 QUEUED = ["gcloud", "compute", "tpus", "queued-resources"]
 
 
 def run(script, *arguments, path=None, **environment):
+    shell = sys.executable if script.endswith(".py") else "bash"
     return subprocess.run(
-        ["bash", LAUNCH / script, *arguments],
+        [shell, LAUNCH / script, *arguments],
         env={**os.environ, "PATH": f"{path}:/usr/bin:/bin", **environment},
         capture_output=True,
         text=True,
@@ -51,6 +54,29 @@ def test_help_and_mistakes(script):
         done = run(script.name, *wrong)
         assert done.returncode == 2 and not done.stdout
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "script, options",
+    [
+        ("tpu_vm.sh", [*VM, "run", "--"]),
+        ("tpu_vm.sh", [*VM, "keep", "--"]),
+        ("gke_jobset.sh", [*POD, "run", "--"]),
+        ("slurm.sh", ["--"]),
+        ("local_hosts.py", ["--hosts=2", "--"]),
+    ],
+)
+def test_arguments_of_training_are_looked_at_before_anything_begins(script, options):
+    """There is no gcloud, kubectl or sbatch here: nothing may be run."""
+    config, workdir, _ = TRAIN
+    wrong = {"arguments": [], "--workdir": [config], "--config": [workdir]}
+    if script in ("tpu_vm.sh", "gke_jobset.sh"):
+        wrong["--workdir=runs/x"] = [config, "--workdir", "runs/x"]
+    for said, given in wrong.items():
+        done = run(script, *options, *given)
+        assert done.returncode == 2 and not done.stdout, done.stderr
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert said in done.stderr
 
 
 def test_every_command_of_a_tpu_vm():
