@@ -9,7 +9,7 @@ from bertjax.data import mixture
 from bertjax.data.plans import plan
 from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
-from bertjax.training import writer
+from bertjax.training import OPTIMIZERS, SCHEDULES, writer
 
 # What a value may be, ends included; where None means a default it may be that too.
 RANGES = {
@@ -75,6 +75,7 @@ def check(config: c.ConfigDict) -> None:
             f"eval.{key}={config.eval[key]}: data.valid is empty: there is nothing to "
             "evaluate"
         )
+    _check_optimizer(config)
     _check_budget(config)
     _check_phases(config)
     _check_data(config)
@@ -82,6 +83,17 @@ def check(config: c.ConfigDict) -> None:
     registry.pick("data.plan", config.data.plan, plan.KINDS)
     for name in writer.split_names(config.log.writers):
         writer.find_writer(name)
+
+
+def _check_optimizer(config: c.ConfigDict) -> None:
+    """Refuse unknown names, and a setting that the optimizer has not."""
+    name = config.optim.name
+    takes = registry.pick("optim.name", name, OPTIMIZERS)
+    if not config.optim.bias_correction and "bias_correction" not in takes:
+        raise UserError(
+            f"optim.bias_correction=False goes with adamw and lamb, not {name}"
+        )
+    registry.pick("optim.schedule", config.optim.schedule, dict.fromkeys(SCHEDULES))
 
 
 def _check_budget(config: c.ConfigDict) -> None:

@@ -150,13 +150,17 @@ def _config_first(argv: list[str]) -> list[str]:
 
 
 def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
-    """Name the flag behind ml_collections' "'lrr' Did you mean ...", in one line."""
-    said = str(error.args[0] if error.args else error)
-    said = " ".join(said.replace("\\n", " ").replace("\\'", "'").split())
-    name = re.search(r"'(\w+)'", said)
-    flag = next((a for a in argv if name and name[1] in a.split("=")[0]), "the config")
-    hint = re.search(r"Did you mean .*\"", said.rstrip("'"))
-    return f"{flag.split('=')[0]} is unknown" + (f": {hint[0]}" if hint else "")
+    """Name the flag whose key no config has, and the keys there are beside it."""
+    for flag in (arg.split("=")[0] for arg in argv):
+        command, *names = flag.lstrip("-").split(".")
+        known: Any = base()
+        for name in names if command == "config" else ():
+            if not isinstance(known, ConfigDict):
+                return f"{flag} is unknown: there are no keys within a value"
+            if name not in known:
+                return f"{flag} is unknown{registry.hint(name, known)}"
+            known = known[name]
+    return f"the config file: {' '.join(str(error).split())}"
 
 
 def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:

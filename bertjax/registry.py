@@ -18,10 +18,15 @@ def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
     >>> str(unknown("objective", "mlmm", ["mlm", "nsp"]))
     "objective='mlmm' is unknown; did you mean 'mlm'? known: mlm, nsp"
     """
+    return UserError(f"{key}={name!r} is unknown{hint(name, known)}")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Say which known name is the nearest, and all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
-    return UserError(f"{key}={name!r} is unknown{hint} known: {', '.join(known)}")
+    meant = f" did you mean {near[0]!r}?" if near else ""
+    return f";{meant} known: {', '.join(known)}"
 
 
 def pick(key: str, name: str, table: Mapping[str, Any]) -> Any:

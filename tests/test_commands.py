@@ -317,7 +317,7 @@ def test_bad_text(name, command, arguments, tmp_path):
 @pytest.mark.parametrize(
     "argument, words",
     [
-        ("optim.lrr=1", ["lrr", "Did you mean"]),
+        ("optim.lrr=1", ["lrr", "did you mean"]),
         ("batch_size=abc", ["batch_size"]),
         ("objective=mlmm", ["mlmm", "did you mean"]),
         ("data.length=4096", ["data.length", "max_position_embeddings"]),
@@ -327,8 +327,6 @@ def test_bad_text(name, command, arguments, tmp_path):
         ("data.vocab=nosuch.txt", ["nosuch.txt"]),
         ("data.train=", ["data.train is empty"]),
         ("data.plan=full_sentences", ["needs sentence pairs"]),
-        ("optim.name=adam", ["optim.name", "adamw"]),
-        ("optim.schedule=cosin", ["optim.schedule"]),
         ("optim.warmup.steps=50", ["optim.warmup is 50 steps"]),
         ("model.vocab_size=10", ["model.vocab_size=10"]),
     ],

@@ -101,8 +101,11 @@ def test_numbers_may_be_written_1e6(text):
 @pytest.mark.parametrize(
     "argument, words",
     [
-        ("--config.optim.lrr=1", ["config.optim.lrr", "Did you mean", '"lr"']),
-        ("--config.optm.lr=1", ["optm", "Did you mean", "optim"]),
+        ("--config.optim.lrr=1", ["--config.optim.lrr", "did you mean 'lr'?"]),
+        ("--config.optim.b3=0.9", ["--config.optim.b3", "b1, b2, "]),
+        ("--config.optm.lr=1", ["--config.optm.lr", "did you mean 'optim'?"]),
+        ("--config.total.step=1", ["total.step", "did you mean 'steps'?"]),
+        ("--config.seed.x=1", ["--config.seed.x", "value"]),
         ("--config.batch_size=abc", ["batch_size", "abc"]),
         ("--config.batch_size=1.5", ["batch_size"]),
         ("--config.total.steps=1.5e0", ["total.steps"]),
@@ -267,11 +270,19 @@ def test_what_is_compared(argument):
         ("data.plan=pair", r"data\.plan='pair'.*did you mean 'pairs'"),
         ("data.mask_unit=words", r"data\.mask_unit"),
         ("data.mask_rate=1.5", r"data\.mask_rate"),
+        ("optim.name=adamv", "did you mean 'adamw'"),
+        ("optim.schedule=cosin", r"optim\.schedule='cosin'.*did you mean 'cosine'"),
     ],
 )
 def test_wrong_values_are_seen_without_data(argument, word):
     made = parse(f"--config.{argument}")
     with pytest.raises(UserError, match=word):
+        checks.check(made)
+
+
+def test_a_setting_that_the_optimizer_has_not():
+    made = parse("--config.optim.name=muon", "--config.optim.bias_correction=False")
+    with pytest.raises(UserError, match="bias_correction=False goes with adamw and"):
         checks.check(made)
 
 

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax import UserError, registry
-from bertjax.training import layerwise
+from bertjax.training import OPTIMIZERS, layerwise
 from bertjax.training.layerwise import Path, decays
 from bertjax.training.schedules import Schedule
 
@@ -115,14 +114,8 @@ def muon(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
     return [split, optax.add_decayed_weights(wd, mask=decays)]
 
 
-# Name -> (its parts, the settings they take). Steps against the sum of the parts' work.
-OPTIMIZERS = {
-    "adamw": (adamw, ("wd", "b1", "b2", "eps", "bias_correction")),
-    "lamb": (lamb, ("wd", "b1", "b2", "eps", "bias_correction")),
-    "stableadamw": (stableadamw, ("wd", "b1", "b2", "eps")),
-    "adafactor": (adafactor, ("wd",)),
-    "muon": (muon, ("wd", "b1", "b2", "eps")),
-}
+# By OPTIMIZERS' names. Steps go against the sum of the parts' work.
+MAKERS = {make.__name__: make for make in (adamw, lamb, stableadamw, adafactor, muon)}
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
@@ -179,15 +172,9 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Chain clipping by global norm (`clip` > 0), the optimizer `name`, and the rate.
 
-    settings: wd, b1, b2, eps. Its update takes `at`, the time of the schedule. Raises
-    UserError for an unknown name.
+    settings: wd, b1, b2, eps. Its update takes `at`, the time of the schedule.
     """
-    make, takes = registry.pick("optim.name", name, OPTIMIZERS)
     settings |= {"bias_correction": bias_correction}
-    if not bias_correction and "bias_correction" not in takes:
-        raise UserError(
-            f"optim.bias_correction=False goes with adamw and lamb, not {name}"
-        )
-    parts: Parts = make(**{key: settings[key] for key in takes})
+    parts: Parts = MAKERS[name](**{key: settings[key] for key in OPTIMIZERS[name]})
     tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay))
     return optax.chain(clip_by_norm(clip), tx) if clip > 0 else tx

@@ -6,14 +6,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from bertjax import UserError, registry
+from bertjax import UserError
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 Shape = Callable[[jax.Array], jax.Array]
 
 # Where the clock drives a run, the whole of it is so many "updates".
 SPAN = 1_000_000
-SCHEDULES = ("linear", "polynomial", "cosine", "wsd", "constant")
 
 
 def make_schedule(
@@ -34,7 +33,6 @@ def make_schedule(
 
     Raises UserError when warm-up and decay are longer than the run.
     """
-    registry.pick("optim.schedule", name, dict.fromkeys(SCHEDULES))
     if warmup > total:
         raise UserError(f"optim.warmup is {warmup} steps, more than total's {total}")
     if name == "wsd" and warmup + decay > total:
