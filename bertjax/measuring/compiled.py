@@ -122,7 +122,7 @@ class Target:
         batch = {
             name: self._array(dims, dtype)
             for name, (dims, dtype) in batch_arrays(
-                self.config, self.objective.needs, shape
+                self.config, self.objective, shape
             ).items()
         }
         if self.hosts > 1:  # as feed.with_flag does
@@ -230,11 +230,11 @@ def needed_bytes(message: str) -> int | None:
 
 
 def batch_arrays(
-    config: ConfigDict, needs: frozenset[str], shape: Shape
+    config: ConfigDict, objective: Objective, shape: Shape
 ) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Return shapes and types of the arrays of a batch, as data/pipeline.py makes them.
 
-    needs: what the objective wants: "mlm", and a pair rule ("nsp" gives nsp_labels).
+    Of what the objective needs, a pair rule ("nsp") gives nsp_labels.
     """
     b, length, p = shape
     tokens = (b, length), jnp.int32
@@ -247,13 +247,14 @@ def batch_arrays(
         arrays |= dict.fromkeys(("segment_ids", "position_ids"), tokens)
         arrays["cls_positions"] = labels, jnp.int32
         arrays["cls_weights"] = labels, jnp.float32
-    if "mlm" in needs:
+    if "mlm" in objective.needs:
         for name in ("mlm_positions", "mlm_ids"):
             arrays[name] = (b, p), jnp.int32
         arrays["mlm_weights"] = (b, p), jnp.float32
-    for rule in needs - {"mlm"}:
+    for rule in objective.needs - {"mlm", "labels"}:
         arrays[f"{rule}_labels"] = labels, jnp.int32
-    return arrays
+    own = objective.labels(b, length).items()
+    return arrays | {name: (array.shape, array.dtype) for name, array in own}
 
 
 def shard_bytes(shapes: Any, shardings: Any) -> int:

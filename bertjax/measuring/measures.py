@@ -41,8 +41,9 @@ def compile_step(
 ) -> tuple[Callable[[int], float], dict[str, Any]]:
     """Compile the update for these batches [B, ...] and run it once.
 
-    Returns run(n), which goes through them in turn and returns the mean seconds of a
-    step, and what is known of it.
+    Labels that the objective wants and they lack are zeros. Returns run(n), which goes
+    through them in turn and returns the mean seconds of a step, and what is known of
+    it.
     """
     import jax
 
@@ -56,6 +57,9 @@ def compile_step(
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
     cfg = c.encoder_config(config, vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
+    wanted = objective.labels(config.batch_size, config.data.length)
+    labels = {name: np.zeros(a.shape, a.dtype) for name, a in wanted.items()}
+    batches = [{**labels, **batch} for batch in batches]
     # Far from the end of any schedule: the arithmetic of a step is always the same.
     update = updates.make_update(config, objective, mesh, 10_000, 1_000_000)
     current = state.born(update.init, update.tx, mesh, update.shardings)

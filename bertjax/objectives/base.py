@@ -48,6 +48,14 @@ class HeadSums(Protocol):
     ) -> dict[str, Term]: ...
 
 
+Labels = Callable[[int, int], dict[str, jax.ShapeDtypeStruct]]
+
+
+def no_labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name no arrays."""
+    return {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Head:
     """A loss on the shared encoder.
@@ -59,8 +67,9 @@ class Head:
     factor}, 1 where silent. needs: what the host has to make ("mlm": masked
     positions, "nsp" or "sop": pairs with labels). pooled: wants the pooled vector.
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
-    keeps of every row. shardings: rows for parameters that parallel/sharding.py does
-    not know.
+    keeps of every row. labels(B, L) -> {name: shape and dtype}: what a batch holds for
+    it, beside tokens and what "mlm" and pairs bring; measuring makes it up. shardings:
+    rows for parameters that parallel/sharding.py does not know.
     """
 
     name: str
@@ -70,6 +79,7 @@ class Head:
     needs: frozenset[str] = frozenset()
     pooled: bool = False
     outputs: Callable[..., dict[str, jax.Array]] | None = None
+    labels: Labels = no_labels
     coefficients: Mapping[str, float] = dataclasses.field(default_factory=dict)
     shardings: tuple[tuple[str, str], ...] = ()
 
@@ -89,6 +99,7 @@ class Objective:
     coefficients: Mapping[str, float]
     shardings: tuple[tuple[str, str], ...] = ()
     evaluate: Callable[[Params, Batch], tuple[dict[str, Term], Any]] | None = None
+    labels: Labels = no_labels
 
 
 def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
@@ -156,6 +167,9 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
             out.update(head.sums(params, cfg, encoded, batch, rng))
         return out
 
+    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {k: v for h in heads for k, v in h.labels(rows, length).items()}
+
     def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
         return add_up(*encode(params, batch, rng), batch, rng)
 
@@ -177,4 +191,5 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         coefficients={k: v for h in heads for k, v in h.coefficients.items()},
         shardings=rows,
         evaluate=evaluate if any(h.outputs for h in heads) else None,
+        labels=labels,
     )

@@ -58,6 +58,11 @@ def outputs(
     return {"scores": logits("classify", params, cfg, encoded)}
 
 
+def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name the labels [B] of a batch."""
+    return {"labels": jax.ShapeDtypeStruct((rows,), jnp.int32)}
+
+
 def make_head(classes: float = 2) -> Head:
     return Head(
         "classify",
@@ -67,4 +72,5 @@ def make_head(classes: float = 2) -> Head:
         needs=frozenset({"labels"}),
         pooled=True,
         outputs=outputs,
+        labels=labels,
     )

@@ -40,6 +40,11 @@ def outputs(
     return {"scores": logits("regress", params, cfg, encoded)[:, 0]}
 
 
+def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name the labels [B] of a batch."""
+    return {"labels": jax.ShapeDtypeStruct((rows,), jnp.float32)}
+
+
 def make_head() -> Head:
     return Head(
         "regress",
@@ -49,4 +54,5 @@ def make_head() -> Head:
         needs=frozenset({"labels"}),
         pooled=True,
         outputs=outputs,
+        labels=labels,
     )

@@ -56,6 +56,12 @@ def outputs(
     return {"start_logits": starts, "end_logits": ends}
 
 
+def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name the start_positions and end_positions [B] of a batch."""
+    place = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    return {"start_positions": place, "end_positions": place}
+
+
 def make_head() -> Head:
     return Head(
         "span",
@@ -64,4 +70,5 @@ def make_head() -> Head:
         sums,
         needs=frozenset({"labels"}),
         outputs=outputs,
+        labels=labels,
     )

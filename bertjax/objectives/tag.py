@@ -57,6 +57,14 @@ def outputs(
     return {"tags": jnp.argmax(scores, axis=-1).astype(jnp.int32)}
 
 
+def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name the labels and label_weights [B, L] of a batch."""
+    return {
+        "labels": jax.ShapeDtypeStruct((rows, length), jnp.int32),
+        "label_weights": jax.ShapeDtypeStruct((rows, length), jnp.float32),
+    }
+
+
 def make_head(classes: float = 2) -> Head:
     return Head(
         "tag",
@@ -65,4 +73,5 @@ def make_head(classes: float = 2) -> Head:
         sums,
         needs=frozenset({"labels"}),
         outputs=outputs,
+        labels=labels,
     )

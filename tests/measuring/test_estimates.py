@@ -3,11 +3,13 @@
 
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from bertjax import config as c
 from bertjax.measuring import compiled, estimates
 from bertjax.measuring.compiled import Parts, Shape
+from bertjax.objectives.base import make_objective
 from bertjax.parallel.chips import CHIPS
 
 GIB = 2**30
@@ -120,6 +122,8 @@ def test_batches_have_the_arrays_that_the_pipeline_makes(packed, needs, tmp_path
     config = c.parse(["--config=bert.py:smoke"]).config
     config.data.packed = packed
     config.data.plan = "pairs" if "nsp" in needs else "full_sentences"
+    config.objective = "+".join(sorted(needs))
+    objective, _ = make_objective(config.objective, c.encoder_config(config, 1000))
     config.data.cache = str(tmp_path)
     tokenizer, store = synthetic_text(1000)
     tables = build.make_tables(config, tokenizer, store.counts)
@@ -127,4 +131,17 @@ def test_batches_have_the_arrays_that_the_pipeline_makes(packed, needs, tmp_path
     stage = run.course.stages[0]
     made = {k: (v.shape, v.dtype) for k, v in stage.batch(0).items()}
     shape = Shape(stage.batch_size, stage.length, stage.P)
-    assert made == compiled.batch_arrays(config, frozenset(needs), shape)
+    assert made == compiled.batch_arrays(config, objective, shape)
+
+
+@pytest.mark.parametrize("name", ["classify", "regress", "tag", "span"])
+def test_labels_of_tasks_are_made_up(name):
+    config = c.parse(["--config=finetune/classify.py:smoke"]).config
+    config.objective = name
+    objective, _ = make_objective(name, c.encoder_config(config, 1000))
+    arrays = compiled.batch_arrays(config, objective, Shape(8, 64, 1))
+    batch = {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+    assert jax.eval_shape(objective.sums, params, batch, None).keys() == {
+        f"{name}_loss"
+    }
