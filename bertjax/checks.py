@@ -23,6 +23,7 @@ RANGES = {
     "data.max_segments": (1, 2**16),
     "data.alpha": (0, 1),
     "data.vocab_alpha": (0, 1),
+    "task.temperature": (1e-6, 1e6),
     "optim.lr": (0, 3e38),
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),

@@ -106,6 +106,10 @@ def base() -> ConfigDict:
                 label="",
                 labels="",  # of classes, in order; empty: found in the training rows
                 metrics="",  # accuracy, f1, ... (bertjax/tasks/metrics.py)
+                # Of retrieve: vectors of texts, and what divides their products.
+                pooling="mean",  # of all tokens, or cls: the first one
+                normalize=True,
+                temperature=0.05,
             ),
             optim=dict(
                 name="adamw",  # lamb, stableadamw, adafactor, muon

@@ -5,9 +5,10 @@ python -m bertjax.embed --model=DIR --text=FILE --out=FILE.npy
     [--pooling=mean|cls] [--normalize] [--batch_size=32] [--dtype=float32]
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -38,42 +39,76 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--model, --text and --out are needed: see --help")
     out = check_out(args.out)
     lines = read_lines(args.text)
-    config, tokenizer, checkpoint, meta = disk.open_model(args.model, "--model")
-    config.dtype = args.dtype
+    model = open_embedder(
+        args.model, "--model", args.dtype, args.weights, args.pooling, args.normalize
+    )
+    vectors, cut = model.embed(lines, args.batch_size)
+    write(out, vectors)
+    how = model.how
+    told = f"{out}: {len(lines):,} rows of {vectors.shape[1]}, {how.pooling} pooling"
+    told += ", of length 1" * how.normalize
+    told += f", each after {how.prompt!r}" * bool(how.prompt)
+    told += f"; {cut:,} lines cut at {how.longest} tokens" if cut else ""
+    empty = sum(not line.strip() for line in lines)
+    c.say(told + (f"; {empty:,} lines are empty" if empty else ""))
+    return 0
+
+
+class Embedder(NamedTuple):
+    """A model that makes vectors; how: as `sentences` says, with nothing left open."""
+
+    encode: Callable[[np.ndarray, np.ndarray], Any]
+    tokenizer: Any
+    how: sentences.Sentences
+    config: Any
+    step: int
+
+    def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
+        """Return the vectors of texts, f32 [n, D], and how many texts were cut."""
+        longest = self.how.longest
+        asked = [self.how.prompt + line for line in lines]
+        rows, cut = tokenize(self.tokenizer, asked, longest)
+        parts = batches(rows, self.tokenizer.pad_id, batch_size, longest)
+        return embed(self.encode, parts, len(rows)), cut
+
+
+def open_embedder(
+    path: str,
+    flag: str,
+    dtype: str = "float32",
+    weights: str = "",
+    pooling: str | None = None,
+    normalize: bool | None = None,
+) -> Embedder:
+    """Open a model for its vectors; None: as it was made for. Raises UserError."""
+    config, tokenizer, checkpoint, meta = disk.open_model(path, flag)
+    config.dtype = dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     made_for = sentences.wanted(checkpoint, meta)
-    if args.pooling is None and made_for.pooling not in POOLINGS:
+    if pooling is None and made_for.pooling not in POOLINGS:
         raise UserError(
-            f"--model={args.model}: its vectors are made by {made_for.pooling}, which "
+            f"{flag}={path}: its vectors are made by {made_for.pooling}, which "
             "is not known here; --pooling=mean and --pooling=cls give others"
         )
     if made_for.lower and not tokenizer.lower_case:
         raise UserError(
-            f"--model={args.model}: {sentences.LIMITS} has do_lower_case=true, which "
+            f"{flag}={path}: {sentences.LIMITS} has do_lower_case=true, which "
             "is not known here where the tokenizer keeps capitals"
         )
-    pooling = made_for.pooling if args.pooling is None else args.pooling
+    pooling = made_for.pooling if pooling is None else pooling
     registry.pick("--pooling", pooling, POOLINGS)
-    normalize = made_for.normalize if args.normalize is None else args.normalize
     longest = min(made_for.longest or cfg.max_length, cfg.max_length)
     if longest < 2:
-        raise UserError(
-            f"--model={args.model}: texts of {longest} tokens are too short"
-        )
-    params = disk.read_params(checkpoint, weights=args.weights)
-    encode = make_encoder(cfg, params, pooling, normalize)
-    rows, cut = tokenize(tokenizer, [made_for.prompt + x for x in lines], longest)
-    vectors = embed(
-        encode, batches(rows, tokenizer.pad_id, args.batch_size, longest), len(rows)
+        raise UserError(f"{flag}={path}: texts of {longest} tokens are too short")
+    how = dataclasses.replace(
+        made_for,
+        pooling=pooling,
+        normalize=made_for.normalize if normalize is None else normalize,
+        longest=longest,
     )
-    write(out, vectors)
-    told = f"{out}: {len(lines):,} rows of {cfg.hidden_size}, {pooling} pooling"
-    told += ", of length 1" * normalize
-    told += f", each after {made_for.prompt!r}" * bool(made_for.prompt)
-    told += f"; {cut:,} lines cut at {longest} tokens" if cut else ""
-    empty = sum(not line.strip() for line in lines)
-    c.say(told + (f"; {empty:,} lines are empty" if empty else ""))
-    return 0
+    params = disk.read_params(checkpoint, weights=weights)
+    encode = make_encoder(cfg, params, how.pooling, how.normalize)
+    return Embedder(encode, tokenizer, how, config, meta["step"])
 
 
 def check_out(name: str) -> Path:

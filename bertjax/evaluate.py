@@ -7,6 +7,8 @@
               in the training text costs. --rates=0.15,0.3: at several mask rates
 --what=pll    pseudo-log-likelihood of each line of --text; --variant=within_word
 --what=pairs  minimal pairs, JSON lines as BLiMP has them
+--what=retrieval   how well vectors (bertjax.embed) find the passages that answer
+              queries: --text=FOLDER in BEIR's layout, or a table of pairs
 
 A finetuned model is scored by its task's metrics, on data.valid or --text, a table as
 it learnt from.
@@ -46,8 +48,10 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False)
     known = {"mlm": evaluate_mlm, "pll": evaluate_pll, "pairs": evaluate_pairs}
+    known["retrieval"] = evaluate_retrieval
     evaluate = registry.pick("--what", args.what, known)
-    own = {"mlm": ("rates", "mask_unit", "examples")}.get(args.what, ("variant",))
+    own = {"mlm": ("rates", "mask_unit", "examples"), "retrieval": ()}
+    own = own.get(args.what, ("variant",))
     for flag in ("rates", "mask_unit", "examples", "variant"):
         if getattr(args, flag) is not None and flag not in own:
             raise UserError(f"--{flag} says nothing to --what={args.what}")
@@ -64,6 +68,11 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
     config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
     if "task" in meta:
         where = where if isinstance(checkpoint, Imported) else str(checkpoint)
+        for name in ("rates", "mask_unit", "examples"):
+            if getattr(args, name) is not None:
+                raise UserError(f"--{name} says nothing to a finetuned model")
+        if config.objective == "retrieve":
+            return evaluate_retrieval(args, where, flag)
         return evaluate_task(args, where, flag, meta["step"])
     config.dtype = args.dtype
     if args.examples is not None:
@@ -112,9 +121,6 @@ def evaluate_task(args: Any, where: str, flag: str, step: int) -> int:
     from bertjax.data.text.sources import named_sources
     from bertjax.tasks import prepare as tasks
 
-    for name in ("rates", "mask_unit", "examples"):
-        if getattr(args, name) is not None:
-            raise UserError(f"--{name} says nothing to a finetuned model")
     model = predict.open_finetuned(where, args.dtype, args.weights, flag)
     kind = tasks.KINDS[model.config.objective]
     key = "--text" if args.text else "data.valid"
@@ -125,7 +131,57 @@ def evaluate_task(args: Any, where: str, flag: str, step: int) -> int:
         rows = made.plan(model.config.data.length)
         outputs = predict.predict(model, rows, args.batch_size or 32)
         found[name.lstrip("-")] = rows.score(outputs, np.arange(rows.n))
-    if args.json:
+    return say_found(found, step, args.json)
+
+
+def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
+    """Print how well a model's vectors find the passages that answer queries.
+
+    Vectors are compared by their angle, or as the model was made for.
+    """
+    from bertjax import embed
+    from bertjax.data.text.sources import named_sources
+    from bertjax.scoring.statistics import half_width
+    from bertjax.tasks import collection, search
+    from bertjax.tasks import prepare as tasks
+
+    model = embed.open_embedder(where, flag, args.dtype, args.weights)
+    columns, text, key = collection.COLUMNS, args.text, "--text"
+    if model.config.objective == "retrieve":
+        columns = tasks.make_form(model.config).keys()
+        if not text:
+            text, key = model.config.data.valid, "data.valid"
+    if not text:
+        raise UserError("--what=retrieval searches --text=FOLDER, in BEIR's layout")
+    found = {}
+    for name, part in named_sources(text, key).items():
+        read = collection.read_collections(part, key, columns, c.say)
+        whole = collection.join(read)
+        texts = [*whole.queries, *whole.passages]
+        vectors, cut = model.embed(texts, args.batch_size or 32)
+        if cut:
+            c.say(f"{cut:,} texts cut at {model.how.longest} tokens")
+        if not model.how.dot:
+            sizes = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors /= np.maximum(sizes, 1e-12)
+        queries, passages = np.split(vectors, [len(whole.queries)])
+        ranked = search.search(queries, passages, leave=whole.own)
+        # Queries with the same answer resemble each other: they are one draw.
+        same = np.array([min(p for p in of if of[p] > 0) for of in whole.grades])
+        values: dict[str, float] = {}
+        for measure, each in search.measure(ranked, whole.grades).items():
+            values[measure] = float(each.mean())
+            width = half_width(each, np.ones_like(each), same)
+            if width is not None:
+                values[f"{measure}_ci95"] = width
+        counts = {"queries": len(queries), "passages": len(passages)}
+        found[name.lstrip("-")] = {**counts, **values}
+    return say_found(found, model.step, args.json)
+
+
+def say_found(found: dict[str, dict[str, float]], step: int, as_json: bool) -> int:
+    """Print the values of each validation set; returns the exit status."""
+    if as_json:
         first, *more = found.values()
         print(json.dumps({"step": step, **({"eval": found} if more else first)}))
         return 0

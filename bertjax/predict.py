@@ -73,6 +73,11 @@ def open_finetuned(
         raise UserError(
             f"{flag}={path} was not finetuned: fill_mask and embed use such models"
         )
+    if config.objective == "retrieve":
+        raise UserError(
+            f"{flag}={path} makes vectors, which bertjax.embed gives and "
+            "bertjax.evaluate --what=retrieval scores"
+        )
     config.dtype = dtype
     labels = tuple(meta["task"]["labels"])
     form = tasks.make_form(config)._replace(labels=labels)

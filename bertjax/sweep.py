@@ -292,7 +292,7 @@ def keep(
     )
     if found["steps"] not in manifest.steps(path):  # else killed just after it
         meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
-        meta |= {"stores": hashes, "tokens": 0, **tasks.facts(prepared.parts)}
+        meta |= {"stores": hashes, "tokens": 0, **tasks.facts(config, prepared.parts)}
         saved = Checkpoints(path, 2, None)
         saved.save(found["steps"], {"params": params}, meta)
         saved.close()

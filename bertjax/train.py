@@ -219,7 +219,7 @@ def train(
 
     meta = {"config": config.to_dict(), "tokenizer": tokenizer.identity}
     meta |= {"stores": hashes, "version": __version__}
-    meta |= tasks.facts(prepared.parts)
+    meta |= tasks.facts(config, prepared.parts)
     clock = make_clock(path, config.budget_minutes, mesh, done)
     if judge.over or (clock and hosts.from_primary(clock.over)):
         total = done

@@ -23,7 +23,7 @@ OLD_LIMITS = tuple(
     for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 )
 PROMPTS, TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"
-POOLING = "1_Pooling"
+POOLING, SIMILARITY = "1_Pooling", "similarity_fn_name"
 MODES = {  # the names of version 5 and older -> of version 6
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -40,7 +40,7 @@ UNBOUNDED = 10**9  # transformers writes 10**30 for what has no bound
 class Sentences:
     """pooling: "mean", "cls" or what is not known here; longest: tokens, 0: model's;
     lower: whether text is lower-cased, whatever the tokenizer does; prompt: stands
-    before each text.
+    before each text; dot: vectors are compared by their inner products, not angles.
     """
 
     pooling: str = "mean"
@@ -48,6 +48,7 @@ class Sentences:
     longest: int = 0
     lower: bool = False
     prompt: str = ""
+    dot: bool = False
 
 
 def wanted(source: Any, meta: Mapping[str, Any]) -> Sentences:
@@ -109,7 +110,8 @@ def read(directory: Path, where: str) -> Sentences:
     if (value := limits.get(key := "max_seq_length")) is not None:
         longest = length(names[0], key, value)
     lower = bool(limits.get("do_lower_case"))
-    return Sentences(pooling, "Normalize" in kinds, longest, lower, prompt)
+    dot = prompts.get(SIMILARITY) == "dot"
+    return Sentences(pooling, "Normalize" in kinds, longest, lower, prompt, dot)
 
 
 def _prompt(told: Mapping[str, Any], where: str) -> str:
@@ -147,11 +149,14 @@ def write(directory: Path, sentences: Sentences, width: int, longest: int) -> No
         "do_lower_case": sentences.lower,
     }
     files = {MODULES: steps, f"{POOLING}/config.json": pooling, LIMITS: limits}
+    told: dict[str, Any] = {}
     if sentences.prompt:
-        files[PROMPTS] = {
-            "prompts": {"default": sentences.prompt},
-            "default_prompt_name": "default",
-        }
+        told["prompts"] = {"default": sentences.prompt}
+        told["default_prompt_name"] = "default"
+    if sentences.dot:
+        told[SIMILARITY] = "dot"
+    if told:
+        files[PROMPTS] = told
     (directory / POOLING).mkdir()
     for name, content in files.items():
         text = json.dumps(content, indent=2) + "\n"

@@ -60,7 +60,8 @@ def no_labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 class Head:
     """A loss on the shared encoder.
 
-    name: its part of the parameters, `params[name]`. init(rng, cfg) -> parameters.
+    name: its part of the parameters, `params[name]`. init(rng, cfg) -> parameters, {}
+    for none.
     weights(batch) -> {term: global weight}: the terms that are losses, from the batch
     alone. sums(params, cfg, encoded, batch, rng) -> {term: Sum}: those terms and any
     metrics; params is the whole tree (for tied embeddings). coefficients: {term:
@@ -147,7 +148,8 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         rngs = jax.random.split(rng, len(heads) + 1)
         params = {"encoder": encoder.init(rngs[0], cfg)}
         for head, key in zip(heads, rngs[1:], strict=True):
-            params[head.name] = head.init(key, cfg)
+            if made := head.init(key, cfg):
+                params[head.name] = made
         return params
 
     def weights(batch: Batch) -> dict[str, jax.Array]:

@@ -11,7 +11,17 @@ from bertjax import UserError, registry
 from bertjax.data.stores.prepare import Prepared
 from bertjax.data.text.sources import expand, named_sources, split_sources
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
-from bertjax.tasks import asked, metrics, tables, tagged, tags, texts
+from bertjax.tasks import (
+    asked,
+    collection,
+    metrics,
+    retrieval,
+    search,
+    tables,
+    tagged,
+    tags,
+    texts,
+)
 from bertjax.tasks.catalog import TASKS
 from bertjax.tasks.rows import Form, Rows
 
@@ -22,7 +32,8 @@ class Kind(NamedTuple):
     read(value, key, columns, say) -> examples of files; parse(text, name, columns, say)
     -> those of standard input. find(examples, form) -> the form, with its labels.
     make(examples, form, tokenizer, labelled, say) -> rows. metrics: their names;
-    default: those that count where nothing else is said.
+    default: those that count where nothing else is said. locate(entry, key) -> the file
+    that an entry of a source names.
     """
 
     read: Callable[..., Sequence[Any]]
@@ -31,6 +42,7 @@ class Kind(NamedTuple):
     make: Callable[..., Rows]
     metrics: Sequence[str]
     default: tuple[str, ...]
+    locate: Callable[[str, str], str] = lambda entry, key: entry
 
 
 TABLE = tables.read_rows, tables.parse_text
@@ -61,7 +73,17 @@ KINDS = {
         asked.METRICS,
         ("exact", "f1"),
     ),
+    "retrieve": Kind(
+        collection.read_collections,
+        tables.parse_text,
+        lambda read, form: form,
+        retrieval.make_pairs,
+        [*search.MEASURES],
+        (*search.MEASURES,),
+        collection.locate,
+    ),
 }
+POOLINGS = dict.fromkeys(("mean", "cls"))
 TWO_SEPARATORS = ("roberta", "xlm-roberta")  # Liu et al. 2019's fairseq
 
 
@@ -111,8 +133,30 @@ def check(config: ConfigDict) -> Tokenizer:
         for part in named_sources(data[key], f"data.{key}").values():
             for entry in split_sources(part):
                 if not entry.startswith("tfds:"):
-                    expand(entry, f"data.{key}")
+                    expand(kind.locate(entry, f"data.{key}"), f"data.{key}")
+    if config.objective == "retrieve":
+        check_retrieval(config)
     return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
+
+
+def check_retrieval(config: ConfigDict) -> None:
+    """Refuse what a search over all passages of a batch, or of a text, cannot be."""
+    if not config.task.text_pair:
+        raise UserError("task.text_pair is empty: the column of the passage")
+    registry.pick("task.pooling", config.task.pooling, POOLINGS)
+    if config.accumulate > 1:
+        raise UserError(
+            f"accumulate={config.accumulate}: a query's negatives are those of the "
+            "whole batch, and micro-batches would part it; take more devices, or "
+            f"batch_size={config.batch_size // config.accumulate}"
+        )
+    if config.eval.examples:
+        raise UserError(
+            f"eval.examples={config.eval.examples}: all passages are searched: "
+            "eval.examples=0"
+        )
+    if len(named_sources(config.data.train, "data.train")) > 1:
+        raise UserError("data.train: queries of one source alone are known, no mixture")
 
 
 def make_form(config: ConfigDict) -> Form:
@@ -152,6 +196,7 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
         }
         for key, parts in found.items()
     }
+    made["valid"] = {name: rows.for_scores() for name, rows in made["valid"].items()}
     for name, rows in (*made["train"].items(), *made["valid"].items()):
         for line in rows.plan(config.data.length).notes():
             say(f"{name}: {line}")
@@ -159,8 +204,15 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
 
 
 def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:
-    """Return the objective with what the labels say of it: "classify:classes=3"."""
-    return with_labels(config.objective, facts(parts).get("task", {}).get("labels"))
+    """Return the objective with what task.* and labels say: "classify:classes=3"."""
+    task = config.task
+    if config.objective == "retrieve":
+        options = {"cls": task.pooling == "cls", "normalize": task.normalize}
+        told = ",".join(f"{key}={value:d}" for key, value in options.items())
+        return f"retrieve:{told},temperature={task.temperature}"
+    return with_labels(
+        config.objective, facts(config, parts).get("task", {}).get("labels")
+    )
 
 
 def with_labels(objective: str, labels: Sequence[str] | None) -> str:
@@ -168,7 +220,18 @@ def with_labels(objective: str, labels: Sequence[str] | None) -> str:
     return f"{objective}:classes={len(labels)}" if labels else objective
 
 
-def facts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint keeps of the labels: {"task": {"labels": [...]}}."""
+def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint keeps of a task: {"task": {"labels": [...]}}.
+
+    Of what makes vectors also "sentences", how (interop/sentences.py).
+    """
     forms = [p.form for p in parts.values() if isinstance(p, Rows)]
-    return {"task": {"labels": list(forms[0].labels)}} if forms else {}
+    if not forms:
+        return {}
+    told = {"task": {"labels": list(forms[0].labels)}}
+    if config.objective == "retrieve":
+        task = config.task
+        how = {"pooling": task.pooling, "normalize": task.normalize}
+        how |= {"dot": not task.normalize, "longest": config.data.length}
+        told["sentences"] = how
+    return told

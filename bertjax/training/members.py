@@ -100,7 +100,7 @@ def score(
                 totals[i][term] = totals[i].get(term, 0) + pair
     out = []
     for total, outputs in zip(totals, told, strict=True):
-        runs = next(iter(total.values())).shape[1]
+        runs = len(jax.tree.leaves(outputs)[0])
         for run in range(runs):
             means = {k: float(v[0, run] / v[1, run]) for k, v in total.items()}
             out.append((means, [take(o, run) for o in outputs]))

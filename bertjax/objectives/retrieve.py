@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of queries and passages by one encoder: the right passage is the nearest.
+
+-log softmax of a query's passage among all passages of the global batch, those given
+as negatives and those of other queries (Karpukhin et al. 2020, DPR, equation 2; with
+normalised vectors and a temperature: Gao et al. 2021, SimCSE, equation 1). A passage
+that answers a query is never its negative, whoever's row it stands in.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded, first_tokens
+from bertjax.models.layers import Params
+from bertjax.objectives.base import Batch, Head, Sum
+from bertjax.objectives.classify import row_weights
+from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.metrics import accuracy
+from bertjax.parallel.sharding import constrain
+
+HIDDEN = -1e9  # the score of a passage that is no negative
+PRECISE = jax.lax.Precision.HIGHEST  # a TPU would round vectors to 8 bits
+
+
+def vectors(encoded: Encoded, batch: Batch, cls: bool, normalize: bool) -> jax.Array:
+    """Return the vector of each text of packed rows: f32 [B, S, D].
+
+    The mean over its tokens, special ones included, or the first token's. A slot
+    without a text has some vector.
+    """
+    hidden = encoded.hidden
+    with jax.named_scope("pooling"):
+        if cls:
+            out = first_tokens(hidden, batch).astype(jnp.float32)
+        else:
+            slots = batch["cls_positions"].shape[1]
+            here = batch["segment_ids"][:, None] == jnp.arange(1, slots + 1)[:, None]
+            total = jnp.einsum(
+                "bsl,bld->bsd",
+                here.astype(hidden.dtype),
+                hidden,
+                precision=PRECISE,
+                preferred_element_type=jnp.float32,
+            )
+            out = total / jnp.maximum(here.sum(-1, keepdims=True), 1)
+        if normalize:
+            size = jnp.sum(jnp.square(out), axis=-1, keepdims=True)
+            out = out * jax.lax.rsqrt(jnp.maximum(size, 1e-24))
+    return out
+
+
+def weights(batch: Batch) -> dict[str, jax.Array]:
+    """Return the number of rows, f32 []; nothing of rows that are only searched."""
+    if "relevant_numbers" not in batch:
+        return {}
+    return {"retrieve_loss": jnp.sum(row_weights(batch))}
+
+
+def sums(
+    cls: bool,
+    normalize: bool,
+    temperature: float,
+    params: Params,
+    cfg: EncoderConfig,
+    encoded: Encoded,
+    batch: Batch,
+    rng: jax.Array | None,
+) -> dict[str, Sum]:
+    """Score each row's query, slot 0, by its passage, slot 1, among all passages.
+
+    passage_numbers i32 [B, S - 1]: equal for equal passages, -1 for none;
+    relevant_numbers i32 [B, R]: those that answer the query, then -1. Rows that are
+    only searched have neither, and no loss.
+    """
+    if "relevant_numbers" not in batch:
+        return {}
+    found = vectors(encoded, batch, cls, normalize)
+    queries, passages = found[:, 0], found[:, 1:]
+    rows, each, width = passages.shape
+    # Every device sees the passages of all.
+    passages = constrain(passages.reshape(rows * each, width), "_ _")
+    numbers = constrain(batch["passage_numbers"].reshape(rows * each), "_")
+    with jax.named_scope("scores"):
+        scores = jnp.matmul(queries, passages.T, precision=PRECISE) / temperature
+    answers = jnp.any(batch["relevant_numbers"][:, :, None] == numbers, axis=1)
+    own = jnp.arange(rows, dtype=jnp.int32) * each
+    others = jnp.arange(rows * each) != own[:, None]
+    scores = jnp.where(others & (answers | (numbers < 0)), HIDDEN, scores)
+    args = scores, own, row_weights(batch)
+    return {"retrieve_loss": cross_entropy(*args), "retrieve_accuracy": accuracy(*args)}
+
+
+def outputs(
+    cls: bool,
+    normalize: bool,
+    params: Params,
+    cfg: EncoderConfig,
+    encoded: Encoded,
+    batch: Batch,
+) -> dict[str, jax.Array]:
+    """Return the `vectors` f32 [B, S, D]."""
+    return {"vectors": vectors(encoded, batch, cls, normalize)}
+
+
+def make_head(cls: float = 0, normalize: float = 1, temperature: float = 0.05) -> Head:
+    """Make a head without parameters; a task's options come from task.* of a config."""
+    how = bool(cls), bool(normalize)
+    return Head(
+        "retrieve",
+        lambda rng, cfg: {},
+        weights,
+        functools.partial(sums, *how, temperature),
+        needs=frozenset({"labels"}),
+        outputs=functools.partial(outputs, *how),
+    )

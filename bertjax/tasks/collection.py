@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passages, queries, and which passage answers which query.
+
+- a folder in BEIR's layout (Thakur et al. 2021): `corpus.jsonl` with _id, title, text,
+  `queries.jsonl` with _id, text, and grades in `qrels/train.tsv`, `qrels/dev.tsv` and
+  the like, or `qrels.tsv`: query-id, corpus-id, score. The folder's name stands for the
+  grades of the role, a file of grades for itself. Each may be packed (.gz, .zst)
+- tables of pairs (tables.py): a query and a passage that answers it, and where there is
+  such a column a passage that does not, or in JSON lines a list of them
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertjax import UserError
+from bertjax.data.text import files
+from bertjax.data.text.sources import split_sources
+from bertjax.tasks import tables
+from bertjax.tasks.rows import some
+
+Say = Callable[[str], None]
+NEGATIVES = "task.label"
+COLUMNS = {"task.text": "query", "task.text_pair": "positive", NEGATIVES: "negatives"}
+HEADER = {name: name for name in ("query-id", "corpus-id", "score")}
+ROLES = {"data.train": "train", "data.valid": "dev"}  # of what is scored, test
+PACKED = ("", ".gz", ".zst")
+
+
+@dataclass
+class Collection:
+    """What is searched, and for what.
+
+    grades: of each query {passage: grade}: above 0 answers it, the others are given
+    negatives. own: of each query the passage that has its very id and does not answer
+    it, or -1: the query itself, where queries are passages too.
+    """
+
+    passages: list[str] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
+    grades: list[dict[int, int]] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+
+
+def read_collections(
+    value: str, key: str, columns: Mapping[str, str], say: Say
+) -> list[Collection]:
+    """Read all folders and tables that a config value names.
+
+    key: the config key that messages name, and that says a folder's role; columns: of
+    pairs, {config key: column}, as COLUMNS. Says what is left out. Raises UserError,
+    naming file and line.
+    """
+    found = []
+    for entry in split_sources(value):
+        path = locate(entry, key)
+        folder = _folder(path)
+        if folder:
+            one = _read_folder(path, folder, say)
+        else:
+            one = _read_pairs(path, key, columns)
+        grades = [g for of in one.grades for g in of.values()]
+        answers = sum(g > 0 for g in grades)
+        say(
+            f"{path}: {len(one.queries):,} queries, {len(one.passages):,} passages, "
+            f"{answers:,} answers, {len(grades) - answers:,} given negatives"
+        )
+        for what, texts in (("queries", one.queries), ("passages", one.passages)):
+            if empty := sum(not text.strip() for text in texts):
+                say(f"{path}: {empty:,} {what} are empty, and are kept")
+        found.append(one)
+    if not found:
+        raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
+    return found
+
+
+def join(read: Sequence[Collection]) -> Collection:
+    """Put collections one behind the other."""
+    whole = Collection()
+    for one in read:
+        first = len(whole.passages)
+        whole.passages += one.passages
+        whole.queries += one.queries
+        whole.grades += [{first + p: g for p, g in of.items()} for of in one.grades]
+        whole.own += [first + p if p >= 0 else p for p in one.own]
+    return whole
+
+
+def locate(entry: str, key: str) -> str:
+    """Return the file that an entry names: of a folder the grades of the key's role."""
+    folder = os.path.expanduser(entry).rstrip("/")
+    if entry.startswith("tfds:") or not files.is_dir(folder):
+        return entry
+    role = ROLES.get(key, "test")
+    grades = _find(f"{folder}/qrels/{role}.tsv") or _find(f"{folder}/qrels.tsv")
+    if not grades:
+        raise UserError(
+            f"{key}={entry}: the folder has neither qrels/{role}.tsv nor qrels.tsv; "
+            f"other grades are named by their file, {folder}/qrels/NAME.tsv"
+        )
+    return grades
+
+
+def _find(path: str) -> str:
+    """Return the file of that name, packed or not; "" where there is none."""
+    for ending in PACKED:
+        try:
+            files.stat(path + ending)
+            return path + ending
+        except OSError:
+            pass
+    return ""
+
+
+def _folder(path: str) -> str:
+    """Return the folder of BEIR's layout that a file of grades belongs to, or ""."""
+    if ".tsv" not in path:
+        return ""
+    above = os.path.dirname(os.path.expanduser(path)) or "."
+    for folder in (above, os.path.dirname(above) or "."):
+        if _find(f"{folder}/corpus.jsonl"):
+            return folder
+    return ""
+
+
+def _read_folder(grades: str, folder: str, say: Say) -> Collection:
+    def texts(name: str) -> dict[str, str]:
+        path = _find(f"{folder}/{name}")
+        if not path:
+            raise UserError(f"{grades}: beside it there is no {folder}/{name}")
+        found: dict[str, str] = {}
+        for row in tables.read_file(path, {"_id": "_id", "text": "text"}):
+            parts = row.cells.get("title") or "", row.cells["text"]
+            if not all(isinstance(part, str) for part in parts):
+                raise UserError(f"{row.place}: title and text are to be texts")
+            name = str(row.cells["_id"])
+            if name in found:
+                raise UserError(f"{row.place}: the _id {name!r} is there twice")
+            found[name] = " ".join(parts).strip()  # as BEIR's own models join them
+        return found
+
+    passages, queries = texts("corpus.jsonl"), texts("queries.jsonl")
+    place = {name: i for i, name in enumerate(passages)}
+    said: dict[str, dict[int, int]] = {}
+    unknown: dict[str, list[str]] = {"query": [], "passage": []}
+    for row in tables.read_file(os.path.expanduser(grades), HEADER):
+        query, passage, grade = (row.cells[column].strip() for column in HEADER)
+        try:
+            number = int(grade)
+        except ValueError:
+            raise UserError(
+                f"{row.place}: the score {grade!r} is no whole number"
+            ) from None
+        if query not in queries:
+            unknown["query"].append(row.place)
+        elif passage not in place:
+            unknown["passage"].append(row.place)
+        else:
+            said.setdefault(query, {})[place[passage]] = number
+    for what, places in unknown.items():
+        if places:
+            say(
+                f"{grades}: {len(places):,} rows name a {what} that is not there, and "
+                f"are left out: {some(places)}"
+            )
+    answered = [q for q in queries if any(g > 0 for g in said.get(q, {}).values())]
+    if not answered:
+        raise UserError(f"{grades}: no query has a passage that answers it")
+    if lacking := len(said) - len(answered):
+        say(f"{grades}: {lacking:,} queries have no answer, and are left out")
+    own = [place.get(q, -1) for q in answered]
+    return Collection(
+        [*passages.values()],
+        [queries[q] for q in answered],
+        [said[q] for q in answered],
+        [
+            -1 if said[q].get(p, 0) > 0 else p
+            for q, p in zip(answered, own, strict=True)
+        ],
+    )
+
+
+def _read_pairs(entry: str, key: str, columns: Mapping[str, str]) -> Collection:
+    wanted = {k: column for k, column in columns.items() if k != NEGATIVES}
+    passages: dict[str, int] = {}
+    queries: dict[str, int] = {}
+    found = Collection()
+    for row in tables.read_rows(entry, key, wanted):
+        told = [row.cells[column] for column in wanted.values()]
+        others = row.cells.get(columns[NEGATIVES]) or []
+        others = [others] if isinstance(others, str) else others
+        if not _are_texts(told) or not _are_texts(others):
+            what = ", ".join(columns.values())
+            raise UserError(
+                f"{row.place}: {what} are to be texts, the last one or more"
+            )
+        query = queries.setdefault(told[0], len(queries))
+        if query == len(found.grades):
+            found.grades.append({})
+        grades = found.grades[query]
+        grades[passages.setdefault(told[1], len(passages))] = 1
+        for other in filter(str.strip, others):
+            grades.setdefault(passages.setdefault(other, len(passages)), 0)
+    found.passages, found.queries = [*passages], [*queries]
+    found.own = [-1] * len(queries)
+    return found
+
+
+def _are_texts(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(text, str) for text in found)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find passages that answer queries, by vectors: pairs in, a model for embed out.
+
+One encoder for both (Reimers and Gurevych 2019), the other passages of the batch as
+negatives and one given one where there are some (Karpukhin et al. 2020). Mean pooling,
+cosines over 0.05, batch 64 at 2e-5 are sentence-transformers' usual settings; DPR's
+are task.pooling=cls task.normalize=False task.temperature=1 batch_size=128. ARG: a
+size, smoke.
+
+  --config.init_from=DIR --config.data.train=FOLDER --config.data.valid=FOLDER
+
+FOLDER is of BEIR's layout; or tables with the columns below, `negatives` if any.
+"""
+
+from bertjax import config as c
+
+
+def get_config(arg: str | None = None):
+    size, smoke = c.read_arg(arg, size="base")
+    config = c.finetuning(smoke)
+    config.objective = "retrieve"
+    config.task.text = "query"
+    config.task.text_pair = "positive"
+    config.task.label = "negatives"
+    config.model.size = size
+    config.batch_size = 64
+    config.data.length = 256  # of a query or a passage at most
+    config.optim.lr = 2e-5
+    return config
