@@ -105,6 +105,13 @@ def outputs(
     return {"vectors": vectors(encoded, batch, cls, normalize)}
 
 
+def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name what a batch of queries and a passage each holds beside tokens."""
+    sizes = {"segment_ids": length, "position_ids": length, "cls_positions": 2}
+    sizes |= {"passage_numbers": 1, "relevant_numbers": 1}
+    return {k: jax.ShapeDtypeStruct((rows, n), jnp.int32) for k, n in sizes.items()}
+
+
 def make_head(cls: float = 0, normalize: float = 1, temperature: float = 0.05) -> Head:
     """Make a head without parameters; a task's options come from task.* of a config."""
     how = bool(cls), bool(normalize)
@@ -115,4 +122,5 @@ def make_head(cls: float = 0, normalize: float = 1, temperature: float = 0.05) -
         functools.partial(sums, *how, temperature),
         needs=frozenset({"labels"}),
         outputs=functools.partial(outputs, *how),
+        labels=labels,
     )
