@@ -21,6 +21,7 @@ from absl import flags
 from bertjax import UserError, disk, registry
 from bertjax import config as c
 from bertjax.interop import hf, sentences
+from bertjax.tasks import prepare as tasks
 
 Grow = Callable[[Any], Any]
 
@@ -120,7 +121,7 @@ def to_workdir(
     (into / "config.json").write_text(c.to_json(config), "utf-8")
     (into / "overrides.json").write_text("{}\n", "utf-8")
     saved = Checkpoints(into, keep_last=2, keep_every=None)
-    told = {k: meta[k] for k in ("config", "tokenizer", "hf")}
+    told = {k: meta[k] for k in ("config", "tokenizer", "hf", "task") if k in meta}
     told["sentences"] = dataclasses.asdict(sentences.wanted(source, meta))
     saved.save(0, {"params": params}, {**told, "tokens": 0})
     saved.close()
@@ -146,6 +147,9 @@ def to_hf(
 
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     raw, pooled = meta.get("hf"), sentences.wanted(source, meta)
+    task, between = meta.get("task", {}), None
+    if task and config.objective != "retrieve":
+        between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
     export.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
     params = disk.read_params(source, weights=weights)
@@ -163,11 +167,18 @@ def to_hf(
     for name, (part, cfg) in models.items():
         folder = into / name
         folder.mkdir(exist_ok=True)
-        labels = meta.get("task", {}).get("labels", ())
         export.write_model(
-            folder, part, cfg, tokenizer.roles, model_type, raw, c.say, labels
+            folder,
+            part,
+            cfg,
+            tokenizer.roles,
+            model_type,
+            raw,
+            c.say,
+            task.get("labels", ()),
         )
-        write_tokenizer(tokenizer, folder, cfg.type_vocab_size > 1, cfg.max_length)
+        types = cfg.type_vocab_size > 1
+        write_tokenizer(tokenizer, folder, types, cfg.max_length, between)
         sentences.write(folder, pooled, cfg.hidden_size, cfg.max_length)
 
 

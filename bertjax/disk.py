@@ -13,6 +13,7 @@ from typing import IO, Any
 from bertjax import UserError, objectives, registry
 from bertjax import config as c
 from bertjax.interop import directories, hf, pairs
+from bertjax.tasks import prepare as tasks
 from bertjax.training import manifest, workdir
 
 
@@ -181,6 +182,7 @@ def open_directory(
     In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
     model and tokenizer are not of one piece.
     """
+    from bertjax.data.vocab.exports import separators_of
     from bertjax.data.vocab.tokenizers import load_tokenizer
 
     where = f"{flag}={directory}"
@@ -199,6 +201,8 @@ def open_directory(
     if "+" not in config.objective:
         config.data.plan = "full_sentences"
     config.data.length = min(config.data.length, model.cfg.max_length)
+    if model.task:
+        tasks.tell(config, *model.task, longest=model.cfg.max_length)
     if flag != "init_from":  # which says what it takes
         model.report(c.say)
     meta = {
@@ -207,6 +211,9 @@ def open_directory(
         "config": config.to_dict(),
         "hf": model.raw,
     }
+    if model.task:
+        between = separators_of(tokenizer) or tasks.separators(config)
+        meta["task"] = {"labels": list(model.task.labels), "separators": between}
     return config, tokenizer, model, meta
 
 

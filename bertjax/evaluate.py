@@ -11,7 +11,7 @@
               queries: --text=FOLDER in BEIR's layout, or a table of pairs
 
 A finetuned model is scored by its task's metrics, on data.valid or --text, a table as
-it learnt from.
+it learnt from, or with the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL.
 """
 
 import json
@@ -38,6 +38,8 @@ def define_flags(values: flags.FlagValues) -> None:
     string("rates", None, "", flag_values=values)
     string("mask_unit", None, "", flag_values=values)
     string("variant", None, "", flag_values=values)
+    string("columns", None, "", flag_values=values)
+    string("label", None, "", flag_values=values)
     flags.DEFINE_integer("examples", None, "", lower_bound=0, flag_values=values)
     flags.DEFINE_integer("batch_size", None, "", lower_bound=1, flag_values=values)
     string("dtype", "float32", "", flag_values=values)
@@ -50,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
     known = {"mlm": evaluate_mlm, "pll": evaluate_pll, "pairs": evaluate_pairs}
     known["retrieval"] = evaluate_retrieval
     evaluate = registry.pick("--what", args.what, known)
-    own = {"mlm": ("rates", "mask_unit", "examples"), "retrieval": ()}
-    own = own.get(args.what, ("variant",))
-    for flag in ("rates", "mask_unit", "examples", "variant"):
+    of_mlm = ("rates", "mask_unit", "examples", "columns", "label")
+    own = {"mlm": of_mlm, "retrieval": ()}.get(args.what, ("variant",))
+    for flag in (*of_mlm, "variant"):
         if getattr(args, flag) is not None and flag not in own:
             raise UserError(f"--{flag} says nothing to --what={args.what}")
     flag = "--workdir" if args.workdir else "--model"
@@ -71,9 +73,13 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
         for name in ("rates", "mask_unit", "examples"):
             if getattr(args, name) is not None:
                 raise UserError(f"--{name} says nothing to a finetuned model")
-        if config.objective == "retrieve":
-            return evaluate_retrieval(args, where, flag)
-        return evaluate_task(args, where, flag, meta["step"])
+        if config.objective != "retrieve":
+            return evaluate_task(args, where, flag, meta["step"])
+    for name in ("columns", "label"):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name} names columns of a finetuned model's table")
+    if config.objective == "retrieve":
+        return evaluate_retrieval(args, where, flag)
     config.dtype = args.dtype
     if args.examples is not None:
         config.eval.examples = args.examples
@@ -121,7 +127,13 @@ def evaluate_task(args: Any, where: str, flag: str, step: int) -> int:
     from bertjax.data.text.sources import named_sources
     from bertjax.tasks import prepare as tasks
 
-    model = predict.open_finetuned(where, args.dtype, args.weights, flag)
+    model = predict.open_finetuned(
+        where, args.dtype, args.weights, flag, args.columns or ""
+    )
+    if args.label:
+        model = model._replace(form=model.form._replace(label=args.label))
+    if not args.text and not model.config.data.valid:
+        raise UserError("data.valid is empty in this model's config: give --text=FILES")
     kind = tasks.KINDS[model.config.objective]
     key = "--text" if args.text else "data.valid"
     found = {}

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a finetuned model: python -m bertjax.predict --model=DIR --input=FILE|-
 
-    [--out=FILE|-] [--step=N] [--batch_size=32] [--dtype=float32] [--weights=raw|ema]
+    [--out=FILE|-] [--columns=TEXT[,TEXT_PAIR]] [--step=N] [--batch_size=32]
+    [--dtype=float32] [--weights=raw|ema]
 
-The input is a table with the columns the model was finetuned on, the label aside: TSV,
-CSV or JSON lines; on standard input TSV, or JSON lines where it begins with a brace.
+The input is a table with the columns the model was finetuned on, the label aside, or
+those of --columns: TSV, CSV or JSON lines; on standard input TSV, or JSON lines where
+it begins with a brace. Of a model of Hugging Face's the column is `text`.
 Comes out a JSON object a row, in order: label and score (its probability), or value.
 
 A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
@@ -36,6 +38,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("input", None, "", flag_values=values)
     flags.DEFINE_string("out", "-", "", flag_values=values)
     flags.DEFINE_integer("step", None, "", flag_values=values)
+    flags.DEFINE_string("columns", "", "", flag_values=values)
     flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
     flags.DEFINE_string("weights", "", "", flag_values=values)
@@ -47,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--model and --input are needed: see --help")
     out = check_out(args.out)
     where = disk.at_step(args.model, args.step)
-    model = open_finetuned(where, args.dtype, args.weights)
+    model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
     kind = tasks.KINDS[model.config.objective]
     read = read_input(args.input, model.form.keys(labelled=False), kind)
     write(out, answer(model, read, args.batch_size))
@@ -65,13 +68,24 @@ class Finetuned(NamedTuple):
 
 
 def open_finetuned(
-    path: str, dtype: str = "float32", weights: str = "", flag: str = "--model"
+    path: str,
+    dtype: str = "float32",
+    weights: str = "",
+    flag: str = "--model",
+    columns: str = "",
 ) -> Finetuned:
-    """Open a finetuned model. Raises UserError for one that was not finetuned."""
+    """Open a finetuned model. Raises UserError for one that was not finetuned.
+
+    columns: of the texts, with a comma, where they are not those it learnt from.
+    """
     config, tokenizer, checkpoint, meta = disk.open_model(path, flag)
     if "task" not in meta:
+        there = meta.get("hf", {})
+        known = {k: there[k] for k in ("architectures", "problem_type") if k in there}
+        said = f" ({', '.join(f'{k} {v}' for k, v in known.items())})" if known else ""
         raise UserError(
-            f"{flag}={path} was not finetuned: fill_mask and embed use such models"
+            f"{flag}={path} was not finetuned for a task that is known here{said}: "
+            "fill_mask and embed use such models"
         )
     if config.objective == "retrieve":
         raise UserError(
@@ -79,8 +93,11 @@ def open_finetuned(
             "bertjax.evaluate --what=retrieval scores"
         )
     config.dtype = dtype
-    labels = tuple(meta["task"]["labels"])
-    form = tasks.make_form(config)._replace(labels=labels)
+    if columns:
+        tasks.rename(config, columns)
+    labels, form = tuple(meta["task"]["labels"]), tasks.make_form(config)
+    between = meta["task"].get("separators", form.separators)
+    form = form._replace(labels=labels, separators=between)
     objective = tasks.with_labels(config.objective, labels)
     params = disk.read_params(checkpoint, config.objective, weights)
     return Finetuned(config, objective, form, tokenizer, params)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import read_rows, refused, succeeded, timeless
 
-from bertjax import UserError, predict, train
+from bertjax import UserError, convert, evaluate, predict, train
 from bertjax.training.checkpoint import restore_params
 from bertjax.training.signals import StopSignal
 
@@ -127,6 +127,34 @@ def test_evaluate_says_what_training_said(command, finetuned):
     refused(command("evaluate", f"--workdir={finetuned}", "--rates=0.3"), "--rates")
 
 
+def test_there_and_back(finetuned, tables, tmp_path, capsys):
+    """As Hugging Face's directory it answers as before, and so does its import."""
+    theirs, ours = tmp_path / "hf", tmp_path / "ours"
+    convert.main([f"--from={finetuned}", f"--to={theirs}", "--format=hf"])
+    convert.main([f"--from={theirs}", f"--to={ours}"])
+    short = tmp_path / "short.tsv"  # nothing is cut at the run's 32 tokens
+    short.write_text("text\tmore\nThe result is fast\tclear\nx\tbroken wrong\n")
+    table = f"--input={short}"
+    said = []
+    for model in (finetuned, theirs, ours):
+        more = [] if model == finetuned else ["--columns=text,more"]
+        capsys.readouterr()
+        predict.main([f"--model={model}", table, *more])
+        lines = capsys.readouterr().out.splitlines()
+        said.append([json.loads(line) for line in lines])
+    for other in said[1:]:
+        assert [r["label"] for r in other] == [r["label"] for r in said[0]]
+        scores = [[r["score"] for r in rows] for rows in (other, said[0])]
+        np.testing.assert_allclose(*scores, atol=1e-6)
+    text = f"--text={tables / 'rows.csv'}"
+    evaluate.main([f"--model={theirs}", text, "--columns=text,more", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"step": 0, "accuracy": 1.0}
+    with pytest.raises(UserError, match="--text"):
+        evaluate.main([f"--model={theirs}"])
+    with pytest.raises(UserError, match="--columns=a,b,c: classify has 2 at most"):
+        predict.main([f"--model={theirs}", table, "--columns=a,b,c"])
+
+
 def test_scores_of_columns_without_names(command, wanted, tables, tmp_path):
     """Regression, and a table without a header: columns by number."""
     arguments = [
@@ -210,3 +238,10 @@ def test_spans_are_learnt(command, trained, tmp_path):
         for a, q in zip(found, qas, strict=True)
     ]
     assert np.mean(right) == pytest.approx(last["eval/valid/exact"])
+    theirs = tmp_path / "hf"
+    convert.main([f"--from={tmp_path / 'run'}", f"--to={theirs}", "--format=hf"])
+    again = answers(command, theirs, f"--input={table}")
+    assert [a["answer"] for a in again] == [a["answer"] for a in found]
+    for key in ("score", "null_score"):
+        scores = [[a[key] for a in rows] for rows in (again, found)]
+        np.testing.assert_allclose(*scores, atol=1e-5)

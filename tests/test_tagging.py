@@ -87,13 +87,17 @@ def test_predictions_come_in_order(tagger, sentences, columns, tmp_path):
     assert answers(tagger, lines, out) == [found[1]]
 
 
-def test_for_transformers(tagger, tmp_path):
+def test_for_transformers(tagger, sentences, tmp_path):
     convert.main([f"--from={tagger}", f"--to={tmp_path / 'hf'}", "--format=hf"])
     told = json.loads((tmp_path / "hf/config.json").read_text())
     assert told["architectures"] == ["BertForTokenClassification"]
     assert [*told["id2label"].values()] == ["O", "B-LOC", "B-PER", "I-PER"]
     weights = load_file(tmp_path / "hf/model.safetensors")
     assert weights["classifier.weight"].shape[0] == 4
+    some, out = tmp_path / "some.jsonl", tmp_path / "out.jsonl"
+    tokens = [words for words, _ in sentences if len(words) < 20]
+    some.write_text("".join(json.dumps({"tokens": t}) + "\n" for t in tokens))
+    assert answers(tmp_path / "hf", some, out) == answers(tagger, some, out)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.interop import tensors
 from bertjax.interop.families import FAMILIES, Family
+from bertjax.interop.finetuned import OPTIONS, check_head, tell_task, with_head
 from bertjax.interop.hf import CONFIG, few, read_config
 from bertjax.interop.layout import (
     heads_of,
@@ -22,11 +23,11 @@ from bertjax.interop.layout import (
     stored_shape,
     walk,
 )
-from bertjax.interop.names import SEQUENCES, WORDS
+from bertjax.interop.names import TASKS
 from bertjax.models.config import EncoderConfig
 
 # What does not decide which family an encoder is of.
-FREE = ("pooler", "dtype", "remat", "unroll", "attention", "max_logits_mb")
+FREE = ("pooler", "dtype", "remat", "unroll", "attention", "max_logits_mb", *OPTIONS)
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 
 
@@ -51,9 +52,12 @@ def write_model(
     if raw and raw.get("model_type") == family.model_type:
         config = {**raw, **config}
     have = dict(walk(params))
-    if task := {"classify", "regress", "tag"} & params.keys():
-        family, told = with_task(family, min(task), labels)
-        config |= told
+    task = next((head for head in TASKS if head in params), "")
+    if task or "pooler" in params["encoder"]:
+        check_head(family, cfg, read_config(config, family, CONFIG))
+    if task:
+        family = with_head(family, task)
+        config |= tell_task(task, labels)
     if cfg.type_vocab_size and "encoder/embeddings/token_type" not in have:
         # No token types: one, of zeros.
         types = np.zeros((cfg.type_vocab_size, cfg.embedding_width), np.float32)
@@ -64,45 +68,12 @@ def write_model(
     heads = heads_of(here)
     name = next(name for needed, name in family.classes if needed <= heads)
     config |= {"architectures": [name], "dtype": "float32"}
-    config.pop("torch_dtype", None)
+    for key in ("torch_dtype", "num_labels"):
+        config.pop(key, None)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / CONFIG).write_text(text, "utf-8")
     listed = sorted(_stored(have, here, family, cfg, bool(heads)))
     tensors.write(directory / tensors.SINGLE, listed)
-
-
-def with_task(
-    family: Family, head: str, labels: Sequence[str]
-) -> tuple[Family, dict[str, Any]]:
-    """Return the family with a task's head, and what config.json says of it.
-
-    Raises UserError for a family whose head is of another kind in transformers.
-    """
-    table, what = (WORDS, "Token") if head == "tag" else (SEQUENCES, "Sequence")
-    if family.model_type not in table:
-        raise UserError(
-            f"--format=hf: {family.model_type}'s head of a task is not the same in "
-            f"transformers; those of {', '.join(table)} are"
-        )
-    own = {
-        k.replace("task/", f"{head}/"): v for k, v in table[family.model_type].items()
-    }
-    stem = next(name for _, name in family.classes if name.endswith("Model"))
-    name = f"{stem.removesuffix('Model')}For{what}Classification"
-    names = list(labels) or ["LABEL_0"]
-    told = {
-        "id2label": {str(i): label for i, label in enumerate(names)},
-        "label2id": {label: i for i, label in enumerate(names)},
-    }
-    if what == "Sequence":
-        kind = "single_label_classification" if labels else "regression"
-        told["problem_type"] = kind
-    family = dataclasses.replace(
-        family,
-        names={**family.names, **own},
-        classes=((frozenset({head}), name), *family.classes),
-    )
-    return family, told
 
 
 def choose_family(
@@ -179,7 +150,8 @@ def _stored(
     for path in paths:
         for index, full in enumerate(names_of(path, family, cfg)):
             name, part, _ = split_name(full)
-            if path.startswith("encoder/") and prefixed and name[:10] != "classifier":
+            inside = path.startswith("encoder/") and path not in family.outside
+            if inside and prefixed:
                 name = family.prefix + name
             parts.setdefault(name, {})[part] = path, index
 

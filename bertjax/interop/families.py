@@ -30,6 +30,7 @@ class Family:
     special: key of config.json -> role of the special piece whose id it is.
     refused: key of config.json that changes what is computed -> values that are known.
     aliases: a tensor's other name -> its name in the table.
+    outside: paths of the encoder that are part of a head there: without the prefix.
     """
 
     model_type: str
@@ -46,6 +47,7 @@ class Family:
     )
     refused: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    outside: frozenset[str] = frozenset()
 
 
 # ---------------------------------------------------------------- config.json
@@ -234,7 +236,7 @@ ELECTRA = Family(
     prefix="electra.",
     keys=KEYS,
     defaults=DEFAULTS,
-    fixed={"classifier_activation": "gelu"},
+    fixed={"classifier_activation": "gelu", "pooler_activation": "gelu"},
     read=read_electra,
     write=write_electra,
     classes=classes(
@@ -260,7 +262,11 @@ DISTILBERT = Family(
         "tie_word_embeddings": "tie_word_embeddings",
     },
     defaults=DEFAULTS,
-    fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+    fixed={
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-12,
+        "pooler_activation": "relu",
+    },
     classes=classes(mlm="DistilBertForMaskedLM", none="DistilBertModel"),
     refused=REFUSED,
 )
@@ -288,6 +294,7 @@ MODERNBERT = Family(
         "classifier_bias": "classifier_bias",
         "classifier_activation": "classifier_activation",
         "decoder_bias": "decoder_bias",
+        "classifier_pooling": "classifier_pooling",
     },
     defaults={
         **DEFAULTS,
@@ -301,6 +308,7 @@ MODERNBERT = Family(
         "classifier_bias": False,
         "classifier_activation": "gelu",
         "decoder_bias": True,
+        "classifier_pooling": "cls",
     },
     fixed={
         "type_vocab_size": 0,
@@ -309,6 +317,8 @@ MODERNBERT = Family(
         "first_attention_norm": False,
         "final_norm": True,
         "mlp_type": "glu",
+        "pooler_activation": "",
+        "task_transform": True,
     },
     read=read_modernbert,
     write=write_modernbert,

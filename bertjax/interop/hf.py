@@ -16,6 +16,7 @@ import numpy as np
 from bertjax import UserError, registry
 from bertjax.interop import tensors
 from bertjax.interop.families import ACTIVATIONS, FAMILIES, Family
+from bertjax.interop.finetuned import Task, read_task, with_head
 from bertjax.interop.layout import (
     aligned,
     heads_of,
@@ -42,7 +43,8 @@ class Imported:
 
     where: begins every message. raw: config.json. found: the tensors (tensors.py's or
     tf1.py's) by their names in the table; missing: leaves of ours that are not there
-    (heads, pooler); unexpected: tensors that are nothing of ours.
+    (heads, pooler); unexpected: tensors that are nothing of ours. task: what it was
+    finetuned for.
     """
 
     directory: Path
@@ -53,6 +55,7 @@ class Imported:
     found: Mapping[str, Any]
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    task: Task | None = None
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -67,9 +70,14 @@ class Imported:
         """Which heads are there: "mlm", "nsp", ..."""
         return heads_of(self.paths)
 
+    @property
+    def classes(self) -> int:
+        """How many classes the task has."""
+        return len(self.task.labels) if self.task else 2
+
     def shape(self, path: str) -> tuple[int, ...]:
         """Return the shape of one leaf, the layers stacked."""
-        return shape_of(path, self.family, self.cfg)
+        return shape_of(path, self.family, self.cfg, self.classes)
 
     def describe(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the leaves by path."""
@@ -117,6 +125,8 @@ def open_model(directory: Path, where: str) -> Imported:
         raise UserError(f"{where}: {CONFIG} lacks model_type")
     family = registry.pick(f"{where}: model_type", raw["model_type"], FAMILIES)
     cfg = read_config(raw, family, f"{where}: {CONFIG}")
+    if task := read_task(raw, f"{where}: {CONFIG}"):
+        family = with_head(family, task.head)
     found: dict[str, tensors.Tensor] = {}
     for name, tensor in tensors.open_tensors(directory, where).items():
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
@@ -128,7 +138,7 @@ def open_model(directory: Path, where: str) -> Imported:
             if cfg.tie_word_embeddings and name in found:
                 _check_tied(found, other, name, where)
             found[name] = found.pop(other)
-    return check_tensors(Imported(directory, where, family, raw, cfg, found))
+    return check_tensors(Imported(directory, where, family, raw, cfg, found, task=task))
 
 
 def check_tensors(
@@ -145,12 +155,13 @@ def check_tensors(
         for full in names_of(path, family, cfg):
             name, _, of = split_name(full)
             known.add(name)
-            rows, *rest = stored_shape(path, cfg)
+            rows, *rest = stored_shape(path, cfg, model.classes)
             wanted = (of * rows, *rest)
             tensor = found.get(name)
             if tensor is None:
                 lacking.append(path)
-                if path.startswith("encoder/") and "/pooler/" not in path:
+                bare = path.startswith("encoder/") and "/pooler/" not in path
+                if bare or model.task:
                     lost.append(called(name))
             elif tensor.shape != wanted:
                 shapes = tensor.in_file(tensor.shape), tensor.in_file(wanted)
@@ -174,7 +185,7 @@ def check_tensors(
         raise UserError(
             f"{where}: tensors of layers that {config} does not have: {few(strange)}"
         )
-    decoder = family.names["mlm/decoder"]
+    decoder = family.names.get("mlm/decoder")
     if cfg.tie_word_embeddings and decoder in found:
         unexpected -= {decoder}
         word = family.names["encoder/embeddings/word"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.interop.families import Family
-from bertjax.interop.names import LAYOUTS
+from bertjax.interop.names import LAYOUTS, TASKS
 from bertjax.models.config import EncoderConfig
 
 
@@ -33,6 +33,7 @@ def leaves(family: Family, cfg: EncoderConfig) -> list[str]:
             "down/bias": cfg.mlp_bias,
             "final_norm/": cfg.final_norm,
             "mlm/transform/bias": cfg.classifier_bias,
+            **{f"{task}/transform/bias": cfg.classifier_bias for task in TASKS},
             "mlm/bias": cfg.decoder_bias,
             "mlm/decoder": not cfg.tie_word_embeddings,
         }.items()
@@ -73,9 +74,14 @@ def _dims(cfg: EncoderConfig, classes: int = 2) -> dict[str, int]:
     }
 
 
-def shape_of(path: str, family: Family, cfg: EncoderConfig) -> tuple[int, ...]:
-    """Return the shape of a leaf of ours, the stack's axis included."""
-    dims = _dims(cfg)
+def shape_of(
+    path: str, family: Family, cfg: EncoderConfig, classes: int = 2
+) -> tuple[int, ...]:
+    """Return the shape of a leaf of ours, the stack's axis included.
+
+    classes: how many a task has.
+    """
+    dims = _dims(cfg, classes)
     own = tuple(dims[c] for c in LAYOUTS[path] if c.isalpha())
     if "{}" in family.names[path]:
         return (len(names_of(path, family, cfg)), *own)

@@ -55,13 +55,17 @@ LAYOUTS = {
     "nsp/bias": "C",
     "sop/kernel": "D>C",
     "sop/bias": "C",
-    "classify/kernel": "D>S",
-    "classify/bias": "S",
-    "regress/kernel": "D>O",
-    "regress/bias": "O",
-    "tag/kernel": "D>S",
-    "tag/bias": "S",
 }
+TASKS = {"classify": "S", "regress": "O", "tag": "S", "span": "C"}
+for _task, _out in TASKS.items():
+    LAYOUTS |= {
+        f"{_task}/transform/kernel": "D>D",
+        f"{_task}/transform/bias": "D",
+        f"{_task}/norm/scale": "D",
+        f"{_task}/norm/bias": "D",
+        f"{_task}/kernel": f"D>{_out}",
+        f"{_task}/bias": _out,
+    }
 # The leaves of a dense layer and of a norm, as torch calls them.
 LINEAR = {"kernel": "weight", "bias": "bias"}
 NORM = {"scale": "weight", "bias": "bias"}
@@ -235,20 +239,35 @@ MODERNBERT = {
     "mlm/decoder": "decoder.weight",
 }
 
-# A task's head on the pooled vector, in ...ForSequenceClassification, by family.
-# RoBERTa's pooler is a part of it.
-_SPLIT = {
-    **rows(LINEAR, "encoder/pooler classifier.dense"),
-    **rows(LINEAR, "task classifier.out_proj"),
-}
-SEQUENCES = {
-    "bert": rows(LINEAR, "task classifier"),
-    "albert": rows(LINEAR, "task classifier"),
-    "roberta": _SPLIT,
-    "xlm-roberta": _SPLIT,
-}
-# A head on each hidden state, in ...ForTokenClassification.
-_WORDS = rows(LINEAR, "tag classifier")
-WORDS = dict.fromkeys(
-    ("bert", "albert", "roberta", "xlm-roberta", "electra", "distilbert"), _WORDS
+# Heads of tasks, by family: what ends the class's name -> the tensors of the head, and
+# of the dense layer before it where that is no part of the encoder there.
+SEQUENCE, TOKEN, ANSWER = (
+    f"For{name}"
+    for name in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 )
+_CLASSES = rows(LINEAR, "task classifier")
+_TRANSFORM = {
+    **rows(LINEAR, "task/transform head.dense"),
+    **rows(NORM, "task/norm head.norm"),
+    **_CLASSES,
+}
+_SPLIT = rows(
+    LINEAR,
+    """
+    encoder/pooler classifier.dense
+    task           classifier.out_proj
+    """,
+)
+_PLAIN = {TOKEN: _CLASSES, ANSWER: rows(LINEAR, "task qa_outputs")}
+HEADS = {
+    "bert": {SEQUENCE: POOLER | _CLASSES, **_PLAIN},
+    "albert": {SEQUENCE: rows(LINEAR, "encoder/pooler pooler") | _CLASSES, **_PLAIN},
+    "roberta": {SEQUENCE: _SPLIT, **_PLAIN},
+    "xlm-roberta": {SEQUENCE: _SPLIT, **_PLAIN},
+    "electra": {SEQUENCE: _SPLIT, **_PLAIN},
+    "distilbert": {
+        SEQUENCE: rows(LINEAR, "encoder/pooler pre_classifier") | _CLASSES,
+        **_PLAIN,
+    },
+    "modernbert": dict.fromkeys((SEQUENCE, TOKEN, ANSWER), _TRANSFORM),
+}

@@ -7,6 +7,7 @@ from bertjax import UserError, registry
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 REMAT = ("none", "full", "dots")
+POOLER_ACTIVATIONS = ("", "tanh", "gelu", "relu")
 ATTENTION = ("xla", "tpu", "gpu", "fused", "splash", "cudnn")
 DTYPES = ("float32", "bfloat16")
 MOST = 2**31 - 1
@@ -103,6 +104,12 @@ class EncoderConfig:
     classifier_activation: str = ""  # empty: hidden_act
     tie_word_embeddings: bool = True
     decoder_bias: bool = True
+    # What classes of a whole text are computed of: the first token (cls) or the mean of
+    # them all, through a dense layer and this activation; empty: through neither.
+    classifier_pooling: str = "cls"
+    pooler_activation: str = "tanh"
+    # The head of a task begins as the masked LM's does: dense, activation, norm.
+    task_transform: bool = False
     # Largest f32 logits of a device in a masked LM's step, MB (2^20 bytes); more are
     # made a chunk at a time, and again in the backward pass. 0: no limit.
     max_logits_mb: int = 0
@@ -113,6 +120,8 @@ class EncoderConfig:
             ("classifier_activation", ("", *ACTIVATIONS)),
             ("remat", REMAT),
             ("attention", ATTENTION),
+            ("classifier_pooling", ("cls", "mean")),
+            ("pooler_activation", POOLER_ACTIVATIONS),
             ("position_embedding_type", ("absolute", "rope", "none")),
             ("norm_position", ("post", "pre")),
             ("norm_type", ("layer_norm", "rms_norm")),

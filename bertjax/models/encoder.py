@@ -35,6 +35,7 @@ from bertjax.models.layers import (
     norm_specs,
     stack_specs,
 )
+from bertjax.models.pooling import pool
 from bertjax.parallel.sharding import constrain, path_name
 
 
@@ -96,7 +97,7 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     specs = {"embeddings": embeddings, "layers": layers}
     if cfg.final_norm:
         specs["final_norm"] = norm(d)
-    if cfg.pooler:
+    if cfg.pooler and cfg.pooler_activation:
         specs["pooler"] = dense((d,), (d,), True)
     return draw(rng, specs, cfg.initializer_range)
 
@@ -186,7 +187,7 @@ def _apply(
     pooled = None
     if cfg.pooler:
         with jax.named_scope("pooler"):
-            pooled = jnp.tanh(linear(params["pooler"], first_tokens(x, batch)))
+            pooled = pool(params, cfg, x, batch)
     return Encoded(x.reshape(b, length, -1), pooled), (first, kept)
 
 
@@ -253,14 +254,6 @@ def make_views(cfg: EncoderConfig, batch: dict[str, jax.Array]) -> tuple[View, .
     whole = [view(0, cfg.rope_theta)] if any(cfg.is_global) else []
     local = [] if all(cfg.is_global) else [view(cfg.local_attention, near)]
     return (*whole, *local)
-
-
-def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    """Take the first token of each sequence: [B, D], of packed rows [B, S, D]."""
-    if "cls_positions" not in batch:
-        return x[:, 0]
-    at = batch["cls_positions"][:, :, None]
-    return jnp.take_along_axis(x, at, axis=1, mode="clip")
 
 
 def normalise(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

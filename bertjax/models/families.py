@@ -62,9 +62,10 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     # Clark et al. 2020, table 6: the discriminators. Their generators are these with
-    # hidden_size, heads and MLP times 1/4 (base: 1/3), embeddings shared.
+    # hidden_size, heads and MLP times 1/4 (base: 1/3), embeddings shared. The dense
+    # layer before a task's classes is transformers'; google-research/electra has none.
     "electra": Family(
-        dict(pooler=False, classifier_activation="gelu"),
+        dict(pooler=False, classifier_activation="gelu", pooler_activation="gelu"),
         {
             "tiny": SIZES["tiny"],
             "mini": SIZES["mini"],
@@ -73,9 +74,10 @@ FAMILIES: Mapping[str, Family] = {
             "large": SIZES["large"],
         },
     ),
-    # Sanh et al. 2019, section 3.
+    # Sanh et al. 2019, section 3; a task's head as in their code, transformers.
     "distilbert": Family(
-        dict(type_vocab_size=0, pooler=False), {"base": shape(6, 768, 12)}
+        dict(type_vocab_size=0, pooler=False, pooler_activation="relu"),
+        {"base": shape(6, 768, 12)},
     ),
     # Warner et al. 2024 (arXiv 2412.13663), section 2.1 and table 4.
     "modernbert": Family(
@@ -99,6 +101,8 @@ FAMILIES: Mapping[str, Family] = {
             mlp_type="glu",
             mlp_bias=False,
             classifier_bias=False,
+            pooler_activation="",
+            task_transform=True,
         ),
         {
             "tiny": shape(4, 128, 2, intermediate_size=192),

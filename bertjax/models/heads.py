@@ -11,6 +11,7 @@ from bertjax.models.layers import (
     Params,
     activate,
     draw,
+    dropout,
     layer_norm,
     linear,
     linear_specs,
@@ -50,12 +51,9 @@ def mlm_logits(
     run_pretraining.py; E as in Lan et al. 2020, section 3.1.)
     """
     b, p = positions.shape
-    act = cfg.classifier_activation or cfg.hidden_act
     with jax.named_scope("mlm_head"):
         x = jnp.take_along_axis(hidden, positions[:, :, None], axis=1, mode="clip")
-        x = x.reshape(b * p, -1)
-        x = activate(linear(params["transform"], x), act)
-        x = layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)
+        x = transform(params, cfg, x.reshape(b * p, -1))
         logits = jax.lax.dot_general(
             x,
             params.get("decoder", word).astype(x.dtype),
@@ -65,6 +63,13 @@ def mlm_logits(
         if "bias" in params:
             logits = logits + params["bias"]
         return logits.reshape(b, p, -1)
+
+
+def transform(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+    """Run what stands before the masked LM's matrix on x [..., D]: [..., E]."""
+    act = cfg.classifier_activation or cfg.hidden_act
+    x = activate(linear(params["transform"], x), act)
+    return layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)
 
 
 def init_classes(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
@@ -77,6 +82,31 @@ def class_logits(params: Params, vectors: jax.Array) -> jax.Array:
     """Return f32 logits [..., C] from vectors [..., D]."""
     with jax.named_scope("classes"):
         return linear(params, vectors).astype(jnp.float32)
+
+
+def init_task(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
+    """Make a task's head: classes, where the config says so behind a transform."""
+    d = cfg.hidden_size
+    specs: dict[str, Any] = linear_specs(into=(d,), out=(classes,))
+    if cfg.task_transform:
+        dense = linear_specs(into=(d,), out=(d,), bias=cfg.classifier_bias)
+        specs |= {"transform": dense, "norm": norm_specs(d, cfg.norm_bias)}
+    return draw(rng, specs, cfg.initializer_range)
+
+
+def task_logits(
+    params: Params,
+    cfg: EncoderConfig,
+    vectors: jax.Array,
+    rng: jax.Array | None = None,
+) -> jax.Array:
+    """Return f32 logits [..., C] of a task from vectors [..., D].
+
+    What the classes see is dropped out as hidden states are, unless rng is None.
+    """
+    if cfg.task_transform:
+        vectors = transform(params, cfg, vectors)
+    return class_logits(params, dropout(vectors, cfg.hidden_dropout_prob, rng))
 
 
 def init_rtd(rng: jax.Array, cfg: EncoderConfig) -> Params:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded, fold
-from bertjax.models.layers import Params, dropout
+from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy
 
@@ -29,9 +29,8 @@ def logits(
     encoded: Encoded,
     rng: jax.Array | None = None,
 ) -> jax.Array:
-    """Return f32 logits [B, C]; the pooled vector is dropped out as hidden states."""
-    pooled = dropout(encoded.pooled, cfg.hidden_dropout_prob, fold(rng, KEY))
-    return heads.class_logits(params[name], pooled)
+    """Return f32 logits [B, C] of the pooled vector."""
+    return heads.task_logits(params[name], cfg, encoded.pooled, fold(rng, KEY))
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
@@ -66,7 +65,7 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 def make_head(classes: float = 2) -> Head:
     return Head(
         "classify",
-        functools.partial(heads.init_classes, classes=int(classes)),
+        functools.partial(heads.init_task, classes=int(classes)),
         weights,
         sums,
         needs=frozenset({"labels"}),

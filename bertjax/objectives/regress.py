@@ -48,7 +48,7 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 def make_head() -> Head:
     return Head(
         "regress",
-        functools.partial(heads.init_classes, classes=1),
+        functools.partial(heads.init_task, classes=1),
         weights,
         sums,
         needs=frozenset({"labels"}),

@@ -19,10 +19,10 @@ HIDDEN = -1e9  # the logit of padding
 
 
 def logits(
-    params: Params, encoded: Encoded, batch: Batch
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
 ) -> tuple[jax.Array, jax.Array]:
     """Return f32 logits of starts and of ends, each [B, L], over the real tokens."""
-    scores = heads.class_logits(params["span"], encoded.hidden)  # [B, L, 2]
+    scores = heads.task_logits(params["span"], cfg, encoded.hidden)  # [B, L, 2]
     real = batch["attention_mask"][..., None] > 0
     scores = jnp.where(real, scores, HIDDEN)
     return scores[..., 0], scores[..., 1]
@@ -41,7 +41,7 @@ def sums(
     rng: jax.Array | None,
 ) -> dict[str, Sum]:
     """Score start_positions and end_positions i32 [B]: the mean of both losses."""
-    starts, ends = logits(params, encoded, batch)
+    starts, ends = logits(params, cfg, encoded, batch)
     rows = row_weights(batch)
     start = cross_entropy(starts, batch["start_positions"], rows)
     end = cross_entropy(ends, batch["end_positions"], rows)
@@ -52,7 +52,7 @@ def outputs(
     params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
 ) -> dict[str, jax.Array]:
     """Return `start_logits` and `end_logits` f32 [B, L], for tasks/answers.py."""
-    starts, ends = logits(params, encoded, batch)
+    starts, ends = logits(params, cfg, encoded, batch)
     return {"start_logits": starts, "end_logits": ends}
 
 
@@ -65,7 +65,7 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 def make_head() -> Head:
     return Head(
         "span",
-        functools.partial(heads.init_classes, classes=2),
+        functools.partial(heads.init_task, classes=2),
         weights,
         sums,
         needs=frozenset({"labels"}),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded, fold
-from bertjax.models.layers import Params, dropout
+from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.classify import KEY, row_weights
 from bertjax.objectives.losses import cross_entropy
@@ -28,8 +28,7 @@ def logits(
     params: Params, cfg: EncoderConfig, encoded: Encoded, rng: jax.Array | None = None
 ) -> jax.Array:
     """Return f32 logits [B, L, C]."""
-    hidden = dropout(encoded.hidden, cfg.hidden_dropout_prob, fold(rng, KEY))
-    return heads.class_logits(params["tag"], hidden)
+    return heads.task_logits(params["tag"], cfg, encoded.hidden, fold(rng, KEY))
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
@@ -68,7 +67,7 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 def make_head(classes: float = 2) -> Head:
     return Head(
         "tag",
-        functools.partial(heads.init_classes, classes=int(classes)),
+        functools.partial(heads.init_task, classes=int(classes)),
         weights,
         sums,
         needs=frozenset({"labels"}),

@@ -159,6 +159,38 @@ def check_retrieval(config: ConfigDict) -> None:
         raise UserError("data.train: queries of one source alone are known, no mixture")
 
 
+def tell(
+    config: ConfigDict, objective: str, labels: Sequence[str], longest: int
+) -> None:
+    """Fill in the task of a model that was finetuned elsewhere.
+
+    Nobody says what the columns of its tables were called: text and label. longest: how
+    many tokens the model takes; rows of questions are google-research/bert's 384.
+    """
+    config.objective = objective
+    config.data.length = min(384, longest) if objective == "span" else longest
+    names = {"tag": ("1", "", "-1"), "span": ("question", "context", "answers")}
+    columns = names.get(objective, ("text", "", "label"))
+    config.task.text, config.task.text_pair, config.task.label = columns
+    if objective == "tag" and not all(map(tags.is_bio, labels)):
+        config.task.metrics = "accuracy"
+
+
+def rename(config: ConfigDict, columns: str) -> None:
+    """Take other columns for the texts: TEXT or TEXT,TEXT_PAIR. Raises UserError."""
+    names = split_sources(columns)
+    most = {"span": 0, "tag": 1}.get(config.objective, 2)
+    if not 1 <= len(names) <= most:
+        has = "no columns that have other names" if not most else f"{most} at most"
+        raise UserError(f"--columns={columns}: {config.objective} has {has}")
+    config.task.text, config.task.text_pair = (*names, "")[:2]
+
+
+def separators(config: ConfigDict) -> int:
+    """Return how many separators a family puts between two texts."""
+    return 2 if config.model.family in TWO_SEPARATORS else 1
+
+
 def make_form(config: ConfigDict) -> Form:
     """Read what the rows look like out of a config; labels may still be ()."""
     task = config.task
@@ -166,7 +198,7 @@ def make_form(config: ConfigDict) -> Form:
         columns=tuple(filter(None, (task.text, task.text_pair))),
         label=task.label,
         labels=tuple(split_sources(task.labels)),
-        separators=2 if config.model.family in TWO_SEPARATORS else 1,
+        separators=separators(config),
         metrics=tuple(split_sources(task.metrics)) or KINDS[config.objective].default,
     )
 

@@ -16,12 +16,17 @@ from bertjax.data.vocab.tokenizers import Tokenizer
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, directory: Path, token_types: bool, max_length: int
+    tokenizer: Tokenizer,
+    directory: Path,
+    token_types: bool,
+    max_length: int,
+    separators: int | None = None,
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json and, of WordPiece, vocab.txt.
 
     token_types: whether the model has a second type, for the second text of a pair.
-    Raises UserError for a tokenizer that is none of text.
+    separators: how many a finetuned model has seen between two texts. Raises UserError
+    for a tokenizer that is none of text.
     """
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
     told: dict[str, Any] = {
@@ -34,7 +39,7 @@ def write_tokenizer(
     told |= {
         f"{role}_token": tokenizer.pieces[i] for role, i in tokenizer.roles.items()
     }
-    data = make_json(tokenizer, token_types)
+    data = make_json(tokenizer, token_types, separators)
     if "add_prefix_space" in (words := data.get("pre_tokenizer") or {}):
         # transformers 4 would put its default there.
         told["add_prefix_space"] = words["add_prefix_space"]
@@ -47,7 +52,22 @@ def write_tokenizer(
         (directory / "vocab.txt").write_bytes(tokenizer.files["vocab.txt"])
 
 
-def make_json(tokenizer: Tokenizer, token_types: bool) -> dict[str, Any]:
+def separators_of(tokenizer: Tokenizer) -> int | None:
+    """Return how many separators its tokenizer.json puts between two texts, if any."""
+    from tokenizers import Tokenizer as Library
+
+    text = tokenizer.files.get("tokenizer.json")
+    if not text or not json.loads(text).get("post_processor"):
+        return None
+    library = Library.from_str(text.decode())
+    library.no_truncation()
+    ids = library.encode("a", "b").ids
+    return max(ids.count(tokenizer.sep_id) - 1, 0) or None
+
+
+def make_json(
+    tokenizer: Tokenizer, token_types: bool, separators: int | None = None
+) -> dict[str, Any]:
     """Return the content of a tokenizer.json with the same ids for every text.
 
     Its special pieces, written in a text, are special: that is what users of
@@ -82,12 +102,15 @@ def make_json(tokenizer: Tokenizer, token_types: bool) -> dict[str, Any]:
             raise UserError(f"--format=hf: {piece!r} would not have its id {i}")
     data = json.loads(library.to_str())
     data["truncation"] = data["padding"] = None
-    if not data.get("post_processor"):
-        data["post_processor"] = _template(tokenizer, token_types)
+    wrong = separators not in (None, separators_of(tokenizer))
+    if wrong or not data.get("post_processor"):
+        data["post_processor"] = _template(tokenizer, token_types, separators or 1)
     return data
 
 
-def _template(tokenizer: Tokenizer, token_types: bool) -> dict[str, Any]:
+def _template(
+    tokenizer: Tokenizer, token_types: bool, separators: int
+) -> dict[str, Any]:
     """Say how [CLS] and [SEP] are put around one text and two."""
 
     def special(i: int, kind: int) -> dict[str, Any]:
@@ -102,7 +125,12 @@ def _template(tokenizer: Tokenizer, token_types: bool) -> dict[str, Any]:
     return {
         "type": "TemplateProcessing",
         "single": single,
-        "pair": [*single, text("B", two), special(sep, two)],
+        "pair": [
+            *single,
+            *[special(sep, 0)] * (separators - 1),
+            text("B", two),
+            special(sep, two),
+        ],
         "special_tokens": {
             piece: {"id": piece, "ids": [i], "tokens": [piece]}
             for piece, i in named.items()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small finetuned models of each family, whose tensors follow from their names."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+DATA = Path(__file__).parents[1] / "testdata"
+LAYOUTS = json.loads((DATA / "hf_layouts.json").read_text())
+# model_type -> the model of hf_layouts.json with its encoder.
+FAMILIES = {
+    name: name
+    for name in ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "modernbert")
+} | {"electra": "electra_discriminator"}
+PREFIXES = {"xlm-roberta": "roberta.", "modernbert": "model."}
+KINDS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+LABELS = ["left", "right", "none"]
+IDS = np.array([[2, 9, 10, 11, 12, 3], [2, 13, 14, 3, 1, 1]], np.int32)
+MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], np.int32)
+
+
+def draw(name, shape):
+    """Return a tensor of numbers between -1/2 and 1/2, f32."""
+    start = zlib.crc32(name.encode()) % 1000
+    return np.sin(start + np.arange(np.prod(shape))).reshape(shape).astype("f4") / 2
+
+
+def config_of(family, kind):
+    """Return config.json of a finetuned model, as transformers would write it."""
+    told = {**LAYOUTS[FAMILIES[family]]["config"]}
+    stem = told["architectures"][0].partition("For")[0]
+    told["architectures"] = [f"{stem}For{kind}"]
+    labels = LABELS if kind != "QuestionAnswering" else ["LABEL_0", "LABEL_1"]
+    told["id2label"] = {str(i): name for i, name in enumerate(labels)}
+    return told
+
+
+def encoder_shapes(family):
+    """Return the shapes of the encoder's tensors, the pooler aside."""
+    prefix = PREFIXES.get(family, f"{family}.")
+    there = LAYOUTS[FAMILIES[family]]["shapes"]
+    return {k: v for k, v in there.items() if k.startswith(prefix) and "pool" not in k}
+
+
+def write(folder, family, kind, heads, **config):
+    """Write a directory; heads: the shapes of its other tensors. Returns them all."""
+    folder.mkdir(exist_ok=True)
+    shapes = {**encoder_shapes(family), **heads}
+    made = {name: draw(name, shape) for name, shape in shapes.items()}
+    save_file(made, folder / "model.safetensors")
+    told = {**config_of(family, kind), **config}
+    (folder / "config.json").write_text(json.dumps(told))
+    return made

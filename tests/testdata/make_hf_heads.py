@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write hf_heads.json: the heads of tasks as transformers has them.
+
+For each family and class the shapes of what is no part of the encoder in
+hf_layouts.json, and the logits of the model that tests/interop/heads_data.py draws.
+Needs torch and transformers 5, which the tests do not.
+
+    python tests/testdata/make_hf_heads.py
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers as t
+
+sys.path.append(str(Path(__file__).parents[1] / "interop"))
+import heads_data as data
+
+found = {}
+for family in data.FAMILIES:
+    for kind in data.KINDS:
+        told = data.config_of(family, kind)
+        config = t.AutoConfig.for_model(**told)
+        model = getattr(t, told["architectures"][0])(config).eval()
+        state = model.state_dict()
+        known = data.encoder_shapes(family)
+        heads = {
+            k: list(v.shape)
+            for k, v in state.items()
+            if k not in known and not k.endswith("_ids")
+        }
+        made = {k: data.draw(k, v) for k, v in {**known, **heads}.items()}
+        model.load_state_dict({k: torch.tensor(v) for k, v in made.items()})
+        with torch.inference_mode():
+            out = model(torch.tensor(data.IDS), attention_mask=torch.tensor(data.MASK))
+        if kind == "QuestionAnswering":
+            logits = torch.stack([out.start_logits, out.end_logits], dim=-1)
+        else:
+            logits = out.logits
+        found.setdefault(family, {})[kind] = {
+            "shapes": heads,
+            "logits": logits.tolist(),
+        }
+text = json.dumps(found, indent=0, sort_keys=True)
+Path(__file__).with_name("hf_heads.json").write_text(text + "\n")
