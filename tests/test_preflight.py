@@ -307,6 +307,19 @@ def test_the_table_has_times_of_one_slice_and_parts_what_does_not_fit(
         (8192, "v5e:2x4", 8, True),
     ]
     assert "measurements" in text and "libtpu 1" in text
+    assert "Missing" not in text
+
+    def broken_off(config, topology, *given, **more):
+        if topology == "v5e:16x16":
+            raise KeyboardInterrupt
+        return fake(config, topology, *given, **more)
+
+    with pytest.raises(KeyboardInterrupt):
+        table.write(str(page), None, True, broken_off, lambda text: None)
+    text = page.read_text()
+    assert text.count("bert.py:mini | v5e:2x4 |") == 1
+    said = "not compiled yet: roberta.py:base on v5e:16x16, v5e:2x4, v4:2x2x1"
+    assert said in " ".join(text.split())
 
 
 def test_tensorflow_is_looked_at_without_loading_it():

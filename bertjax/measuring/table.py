@@ -3,7 +3,9 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +50,10 @@ def write(
 ) -> None:
     """Write the table as a page; slices: with commas, else SLICES and FITS.
 
-    Times, which take minutes each, are of the slices in FITS; quick: where known. What
-    was compiled before is looked up, so the command can be broken off and run again.
-    Raises UserError for a page that cannot be written, and slices that are none.
+    Times, which take minutes each, are of the slices in FITS; quick: where known. These
+    slices come first, and the page is written after each row. What was compiled before
+    is looked up, so the command can be broken off and run again. Raises UserError for a
+    page that cannot be written, and slices that are none.
     """
     page = Path(path).expanduser()
     if page.is_dir() or not os.access(page.parent, os.W_OK):
@@ -58,24 +61,27 @@ def write(
     given = tuple(slices.split(",")) if slices else SLICES
     for topology in given:
         topologies.parse(topology)
-    rows: list[dict[str, Any]] = []
-    for name, fitting in FITS.items():
-        for topology in given if slices else dict.fromkeys((fitting, *given)):
-            timed = topology == fitting and not quick
-            try:
-                found = row(shipped(name), topology, timed, preflight, say)
-            except UserError as e:  # a batch that the slice does not divide
-                say(f"{name} on {topology}: {e}")
-                continue
-            rows += [{**found, "config": name, **phase} for phase in found["phases"]]
-    if not rows:
-        raise UserError(f"--topology={slices}: no config goes with it, nothing written")
     flags = f"--table={path}" + f" --topology={slices}" * bool(slices)
     flags += " --quick" * quick
-    try:
-        page.write_text("\n".join(lines(rows, flags)) + "\n", "utf-8")
-    except OSError as e:
-        raise UserError(f"--table={path} cannot be written: {e.strerror}") from e
+    todo = {} if slices else dict.fromkeys(FITS.items())
+    todo |= dict.fromkeys((name, topology) for name in FITS for topology in given)
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in FITS}
+    for name, topology in list(todo):
+        timed = topology == FITS[name] and not quick
+        del todo[name, topology]
+        try:
+            found = row(shipped(name), topology, timed, preflight, say)
+        except UserError as e:  # a batch that the slice does not divide
+            say(f"{name} on {topology}: {e}")
+            continue
+        rows[name] += [{**found, "config": name, **phase} for phase in found["phases"]]
+        text = "\n".join(lines([*chain(*rows.values())], flags, [*todo]))
+        try:
+            page.write_text(f"{text}\n", "utf-8")
+        except OSError as e:
+            raise UserError(f"--table={path} cannot be written: {e.strerror}") from e
+    if not any(rows.values()):
+        raise UserError(f"--topology={slices}: no config goes with it, nothing written")
     say(f"wrote {page}")
 
 
@@ -103,8 +109,13 @@ def shipped(name: str) -> ConfigDict:
     return config
 
 
-def lines(rows: list[dict[str, Any]], flags: str) -> Iterator[str]:
-    """Yield the lines of the page, which a command with these flags writes."""
+def lines(
+    rows: list[dict[str, Any]], flags: str, missing: Sequence[tuple[str, str]] = ()
+) -> Iterator[str]:
+    """Yield the lines of the page, which a command with these flags writes.
+
+    missing: configs and slices that are yet to be compiled.
+    """
     versions = rows[0]["versions"] if rows else {}
     said = ", ".join(f"{k} {v}" for k, v in versions.items())
     yield "# Shipped configs on TPU slices: estimates"
@@ -115,6 +126,16 @@ def lines(rows: list[dict[str, Any]], flags: str) -> Iterator[str]:
     yield "measurements**: cycles over the clock, custom kernels by a formula,"
     yield "collectives not in them. A batch that does not fit at once is parted"
     yield "into micro-batches (`accumulate`). Without times: not compiled to the end."
+    if missing:
+        slices = {n: ", ".join(t for m, t in missing if m == n) for n, _ in missing}
+        named = "; ".join(f"{name} on {on}" for name, on in slices.items())
+        yield ""
+        yield from textwrap.wrap(
+            f"Missing, since not compiled yet: {named}. The same command goes on with "
+            "them.",
+            88,
+            break_on_hyphens=False,
+        )
     yield ""
     yield f"| {' | '.join(HEAD)} |"
     yield "|" + "---|" * len(HEAD)
