@@ -108,7 +108,6 @@ def train(
 
     if multihost:
         watch.start(*hosts.initialize(watch.limit, watch.heartbeats))
-        stop.install()  # initialising replaced the handler of SIGTERM
         if hosts.is_primary() and path is not None:
             held = workdir.lock(path)
             restored = manifest.newest_intact(path, c.say)

@@ -28,6 +28,8 @@ def initialize(
     """
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It would take SIGTERM from training/signals.py, and is not used.
+    jax.config.update("jax_enable_preemption_service", False)
     number, index = (
         os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     )

@@ -15,9 +15,8 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 class _Listener:
     """Takes signals in a thread: the main one may be in a library's call for minutes.
 
-    Install it first thing, and again after jax.distributed.initialize, which puts a
-    SIGTERM handler of its own in place. SIGINT is taken explicitly too: a process
-    started in the background inherits it ignored.
+    SIGINT is taken explicitly too: a process started in the background inherits it
+    ignored.
     """
 
     listening = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StopCommand: a command that holds scratch files, or that is in a compiler's call."""
+"""Signals while scratch files are held, and while the main thread is in a library."""
 
 import signal
 import subprocess
@@ -42,3 +42,18 @@ def test_a_command_is_stopped(number, wait, left, tmp_path):
     assert process.returncode == 128 + number
     assert (said, error) == ("", f"stopped by {number.name}\n")
     assert len(list(tmp_path.iterdir())) == left
+
+
+def test_a_run_that_waits_for_others_leaves_at_once():
+    code = f"""
+import hashlib
+from bertjax.training.signals import StopSignal
+StopSignal().install()
+print("ready", flush=True)
+{IN_C}
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(0.3)
+    process.terminate()
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
