@@ -41,6 +41,11 @@ class Held(Rows):
     length: int = 0
     labels = None
 
+    @property
+    def queries(self) -> int:
+        """How many queries there are."""
+        return len(self.grades)
+
     @cached_property
     def kept(self) -> np.ndarray:
         """Tokens of each text that are kept, special ones included: i64 [texts]."""
@@ -64,12 +69,7 @@ class Held(Rows):
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Held):
-    """A row a query and a passage that answers it; `for_scores` is what is searched.
-
-    identity: of each passage, i32, the first passage of the same text.
-    """
-
-    identity: np.ndarray | None = None
+    """A row a query and a passage that answers it; `for_scores` is what is searched."""
 
     @property
     def n(self) -> int:
@@ -79,10 +79,9 @@ class Pairs(Held):
     @cached_property
     def pairs(self) -> np.ndarray:
         """i64 [n, 2], of `texts`: a query, and a passage that answers it."""
-        first = len(self.grades)
         return np.array(
             [
-                (q, first + p)
+                (q, self.queries + p)
                 for q, of in enumerate(self.grades)
                 for p in of
                 if of[p] > 0
@@ -95,13 +94,21 @@ class Pairs(Held):
         return make_ragged([[p for p in of if of[p] <= 0] for of in self.grades])
 
     @cached_property
+    def identity(self) -> np.ndarray:
+        """i32 [passages]: of each, the first passage of the same tokens."""
+        first: dict[bytes, int] = {}
+        n = len(self.texts.lengths) - self.queries
+        names = [self.texts[self.queries + i].tobytes() for i in range(n)]
+        return np.array([first.setdefault(x, i) for i, x in enumerate(names)], np.int32)
+
+    @cached_property
     def relevant(self) -> np.ndarray:
         """i32 [queries, R]: identities of what answers each query, then -1.
 
-        Queries of the same text share their answers.
+        Queries of the same tokens share their answers.
         """
         same: dict[bytes, set[int]] = {}
-        names = [self.texts[q].tobytes() for q in range(len(self.grades))]
+        names = [self.texts[q].tobytes() for q in range(self.queries)]
         for name, of in zip(names, self.grades, strict=True):
             answers = {int(self.identity[p]) for p, grade in of.items() if grade > 0}
             same.setdefault(name, set()).update(answers)
@@ -120,10 +127,10 @@ class Pairs(Held):
             raise UserError(f"data.length={length} is too short: texts need 3")
         laid = replace(self, longest=length)
         query, passage = self.pairs.T
-        first, given = len(self.grades), self.negatives
-        longest = np.zeros(first, np.int64)  # of each query's given negatives
-        owner = np.repeat(np.arange(first), given.lengths)
-        np.maximum.at(longest, owner, laid.kept[first + given.tokens])
+        given, n = self.negatives, self.queries
+        longest = np.zeros(n, np.int64)  # of each query's given negatives
+        owner = np.repeat(np.arange(n), given.lengths)
+        np.maximum.at(longest, owner, laid.kept[n + given.tokens])
         rows = laid.kept[query] + laid.kept[passage] + longest[query]
         return replace(laid, length=_round_up(rows.max()))
 
@@ -138,7 +145,7 @@ class Pairs(Held):
         their passages, -1 where there is none, and relevant_numbers i32 [b, R]."""
         members = np.full((len(example), self.slots), -1, np.int64)
         members[:, :2] = self.pairs[example]
-        query, first = members[:, 0], len(self.grades)
+        query = members[:, 0]
         if self.slots > 2:
             count = self.negatives.lengths[query]
             drawn = counter.below(
@@ -146,9 +153,9 @@ class Pairs(Held):
             )
             some = np.flatnonzero(count)
             at = (self.negatives.offsets[query] + drawn)[some]
-            members[some, 2] = first + self.negatives.tokens[at]
+            members[some, 2] = self.queries + self.negatives.tokens[at]
         passages = members[:, 1:]
-        numbers = self.identity[np.maximum(passages - first, 0)]
+        numbers = self.identity[np.maximum(passages - self.queries, 0)]
         return {
             **pack(self.texts, members, self.longest, self.length, specials),
             "passage_numbers": np.where(passages < 0, np.int32(-1), numbers),
@@ -206,7 +213,7 @@ class Searched(Held):
         if len(example) < self.n:
             raise ValueError(f"{len(example)} of {self.n} rows: all are searched")
         vectors = np.asarray(outputs["vectors"])[self.members(example) >= 0]
-        queries, passages = np.split(vectors, [len(self.grades)])
+        queries, passages = np.split(vectors, [self.queries])
         found = search.search(queries, passages, leave=self.own)
         told = search.measure(found, self.grades, self.form.metrics)
         return {name: float(values.mean()) for name, values in told.items()}
@@ -264,10 +271,6 @@ def make_pairs(
     """Encode what was read, as one collection."""
     whole = join(read)
     texts = make_ragged(tokenizer.encode_batch([*whole.queries, *whole.passages]))
-    first: dict[str, int] = {}
-    identity = [first.setdefault(text, i) for i, text in enumerate(whole.passages)]
     counts = np.bincount(texts.tokens, minlength=tokenizer.vocab_size)
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
-    return Pairs(
-        form, texts, grades, own, counts, identity=np.array(identity, np.int32)
-    )
+    return Pairs(form, texts, grades, own, counts)
