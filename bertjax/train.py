@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if not args.workdir and not args.dry_run:
         raise UserError("--workdir is missing: the directory the run lives in")
     with Watch(args.config.hosts.timeout) as watch:
+        stop.leave = watch.leave
         return train(
             args.config,
             args.workdir,

@@ -106,6 +106,11 @@ class Watch:
         if lost:
             raise RunError(f"{lost}; {self._then()}") from error
 
+    def leave(self) -> None:
+        """Tell the others that a signal ends this process: they may train already."""
+        if self.client is not None:
+            self._tell(f"host {self.me} was stopped by a signal before its first step")
+
     def _wait(self, found: Callable[[], Any], seconds: float) -> Any:
         """Return what `found` finds, or None after so many seconds."""
         until = time.monotonic() + seconds

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 GRACE = 10.0  # seconds; a preempted machine has about 30 in all
@@ -43,16 +44,18 @@ class _Listener:
 
 
 class StopSignal(_Listener):
-    """Remembers a signal; before training has begun it leaves at once."""
+    """Remembers a signal; before training has begun it calls `leave` and leaves."""
 
     def __init__(self) -> None:
         self.number = 0
         self.at = 0.0
         self.training = False
+        self.leave: Callable[[], None] = lambda: None
 
     def _note(self, number: int) -> None:
         self.number, self.at = number, time.monotonic()
         if not self.training:
+            self.leave()
             os._exit(128 + number)
 
     @property

@@ -71,6 +71,14 @@ def test_a_silent_coordinator(pod, capsys):
     assert "host 0, which coordinates, gives no answer" in capsys.readouterr().err
 
 
+def test_a_signal_before_training_is_told_to_the_others(pod, capsys):
+    watches, _, ended = pod
+    watches[0].leave()
+    until(lambda: ended.keys() >= {1, 2}, LIMIT)
+    said = capsys.readouterr().err
+    assert said.count("error: host 0 was stopped by a signal before its first") == 2
+
+
 def test_an_error_is_told_to_the_others(pod, capsys):
     watches, _, ended = pod
     with pytest.raises(UserError, match="disk full"), watches[1]:
