@@ -103,6 +103,7 @@ def base() -> ConfigDict:
                 name="",
                 text="",
                 text_pair="",
+                choices="",  # of multiple choice: a column each, or one with a list
                 label="",
                 labels="",  # of classes, in order; empty: found in the training rows
                 metrics="",  # accuracy, f1, ... (bertjax/tasks/metrics.py)

@@ -124,7 +124,7 @@ def describe(shapes: Any, shardings: Any, batch: Any, tokenizer: Any) -> None:
         print(f"{path_name(at):45} {leaf.shape!s:24} {where.spec}")
     for name, rows in batch.items():
         print(f"{name:45} {rows.shape!s:24} {rows.dtype}")
-    print(" ".join(tokenizer.pieces[i] for i in batch["input_ids"][0]))
+    print(" ".join(tokenizer.pieces[i] for i in batch["input_ids"][0].ravel()))
 
 
 if __name__ == "__main__":

@@ -38,27 +38,27 @@ class Shown(NamedTuple):
 
 
 def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
-    """Return the real tokens of a row."""
-    gathered, batch = seen.gathered, seen.batch
-    real = batch["attention_mask"][row] > 0
+    """Return the real tokens of a row; of choices one after the other."""
+    before, batch = seen.gathered["input_ids"][row].ravel(), seen.batch
+    after, parts = (batch[n][row].ravel() for n in ("input_ids", "token_type_ids"))
+    real = batch["attention_mask"][row].ravel() > 0
     chosen = np.zeros(real.shape, bool)
     if "mlm_ids" in batch:
         chosen[batch["mlm_positions"][row][batch["mlm_weights"][row] > 0]] = True
-    segments = batch.get("segment_ids", batch["attention_mask"])[row]
+    segments = batch.get("segment_ids", batch["attention_mask"])[row].ravel()
     special = set(tokenizer.special_ids.tolist()) - {tokenizer.unk_id}
     out = []
     for i in np.flatnonzero(real):
-        old, new = int(gathered["input_ids"][row, i]), int(batch["input_ids"][row, i])
+        old, new = int(before[i]), int(after[i])
         fate = ""
         if chosen[i]:
             is_mask = new == tokenizer.mask_id
             fate = "masked" if is_mask else "kept" if new == old else "replaced"
-        before, joined = surface(tokenizer, old)
-        after, after_joined = surface(tokenizer, new)
-        part = int(batch["token_type_ids"][row, i])
+        was, joined = surface(tokenizer, old)
+        now, now_joined = surface(tokenizer, new)
         out.append(
-            Shown(before, after, joined, after_joined, fate, old in special,
-                  int(segments[i]), part)
+            Shown(was, now, joined, now_joined, fate, old in special,
+                  int(segments[i]), int(parts[i]))
         )  # fmt: skip
     return out
 

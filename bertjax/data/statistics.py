@@ -109,7 +109,8 @@ def sequence_lengths(batch: Batch) -> np.ndarray:
     array([2, 3])
     """
     if "segment_ids" not in batch:
-        return batch["attention_mask"].sum(axis=1)
+        lengths = batch["attention_mask"].sum(axis=-1)
+        return lengths[lengths > 0]  # of choices [b, C], those that are there
     ids = batch["segment_ids"]
     width = int(ids.max(initial=0)) + 1
     rows = np.arange(len(ids))[:, None] * width

@@ -42,8 +42,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     (r"(mlm|rtd|classify|regress|tag|span)/transform/bias", "width"),
     (r"(mlm|classify|regress|tag|span)/norm/(scale|bias)", "width"),
     (r"mlm/bias", "vocab"),
-    (r"(nsp|sop|classify|regress|tag|span|rtd/output)/kernel", "embed classes"),
-    (r"(nsp|sop|classify|regress|tag|span|rtd/output)/bias", "classes"),
+    (r"(nsp|sop|classify|regress|tag|span|choose|rtd/output)/kernel", "embed classes"),
+    (r"(nsp|sop|classify|regress|tag|span|choose|rtd/output)/bias", "classes"),
 )
 
 # Logical axis -> mesh axes; what is not here is replicated. Vocabularies rarely

@@ -12,8 +12,8 @@ GLUE = "tfds:glue/{}"
 class Task:
     """train, valid: as data.train and data.valid have them. columns: of the text, of
     the second text if there is one. labels: in the order of their classes; none for a
-    score. objective, metrics: names (bertjax/objectives, tasks/metrics.py). files: of
-    the benchmark as its own site gives it."""
+    score. objective, metrics: names (bertjax/objectives, tasks/metrics.py). choices:
+    the columns of multiple choice. files: of the benchmark as its own site gives it."""
 
     train: str
     valid: str
@@ -22,6 +22,7 @@ class Task:
     label: str = "label"
     objective: str = "classify"
     metrics: tuple[str, ...] = ("accuracy",)
+    choices: tuple[str, ...] = ()
     files: "Files | None" = None
 
 
@@ -55,6 +56,17 @@ def glue(
     """Make a task of GLUE as TensorFlow Datasets has it."""
     source = GLUE.format(name)
     return Task(f"{source}:train", f"{source}:validation", columns, labels, **more)
+
+
+def choose(
+    train: str,
+    valid: str,
+    columns: tuple[str, ...],
+    choices: tuple[str, ...],
+    label: str = "label",
+) -> Task:
+    """Make a task of multiple choice."""
+    return Task(train, valid, columns, label=label, objective="choose", choices=choices)
 
 
 BOTH = ("accuracy", "f1")
@@ -134,5 +146,27 @@ TASKS: Mapping[str, Task] = {
         PAIR,
         ("not_entailment", "entailment"),
         files=files("WNLI", labels=NUMBERS),
+    ),
+    # Zellers et al. 2018, as its CSV files have it: Devlin et al. 2019, section 4.4.
+    "swag": choose(
+        "", "", ("sent1", "sent2"), ("ending0", "ending1", "ending2", "ending3")
+    ),
+    "hellaswag": choose(
+        "tfds:hellaswag:train", "tfds:hellaswag:validation", ("context",), ("endings",)
+    ),
+    # Lai et al. 2017: a row is an article with its questions.
+    "race": choose(
+        "tfds:race/high:train,tfds:race/middle:train",
+        "high=tfds:race/high:dev,middle=tfds:race/middle:dev",
+        ("article", "questions"),
+        ("options",),
+        "answers",
+    ),
+    # The question is one word, cause or effect.
+    "copa": choose(
+        "tfds:super_glue/copa:train",
+        "tfds:super_glue/copa:validation",
+        ("premise", "question"),
+        ("choice1", "choice2"),
     ),
 }

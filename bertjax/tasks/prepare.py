@@ -2,6 +2,7 @@
 """From config values to a tokenizer and the labelled rows of each source."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from bertjax.data.text.sources import expand, named_sources, split_sources
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
 from bertjax.tasks import (
     asked,
+    choices,
     collection,
     metrics,
     retrieval,
@@ -82,8 +84,16 @@ KINDS = {
         (*search.MEASURES,),
         collection.locate,
     ),
+    "choose": Kind(
+        *TABLE,
+        lambda rows, form: form,
+        choices.make_choices,
+        ("accuracy",),
+        ("accuracy",),
+    ),
 }
 POOLINGS = dict.fromkeys(("mean", "cls"))
+CLASSES = ("classify", "tag")  # whose heads have a class for each label
 TWO_SEPARATORS = ("roberta", "xlm-roberta")  # Liu et al. 2019's fairseq
 
 
@@ -103,6 +113,7 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
     first, *second = task.columns
     told = dict(text=first, text_pair="".join(second), label=task.label)
     told |= dict(labels=",".join(task.labels), metrics=",".join(task.metrics))
+    told |= dict(choices=",".join(task.choices))
     for key, value in told.items():
         config.task[key] = config.task[key] or value
     for key in ("train", "valid"):
@@ -119,6 +130,12 @@ def check(config: ConfigDict) -> Tokenizer:
         raise UserError("task.text is empty: the column of the text")
     if not task.label:
         raise UserError("task.label is empty: the column of the label")
+    if bool(task.choices) != (config.objective == "choose"):
+        raise UserError(
+            f"task.choices={task.choices} says nothing to objective={config.objective}"
+            if task.choices
+            else "task.choices is empty: the columns of the choices, or of their list"
+        )
     if not data.vocab:
         raise UserError(
             "data.vocab is empty: give the vocabulary, or a pretrained model that has "
@@ -194,8 +211,11 @@ def separators(config: ConfigDict) -> int:
 def make_form(config: ConfigDict) -> Form:
     """Read what the rows look like out of a config; labels may still be ()."""
     task = config.task
+    columns = tuple(filter(None, (task.text, task.text_pair)))
+    if task.choices:
+        columns = task.text, task.text_pair, *split_sources(task.choices)
     return Form(
-        columns=tuple(filter(None, (task.text, task.text_pair))),
+        columns=columns,
         label=task.label,
         labels=tuple(split_sources(task.labels)),
         separators=separators(config),
@@ -229,6 +249,11 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
         for key, parts in found.items()
     }
     made["valid"] = {name: rows.for_scores() for name, rows in made["valid"].items()}
+    # Batches may take rows of any component: there is room for as many sequences.
+    most = max(rows.sequences for rows in made["train"].values())
+    for name, rows in made["train"].items():
+        if rows.sequences < most:
+            made["train"][name] = replace(rows, sequences=most)
     for name, rows in (*made["train"].items(), *made["valid"].items()):
         for line in rows.plan(config.data.length).notes():
             say(f"{name}: {line}")
@@ -248,8 +273,9 @@ def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:
 
 
 def with_labels(objective: str, labels: Sequence[str] | None) -> str:
-    """Give an objective as many classes as there are labels, if any."""
-    return f"{objective}:classes={len(labels)}" if labels else objective
+    """Give an objective as many classes as there are labels, if it has some."""
+    counts = labels and objective in CLASSES
+    return f"{objective}:classes={len(labels)}" if counts else objective
 
 
 def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ NAMED = 3  # places that a message names
 class Form(NamedTuple):
     """What a task's rows look like.
 
-    columns: of the text, and of the second one; label: the column. labels: names in the
-    order of their classes, () where the label is a score. separators: between two
-    texts. metrics: names that the kind of task knows (tasks/prepare.py).
+    columns: of the text, and of the second one; of choices those of the context, of the
+    question or "", and of the choices. label: the column. labels: names in the order of
+    their classes, () where the label is a score. separators: between two texts.
+    metrics: names that the kind of task knows (tasks/prepare.py).
     """
 
     columns: tuple[str, ...]
@@ -34,7 +35,10 @@ class Form(NamedTuple):
 
     def keys(self, labelled: bool = True) -> dict[str, str]:
         """Return {config key: column} of the columns that a table needs."""
-        keys = dict(zip(("task.text", "task.text_pair"), self.columns, strict=False))
+        texts, choices = self.columns[:2], self.columns[2:]
+        keys = dict(zip(("task.text", "task.text_pair"), texts, strict=False))
+        keys = {key: column for key, column in keys.items() if column}
+        keys |= {f"task.choices[{i}]": column for i, column in enumerate(choices)}
         return keys | ({"task.label": self.label} if labelled else {})
 
 
@@ -74,7 +78,8 @@ class Rows:
     """Labelled examples, once `plan(length)` has laid them out.
 
     Of the dataclasses that derive from it: form; labels, None where there are none;
-    counts i64 [V], how often each id occurs; length, 0 without a layout.
+    counts i64 [V], how often each id occurs; length, 0 without a layout; sequences of
+    that length in a row.
     """
 
     form: Form
@@ -83,6 +88,7 @@ class Rows:
     length: int
     n: int  # rows
 
+    sequences = 1
     packed = False
     pair_rule = None
 

@@ -176,12 +176,23 @@ def _tfds(entry: str, columns: Mapping[str, str]) -> list[Row]:
         """Give classes their names; what has no label (-1) an empty one."""
         if hasattr(features[column], "int2str"):
             return features[column].int2str(value) if value >= 0 else ""
-        return value.decode() if isinstance(value, bytes) else value
+        return decoded(value)
 
     return [
         Row({k: plain(k, v) for k, v in record.items()}, f"{entry}[{i}]")
         for i, record in enumerate(datasets.read_split(builder, split, wanted))
     ]
+
+
+def decoded(value: Any) -> Any:
+    """Make bytes text, in lists too.
+
+    >>> decoded([b"a", [b"b", 3]])
+    ['a', ['b', 3]]
+    """
+    if isinstance(value, list):
+        return [decoded(part) for part in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _check_columns(header: list[str], name: str, columns: Mapping[str, str]) -> None:

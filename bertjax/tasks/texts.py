@@ -55,12 +55,7 @@ class Texts(Rows):
         array([[4, 4]])
         """
         full = np.stack([t.lengths[example] for t in self.texts], axis=1)
-        room = self.length - self.specials
-        if len(self.texts) == 1:
-            return np.minimum(full, room)
-        a, b = full.T
-        first = np.minimum(a, np.maximum(room - b, -(-room // 2)))
-        return np.stack([first, np.minimum(b, room - first)], axis=1)
+        return kept_of(full, self.length - self.specials)
 
     def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
         full = sum(t.lengths[example] for t in self.texts)
@@ -78,24 +73,11 @@ class Texts(Rows):
         Worked example ([CLS] 1, [SEP] 2, padding 0): texts 7 8 and 9, length 8 ->
         1 7 8 2 9 2 0 0, types 0 0 0 0 1 1 0 0.
         """
-        shape = len(example), self.length
-        ids = np.full(shape, specials.pad_id, np.int32)
-        mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        kept = self.kept(example)
-        for row, (i, sizes) in enumerate(zip(example, kept, strict=True)):
-            ids[row, 0], at = specials.cls_id, 1
-            for k, (text, size) in enumerate(zip(self.texts, sizes, strict=True)):
-                if k:
-                    more = at + self.form.separators - 1
-                    ids[row, at:more] = specials.sep_id
-                    at = more
-                end = at + size
-                ids[row, at:end] = text[i][:size]
-                ids[row, end] = specials.sep_id
-                types[row, at : end + 1] = k
-                at = end + 1
-            mask[row, :at] = 1
-        batch = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        rows = [
+            [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
+            for i, sizes in zip(example, self.kept(example), strict=True)
+        ]
+        batch = lay_out(rows, self.length, self.form.separators, specials)
         none = np.zeros(len(example), np.int32)
         batch["labels"] = none if self.labels is None else self.labels[example]
         return batch
@@ -122,6 +104,41 @@ class Texts(Rows):
             yield {"label": self.form.labels[best], "score": float(row[best])}
 
 
+def kept_of(full: np.ndarray, room: int) -> np.ndarray:
+    """Return how many tokens of one text or two stand in rows with this room.
+
+    full: how many there are, i64 [b, texts], as what is returned.
+    """
+    if full.shape[1] == 1:
+        return np.minimum(full, room)
+    a, b = full.T
+    first = np.minimum(a, np.maximum(room - b, -(-room // 2)))
+    return np.stack([first, np.minimum(b, room - first)], axis=1)
+
+
+def lay_out(
+    rows: Sequence[Sequence[np.ndarray]], length: int, separators: int, specials: Any
+) -> Batch:
+    """Make rows of texts that fit: as Texts.gather has them, without labels."""
+    shape = len(rows), length
+    ids = np.full(shape, specials.pad_id, np.int32)
+    mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for row, texts in enumerate(rows):
+        ids[row, 0], at = specials.cls_id, 1
+        for k, text in enumerate(texts):
+            if k:
+                more = at + separators - 1
+                ids[row, at:more] = specials.sep_id
+                at = more
+            end = at + len(text)
+            ids[row, at:end] = text
+            ids[row, end] = specials.sep_id
+            types[row, at : end + 1] = k
+            at = end + 1
+        mask[row, :at] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
 def find_labels(rows: Sequence[Row], form: Form) -> Form:
     """Return the form with the classes of the training rows, unless it has some."""
     return form if form.labels else form._replace(labels=read_labels(rows, form.label))
@@ -134,7 +151,7 @@ def read_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
     """
     found: dict[str, str] = {}
     for row in rows:
-        label = _cell(row, column)
+        label = cell(row, column)
         if not label:
             raise UserError(f"{row.place}: the {column} is empty")
         found.setdefault(label, row.place)
@@ -158,16 +175,7 @@ def make_texts(
 ) -> Texts:
     """Encode rows; says which cells are empty. Raises UserError for labels that do not
     go with the form."""
-    texts = []
-    for column in form.columns:
-        cells = [_text(row, column) for row in rows]
-        empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
-        if empty:
-            say(
-                f"{len(empty):,} rows have an empty {column}, and are kept: "
-                f"{some(empty)}"
-            )
-        texts.append(make_ragged(tokenizer.encode_batch(cells)))
+    texts = [encode_column(rows, c, tokenizer, say) for c in form.columns]
     size = tokenizer.vocab_size
     counts = sum(np.bincount(text.tokens, minlength=size) for text in texts)
     labels = None
@@ -176,12 +184,26 @@ def make_texts(
     return Texts(form, tuple(texts), labels, counts)
 
 
-def _cell(row: Row, column: str) -> str:
+def encode_column(
+    rows: Sequence[Row], column: str, tokenizer: Any, say: Callable[[str], None]
+) -> Ragged:
+    """Encode a column's texts; says which are empty."""
+    cells = [text_of(row, column) for row in rows]
+    empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
+    if empty:
+        told = f"{len(empty):,} rows have an empty {column}, and are kept"
+        say(f"{told}: {some(empty)}")
+    return make_ragged(tokenizer.encode_batch(cells))
+
+
+def cell(row: Row, column: str) -> str:
+    """Return what a cell holds, as text without spaces around it."""
     value = row.cells[column]
     return value.strip() if isinstance(value, str) else str(value)
 
 
-def _text(row: Row, column: str) -> str:
+def text_of(row: Row, column: str) -> str:
+    """Return a cell's text as it stands. UserError where it is something else."""
     value = row.cells[column]
     if not isinstance(value, str):
         raise UserError(f"{row.place}: the {column} is no text but {value!r}")
@@ -192,7 +214,7 @@ def _classes(rows: Sequence[Row], form: Form) -> np.ndarray:
     index = {label: i for i, label in enumerate(form.labels)}
     out = np.empty(len(rows), np.int32)
     for i, row in enumerate(rows):
-        label = _cell(row, form.label)
+        label = cell(row, form.label)
         if label not in index:
             if not label:
                 raise UserError(f"{row.place}: the {form.label} is empty")
@@ -209,10 +231,10 @@ def _scores(rows: Sequence[Row], form: Form) -> np.ndarray:
     for i, row in enumerate(rows):
         try:
             with np.errstate(over="ignore"):
-                out[i] = float(_cell(row, form.label))
+                out[i] = float(cell(row, form.label))
         except ValueError:
             out[i] = np.nan
         if not np.isfinite(out[i]):
-            said = _cell(row, form.label)
+            said = cell(row, form.label)
             raise UserError(f"{row.place}: the {form.label} {said!r} is no number")
     return out

@@ -79,7 +79,15 @@ def read_split(
     decoders = tfds.decode.PartialDecoding(dict.fromkeys(wanted, True))
     data = builder.as_dataset(split=split, shuffle_files=False, decoders=decoders)
     for example in tfds.as_numpy(data):
-        yield {k: getattr(v, "tolist", lambda v=v: v)() for k, v in example.items()}
+        yield {name: as_plain(value) for name, value in example.items()}
+
+
+def as_plain(value: Any) -> Any:
+    """Return an array, or lists of unequal lengths, as lists; a scalar as it is."""
+    for name in ("tolist", "to_list"):  # of numpy, of TensorFlow's RaggedTensor
+        if hasattr(value, name):
+            return getattr(value, name)()
+    return value
 
 
 @dataclass

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which choice is right: multiple choice (Devlin et al. 2019, section 4.4).
+
+A batch has input_ids, attention_mask, token_type_ids i32 [B, C, L], a sequence for each
+choice; choice_weights f32 [B, C], 0 where an example has less than C; labels i32 [B]. A
+choice's score is the product of its pooled vector and a learnt one; the loss is a
+softmax's over the choices of an example.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded
+from bertjax.models.layers import Params
+from bertjax.objectives import classify
+from bertjax.objectives.base import Batch, Head, Objective, Sum, Term, combine
+from bertjax.objectives.classify import row_weights
+from bertjax.objectives.losses import cross_entropy
+
+ABSENT = -1e9  # the logit of what fills up
+SEQUENCES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def sequences(batch: Batch) -> Batch:
+    """Make each choice a row: [B C, L]; what is of an example stays.
+
+    Of a choice that fills up the first token is seen, so that some key always is.
+    """
+    rows = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in SEQUENCES}
+    rows["attention_mask"] = rows["attention_mask"].at[:, 0].set(1)
+    return {**batch, **rows, "example_weights": row_weights(batch)}
+
+
+def logits(
+    params: Params,
+    cfg: EncoderConfig,
+    encoded: Encoded,
+    batch: Batch,
+    rng: jax.Array | None = None,
+) -> jax.Array:
+    """Return f32 logits of the choices [B, C]."""
+    there = batch["choice_weights"] > 0
+    scores = classify.logits("choose", params, cfg, encoded, rng)
+    return jnp.where(there, scores.reshape(there.shape), ABSENT)
+
+
+def weights(batch: Batch) -> dict[str, jax.Array]:
+    """Return the number of examples, f32 []."""
+    return {"choose_loss": jnp.sum(row_weights(batch))}
+
+
+def sums(
+    params: Params,
+    cfg: EncoderConfig,
+    encoded: Encoded,
+    batch: Batch,
+    rng: jax.Array | None,
+) -> dict[str, Sum]:
+    """Score the labels i32 [B]."""
+    scores = logits(params, cfg, encoded, batch, rng)
+    return {"choose_loss": cross_entropy(scores, batch["labels"], row_weights(batch))}
+
+
+def outputs(
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
+) -> dict[str, jax.Array]:
+    """Return the `scores` f32 [B, C] of the choices."""
+    return {"scores": logits(params, cfg, encoded, batch)}
+
+
+def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Refuse to make up a batch: its rows hold as many sequences as the data says."""
+    raise UserError(
+        "objective=choose: how many choices a row has only data.train says, which "
+        "benchmark and preflight do not read; a row costs as many of "
+        "objective=classify's"
+    )
+
+
+def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
+    return heads.init_classes(rng, cfg, classes=1)
+
+
+HEAD = Head(
+    "choose",
+    init,
+    weights,
+    sums,
+    needs=frozenset({"labels"}),
+    pooled=True,
+    outputs=outputs,
+    labels=labels,
+)
+
+
+def make_objective(cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
+    """Build the objective: the head above on an encoder that sees choices as rows."""
+    cfg = dataclasses.replace(cfg, pooler=True)
+    whole = combine([HEAD], cfg)
+
+    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
+        return whole.sums(params, sequences(batch), rng)
+
+    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], dict]:
+        return whole.evaluate(params, sequences(batch))
+
+    return dataclasses.replace(whole, sums=sums, evaluate=evaluate), cfg
