@@ -149,7 +149,9 @@ def sweep(
     begins = members.make_begin(begin, update.shardings)
     advance = members.make_step(update_of, update.shardings)
     evaluate = jax.jit(
-        jax.vmap(step.make_eval_step(objective.sums, objective.evaluate), (0, None))
+        members.over_runs(
+            step.make_eval_step(objective.sums, objective.evaluate), (0, None)
+        )
     )
     where = members.stack(batch_sharding(mesh))
     whole = batch_sharding(mesh)
