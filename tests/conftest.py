@@ -65,7 +65,11 @@ def vocabulary(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the commands see: one CPU device, and programs compiled once a session."""
-    cache = tmp_path_factory.mktemp("compiled")
+    folder = tmp_path_factory.getbasetemp()
+    # Workers of pytest-xdist have folders side by side: they share programs.
+    cache = (
+        folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    ) / "compiled"
     return {
         **os.environ,
         "XLA_FLAGS": QUICK,

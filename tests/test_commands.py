@@ -80,7 +80,8 @@ def stop_after(step, number, arguments, environment, log):
 
 
 @pytest.mark.parametrize(
-    "number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+    "number, status",
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
 )
 def test_a_signal_saves_and_the_run_resumes(
     number, status, command, arguments, environment, tmp_path
@@ -411,6 +412,7 @@ def test_show_refusals(command, arguments):
 
 
 # ---------------------------------------------------------------- breakdowns
+@pytest.mark.slow
 def test_a_full_disk(command, arguments, trained, tmp_path):
     """No file may grow beyond 20 or 40 kB: only a checkpoint's do."""
     workdir = tmp_path / "run"
@@ -430,6 +432,7 @@ def test_a_full_disk(command, arguments, trained, tmp_path):
     assert parameters(workdir) == parameters(trained)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite(command, arguments, tmp_path):
     workdir = tmp_path / "run"
     more = ["--config.optim.lr=1e38", "--config.optim.wd=1e30", "--config.optim.clip=0"]

@@ -119,7 +119,7 @@ def test_two_processes_go_back_together(poisoned, environment, tmp_path):
         assert parameters(again, part) == parameters(workdir, part)
 
 
-@pytest.mark.parametrize("step", [4, 8])
+@pytest.mark.parametrize("step", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_it_resumes_exactly_before_and_after(command, poisoned, whole, tmp_path, step):
     given, env = poisoned
     workdir = cut(whole[0], tmp_path / "run", step)
@@ -157,6 +157,7 @@ def test_a_run_without_an_average(command, trained):
     refused(command("evaluate", "--weights=em", f"--workdir={trained}"), "'ema'")
 
 
+@pytest.mark.slow
 def test_a_budget_and_its_repetition(command, arguments, tmp_path):
     """The schedule reaches its end with the clock; a resumed run repeats each value."""
     more = ["budget_minutes=0.02", "total.steps=100_000", "log.writers=jsonl"]

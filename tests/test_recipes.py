@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ALBERT, ELECTRA, and an objective from outside: they train, resume and evaluate."""
 
+import functools
 import json
 import re
 import shutil
@@ -67,21 +68,27 @@ def with_config(arguments, name):
 
 @pytest.fixture(scope="module")
 def runs(command, arguments, tmp_path_factory):
-    """The workdirs of both recipes' runs."""
+    """Of a recipe's name the workdir of its run."""
     folder = tmp_path_factory.mktemp("recipes")
-    for name in ("albert", "electra"):
+
+    @functools.cache
+    def run(name):
         given = with_config(arguments, f"{name}.py:smoke")
         succeeded(command("train", *given, f"--workdir={folder / name}"))
-    return folder
+        return folder / name
+
+    return run
 
 
-@pytest.mark.parametrize("name", ["albert", "electra"])
+@pytest.mark.parametrize(
+    "name", ["electra", pytest.param("albert", marks=pytest.mark.slow)]
+)
 def test_a_recipe_trains_resumes_and_evaluates(
     command, arguments, runs, tmp_path, name
 ):
     """A run that lost what came after step 8 ends as one that did not."""
     given = with_config(arguments, f"{name}.py:smoke")
-    whole, parts = runs / name, tmp_path / "parts"
+    whole, parts = runs(name), tmp_path / "parts"
     shutil.copytree(whole, parts)
     shutil.rmtree(parts / "checkpoints/12")
     done = succeeded(command("train", *given, f"--workdir={parts}"))
@@ -105,13 +112,14 @@ def test_a_recipe_trains_resumes_and_evaluates(
     assert terms | {"mlm_loss", "mlm_accuracy"} <= set(last)
 
 
+@pytest.mark.slow
 def test_both_models_of_electra(command, runs, tmp_path):
     """The generator fills blanks, the discriminator makes vectors, here and there."""
     text = tmp_path / "lines.txt"
     text.write_text("An object is an instance of a class.\nNames are bound.\n")
     made = tmp_path / "hf"
     converted = command(
-        "convert", f"--from={runs / 'electra'}", f"--to={made}", "--format=hf"
+        "convert", f"--from={runs('electra')}", f"--to={made}", "--format=hf"
     )
     succeeded(converted)
     assert sorted(p.name for p in made.iterdir()) == ["discriminator", "generator"]
@@ -128,9 +136,9 @@ def test_both_models_of_electra(command, runs, tmp_path):
         succeeded(command("embed", *flags))
         return np.load(out)
 
-    assert fill(runs / "electra") == fill(made / "generator")
+    assert fill(runs("electra")) == fill(made / "generator")
     np.testing.assert_allclose(
-        embed(runs / "electra"), embed(made / "discriminator"), rtol=1e-4, atol=1e-5
+        embed(runs("electra")), embed(made / "discriminator"), rtol=1e-4, atol=1e-5
     )
     refused(
         command("fill_mask", f"--model={made / 'discriminator'}", "A [MASK]."),

@@ -90,6 +90,7 @@ def test_groups_change_nothing(wanted, swept, tmp_path):
     assert members.group_size(4, lambda n: n <= 3) == 2
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
     path, real, calls = tmp_path / "cut", members.score, []
 
