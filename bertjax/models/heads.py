@@ -104,7 +104,7 @@ def task_logits(
 
     What the classes see is dropped out as hidden states are, unless rng is None.
     """
-    if cfg.task_transform:
+    if "transform" in params:
         vectors = transform(params, cfg, vectors)
     return class_logits(params, dropout(vectors, cfg.hidden_dropout_prob, rng))
 
