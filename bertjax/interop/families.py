@@ -123,7 +123,9 @@ def read_modernbert(raw: Options) -> Options:
     kinds = raw.get("layer_types")
     if isinstance(kinds, list):
         full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
-        every = full[1] if len(full) > 1 else max(len(kinds), 1)
+        # With a single one of them the other key may say more than there are layers.
+        most = every if type(every) is int else 1
+        every = full[1] if len(full) > 1 else max(len(kinds), most)
         if len(kinds) != n or full != list(range(0, n, every)):
             raise ValueError(f"layer_types={kinds}")
     elif type(every) is not int or every < 1:

@@ -236,6 +236,9 @@ def test_layers_that_follow_no_rule_are_refused(tmp_path):
     kinds = ["full_attention", "full_attention", "sliding_attention"]
     write(tmp_path / "a", "modernbert", layer_types=kinds)
     refused(tmp_path / "a", "layer_types")
+    # Fewer layers than from one that sees all to the next.
+    write(tmp_path / "b", "modernbert", global_attn_every_n_layers=5)
+    assert hf.open_model(tmp_path / "b", "x").cfg.global_attn_every_n_layers == 5
 
 
 FULL, NEAR = "full_attention", "sliding_attention"
