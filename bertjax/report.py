@@ -3,10 +3,11 @@
 
     [--fill="The [MASK] is here."]  guesses for blanks, from every kept checkpoint
     [--sentence="The cat sat."]     each token's guess when it is masked, and attention
+    [--probes=FILE.json]            what bertjax.probe --out=FILE.json found, by layer
     [--png=DIR]                     each chart as a picture too (needs matplotlib)
 
-The page is one file that needs no network. --fill and --sentence can be repeated, and
-are computed on one device in float32.
+The page is one file that needs no network. --fill, --sentence and --probes can be
+repeated; guesses are computed on one device in float32.
 """
 
 import importlib.util
@@ -17,7 +18,7 @@ from absl import flags
 
 from bertjax import UserError, disk
 from bertjax import config as c
-from bertjax.reporting import collect, page
+from bertjax.reporting import collect, page, probes
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -25,6 +26,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("png", None, "", flag_values=values)
     flags.DEFINE_multi_string("fill", [], "", flag_values=values)
     flags.DEFINE_multi_string("sentence", [], "", flag_values=values)
+    flags.DEFINE_multi_string("probes", [], "", flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
         c.say(line)
 
     runs = collect.read_runs(args.words, note)
+    found = probes.read_probes(args.probes)
     blanks, views = [], []
     if args.fill or args.sentence:
         from bertjax.reporting import guesses  # which needs jax
@@ -47,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         blanks = guesses.fill_blanks(runs, args.fill, note)
         views = guesses.view_sentences(runs, args.sentence, note)
     # A directory's name may be no text.
-    text = page.write_page(runs, notes, blanks, views).encode(errors="replace")
+    text = page.write_page(runs, notes, blanks, views, found).encode(errors="replace")
     disk.write_whole(out, text, f"--out={args.out}")
     c.say(f"{out}: {', '.join(run.name for run in runs)}")
     if folder is not None:

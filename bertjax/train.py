@@ -105,7 +105,7 @@ def train(
     from bertjax.models.encoder import count_params
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed, hosts
-    from bertjax.parallel.mesh import machine, make_mesh, peak_flops
+    from bertjax.parallel.mesh import machine, make_mesh, peak_flops, peak_memory
 
     if multihost:
         watch.start(*hosts.initialize(watch.limit, watch.heartbeats))
@@ -223,7 +223,7 @@ def train(
     clock = make_clock(path, config.budget_minutes, mesh, done)
     if judge.over or (clock and hosts.from_primary(clock.over)):
         total = done
-    meter = Meter(peak_flops(mesh))
+    meter = Meter(peak_flops(mesh), lambda: peak_memory(mesh))
     pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
     asked = unscored = False
     seen = bad = 0  # the last step looked at; updates skipped in a row until there

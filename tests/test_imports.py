@@ -42,7 +42,8 @@ ROOMS = {
     ),
     # Shows what commands did; only what asks models for guesses imports jax.
     "reporting": (
-        {"reporting", "config", "disk", "fill_mask", "models", "training", "registry"},
+        {"reporting", "config", "disk", "fill_mask", "models", "training", "registry"}
+        | {"probing.showing"},
         HEAVY - {"jax"},
     ),
     # Given a model's parameters; opening them is the command's.

@@ -2,6 +2,8 @@
 """The mesh of devices: data, fsdp and tensor axes."""
 
 import math
+import resource
+import sys
 from typing import Any
 
 import jax
@@ -54,6 +56,18 @@ def peak_flops(mesh: Mesh) -> float | None:
     """Return the mesh's bf16 peak in FLOP/s; None for a chip that is not listed."""
     chip = CHIPS.get(mesh.devices.flat[0].device_kind)
     return None if chip is None else chip.flops * mesh.devices.size
+
+
+def peak_memory(mesh: Mesh) -> int:
+    """Return the most bytes in use so far on the fullest device of this process.
+
+    Where devices do not tell, as CPUs: what the whole process had at most.
+    """
+    stats = [device.memory_stats() or {} for device in mesh.local_devices]
+    if all("peak_bytes_in_use" in s for s in stats):
+        return max(s["peak_bytes_in_use"] for s in stats)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def machine(mesh: Mesh) -> dict[str, Any]:

@@ -53,9 +53,10 @@ function usable(value) {
 function draw(box) {
   const width = box.clientWidth, height = box.clientHeight;
   if (!width) return;
-  const curves = data.charts[box.dataset.chart].curves.filter((c) => shown.runs[c.run]);
+  const chart = data.charts[box.dataset.chart], axis = chart.axis || shown.axis;
+  const curves = chart.curves.filter((c) => chart.axis || shown.runs[c.run]);
   const values = curves.flatMap((c) => c.value.filter(usable));
-  const places = curves.flatMap((c) => c[shown.axis]);
+  const places = curves.flatMap((c) => c[axis]);
   box.replaceChildren();
   if (!places.length) return;
   const extent = (list) => list.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
@@ -74,10 +75,11 @@ function draw(box) {
   for (const v of shown.log ? logTicks(low, high) : ticks(low, high, 4))
     out += `<line class="grid" x1="${MARGIN.left}" x2="${width - MARGIN.right}" y1="${y(v)}" y2="${y(v)}"/>` +
       `<text x="${MARGIN.left - 7}" y="${y(v) + 4}" text-anchor="end">${short(v)}</text>`;
-  for (const v of ticks(left, right, Math.max(2, width / 90)))
+  const most = axis === "layer" ? right - left : Infinity; // there is no half layer
+  for (const v of ticks(left, right, Math.min(most, Math.max(2, width / 90))))
     out += `<text x="${x(v)}" y="${height - 5}" text-anchor="middle">${short(v)}</text>`;
   for (const c of curves) {
-    const xs = c[shown.axis], calm = shown.smooth && c.smooth;
+    const xs = c[axis], calm = shown.smooth && c.smooth;
     const dash = c.run > 9 ? 'stroke-dasharray="6 3"' : "";
     const line = (ys, more) => `<path class="curve c${c.run % 10} ${more}" ${dash} d="${path(xs, ys, x, y)}"/>`;
     out += line(c.value, calm ? "pale" : "") + (calm ? line(c.smooth, "") : "");
@@ -96,7 +98,7 @@ function draw(box) {
   svg.onpointermove = (event) => {
     const at = event.clientX - svg.getBoundingClientRect().left;
     const wanted = left + ((at - MARGIN.left) / (width - MARGIN.left - MARGIN.right)) * (right - left);
-    read(tip, curves, Math.min(right, Math.max(left, wanted)));
+    read(tip, curves, axis, Math.min(right, Math.max(left, wanted)));
     cursor.setAttribute("x1", at);
     cursor.setAttribute("x2", at);
     cursor.setAttribute("visibility", "visible");
@@ -121,18 +123,18 @@ function nearest(sorted, wanted) {
   return low && wanted - sorted[low - 1] < sorted[low] - wanted ? low - 1 : low;
 }
 
-// What each run has nearest to the pointer, as text.
-function read(tip, curves, wanted) {
+// What each curve has nearest to the pointer, as text.
+function read(tip, curves, axis, wanted) {
   const title = document.createElement("b");
-  const at = shown.axis === "step" ? Math.round(wanted).toLocaleString("en") : short(wanted);
-  title.textContent = shown.axis === "step" ? `step ${at}` : `${at} tokens`;
+  const at = Math.round(wanted).toLocaleString("en");
+  title.textContent = axis === "tokens" ? `${short(wanted)} tokens` : `${axis} ${at}`;
   tip.replaceChildren(title);
   for (const c of curves) {
-    const i = nearest(c[shown.axis], wanted);
+    const i = nearest(c[axis], wanted);
     const line = document.createElement("div"), dot = document.createElement("i");
     dot.className = `dot c${c.run % 10}`;
     const calm = shown.smooth && c.smooth ? `, smooth ${short(c.smooth[i])}` : "";
-    line.append(dot, `${short(c.value[i])}${calm}  ${data.runs[c.run]}`);
+    line.append(dot, `${short(c.value[i])}${calm}  ${c.name || data.runs[c.run]}`);
     tip.append(line);
   }
 }

@@ -20,7 +20,7 @@ SECTIONS = {
     "train": "Training",
     "eval": "Evaluation",
     "optim": "Optimizer",
-    "perf": "Speed",
+    "perf": "Speed and memory",
     "data": "Data",
     "guard": "Guard",
     "hosts": "Hosts",
@@ -32,8 +32,10 @@ def write_page(
     notes: Sequence[str] = (),
     blanks: Sequence[dict[str, Any]] = (),
     views: Sequence[dict[str, Any]] = (),
+    probes: Sequence[dict[str, Any]] = (),
 ) -> str:
-    """Return the page. notes: lines to say; blanks, views: see guesses.py."""
+    """Return the page. notes: lines to say; blanks, views: see guesses.py; probes: see
+    probes.py."""
     names = [run.name for run in runs]
     every = tables.charts(runs)
     drawn = [chart for chart in every if chart.constant is None]
@@ -48,13 +50,15 @@ def write_page(
         ],
         "views": [view["attention"] for view in views],
     }
+    by_layer = "".join(probe_section(found, data["charts"]) for found in probes)
     sections = [
         ("Runs", runs_section(runs, notes)),
         ("Curves", curves_section(runs, every, drawn)),
         ("What differs", differing_section(runs)),
         ("Evaluations", evaluations_section(runs)),
-        ("Speed", speed_section(runs)),
+        ("Speed and memory", speed_section(runs)),
         ("Blanks over training", "".join(map(blanks_section, blanks))),
+        ("Probes by layer", by_layer),
         ("A sentence", "".join(view_section(i, v) for i, v in enumerate(views))),
         ("Configs", configs_section(runs)),
     ]
@@ -224,7 +228,10 @@ def evaluations_section(runs: Sequence[Run]) -> str:
 
 
 def speed_section(runs: Sequence[Run]) -> str:
-    said = "<p>Medians over the logged rows.</p>"
+    said = (
+        "<p>Medians over the logged rows. Memory is the most that the fullest device "
+        "had in use; on CPUs, the process.</p>"
+    )
     return said + render(tables.speed(runs), marks=True)
 
 
@@ -241,6 +248,29 @@ def configs_section(runs: Sequence[Run]) -> str:
         )
         for run in runs
     )
+
+
+def probe_section(found: dict[str, Any], charts: list[dict[str, Any]]) -> str:
+    """Show what probes of each kind found; what page.js is to draw goes to `charts`."""
+    parts = [f"<h3>{text(found['file'])}</h3><p>{text(found['about'])}</p>"]
+    for kind, result in found["kinds"].items():
+        boxes = []
+        for chart in result["charts"]:
+            names = "".join(
+                f"<small>{dot(curve['run'])}{text(curve['name'])}</small>"
+                for curve in chart["curves"]
+            )
+            boxes.append(
+                f"<figure><figcaption>{text(kind)}: {text(chart['key'])}</figcaption>"
+                f"<div class='plot' data-chart='{len(charts)}'></div>"
+                f"<div class='chips'>{names}</div></figure>"
+            )
+            charts.append(chart)
+        parts.append(
+            f"<div class='charts'>{''.join(boxes)}</div>"
+            f"<p class='quiet'>{text(result['mix'])}</p>{render(result['table'])}"
+        )
+    return "".join(parts)
 
 
 def told(guesses: Sequence[dict[str, Any]]) -> Markup:

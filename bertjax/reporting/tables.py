@@ -86,7 +86,8 @@ def written(value: Any) -> str:
 
 
 def speed(runs: Sequence[Run]) -> Table:
-    """Give medians over logged rows, and the share of time spent waiting for data."""
+    """Give medians over logged rows, the share of time spent waiting for data, and the
+    most memory."""
     rows = []
     for run in runs:
         middle = {key: median(run, key) for key in (*SPEED, "data/wait_seconds")}
@@ -95,9 +96,10 @@ def speed(runs: Sequence[Run]) -> Table:
         middle["data/fill"], fill = waiting, middle["data/fill"]
         shares = [share(middle[key]) for key in ("perf/mfu", "data/fill")]
         values = [middle["perf/tokens_per_second"], seconds, *shares, share(fill)]
-        rows.append([run.name, *values])
+        used = finite(run, "perf/memory_gib")
+        rows.append([run.name, *values, float(max(used)) if len(used) else None])
     head = ["run", "tokens/s", "seconds a step", "MFU", "waiting for data", "fill"]
-    return Table(head, rows)
+    return Table([*head, "memory, GiB"], rows)
 
 
 SPEED = ("perf/tokens_per_second", "perf/step_seconds", "perf/mfu", "data/fill")
@@ -105,9 +107,14 @@ SPEED = ("perf/tokens_per_second", "perf/step_seconds", "perf/mfu", "data/fill")
 
 def median(run: Run, key: str) -> float | None:
     """Return a metric's median over the run; None where it has none."""
-    values = run.series[key].values if key in run.series else np.array([])
-    values = values[np.isfinite(values)]
+    values = finite(run, key)
     return float(np.median(values)) if len(values) else None
+
+
+def finite(run: Run, key: str) -> np.ndarray:
+    """Return a metric's values f64 that are finite; none where the run has none."""
+    values = run.series[key].values if key in run.series else np.array([])
+    return values[np.isfinite(values)]
 
 
 def share(x: float | None) -> str | None:

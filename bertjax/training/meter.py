@@ -9,11 +9,11 @@ from typing import Any
 class Meter:
     """Counts steps, real tokens, and seconds spent waiting for data or standing still.
 
-    peak: the mesh's FLOP/s or None.
+    peak: the mesh's FLOP/s or None; memory: gives the most bytes in use so far.
     """
 
-    def __init__(self, peak: float | None) -> None:
-        self.peak = peak
+    def __init__(self, peak: float | None, memory: Callable[[], int]) -> None:
+        self.peak, self.memory = peak, memory
         self.begin()
 
     def begin(self) -> None:
@@ -52,6 +52,7 @@ class Meter:
         row = {
             "perf/step_seconds": seconds / steps,
             "perf/tokens_per_second": self.tokens / seconds,
+            "perf/memory_gib": self.memory() / 2**30,
             "data/wait_seconds": self.waited / steps,
             "data/fill": self.tokens / self.slots,
         }

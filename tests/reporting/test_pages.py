@@ -84,6 +84,7 @@ def some_rows(n=30, shift=0.0):
         row = {"step": i, "tokens": 100 * i, "train/loss": 9 - i / 10 + shift}
         row |= {"perf/step_seconds": 0.5, "perf/tokens_per_second": 200.0 + i}
         row |= {"data/wait_seconds": 0.1, "guard/skipped": 0}
+        row["perf/memory_gib"] = 1.0 + (i > 5) / 2
         rows.append(row)
         if i % 10 == 0:
             scores = {"eval/valid/mlm_loss": abs(i - 20) / 10 + 5 + shift}
@@ -129,7 +130,7 @@ def test_two_runs_beside_each_other(tmp_path):
         scores
     )
     speed = page.table("run", "tokens/s")
-    assert speed[0] == ["a", "215.5", "0.5", "–", "20.0%", "–"]
+    assert speed[0] == ["a", "215.5", "0.5", "–", "20.0%", "–", "1.5"]
     assert page.table("run", "step", "tokens")[0][:3] == ["a", "30 of 30", "3,000"]
 
 
@@ -180,6 +181,42 @@ def test_seeds_of_a_sweep(tmp_path):
     assert told == [
         ["a", "valid", "2e-05", "accuracy", "1", "0.75", "–", "0.75", "0.75"]
     ]
+
+
+def make_probes(file: Path, **changed) -> Path:
+    """Write what bertjax.probe --out writes of three layers."""
+    row = {"score": 0.5, "sd": 0.1, "bits": 30.0, "compression": 1.5, "control": 0.25}
+    mix = {"score": 0.7, "weights": [0.2, 0.3, 0.5], "cumulative": [0.5, 0.6, 0.7]}
+    mix |= {"centre_of_gravity": 1.3, "expected_layer": None}
+    layers = [{"layer": i, **row, "random": 0.25 * i} for i in range(3)]
+    found = {"model": "runs/<a>", "metric": "f1", "labels": ["a", "b"], "seeds": 3}
+    found |= {"rows": {"train": 40, "valid": 9}, "pooling": "mean", "majority": 0.5}
+    found |= {"probes": {"linear": {"layers": layers, "mix": mix}}, "uniform_bits": 40}
+    file.write_text(json.dumps(found | changed))
+    return file
+
+
+def test_probes_by_layer(tmp_path):
+    file = make_probes(tmp_path / "probes.json")
+    page = page_of(make_run(tmp_path / "a", []), more=[f"--probes={file}"])
+    scores, bits = page.data["charts"]
+    curves = {curve["name"]: curve["value"] for curve in scores["curves"]}
+    assert curves["encoder"] == [0.5] * 3 and curves["random encoder"] == [0, 0.25, 0.5]
+    assert curves["mix of the layers 0 to l"] == [0.5, 0.6, 0.7]
+    assert curves["largest class"] == [0.5] * 3 and scores["key"] == "f1"
+    assert [c["name"] for c in bits["curves"]] == ["encoder", "each class as likely"]
+    assert all(c["layer"] == [0, 1, 2] for c in scores["curves"] + bits["curves"])
+    assert page.table("layer", "f1", "sd")[2][:2] == ["2", "0.5"]
+    assert any("runs/<a>: 2 classes, 40 rows" in text for text in page.texts)
+    assert any("expected layer none" in text for text in page.texts)
+
+
+@pytest.mark.parametrize("changed", [{"probes": 3}, {"rows": {}}, {"majority": "x"}])
+def test_what_is_no_probe(tmp_path, changed):
+    file = make_probes(tmp_path / "probes.json", **changed)
+    with pytest.raises(UserError, match=f"--probes={file} is nothing that"):
+        page_of(make_run(tmp_path / "a"), more=[f"--probes={file}"])
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_names_are_no_markup(tmp_path):
@@ -343,7 +380,8 @@ def test_in_a_browser(tmp_path):
     runs = [
         make_run(tmp_path / n, some_rows(shift=s)) for n, s in (("a", 0), ("<b>", 1))
     ]
-    page_of(*runs, out=tmp_path / "page.html")
+    probes = make_probes(tmp_path / "probes.json")
+    page_of(*runs, out=tmp_path / "page.html", more=[f"--probes={probes}"])
     done = subprocess.run(
         [
             *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
@@ -358,5 +396,5 @@ def test_in_a_browser(tmp_path):
     assert "CONSOLE" not in done.stderr, done.stderr  # errors, or something refused
     drawn = re.findall(r'<path class="curve c\d[^>]* d="(M[^"]+)"', done.stdout)
     figures = done.stdout.count("<figure")
-    assert figures == 4 and len(drawn) == 2 * figures
+    assert figures == 5 + 2 and len(drawn) == 2 * 5 + 4 + 2
     assert "NaN" not in "".join(drawn)
