@@ -134,7 +134,8 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
             )
             for t in (train, valid)
         ]
-        made[0] = made[0][:, order]
+        for one in made[0]:  # a depth at a time, so that there is no copy of all
+            one[:] = one[order]
         probes.standardise(*made)
         return layers.Data(made[0], known, made[1], valid.labels)
 
@@ -148,6 +149,7 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
         )
         results[kind] = {"layers": rows, "mix": mix}
     if args.random_encoder:
+        del data  # before the others are there
         small = encoder.without_pooler(cfg)
         data = read(encoder.init(jax.random.key(args.seed), small))
         for kind in args.probes:

@@ -65,7 +65,7 @@ def read_texts(
 ) -> np.ndarray:
     """Return the features of all rows, in order: f32 [layers, n, D].
 
-    Rows go by falling length through at most five shapes.
+    Rows go by falling length through at most five shapes. UserError for NaN.
     """
     sizes = texts.plan(longest).lengths()
     lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, longest))
@@ -79,7 +79,10 @@ def read_texts(
             filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
             batch = texts.plan(length).gather(filled[:batch_size], None, tokenizer)
             batch.pop("labels", None)
-            out[:, which] = np.asarray(read(batch))[:, : len(which)]
+            found = np.asarray(read(batch))[:, : len(which)]
+            if not np.isfinite(found).all():
+                raise UserError("--model: what its layers give is not finite (NaN)")
+            out[:, which] = found
             progress.add(len(which))
     return out
 

@@ -37,9 +37,9 @@ def probe_layers(
     control: labels that mean nothing, of the training rows and then of the others, i32
     [seeds, n + m]; with [seeds, 0] there is no control task. Rows have "score" and its
     deviation "sd", "bits" and "compression" (Voita and Titov 2020), and with a control
-    task "control", "selectivity" (score less control: Hewitt and Liang 2019, section
-    2), "control_bits", and "memorised": the share of the training rows whose
-    meaningless label the probe gives.
+    task "control", "selectivity" (score less control: Hewitt and Liang 2019),
+    "control_bits", and "memorised": the share of the training rows whose meaningless
+    label the probe gives.
     """
     n, seeds = len(data.labels), len(control)
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
@@ -89,12 +89,12 @@ def probe_mix(
     seed: int,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Probe scalar mixes of the depths 0 to l, for every l (Tenney et al. 2019).
+    """Probe scalar mixes of the depths 0 to l, for every l.
 
     "weights" are those of the mix of all depths, and "centre_of_gravity" their mean
-    depth (section 3.1, equation 2); "cumulative" the score of each mix, and
-    "expected_layer" the mean depth at which it rises (section 3.2, equation 4), None
-    where it does not rise.
+    depth; "cumulative" the score of each mix, and "expected_layer" the mean depth at
+    which it rises, None where it does not rise (Tenney, Das and Pavlick 2019, BERT
+    Rediscovers the Classical NLP Pipeline: the metrics).
     """
     sees = np.tri(len(data.train), dtype=bool)
     found = probes.run(

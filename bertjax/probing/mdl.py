@@ -7,7 +7,7 @@ import numpy as np
 
 from bertjax.data import counter
 
-# Voita and Titov 2020, section 2.2.2: what of the rows each probe has learned from.
+# Those of Voita and Titov 2020: what of the rows each probe has learned from.
 SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 
 
@@ -30,7 +30,7 @@ def uniform_bits(n: int, classes: int) -> float:
 
 
 def online_bits(bits: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
-    """Return the length of the online code (Voita and Titov 2020, equation 3).
+    """Return the length of the online code (Voita and Titov 2020).
 
     bits: [amounts, ...] of the rows from counts[i, 0] to counts[i, 1] under a probe of
     those before. The first rows, which no probe has seen, cost log2(classes) each.
@@ -56,7 +56,7 @@ def text_types(texts: list[np.ndarray]) -> np.ndarray:
 def control_labels(
     types: np.ndarray, labels: np.ndarray, seed: int, draw: int
 ) -> np.ndarray:
-    """Draw a control task's labels (Hewitt and Liang 2019, section 2): i32 [n].
+    """Draw a control task's labels (Hewitt and Liang 2019): i32 [n].
 
     A label depends on the input's type alone and means nothing. Its distribution is
     that of `labels`.

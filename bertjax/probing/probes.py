@@ -88,7 +88,7 @@ def take_rows(data: jax.Array, begin: jax.Array, size: int) -> jax.Array:
 
 
 def mixed(probe: Probe) -> Probe:
-    """Put a scalar mix before a probe (Tenney et al. 2019, equation 1).
+    """Put a scalar mix before a probe (as in Tenney, Das and Pavlick 2019).
 
     Its data are features [depths, n, D] and which depths it sees, bool [depths]; it
     learns their weights softmax(a), beginning at equal ones, and their scale gamma.
@@ -174,15 +174,28 @@ def fit(
     return params
 
 
-def score(probe: Probe, params: Any, data: Any, n: int) -> jax.Array:
-    """Return the logits of all n rows, a block at a time: f32 [n, C]."""
+def score(
+    probe: Probe, params: Any, data: Any, labels: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return -ln p of the labels i32 [n], f32 [n], and the likeliest classes i32 [n].
+
+    A block of rows at a time: the logits of all probes at once could take more memory
+    than the features.
+    """
+    n = len(labels)
     size = min(n, BLOCK)
     begins = np.minimum(np.arange(0, n, size), n - size)
-    found = jax.lax.map(
-        lambda begin: probe.logits(params, probe.take(data, begin, size)), begins
-    )
+
+    def block(begin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = probe.logits(params, probe.take(data, begin, size))
+        gold = jax.lax.dynamic_slice_in_dim(labels, begin, size)
+        costs = optax.softmax_cross_entropy_with_integer_labels(logits, gold)
+        return costs, logits.argmax(-1).astype(jnp.int32)
+
     rows = np.arange(n)
-    return found[rows // size, rows - begins[rows // size]]
+    at = rows // size, rows - begins[rows // size]
+    costs, classes = jax.lax.map(block, begins)
+    return costs[at], classes[at]
 
 
 @functools.partial(
@@ -216,15 +229,14 @@ def run(
         if isinstance(train, tuple):  # a mix
             start["mix"] = jnp.zeros(len(train[1]))
         params = fit(probe, start, train, labels, begin, draws, settings)
-        logits = score(probe, params, train, n)
-        costs = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        costs, guessed = score(probe, params, train, labels)
         at = jnp.arange(n)
         coded = (at >= begin) & (at < end)
-        right = (logits.argmax(-1) == labels) & (at < begin)
+        right = (guessed == labels) & (at < begin)
         return Found(
             jnp.where(coded, costs, 0.0).sum() / math.log(2),
             right.sum() / begin,
-            score(probe, params, valid, m).argmax(-1).astype(jnp.int32),
+            score(probe, params, valid, jnp.zeros(m, jnp.int32))[1],
             params,
         )
 
@@ -241,9 +253,10 @@ def standardise(train: np.ndarray, valid: np.ndarray) -> None:
     What hardly varies (the embedding of [CLS]) becomes 0, not noise blown up. Depths
     whose norms differ would mislead the weights of a mix.
     """
-    mean, deviation = train.mean(1, keepdims=True), train.std(1, keepdims=True)
-    size = np.abs(train).mean(axis=(1, 2), keepdims=True)
-    scale = np.where(deviation > 1e-4 * size, 1 / np.maximum(deviation, 1e-30), 0.0)
-    for x in (train, valid):
-        x -= mean
-        x *= scale.astype(np.float32)
+    for one, other in zip(train, valid, strict=True):  # copies are of a depth alone
+        mean, deviation = one.mean(0, np.float64), one.std(0, np.float64)
+        varies = deviation > 1e-4 * np.abs(one).mean(dtype=np.float64)
+        scale = np.where(varies, 1 / np.maximum(deviation, 1e-30), 0.0)
+        for x in (one, other):
+            x -= mean.astype(np.float32)
+            x *= scale.astype(np.float32)

@@ -15,9 +15,9 @@ def half_width(
 
     values, weights: f64 [n], sums over rows; groups: i64 [n], the documents they are
     of. Documents are the draws: rows of one resemble each other. The normal
-    approximation of a ratio of sums (Cochran 1977, Sampling Techniques, equation 2.45,
-    over clusters), with Student's t for few documents; no resampling, since nothing
-    here is as skewed as to need it, and so nothing is drawn. None for fewer than two
+    approximation of a ratio of sums (Cochran 1977, Sampling Techniques, on ratio
+    estimators), with Student's t for few documents; no resampling, since nothing here
+    is as skewed as to need it, and so nothing is drawn. None for fewer than two
     documents.
     """
     from scipy.special import stdtrit
@@ -36,8 +36,8 @@ def half_width(
 class Calibration:
     """Compares how sure guesses are with how often they are right.
 
-    The expected calibration error over bins of equal width (Guo et al. 2017, section
-    2): the mean over guesses of |accuracy - confidence| of their bin.
+    The expected calibration error over bins of equal width (Guo et al. 2017): the mean
+    over guesses of |accuracy - confidence| of their bin.
     """
 
     def __init__(self) -> None:
