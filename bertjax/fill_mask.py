@@ -111,11 +111,10 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
 
     @jax.jit
     def guess(params: Any, batch: Any) -> Any:
-        hidden = encoder.apply(params["encoder"], cfg, batch).hidden
+        at = batch["mlm_positions"]
+        hidden = encoder.apply_at(params["encoder"], cfg, batch, at)
         word = params["encoder"]["embeddings"]["word"]
-        logits = heads.mlm_logits(
-            params["mlm"], word, cfg, hidden, batch["mlm_positions"]
-        )
+        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
         likely = jax.nn.softmax(logits[0], axis=-1)
         return jax.lax.top_k(jnp.where(beyond, -1.0, likely), top_k)
 

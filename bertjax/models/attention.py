@@ -17,16 +17,18 @@ class Sight(NamedTuple):
     """Where queries may look at keys: what every backend makes its mask of.
 
     keys i32 [B, L]: 1 = real, 0 = padding; of packed rows the number of the sequence, 0
-    = padding. window: 0, or a query sees the keys at most window // 2 places away.
+    = padding. window: 0, or a query sees the keys at most window // 2 places away. at:
+    None, or where queries are, i32 [B, P]; else everywhere.
     """
 
     keys: jax.Array
     packed: bool = False
     window: int = 0
+    at: jax.Array | None = None
 
     @property
     def mask(self) -> jax.Array:
-        """Boolean, broadcasts to [B, H, L, L].
+        """Boolean, broadcasts to [B, H, L, L], or to [B, H, P, L].
 
         Queries that are padding look at the real keys too, so no row has every key
         hidden (their results are never used). In packed rows a query sees the keys of
@@ -34,13 +36,15 @@ class Sight(NamedTuple):
         itself, padding or not.
         """
         if self.packed:
-            mask = self.keys[:, None, :, None] == self.keys[:, None, None, :]
+            own = self.keys if self.at is None else take_at(self.keys, self.at)
+            mask = own[:, None, :, None] == self.keys[:, None, None, :]
         else:
             mask = (self.keys > 0)[:, None, None, :]
         if not self.window:
             return mask
         at = np.arange(self.keys.shape[1])
-        away = np.abs(at[:, None] - at)
+        own = at[:, None] if self.at is None else self.at[:, None, :, None]
+        away = abs(own - at)
         return (mask & (away <= self.window // 2)) | (away == 0)
 
 
@@ -51,6 +55,12 @@ def make_sight(batch: dict[str, jax.Array], window: int = 0) -> Sight:
     if keys.ndim != 2:
         raise ValueError(f"attention_mask has shape {keys.shape}, not [B, L]")
     return Sight(keys, packed, window)
+
+
+def take_at(x: jax.Array, at: jax.Array) -> jax.Array:
+    """Take positions `at` i32 [B, P] of x [B, L, ...]: [B, P, ...]."""
+    at = at.reshape(*at.shape, *(1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, at, axis=1, mode="clip")
 
 
 Rotation = tuple[jax.Array, jax.Array]
@@ -74,6 +84,15 @@ def rotate(x: jax.Array, turn: Rotation) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
+def rotation_at(turn: Rotation, at: jax.Array | None) -> Rotation:
+    """Take the angles at positions `at` i32 [B, P], all where it is None."""
+    if at is None:
+        return turn
+    cos, sin = (x if x.ndim == 4 else x[None] for x in turn)
+    shape = (len(at), *cos.shape[1:])
+    return tuple(take_at(jnp.broadcast_to(x, shape), at) for x in (cos, sin))
+
+
 # What "tpu" and "gpu" stand for: the first that takes the shapes at hand.
 CHOICES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
 
@@ -89,11 +108,13 @@ def attend(
 ) -> jax.Array:
     """Mix values by scaled dot products (Vaswani et al. 2017, equation 1).
 
-    q, k, v, result: [B, L, H, K]. Weights are dropped at `rate` where there is an rng.
-    backend: see EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
+    k, v: [B, L, H, K]; q, result: the same, or with sight.at [B, P, H, K], which "xla"
+    computes then. Weights are dropped at `rate` where there is an rng. backend: see
+    EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
     Raises UserError when a backend that was asked for by name does not take the shapes.
     """
     rate = 0.0 if rng is None else rate
+    backend = backend if sight.at is None else "xla"
     name = choose(backend, q.shape, rate, sight.packed, q.dtype)
     with jax.named_scope(f"attention_{name}"):
         return BACKENDS[name](q, k, v, sight, rate, rng)

@@ -21,6 +21,7 @@ from bertjax.models.attention import (
     make_sight,
     rotate,
     rotation,
+    rotation_at,
 )
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import (
@@ -36,7 +37,8 @@ from bertjax.models.layers import (
     stack_specs,
 )
 from bertjax.models.pooling import pool
-from bertjax.parallel.sharding import constrain, path_name
+from bertjax.models.stacks import depths, unstack
+from bertjax.parallel.sharding import constrain
 
 
 class Encoded(NamedTuple):
@@ -135,15 +137,32 @@ def apply_layers(
     return jnp.stack([first, *between[:-1], keep(encoded.hidden)])
 
 
+def apply_at(
+    params: Params, cfg: EncoderConfig, batch: dict[str, jax.Array], at: jax.Array
+) -> jax.Array:
+    """Evaluate a batch as `apply` does and return `hidden` at positions: [B, P, D].
+
+    at: i32 [B, P]. The last layer is computed for these alone, but for its keys and
+    values: what else it makes nobody looks at.
+    """
+    if not isinstance(params["layers"], tuple):
+        params = unstack(params, cfg)
+    cfg = without_pooler(cfg)
+    return _apply(params, cfg, batch, None, lambda x: None, at)[0].hidden
+
+
 def _apply(
     params: Params,
     cfg: EncoderConfig,
     batch: dict[str, jax.Array],
     rng: jax.Array | None,
     keep: Callable[[jax.Array], Any],
+    at: jax.Array | None = None,
 ) -> tuple[Encoded, tuple[Any, Any]]:
-    """Run the encoder; also returns what is kept of the embeddings and the layers."""
-    b, length = batch["input_ids"].shape
+    """Run the encoder; also returns what is kept of the embeddings and the layers.
+
+    at: where the last of unstacked layers is wanted, None for everywhere.
+    """
     dtype = jnp.dtype(cfg.dtype)
     with jax.named_scope("embeddings"):
         x = embed(params["embeddings"], cfg, batch)
@@ -175,6 +194,8 @@ def _apply(
         kept = []
         for i, (group, every) in enumerate(zip(cfg.groups, cfg.is_global, strict=True)):
             seen = views[:1] if every else views[-1:]
+            if i == n - 1 and at is not None:
+                seen = tuple(v._replace(sight=v.sight._replace(at=at)) for v in seen)
             x = apply_layer(params["layers"][group], cfg, x, seen, fold(rng, i), {})
             kept.append(keep(x))
     else:
@@ -188,56 +209,7 @@ def _apply(
     if cfg.pooler:
         with jax.named_scope("pooler"):
             pooled = pool(params, cfg, x, batch)
-    return Encoded(x.reshape(b, length, -1), pooled), (first, kept)
-
-
-def unstack(params: Params, cfg: EncoderConfig) -> Params:
-    """Give each layer arrays of its own, for `apply` without gradients.
-
-    A compiled program copies what it takes out of a stack, in every call: two thirds of
-    the time of a single short text at base size.
-    """
-
-    def one(i: int) -> Params:
-        def take(path: Any, leaf: jax.Array) -> jax.Array | None:
-            lacks = not cfg.first_attention_norm and path_name(path).startswith(
-                "attention/norm/"
-            )
-            return (leaf[i - 1] if i else None) if lacks else leaf[i]
-
-        layer = jax.tree_util.tree_map_with_path(take, params["layers"])
-        if not i and not cfg.first_attention_norm:
-            layer["attention"].pop("norm", None)
-        return layer
-
-    return {**params, "layers": tuple(map(one, range(cfg.groups[-1] + 1)))}
-
-
-def depths(
-    layers: Params, cfg: EncoderConfig
-) -> tuple[Params | None, jax.Array, dict[str, jax.Array]]:
-    """Return what the loop over the layers goes through, axis 0 being the depth.
-
-    That is the layers' own parameters (None where some share theirs), their index,
-    and what differs between them: "group", whose parameters; "is_global", whether it
-    sees all; "is_normed", whether its attention has a norm.
-    """
-    n = cfg.num_hidden_layers
-    depth = {}
-    if len(set(cfg.is_global)) > 1:
-        depth["is_global"] = jnp.array(cfg.is_global)
-    if not cfg.first_attention_norm and n > 1:
-        # The body is one for all layers, so the first is given the second's norm,
-        # which it does not use.
-        depth["is_normed"] = jnp.arange(n) > 0
-        norm = jax.tree.map(
-            lambda leaf: jnp.concatenate([leaf[:1], leaf]), layers["attention"]["norm"]
-        )
-        layers = {**layers, "attention": {**layers["attention"], "norm": norm}}
-    if len(set(cfg.groups)) < n:
-        depth["group"] = jnp.array(cfg.groups)
-        return None, jnp.arange(n), depth
-    return layers, jnp.arange(n), depth
+    return Encoded(x, pooled), (first, kept)
 
 
 def make_views(cfg: EncoderConfig, batch: dict[str, jax.Array]) -> tuple[View, ...]:
@@ -290,24 +262,28 @@ def apply_layer(
     rng: jax.Array | None,
     depth: dict[str, jax.Array],
 ) -> jax.Array:
-    """Run one layer on x [B, L, D].
+    """Run one layer on x [B, L, D]; at the positions [B, P] of the views' sight alone.
 
     Post-LN as in Vaswani et al. 2017, or pre-LN (Xiong et al. 2020, figure 1).
     views, depth: see make_views and depths. Matrix products see [B*L, D]: on a CPU
     gradients of products of three axes run slower.
     """
     b, length, d = x.shape
-    heads = (b, length, cfg.num_attention_heads, cfg.head_dim)
+    heads = (b, -1, cfg.num_attention_heads, cfg.head_dim)
+    at = views[0].sight.at
+    rows = None if at is None else (np.arange(b)[:, None] * length + at).reshape(-1)
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
     pre = cfg.norm_position == "pre"
     x = x.reshape(b * length, d)
     p = params["attention"]
-    q, k, v = (y.reshape(heads) for y in queries_keys_values(p, cfg, x, depth))
+    q, k, v = (y.reshape(heads) for y in queries_keys_values(p, cfg, x, depth, rows))
+    x = x if rows is None else x[rows]
 
     def look(view: View) -> Callable[..., jax.Array]:
         def run(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             if view.turn is not None:
-                q, k = rotate(q, view.turn), rotate(k, view.turn)
+                q = rotate(q, rotation_at(view.turn, at))
+                k = rotate(k, view.turn)
             rate = cfg.attention_probs_dropout_prob
             return attend(q, k, v, view.sight, rate, rngs[0], cfg.attention)
 
@@ -319,7 +295,7 @@ def apply_layer(
         else:
             y = jax.lax.cond(depth["is_global"], *map(look, views), q, k, v)
     with jax.named_scope("attention_out"):
-        y = linear(p["output"], y.reshape(b * length, d), "heads head embed")
+        y = linear(p["output"], y.reshape(-1, d), "heads head embed")
         x = x + dropout(y, cfg.hidden_dropout_prob, rngs[1])
         x = x if pre else normalise(p["norm"], cfg, x)
     p = params["mlp"]
@@ -328,21 +304,27 @@ def apply_layer(
         y = mlp(p, cfg, y)
         x = x + dropout(y, cfg.hidden_dropout_prob, rngs[2])
         x = x if pre else normalise(p["norm"], cfg, x)
-    return x.reshape(b, length, d)
+    return x.reshape(b, -1, d)
 
 
 def queries_keys_values(
-    params: Params, cfg: EncoderConfig, x: jax.Array, depth: dict[str, jax.Array]
+    params: Params,
+    cfg: EncoderConfig,
+    x: jax.Array,
+    depth: dict[str, jax.Array],
+    rows: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Project x [T, D] for the attention, [T, H K] each; pre-LN normalises it first."""
+    """Project x [T, D] for the attention, [T, H K] each; pre-LN normalises it first.
+
+    rows: i32 [S], whose queries are wanted, [S, H K]; None for all.
+    """
     y = x
     if cfg.norm_position == "pre" and "norm" in params:
         y = normalise(params["norm"], cfg, x)
         y = jnp.where(depth["is_normed"], y, x) if "is_normed" in depth else y
+    inputs = {"query": y if rows is None else y[rows], "key": y, "value": y}
     with jax.named_scope("qkv"):
-        return [
-            product(params[n], y, "embed heads head") for n in ("query", "key", "value")
-        ]
+        return [product(params[n], x, "embed heads head") for n, x in inputs.items()]
 
 
 def mlp(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

@@ -41,18 +41,20 @@ def mlm_logits(
     word: jax.Array,
     cfg: EncoderConfig,
     hidden: jax.Array,
-    positions: jax.Array,
+    positions: jax.Array | None = None,
 ) -> jax.Array:
-    """Predict the tokens at `positions` only.
+    """Predict the tokens at `positions` only, or at all.
 
     params: the head's; word: the embeddings [V, E], for a head that is tied to them;
     hidden [B, L, D]; positions i32 [B, P]. Returns f32 logits [B, P, V]. (Devlin et
     al. 2019, section 3.1; transform and bias as in google-research/bert,
     run_pretraining.py; E as in Lan et al. 2020, section 3.1.)
     """
-    b, p = positions.shape
     with jax.named_scope("mlm_head"):
-        x = jnp.take_along_axis(hidden, positions[:, :, None], axis=1, mode="clip")
+        x = hidden
+        if positions is not None:
+            x = jnp.take_along_axis(x, positions[:, :, None], axis=1, mode="clip")
+        b, p, _ = x.shape
         x = transform(params, cfg, x.reshape(b * p, -1))
         logits = jax.lax.dot_general(
             x,

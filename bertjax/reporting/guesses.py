@@ -126,10 +126,10 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
 
     @jax.jit
     def guess(params: Any, batch: Any, ids: Any) -> Any:
-        hidden = encoder.apply(params["encoder"], cfg, batch).hidden
-        word = params["encoder"]["embeddings"]["word"]
         at = jnp.arange(length)[:, None]
-        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden, at)
+        hidden = encoder.apply_at(params["encoder"], cfg, batch, at)
+        word = params["encoder"]["embeddings"]["word"]
+        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
         likely = jax.nn.softmax(logits[:, 0], axis=-1)
         own = jnp.take_along_axis(likely, ids[:, None], axis=1)[:, 0]
         return own, jax.lax.top_k(jnp.where(beyond, -1.0, likely), top)

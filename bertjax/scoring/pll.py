@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pseudo-log-likelihoods: the sum of ln p of each token while it alone is hidden.
 
-Salazar et al. 2020, section 2; "within_word" hides the later pieces of the token's own
+Salazar et al. 2020; "within_word" hides the later pieces of the token's own
 word as well (PLL-word-l2r of Kauf and Ivanova 2023), so that long words whose end
 tells their beginning are not taken for likely ones.
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import fill_mask
+from bertjax import UserError, fill_mask
 from bertjax.data.progress import Progress
 
 VARIANTS = dict.fromkeys(("original", "within_word"))
@@ -39,7 +39,7 @@ def score_texts(
     """Score each text, as [CLS] text [SEP]; what is in it does not act on others.
 
     Texts of the same tokens get the same score, bit for bit. Special tokens written in
-    a text are plain text.
+    a text are plain text. Raises UserError for a model that gives NaN.
     """
     encoded = [tuple(ids) for ids in tokenizer.encode_batch(list(texts))]
     fitting = [ids for ids in encoded if 0 < len(ids) <= cfg.max_length - 2]
@@ -47,6 +47,8 @@ def score_texts(
     # Each once: minimal pairs share sentences, and what is the same has to tie.
     distinct = list(dict.fromkeys(fitting))
     known = dict(zip(distinct, score(distinct), strict=True)) | {(): 0.0}
+    if not np.isfinite([*known.values()]).all():
+        raise UserError("the model's probabilities are not finite (NaN)")
     return [
         Score(
             known.get(ids),
@@ -94,9 +96,9 @@ def make_scorer(
     def run(params: Any, ids: Any, sizes: Any, at: Any, truth: Any) -> Any:
         real = (jnp.arange(ids.shape[1]) < sizes[:, None]).astype(jnp.int32)
         batch = {"input_ids": ids, "attention_mask": real}
-        hidden = encoder.apply(params["encoder"], cfg, batch).hidden
+        hidden = encoder.apply_at(params["encoder"], cfg, batch, at[:, None])
         word = params["encoder"]["embeddings"]["word"]
-        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden, at[:, None])[:, 0]
+        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)[:, 0]
         true = jnp.take_along_axis(logits, truth[:, None], axis=1, mode="clip")[:, 0]
         return true - jax.nn.logsumexp(logits, axis=1)
 

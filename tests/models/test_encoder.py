@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import ENCODERS
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
@@ -285,3 +286,27 @@ def test_head_at_positions_is_the_dense_head(params):
     np.testing.assert_allclose(
         few, jnp.take_along_axis(dense, some[..., None], axis=1), atol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "name, packed", [("bert", False), ("local", False), ("local", True)]
+)
+def test_hidden_at_positions_alone(name, packed):
+    """What a layer less makes of all others plays no part."""
+    plain = dict(max_position_embeddings=24, hidden_size=16, intermediate_size=32)
+    sizes = dict(vocab_size=50, num_hidden_layers=2, num_attention_heads=2)
+    cfg = EncoderConfig(**plain, **sizes, **ENCODERS[name], initializer_range=0.3)
+    params = encoder.init(jax.random.key(1), cfg)
+    batch = make_batch()
+    if packed:
+        batch["segment_ids"] = np.where(np.arange(L) < 5, 1, 2) * batch.pop(
+            "attention_mask"
+        )
+        batch["position_ids"] = np.tile(np.arange(L) % 5, (B, 1)).astype(np.int32)
+        batch["cls_positions"] = np.tile(np.int32([0, 5]), (B, 1))
+    at = np.array([[0, 4, 2], [6, 0, 5], [2, 1, 0], [9, 5, 5]], np.int32)
+    whole = jax.jit(lambda p, b: encoder.apply(p, cfg, b).hidden)(params, batch)
+    found = jax.jit(lambda p, b: encoder.apply_at(p, cfg, b, at))(params, batch)
+    assert found.shape == (B, 3, 16)
+    expected = np.take_along_axis(np.asarray(whole), at[..., None], 1)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
