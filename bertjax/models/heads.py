@@ -67,6 +67,26 @@ def mlm_logits(
         return logits.reshape(b, p, -1)
 
 
+def log_likelihoods(
+    params: Params, word: jax.Array, cfg: EncoderConfig, x: jax.Array, ids: jax.Array
+) -> jax.Array:
+    """Return ln p of a token for each hidden x [T, D]: f32 [T]; ids i32 [T].
+
+    As `mlm_logits` has it, but with logits [V, T], along whose rows a CPU sums: both
+    the product and the sums then take less time.
+    """
+    with jax.named_scope("mlm_head"):
+        x = transform(params, cfg, x)
+        table = params.get("decoder", word).astype(x.dtype)
+        logits = jax.lax.dot_general(
+            table, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        if "bias" in params:
+            logits = logits + params["bias"][:, None]
+        true = jnp.take_along_axis(logits, ids[None], axis=0, mode="clip")[0]
+        return true - jax.nn.logsumexp(logits, axis=0)
+
+
 def transform(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     """Run what stands before the masked LM's matrix on x [..., D]: [..., E]."""
     act = cfg.classifier_activation or cfg.hidden_act

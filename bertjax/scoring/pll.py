@@ -15,7 +15,7 @@ from bertjax import UserError, fill_mask
 from bertjax.data.progress import Progress
 
 VARIANTS = dict.fromkeys(("original", "within_word"))
-LENGTHS = 6  # programs at most
+LENGTHS = 8  # programs at most
 ROWS, TOKENS = 256, 8192  # most rows, and padded tokens, at once
 
 
@@ -80,8 +80,9 @@ def make_scorer(
 ) -> Callable[[Sequence[Sequence[int]]], list[float]]:
     """Make score(texts of ids, without special ones) -> their scores.
 
-    A row a token, padded to one of few lengths; the head is computed at the hidden
-    token alone, [rows, V]. batch_size: rows at once, by default as many as is quick.
+    A row a token, padded to one of few lengths; the last layer and the head are
+    computed at the hidden token alone. batch_size: rows at once at most, by default as
+    many as is quick.
     """
     import jax
     import jax.numpy as jnp
@@ -98,9 +99,7 @@ def make_scorer(
         batch = {"input_ids": ids, "attention_mask": real}
         hidden = encoder.apply_at(params["encoder"], cfg, batch, at[:, None])
         word = params["encoder"]["embeddings"]["word"]
-        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)[:, 0]
-        true = jnp.take_along_axis(logits, truth[:, None], axis=1, mode="clip")[:, 0]
-        return true - jax.nn.logsumexp(logits, axis=1)
+        return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
 
     def score(texts: Sequence[Sequence[int]]) -> list[float]:
         totals = np.zeros(len(texts))
@@ -154,7 +153,9 @@ def batches(
             )
         text = np.repeat(np.arange(len(mine)), sizes[mine] - 2)
         at = np.nonzero(words)[1].astype(np.int32)
-        rows = min(len(text), batch_size or max(1, min(ROWS, TOKENS // length)))
+        # Parts of equal size: a last one that has to be filled up costs as the others.
+        parts = -(-len(text) // (batch_size or max(1, min(ROWS, TOKENS // length))))
+        rows = -(-len(text) // parts)
         for begin in range(0, len(text), rows):
             part = np.minimum(np.arange(begin, begin + rows), len(text) - 1)
             which, here = text[part], at[part][:, None]
