@@ -5,8 +5,8 @@ taskset -c 0 python tests/peers/hf_pll.py VOCAB.txt PAIRS.jsonl.gz [--sentences=
     [--loop=N] [--rounds=N] [--layers=4] [--hidden=256]
 
 Both score sentences with the same random weights, float32, one core, one process.
-The peer is a loop of one mask a forward. A round is all sentences by ours and the first
---loop of them by the peer; both are told in sentences a second, by the wall clock and by
+The peer is a loop of one mask a forward. A round is all sentences by ours and some
+(--loop) of them by the peer; told are sentences a second, by the wall clock and by
 the processor's time, which what else runs on the machine disturbs least.
 """
 
