@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.models.config import EncoderConfig
-from bertjax.models.encoder import Encoded, first_tokens
+from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
+from bertjax.models.pooling import first_tokens
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
