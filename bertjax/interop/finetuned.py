@@ -10,11 +10,23 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError
 from bertjax.interop.families import Family
-from bertjax.interop.names import ANSWER, HEADS, SEQUENCE, TOKEN
+from bertjax.interop.names import ANSWER, CHOICE, HEADS, SEQUENCE, TOKEN
 from bertjax.models.config import EncoderConfig
 
 # Our objective -> what ends the name of transformers' class.
-CLASSES = {"classify": SEQUENCE, "regress": SEQUENCE, "tag": TOKEN, "span": ANSWER}
+CLASSES = {
+    "classify": SEQUENCE,
+    "regress": SEQUENCE,
+    "tag": TOKEN,
+    "span": ANSWER,
+    "choose": CHOICE,
+}
+# How ELECTRA's ForMultipleChoice makes a vector, unless config.json says otherwise.
+SUMMARY = {
+    "summary_type": "first",
+    "summary_use_proj": True,
+    "summary_activation": "gelu",
+}
 # Options that decide what the classes are computed of.
 OPTIONS = ("classifier_pooling", "pooler_activation", "task_transform")
 
@@ -36,6 +48,9 @@ def read_task(raw: Mapping[str, Any], where: str) -> Task | None:
     end = next((e for e in CLASSES.values() if str(name).endswith(e)), "")
     if not end:
         return None
+    if end == CHOICE:
+        known = all(raw.get(key, value) == value for key, value in SUMMARY.items())
+        return Task("choose", ()) if known else None
     labels = read_labels(raw, where)
     if end == TOKEN:
         return Task("tag", labels)
@@ -64,6 +79,8 @@ def read_labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 def tell_task(head: str, labels: Sequence[str]) -> dict[str, Any]:
     """Return what config.json says of a task."""
+    if head == "choose":
+        return SUMMARY
     count = 2 if head == "span" else 1
     names = list(labels) or [f"LABEL_{i}" for i in range(count)]
     told: dict[str, Any] = {

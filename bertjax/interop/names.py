@@ -56,7 +56,7 @@ LAYOUTS = {
     "sop/kernel": "D>C",
     "sop/bias": "C",
 }
-TASKS = {"classify": "S", "regress": "O", "tag": "S", "span": "C"}
+TASKS = {"classify": "S", "regress": "O", "tag": "S", "span": "C", "choose": "O"}
 for _task, _out in TASKS.items():
     LAYOUTS |= {
         f"{_task}/transform/kernel": "D>D",
@@ -241,10 +241,8 @@ MODERNBERT = {
 
 # Heads of tasks, by family: what ends the class's name -> the tensors of the head, and
 # of the dense layer before it where that is no part of the encoder there.
-SEQUENCE, TOKEN, ANSWER = (
-    f"For{name}"
-    for name in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
-)
+SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"
+ANSWER, CHOICE = "ForQuestionAnswering", "ForMultipleChoice"
 _CLASSES = rows(LINEAR, "task classifier")
 _TRANSFORM = {
     **rows(LINEAR, "task/transform head.dense"),
@@ -259,15 +257,27 @@ _SPLIT = rows(
     """,
 )
 _PLAIN = {TOKEN: _CLASSES, ANSWER: rows(LINEAR, "task qa_outputs")}
+
+
+def _pooled(name: str) -> dict[str, str]:
+    return rows(LINEAR, f"encoder/pooler {name}") | _CLASSES
+
+
+_BERT = _pooled("pooler.dense")
 HEADS = {
-    "bert": {SEQUENCE: POOLER | _CLASSES, **_PLAIN},
-    "albert": {SEQUENCE: rows(LINEAR, "encoder/pooler pooler") | _CLASSES, **_PLAIN},
-    "roberta": {SEQUENCE: _SPLIT, **_PLAIN},
-    "xlm-roberta": {SEQUENCE: _SPLIT, **_PLAIN},
-    "electra": {SEQUENCE: _SPLIT, **_PLAIN},
-    "distilbert": {
-        SEQUENCE: rows(LINEAR, "encoder/pooler pre_classifier") | _CLASSES,
+    "bert": {SEQUENCE: _BERT, CHOICE: _BERT, **_PLAIN},
+    "albert": {SEQUENCE: _pooled("pooler"), CHOICE: _pooled("pooler"), **_PLAIN},
+    "roberta": {SEQUENCE: _SPLIT, CHOICE: _BERT, **_PLAIN},
+    "xlm-roberta": {SEQUENCE: _SPLIT, CHOICE: _BERT, **_PLAIN},
+    "electra": {
+        SEQUENCE: _SPLIT,
+        CHOICE: _pooled("sequence_summary.summary"),
         **_PLAIN,
     },
-    "modernbert": dict.fromkeys((SEQUENCE, TOKEN, ANSWER), _TRANSFORM),
+    "distilbert": {
+        SEQUENCE: _pooled("pre_classifier"),
+        CHOICE: _pooled("pre_classifier"),
+        **_PLAIN,
+    },
+    "modernbert": dict.fromkeys((SEQUENCE, CHOICE, TOKEN, ANSWER), _TRANSFORM),
 }

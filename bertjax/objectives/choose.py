@@ -83,7 +83,7 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    return heads.init_classes(rng, cfg, classes=1)
+    return heads.init_task(rng, cfg, classes=1)
 
 
 HEAD = Head(

@@ -188,6 +188,7 @@ def tell(
     config.data.length = min(384, longest) if objective == "span" else longest
     names = {"tag": ("1", "", "-1"), "span": ("question", "context", "answers")}
     columns = names.get(objective, ("text", "", "label"))
+    config.task.choices = "choices" if objective == "choose" else ""
     config.task.text, config.task.text_pair, config.task.label = columns
     if objective == "tag" and not all(map(tags.is_bio, labels)):
         config.task.metrics = "accuracy"

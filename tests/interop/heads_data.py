@@ -16,7 +16,12 @@ FAMILIES = {
     for name in ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "modernbert")
 } | {"electra": "electra_discriminator"}
 PREFIXES = {"xlm-roberta": "roberta.", "modernbert": "model."}
-KINDS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+KINDS = (
+    "SequenceClassification",
+    "TokenClassification",
+    "QuestionAnswering",
+    "MultipleChoice",
+)
 LABELS = ["left", "right", "none"]
 IDS = np.array([[2, 9, 10, 11, 12, 3], [2, 13, 14, 3, 1, 1]], np.int32)
 MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], np.int32)

@@ -21,12 +21,12 @@ from bertjax.parallel.sharding import axes_of
 from bertjax.tasks.prepare import with_labels
 
 GOLDEN = json.loads((data.DATA / "hf_heads.json").read_text())
-OURS = dict(zip(data.KINDS, ("classify", "tag", "span"), strict=True))
+OURS = dict(zip(data.KINDS, ("classify", "tag", "span", "choose"), strict=True))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def logits(params, cfg):
-    """Return what all three heads on one encoder say of data.IDS, by kind."""
+    """Return what all heads on one encoder say of data.IDS, by kind."""
     batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
     encoded = encoder.apply(params["encoder"], cfg, batch)
     spans = span.logits(params, cfg, encoded, batch)
@@ -34,6 +34,7 @@ def logits(params, cfg):
         classify.logits("classify", params, cfg, encoded),
         tag.logits(params, cfg, encoded),
         jax.numpy.stack(spans, axis=-1),
+        classify.logits("choose", params, cfg, encoded),
     )
     return dict(zip(data.KINDS, told, strict=True))
 
@@ -49,7 +50,8 @@ def test_heads_of_a_family(family, tmp_path):
         given = write(tmp_path / kind, family, kind)
         model = hf.open_model(tmp_path / kind, "x")
         assert not model.unexpected and not model.missing
-        assert model.task == (name, () if name == "span" else (*data.LABELS,))
+        labels = () if name in ("span", "choose") else (*data.LABELS,)
+        assert model.task == (name, labels)
         own = model.params()
         objective, _ = make_objective(with_labels(*model.task), model.cfg)
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
@@ -74,7 +76,9 @@ def test_heads_of_a_family(family, tmp_path):
         assert config.get("problem_type") == kinds.get(name)
     real = data.MASK[..., None] > 0
     cfg = dataclasses.replace(model.cfg, unroll=1)  # compiles faster
-    for kind, found in logits(params, cfg).items():
+    said = logits(params, cfg)
+    said |= {kind: logits({**params, **own}, cfg)[kind]}  # of its own pooler
+    for kind, found in said.items():
         wanted = np.array(GOLDEN[family][kind]["logits"], np.float32)
         whole = np.ones_like(wanted, bool) if wanted.ndim == 2 else real
         np.testing.assert_allclose(
@@ -95,13 +99,17 @@ def test_transformers_opens_what_we_write(family, tmp_path):
         told = back, model.params(), model.cfg, roles(data.FAMILIES[family]), family
         export.write_model(*told, labels=model.task.labels)
         theirs = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(back)
+        batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
+        several = kind == "MultipleChoice"  # which are the rows
         with torch.inference_mode():
-            out = theirs.eval()(
-                torch.tensor(data.IDS), attention_mask=torch.tensor(data.MASK)
-            )
-        found = out.get("logits")
-        if found is None:
+            batch = {
+                k: torch.tensor(v[None] if several else v) for k, v in batch.items()
+            }
+            out = theirs.eval()(**batch)
+        if kind == "QuestionAnswering":
             found = torch.stack([out.start_logits, out.end_logits], dim=-1)
+        else:
+            found = out.logits.reshape(-1, 1) if several else out.logits
         wanted = np.array(GOLDEN[family][kind]["logits"], np.float32)
         real = data.MASK[..., None] if wanted.ndim == 3 else 1
         np.testing.assert_allclose(found.numpy() * real, wanted * real, atol=1e-5)

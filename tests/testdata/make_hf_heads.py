@@ -33,12 +33,17 @@ for family in data.FAMILIES:
         }
         made = {k: data.draw(k, v) for k, v in {**known, **heads}.items()}
         model.load_state_dict({k: torch.tensor(v) for k, v in made.items()})
+        batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
+        several = kind == "MultipleChoice"  # which are the rows
         with torch.inference_mode():
-            out = model(torch.tensor(data.IDS), attention_mask=torch.tensor(data.MASK))
+            batch = {
+                k: torch.tensor(v[None] if several else v) for k, v in batch.items()
+            }
+            out = model(**batch)
         if kind == "QuestionAnswering":
             logits = torch.stack([out.start_logits, out.end_logits], dim=-1)
         else:
-            logits = out.logits
+            logits = out.logits.reshape(-1, 1) if several else out.logits
         found.setdefault(family, {})[kind] = {
             "shapes": heads,
             "logits": logits.tolist(),
