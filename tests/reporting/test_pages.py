@@ -396,5 +396,5 @@ def test_in_a_browser(tmp_path):
     assert "CONSOLE" not in done.stderr, done.stderr  # errors, or something refused
     drawn = re.findall(r'<path class="curve c\d[^>]* d="(M[^"]+)"', done.stdout)
     figures = done.stdout.count("<figure")
-    assert figures == 5 + 2 and len(drawn) == 2 * 5 + 4 + 2
+    assert figures == 5 + 2 and len(drawn) == 2 * 5 + 5 + 2
     assert "NaN" not in "".join(drawn)
