@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
-from bertjax.models.pooling import first_tokens
+from bertjax.models.pooling import first_tokens, means
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
@@ -32,21 +32,9 @@ def vectors(encoded: Encoded, batch: Batch, cls: bool, normalize: bool) -> jax.A
     The mean over its tokens, special ones included, or the first token's. A slot
     without a text has some vector.
     """
-    hidden = encoded.hidden
     with jax.named_scope("pooling"):
-        if cls:
-            out = first_tokens(hidden, batch).astype(jnp.float32)
-        else:
-            slots = batch["cls_positions"].shape[1]
-            here = batch["segment_ids"][:, None] == jnp.arange(1, slots + 1)[:, None]
-            total = jnp.einsum(
-                "bsl,bld->bsd",
-                here.astype(hidden.dtype),
-                hidden,
-                precision=PRECISE,
-                preferred_element_type=jnp.float32,
-            )
-            out = total / jnp.maximum(here.sum(-1, keepdims=True), 1)
+        pool = first_tokens if cls else means
+        out = pool(encoded.hidden.astype(jnp.float32), batch)
         if normalize:
             size = jnp.sum(jnp.square(out), axis=-1, keepdims=True)
             out = out * jax.lax.rsqrt(jnp.maximum(size, 1e-24))
