@@ -42,6 +42,7 @@ def wanted(vocabulary, tmp_path_factory):
     ]
 
 
+@pytest.mark.slow  # compiles on eight devices, a quarter of a minute
 def test_from_tables_to_answers(wanted, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(StopSignal, "install", lambda self: None)
     workdir = tmp_path / "run"
