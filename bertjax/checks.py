@@ -76,6 +76,13 @@ def check(config: c.ConfigDict) -> None:
             f"eval.{key}={config.eval[key]}: data.valid is empty: there is nothing to "
             "evaluate"
         )
+    usual = c.base().task
+    for key in ("pooling", "normalize", "temperature"):
+        if config.objective != "retrieve" and config.task[key] != usual[key]:
+            raise UserError(
+                f"task.{key}={config.task[key]} says nothing to "
+                f"objective={config.objective}"
+            )
     _check_optimizer(config)
     _check_budget(config)
     _check_phases(config)

@@ -206,21 +206,31 @@ def make_smoke(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def finetuning(smoke: bool = False) -> ConfigDict:
+def finetuning(
+    smoke: bool = False,
+    *,
+    lr: float,
+    batch_size: int = 32,
+    epochs: float = 3,
+    length: int = 128,
+) -> ConfigDict:
     """Return base() with what finetuning changes; its text is the user's.
 
     Devlin et al. 2019, appendix A.3: batch 32, 3 epochs, warm-up over a tenth of the
-    steps. An evaluation, on all rows, and a checkpoint an epoch.
+    steps. An evaluation, on all rows, and a checkpoint an epoch. A smoke config is
+    make_smoke's, with rows of up to 128.
     """
-    config = make_smoke(base()) if smoke else base()
-    config.data.train = config.data.valid = ""
-    config.data.length = 128
+    config = base()
     config.data.engine = "python"
-    config.batch_size = 32
-    config.total = duration(epochs=3)
+    config.batch_size = batch_size
+    config.total = duration(epochs=epochs)
+    config.optim.lr = lr
     config.optim.warmup = duration(percent=10)
     config.eval.every = duration(epochs=1)
-    config.eval.examples = 0
     config.checkpoint.every = duration(epochs=1)
-    config.log.every = duration(steps=1 if smoke else 10)
+    config.log.every = duration(steps=10)
+    config = make_smoke(config) if smoke else config
+    config.data.train = config.data.valid = ""
+    config.data.length = min(length, 128) if smoke else length
+    config.eval.examples = 0
     return config

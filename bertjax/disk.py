@@ -6,7 +6,7 @@ Nothing here imports jax until parameters are read.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,17 +131,35 @@ def at_step(path: str, step: int | None) -> str:
 
 
 def take(
-    path: str, tokenizer: Any, params: Any, say: Callable[[str], None]
+    path: str,
+    tokenizer: Any,
+    params: Any,
+    say: Callable[[str], None],
+    task: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Read what init_from and these parameters (shapes, shardings) have in common.
 
-    Raises UserError where it cannot be, or a token has another id in it.
+    task: what a checkpoint will keep of the task (tasks/prepare.py): a head of classes
+    is taken where they have the same names in the same order. Raises UserError where it
+    cannot be, or a token has another id in it.
     """
     from bertjax.training.checkpoint import warm_start
 
     source = check_init_from(path)
     check_init_tokenizer(source, tokenizer)
-    return warm_start(source, params, say, params_part(source))
+    fresh: tuple[str, ...] = ()
+    known, wanted = _labels(source), task.get("labels", [])
+    if known and wanted and known != wanted:
+        fresh = ("classify/", "tag/")
+        say(f"init_from={path}: its labels are others, so their head begins anew")
+    return warm_start(source, params, say, params_part(source), fresh)
+
+
+def _labels(source: Any) -> list[str]:
+    """Return the labels of what init_from names, [] where it has none."""
+    if isinstance(source, hf.Imported):
+        return list(source.task.labels) if source.task else []
+    return manifest.read_meta(source).get("task", {}).get("labels", [])
 
 
 def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:

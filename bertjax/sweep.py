@@ -220,7 +220,8 @@ def sweep(
             states = [begins(s) for s in seeds]
             if config.init_from:
                 asked = state.with_shardings(update.shapes, update.shardings).params
-                taken = disk.take(config.init_from, tokenizer, asked, c.say)
+                task = tasks.facts(config, parts).get("task", {})
+                taken = disk.take(config.init_from, tokenizer, asked, c.say, task)
                 states = [members.give_params(s, taken) for s in states]
 
         def make(at: int) -> dict[str, np.ndarray]:

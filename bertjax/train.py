@@ -194,7 +194,13 @@ def train(
     else:
         current = state.born(update.init, update.tx, mesh, shardings)
         if config.init_from:
-            taken = disk.take(config.init_from, tokenizer, wanted.params, speak)
+            taken = disk.take(
+                config.init_from,
+                tokenizer,
+                wanted.params,
+                speak,
+                tasks.facts(config, prepared.parts).get("task", {}),
+            )
             merged = merge(current.params, taken)
             current = state.with_params(current, merged, wanted.ema)
     lived = {"phases": phases.to_plain(run.phases), **judge.facts}

@@ -212,12 +212,13 @@ def label_of(row: Row, form: Form, choices: int) -> int:
     said = cell(row, form.label)
     columns = form.columns[2:]
     index = -1
-    if form.labels or said in columns:
-        names = form.labels or columns
-        index = names.index(said) if said in names else -1
-    elif said.isdecimal():
+    if form.labels:
+        index = form.labels.index(said) if said in form.labels else -1
+    elif said.isdecimal():  # columns without names have numbers too
         index = int(said)
-    elif len(said) == 1:
+    elif said in columns:
+        index = columns.index(said)
+    elif len(said) == 1 and said.isascii():
         index = ord(said.upper()) - ord("A")
     if not said:
         raise UserError(f"{row.place}: the {form.label} is empty")

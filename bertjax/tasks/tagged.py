@@ -68,7 +68,9 @@ def read_sentences(
 def _read_file(path: str, columns: Mapping[str, str], say: Say) -> list[Sentence]:
     suffix = SUFFIX.search(path)
     if suffix is None:
-        raise UserError(f"{path}: tags are read from .bio, .conll, .txt and .jsonl")
+        raise UserError(
+            f"{path}: tags are read from .bio, .conll, .tsv, .txt and .jsonl"
+        )
     kind, text = suffix[1].lower(), tables.read_text(path)
     if kind.startswith("json"):
         return list(parse_json(text, path, columns))
@@ -106,9 +108,8 @@ def parse_columns(
 ) -> Iterator[Sentence]:
     """Yield the sentences of CoNLL's columns."""
     where: list[int] = []
-    width = documents = 0
+    width = documents = words = spaced = number = 0
     found: list[list[str]] = []
-    number = 0
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
         if not line.strip(" \t") or line.startswith(DOCUMENT):
@@ -125,9 +126,16 @@ def parse_columns(
                 f"{name}:{number}: the line has {len(cells)} columns, the first one "
                 f"{width}"
             )
+        words += 1
+        spaced += " " in cells[where[0]].strip()
         found.append(cells)
     if found:
         yield _tall(found, where, name, number + 1 - len(found))
+    if 2 * spaced > words:
+        raise UserError(
+            f"{name}: {spaced:,} of {words:,} words hold spaces: this looks like a "
+            "table of texts; here a line has a word and its tag"
+        )
     if documents:
         say(f"{name}: {documents:,} lines {DOCUMENT} are skipped")
 

@@ -197,9 +197,19 @@ def encode_column(
 
 
 def cell(row: Row, column: str) -> str:
-    """Return what a cell holds, as text without spaces around it."""
+    """Return what a cell holds, as text without spaces around it.
+
+    Of JSON, true and false are written so and null is empty. UserError where it is a
+    list or an object.
+    """
     value = row.cells[column]
-    return value.strip() if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, (list, dict)):
+        raise UserError(f"{row.place}: the {column} is no label but {value!r}")
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def text_of(row: Row, column: str) -> str:

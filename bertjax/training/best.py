@@ -16,7 +16,8 @@ from bertjax.training.workdir import read_json, rows_up_to
 
 AUTO = "auto"
 # Metrics of which less is better; of the others more is.
-FALLING = re.compile(r"loss|perplexity|entropy|error|ece|brier|bits|cost|mse|mae")
+WORDS = "loss|perplexity|entropy|error|ece|brier|bits|cost|mse|mae"
+FALLING = re.compile(rf"(^|_)({WORDS})(_|@|$)")
 NEVER = 2**62  # later than any step
 
 

@@ -222,18 +222,24 @@ def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> A
 
 
 def warm_start(
-    folder: Any, abstract: Any, say: Callable[[str], None], part: str = "params"
+    folder: Any,
+    abstract: Any,
+    say: Callable[[str], None],
+    part: str = "params",
+    fresh: tuple[str, ...] = (),
 ) -> Any:
     """Restore what other parameters, or their average, have in common (init_from).
 
     folder: a checkpoint, or what has describe() -> {path: shape} and read(path).
     Returns the matching part of the tree. Says what is missing there (heads, as a
-    rule) and unexpected; heads of more or fewer classes count as missing. Raises
-    UserError when a leaf has another shape or the encoder is incomplete.
+    rule) and unexpected; heads of more or fewer classes count as missing, and what
+    begins as one of `fresh` does. Raises UserError when a leaf has another shape or the
+    encoder is incomplete.
     """
     foreign = hasattr(folder, "describe")
     there = dict(folder.describe() if foreign else describe(folder))
     here = _shapes(abstract)
+    there = {k: v for k, v in there.items() if not k.startswith(fresh or "/")}
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
             if name.startswith(("classify/", "tag/")):

@@ -15,10 +15,8 @@ from bertjax import config as c
 def get_config(arg: str | None = None):
     named, arg = c.split_arg(arg, ("task",))
     size, smoke = c.read_arg(arg, size="base")
-    config = c.finetuning(smoke)
+    config = c.finetuning(smoke, lr=2e-5, batch_size=16)
     config.objective = "choose"
     config.task.name = named.get("task", "")
     config.model.size = size
-    config.batch_size = 16
-    config.optim.lr = 2e-5
     return config

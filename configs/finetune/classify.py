@@ -17,9 +17,8 @@ from bertjax import config as c
 def get_config(arg: str | None = None):
     named, arg = c.split_arg(arg, ("task",))
     size, smoke = c.read_arg(arg, size="base")
-    config = c.finetuning(smoke)
+    config = c.finetuning(smoke, lr=3e-5)
     config.objective = "classify"
     config.task.name = named.get("task", "")
     config.model.size = size
-    config.optim.lr = 3e-5
     return config

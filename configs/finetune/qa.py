@@ -13,13 +13,10 @@ from bertjax import config as c
 
 def get_config(arg: str | None = None):
     size, smoke = c.read_arg(arg, size="base")
-    config = c.finetuning(smoke)
+    config = c.finetuning(smoke, lr=5e-5, epochs=2, length=384)
     config.objective = "span"
     config.task.text = "question"
     config.task.text_pair = "context"
     config.task.label = "answers"
     config.model.size = size
-    config.total = c.duration(epochs=2)
-    config.data.length = 384
-    config.optim.lr = 5e-5
     return config

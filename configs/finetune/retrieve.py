@@ -17,13 +17,10 @@ from bertjax import config as c
 
 def get_config(arg: str | None = None):
     size, smoke = c.read_arg(arg, size="base")
-    config = c.finetuning(smoke)
+    config = c.finetuning(smoke, lr=2e-5, batch_size=64, length=256)
     config.objective = "retrieve"
     config.task.text = "query"
     config.task.text_pair = "positive"
     config.task.label = "negatives"
     config.model.size = size
-    config.batch_size = 64
-    config.data.length = 256  # of a query or a passage at most
-    config.optim.lr = 2e-5
     return config

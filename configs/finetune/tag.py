@@ -15,10 +15,9 @@ from bertjax import config as c
 
 def get_config(arg: str | None = None):
     size, smoke = c.read_arg(arg, size="base")
-    config = c.finetuning(smoke)
+    config = c.finetuning(smoke, lr=5e-5)
     config.objective = "tag"
     config.task.text = "1"  # the first column, and `tokens` in JSON lines
     config.task.label = "-1"  # the last one, and `tags`
     config.model.size = size
-    config.optim.lr = 5e-5
     return config

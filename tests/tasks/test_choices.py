@@ -119,6 +119,7 @@ def test_articles_with_questions():
         (LIST, row(label="C"), "label 'C' is none of the 2 choices"),
         (LIST, row(label=-1), "label '-1' is none of the 2 choices"),
         (LIST, row(label=""), "the label is empty"),
+        (LIST, row(label="ß"), "label 'ß' is none of the 2 choices"),
         (LIST, row(found=("x", " ")), "choice 2 is empty"),
         (LIST, row(found=("x", 3)), "choice 2 is no text: 3"),
         (LIST, row(found=("x",)), "there are not two choices"),
@@ -141,6 +142,12 @@ def test_unequal_columns_and_columns_that_are_not_there():
         read(COLUMNS, head, ("c", "q", "x", "y"))
     with pytest.raises(UserError, match=r"t\.tsv: task\.choices\[1\]='two'"):
         read(COLUMNS, [*head[:-2], "tow", "label"])
+
+
+def test_a_number_is_no_name_of_a_column():
+    form = Form(("1", "", "2", "3", "4"), "5", (), 1, ("accuracy",))
+    rows = read(form, ("c", "x", "y", "z", "2"), ("d", "x", "y", "z", "0"))
+    assert [choices.label_of(r, form, 3) for r in rows] == [2, 0]
 
 
 def test_lists_of_tfds(monkeypatch):

@@ -192,3 +192,8 @@ def test_labels(tmp_path):
     assert find_tags(found, plain).labels == ("NN", "VB", "B-X")
     with pytest.raises(UserError, match=r"t\.bio:4: task\.labels.*'B-X' is unknown"):
         make_tags(found, plain._replace(labels=("NN", "VB")), Letters(), True)
+
+
+def test_a_table_of_texts_is_no_file_of_words():
+    with pytest.raises(UserError, match="-: 1 of 1 words hold spaces"):
+        parse_text("a fine meal\tgood\n", "-", BOTH, print)

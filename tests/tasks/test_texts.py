@@ -83,6 +83,7 @@ def test_labels_are_found_and_ordered():
         "10",
     )
     assert read_labels(table(("x", "b"), ("x", " a ")), "label") == ("a", "b")
+    assert read_labels(table(("x", True), ("x", False)), "label") == ("false", "true")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,8 @@ def test_labels_are_found_and_ordered():
         ([("x", "1.5"), ("x", "nan")], FORM._replace(labels=()), "'nan' is no number"),
         ([("x", "1e99")], FORM._replace(labels=()), "'1e99' is no number"),
         ([(3, "yes")], FORM, "t.tsv:2: the a is no text but 3"),
+        ([("x", None)], FORM, "t.tsv:2: the label is empty"),
+        ([("x", ["yes"])], FORM, "t.tsv:2: the label is no label but ['yes']"),
     ],
 )
 def test_bad_labels(cells, form, said):
