@@ -10,7 +10,7 @@
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,7 @@ def read_collections(
         if folder:
             one = _read_folder(path, folder, say)
         else:
-            one = _read_pairs(path, key, columns)
+            one = _read_pairs(path, key, columns, say)
         grades = [g for of in one.grades for g in of.values()]
         answers = sum(g > 0 for g in grades)
         say(
@@ -144,7 +144,8 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
     place = {name: i for i, name in enumerate(passages)}
     said: dict[str, dict[int, int]] = {}
     unknown: dict[str, list[str]] = {"query": [], "passage": []}
-    for row in tables.read_file(os.path.expanduser(grades), HEADER):
+    repeated: list[str] = []
+    for row in _grade_rows(os.path.expanduser(grades)):
         query, passage, grade = (row.cells[column].strip() for column in HEADER)
         try:
             number = int(grade)
@@ -157,13 +158,23 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
         elif passage not in place:
             unknown["passage"].append(row.place)
         else:
-            said.setdefault(query, {})[place[passage]] = number
+            of, at = said.setdefault(query, {}), place[passage]
+            if of.get(at, number) != number:
+                raise UserError(
+                    f"{row.place}: query {query!r} gives passage {passage!r} the score "
+                    f"{number}, and {of[at]} in a line before"
+                )
+            if at in of:
+                repeated.append(row.place)
+            of[at] = number
     for what, places in unknown.items():
         if places:
             say(
                 f"{grades}: {len(places):,} rows name a {what} that is not there, and "
                 f"are left out: {some(places)}"
             )
+    if repeated:
+        say(f"{grades}: {len(repeated):,} rows repeat a grade: {some(repeated)}")
     answered = [q for q in queries if any(g > 0 for g in said.get(q, {}).values())]
     if not answered:
         raise UserError(f"{grades}: no query has a passage that answers it")
@@ -181,11 +192,26 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
     )
 
 
-def _read_pairs(entry: str, key: str, columns: Mapping[str, str]) -> Collection:
+def _grade_rows(path: str) -> Iterator[tables.Row]:
+    text = tables.read_text(path)
+    first = text.lstrip("\r\n").partition("\n")[0].strip("\r")
+    if not HEADER.keys() <= {cell.strip() for cell in first.split("\t")}:
+        raise UserError(
+            f"{path}: the first line has to name the columns {', '.join(HEADER)}, with "
+            f"tabs between them; it is {first[:80]!r}"
+        )
+    yield from tables.parse_rows(text, "tsv", path, HEADER)
+
+
+def _read_pairs(
+    entry: str, key: str, columns: Mapping[str, str], say: Say
+) -> Collection:
     wanted = {k: column for k, column in columns.items() if k != NEGATIVES}
     passages: dict[str, int] = {}
     queries: dict[str, int] = {}
     found = Collection()
+    repeated: list[str] = []
+    given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
     for row in tables.read_rows(entry, key, wanted):
         told = [row.cells[column] for column in wanted.values()]
         others = row.cells.get(columns[NEGATIVES]) or []
@@ -199,9 +225,24 @@ def _read_pairs(entry: str, key: str, columns: Mapping[str, str]) -> Collection:
         if query == len(found.grades):
             found.grades.append({})
         grades = found.grades[query]
-        grades[passages.setdefault(told[1], len(passages))] = 1
+        positive = passages.setdefault(told[1], len(passages))
+        if grades.get(positive):
+            repeated.append(row.place)
+        grades[positive] = 1
         for other in filter(str.strip, others):
-            grades.setdefault(passages.setdefault(other, len(passages)), 0)
+            negative = passages.setdefault(other, len(passages))
+            grades.setdefault(negative, 0)
+            given.append((query, negative, row.place))
+    if repeated:
+        say(
+            f"{entry}: {len(repeated):,} rows repeat a query with its positive, which "
+            f"count once: {some(repeated)}"
+        )
+    if both := [at for query, p, at in given if found.grades[query][p]]:
+        say(
+            f"{entry}: {len(both):,} given negatives are positives of the same query, "
+            f"and are left out: {some(both)}"
+        )
     found.passages, found.queries = [*passages], [*queries]
     found.own = [-1] * len(queries)
     return found

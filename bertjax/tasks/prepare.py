@@ -25,7 +25,7 @@ from bertjax.tasks import (
     texts,
 )
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.rows import Form, Rows
+from bertjax.tasks.rows import Form, Rows, some
 
 
 class Kind(NamedTuple):
@@ -147,13 +147,24 @@ def check(config: ConfigDict) -> Tokenizer:
         key = "data.packed" if data.packed else "phases"
         raise UserError(f"{key}: labelled rows are one to a row, of one length")
     for key in ("train", "valid"):
-        for part in named_sources(data[key], f"data.{key}").values():
-            for entry in split_sources(part):
-                if not entry.startswith("tfds:"):
-                    expand(kind.locate(entry, f"data.{key}"), f"data.{key}")
+        locate(config, key)
     if config.objective == "retrieve":
         check_retrieval(config)
     return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
+
+
+def locate(config: ConfigDict, side: str) -> list[str]:
+    """Return what "train" or "valid" reads: files, each looked at, and tfds: as it is.
+
+    Raises UserError.
+    """
+    key, kind = f"data.{side}", KINDS[config.objective]
+    found: list[str] = []
+    for part in named_sources(config.data[side], key).values():
+        for entry in split_sources(part):
+            is_file = not entry.startswith("tfds:")
+            found += expand(kind.locate(entry, key), key) if is_file else [entry]
+    return found
 
 
 def check_retrieval(config: ConfigDict) -> None:
@@ -231,6 +242,10 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
     """
     tokenizer, form = check(config), make_form(config)
     kind = KINDS[config.objective]
+    valid = locate(config, "valid")
+    if both := [at for at in locate(config, "train") if at in valid]:
+        told = f"data.train and data.valid both read {some(both)}"
+        say(f"{told}: scores are of what is learnt")
     found = {
         key: {
             name: kind.read(part, f"data.{key}", form.keys(), say)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from bertjax import UserError
+from bertjax import config as c
 from bertjax.data import counter
 from bertjax.data.vocab.tokenizers import load_tokenizer
 from bertjax.tasks import search
 from bertjax.tasks.collection import COLUMNS, locate, read_collections
+from bertjax.tasks.prepare import prepare
 from bertjax.tasks.retrieval import make_pairs, pack
 from bertjax.tasks.rows import Form, make_ragged
 
@@ -87,6 +89,7 @@ def test_which_grades_a_folder_stands_for(tmp_path):
     [
         (["q0 a one"], ["train.tsv:2", "the score 'one'"]),
         (["q0 a"], ["train.tsv:2", "2 cells"]),
+        (["q0 a 1", "q0 a 0"], ["train.tsv:3", "'q0'", "'a'", "0, and 1 in a line"]),
         (["q0 a 0"], ["train.tsv", "no query has a passage that answers it"]),
     ],
 )
@@ -94,6 +97,22 @@ def test_bad_grades(tmp_path, grades, words):
     with pytest.raises(UserError) as e:
         read(write(tmp_path, grades))
     assert all(word in str(e.value) for word in words), e.value
+
+
+@pytest.mark.parametrize("first", ["q0\ta\t1", "q0 0 a 1", "query-id corpus-id score"])
+def test_grades_without_a_header(tmp_path, first):
+    (write(tmp_path) / "qrels/train.tsv").write_text(f"{first}\n")
+    with pytest.raises(UserError) as e:
+        read(tmp_path)
+    words = "train.tsv: the first line has to name the columns query-id, corpus-id, sco"
+    assert words in str(e.value)
+
+
+def test_repeated_grades_count_once(tmp_path):
+    (found,), said = read(write(tmp_path, ["q0 a 1", "q0 b 0", "q0 a 1"]))
+    assert found.grades == [{0: 1, 1: 0}]
+    path = tmp_path / "qrels/train.tsv"
+    assert f"{path}: 1 rows repeat a grade: {path}:4" in said
 
 
 def test_bad_folders(tmp_path, monkeypatch):
@@ -125,6 +144,14 @@ def test_pairs_and_triples(tmp_path):
     assert found.passages == ["one", "two", "three"] and found.queries == ["x", "y"]
     assert found.grades == [{0: 1, 1: 0, 2: 1}, {1: 1, 0: 0}]
     assert "2 queries, 3 passages, 3 answers, 2 given negatives" in said
+    assert "1 given negatives are positives of the same query, and are l" in said
+    assert f"left out: {file}:1\n" in said and "repeat" not in said
+    file.write_text((json.dumps(rows[1]) + "\n") * 2)
+    (found,), said = read(file)
+    assert found.grades == [{0: 1, 1: 0}]
+    assert (
+        f"1 rows repeat a query with its positive, which count once: {file}:2" in said
+    )
     table = tmp_path / "pairs.tsv"
     table.write_text("q\tp\tn\nx\tone\ttwo\n")
     columns = dict(zip(COLUMNS, "qpn", strict=True))
@@ -206,6 +233,21 @@ def test_all_texts_are_searched(tokenizer, tmp_path):
         vectors[row, slot, answers[text] if text < 3 else text - 3] = 1
     scores = rows.score({"vectors": vectors}, np.arange(rows.n))
     assert scores == dict.fromkeys(search.MEASURES, 1.0)
+
+
+def test_learning_what_is_scored_is_said(vocabulary, tmp_path):
+    given = ["--config=finetune/retrieve.py:smoke", f"--config.data.vocab={vocabulary}"]
+    given += [f"--config.data.{side}={tmp_path}" for side in ("train", "valid")]
+    config = c.parse(given).config
+    said = []
+    write(tmp_path, name="qrels.tsv")
+    prepare(config, said.append)
+    told = f"data.train and data.valid both read {tmp_path}/qrels.tsv: scores are of"
+    assert said[0].startswith(told)
+    write(tmp_path)
+    said.clear()
+    prepare(config, said.append)
+    assert not any("both read" in line for line in said)
 
 
 # ---------------------------------------------------------------- search
