@@ -145,6 +145,7 @@ def test_rows():
     assert grow_rows(tree, 3, [[0]])["mlm"]["bias"].tolist() == [0, 2, 4, 0, 8, 10]
 
 
+@pytest.mark.slow
 def test_commands(command, arguments, trained, tmp_path):
     """A run, grown; exported, and grown from there; gone on with."""
     file = tmp_path / "words.txt"

@@ -100,6 +100,7 @@ def test_meshes_agree(one_device, layout):
     ],
     ids=["albert", "modernbert"],
 )
+@pytest.mark.slow
 def test_meshes_agree_on_relatives_of_bert(change):
     compare(run(make_mesh(2, 2, 2), **change), run(single(), **change))
 

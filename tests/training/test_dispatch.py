@@ -102,6 +102,7 @@ def test_many_steps_are_the_same_steps(run):
         assert all(np.array_equal(leaf, s) for s in same)
 
 
+@pytest.mark.slow
 def test_a_run_with_several_steps_a_call(command, arguments, trained, tmp_path):
     """It ends as one with a call each, also where it resumes, and the rows are its."""
     arguments = [

@@ -117,7 +117,13 @@ def test_the_step_has_the_size_of_the_layer():
             assert ratio == pytest.approx(LR, rel=1e-4)
 
 
-@pytest.mark.parametrize("layout", [(8, 1, 1), (1, 4, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *(pytest.param(n, marks=pytest.mark.slow) for n in [(8, 1, 1), (1, 4, 2)]),
+        (2, 2, 2),
+    ],
+)
 def test_norms_are_of_whole_arrays_on_any_mesh(layout):
     from bertjax.models.config import EncoderConfig
     from bertjax.objectives.base import make_objective
