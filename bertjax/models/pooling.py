@@ -36,7 +36,9 @@ def means(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
         number = 1 + jnp.arange(batch["cls_positions"].shape[1])
         mine = batch["segment_ids"][:, None, :] == number[:, None]
     mine = mine.astype(jnp.float32)  # [B, S, L]
-    total = mine @ x.astype(jnp.float32)
+    # A TPU would round what it multiplies to 8 bits.
+    precise = jax.lax.Precision.HIGHEST
+    total = jnp.matmul(mine, x.astype(jnp.float32), precision=precise)
     out = total / jnp.maximum(mine.sum(axis=-1, keepdims=True), 1)
     return (out if "cls_positions" in batch else out[:, 0]).astype(x.dtype)
 
