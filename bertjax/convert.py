@@ -177,8 +177,10 @@ def to_hf(
             c.say,
             task.get("labels", ()),
         )
-        types = cfg.type_vocab_size > 1
-        write_tokenizer(tokenizer, folder, types, cfg.max_length, between)
+        types, longest = cfg.type_vocab_size > 1, cfg.max_length
+        if between:  # texts are cut where the finetuned model cuts them
+            longest = min(config.data.length, longest)
+        write_tokenizer(tokenizer, folder, types, longest, between)
         sentences.write(folder, pooled, cfg.hidden_size, cfg.max_length)
 
 

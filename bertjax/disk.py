@@ -12,9 +12,17 @@ from typing import IO, Any
 
 from bertjax import UserError, objectives, registry
 from bertjax import config as c
-from bertjax.interop import directories, hf, pairs
+from bertjax.interop import directories, hf, pairs, sentences
 from bertjax.tasks import prepare as tasks
 from bertjax.training import manifest, workdir
+
+Say = Callable[[str], None]
+# Config, tokenizer, checkpoint, what the checkpoint says of itself.
+Opened = tuple[c.ConfigDict, Any, Any, dict[str, Any]]
+
+
+def silent(text: str) -> None:
+    """Say nothing."""
 
 
 def write_whole(
@@ -59,13 +67,13 @@ def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
         )
 
 
-def check_init_from(path: str) -> Any:
+def check_init_from(path: str, say: Say = silent) -> Any:
     """Return what init_from names: a checkpoint, or an imported model.
 
-    Raises UserError unless it is whole.
+    say: is told where it is the best one. Raises UserError unless it is whole.
     """
     try:
-        found = manifest.resolve(path)[1]
+        found = manifest.resolve(path, say)[1]
     except OSError as e:
         if directories.is_directory(manifest.as_path(path)):
             return open_model(path, "init_from")[2]
@@ -88,7 +96,8 @@ def follow_init_from(config: c.ConfigDict) -> None:
             return
     except OSError:
         return
-    there, *_ = open_model(config.init_from, "init_from")
+    # Silently: `take` says which checkpoint it is.
+    there, *_ = open_model(config.init_from, "init_from", silent)
     for key, value in there.model.items():
         if key in ("family", "size") or config.model[key] is None:
             config.model[key] = value
@@ -126,16 +135,21 @@ def check_init_tokenizer(source: Any, tokenizer: Any) -> None:
 
 
 def at_step(path: str, step: int | None) -> str:
-    """Return a workdir's checkpoint of a step; without a step, the workdir."""
-    return path if step is None else f"{path.rstrip('/')}/checkpoints/{step}"
+    """Return a workdir's checkpoint of a step; without a step, the workdir.
+
+    Raises UserError where it has none of that step.
+    """
+    if step is None or not manifest.as_path(path).is_dir():
+        return path  # which whoever opens it says
+    there = manifest.steps(manifest.as_path(path))
+    if step not in there:
+        have = f"; there are {', '.join(map(str, there))}" if there else ", nor another"
+        raise UserError(f"--step={step}: {path} has no checkpoint of that step{have}")
+    return f"{path.rstrip('/')}/checkpoints/{step}"
 
 
 def take(
-    path: str,
-    tokenizer: Any,
-    params: Any,
-    say: Callable[[str], None],
-    task: Mapping[str, Any],
+    path: str, tokenizer: Any, params: Any, say: Say, task: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Read what init_from and these parameters (shapes, shardings) have in common.
 
@@ -145,7 +159,7 @@ def take(
     """
     from bertjax.training.checkpoint import warm_start
 
-    source = check_init_from(path)
+    source = check_init_from(path, say)
     check_init_tokenizer(source, tokenizer)
     fresh: tuple[str, ...] = ()
     known, wanted = _labels(source), task.get("labels", [])
@@ -162,7 +176,7 @@ def _labels(source: Any) -> list[str]:
     return manifest.read_meta(source).get("task", {}).get("labels", [])
 
 
-def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
+def open_model(path: str, flag: str, say: Say = c.say) -> Opened:
     """Open a workdir (its newest checkpoint, or the best where the run kept that), a
     checkpoint, or another library's directory.
 
@@ -173,7 +187,7 @@ def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, 
     from bertjax.data.vocab.tokenizers import load_tokenizer
 
     try:
-        directory, checkpoint = manifest.resolve(path, c.say)
+        directory, checkpoint = manifest.resolve(path, say)
     except OSError as e:
         there = manifest.as_path(path)
         if directories.is_directory(there):
@@ -192,9 +206,7 @@ def open_model(path: str, flag: str) -> tuple[c.ConfigDict, Any, Any, dict[str, 
     return c.from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
 
 
-def open_directory(
-    directory: Any, flag: str
-) -> tuple[c.ConfigDict, Any, Any, dict[str, Any]]:
+def open_directory(directory: Any, flag: str) -> Opened:
     """Open another library's directory, as `open_model` does a workdir.
 
     In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
@@ -220,11 +232,12 @@ def open_directory(
         config.data.plan = "full_sentences"
     config.data.length = min(config.data.length, model.cfg.max_length)
     if model.task:
-        tasks.tell(config, *model.task, longest=model.cfg.max_length)
+        told = sentences.model_max_length(model.directory, where)
+        longest = model.cfg.max_length
+        tasks.tell(config, *model.task, longest=min(told or longest, longest))
     if flag != "init_from":  # which says what it takes
         model.report(c.say)
     meta = {
-        "step": 0,
         "tokenizer": tokenizer.identity,
         "config": config.to_dict(),
         "hf": model.raw,

@@ -61,7 +61,7 @@ class Embedder(NamedTuple):
     tokenizer: Any
     how: sentences.Sentences
     config: Any
-    step: int
+    meta: dict[str, Any]
 
     def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
         """Return the vectors of texts, f32 [n, D], and how many texts were cut."""
@@ -108,7 +108,7 @@ def open_embedder(
     )
     params = disk.read_params(checkpoint, weights=weights)
     encode = make_encoder(cfg, params, how.pooling, how.normalize)
-    return Embedder(encode, tokenizer, how, config, meta["step"])
+    return Embedder(encode, tokenizer, how, config, meta)
 
 
 def check_out(name: str) -> Path:

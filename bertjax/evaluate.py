@@ -11,7 +11,8 @@
               queries: --text=FOLDER in BEIR's layout, or a table of pairs
 
 A finetuned model is scored by its task's metrics, on data.valid or --text, a table as
-it learnt from, or with the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL.
+it learnt from, or with the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL; of
+multiple choice --columns=TEXT[+QUESTION][,CHOICE...].
 """
 
 import json
@@ -67,14 +68,14 @@ def main(argv: Sequence[str]) -> int:
 def evaluate_mlm(args: Any, where: str, flag: str) -> int:
     """Print held-out losses and what belongs to them."""
     rates = read_rates(args.rates) if args.rates is not None else ()
-    config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
+    opened = config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
     if "task" in meta:
-        where = where if isinstance(checkpoint, Imported) else str(checkpoint)
         for name in ("rates", "mask_unit", "examples"):
             if getattr(args, name) is not None:
                 raise UserError(f"--{name} says nothing to a finetuned model")
         if config.objective != "retrieve":
-            return evaluate_task(args, where, flag, meta["step"])
+            return evaluate_task(args, where, flag, opened)
+        where = str(checkpoint)
     for name in ("columns", "label"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} names columns of a finetuned model's table")
@@ -111,24 +112,24 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
             for name, scores in found.items()
         }
         first, *more = told.values()
-        print(json.dumps({"step": meta["step"], **({"eval": told} if more else first)}))
+        print(json.dumps(step_of(meta) | ({"eval": told} if more else first)))
         return 0
     for name, scores in found.items():
         for rate, values in scores.items():
             at = f", {rate:.0%} masked" if rates else ""
-            print(f"{name} at step {meta['step']}{at}:")
+            print(f"{name}{at_step(meta)}{at}:")
             say_values(values)
     return 0
 
 
-def evaluate_task(args: Any, where: str, flag: str, step: int) -> int:
+def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
     """Print a finetuned model's metrics, on all rows of each validation set."""
     from bertjax import predict
     from bertjax.data.text.sources import named_sources
     from bertjax.tasks import prepare as tasks
 
     model = predict.open_finetuned(
-        where, args.dtype, args.weights, flag, args.columns or ""
+        where, args.dtype, args.weights, flag, args.columns or "", opened
     )
     if args.label:
         model = model._replace(form=model.form._replace(label=args.label))
@@ -138,12 +139,14 @@ def evaluate_task(args: Any, where: str, flag: str, step: int) -> int:
     key = "--text" if args.text else "data.valid"
     found = {}
     for name, part in named_sources(args.text or model.config.data.valid, key).items():
-        read = kind.read(part, key, model.form.keys(), c.say)
-        made = kind.make(read, model.form, model.tokenizer, labelled=True, say=c.say)
+        with predict.keys_as_flags():
+            read = kind.read(part, key, model.form.keys(), c.say)
+            told = model.form, model.tokenizer
+            made = kind.make(read, *told, labelled=True, say=c.say)
         rows = made.plan(model.config.data.length)
         outputs = predict.predict(model, rows, args.batch_size or 32)
         found[name.lstrip("-")] = rows.score(outputs, np.arange(rows.n))
-    return say_found(found, step, args.json)
+    return say_found(found, opened[-1], args.json)
 
 
 def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
@@ -188,17 +191,29 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
                 values[f"{measure}_ci95"] = width
         counts = {"queries": len(queries), "passages": len(passages)}
         found[name.lstrip("-")] = {**counts, **values}
-    return say_found(found, model.step, args.json)
+    return say_found(found, model.meta, args.json)
 
 
-def say_found(found: dict[str, dict[str, float]], step: int, as_json: bool) -> int:
+def step_of(meta: dict[str, Any]) -> dict[str, int]:
+    """Return {"step": ...} of a checkpoint, {} of an imported model."""
+    return {"step": meta["step"]} if "step" in meta else {}
+
+
+def at_step(meta: dict[str, Any]) -> str:
+    """Say the same in a heading."""
+    return f" at step {meta['step']}" if "step" in meta else ""
+
+
+def say_found(
+    found: dict[str, dict[str, float]], meta: dict[str, Any], as_json: bool
+) -> int:
     """Print the values of each validation set; returns the exit status."""
     if as_json:
         first, *more = found.values()
-        print(json.dumps({"step": step, **({"eval": found} if more else first)}))
+        print(json.dumps(step_of(meta) | ({"eval": found} if more else first)))
         return 0
     for name, values in found.items():
-        print(f"{name} at step {step}:")
+        print(f"{name}{at_step(meta)}:")
         say_values(values)
     return 0
 
@@ -278,8 +293,8 @@ def evaluate_pairs(args: Any, where: str, flag: str) -> int:
     ]
     found = pairs.compare(read, scores[::2], scores[1::2])
     if args.json:
-        about = {"step": meta["step"], "variant": variant, "empty_lines": empty}
-        print(json.dumps(about | found))
+        about = {"variant": variant, "empty_lines": empty}
+        print(json.dumps(step_of(meta) | about | found))
         return 0
     print("\n".join(pairs.table(found)))
     if empty:

@@ -9,14 +9,19 @@ those of --columns: TSV, CSV or JSON lines; on standard input TSV, or JSON lines
 it begins with a brace. Of a model of Hugging Face's the column is `text`.
 Comes out a JSON object a row, in order: label and score (its probability), or value.
 
+Of multiple choice the columns are --columns=TEXT[+QUESTION][,CHOICE...]: one of choices
+each, or one that holds their list (`choices`, of a model of Hugging Face's).
+
 A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
 sentence a line (.txt, standard input); of each sentence come tokens and tags. A model
 of questions takes SQuAD's JSON, or JSON lines with question and context; of each
 question come id, answer, its score and the null_score of no answer.
 """
 
+import contextlib
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +36,8 @@ from bertjax.fill_mask import bucket_lengths
 from bertjax.tasks import prepare as tasks
 from bertjax.tasks import tables
 from bertjax.tasks.rows import Form, Rows
+
+KEYS = re.compile(r"task\.(text|text_pair|choices)\b(\[\d+\])?")
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -52,8 +59,9 @@ def main(argv: Sequence[str]) -> int:
     where = disk.at_step(args.model, args.step)
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
     kind = tasks.KINDS[model.config.objective]
-    read = read_input(args.input, model.form.keys(labelled=False), kind)
-    write(out, answer(model, read, args.batch_size))
+    with keys_as_flags():
+        read = read_input(args.input, model.form.keys(labelled=False), kind)
+        write(out, answer(model, read, args.batch_size))
     return 0
 
 
@@ -73,12 +81,14 @@ def open_finetuned(
     weights: str = "",
     flag: str = "--model",
     columns: str = "",
+    opened: disk.Opened | None = None,
 ) -> Finetuned:
     """Open a finetuned model. Raises UserError for one that was not finetuned.
 
     columns: of the texts, with a comma, where they are not those it learnt from.
+    opened: by disk.open_model, where the model is open already.
     """
-    config, tokenizer, checkpoint, meta = disk.open_model(path, flag)
+    config, tokenizer, checkpoint, meta = opened or disk.open_model(path, flag)
     if "task" not in meta:
         there = meta.get("hf", {})
         known = {k: there[k] for k in ("architectures", "problem_type") if k in there}
@@ -101,6 +111,16 @@ def open_finetuned(
     objective = tasks.with_labels(config.objective, labels)
     params = disk.read_params(checkpoint, config.objective, weights)
     return Finetuned(config, objective, form, tokenizer, params)
+
+
+@contextlib.contextmanager
+def keys_as_flags() -> Iterator[None]:
+    """Name the flags, in the place of the config's keys, where a column is wrong."""
+    try:
+        yield
+    except UserError as e:
+        said = KEYS.sub("--columns", str(e)).replace("--columns=", "--columns: ")
+        raise UserError(re.sub(r"task\.label\b", "--label", said)) from None
 
 
 def answer(

@@ -7,7 +7,9 @@ import pytest
 from conftest import read_rows
 
 from bertjax import UserError, config, predict, show, train
+from bertjax.tasks import prepare, tables
 from bertjax.tasks.catalog import TASKS
+from bertjax.tasks.rows import Form
 from bertjax.training.signals import StopSignal
 
 
@@ -84,6 +86,27 @@ def test_what_is_refused(wanted, tmp_path, monkeypatch, key, words):
     with pytest.raises(UserError) as e:
         train.main([*wanted, f"--config.{key}", f"--workdir={tmp_path / 'w'}"])
     assert words in str(e.value) and not (tmp_path / "w").exists()
+
+
+def test_columns_of_a_table():
+    made = config.base()
+    prepare.tell(made, "choose", (), 64)
+    for asked, columns in (
+        ("given", ("given", "", "choices")),
+        ("given,ends", ("given", "", "ends")),
+        ("first+second,a,b", ("first", "second", "a", "b")),
+    ):
+        prepare.rename(made, asked)
+        assert prepare.make_form(made).columns == columns
+    with pytest.raises(UserError, match=r"--columns=a\+b\+c,d: choose has 2 texts at"):
+        prepare.rename(made, "a+b+c,d")
+
+
+def test_a_column_that_is_not_there():
+    said = "--columns: 'ends' is unknown; known: given, right$"
+    form = Form(("given", "", "ends"), "right", (), 1, ())
+    with pytest.raises(UserError, match=said), predict.keys_as_flags():
+        tables.parse_text("given\tright\nx\tA\n", "a", form.keys(labelled=False))
 
 
 def test_named_tasks():

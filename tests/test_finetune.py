@@ -132,9 +132,10 @@ def test_there_and_back(finetuned, tables, tmp_path, capsys):
     theirs, ours = tmp_path / "hf", tmp_path / "ours"
     convert.main([f"--from={finetuned}", f"--to={theirs}", "--format=hf"])
     convert.main([f"--from={theirs}", f"--to={ours}"])
-    short = tmp_path / "short.tsv"  # nothing is cut at the run's 32 tokens
-    short.write_text("text\tmore\nThe result is fast\tclear\nx\tbroken wrong\n")
-    table = f"--input={short}"
+    new = tmp_path / "new.tsv"  # the last row is cut at the run's 32 tokens
+    rows = ["The result is fast\tclear", "x\tbroken wrong", f"{'x ' * 60}\tclear"]
+    new.write_text("\n".join(["text\tmore", *rows]))
+    table = f"--input={new}"
     said = []
     for model in (finetuned, theirs, ours):
         more = [] if model == finetuned else ["--columns=text,more"]
@@ -148,10 +149,16 @@ def test_there_and_back(finetuned, tables, tmp_path, capsys):
         np.testing.assert_allclose(*scores, atol=1e-6)
     text = f"--text={tables / 'rows.csv'}"
     evaluate.main([f"--model={theirs}", text, "--columns=text,more", "--json"])
-    assert json.loads(capsys.readouterr().out) == {"step": 0, "accuracy": 1.0}
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"accuracy": 1.0}
+    assert told.err.count("matched") == 1
+    with pytest.raises(UserError, match="--label='x' is unknown"):
+        evaluate.main([f"--model={theirs}", text, "--label=x"])
     with pytest.raises(UserError, match="--text"):
         evaluate.main([f"--model={theirs}"])
-    with pytest.raises(UserError, match="--columns=a,b,c: classify has 2 at most"):
+    with pytest.raises(
+        UserError, match="--columns=a,b,c: classify has 2 texts at most"
+    ):
         predict.main([f"--model={theirs}", table, "--columns=a,b,c"])
 
 
@@ -202,7 +209,7 @@ def test_what_predict_refuses(command, trained, finetuned, tables, tmp_path):
     with pytest.raises(UserError, match="not finetuned"):
         predict.main([f"--model={trained}", f"--input={tables / 'rows.csv'}"])
     told = command("predict", f"--model={finetuned}", f"--input={tmp_path / 'b.tsv'}")
-    refused(told, "b.tsv", "task.text_pair='more'")
+    refused(told, "b.tsv", "--columns: 'more' is unknown")
 
 
 def test_spans_are_learnt(command, trained, tmp_path):

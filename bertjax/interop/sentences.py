@@ -58,6 +58,20 @@ def wanted(source: Any, meta: Mapping[str, Any]) -> Sentences:
     return Sentences(**meta.get("sentences", {}))
 
 
+def model_max_length(directory: Path, where: str) -> int:
+    """Return how many tokens a tokenizer leaves of a text, 0 where none are said."""
+    file = directory / TOKENIZER
+    told = tensors.read_json(file, where) if file.exists() else {}
+    key = "model_max_length"
+    return _length(TOKENIZER, key, told.get(key) or 0, where)
+
+
+def _length(name: str, key: str, value: Any, where: str) -> int:
+    if type(value) not in (int, float) or value < 0:
+        raise UserError(f"{where}: {name}: {key}={value!r}")
+    return 0 if value > UNBOUNDED else int(value)
+
+
 def read(directory: Path, where: str) -> Sentences:
     """Read a directory's files, `where` (flag and value) beginning every message.
 
@@ -69,13 +83,7 @@ def read(directory: Path, where: str) -> Sentences:
         file = directory / name
         return tensors.read_json(file, where) if file.exists() else {}
 
-    def length(name: str, key: str, value: Any) -> int:
-        if type(value) not in (int, float) or value < 0:
-            raise UserError(f"{where}: {name}: {key}={value!r}")
-        return 0 if value > UNBOUNDED else int(value)
-
-    key = "model_max_length"
-    longest = length(TOKENIZER, key, told(TOKENIZER).get(key) or 0)
+    longest = model_max_length(directory, where)
     if not (directory / MODULES).exists():
         return Sentences(longest=longest)
     try:
@@ -108,7 +116,7 @@ def read(directory: Path, where: str) -> Sentences:
     names = [name for name in (LIMITS, *OLD_LIMITS) if (directory / name).exists()]
     limits = told(names[0]) if names else {}
     if (value := limits.get(key := "max_seq_length")) is not None:
-        longest = length(names[0], key, value)
+        longest = _length(names[0], key, value, where)
     lower = bool(limits.get("do_lower_case"))
     dot = prompts.get(SIMILARITY) == "dot"
     return Sentences(pooling, "Normalize" in kinds, longest, lower, prompt, dot)

@@ -206,11 +206,21 @@ def tell(
 
 
 def rename(config: ConfigDict, columns: str) -> None:
-    """Take other columns for the texts: TEXT or TEXT,TEXT_PAIR. Raises UserError."""
+    """Take other columns for the texts: TEXT or TEXT,TEXT_PAIR. Raises UserError.
+
+    Of choices TEXT[+QUESTION][,CHOICE...]: without a CHOICE the columns of choices, or
+    of their list, stay as they are.
+    """
     names = split_sources(columns)
+    if config.objective == "choose" and names:
+        text, *ends = names
+        config.task.choices = ",".join(ends) or config.task.choices
+        names = [part.strip() for part in text.split("+")]
     most = {"span": 0, "tag": 1}.get(config.objective, 2)
     if not 1 <= len(names) <= most:
-        has = "no columns that have other names" if not most else f"{most} at most"
+        has = (
+            "no columns that have other names" if not most else f"{most} texts at most"
+        )
         raise UserError(f"--columns={columns}: {config.objective} has {has}")
     config.task.text, config.task.text_pair = (*names, "")[:2]
 

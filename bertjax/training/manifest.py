@@ -148,7 +148,8 @@ def resolve(
     """Find (workdir, checkpoint) of a workdir or of a checkpoint.
 
     A workdir's is its newest, or the best one (eval.best) where its run kept that,
-    which is said. Raises FileNotFoundError when there is no checkpoint there.
+    which is said where they differ. Raises FileNotFoundError when there is no
+    checkpoint there.
     """
     path = as_path(model)
     if (path / META).exists():
@@ -159,5 +160,6 @@ def resolve(
     step = found[-1]
     if kept := best.kept(path, found):
         step = kept.step
-        say(f"{path}: {kept}, and is taken; the newest checkpoint is {found[-1]}")
+        if step != found[-1]:
+            say(f"{path}: {kept}, and is taken; the newest checkpoint is {found[-1]}")
     return path, path / "checkpoints" / str(step)

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from bertjax import RunError, UserError
+from bertjax import RunError, UserError, disk
 from bertjax.training import manifest
 
 
@@ -142,6 +142,29 @@ def test_resolve(workdir):
     assert manifest.resolve(str(named)) == (workdir, named)
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         manifest.resolve(workdir / "nosuch")
+
+
+def test_the_best_is_said_where_it_is_not_the_newest(workdir):
+    (workdir / "run.json").write_text('{"best": {"metric": "eval/v/loss"}}')
+    for best, heard in ((8, 1), (12, 0)):
+        rows = [{"step": s, "eval/v/loss": abs(s - best)} for s in (4, 8, 12)]
+        (workdir / "metrics.jsonl").write_text(
+            "".join(json.dumps(r) + "\n" for r in rows)
+        )
+        said = []
+        assert manifest.resolve(workdir, said.append)[1].name == str(best)
+        assert len(said) == heard
+        said.clear()
+        assert disk.check_init_from(str(workdir), said.append).name == str(best)
+        assert len(said) == heard
+
+
+def test_a_step_that_is_gone(workdir):
+    assert disk.at_step(str(workdir), 8) == f"{workdir}/checkpoints/8"
+    with pytest.raises(UserError, match=r"--step=7: .* that step; there are 4, 8, 12$"):
+        disk.at_step(str(workdir), 7)
+    with pytest.raises(UserError, match=r"--step=7: .* that step, nor another"):
+        disk.at_step(str(workdir / "checkpoints/8"), 7)
 
 
 def test_a_relative_workdir_becomes_absolute(tmp_path, monkeypatch):
