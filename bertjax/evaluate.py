@@ -195,12 +195,12 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
 
 
 def step_of(meta: dict[str, Any]) -> dict[str, int]:
-    """Return {"step": ...} of a checkpoint, {} of an imported model."""
-    return {"step": meta["step"]} if "step" in meta else {}
+    """Return {"step": ...}: of a checkpoint its own, of an imported model 0."""
+    return {"step": meta.get("step", 0)}
 
 
 def at_step(meta: dict[str, Any]) -> str:
-    """Say the same in a heading."""
+    """Say the same in a heading; an imported model has none to tell."""
     return f" at step {meta['step']}" if "step" in meta else ""
 
 

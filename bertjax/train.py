@@ -125,7 +125,6 @@ def train(
     # Of a model with one piece: what can be refused before the text is read.
     objective, _ = make_objective(config.objective, c.encoder_config(config, 1))
     c.check_plan(config, objective.needs)
-    updates.make_tx(config, 0, 1)
 
     # ------------------------------------------------------------ 3. the data
     if primary:

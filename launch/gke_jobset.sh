@@ -22,7 +22,8 @@
 # needs a TPU node pool of that accelerator and topology, and the JobSet controller.
 set -euo pipefail
 
-die() { echo "error: $*" >&2; exit 2; }
+# shellcheck source-path=SCRIPTDIR source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 dry='' name='' image='' accelerator='' topology='' chips=4 slices=1 spot='' restarts=100
 command=''
@@ -50,41 +51,6 @@ done
 for option in chips slices restarts; do
   [[ ${!option} =~ ^[0-9]+$ ]] || die "--$option=${!option} is no number"
 done
-
-# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
-value() {
-  local flag=$1 found=''
-  shift
-  while (($#)); do
-    case $1 in
-      "--$flag="* | "-$flag="*) found=${1#*=} ;;
-      "--$flag" | "-$flag") found=${2-} ;;
-    esac
-    shift
-  done
-  echo "$found"
-}
-
-# Refuse here what bertjax.train would refuse on machines that cost money.
-check() {
-  local flag
-  (($#)) || die "the arguments of bertjax.train are missing, after --"
-  for flag in config workdir; do
-    [[ -n $(value $flag "$@") ]] ||
-      die "--$flag is missing among the arguments of bertjax.train, after --"
-  done
-  [[ $(value workdir "$@") == gs://?* ]] ||
-    die "--workdir=$(value workdir "$@") is lost with the machines: gs://BUCKET/NAME"
-}
-
-act() {
-  if [[ -n $dry ]]; then
-    printf '%q ' "$@"
-    echo
-  else
-    "$@"
-  fi
-}
 
 # The JobSet; "$@" are the arguments of bertjax.train.
 jobset() {
@@ -162,7 +128,7 @@ case $command in
     [[ $topology =~ ^[0-9]+(x[0-9]+)+$ ]] || die "--topology=$topology: e.g. 4x4"
     [[ $chips =~ ^[1-9]$ ]] || die "--chips=$chips is not in [1, 9]"
     [[ $slices =~ ^[1-9][0-9]*$ ]] || die "--slices=$slices is no number"
-    check "$@"
+    check_bucket "$@"
     manifest=$(jobset "$@")
     act kubectl apply -f - <<< "$manifest"
     [[ -z $dry ]] || echo "$manifest" ;;

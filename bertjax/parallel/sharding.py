@@ -22,6 +22,9 @@ from bertjax import UserError
 
 Rows = Iterable[tuple[str, str]]
 
+# The heads of the finetuning objectives.
+TASKS = "classify|regress|tag|span|choose"
+
 # Path (regular expression, whole path) -> logical axes. A leaf matches exactly one.
 ROWS: tuple[tuple[str, str], ...] = (
     (r"encoder/embeddings/word|mlm/decoder", "vocab embed"),
@@ -38,12 +41,12 @@ ROWS: tuple[tuple[str, str], ...] = (
     (r"encoder/layers/(attention|mlp)/norm/(scale|bias)", "layers width"),
     (r"encoder/(embeddings/projection|pooler)/kernel", "embed width"),
     (r"encoder/(embeddings/projection|pooler)/bias", "width"),
-    (r"(mlm|rtd|classify|regress|tag|span|choose)/transform/kernel", "embed width"),
-    (r"(mlm|rtd|classify|regress|tag|span|choose)/transform/bias", "width"),
-    (r"(mlm|classify|regress|tag|span|choose)/norm/(scale|bias)", "width"),
+    (rf"(mlm|rtd|{TASKS})/transform/kernel", "embed width"),
+    (rf"(mlm|rtd|{TASKS})/transform/bias", "width"),
+    (rf"(mlm|{TASKS})/norm/(scale|bias)", "width"),
     (r"mlm/bias", "vocab"),
-    (r"(nsp|sop|classify|regress|tag|span|choose|rtd/output)/kernel", "embed classes"),
-    (r"(nsp|sop|classify|regress|tag|span|choose|rtd/output)/bias", "classes"),
+    (rf"(nsp|sop|{TASKS}|rtd/output)/kernel", "embed classes"),
+    (rf"(nsp|sop|{TASKS}|rtd/output)/bias", "classes"),
 )
 
 # Logical axis -> mesh axes; what is not here is replicated. Vocabularies rarely

@@ -239,7 +239,7 @@ def warm_start(
     foreign = hasattr(folder, "describe")
     there = dict(folder.describe() if foreign else describe(folder))
     here = _shapes(abstract)
-    there = {k: v for k, v in there.items() if not k.startswith(fresh or "/")}
+    there = {k: v for k, v in there.items() if not k.startswith(fresh)}
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
             if name.startswith(("classify/", "tag/")):

@@ -34,7 +34,7 @@ def over_runs(
     """Map `one` over the runs that are axis 0 of the first argument.
 
     axes: as jax.vmap has in_axes, 0 or None. A single run is computed as it is: mapped,
-    it would lose its branches, and a CPU takes a third more time (docs/benchmarks.md).
+    it would compute both sides of its branches.
     """
 
     def run(*args: Any) -> Any:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+#
+# What the launchers share: sourced by them, after their `set -euo pipefail`.
+
+die() { echo "error: $*" >&2; exit 2; }
+
+# Run a command; under --dry-run ($dry) print it as a shell would read it.
+act() {
+  if [[ -n $dry ]]; then
+    printf '%q ' "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+
+# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
+value() {
+  local flag=$1 found=''
+  shift
+  while (($#)); do
+    case $1 in
+      "--$flag="* | "-$flag="*) found=${1#*=} ;;
+      "--$flag" | "-$flag") found=${2-} ;;
+    esac
+    shift
+  done
+  echo "$found"
+}
+
+# Refuse here what bertjax.train would refuse on machines that cost money.
+check() {
+  local flag
+  (($#)) || die 'the arguments of bertjax.train are missing, after --'
+  for flag in config workdir; do
+    [[ -n $(value $flag "$@") ]] ||
+      die "--$flag is missing among the arguments of bertjax.train, after --"
+  done
+}
+
+# The same, on machines whose disks end with them.
+check_bucket() {
+  check "$@"
+  [[ $(value workdir "$@") == gs://?* ]] ||
+    die "--workdir=$(value workdir "$@") is lost with the machines: gs://BUCKET/NAME"
+}
