@@ -176,10 +176,10 @@ def make_encoder(
     import jax
     import jax.numpy as jnp
 
-    from bertjax.models import encoder
+    from bertjax.models import encoder, stacks
 
     cfg = encoder.without_pooler(cfg)
-    held = jax.device_put(encoder.unstack(params["encoder"], cfg))
+    held = jax.device_put(stacks.unstack(params["encoder"], cfg))
 
     @jax.jit
     def run(held: Any, ids: Any, lengths: Any) -> Any:

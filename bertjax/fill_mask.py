@@ -101,18 +101,18 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from bertjax.models import encoder, heads
+    from bertjax.models import encoder, heads, stacks
 
     params, cfg = masked_lm(params, cfg)
     params = jax.device_put(params)
-    params["encoder"] = encoder.unstack(params["encoder"], cfg)
+    params["encoder"] = stacks.unstack(params["encoder"], cfg)
     beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
     lengths = bucket_lengths(cfg.max_length)
 
     @jax.jit
     def guess(params: Any, batch: Any) -> Any:
         at = batch["mlm_positions"]
-        hidden = encoder.apply_at(params["encoder"], cfg, batch, at)
+        hidden = encoder.apply(params["encoder"], cfg, batch, at=at).hidden
         word = params["encoder"]["embeddings"]["word"]
         logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
         likely = jax.nn.softmax(logits[0], axis=-1)

@@ -270,7 +270,7 @@ def train(
                 asked = values.pop("stop", 0) > 0 or asked  # popped: it is no metric
                 real = values.pop("tokens")
                 tokens += real
-                meter.count(real, *updates.cost(cfg, course.at(seen - 1)))
+                meter.count(real, *updates.cost(cfg, objective, course.at(seen - 1)))
                 bad = values.pop("streak", 0)
                 if bad == 1:
                     speak(f"step {seen}: not finite, or a spike: skipped (guard)")

@@ -16,9 +16,9 @@ from bertjax.tasks import prepare as tasks
 from bertjax.training import best
 
 
-def cost(cfg: Any, stage: Any) -> tuple[int, float]:
+def cost(cfg: Any, objective: Any, stage: Any) -> tuple[int, float]:
     """Return a step's slots, and its forward and backward FLOPs."""
-    flops = flops_per_token(cfg, stage.length, stage.P)
+    flops = flops_per_token(cfg, stage.length, stage.P, objective.everywhere)
     return stage.slots, stage.slots * flops
 
 

@@ -223,6 +223,7 @@ def make_head():
 '''
 
 
+@pytest.mark.slow
 def test_an_objective_from_outside_the_package(command, arguments, tmp_path):
     (tmp_path / "toys").mkdir()
     (tmp_path / "toys/length.py").write_text(TOY)

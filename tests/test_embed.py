@@ -34,7 +34,14 @@ SIZES = dict(
 
 
 # ---------------------------------------------------------------- computing
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert",
+        pytest.param("shared", marks=pytest.mark.slow),
+        pytest.param("local", marks=pytest.mark.slow),
+    ],
+)
 def test_as_one_by_one_and_in_order(name):
     """Against each row alone, without padding; the rest in numpy, float64."""
     cfg = EncoderConfig(**SIZES, **ENCODERS[name])

@@ -9,7 +9,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import fill_mask
-from bertjax.models import encoder, heads
+from bertjax.models import encoder, heads, stacks
 from bertjax.models.config import EncoderConfig
 
 SIZES = dict(
@@ -42,7 +42,7 @@ def test_unstacked_layers_compute_the_same(name):
     batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32)}
     apply = jax.jit(lambda params: encoder.apply(params, cfg, batch).hidden)
     want = apply(params["encoder"])
-    got = apply(encoder.unstack(params["encoder"], cfg))
+    got = apply(stacks.unstack(params["encoder"], cfg))
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 
@@ -61,9 +61,9 @@ def test_many_blanks_and_the_padding_of_the_vocabulary(name):
     }
     apply = jax.jit(lambda batch: encoder.apply(params["encoder"], cfg, batch).hidden)
     hidden = apply(batch)
-    at = np.array([[i for i, t in enumerate(ids) if t == 4]])
+    at = np.array([i for i, t in enumerate(ids) if t == 4])
     word = params["encoder"]["embeddings"]["word"]
-    logits = heads.mlm_logits(params["mlm"], word, cfg, hidden, at)
+    logits = heads.mlm_logits(params["mlm"], word, cfg, hidden[:, at])
     likely = np.asarray(jax.nn.softmax(logits[0], axis=-1))
     for guesses, row in zip(blanks, likely, strict=True):
         assert {g["token"] for g in guesses} == set(pieces)  # none of rows 33 to 39

@@ -139,6 +139,7 @@ def test_going_back_has_a_limit(command, poisoned, whole, tmp_path):
     assert "guard.rewinds=0" in line and "checkpoint is 4" in line
 
 
+@pytest.mark.slow
 def test_the_average_is_used_unless_asked_otherwise(command, poisoned, whole):
     _, env = poisoned
     losses = {}

@@ -73,6 +73,7 @@ def test_bad_phases(command, arguments, phases, words):
     refused(command("show", *arguments, f"--config.phases={phases}"), *words)
 
 
+@pytest.mark.slow
 def test_the_evaluation_keeps_its_rate(command, arguments, tmp_path):
     """Whatever the phases do, masks and scores of the same parameters are the same."""
     scores = []

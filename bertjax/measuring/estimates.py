@@ -98,7 +98,8 @@ def time_estimate(
     )
     seconds = facts["cycles"] / (1e9 * chip.ghz) + by_formula
     tokens = shape.batch_size * shape.length / target.mesh.devices.size  # a device
-    each = flops_per_token(target.cfg, shape.length, shape.predictions)
+    everywhere = target.objective.everywhere
+    each = flops_per_token(target.cfg, shape.length, shape.predictions, everywhere)
     values = (
         1e3 * seconds,
         1e3 * by_formula,

@@ -88,7 +88,8 @@ def compile_step(
 
     run(1)
     length = config.data.length
-    per_token = flops_per_token(cfg, length, build.predictions(config, length))
+    predictions = build.predictions(config, length)
+    per_token = flops_per_token(cfg, length, predictions, objective.everywhere)
     tokens = config.batch_size * length
     facts = {
         "tokens": tokens,
@@ -270,14 +271,16 @@ def _unmasked(batches: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
     """Return what is known of a config without compiling anything."""
     from bertjax.models.config import flops_per_token
+    from bertjax.objectives.base import make_objective
 
     cfg = c.encoder_config(config, config.model.vocab_size or vocab_size)
+    objective, cfg = make_objective(config.objective, cfg)
     length = config.data.length
     return {
         "tokens": config.batch_size * length,
         "compile_seconds": 0.0,
         "flops_per_token": flops_per_token(
-            cfg, length, build.predictions(config, config.data.length)
+            cfg, length, build.predictions(config, length), objective.everywhere
         ),
     }
 

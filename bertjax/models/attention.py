@@ -109,12 +109,11 @@ def attend(
     """Mix values by scaled dot products (Vaswani et al. 2017, equation 1).
 
     k, v: [B, L, H, K]; q, result: the same, or with sight.at [B, P, H, K], which "xla"
-    computes then. Weights are dropped at `rate` where there is an rng. backend: see
+    alone takes. Weights are dropped at `rate` where there is an rng. backend: see
     EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
     Raises UserError when a backend that was asked for by name does not take the shapes.
     """
     rate = 0.0 if rng is None else rate
-    backend = backend if sight.at is None else "xla"
     name = choose(backend, q.shape, rate, sight.packed, q.dtype)
     with jax.named_scope(f"attention_{name}"):
         return BACKENDS[name](q, k, v, sight, rate, rng)

@@ -247,18 +247,24 @@ def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
     )
 
 
-def flops_per_token(cfg: EncoderConfig, length: int, predictions: int) -> float:
+def flops_per_token(
+    cfg: EncoderConfig, length: int, predictions: int, everywhere: bool = True
+) -> float:
     """Count floating point operations of forward and backward per token slot.
 
     6 for each weight of a matrix product a token goes through, 12 D for each key of
     each layer for the attention scores and their use, and the head at `predictions`
-    of `length` slots.
+    of `length` slots. everywhere: the last layer's result is read at every slot, not
+    at the predictions and a first token alone; what is not read needs no queries.
     """
     d, m, e = cfg.hidden_size, cfg.intermediate_size, cfg.embedding_width
     matrices = 3 if cfg.mlp_type == "glu" else 2
-    layers = cfg.num_hidden_layers * (4 * d * d + matrices * d * m)
+    own = 2 * d * d + matrices * d * m  # of what asks; keys and values are of all
     window = min(length, 2 * (cfg.local_attention // 2) + 1)
-    keys = sum(length if every else window for every in cfg.is_global)
+    keys = [length if every else window for every in cfg.is_global]
+    read = 1.0 if everywhere else min(1.0, (predictions + cfg.pooler) / length)
+    layers = cfg.num_hidden_layers * (2 * d * d + own) - (1 - read) * own
+    seen = sum(keys) - (1 - read) * keys[-1]
     projection = e * d if cfg.embedding_size else 0
     head = (d * e + cfg.vocab_size * e) * predictions / length
-    return 6.0 * (layers + 2 * keys * d + projection + head)
+    return 6.0 * (layers + 2 * seen * d + projection + head)

@@ -22,6 +22,7 @@ from bertjax.models.attention import (
     rotate,
     rotation,
     rotation_at,
+    take_at,
 )
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import (
@@ -36,8 +37,8 @@ from bertjax.models.layers import (
     norm_specs,
     stack_specs,
 )
-from bertjax.models.pooling import pool
-from bertjax.models.stacks import depths, unstack
+from bertjax.models.pooling import first_positions, lead, pool
+from bertjax.models.stacks import depths
 from bertjax.parallel.sharding import constrain
 
 
@@ -109,6 +110,7 @@ def apply(
     cfg: EncoderConfig,
     batch: dict[str, jax.Array],
     rng: jax.Array | None = None,
+    at: jax.Array | None = None,
 ) -> Encoded:
     """Encode a batch; `rng=None` means evaluation (no dropout).
 
@@ -117,8 +119,12 @@ def apply(
     and cls_positions i32 [B, S]. Returns hidden [B, L, D] in cfg.dtype and, with a
     pooler, pooled [B, D], or [B, S, D] of packed rows. Ids must be below the table
     sizes: the host sees to it.
+
+    at: i32 [B, P], the positions where alone hidden is wanted, [B, P, D]. The last
+    layer is computed there (and where the pooler looks), but for its keys and values:
+    what else it makes nobody reads.
     """
-    return _apply(params, cfg, batch, rng, lambda x: None)[0]
+    return _apply(params, cfg, batch, rng, lambda x: None, at)[0]
 
 
 def apply_layers(
@@ -137,20 +143,6 @@ def apply_layers(
     return jnp.stack([first, *between[:-1], keep(encoded.hidden)])
 
 
-def apply_at(
-    params: Params, cfg: EncoderConfig, batch: dict[str, jax.Array], at: jax.Array
-) -> jax.Array:
-    """Evaluate a batch as `apply` does and return `hidden` at positions: [B, P, D].
-
-    at: i32 [B, P]. The last layer is computed for these alone, but for its keys and
-    values: what else it makes nobody looks at.
-    """
-    if not isinstance(params["layers"], tuple):
-        params = unstack(params, cfg)
-    cfg = without_pooler(cfg)
-    return _apply(params, cfg, batch, None, lambda x: None, at)[0].hidden
-
-
 def _apply(
     params: Params,
     cfg: EncoderConfig,
@@ -159,10 +151,7 @@ def _apply(
     keep: Callable[[jax.Array], Any],
     at: jax.Array | None = None,
 ) -> tuple[Encoded, tuple[Any, Any]]:
-    """Run the encoder; also returns what is kept of the embeddings and the layers.
-
-    at: where the last of unstacked layers is wanted, None for everywhere.
-    """
+    """Run the encoder; also returns what is kept of the embeddings and the layers."""
     dtype = jnp.dtype(cfg.dtype)
     with jax.named_scope("embeddings"):
         x = embed(params["embeddings"], cfg, batch)
@@ -172,44 +161,72 @@ def _apply(
             x = linear(params["embeddings"]["projection"], x)
         x = constrain(x, "batch length embed")
     views = make_views(cfg, batch)
+    last = views[:1] if cfg.is_global[-1] else views[-1:]
+    where = last_positions(cfg, batch, at)
     first = keep(x)
 
-    def layer(x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
+    def layer(
+        x: jax.Array,
+        inputs: Any,
+        views: tuple[View, ...] = views,
+        at: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
         layer_params, index, depth = inputs
         if layer_params is None:
             layer_params = jax.tree.map(lambda p: p[depth["group"]], params["layers"])
-        x = apply_layer(layer_params, cfg, x, views, fold(rng, index), depth)
+        x = apply_layer(layer_params, cfg, x, views, fold(rng, index), depth, at)
         x = constrain(x, "batch length embed")
         return x, keep(x)
 
+    body = layer
     if cfg.remat != "none":
         policy = (
             jax.checkpoint_policies.save_only_these_names("product")
             if cfg.remat == "dots"
             else jax.checkpoint_policies.nothing_saveable
         )
-        layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
     n = cfg.num_hidden_layers
     if isinstance(params["layers"], tuple):  # unstacked
         kept = []
         for i, (group, every) in enumerate(zip(cfg.groups, cfg.is_global, strict=True)):
             seen = views[:1] if every else views[-1:]
-            if i == n - 1 and at is not None:
-                seen = tuple(v._replace(sight=v.sight._replace(at=at)) for v in seen)
-            x = apply_layer(params["layers"][group], cfg, x, seen, fold(rng, i), {})
-            kept.append(keep(x))
+            here = where if i == n - 1 else None
+            x, held = layer(x, (params["layers"][group], i, {}), seen, here)
+            kept.append(held)
     else:
-        # An unrolled scan with its single body is what costs least memory and time.
         along = depths(params["layers"], cfg)
-        x, kept = jax.lax.scan(layer, x, along, unroll=cfg.unroll or n)
+        rest = along if where is None else jax.tree.map(lambda leaf: leaf[:-1], along)
+        # An unrolled scan with its single body is what costs least memory and time.
+        x, kept = jax.lax.scan(body, x, rest, unroll=cfg.unroll or n)
+        if where is not None:
+            # Its backward pass comes first: there is no use in forgetting it.
+            x, _ = layer(x, jax.tree.map(lambda leaf: leaf[-1], along), last, where)
     if cfg.final_norm:
         with jax.named_scope("final_norm"):
             x = normalise(params["final_norm"], cfg, x)
     pooled = None
     if cfg.pooler:
         with jax.named_scope("pooler"):
-            pooled = pool(params, cfg, x, batch)
+            pooled = pool(params, cfg, x, batch if where is None else lead(batch))
+    if at is not None:
+        x = x[:, x.shape[1] - at.shape[1] :]
     return Encoded(x, pooled), (first, kept)
+
+
+def last_positions(
+    cfg: EncoderConfig, batch: dict[str, jax.Array], at: jax.Array | None
+) -> jax.Array | None:
+    """Return where the last layer is wanted, i32 [B, S + P], None for everywhere.
+
+    That is `at`, i32 [B, P], behind the first token of each sequence if these are
+    pooled. Raises ValueError where all tokens are.
+    """
+    if at is None or not cfg.pooler:
+        return at
+    if cfg.classifier_pooling == "mean":
+        raise ValueError("a mean is of all tokens: at does not go with it")
+    return jnp.concatenate([first_positions(batch), at], axis=1)
 
 
 def make_views(cfg: EncoderConfig, batch: dict[str, jax.Array]) -> tuple[View, ...]:
@@ -261,31 +278,35 @@ def apply_layer(
     views: tuple[View, ...],
     rng: jax.Array | None,
     depth: dict[str, jax.Array],
+    at: jax.Array | None = None,
 ) -> jax.Array:
-    """Run one layer on x [B, L, D]; at the positions [B, P] of the views' sight alone.
+    """Run one layer on x [B, L, D], or for positions `at` i32 [B, P] alone: [B, P, D].
 
     Post-LN as in Vaswani et al. 2017, or pre-LN (Xiong et al. 2020, figure 1).
     views, depth: see make_views and depths. Matrix products see [B*L, D]: on a CPU
     gradients of products of three axes run slower.
     """
-    b, length, d = x.shape
+    b, _, d = x.shape
     heads = (b, -1, cfg.num_attention_heads, cfg.head_dim)
-    at = views[0].sight.at
-    rows = None if at is None else (np.arange(b)[:, None] * length + at).reshape(-1)
+    # Kernels take a query for each key; "xla" takes those that are wanted.
+    asking = at if cfg.attention == "xla" else None
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
     pre = cfg.norm_position == "pre"
-    x = x.reshape(b * length, d)
+    own = (x if at is None else take_at(x, at)).reshape(-1, d)
+    x = x.reshape(-1, d)
     p = params["attention"]
-    q, k, v = (y.reshape(heads) for y in queries_keys_values(p, cfg, x, depth, rows))
-    x = x if rows is None else x[rows]
+    made = queries_keys_values(p, cfg, x, depth, None if asking is None else own)
+    q, k, v = (y.reshape(heads) for y in made)
+    x = own
 
     def look(view: View) -> Callable[..., jax.Array]:
         def run(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             if view.turn is not None:
-                q = rotate(q, rotation_at(view.turn, at))
+                q = rotate(q, rotation_at(view.turn, asking))
                 k = rotate(k, view.turn)
+            sight = view.sight._replace(at=asking)
             rate = cfg.attention_probs_dropout_prob
-            return attend(q, k, v, view.sight, rate, rngs[0], cfg.attention)
+            return attend(q, k, v, sight, rate, rngs[0], cfg.attention)
 
         return run
 
@@ -295,6 +316,8 @@ def apply_layer(
         else:
             y = jax.lax.cond(depth["is_global"], *map(look, views), q, k, v)
     with jax.named_scope("attention_out"):
+        if at is not None and asking is None:
+            y = take_at(y, at)
         y = linear(p["output"], y.reshape(-1, d), "heads head embed")
         x = x + dropout(y, cfg.hidden_dropout_prob, rngs[1])
         x = x if pre else normalise(p["norm"], cfg, x)
@@ -312,17 +335,21 @@ def queries_keys_values(
     cfg: EncoderConfig,
     x: jax.Array,
     depth: dict[str, jax.Array],
-    rows: jax.Array | None = None,
+    own: jax.Array | None = None,
 ) -> list[jax.Array]:
     """Project x [T, D] for the attention, [T, H K] each; pre-LN normalises it first.
 
-    rows: i32 [S], whose queries are wanted, [S, H K]; None for all.
+    own: [S, D], of which queries are made, [S, H K]; None for x.
     """
-    y = x
-    if cfg.norm_position == "pre" and "norm" in params:
+
+    def prepare(x: jax.Array) -> jax.Array:
+        if cfg.norm_position != "pre" or "norm" not in params:
+            return x
         y = normalise(params["norm"], cfg, x)
-        y = jnp.where(depth["is_normed"], y, x) if "is_normed" in depth else y
-    inputs = {"query": y if rows is None else y[rows], "key": y, "value": y}
+        return jnp.where(depth["is_normed"], y, x) if "is_normed" in depth else y
+
+    y = prepare(x)
+    inputs = {"query": y if own is None else prepare(own), "key": y, "value": y}
     with jax.named_scope("qkv"):
         return [product(params[n], x, "embed heads head") for n, x in inputs.items()]
 

@@ -41,21 +41,17 @@ def mlm_logits(
     word: jax.Array,
     cfg: EncoderConfig,
     hidden: jax.Array,
-    positions: jax.Array | None = None,
 ) -> jax.Array:
-    """Predict the tokens at `positions` only, or at all.
+    """Predict the tokens at the P positions of which hidden states are given.
 
     params: the head's; word: the embeddings [V, E], for a head that is tied to them;
-    hidden [B, L, D]; positions i32 [B, P]. Returns f32 logits [B, P, V]. (Devlin et
-    al. 2019, section 3.1; transform and bias as in google-research/bert,
-    run_pretraining.py; E as in Lan et al. 2020, section 3.1.)
+    hidden [B, P, D]. Returns f32 logits [B, P, V]. (Devlin et al. 2019, section 3.1;
+    transform and bias as in google-research/bert, run_pretraining.py; E as in Lan et
+    al. 2020, section 3.1.)
     """
     with jax.named_scope("mlm_head"):
-        x = hidden
-        if positions is not None:
-            x = jnp.take_along_axis(x, positions[:, :, None], axis=1, mode="clip")
-        b, p, _ = x.shape
-        x = transform(params, cfg, x.reshape(b * p, -1))
+        b, p, d = hidden.shape
+        x = transform(params, cfg, hidden.reshape(b * p, d))
         logits = jax.lax.dot_general(
             x,
             params.get("decoder", word).astype(x.dtype),

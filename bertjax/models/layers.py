@@ -37,6 +37,8 @@ def draw(rng: jax.Array, specs: Mapping[str, Any], stddev: float) -> Params:
     )
 
 
+# Compiled as one where a model is made outside of jit: op by op takes far longer.
+@functools.partial(jax.jit, static_argnums=1, inline=True)
 def truncated_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Draw f32 [*shape] from a normal cut at -2 and 2, by the inverse of its law.
 

@@ -8,6 +8,7 @@ google-research/bert, modeling.py; what other families do: models/families.py.
 import jax
 import jax.numpy as jnp
 
+from bertjax.models.attention import take_at
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, activate, linear
 
@@ -47,5 +48,18 @@ def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     """Take the first token of each sequence: [B, D], of packed rows [B, S, D]."""
     if "cls_positions" not in batch:
         return x[:, 0]
-    at = batch["cls_positions"][:, :, None]
-    return jnp.take_along_axis(x, at, axis=1, mode="clip")
+    return take_at(x, batch["cls_positions"])
+
+
+def first_positions(batch: dict[str, jax.Array]) -> jax.Array:
+    """Return where the first token of each sequence is: i32 [B, S], S = 1 unpacked."""
+    one = jnp.zeros((len(batch["input_ids"]), 1), jnp.int32)
+    return batch.get("cls_positions", one)
+
+
+def lead(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Say of hidden states whose first S are those of first_positions what is there."""
+    if "cls_positions" not in batch:
+        return batch
+    b, s = batch["cls_positions"].shape
+    return {**batch, "cls_positions": jnp.tile(jnp.arange(s), (b, 1))}

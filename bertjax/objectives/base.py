@@ -8,14 +8,17 @@ options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`).
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from bertjax import UserError, registry
 from bertjax.models import attention, encoder
+from bertjax.models.attention import take_at
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params
 from bertjax.objectives import SUPPORT, parse
@@ -67,6 +70,8 @@ class Head:
     metrics; params is the whole tree (for tied embeddings). coefficients: {term:
     factor}, 1 where silent. needs: what the host has to make ("mlm": masked
     positions, "nsp" or "sop": pairs with labels). pooled: wants the pooled vector.
+    at: the array of the batch, i32 [B, P], that says where alone it reads hidden, which
+    is [B, P, D] then; "" for nowhere, None for everywhere.
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
     keeps of every row. labels(B, L) -> {name: shape and dtype}: what a batch holds for
     it, beside tokens and what "mlm" and pairs bring; measuring makes it up. shardings:
@@ -79,6 +84,7 @@ class Head:
     sums: HeadSums
     needs: frozenset[str] = frozenset()
     pooled: bool = False
+    at: str | None = None
     outputs: Callable[..., dict[str, jax.Array]] | None = None
     labels: Labels = no_labels
     coefficients: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -90,7 +96,8 @@ class Objective:
     """What is trained: like a Head, but it owns its forward pass.
 
     init(rng) -> params; weights(batch); sums(params, batch, rng). evaluate(params,
-    batch) -> (sums, outputs), where there are outputs.
+    batch) -> (sums, outputs), where there are outputs. everywhere: what the last layer
+    makes of every token is read.
     """
 
     init: Callable[[jax.Array], Params]
@@ -101,6 +108,7 @@ class Objective:
     shardings: tuple[tuple[str, str], ...] = ()
     evaluate: Callable[[Params, Batch], tuple[dict[str, Term], Any]] | None = None
     labels: Labels = no_labels
+    everywhere: bool = True
 
 
 def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
@@ -156,17 +164,31 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         return {k: v for head in heads for k, v in head.weights(batch).items()}
 
     rows = tuple(row for head in heads for row in head.shardings)
+    everywhere = any(head.at is None for head in heads)
+    everywhere |= cfg.pooler and cfg.classifier_pooling == "mean"
 
     def encode(params: Params, batch: Batch, rng: jax.Array | None) -> Any:
+        """Gather the parameters, and encode what each head reads."""
         params = gather_params(params, cfg.dtype, rows)
-        return params, encoder.apply(params["encoder"], cfg, batch, rng)
+        if everywhere:
+            whole = encoder.apply(params["encoder"], cfg, batch, rng)
+            x = whole.hidden
+            parts = [take_at(x, batch[head.at]) if head.at else x for head in heads]
+        else:
+            none = jnp.zeros((len(batch["input_ids"]), 0), jnp.int32)
+            places = [batch[head.at] if head.at else none for head in heads]
+            at = jnp.concatenate(places, axis=1)
+            whole = encoder.apply(params["encoder"], cfg, batch, rng, at)
+            ends = itertools.accumulate(place.shape[1] for place in places)
+            parts = jnp.split(whole.hidden, [*ends][:-1], axis=1)
+        return params, [whole._replace(hidden=part) for part in parts]
 
     def add_up(
         params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
     ) -> dict[str, Term]:
         out = {}
-        for head in heads:
-            out.update(head.sums(params, cfg, encoded, batch, rng))
+        for head, own in zip(heads, encoded, strict=True):
+            out.update(head.sums(params, cfg, own, batch, rng))
         return out
 
     def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -178,9 +200,9 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
         params, encoded = encode(params, batch, None)
         told = {}
-        for head in heads:
+        for head, own in zip(heads, encoded, strict=True):
             if head.outputs:
-                told.update(head.outputs(params, cfg, encoded, batch))
+                told.update(head.outputs(params, cfg, own, batch))
         # Every process has the rows of all, for the metrics.
         told = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in told.items()}
         return add_up(params, encoded, batch, None), told
@@ -194,4 +216,5 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         shardings=rows,
         evaluate=evaluate if any(h.outputs for h in heads) else None,
         labels=labels,
+        everywhere=everywhere,
     )

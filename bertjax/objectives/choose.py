@@ -93,6 +93,7 @@ HEAD = Head(
     sums,
     needs=frozenset({"labels"}),
     pooled=True,
+    at="",
     outputs=outputs,
     labels=labels,
 )

@@ -70,6 +70,7 @@ def make_head(classes: float = 2) -> Head:
         sums,
         needs=frozenset({"labels"}),
         pooled=True,
+        at="",
         outputs=outputs,
         labels=labels,
     )

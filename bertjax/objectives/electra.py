@@ -66,14 +66,10 @@ def make_objective(
         params = gather_params(params, cfg.dtype, SHARDINGS)
         rngs = (None, None) if rng is None else jax.random.split(rng)
         with jax.named_scope("generator"):
-            mlm = masked_lm(params)
-            logits = heads.mlm_logits(
-                mlm["mlm"],
-                mlm["encoder"]["embeddings"]["word"],
-                small,
-                encoder.apply(mlm["encoder"], small, batch, rngs[0]).hidden,
-                batch["mlm_positions"],
-            )
+            mlm, at = masked_lm(params), batch["mlm_positions"]
+            hidden = encoder.apply(mlm["encoder"], small, batch, rngs[0], at).hidden
+            word = mlm["encoder"]["embeddings"]["word"]
+            logits = heads.mlm_logits(mlm["mlm"], word, small, hidden)
             args = (logits, batch["mlm_ids"], batch["mlm_weights"])
             terms = {"mlm_loss": cross_entropy(*args), "mlm_accuracy": accuracy(*args)}
         with jax.named_scope("sample"):

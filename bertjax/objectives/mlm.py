@@ -28,30 +28,27 @@ def sums(
     batch: Batch,
     rng: jax.Array | None,
 ) -> dict[str, Sum]:
-    """Score mlm_ids at mlm_positions [B, P]; rows of weight 0 count for nothing."""
-    b, p = batch["mlm_positions"].shape
+    """Score mlm_ids [B, P] by hidden [B, P, D], the states at mlm_positions.
+
+    Rows of weight 0 count for nothing.
+    """
+    b, p = batch["mlm_ids"].shape
     rows = -(-b // size_along("batch"))
 
-    def score(positions: jax.Array, ids: jax.Array, weights: jax.Array) -> Any:
-        logits = heads.mlm_logits(
-            params["mlm"],
-            params["encoder"]["embeddings"]["word"],
-            cfg,
-            encoded.hidden,
-            positions,
-        )
+    def score(hidden: jax.Array, ids: jax.Array, weights: jax.Array) -> Any:
+        word = params["encoder"]["embeddings"]["word"]
+        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
         with jax.named_scope("mlm_loss"):
             loss = cross_entropy(logits, ids, weights)
             return {"mlm_loss": loss, "mlm_accuracy": accuracy(logits, ids, weights)}
 
-    arrays = [batch[f"mlm_{name}"] for name in ("positions", "ids", "weights")]
+    arrays = [encoded.hidden, batch["mlm_ids"], batch["mlm_weights"]]
     pieces = count_pieces(cfg, rows, p)
     if pieces == 1:
         return score(*arrays)
     # Slots that fill up the last piece have weight 0.
     wide = -(-p // pieces)
-    arrays = [jnp.pad(x, ((0, 0), (0, pieces * wide - p))) for x in arrays]
-    arrays = [x.reshape(b, pieces, wide).swapaxes(0, 1) for x in arrays]
+    arrays = [cut(x, pieces, wide) for x in arrays]
 
     def add(total: Any, piece: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, jax.checkpoint(score)(*piece)), None
@@ -63,6 +60,13 @@ def sums(
     return jax.lax.scan(add, zeros, tuple(arrays))[0]
 
 
+def cut(x: jax.Array, pieces: int, wide: int) -> jax.Array:
+    """Cut x [B, P, ...] into pieces [pieces, B, wide, ...], zeros behind its end."""
+    b, p, *rest = x.shape
+    x = jnp.pad(x, ((0, 0), (0, pieces * wide - p), *((0, 0) for _ in rest)))
+    return x.reshape(b, pieces, wide, *rest).swapaxes(0, 1)
+
+
 def count_pieces(cfg: EncoderConfig, rows: int, predictions: int) -> int:
     """Return in how many pieces a device makes its logits, [rows, P, V] in f32."""
     if not cfg.max_logits_mb:
@@ -72,4 +76,5 @@ def count_pieces(cfg: EncoderConfig, rows: int, predictions: int) -> int:
 
 
 def make_head() -> Head:
-    return Head("mlm", heads.init_mlm, weights, sums, needs=frozenset({"mlm"}))
+    needs = frozenset({"mlm"})
+    return Head("mlm", heads.init_mlm, weights, sums, needs, at="mlm_positions")

@@ -60,4 +60,5 @@ def make_pair_head(name: str) -> Head:
         functools.partial(sums, name),
         needs=frozenset({name}),
         pooled=True,
+        at="",
     )

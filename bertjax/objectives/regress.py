@@ -53,6 +53,7 @@ def make_head() -> Head:
         sums,
         needs=frozenset({"labels"}),
         pooled=True,
+        at="",
         outputs=outputs,
         labels=labels,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.progress import Progress
 from bertjax.fill_mask import bucket_lengths
-from bertjax.models import encoder
+from bertjax.models import encoder, stacks
 from bertjax.models.config import EncoderConfig
 from bertjax.tasks.texts import Texts
 
@@ -45,7 +45,7 @@ def make_reader(
     layer [B, L, D] what is kept of it, so that whole layers are never side by side.
     """
     cfg = encoder.without_pooler(cfg)
-    held = jax.device_put(encoder.unstack(params, cfg))
+    held = jax.device_put(stacks.unstack(params, cfg))
 
     @jax.jit
     def run(held: Any, batch: Batch) -> jax.Array:

@@ -127,7 +127,7 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
     @jax.jit
     def guess(params: Any, batch: Any, ids: Any) -> Any:
         at = jnp.arange(length)[:, None]
-        hidden = encoder.apply_at(params["encoder"], cfg, batch, at)
+        hidden = encoder.apply(params["encoder"], cfg, batch, at=at).hidden
         word = params["encoder"]["embeddings"]["word"]
         logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
         likely = jax.nn.softmax(logits[:, 0], axis=-1)

@@ -88,17 +88,16 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
     import jax.numpy as jnp
 
     from bertjax.models import encoder, heads
-    from bertjax.objectives.mlm import count_pieces
+    from bertjax.objectives.mlm import count_pieces, cut
 
     def guess(params: Any, batch: Any) -> dict[str, Any]:
         params, own = fill_mask.masked_lm(params, cfg)
-        encoded = encoder.apply(params["encoder"], own, batch)
+        at = batch["mlm_positions"]
+        hidden = encoder.apply(params["encoder"], own, batch, at=at).hidden
         word = params["encoder"]["embeddings"]["word"]
 
-        def score(positions: Any, ids: Any) -> dict[str, Any]:
-            logits = heads.mlm_logits(
-                params["mlm"], word, own, encoded.hidden, positions
-            )
+        def score(hidden: Any, ids: Any) -> dict[str, Any]:
+            logits = heads.mlm_logits(params["mlm"], word, own, hidden)
             true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
             peak = jnp.max(logits, axis=-1)
             norm = peak + jnp.log(jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1))
@@ -108,15 +107,14 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
                 "right": true >= peak,
             }
 
-        arrays = batch["mlm_positions"], batch["mlm_ids"]
-        b, p = arrays[0].shape
+        arrays = hidden, batch["mlm_ids"]
+        b, p = at.shape
         pieces = count_pieces(own, b, p)
         if pieces == 1:
             return score(*arrays)
         wide = -(-p // pieces)
-        arrays = [jnp.pad(x, ((0, 0), (0, pieces * wide - p))) for x in arrays]
-        arrays = [x.reshape(b, pieces, wide).swapaxes(0, 1) for x in arrays]
-        found = jax.lax.map(lambda piece: score(*piece), tuple(arrays))
+        arrays = tuple(cut(x, pieces, wide) for x in arrays)
+        found = jax.lax.map(lambda piece: score(*piece), arrays)
         return {
             k: v.swapaxes(0, 1).reshape(b, pieces * wide)[:, :p]
             for k, v in found.items()

@@ -87,17 +87,18 @@ def make_scorer(
     import jax
     import jax.numpy as jnp
 
-    from bertjax.models import encoder, heads
+    from bertjax.models import encoder, heads, stacks
 
     params, cfg = fill_mask.masked_lm(params, cfg)
     params = jax.device_put(params)
-    params["encoder"] = encoder.unstack(params["encoder"], cfg)
+    params["encoder"] = stacks.unstack(params["encoder"], cfg)
 
     @jax.jit
     def run(params: Any, ids: Any, sizes: Any, at: Any, truth: Any) -> Any:
         real = (jnp.arange(ids.shape[1]) < sizes[:, None]).astype(jnp.int32)
         batch = {"input_ids": ids, "attention_mask": real}
-        hidden = encoder.apply_at(params["encoder"], cfg, batch, at[:, None])
+        own = at[:, None]
+        hidden = encoder.apply(params["encoder"], cfg, batch, at=own).hidden
         word = params["encoder"]["embeddings"]["word"]
         return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
 

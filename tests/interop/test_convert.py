@@ -68,9 +68,8 @@ def test_evaluate(command, trained, exported, corpus):
     refused(command("evaluate", f"--model={exported}"), "--text")
 
 
-@pytest.mark.parametrize(
-    "mesh", [pytest.param("data=1", marks=pytest.mark.slow), "data=2 fsdp=2"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=1", "data=2 fsdp=2"])
 def test_continued_pretraining(command, arguments, trained, exported, tmp_path, mesh):
     """Sizes and vocabulary come from there; the loss goes on from where it was."""
     axes = [f"--config.mesh.{m}" for m in mesh.split()]

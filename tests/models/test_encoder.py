@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError
-from bertjax.models import encoder, heads
+from bertjax.models import encoder, stacks
 from bertjax.models.config import EncoderConfig, flops_per_token
 from bertjax.models.families import SIZES
 
@@ -250,7 +251,13 @@ def test_layers_and_places_drop_apart(params, monkeypatch):
 
 # ---------------------------------------------------------------- options
 @pytest.mark.parametrize(
-    "change", [dict(remat="full"), dict(remat="dots"), dict(unroll=1), dict(unroll=2)]
+    "change",
+    [
+        dict(remat="dots"),
+        dict(unroll=2),
+        pytest.param(dict(remat="full"), marks=pytest.mark.slow),
+        pytest.param(dict(unroll=1), marks=pytest.mark.slow),
+    ],
 )
 def test_remat_and_unroll_change_no_gradient(params, change):
     batch, rng = make_batch(), jax.random.key(5)
@@ -274,39 +281,64 @@ def test_bfloat16_stays_near(params):
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
-def test_head_at_positions_is_the_dense_head(params):
-    mlm = heads.init_mlm(jax.random.key(2), CFG)
-    word = params["embeddings"]["word"]
-    hidden = apply(params, CFG, make_batch()).hidden
-    everywhere = jnp.tile(jnp.arange(L), (B, 1))
-    dense = heads.mlm_logits(mlm, word, CFG, hidden, everywhere)
-    some = jnp.array([[3, 0], [1, 1], [2, 0], [9, 5]])
-    few = heads.mlm_logits(mlm, word, CFG, hidden, some)
-    assert few.shape == (B, 2, CFG.vocab_size) and few.dtype == jnp.float32
-    np.testing.assert_allclose(
-        few, jnp.take_along_axis(dense, some[..., None], axis=1), atol=1e-6
-    )
-
-
 @pytest.mark.parametrize(
-    "name, packed", [("bert", False), ("local", False), ("local", True)]
+    "name, packed, change",
+    [
+        ("bert", True, {}),
+        ("local", False, {}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("bert", False, {}),
+                ("shared", False, {}),
+                ("bert", False, dict(remat="full", unroll=1, num_hidden_layers=3)),
+                ("bert", False, dict(num_hidden_layers=1)),
+                ("bert", True, dict(attention="splash", pooler=False)),
+                ("local", True, dict(pooler=False)),
+            )
+        ),
+    ],
 )
-def test_hidden_at_positions_alone(name, packed):
-    """What a layer less makes of all others plays no part."""
-    plain = dict(max_position_embeddings=24, hidden_size=16, intermediate_size=32)
+def test_hidden_at_positions_alone(name, packed, change):
+    """Values and gradients are as if the last layer had been computed everywhere."""
+    length = 128 if "attention" in change else L
     sizes = dict(vocab_size=50, num_hidden_layers=2, num_attention_heads=2)
-    cfg = EncoderConfig(**plain, **sizes, **ENCODERS[name], initializer_range=0.3)
+    sizes |= dict(max_position_embeddings=128, hidden_size=16, intermediate_size=32)
+    options = sizes | ENCODERS[name] | change
+    cfg = EncoderConfig(**options, initializer_range=0.3)
     params = encoder.init(jax.random.key(1), cfg)
-    batch = make_batch()
+    batch = {k: np.pad(v, ((0, 0), (0, length - L))) for k, v in make_batch().items()}
     if packed:
-        batch["segment_ids"] = np.where(np.arange(L) < 5, 1, 2) * batch.pop(
-            "attention_mask"
-        )
-        batch["position_ids"] = np.tile(np.arange(L) % 5, (B, 1)).astype(np.int32)
+        numbers = np.where(np.arange(length) < 5, 1, 2)
+        batch["segment_ids"] = numbers * batch.pop("attention_mask")
+        batch["position_ids"] = np.tile(np.arange(length) % 5, (B, 1)).astype(np.int32)
         batch["cls_positions"] = np.tile(np.int32([0, 5]), (B, 1))
     at = np.array([[0, 4, 2], [6, 0, 5], [2, 1, 0], [9, 5, 5]], np.int32)
-    whole = jax.jit(lambda p, b: encoder.apply(p, cfg, b).hidden)(params, batch)
-    found = jax.jit(lambda p, b: encoder.apply_at(p, cfg, b, at))(params, batch)
-    assert found.shape == (B, 3, 16)
-    expected = np.take_along_axis(np.asarray(whole), at[..., None], 1)
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+    def pull(encoded):
+        return sum(jnp.sum(jnp.sin(3 * x)) for x in jax.tree.leaves(encoded))
+
+    def everywhere(params):
+        hidden, pooled = encoder.apply(params, cfg, batch)
+        encoded = jnp.take_along_axis(hidden, at[..., None], axis=1), pooled
+        return pull(encoded), encoded
+
+    def alone(params):
+        encoded = tuple(encoder.apply(params, cfg, batch, at=at))
+        return pull(encoded), encoded
+
+    runs = [jax.jit(jax.value_and_grad(f, has_aux=True)) for f in (everywhere, alone)]
+    (whole, found) = (run(params) for run in runs)
+    assert found[0][1][0].shape == (B, 3, 16)
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(near, found, whole)
+    # What serves one text after the other gives each layer arrays of its own.
+    held = stacks.unstack(params, cfg)
+    hidden = jax.jit(lambda p: encoder.apply(p, cfg, batch, at=at).hidden)(held)
+    near(hidden, found[0][1][0])
+
+
+def test_a_mean_is_of_all_tokens(params):
+    cfg = dataclasses.replace(CFG, classifier_pooling="mean")
+    with pytest.raises(ValueError, match="mean"):
+        encoder.apply(params, cfg, make_batch(), at=np.zeros((B, 1), np.int32))

@@ -62,7 +62,19 @@ OPTIONS = {
     "silu": dict(hidden_act="silu"),
     "modernbert": MODERN,
 }
-named = pytest.mark.parametrize("name", OPTIONS)
+# The others run with the slow tests.
+FAST = [
+    "factorised",
+    "rope",
+    "pre",
+    "first_norm",
+    "glu",
+    "two_bases",
+    "groups",
+    "modernbert",
+]
+REST = [pytest.param(n, marks=pytest.mark.slow) for n in OPTIONS if n not in FAST]
+named = pytest.mark.parametrize("name", [*FAST, *REST])
 
 
 def with_options(name):
@@ -170,10 +182,9 @@ def test_switches_of_the_masked_lm_head(change):
     assert ("decoder" in params) != cfg.tie_word_embeddings
     word = jax.random.normal(jax.random.key(2), (V, cfg.embedding_width))
     hidden = jax.random.normal(jax.random.key(3), (2, L, 16))
-    positions = jnp.array([[0], [5]])
-    logits = heads.mlm_logits(params, word, cfg, hidden, positions)
-    assert logits.shape == (2, 1, V)
-    other = heads.mlm_logits(params, 2 * word, cfg, hidden, positions)
+    logits = heads.mlm_logits(params, word, cfg, hidden)
+    assert logits.shape == (2, L, V)
+    other = heads.mlm_logits(params, 2 * word, cfg, hidden)
     assert bool((logits == other).all()) != cfg.tie_word_embeddings
 
 

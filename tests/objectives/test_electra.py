@@ -246,6 +246,7 @@ def test_the_discriminator_reaches_the_generator_through_embeddings_alone(made):
     assert all(p.startswith("encoder/embeddings/") for p in inside)
 
 
+@pytest.mark.slow
 def test_without_weight_for_the_discriminator_it_is_a_masked_lm(made):
     objective, _ = make_objective(f"{NAME},discriminator_weight=0", CFG)
     mlm, _ = make_objective("mlm", electra.generator_config(made.cfg, 16))
@@ -309,6 +310,7 @@ def test_rows_that_fill_up_an_evaluation_count_for_nothing(made):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_nothing_selected_nothing_learned(made):
     """No masks: the generator has loss 0 and gradient 0. No tokens: all has."""
     grad = {

@@ -23,7 +23,12 @@ def one_device():
 
 
 @pytest.mark.parametrize(
-    "layout, accumulate", [((8, 1, 1), 1), ((2, 4, 1), 1), ((1, 1, 1), 4)]
+    "layout, accumulate",
+    [
+        pytest.param((8, 1, 1), 1, marks=pytest.mark.slow),
+        pytest.param((2, 4, 1), 1, marks=pytest.mark.slow),
+        ((1, 1, 1), 4),
+    ],
 )
 def test_meshes_and_micro_batches_agree(one_device, layout, accumulate):
     devices = jax.devices()[: int(np.prod(layout))]

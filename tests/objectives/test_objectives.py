@@ -141,12 +141,11 @@ def test_the_hidden_token_leaks_into_no_logit(made):
     def logits(masked):
         batch = dict(make_batch(), **masked)
         params = made.params
-        hidden, pooled = encoder.apply(params["encoder"], made.cfg, batch)
+        where = batch["mlm_positions"]
+        hidden, pooled = encoder.apply(params["encoder"], made.cfg, batch, at=where)
         word = params["encoder"]["embeddings"]["word"]
         return (
-            heads.mlm_logits(
-                params["mlm"], word, made.cfg, hidden, batch["mlm_positions"]
-            ),
+            heads.mlm_logits(params["mlm"], word, made.cfg, hidden),
             heads.class_logits(params["nsp"], pooled),
         )
 

@@ -77,7 +77,15 @@ def test_the_run_learns(one_device):
     assert float(one_device[0][0]["optim/lr"]) == pytest.approx(3e-3 / 4)
 
 
-@pytest.mark.parametrize("layout", [(8, 1, 1), (1, 4, 2), (2, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (1, 4, 2),
+        (2, 2, 2),
+        pytest.param((8, 1, 1), marks=pytest.mark.slow),
+        pytest.param((2, 1, 2), marks=pytest.mark.slow),
+    ],
+)
 def test_meshes_agree(one_device, layout):
     devices = jax.devices()[: int(np.prod(layout))]
     compare(run(make_mesh(*layout, devices=devices)), one_device)

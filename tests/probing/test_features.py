@@ -9,7 +9,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError
-from bertjax.models import encoder
+from bertjax.models import encoder, stacks
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import linear
 from bertjax.probing import features
@@ -35,7 +35,14 @@ class Specials:
     cls_id, sep_id, pad_id = 1, 2, 0
 
 
-@pytest.fixture(scope="module", params=ENCODERS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "bert",
+        pytest.param("shared", marks=pytest.mark.slow),
+        pytest.param("local", marks=pytest.mark.slow),
+    ],
+)
 def model(request):
     cfg = EncoderConfig(**SIZES, **ENCODERS[request.param])
     return cfg, encoder.init(jax.random.key(0), cfg)
@@ -44,7 +51,7 @@ def model(request):
 @pytest.mark.parametrize("unstacked", [False, True])
 def test_ends_are_the_embeddings_and_the_hidden_states(model, unstacked):
     cfg, params = model
-    held = encoder.unstack(params, cfg) if unstacked else params
+    held = stacks.unstack(params, cfg) if unstacked else params
 
     @jax.jit
     def first(params, batch):
