@@ -14,7 +14,8 @@ from bertjax import UserError
 from bertjax.data.masks.masking import make_masking, make_tables, mask_tokens
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives import mlm, nsp
+from bertjax.objectives.base import Head, combine, make_objective
 from bertjax.training.state import make_state
 from bertjax.training.step import make_train_step
 
@@ -73,6 +74,36 @@ def test_untrained_loss_is_that_of_guessing(made):
     sums = made.sums(made.params, make_batch())
     assert float(sums["mlm_loss"].value / 6) == pytest.approx(math.log(V), rel=0.05)
     assert float(sums["nsp_loss"].value / 4) == pytest.approx(math.log(2), rel=0.05)
+
+
+def test_heads_read_where_they_say(made):
+    """One that reads everywhere gives the others what they had before."""
+    seen = {}
+
+    def watch(name, at):
+        def sums(params, cfg, encoded, batch, rng):
+            seen[name] = encoded.hidden
+            return {}
+
+        return Head(name, lambda rng, cfg: {}, lambda batch: {}, sums, at=at)
+
+    batch = make_batch()
+    heads = [mlm.make_head(), nsp.make_head(), watch("some", "mlm_positions")]
+    few = combine(heads, made.cfg)
+    many = combine([*heads, watch("all", None)], made.cfg)
+    assert many.everywhere and not few.everywhere and not made.objective.everywhere
+    expected = made.sums(made.params, batch)
+    for objective in (few, many):
+        found = jax.jit(lambda p, o=objective: (o.sums(p, batch, None), dict(seen)))
+        sums, read = found(made.params)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, 1e-5), sums, expected
+        )
+        assert read["some"].shape == (B, P, 32)
+    assert read["all"].shape == (B, L, 32)
+    at = batch["mlm_positions"][..., None]
+    chosen = np.take_along_axis(np.asarray(read["all"]), at, axis=1)
+    np.testing.assert_array_equal(read["some"], chosen)
 
 
 def test_sums_add_up_over_rows(made):
