@@ -24,6 +24,7 @@ from bertjax import config as c
 from bertjax.predict import answer, open_finetuned
 from bertjax.tasks.catalog import TASKS, Files, Task
 from bertjax.tasks.tables import read_rows
+from bertjax.training.signals import Stopped, StopSignal
 
 GLUE = {name: task for name, task in TASKS.items() if task.files is not None}
 LEFT_OUT = ("wnli",)  # of the average, as Devlin et al. 2019, table 1
@@ -36,6 +37,8 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    stop = StopSignal()
+    stop.install()
     args = c.parse(argv, define_flags)
     for name in args.tasks:
         registry.pick("--tasks", name, GLUE)
@@ -57,7 +60,11 @@ def main(argv: Sequence[str]) -> int:
             continue
         c.say(f"{name}:")
         given = [*asked, f"--config.task.name={name}", *there]
-        found = sweep.run(given, args.seeds, args.lrs, args.at_once, path / name)
+        own = path / name
+        try:
+            found = sweep.run(given, args.seeds, args.lrs, args.at_once, own, stop)
+        except Stopped as e:
+            return e.status
         rows += table(name, task, found)
         if folder:
             hand_in(task, folder / task.files.folder, path, path / name)

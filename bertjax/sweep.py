@@ -6,7 +6,8 @@ python -m bertjax.sweep --config=finetune/classify.py --workdir=DIR --seeds=5
 
 A seed decides the new head, dropout and the order of the rows. DIR holds the best run,
 by the first metric of the first validation set, for predict and convert, and in
-sweep.json the scores of all. Repeat the command to resume.
+sweep.json the scores of all. SIGTERM and SIGINT save all runs (status 143, 130). Repeat
+the command to resume.
 """
 
 import contextlib
@@ -14,9 +15,9 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -25,6 +26,8 @@ from bertjax import UserError, build, checks, disk, updates
 from bertjax import config as c
 from bertjax.tasks import prepare as tasks
 from bertjax.training import manifest, workdir
+from bertjax.training.best import falls
+from bertjax.training.signals import Stopped, StopSignal
 
 RESULTS = "sweep.json"
 OTHER = (
@@ -42,11 +45,17 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    stop = StopSignal()
+    stop.install()
     args = c.parse(argv, define_flags)
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
     path = Path(args.workdir).expanduser()
-    found = run(c.config_arguments(argv), args.seeds, args.lrs, args.at_once, path)
+    given = c.config_arguments(argv)
+    try:
+        found = run(given, args.seeds, args.lrs, args.at_once, path, stop)
+    except Stopped as e:
+        return e.status
     print(json.dumps(found) if args.json else "\n".join(describe(found)))
     return 0
 
@@ -57,10 +66,12 @@ def run(
     lrs: Sequence[str],
     at_once: int | None,
     path: Path,
+    stop: StopSignal | None = None,
 ) -> dict[str, Any]:
     """Check everything and sweep over `seeds` seeds x rates, in the workdir `path`.
 
-    argv: the config and its overrides; lrs: none takes the config's. Raises UserError.
+    argv: the config and its overrides; lrs: none takes the config's. Raises UserError,
+    and Stopped when `stop` told of a signal and all runs are saved.
     """
     args = c.parse(argv)
     config = args.config
@@ -81,7 +92,7 @@ def run(
     runs = [(seed, rate) for rate in rates for seed in range(first, first + seeds)]
     lock = workdir.lock(path)
     try:
-        return sweep(config, path, runs, at_once, json.loads(args.overrides))
+        return sweep(config, path, runs, at_once, json.loads(args.overrides), stop)
     finally:
         lock.close()
 
@@ -98,14 +109,103 @@ def read_rates(given: Sequence[str]) -> list[float]:
     return rates
 
 
+class Programs(NamedTuple):
+    """What trains a group of runs (training/members.py).
+
+    shapes(n): of the arguments of `advance` for a group of n runs.
+    """
+
+    begin: Any
+    advance: Any
+    evaluate: Any
+    shapes: Callable[[int], tuple[Any, ...]]
+
+
+def make_programs(
+    config: c.ConfigDict,
+    objective: Any,
+    update: updates.Update,
+    lengths: tuple[int, int, int],
+    rows: dict[str, np.ndarray],
+    mesh: Any,
+) -> Programs:
+    """Make the programs; lengths as updates.schedule_lengths has them, rows a batch."""
+    import jax
+
+    from bertjax.parallel.sharding import batch_sharding
+    from bertjax.training import members, state, step
+
+    warmup, decay, span = lengths
+    guarded = update.shapes.guard is not None
+
+    def update_of(seed: Any, rate: Any) -> Any:
+        schedule, tx = updates.make_tx(config, warmup, span, decay, rate)
+        return updates.make_function(config, objective, tx, schedule, seed)
+
+    def begin(seed: Any) -> state.State:
+        params = objective.init(jax.random.key(seed))
+        return state.make_state(params, update.tx, guarded)
+
+    evaluate = step.make_eval_step(objective.sums, objective.evaluate)
+    where = members.stack(batch_sharding(mesh))
+
+    def shapes(size: int) -> tuple[Any, ...]:
+        def wide(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+            shape = (size, *leaf.shape)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=place)
+
+        states = jax.tree.map(wide, update.shapes, members.stack(update.shardings))
+        each = [jax.ShapeDtypeStruct((size,), t) for t in (np.int32, np.float32)]
+        return states, {k: wide(v, where) for k, v in rows.items()}, *each
+
+    return Programs(
+        members.make_begin(begin, update.shardings),
+        members.make_step(update_of, update.shardings),
+        jax.jit(members.over_runs(evaluate, (0, None))),
+        shapes,
+    )
+
+
+def group_size(
+    programs: Programs, mesh: Any, runs: int, at_once: int | None = None
+) -> int:
+    """Return how many runs go at once: as many as the compiler says have room.
+
+    at_once: at most so many instead. A CPU gains nothing by more than one.
+    """
+    import jax
+
+    from bertjax.training import members
+
+    def fits(size: int) -> bool:
+        if at_once is not None:
+            return size <= at_once
+        device = mesh.devices.flat[0]
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        if device.platform == "cpu" or not limit:
+            return False
+        made = programs.advance.lower(*programs.shapes(size)).compile()
+        need = made.memory_analysis()
+        used = need.temp_size_in_bytes + need.argument_size_in_bytes
+        others = (runs / size - 1) * need.output_size_in_bytes
+        return used + others < 0.9 * limit
+
+    with jax.set_mesh(mesh):
+        return members.group_size(runs, fits)
+
+
 def sweep(
     config: c.ConfigDict,
     path: Path,
     runs: Sequence[tuple[int, float]],
     at_once: int | None,
     overrides: dict[str, Any],
+    stop: StopSignal | None = None,
 ) -> dict[str, Any]:
-    """Train all runs (seed, rate) to the end and return what sweep.json holds."""
+    """Train all runs (seed, rate) to the end and return what sweep.json holds.
+
+    Raises UserError, and Stopped as `run` does.
+    """
     import jax
 
     from bertjax.data.progress import Progress
@@ -114,9 +214,10 @@ def sweep(
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh
     from bertjax.parallel.sharding import batch_sharding
-    from bertjax.training import members, state, step
+    from bertjax.training import members, state
     from bertjax.training.checkpoint import Checkpoints
 
+    stop = stop or StopSignal()
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
     prepared = build.prepare(config, c.say)
@@ -131,60 +232,16 @@ def sweep(
         return build.make_run(own, objective.needs, tokenizer, parts, tables)
 
     planned = {seed: plan(seed) for seed, _ in runs}
-    total, placed = planned[runs[0][0]].total, planned[runs[0][0]].phases
-    every = updates.intervals(config, placed[0], total)["eval"]
+    first = planned[runs[0][0]]
+    total = first.total
+    every = updates.intervals(config, first.phases[0], total)["eval"]
     valid = build.make_valid(config, objective.needs, tokenizer, prepared.valid, tables)
-    warmup, decay, span = updates.schedule_lengths(config, placed, total)
+    lengths = updates.schedule_lengths(config, first.phases, total)
+    warmup, decay, span = lengths
     update = updates.make_update(config, objective, mesh, warmup, span, decay)
-    guarded = update.shapes.guard is not None
-
-    def update_of(seed: Any, rate: Any) -> Any:
-        schedule, tx = updates.make_tx(config, warmup, span, decay, rate)
-        return updates.make_function(config, objective, tx, schedule, seed)
-
-    def begin(seed: Any) -> state.State:
-        params = objective.init(jax.random.key(seed))
-        return state.make_state(params, update.tx, guarded)
-
-    begins = members.make_begin(begin, update.shardings)
-    advance = members.make_step(update_of, update.shardings)
-    evaluate = jax.jit(
-        members.over_runs(
-            step.make_eval_step(objective.sums, objective.evaluate), (0, None)
-        )
-    )
-    where = members.stack(batch_sharding(mesh))
-    whole = batch_sharding(mesh)
-
-    def shapes(size: int) -> Any:
-        state_ = jax.tree.map(
-            lambda s, at: jax.ShapeDtypeStruct((size, *s.shape), s.dtype, sharding=at),
-            update.shapes,
-            members.stack(update.shardings),
-        )
-        rows = planned[runs[0][0]].course.batch(0)
-        batch = {
-            k: jax.ShapeDtypeStruct((size, *v.shape), v.dtype, sharding=where)
-            for k, v in rows.items()
-        }
-        each = [jax.ShapeDtypeStruct((size,), t) for t in (np.int32, np.float32)]
-        return state_, batch, *each
-
-    def fits(size: int) -> bool:
-        """Ask the compiler; a CPU gains nothing by more than one."""
-        if at_once is not None:
-            return size <= at_once
-        device = mesh.devices.flat[0]
-        limit = (device.memory_stats() or {}).get("bytes_limit")
-        if device.platform == "cpu" or not limit:
-            return False
-        need = advance.lower(*shapes(size)).compile().memory_analysis()
-        used = need.temp_size_in_bytes + need.argument_size_in_bytes
-        others = (len(runs) / size - 1) * need.output_size_in_bytes
-        return used + others < 0.9 * limit
-
-    with jax.set_mesh(mesh):
-        size = members.group_size(len(runs), fits)
+    rows = first.course.batch(0)
+    programs = make_programs(config, objective, update, lengths, rows, mesh)
+    size = group_size(programs, mesh, len(runs), at_once)
     groups = [runs[i : i + size] for i in range(0, len(runs), size)]
     seeds = [np.array([s for s, _ in g], np.int32) for g in groups]
     rates = [np.array([r for _, r in g], np.float32) for g in groups]
@@ -214,49 +271,75 @@ def sweep(
         for one in saved:
             stack.callback(one.close)
         if done:
-            wanted = shapes(size)[0]
+            wanted = programs.shapes(size)[0]
             states = [s.restore(done, wanted) for s in saved]
         else:
-            states = [begins(s) for s in seeds]
+            states = [programs.begin(s) for s in seeds]
             if config.init_from:
                 asked = state.with_shardings(update.shapes, update.shardings).params
                 task = tasks.facts(config, parts).get("task", {})
                 taken = disk.take(config.init_from, tokenizer, asked, c.say, task)
                 states = [members.give_params(s, taken) for s in states]
+        one_run, many_runs = batch_sharding(mesh), members.stack(batch_sharding(mesh))
+        examples = config.eval.examples or None
 
         def make(at: int) -> dict[str, np.ndarray]:
             made = {seed: run.course.batch(at) for seed, run in planned.items()}
             names = made[runs[0][0]]
             return {k: np.stack([made[seed][k] for seed, _ in runs]) for k in names}
 
-        examples = config.eval.examples or None
+        def batches(function: Any) -> Iterator[Any]:
+            for batch in function.eval_batches(config.batch_size, examples):
+                if stop.overdue:
+                    raise Stopped(stop.number)
+                yield jax.device_put(batch, one_run)
 
-        def score() -> None:
-            for name, function in valid.items():
-                made = function.eval_batches(config.batch_size, examples)
-                fed = (jax.device_put(b, whole) for b in made)
-                found = members.score(evaluate, [s.params for s in states], fed)
-                for (seed, rate), (means, told) in zip(runs, found, strict=True):
-                    values = {**means, **function.score(told, examples)}
-                    row = {"step": done, "seed": seed, "lr": rate, "valid": name}
-                    scores.append({**row, **values})
+        def score(name: str, function: Any) -> Iterator[dict[str, Any]]:
+            params = [s.params for s in states]
+            found = members.score(programs.evaluate, params, batches(function))
+            for (seed, rate), (means, told) in zip(runs, found, strict=True):
+                row = {"step": done, "seed": seed, "lr": rate, "valid": name}
+                yield {**row, **means, **function.score(told, examples)}
 
-        begun, first = time.monotonic(), done
+        def judge() -> list[dict[str, Any]]:
+            """Return a row for each run and validation set, where that is due.
+
+            None when a signal, and then some seconds, broke it off.
+            """
+            if done % every and done != total:
+                return []
+            try:
+                return [row for one in valid.items() for row in score(*one)]
+            except Stopped:
+                return []
+
+        stop.training = True
+        begun, started = time.monotonic(), done
+        if done and all(row["step"] < done for row in scores):
+            scores += judge()  # a signal broke it off
         with Progress("sweep", total=total - done, unit="steps") as progress:
             for batch in stream(make, done, total, config.data.engine):
                 for i in range(len(groups)):
                     mine = slice(i * size, (i + 1) * size)
-                    rows = {k: jax.device_put(v[mine], where) for k, v in batch.items()}
-                    states[i], _ = advance(states[i], rows, seeds[i], rates[i])
+                    fed = {k: v[mine] for k, v in batch.items()}
+                    fed = jax.device_put(fed, many_runs)
+                    states[i], _ = programs.advance(states[i], fed, seeds[i], rates[i])
                 done += 1
                 progress.add(1)
-                if done % every == 0 or done == total:
-                    score()
+                judged = judge()
+                scores += judged
+                if judged or stop.number or done == total:
                     for one, held in zip(saved, states, strict=True):
                         one.save(done, held, {**facts, "scores": scores})
+                if stop.number:
+                    break
         took = time.monotonic() - begun
+        stop.training = False
+    if stop.number:
+        c.say(f"stopped by a signal after step {done}, which is saved")
+        raise Stopped(stop.number)
     found = summarise(scores, runs, total, next(iter(valid)), first_metric(config))
-    found |= {"facts": facts, "seconds": None if first else round(took, 1)}
+    found |= {"facts": facts, "seconds": None if started else round(took, 1)}
     best = runs.index((found["best"]["seed"], found["best"]["lr"]))
     params = members.take(states[best // size].params, best % size)
     keep(config, path, found, params, prepared, overrides, hashes)
@@ -315,9 +398,9 @@ def summarise(
     first one is best.
     """
     last = [row for row in scores if row["step"] == total]
-    (best, *_) = sorted(
-        (row for row in last if row["valid"] == name), key=lambda row: -row[metric]
-    )
+    sign = 1 if falls(metric) else -1
+    mine = [row for row in last if row["valid"] == name]
+    best = min(mine, key=lambda row: sign * row[metric])
     told = set(last[0]) - {"step", "seed", "lr", "valid"}
     spread = []
     for valid in dict.fromkeys(row["valid"] for row in last):

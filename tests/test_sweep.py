@@ -3,6 +3,8 @@
 
 import csv
 import json
+import re
+import signal
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from bertjax import UserError, config, predict, sweep, train
 from bertjax.training import members
-from bertjax.training.signals import StopSignal
+from bertjax.training.signals import Stopped, StopSignal
 
 RUNS = [(0, 3e-3), (1, 3e-3), (0, 1e-3), (1, 1e-3)]
 
@@ -64,14 +66,19 @@ def compiled_once(tmp_path_factory):
         jax.config.update(key, value)
 
 
+@pytest.fixture(autouse=True)
+def no_listener(monkeypatch):
+    """The signals of this process are pytest's."""
+    monkeypatch.setattr(StopSignal, "install", lambda self: None)
+
+
 @pytest.fixture(scope="module")
 def swept(wanted, tmp_path_factory):
     path = tmp_path_factory.mktemp("swept") / "run"
     return path, run(wanted, path)
 
 
-def test_a_member_is_the_run_that_train_makes(wanted, swept, tmp_path, monkeypatch):
-    monkeypatch.setattr(StopSignal, "install", lambda self: None)
+def test_a_member_is_the_run_that_train_makes(wanted, swept, tmp_path):
     seed, rate = RUNS[3]
     more = [f"--config.seed={seed}", f"--config.optim.lr={rate}"]
     train.main([*wanted, *more, f"--workdir={tmp_path / 'one'}"])
@@ -117,6 +124,57 @@ def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="take another workdir"):
         run(other, path)
     assert (path / "config.json").read_text() == before
+
+
+class After(StopSignal):
+    """A signal that comes with the n-th look at it, overdue at once or never."""
+
+    def __init__(self, looks, late):
+        super().__init__()
+        self.looks, self.late = looks, late
+
+    @property
+    def number(self):
+        self.looks -= self.training
+        return signal.SIGTERM if self.looks < 0 else 0
+
+    @number.setter
+    def number(self, value):
+        """Nobody sets it."""
+
+    @property
+    def overdue(self):
+        return self.late and bool(self.number)
+
+
+@pytest.mark.parametrize(
+    "looks, late", [pytest.param(2, False, marks=pytest.mark.slow), (8, True)]
+)
+def test_a_signal_saves_all(wanted, swept, tmp_path, capsys, looks, late):
+    """Between two evaluations, and in the midst of one."""
+    path, stop = tmp_path / "cut", After(looks, late)
+    made = config.parse(wanted).config
+    with pytest.raises(Stopped) as stopped:
+        sweep.sweep(made, path, RUNS, None, {}, stop)
+    assert stopped.value.status == 143
+    (said,) = re.findall(r"stopped .* after step (\d+), which is saved", told(capsys))
+    assert said == ("4" if late else "2")
+    assert not (path / sweep.RESULTS).exists()
+    found = run(wanted, path)
+    assert f"resuming after step {said}" in told(capsys)
+    assert found["curve"] == swept[1]["curve"] and found["best"] == swept[1]["best"]
+
+
+def told(capsys):
+    done = capsys.readouterr()
+    return done.out + done.err
+
+
+def test_of_losses_the_smallest_is_best():
+    rows = [dict(step=2, seed=i, lr=1.0, valid="v", mse=x) for i, x in enumerate("312")]
+    rows = [row | {"mse": float(row["mse"])} for row in rows]
+    runs = [(row["seed"], 1.0) for row in rows]
+    assert sweep.summarise(rows, runs, 2, "v", "mse")["best"]["seed"] == 1
 
 
 def test_the_best_one_answers(swept, wanted, capsys):
