@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
             return e.status
         rows += table(name, task, found)
         if folder:
-            hand_in(task, folder / task.files.folder, path, path / name)
+            hand_in(task, folder / task.files.folder, path, own)
     if not rows:
         raise UserError("no task was found: " + "; ".join(lacking.values()))
     results = {"tasks": rows, "not_found": lacking, "average": average(rows)}

@@ -15,9 +15,9 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -109,91 +109,6 @@ def read_rates(given: Sequence[str]) -> list[float]:
     return rates
 
 
-class Programs(NamedTuple):
-    """What trains a group of runs (training/members.py).
-
-    shapes(n): of the arguments of `advance` for a group of n runs.
-    """
-
-    begin: Any
-    advance: Any
-    evaluate: Any
-    shapes: Callable[[int], tuple[Any, ...]]
-
-
-def make_programs(
-    config: c.ConfigDict,
-    objective: Any,
-    update: updates.Update,
-    lengths: tuple[int, int, int],
-    rows: dict[str, np.ndarray],
-    mesh: Any,
-) -> Programs:
-    """Make the programs; lengths as updates.schedule_lengths has them, rows a batch."""
-    import jax
-
-    from bertjax.parallel.sharding import batch_sharding
-    from bertjax.training import members, state, step
-
-    warmup, decay, span = lengths
-    guarded = update.shapes.guard is not None
-
-    def update_of(seed: Any, rate: Any) -> Any:
-        schedule, tx = updates.make_tx(config, warmup, span, decay, rate)
-        return updates.make_function(config, objective, tx, schedule, seed)
-
-    def begin(seed: Any) -> state.State:
-        params = objective.init(jax.random.key(seed))
-        return state.make_state(params, update.tx, guarded)
-
-    evaluate = step.make_eval_step(objective.sums, objective.evaluate)
-    where = members.stack(batch_sharding(mesh))
-
-    def shapes(size: int) -> tuple[Any, ...]:
-        def wide(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
-            shape = (size, *leaf.shape)
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=place)
-
-        states = jax.tree.map(wide, update.shapes, members.stack(update.shardings))
-        each = [jax.ShapeDtypeStruct((size,), t) for t in (np.int32, np.float32)]
-        return states, {k: wide(v, where) for k, v in rows.items()}, *each
-
-    return Programs(
-        members.make_begin(begin, update.shardings),
-        members.make_step(update_of, update.shardings),
-        jax.jit(members.over_runs(evaluate, (0, None))),
-        shapes,
-    )
-
-
-def group_size(
-    programs: Programs, mesh: Any, runs: int, at_once: int | None = None
-) -> int:
-    """Return how many runs go at once: as many as the compiler says have room.
-
-    at_once: at most so many instead. A CPU gains nothing by more than one.
-    """
-    import jax
-
-    from bertjax.training import members
-
-    def fits(size: int) -> bool:
-        if at_once is not None:
-            return size <= at_once
-        device = mesh.devices.flat[0]
-        limit = (device.memory_stats() or {}).get("bytes_limit")
-        if device.platform == "cpu" or not limit:
-            return False
-        made = programs.advance.lower(*programs.shapes(size)).compile()
-        need = made.memory_analysis()
-        used = need.temp_size_in_bytes + need.argument_size_in_bytes
-        others = (runs / size - 1) * need.output_size_in_bytes
-        return used + others < 0.9 * limit
-
-    with jax.set_mesh(mesh):
-        return members.group_size(runs, fits)
-
-
 def sweep(
     config: c.ConfigDict,
     path: Path,
@@ -240,8 +155,8 @@ def sweep(
     warmup, decay, span = lengths
     update = updates.make_update(config, objective, mesh, warmup, span, decay)
     rows = first.course.batch(0)
-    programs = make_programs(config, objective, update, lengths, rows, mesh)
-    size = group_size(programs, mesh, len(runs), at_once)
+    programs = updates.make_programs(config, objective, update, lengths, rows, mesh)
+    size = updates.group_size(programs, mesh, len(runs), at_once)
     groups = [runs[i : i + size] for i in range(0, len(runs), size)]
     seeds = [np.array([s for s, _ in g], np.int32) for g in groups]
     rates = [np.array([r for _, r in g], np.float32) for g in groups]
@@ -301,7 +216,7 @@ def sweep(
                 row = {"step": done, "seed": seed, "lr": rate, "valid": name}
                 yield {**row, **means, **function.score(told, examples)}
 
-        def judge() -> list[dict[str, Any]]:
+        def judge() -> list[dict[str, Any]] | None:
             """Return a row for each run and validation set, where that is due.
 
             None when a signal, and then some seconds, broke it off.
@@ -311,14 +226,17 @@ def sweep(
             try:
                 return [row for one in valid.items() for row in score(*one)]
             except Stopped:
-                return []
+                return None
 
         stop.training = True
-        begun, started = time.monotonic(), done
+        begun, started, asked = time.monotonic(), done, 0
         if done and all(row["step"] < done for row in scores):
-            scores += judge()  # a signal broke it off
+            owed = judge()  # a signal broke it off
+            scores += owed or []
+            asked = stop.number if owed is None else 0
         with Progress("sweep", total=total - done, unit="steps") as progress:
-            for batch in stream(make, done, total, config.data.engine):
+            steps = () if asked else stream(make, done, total, config.data.engine)
+            for batch in steps:
                 for i in range(len(groups)):
                     mine = slice(i * size, (i + 1) * size)
                     fed = {k: v[mine] for k, v in batch.items()}
@@ -327,17 +245,18 @@ def sweep(
                 done += 1
                 progress.add(1)
                 judged = judge()
-                scores += judged
-                if judged or stop.number or done == total:
+                scores += judged or []
+                asked = stop.number
+                if judged or asked:
                     for one, held in zip(saved, states, strict=True):
                         one.save(done, held, {**facts, "scores": scores})
-                if stop.number:
+                if asked:
                     break
         took = time.monotonic() - begun
-        stop.training = False
-    if stop.number:
+    stop.training = False
+    if asked:
         c.say(f"stopped by a signal after step {done}, which is saved")
-        raise Stopped(stop.number)
+        raise Stopped(asked)
     found = summarise(scores, runs, total, next(iter(valid)), first_metric(config))
     found |= {"facts": facts, "seconds": None if started else round(took, 1)}
     best = runs.index((found["best"]["seed"], found["best"]["lr"]))

@@ -7,6 +7,7 @@ jax is imported only where it is needed.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import config as c
@@ -18,8 +19,13 @@ from bertjax.training import best
 
 def cost(cfg: Any, objective: Any, stage: Any) -> tuple[int, float]:
     """Return a step's slots, and its forward and backward FLOPs."""
-    flops = flops_per_token(cfg, stage.length, stage.P, objective.everywhere)
-    return stage.slots, stage.slots * flops
+    return stage.slots, stage.slots * flops(cfg, objective, stage.length, stage.P)
+
+
+def flops(cfg: Any, objective: Any, length: int, predictions: int) -> float:
+    """Return the FLOPs of a token slot, of what the objective computes."""
+    asked = predictions if "mlm" in objective.needs else 0
+    return flops_per_token(cfg, length, asked, objective.everywhere)
 
 
 class Update(NamedTuple):
@@ -124,6 +130,94 @@ def make_update(
         for function in (update, dispatch.many_steps(update))
     )
     return Update(init, tx, shapes, shardings, one, many)
+
+
+class Programs(NamedTuple):
+    """What trains a group of runs (training/members.py).
+
+    shapes(n): of the arguments of `advance` for a group of n runs.
+    """
+
+    begin: Any
+    advance: Any
+    evaluate: Any
+    shapes: Callable[[int], tuple[Any, ...]]
+
+
+def make_programs(
+    config: ConfigDict,
+    objective: Any,
+    update: Update,
+    lengths: tuple[int, int, int],
+    rows: Mapping[str, np.ndarray],
+    mesh: Any,
+) -> Programs:
+    """Make the programs of a sweep.
+
+    lengths: as schedule_lengths has them; rows: a batch.
+    """
+    import jax
+
+    from bertjax.parallel.sharding import batch_sharding
+    from bertjax.training import members, state, step
+
+    warmup, decay, span = lengths
+    guarded = update.shapes.guard is not None
+
+    def update_of(seed: Any, rate: Any) -> Any:
+        schedule, tx = make_tx(config, warmup, span, decay, rate)
+        return make_function(config, objective, tx, schedule, seed)
+
+    def begin(seed: Any) -> state.State:
+        params = objective.init(jax.random.key(seed))
+        return state.make_state(params, update.tx, guarded)
+
+    evaluate = step.make_eval_step(objective.sums, objective.evaluate)
+    where = members.stack(batch_sharding(mesh))
+
+    def shapes(size: int) -> tuple[Any, ...]:
+        def wide(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+            shape = (size, *leaf.shape)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=place)
+
+        states = jax.tree.map(wide, update.shapes, members.stack(update.shardings))
+        each = [jax.ShapeDtypeStruct((size,), t) for t in (np.int32, np.float32)]
+        return states, {k: wide(v, where) for k, v in rows.items()}, *each
+
+    return Programs(
+        members.make_begin(begin, update.shardings),
+        members.make_step(update_of, update.shardings),
+        jax.jit(members.over_runs(evaluate, (0, None))),
+        shapes,
+    )
+
+
+def group_size(
+    programs: Programs, mesh: Any, runs: int, at_once: int | None = None
+) -> int:
+    """Return how many runs go at once: as many as the compiler says have room.
+
+    at_once: at most so many instead. A CPU gains nothing by more than one.
+    """
+    import jax
+
+    from bertjax.training import members
+
+    def fits(size: int) -> bool:
+        if at_once is not None:
+            return size <= at_once
+        device = mesh.devices.flat[0]
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        if device.platform == "cpu" or not limit:
+            return False
+        made = programs.advance.lower(*programs.shapes(size)).compile()
+        need = made.memory_analysis()
+        used = need.temp_size_in_bytes + need.argument_size_in_bytes
+        others = (runs / size - 1) * need.output_size_in_bytes
+        return used + others < 0.9 * limit
+
+    with jax.set_mesh(mesh):
+        return members.group_size(runs, fits)
 
 
 def make_judge(

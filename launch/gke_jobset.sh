@@ -22,8 +22,8 @@
 # needs a TPU node pool of that accelerator and topology, and the JobSet controller.
 set -euo pipefail
 
-# shellcheck source-path=SCRIPTDIR source=common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+# shellcheck source-path=SCRIPTDIR source=arguments.sh
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 
 dry='' name='' image='' accelerator='' topology='' chips=4 slices=1 spot='' restarts=100
 command=''

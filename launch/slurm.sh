@@ -19,8 +19,8 @@
 # --dry-run prints every command it would run, and runs none.
 set -euo pipefail
 
-# shellcheck source-path=SCRIPTDIR source=common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+# shellcheck source-path=SCRIPTDIR source=arguments.sh
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 
 dry='' nodes=1 gpus=1 cpus=8 time=24:00:00 name=bertjax restarts=10 python=python
 more=()
@@ -75,8 +75,11 @@ if [[ -n ${SLURM_JOB_ID:-} && -z $dry ]]; then
 else
   # SIGTERM to the tasks two minutes before the end of the time. Wrapped, since Slurm
   # would copy a script to where it finds nothing that lies beside it.
-  here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-  job="exec bash $(printf '%q ' "$here/slurm.sh" "${given[@]}")"
+  here=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+  job='exec bash' quote="'" quoted="'\\''"
+  for word in "$here/slurm.sh" "${given[@]}"; do
+    job+=" '${word//"$quote"/"$quoted"}'"  # for sh, which runs what is wrapped
+  done
   act sbatch --job-name="$name" --output="$name-%j.log" --open-mode=append --requeue \
     --signal=TERM@120 --nodes="$nodes" --ntasks-per-node="$gpus" \
     --gpus-per-node="$gpus" --cpus-per-task="$cpus" --time="$time" \

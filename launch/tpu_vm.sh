@@ -29,8 +29,8 @@
 # --dry-run prints every command it would run, and runs none.
 set -euo pipefail
 
-# shellcheck source-path=SCRIPTDIR source=common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+# shellcheck source-path=SCRIPTDIR source=arguments.sh
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 
 dry='' name='' zone='' type='' version='' slices=1 spot='' project='' poll=60 command=''
 package='bertjax[tpu]' setup=true

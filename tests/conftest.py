@@ -97,6 +97,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+@pytest.fixture
+def no_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the signals of this process to pytest."""
+    from bertjax.training.signals import StopSignal
+
+    monkeypatch.setattr(StopSignal, "install", lambda self: None)
+
+
 Command = Callable[..., subprocess.CompletedProcess]
 
 

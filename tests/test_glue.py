@@ -10,6 +10,7 @@ from bertjax import UserError, config, glue
 from bertjax.tasks.prepare import make_form
 from bertjax.tasks.tables import read_rows
 
+pytestmark = pytest.mark.usefixtures("no_listener")
 # What the benchmark's own files begin with.
 FILES = {
     "CoLA/train.tsv": "gj04\t1\t\tHe left.\ngj04\t0\t*\tLeft he did.\n",

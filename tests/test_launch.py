@@ -14,7 +14,7 @@ from conftest import ROOT
 
 LAUNCH = ROOT / "launch"
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
-COMMANDS = [s for s in SCRIPTS if s.name != "common.sh"]
+COMMANDS = [s for s in SCRIPTS if s.name != "arguments.sh"]
 TRAIN = ["--config=bert.py:base", "--workdir=gs://b/x", "--config.data.train=/d/*.gz"]
 POD = ["--name=bert", "--image=i", "--accelerator=a", "--topology=4x4"]
 VM = ["--name=bert", "--zone=us-west4-a", "--type=v5litepod-16", "--poll=0"]
@@ -205,11 +205,12 @@ def test_a_jobset():
     [(0, 0, 0, 0), (2, 0, 2, 0), (143, 50, 0, 1), (1, 0, 0, 1), (137, 10, 137, 0)],
 )
 def test_a_slurm_job(tmp_path, status, restarts, ends, queued):
-    given = ["--nodes=2", "--gpus=8", "--sbatch=--partition=a100", "--", *TRAIN]
+    odd = "--config.data.train=it's a *$HOME"
+    given = ["--nodes=2", "--gpus=8", "--sbatch=--partition=a100", "--", *TRAIN, odd]
     submit, train, again = commands(run("slurm.sh", "--dry-run", *given))
     assert submit[0] == "sbatch" and "--partition=a100" in submit
     assert {"--nodes=2", "--ntasks-per-node=8", "--requeue"} <= set(submit)
-    wanted = ["python", "-m", "bertjax.train", "--multihost", *TRAIN]
+    wanted = ["python", "-m", "bertjax.train", "--multihost", *TRAIN, odd]
     assert train[0] == "srun" and train[2:] == wanted
     assert again[:2] == ["scontrol", "requeue"]
     log = tmp_path / "log"
@@ -226,3 +227,4 @@ def test_a_slurm_job(tmp_path, status, restarts, ends, queued):
     done = subprocess.run(["sh", "-c", wrapped], env=job, cwd=tmp_path)  # as Slurm does
     assert done.returncode == ends
     assert log.read_text().count("scontrol requeue 7") == 2 * queued
+    assert log.read_text().count(odd) == 2

@@ -14,6 +14,7 @@ from bertjax import UserError, config, predict, sweep, train
 from bertjax.training import members
 from bertjax.training.signals import Stopped, StopSignal
 
+pytestmark = pytest.mark.usefixtures("no_listener")
 RUNS = [(0, 3e-3), (1, 3e-3), (0, 1e-3), (1, 1e-3)]
 
 
@@ -64,12 +65,6 @@ def compiled_once(tmp_path_factory):
     yield
     for key, value in before.items():
         jax.config.update(key, value)
-
-
-@pytest.fixture(autouse=True)
-def no_listener(monkeypatch):
-    """The signals of this process are pytest's."""
-    monkeypatch.setattr(StopSignal, "install", lambda self: None)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +155,10 @@ def test_a_signal_saves_all(wanted, swept, tmp_path, capsys, looks, late):
     (said,) = re.findall(r"stopped .* after step (\d+), which is saved", told(capsys))
     assert said == ("4" if late else "2")
     assert not (path / sweep.RESULTS).exists()
+    if late:  # once more, while it makes up for the evaluation
+        with pytest.raises(Stopped):
+            sweep.sweep(made, path, RUNS, None, {}, After(1, late))
+        assert f"after step {said}, which is saved" in told(capsys)
     found = run(wanted, path)
     assert f"resuming after step {said}" in told(capsys)
     assert found["curve"] == swept[1]["curve"] and found["best"] == swept[1]["best"]

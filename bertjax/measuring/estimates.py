@@ -5,9 +5,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bertjax import updates
 from bertjax.measuring import kernels
 from bertjax.measuring.compiled import Shape, Target, memory_bytes
-from bertjax.models.config import EncoderConfig, flops_per_token
+from bertjax.models.config import EncoderConfig
 from bertjax.parallel.chips import Chip
 
 Say = Callable[[str], None]
@@ -98,8 +99,7 @@ def time_estimate(
     )
     seconds = facts["cycles"] / (1e9 * chip.ghz) + by_formula
     tokens = shape.batch_size * shape.length / target.mesh.devices.size  # a device
-    everywhere = target.objective.everywhere
-    each = flops_per_token(target.cfg, shape.length, shape.predictions, everywhere)
+    each = updates.flops(target.cfg, target.objective, shape.length, shape.predictions)
     values = (
         1e3 * seconds,
         1e3 * by_formula,

@@ -47,7 +47,6 @@ def compile_step(
     """
     import jax
 
-    from bertjax.models.config import flops_per_token
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh, peak_flops
@@ -89,7 +88,7 @@ def compile_step(
     run(1)
     length = config.data.length
     predictions = build.predictions(config, length)
-    per_token = flops_per_token(cfg, length, predictions, objective.everywhere)
+    per_token = updates.flops(cfg, objective, length, predictions)
     tokens = config.batch_size * length
     facts = {
         "tokens": tokens,
@@ -271,16 +270,14 @@ def _unmasked(batches: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
     """Return what is known of a config without compiling anything."""
     from bertjax.models.config import flops_per_token
-    from bertjax.objectives.base import make_objective
 
     cfg = c.encoder_config(config, config.model.vocab_size or vocab_size)
-    objective, cfg = make_objective(config.objective, cfg)
     length = config.data.length
     return {
         "tokens": config.batch_size * length,
         "compile_seconds": 0.0,
         "flops_per_token": flops_per_token(
-            cfg, length, build.predictions(config, length), objective.everywhere
+            cfg, length, build.predictions(config, length)
         ),
     }
 

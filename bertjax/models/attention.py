@@ -111,10 +111,13 @@ def attend(
     k, v: [B, L, H, K]; q, result: the same, or with sight.at [B, P, H, K], which "xla"
     alone takes. Weights are dropped at `rate` where there is an rng. backend: see
     EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
-    Raises UserError when a backend that was asked for by name does not take the shapes.
+    Raises UserError when a backend that was asked for by name does not take the shapes,
+    ValueError for sight.at with another.
     """
     rate = 0.0 if rng is None else rate
-    name = choose(backend, q.shape, rate, sight.packed, q.dtype)
+    name = choose(backend, k.shape, rate, sight.packed, q.dtype)
+    if sight.at is not None and name != "xla":
+        raise ValueError(f"attention={name} takes a query for each key, and no others")
     with jax.named_scope(f"attention_{name}"):
         return BACKENDS[name](q, k, v, sight, rate, rng)
 

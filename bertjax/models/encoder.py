@@ -6,6 +6,7 @@ lists which family uses which.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from bertjax.models.attention import (
     Rotation,
     Sight,
     attend,
+    choose,
     make_sight,
     rotate,
     rotation,
@@ -161,54 +163,56 @@ def _apply(
             x = linear(params["embeddings"]["projection"], x)
         x = constrain(x, "batch length embed")
     views = make_views(cfg, batch)
-    last = views[:1] if cfg.is_global[-1] else views[-1:]
-    where = last_positions(cfg, batch, at)
+    wanted = last_positions(cfg, batch, at)
     first = keep(x)
 
     def layer(
         x: jax.Array,
         inputs: Any,
-        views: tuple[View, ...] = views,
+        seen: tuple[View, ...] = views,
         at: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         layer_params, index, depth = inputs
         if layer_params is None:
             layer_params = jax.tree.map(lambda p: p[depth["group"]], params["layers"])
-        x = apply_layer(layer_params, cfg, x, views, fold(rng, index), depth, at)
+        x = apply_layer(layer_params, cfg, x, seen, fold(rng, index), depth, at)
         x = constrain(x, "batch length embed")
         return x, keep(x)
 
-    body = layer
-    if cfg.remat != "none":
+    def forgetful(layer: Any) -> Any:
+        if cfg.remat == "none":
+            return layer
         policy = (
             jax.checkpoint_policies.save_only_these_names("product")
             if cfg.remat == "dots"
             else jax.checkpoint_policies.nothing_saveable
         )
-        body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        return jax.checkpoint(layer, policy=policy, prevent_cse=False)
+
     n = cfg.num_hidden_layers
     if isinstance(params["layers"], tuple):  # unstacked
         kept = []
         for i, (group, every) in enumerate(zip(cfg.groups, cfg.is_global, strict=True)):
             seen = views[:1] if every else views[-1:]
-            here = where if i == n - 1 else None
-            x, held = layer(x, (params["layers"][group], i, {}), seen, here)
+            only = wanted if i == n - 1 else None
+            x, held = layer(x, (params["layers"][group], i, {}), seen, only)
             kept.append(held)
     else:
         along = depths(params["layers"], cfg)
-        rest = along if where is None else jax.tree.map(lambda leaf: leaf[:-1], along)
+        rest = along if wanted is None else jax.tree.map(lambda leaf: leaf[:-1], along)
         # An unrolled scan with its single body is what costs least memory and time.
-        x, kept = jax.lax.scan(body, x, rest, unroll=cfg.unroll or n)
-        if where is not None:
-            # Its backward pass comes first: there is no use in forgetting it.
-            x, _ = layer(x, jax.tree.map(lambda leaf: leaf[-1], along), last, where)
+        x, kept = jax.lax.scan(forgetful(layer), x, rest, unroll=cfg.unroll or n)
+        if wanted is not None:
+            seen = views[:1] if cfg.is_global[-1] else views[-1:]
+            last = forgetful(functools.partial(layer, seen=seen, at=wanted))
+            x, _ = last(x, jax.tree.map(lambda leaf: leaf[-1], along))
     if cfg.final_norm:
         with jax.named_scope("final_norm"):
             x = normalise(params["final_norm"], cfg, x)
     pooled = None
     if cfg.pooler:
         with jax.named_scope("pooler"):
-            pooled = pool(params, cfg, x, batch if where is None else lead(batch))
+            pooled = pool(params, cfg, x, batch if wanted is None else lead(batch))
     if at is not None:
         x = x[:, x.shape[1] - at.shape[1] :]
     return Encoded(x, pooled), (first, kept)
@@ -286,10 +290,13 @@ def apply_layer(
     views, depth: see make_views and depths. Matrix products see [B*L, D]: on a CPU
     gradients of products of three axes run slower.
     """
-    b, _, d = x.shape
+    b, length, d = x.shape
     heads = (b, -1, cfg.num_attention_heads, cfg.head_dim)
+    rate = 0.0 if rng is None else cfg.attention_probs_dropout_prob
+    shape, packed = (b, length, *heads[2:]), views[0].sight.packed
+    backend = choose(cfg.attention, shape, rate, packed, x.dtype)
     # Kernels take a query for each key; "xla" takes those that are wanted.
-    asking = at if cfg.attention == "xla" else None
+    asking = at if backend == "xla" else None
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
     pre = cfg.norm_position == "pre"
     own = (x if at is None else take_at(x, at)).reshape(-1, d)
@@ -305,8 +312,7 @@ def apply_layer(
                 q = rotate(q, rotation_at(view.turn, asking))
                 k = rotate(k, view.turn)
             sight = view.sight._replace(at=asking)
-            rate = cfg.attention_probs_dropout_prob
-            return attend(q, k, v, sight, rate, rngs[0], cfg.attention)
+            return attend(q, k, v, sight, rate, rngs[0], backend)
 
         return run
 

@@ -164,6 +164,7 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         return {k: v for head in heads for k, v in head.weights(batch).items()}
 
     rows = tuple(row for head in heads for row in head.shardings)
+    names = dict.fromkeys(head.at for head in heads if head.at)
     everywhere = any(head.at is None for head in heads)
     everywhere |= cfg.pooler and cfg.classifier_pooling == "mean"
 
@@ -173,15 +174,18 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         if everywhere:
             whole = encoder.apply(params["encoder"], cfg, batch, rng)
             x = whole.hidden
-            parts = [take_at(x, batch[head.at]) if head.at else x for head in heads]
+            read = {name: take_at(x, batch[name]) for name in names}
         else:
             none = jnp.zeros((len(batch["input_ids"]), 0), jnp.int32)
-            places = [batch[head.at] if head.at else none for head in heads]
+            places = [none, *(batch[name] for name in names)]
             at = jnp.concatenate(places, axis=1)
             whole = encoder.apply(params["encoder"], cfg, batch, rng, at)
-            ends = itertools.accumulate(place.shape[1] for place in places)
-            parts = jnp.split(whole.hidden, [*ends][:-1], axis=1)
-        return params, [whole._replace(hidden=part) for part in parts]
+            x = whole.hidden
+            ends = [*itertools.accumulate(place.shape[1] for place in places)]
+            parts = jnp.split(x, ends[:-1], axis=1)[1:]
+            read = dict(zip(names, parts, strict=True))
+        read |= {"": x[:, :0], None: x}
+        return params, [whole._replace(hidden=read[head.at]) for head in heads]
 
     def add_up(
         params: Params, encoded: Any, batch: Batch, rng: jax.Array | None

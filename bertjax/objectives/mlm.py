@@ -30,9 +30,15 @@ def sums(
 ) -> dict[str, Sum]:
     """Score mlm_ids [B, P] by hidden [B, P, D], the states at mlm_positions.
 
-    Rows of weight 0 count for nothing.
+    Rows of weight 0 count for nothing. Raises ValueError for a head that is given
+    something else.
     """
     b, p = batch["mlm_ids"].shape
+    if encoded.hidden.shape[:2] != (b, p):
+        raise ValueError(
+            f"hidden has shape {encoded.hidden.shape}, mlm_ids {(b, p)}: the head "
+            'needs at="mlm_positions"'
+        )
     rows = -(-b // size_along("batch"))
 
     def score(hidden: jax.Array, ids: jax.Array, weights: jax.Array) -> Any:

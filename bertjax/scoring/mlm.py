@@ -44,7 +44,7 @@ def evaluate(
 
     @jax.jit
     def run(params: Any, batch: Any) -> Any:
-        # What the two have in common the compiler computes once.
+        # What the two have in common the compiler computes once: of mlm alone all.
         return objective.sums(params, batch, None), guess and guess(params, batch)
 
     params = jax.device_put(params)

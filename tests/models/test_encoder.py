@@ -113,6 +113,11 @@ def test_flops_of_base():
     scores = 12 * 12 * 768 * 128
     head = 6 * (768**2 + 768 * 30522) * 20 / 128
     assert flops_per_token(cfg, 128, 20) == pytest.approx(6 * inside + scores + head)
+    # Of the last layer 20 of 128 tokens and [CLS]: all but the keys and the values.
+    spared = (2 * 768**2 + 2 * 768 * 3072) * (1 - 21 / 128)
+    kept = 12 * 768 * 128 * (11 + 21 / 128)
+    found = flops_per_token(cfg, 128, 20, everywhere=False)
+    assert found == pytest.approx(6 * (inside - spared) + kept + head)
 
 
 @pytest.mark.parametrize(

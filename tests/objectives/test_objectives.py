@@ -88,7 +88,8 @@ def test_heads_read_where_they_say(made):
         return Head(name, lambda rng, cfg: {}, lambda batch: {}, sums, at=at)
 
     batch = make_batch()
-    heads = [mlm.make_head(), nsp.make_head(), watch("some", "mlm_positions")]
+    heads = [mlm.make_head(), nsp.make_head()]
+    heads += [watch("some", "mlm_positions"), watch("none", "")]
     few = combine(heads, made.cfg)
     many = combine([*heads, watch("all", None)], made.cfg)
     assert many.everywhere and not few.everywhere and not made.objective.everywhere
@@ -99,11 +100,18 @@ def test_heads_read_where_they_say(made):
         jax.tree.map(
             lambda x, y: np.testing.assert_allclose(x, y, 1e-5), sums, expected
         )
-        assert read["some"].shape == (B, P, 32)
+        assert read["some"].shape == (B, P, 32) and read["none"].shape == (B, 0, 32)
     assert read["all"].shape == (B, L, 32)
     at = batch["mlm_positions"][..., None]
     chosen = np.take_along_axis(np.asarray(read["all"]), at, axis=1)
     np.testing.assert_array_equal(read["some"], chosen)
+
+
+def test_a_head_that_says_nothing_of_positions_is_told(made):
+    head = dataclasses.replace(mlm.make_head(), at=None)
+    objective = combine([head], dataclasses.replace(CFG, pooler=False))
+    with pytest.raises(ValueError, match='at="mlm_positions"'):
+        jax.eval_shape(objective.sums, made.params, make_batch(), None)
 
 
 def test_sums_add_up_over_rows(made):
