@@ -127,6 +127,7 @@ def test_no_intact_checkpoint(command, arguments, trained, tmp_path):
     assert "no checkpoint" in done.stderr and not manifest.steps(workdir)
 
 
+@pytest.mark.slow
 def test_longer_and_other_writers(command, arguments, trained, tmp_path, environment):
     """Training on needs --allow_config_change; a writer from outside is a name."""
     workdir = tmp_path / "run"

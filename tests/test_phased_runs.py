@@ -34,6 +34,7 @@ def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
     assert rows["tokens"] <= 5 * 8 * 32 + 4 * 16 * 16 + 3 * 8 * 32
 
 
+@pytest.mark.slow
 def test_another_batch_size_in_mid_run_appends_a_phase(
     command, arguments, trained, tmp_path
 ):

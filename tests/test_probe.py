@@ -34,6 +34,7 @@ def wanted(trained, table):
     return [f"--model={trained}", f"--train={table}", f"--valid={table}", *columns]
 
 
+@pytest.mark.slow
 def test_a_table_of_forty_rows(command, wanted, tmp_path):
     out = tmp_path / "probes.json"
     said = succeeded(command("probe", *wanted, f"--out={out}", "--weight_decay=0.1"))

@@ -142,9 +142,8 @@ class After(StopSignal):
         return self.late and bool(self.number)
 
 
-@pytest.mark.parametrize(
-    "looks, late", [pytest.param(2, False, marks=pytest.mark.slow), (4, True)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("looks, late", [(2, False), (4, True)])
 def test_a_signal_saves_all(wanted, swept, tmp_path, capsys, looks, late):
     """Between two evaluations, and in the midst of one."""
     path, stop = tmp_path / "cut", After(looks, late)

@@ -53,6 +53,7 @@ def test_there_and_back(command, trained, exported, tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_evaluate(command, trained, exported, corpus):
     """The same predictions and losses, without a unigram model to compare with."""
     text = [f"--text={corpus / 'valid.txt'}", "--json"]

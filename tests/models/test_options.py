@@ -67,9 +67,7 @@ FAST = [
     "factorised",
     "rope",
     "pre",
-    "first_norm",
     "glu",
-    "two_bases",
     "groups",
     "modernbert",
 ]

@@ -224,6 +224,7 @@ def loss_of(objective, term):
     return lambda params, batch: objective.sums(params, batch, None)[term].value
 
 
+@pytest.mark.slow
 def test_the_discriminator_reaches_the_generator_through_embeddings_alone(made):
     batch = make_batch()
     grads = {

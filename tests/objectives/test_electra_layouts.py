@@ -10,6 +10,8 @@ from test_electra import CFG, NAME, make_batch
 from bertjax.objectives.base import make_objective
 from bertjax.parallel.mesh import make_mesh
 
+pytestmark = pytest.mark.slow  # parallel/test_layouts.py: the same of masked LMs
+
 
 def run(mesh, accumulate=1, steps=6):
     objective, _ = make_objective(NAME, CFG)
@@ -25,8 +27,8 @@ def one_device():
 @pytest.mark.parametrize(
     "layout, accumulate",
     [
-        pytest.param((8, 1, 1), 1, marks=pytest.mark.slow),
-        pytest.param((2, 4, 1), 1, marks=pytest.mark.slow),
+        ((8, 1, 1), 1),
+        ((2, 4, 1), 1),
         ((1, 1, 1), 4),
     ],
 )

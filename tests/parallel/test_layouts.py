@@ -80,8 +80,8 @@ def test_the_run_learns(one_device):
 @pytest.mark.parametrize(
     "layout",
     [
-        (1, 4, 2),
         (2, 2, 2),
+        pytest.param((1, 4, 2), marks=pytest.mark.slow),
         pytest.param((8, 1, 1), marks=pytest.mark.slow),
         pytest.param((2, 1, 2), marks=pytest.mark.slow),
     ],

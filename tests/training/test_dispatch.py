@@ -85,6 +85,7 @@ def run():
     return run
 
 
+@pytest.mark.slow
 def test_many_steps_are_the_same_steps(run):
     single, alone = run(None)
     rows, together = run([4, 4, 3])
