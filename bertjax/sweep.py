@@ -156,7 +156,7 @@ def sweep(
     update = updates.make_update(config, objective, mesh, warmup, span, decay)
     rows = first.course.batch(0)
     programs = updates.make_programs(config, objective, update, lengths, rows, mesh)
-    size = updates.group_size(programs, mesh, len(runs), at_once)
+    size = updates.runs_at_once(programs, mesh, len(runs), at_once)
     groups = [runs[i : i + size] for i in range(0, len(runs), size)]
     seeds = [np.array([s for s, _ in g], np.int32) for g in groups]
     rates = [np.array([r for _, r in g], np.float32) for g in groups]

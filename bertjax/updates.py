@@ -133,9 +133,11 @@ def make_update(
 
 
 class Programs(NamedTuple):
-    """What trains a group of runs (training/members.py).
+    """What trains a group of n runs (training/members.py); axis 0 of all is the runs'.
 
-    shapes(n): of the arguments of `advance` for a group of n runs.
+    begin(seeds i32 [n]) -> states; advance(states, batches, seeds, rates f32 [n]) ->
+    (states, metrics); evaluate(parameters, batch) -> sums, the batch one for all;
+    shapes(n): of the arguments of `advance`.
     """
 
     begin: Any
@@ -192,7 +194,7 @@ def make_programs(
     )
 
 
-def group_size(
+def runs_at_once(
     programs: Programs, mesh: Any, runs: int, at_once: int | None = None
 ) -> int:
     """Return how many runs go at once: as many as the compiler says have room.

@@ -58,7 +58,11 @@ def first_positions(batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def lead(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Say of hidden states whose first S are those of first_positions what is there."""
+    """Return the batch as `pool` needs it for x [B, S + P, D], firsts in front.
+
+    x holds the states at first_positions and then others, so that of packed rows the
+    first tokens now are at 0 to S - 1.
+    """
     if "cls_positions" not in batch:
         return batch
     b, s = batch["cls_positions"].shape
