@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	&& echo $$p && break; done)
 BIN = $(VENV)/bin
 RUN ?= runs/quickstart
-WORKERS ?= 2
+WORKERS ?= 3
 
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3

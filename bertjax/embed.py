@@ -177,7 +177,9 @@ def make_encoder(
     import jax.numpy as jnp
 
     from bertjax.models import encoder, stacks
+    from bertjax.models.pooling import first_tokens, means, unit
 
+    pool = first_tokens if pooling == "cls" else means
     cfg = encoder.without_pooler(cfg)
     held = jax.device_put(stacks.unstack(params["encoder"], cfg))
 
@@ -186,15 +188,8 @@ def make_encoder(
         real = (jnp.arange(ids.shape[1]) < lengths[:, None]).astype(jnp.int32)
         batch = {"input_ids": ids, "attention_mask": real}
         hidden = encoder.apply(held, cfg, batch).hidden.astype(jnp.float32)
-        if pooling == "cls":
-            vectors = hidden[:, 0]
-        else:
-            total = jnp.where(real[..., None] > 0, hidden, 0.0).sum(1)
-            vectors = total / lengths[:, None]
-        if normalize:
-            size = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
-            vectors = vectors / jnp.maximum(size, 1e-12)
-        return vectors
+        vectors = pool(hidden, batch)
+        return unit(vectors) if normalize else vectors
 
     return lambda ids, lengths: run(held, ids, lengths)
 

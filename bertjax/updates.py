@@ -243,11 +243,12 @@ def make_judge(
     asked, patience = config.eval.best, config.eval.patience
     if not asked and patience is None:
         return best.Judge("", None)
-    batch = next(next(iter(valid.values())).eval_batches(1))
+    first = next(iter(valid.values()))
+    batch = next(first.eval_batches(1))
     terms = jax.eval_shape(objective.sums, params, batch, None)
     losses = jax.eval_shape(objective.weights, batch)
     weigh = objective.coefficients
-    metrics = tasks.make_form(config).metrics if tasks.is_task(config) else ()
+    metrics = first.plans[0].scores if tasks.is_task(config) else ()
     heaviest = sorted(losses, key=lambda term: -weigh.get(term, 1.0))
     names = dict.fromkeys([*metrics, *heaviest, *terms])
     judge = best.Judge(best.choose(asked, [*valid], [*names]), patience)

@@ -213,6 +213,7 @@ def test_what_predict_refuses(command, trained, finetuned, tables, tmp_path):
     refused(told, "b.tsv", "--columns: 'more' is unknown")
 
 
+@pytest.mark.slow
 def test_spans_are_learnt(command, trained, tmp_path):
     """Questions whose answer follows one word; SQuAD's JSON in, answers out."""
     draw = np.random.default_rng(0)

@@ -16,6 +16,7 @@ def facts(workdir):
     return json.loads((workdir / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
     """Stopped in the second phase and gone on with: the same rows as in one go."""
     planned = [*arguments, f"--config.phases={PHASES}"]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
-from bertjax.models.pooling import first_tokens, means
+from bertjax.models.pooling import first_tokens, means, unit
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
@@ -35,10 +35,7 @@ def vectors(encoded: Encoded, batch: Batch, cls: bool, normalize: bool) -> jax.A
     with jax.named_scope("pooling"):
         pool = first_tokens if cls else means
         out = pool(encoded.hidden.astype(jnp.float32), batch)
-        if normalize:
-            size = jnp.sum(jnp.square(out), axis=-1, keepdims=True)
-            out = out * jax.lax.rsqrt(jnp.maximum(size, 1e-24))
-    return out
+        return unit(out) if normalize else out
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:

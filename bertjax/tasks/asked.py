@@ -136,8 +136,13 @@ class Asked(Rows):
             if i not in lacking
         }
 
+    @property
+    def scores(self) -> tuple[str, ...]:
+        some_lack = not all(self.asked.golds.values())
+        return self.form.metrics + ("best_exact", "best_f1") * some_lack
+
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Score answers: from 0 to 1.
+        """Score answers: from 0 to 1, but the threshold.
 
         Where some questions have none, no answer is said of those that doubt more than
         0 (google-research/bert's threshold), and `best_exact`, `best_f1` are those of

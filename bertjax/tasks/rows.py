@@ -116,8 +116,13 @@ class Rows:
         """Return the rows that a validation set of these examples is scored by."""
         return self
 
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """What `score` computes, the first of them what counts: the form's metrics."""
+        return self.form.metrics
+
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Compute the form's metrics of what a model says of these rows."""
+        """Compute the `scores` of what a model says of these rows."""
         raise NotImplementedError
 
     def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:

@@ -68,7 +68,6 @@ FAST = [
     "rope",
     "pre",
     "glu",
-    "groups",
     "modernbert",
 ]
 REST = [pytest.param(n, marks=pytest.mark.slow) for n in OPTIONS if n not in FAST]

@@ -4,7 +4,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.models.pooling import first_tokens, means
+from bertjax.models.pooling import first_tokens, means, unit
 
 X = jnp.arange(12.0).reshape(1, 6, 2)
 
@@ -24,3 +24,9 @@ def test_each_sequence_of_a_packed_row():
     assert means(X, batch)[0, :2].tolist() == [[1, 2], [6, 7]]
     assert np.isfinite(means(X, batch)).all()  # of no sequence, too
     assert first_tokens(X, batch)[0, :2].tolist() == [[0, 1], [4, 5]]
+
+
+def test_vectors_of_length_1():
+    np.testing.assert_allclose(
+        unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])), [[0.6, 0.8], [0, 0]], atol=1e-6
+    )

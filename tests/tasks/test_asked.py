@@ -51,6 +51,7 @@ def test_what_the_labels_say_is_right(tokenizer, length):
     rows = make_asked(read, FORM, tokenizer, True).plan(length)
     said = gold_logits(rows, length)
     assert rows.score(said, np.arange(rows.n)) == {"exact": 1, "f1": 1, "cmrc_f1": 1}
+    assert rows.scores == ("exact", "f1", "cmrc_f1")
     told = [*rows.answers(said, read)]
     assert [(t["id"], t["answer"]) for t in told] == [
         ("a", "a file with statements"),
@@ -65,6 +66,7 @@ def test_questions_without_answers(tokenizer):
     scores = rows.score(gold_logits(rows, 96), np.arange(rows.n))
     assert scores["exact"] == scores["best_f1"] == 1
     assert scores["threshold"] < 20
+    assert [*scores] == [*rows.scores, "threshold"]
     batch = rows.gather(np.arange(rows.n), None, SimpleNamespace(pad_id=0))
     where = rows.windows.question == 1
     assert (batch["start_positions"][where] == 0).all()
