@@ -5,7 +5,6 @@ As in BLiMP (Warstadt et al. 2020): the share of each paradigm, and the mean ove
 paradigms. A tie is wrong.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.text.lines import load_json
 from bertjax.scoring.lines import Line
 
 SENTENCES = ("sentence_good", "sentence_bad")
@@ -38,10 +38,7 @@ def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
         if not line.text.strip():
             empty += 1
             continue
-        try:
-            record = json.loads(line.text)
-        except ValueError as e:
-            raise UserError(f"--text={line.place}: not JSON ({e})") from None
+        record = load_json(line.text, f"--text={line.place}")
         if not isinstance(record, dict):
             raise UserError(f"--text={line.place}: not a JSON object")
         for field in NEEDED:
@@ -49,12 +46,6 @@ def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
             if not isinstance(value, str) or not value.strip():
                 what = "is empty or no string" if field in record else "is missing"
                 raise UserError(f"--text={line.place}: the field {field} {what}")
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise UserError(
-                    f"--text={line.place}: the field {field} is not UTF-8"
-                ) from None
         about = {
             name: record[name]
             for name in ("UID", *WIDER.values())

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from bertjax import UserError
+
 BINS = 15
 
 
@@ -46,7 +48,12 @@ class Calibration:
     def add(
         self, confidence: np.ndarray, right: np.ndarray, weight: np.ndarray
     ) -> None:
-        """Count guesses: f64 in [0, 1], bool, f64, all of one shape."""
+        """Count guesses: f64 in [0, 1], bool, f64, all of one shape.
+
+        Raises UserError for what is no number: the model's parameters are broken.
+        """
+        if not np.isfinite(confidence).all():
+            raise UserError("the model's probabilities are not finite (NaN)")
         at = np.minimum((confidence * BINS).astype(np.int64), BINS - 1).ravel()
         for row, each in zip(
             self.sums, (weight, weight * confidence, weight * right), strict=True

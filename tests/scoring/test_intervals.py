@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from bertjax import UserError
 from bertjax.scoring.mlm import count_characters
 from bertjax.scoring.statistics import BINS, Calibration, half_width
 
@@ -46,6 +47,8 @@ def test_calibration_by_hand():
     made.add(np.ones(4), np.ones(4, bool), np.ones(4))
     assert made.error() == pytest.approx((abs(5 - 5.9) + 2 * 0.35) / 8)
     assert made.sums.shape == (3, BINS)
+    with pytest.raises(UserError, match="not finite"):
+        made.add(np.array([0.5, np.nan]), np.ones(2, bool), np.ones(2))
 
 
 @pytest.mark.parametrize(

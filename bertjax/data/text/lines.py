@@ -114,6 +114,30 @@ def clean(text: str, counter: Counter[str]) -> str:
     return text.replace("\t", " ")
 
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character, where the other lacks
+
+
+def load_json(text: str, place: str) -> Any:
+    """Read JSON. Raises UserError, which begins with the place, for what is none.
+
+    So too where an escape stands for half a character, which no UTF-8 can hold and no
+    tokenizer takes: "\\ud83d" without the other half.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{place}: is no JSON ({e})") from None
+    if _HALF.search(text):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as e:
+            half = e.object[e.start]
+            raise UserError(
+                f"{place}: is not UTF-8: {half!r} is half a character"
+            ) from None
+    return found
+
+
 def _cut(data: bytes | bytearray, start: int, limit: int) -> int:
     """Find where to end a piece of at most `limit` bytes: a space, or a character."""
     end = start + limit
