@@ -14,7 +14,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.tasks import metrics
-from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
+from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged, some
 from bertjax.tasks.tables import Row
 from bertjax.tasks.texts import cell, encode_column, kept_of, lay_out, text_of
 
@@ -130,11 +130,19 @@ def make_choices(
     labelled: bool,
     say: Callable[[str], None] = lambda text: None,
 ) -> Choices:
-    """Encode rows; says which contexts are empty. Raises UserError, naming the place,
-    for choices and labels that are none."""
+    """Encode rows; says which contexts are empty, and which lists of questions. Raises
+    UserError, naming the place, for choices and labels that are none."""
     question = form.columns[1]
     contexts = encode_column(rows, form.columns[0], tokenizer, say)
     context, endings, sizes, labels = [], [], [], []
+    bare = [row.place for row in rows if question and row.cells[question] == []]
+    if bare:
+        told = f"{len(bare):,} rows have no {question}, and are left out"
+        say(f"{told}: {some(bare)}")
+    if len(bare) == len(rows):
+        raise UserError(
+            f"{rows[0].place}: no row has {question}: there is nothing left"
+        )
     for i, row in enumerate(rows):
         for part in parted(row, form, labelled):
             asked = f"{text_of(part, question)} " if question else ""

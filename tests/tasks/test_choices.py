@@ -112,6 +112,18 @@ def test_articles_with_questions():
         made(RACE, article | {"options": [["x", "y"]]}, labelled=False)
 
 
+def test_articles_without_questions_are_said():
+    one = {"article": "c", "questions": ["p"], "options": [["x", "y"]]}
+    bare, said = {"article": "d", "questions": [], "options": []}, []
+    found = read(RACE, one, bare, labelled=False)
+    made = choices.make_choices(found, RACE, Letters(), False, said.append)
+    assert made.n == 1 and said == [
+        "1 rows have no questions, and are left out: t.json:2"
+    ]
+    with pytest.raises(UserError, match=r"t\.json:2: no row has questions"):
+        choices.make_choices(found[1:], RACE, Letters(), False)
+
+
 @pytest.mark.parametrize(
     ("form", "bad", "said"),
     [
