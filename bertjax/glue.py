@@ -164,7 +164,7 @@ def hand_in(task: Task, folder: Path, path: Path, model: Path) -> None:
         except UserError:
             continue
         keys = dict(zip(("task.text", "task.text_pair"), columns, strict=False))
-        rows = read_rows(str(test), "--data", keys)
+        rows = read_rows(str(test), "--data", keys, c.say)
         lines = ["index\tprediction"]
         for i, one in enumerate(answer(opened, rows)):
             said = one["label"] if "label" in one else f"{one['value']:.3f}"

@@ -188,7 +188,7 @@ def read_tables(
     )
     columns["--label"] = args.label
     rows = [
-        tables.read_rows(args[name].value, f"--{name}", columns)
+        tables.read_rows(args[name].value, f"--{name}", columns, c.say)
         for name in ("train", "valid")
     ]
     try:

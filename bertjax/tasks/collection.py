@@ -130,7 +130,7 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
         if not path:
             raise UserError(f"{grades}: beside it there is no {folder}/{name}")
         found: dict[str, str] = {}
-        for row in tables.read_file(path, {"_id": "_id", "text": "text"}):
+        for row in tables.read_file(path, {"_id": "_id", "text": "text"}, say):
             parts = row.cells.get("title") or "", row.cells["text"]
             if not all(isinstance(part, str) for part in parts):
                 raise UserError(f"{row.place}: title and text are to be texts")
@@ -145,7 +145,7 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
     said: dict[str, dict[int, int]] = {}
     unknown: dict[str, list[str]] = {"query": [], "passage": []}
     repeated: list[str] = []
-    for row in _grade_rows(os.path.expanduser(grades)):
+    for row in _grade_rows(os.path.expanduser(grades), say):
         query, passage, grade = (row.cells[column].strip() for column in HEADER)
         try:
             number = int(grade)
@@ -192,7 +192,7 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
     )
 
 
-def _grade_rows(path: str) -> Iterator[tables.Row]:
+def _grade_rows(path: str, say: Say) -> Iterator[tables.Row]:
     text = tables.read_text(path)
     first = text.lstrip("\r\n").partition("\n")[0].strip("\r")
     if not HEADER.keys() <= {cell.strip() for cell in first.split("\t")}:
@@ -200,7 +200,7 @@ def _grade_rows(path: str) -> Iterator[tables.Row]:
             f"{path}: the first line has to name the columns {', '.join(HEADER)}, with "
             f"tabs between them; it is {first[:80]!r}"
         )
-    yield from tables.parse_rows(text, "tsv", path, HEADER)
+    yield from tables.parse_rows(text, "tsv", path, HEADER, say)
 
 
 def _read_pairs(
@@ -212,7 +212,7 @@ def _read_pairs(
     found = Collection()
     repeated: list[str] = []
     given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
-    for row in tables.read_rows(entry, key, wanted):
+    for row in tables.read_rows(entry, key, wanted, say):
         told = [row.cells[column] for column in wanted.values()]
         others = row.cells.get(columns[NEGATIVES]) or []
         others = [others] if isinstance(others, str) else others

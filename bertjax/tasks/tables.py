@@ -8,22 +8,32 @@
 
 The first line of a TSV or CSV file names its columns, unless the columns asked for are
 all numbers: then it has no such line, and 1 is its first column.
+
+Where there is one column an empty line is an empty text, else it is none and skipped.
+Rows without anything in them at the end of a file are none either. Both are said.
 """
 
 import csv
 import io
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bertjax import UserError, registry
 from bertjax.data.text import datasets, files
+from bertjax.data.text.lines import load_json
 from bertjax.data.text.sources import expand, split_sources
+from bertjax.tasks.rows import some
+
+Say = Callable[[str], None]
 
 SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json)(\.gz|\.zst)?$", re.IGNORECASE)
 csv.field_size_limit(2**31 - 1)
+
+
+def silent(text: str) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +48,14 @@ def read_rows(
     value: str,
     key: str,
     columns: Mapping[str, str],
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> list[Row]:
     """Read the rows of all sources that a config value names, in order.
 
     value: files, patterns, tfds:name:split, with commas; key: the config key that
     messages name. columns: {the config key that asks: name of the column}; all must be
-    there. Raises UserError, naming file and line, for what is no such table.
+    there. Says which lines are skipped. Raises UserError, naming file and line, for
+    what is no such table.
 
     >>> read_rows("dev.tsv", "data.valid", {"task.text": "sentence"})[0]
     Row(cells={'sentence': 'good fun', 'label': '1'}, place='dev.tsv:2')
@@ -54,7 +65,7 @@ def read_rows(
         if entry.startswith("tfds:"):
             found = _tfds(entry, columns)
         else:
-            found = [r for p in expand(entry, key) for r in read_file(p, columns)]
+            found = [r for p in expand(entry, key) for r in read_file(p, columns, say)]
         if not found:
             raise UserError(f"{key}={entry}: there are no rows")
         rows += found
@@ -67,21 +78,21 @@ def parse_text(
     text: str,
     name: str,
     columns: Mapping[str, str],
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> list[Row]:
     """Read the rows of a text: JSON lines where it begins with a brace, else TSV."""
     kind = "json" if text.lstrip()[:1] == "{" else "tsv"
-    return list(parse_rows(text, kind, name, columns))
+    return list(parse_rows(text, kind, name, columns, say))
 
 
-def read_file(path: str, columns: Mapping[str, str]) -> list[Row]:
+def read_file(path: str, columns: Mapping[str, str], say: Say = silent) -> list[Row]:
     """Read the rows of one file, as `read_rows` does."""
     suffix = SUFFIX.search(path)
     if suffix is None:
         raise UserError(f"{path}: no table that is known: .tsv, .csv or .jsonl")
     kind = suffix[1].lower()
     text = read_text(path)
-    return list(parse_rows(text, kind.removesuffix("l"), path, columns))
+    return list(parse_rows(text, kind.removesuffix("l"), path, columns, say))
 
 
 def read_text(path: str) -> str:
@@ -100,20 +111,35 @@ def decode(content: bytes, name: str) -> str:
 
 
 def parse_rows(
-    text: str, kind: str, name: str, columns: Mapping[str, str]
+    text: str, kind: str, name: str, columns: Mapping[str, str], say: Say = silent
 ) -> Iterator[Row]:
     """Yield the rows of a text: kind "tsv", "csv" or "json".
 
-    A row of only empty cells at the end of a file is none. Raises UserError.
+    Says which lines are none (see above). Raises UserError.
     """
     if kind == "json":
-        yield from _json_rows(text, name, columns)
+        yield from _json_rows(text, name, columns, say)
         return
-    lines = _tab_lines(text) if kind == "tsv" else _csv_lines(text, name)
+    lines = [*(_tab_lines(text) if kind == "tsv" else _csv_lines(text, name))]
+    at_end = []
+    while lines and not any(cell.strip() for cell in lines[-1][1]):
+        at_end.append(f"{name}:{lines.pop()[0]}")
+    if at_end:
+        told = f"{len(at_end):,} rows without anything in them end the table, and are "
+        say(f"{told}left out: {some(at_end[::-1])}")
+    widths = (len(cells) for _, cells in lines if not _is_blank(cells))
+    several = next(widths, 1) > 1
     header: list[str] | None = None
     if columns and all(c.isdigit() for c in columns.values()):
         header = []  # named when the width is known
+    blank, kept = [], []
     for number, cells in lines:
+        if _is_blank(cells) and (several or (header is None and not kept)):
+            blank.append(f"{name}:{number}")
+        else:
+            kept.append((number, cells))
+    _tell_blank(blank, say)
+    for number, cells in kept:
         if header is None:
             header = [cell.strip() for cell in cells]
             twice = {c for c in header if header.count(c) > 1 and c in columns.values()}
@@ -132,10 +158,19 @@ def parse_rows(
         yield Row(dict(zip(header, cells, strict=True)), f"{name}:{number}")
 
 
+def _is_blank(cells: Sequence[str]) -> bool:
+    return len(cells) == 1 and not cells[0].strip()
+
+
+def _tell_blank(places: Sequence[str], say: Say) -> None:
+    if places:
+        say(f"{len(places):,} lines are empty, and are skipped: {some(places)}")
+
+
 def _tab_lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line := line.removesuffix("\r"):
-            yield number, line.split("\t")
+    lines = text.removesuffix("\n").split("\n") if text else []
+    for number, line in enumerate(lines, 1):
+        yield number, line.removesuffix("\r").split("\t")
 
 
 def _csv_lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
@@ -148,19 +183,20 @@ def _csv_lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as e:
             raise UserError(f"{name}:{begins}: is no CSV ({e})") from None
-        if cells:
-            yield begins, cells
+        yield begins, cells or [""]
         begins = reader.line_num + 1
 
 
-def _json_rows(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Row]:
-    for number, line in enumerate(text.split("\n"), 1):
+def _json_rows(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> Iterator[Row]:
+    lines = text.rstrip().split("\n")
+    blank = [f"{name}:{i}" for i, line in enumerate(lines, 1) if not line.strip()]
+    _tell_blank(blank, say)
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            found = json.loads(line)
-        except ValueError as e:
-            raise UserError(f"{name}:{number}: is no JSON ({e})") from None
+        found = load_json(line, f"{name}:{number}")
         if not isinstance(found, dict):
             raise UserError(f"{name}:{number}: is no JSON object")
         _check_columns(list(found), f"{name}:{number}", columns)

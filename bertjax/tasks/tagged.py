@@ -73,7 +73,7 @@ def _read_file(path: str, columns: Mapping[str, str], say: Say) -> list[Sentence
         )
     kind, text = suffix[1].lower(), tables.read_text(path)
     if kind.startswith("json"):
-        return list(parse_json(text, path, columns))
+        return list(parse_json(text, path, columns, say))
     guess = parse_lines if kind == "txt" else parse_columns
     return list(guess(text, path, columns, say))
 
@@ -83,7 +83,7 @@ def parse_text(
 ) -> list[Sentence]:
     """Read a text: JSON lines where it begins with a brace, else as a `.txt`."""
     if text.lstrip()[:1] == "{":
-        return list(parse_json(text, name, columns))
+        return list(parse_json(text, name, columns, say))
     return list(parse_lines(text, name, columns, say))
 
 
@@ -167,10 +167,12 @@ def _columns(columns: Mapping[str, str], width: int, place: str) -> list[int]:
     return where
 
 
-def parse_json(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Sentence]:
+def parse_json(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> Iterator[Sentence]:
     """Yield the sentences of JSON lines."""
     named = {k: NAMES[k] if NUMBER.fullmatch(c) else c for k, c in columns.items()}
-    for row in tables.parse_rows(text, "json", name, named):
+    for row in tables.parse_rows(text, "json", name, named, say):
         words = row.cells[named["task.text"]]
         if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
             raise UserError(f"{row.place}: {named['task.text']} is no list of texts")

@@ -199,14 +199,16 @@ def encode_column(
 def cell(row: Row, column: str) -> str:
     """Return what a cell holds, as text without spaces around it.
 
-    Of JSON, true and false are written so and null is empty. UserError where it is a
-    list or an object.
+    Of JSON, true and false are written so, null and NaN are empty. UserError where it
+    is a list or an object.
     """
     value = row.cells[column]
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, (list, dict)):
         raise UserError(f"{row.place}: the {column} is no label but {value!r}")
+    if value != value:  # as pandas writes a missing one
+        return ""
     if value is None or isinstance(value, bool):
         return {None: "", True: "true", False: "false"}[value]
     return str(value)

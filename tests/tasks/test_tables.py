@@ -19,8 +19,8 @@ TEXT = {"task.text": "text"}
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-def rows(text, kind="tsv", columns=TEXT):
-    return list(parse_rows(text, kind, "t", columns))
+def rows(text, kind="tsv", columns=TEXT, say=lambda text: None):
+    return list(parse_rows(text, kind, "t", columns, say))
 
 
 def test_a_tsv_has_no_quoting():
@@ -43,11 +43,45 @@ def test_columns_without_names():
     assert [r.cells for r in found] == [{"1": "a", "2": "1"}, {"1": "b", "2": "0"}]
 
 
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
+def test_an_empty_line_of_one_column_is_an_empty_text(kind):
+    said = []
+    found = rows("text\na\n\n \nb\n\n\n", kind, say=said.append)
+    assert [r.cells["text"] for r in found] == ["a", "", " ", "b"]
+    assert [r.place for r in found] == ["t:2", "t:3", "t:4", "t:5"]
+    assert len(said) == 1 and said[0].startswith("2 rows") and "t:6, t:7" in said[0]
+    assert len(rows("\na\n", kind, {"task.text": "1"})) == 2
+    assert len(rows("\ntext\na\n", kind, say=said.append)) == 1
+    assert "skipped: t:1" in said[1]
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("tsv", "\t"), ("csv", ",")])
+def test_an_empty_line_of_several_columns_is_skipped_and_said(kind, mark):
+    said = []
+    text = "\ntext|x\na|1\n\n|\nb|2\n|\n\n".replace("|", mark)
+    found = rows(text, kind, say=said.append)
+    assert [(r.place, r.cells["text"]) for r in found] == [
+        ("t:3", "a"),
+        ("t:5", ""),
+        ("t:6", "b"),
+    ]
+    assert "2 rows" in said[0] and "t:7, t:8" in said[0]
+    assert "2 lines are empty" in said[1] and "t:1, t:4" in said[1]
+
+
+def test_empty_lines_between_objects_are_said():
+    said = []
+    assert len(rows('{"text": "a"}\n\n{"text": ""}\n\n', "json", say=said.append)) == 2
+    assert said == ["1 lines are empty, and are skipped: t:2"]
+
+
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1))
 def test_csv_round_trip(table):
     out = io.StringIO()
     csv.writer(out, quoting=csv.QUOTE_ALL).writerows([("text", "x"), *table])
     found = rows(out.getvalue(), "csv")
+    while table and not any(cell.strip() for cell in table[-1]):
+        table.pop()
     assert [(r.cells["text"], r.cells["x"]) for r in found] == table
 
 
@@ -67,6 +101,7 @@ def test_json_lines_round_trip(table):
         ("csv", 'text\n"open\n', "t:2: is no CSV"),
         ("json", '{"text": "a"}\n{"text": \n', "t:2: is no JSON"),
         ("json", '{"text": "a"}\n["b"]\n', "t:2: is no JSON object"),
+        ("json", r'{"text": "\ud83d\ude00"}' + '\n{"n": ["\\ud83D"]}', "half a char"),
         ("json", '{"text": "a"}\n\n{"body": "b"}\n', "t:3: task.text='text'"),
     ],
 )

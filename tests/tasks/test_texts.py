@@ -107,6 +107,7 @@ def test_bad_labels(cells, form, said):
 def test_what_is_refused_of_label_columns():
     for cells, said in {
         (("x", "a"), ("x", "")): "t.tsv:3: the label is empty",
+        (("x", "a"), ("x", float("nan"))): "t.tsv:3: the label is empty",
         (("x", "a"), ("x", "a")): "every row has the label 'a'",
         tuple(("x", str(i)) for i in range(40)): "objective=regress",
     }.items():
