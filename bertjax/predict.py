@@ -2,7 +2,7 @@
 """Answers of a finetuned model: python -m bertjax.predict --model=DIR --input=FILE|-
 
     [--out=FILE|-] [--columns=TEXT[,TEXT_PAIR]] [--step=N] [--batch_size=32]
-    [--dtype=float32] [--weights=raw|ema]
+    [--dtype=float32] [--weights=raw|ema] [--threshold=X]
 
 The input is a table with the columns the model was finetuned on, the label aside, or
 those of --columns: TSV, CSV or JSON lines; on standard input TSV, or JSON lines where
@@ -15,12 +15,15 @@ each, or one that holds their list (`choices`, of a model of Hugging Face's).
 A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
 sentence a line (.txt, standard input); of each sentence come tokens and tags. A model
 of questions takes SQuAD's JSON, or JSON lines with question and context; of each
-question come id, answer, its score and the null_score of no answer.
+question come id, answer, its score and the null_score of no answer; the answer is ""
+where null_score is above score by more than --threshold, which is 0 for a model that
+has learnt that some questions have no answer; of others each has one.
 """
 
 import contextlib
 import dataclasses
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -49,6 +52,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
     flags.DEFINE_string("weights", "", "", flag_values=values)
+    flags.DEFINE_float("threshold", None, "", flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,6 +63,12 @@ def main(argv: Sequence[str]) -> int:
     where = disk.at_step(args.model, args.step)
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
     kind = tasks.KINDS[model.config.objective]
+    if args.threshold is not None:
+        if model.config.objective != "span" or not math.isfinite(args.threshold):
+            raise UserError(
+                f"--threshold={args.threshold}: a number, for a model of questions"
+            )
+        model = model._replace(threshold=args.threshold)
     with keys_as_flags():
         read = read_input(args.input, model.form.keys(labelled=False), kind)
         write(out, answer(model, read, args.batch_size))
@@ -66,13 +76,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Finetuned(NamedTuple):
-    """A model that answers: what its rows look like, and its parameters."""
+    """A model that answers: what its rows look like, and its parameters.
+
+    threshold: how much better no answer is to be before there is none; None: never.
+    """
 
     config: Any
     objective: str
     form: Form
     tokenizer: Any
     params: Any
+    threshold: float | None = None
 
 
 def open_finetuned(
@@ -110,7 +124,8 @@ def open_finetuned(
     form = form._replace(labels=labels, separators=between)
     objective = tasks.with_labels(config.objective, labels)
     params = disk.read_params(checkpoint, config.objective, weights)
-    return Finetuned(config, objective, form, tokenizer, params)
+    threshold = meta["task"].get("threshold")
+    return Finetuned(config, objective, form, tokenizer, params, threshold)
 
 
 @contextlib.contextmanager
@@ -131,6 +146,8 @@ def answer(
     rows = kind.make(read, model.form, model.tokenizer, labelled=False, say=c.say)
     longest = c.encoder_config(model.config, 1).max_length
     rows = rows.plan(min(model.config.data.length, longest))
+    if model.threshold is not None:
+        rows = dataclasses.replace(rows, threshold=model.threshold)
     for line in rows.notes():
         c.say(line)
     return rows.answers(predict(model, rows, batch_size), read)
@@ -162,7 +179,8 @@ def predict(
 ) -> dict[str, list[np.ndarray]]:
     """Return the head's outputs for each of the rows, in order: {name: [...]}.
 
-    Rows go by falling length through at most five shapes.
+    Rows go by falling length through at most five shapes. Raises UserError for outputs
+    that are not finite.
     """
     import jax
 
@@ -188,6 +206,8 @@ def predict(
             narrow = dataclasses.replace(rows, length=length)
             batch = narrow.gather(filled[:batch_size], None, tokenizer)
             for name, found in jax.device_get(run(held, batch)).items():
+                if not np.isfinite(found).all():
+                    raise UserError(f"the model's {name} are not finite numbers")
                 out = outputs.setdefault(name, [None] * rows.n)
                 for i, row in zip(which, found, strict=False):
                     out[i] = row

@@ -81,6 +81,11 @@ def run(
         raise UserError("a sweep needs a task and data.valid, which says what is best")
     given = {"optim.ema": config.optim.ema, "budget_minutes": config.budget_minutes}
     given |= {f"eval.{key}": config.eval[key] for key in ("best", "patience")}
+    given |= {"profile.steps": config.profile.steps}
+    if config.steps_per_call > 1:
+        given["steps_per_call"] = config.steps_per_call
+    if config.guard.nonfinite != "skip":
+        given["guard.nonfinite"] = config.guard.nonfinite
     for key, value in given.items():
         if value:
             raise UserError(f"{key}={value} does not go with a sweep")
@@ -139,6 +144,15 @@ def sweep(
     tokenizer, parts = prepared.tokenizer, prepared.parts
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(tasks.objective_of(config, parts), cfg)
+    hashes = build.content_hashes(config, prepared)
+    facts = {"config": config.to_dict(), "runs": runs, "stores": hashes}
+    facts = json.loads(json.dumps(facts | {"tokenizer": tokenizer.identity}))
+    before = workdir.read_json(path / RESULTS)
+    if before.get("facts") == facts:
+        c.say(f"{path} is done")
+        return before
+    if before or (manifest.steps(path) and not (path / "members").exists()):
+        raise UserError(f"--workdir={path} {OTHER}")
     tables = build.make_tables(config, tokenizer, build.count_tokens(parts))
 
     def plan(seed: int) -> build.Run:
@@ -156,21 +170,13 @@ def sweep(
     update = updates.make_update(config, objective, mesh, warmup, span, decay)
     rows = first.course.batch(0)
     programs = updates.make_programs(config, objective, update, lengths, rows, mesh)
-    size = updates.runs_at_once(programs, mesh, len(runs), at_once)
+    size = held_at_once(path, at_once)
+    if size is None:
+        size = updates.runs_at_once(programs, mesh, len(runs), at_once)
     groups = [runs[i : i + size] for i in range(0, len(runs), size)]
     seeds = [np.array([s for s, _ in g], np.int32) for g in groups]
     rates = [np.array([r for _, r in g], np.float32) for g in groups]
     c.say(f"{len(runs)} runs of {total:,} steps, {size} at once")
-    hashes = build.content_hashes(config, prepared)
-    facts = {"config": config.to_dict(), "runs": runs, "size": size}
-    facts |= {"stores": hashes, "tokenizer": tokenizer.identity}
-    facts = json.loads(json.dumps(facts))
-    before = workdir.read_json(path / RESULTS)
-    if before.get("facts") == facts:
-        c.say(f"{path} is done")
-        return before
-    if before or (manifest.steps(path) and not (path / "members").exists()):
-        raise UserError(f"--workdir={path} {OTHER}")
     folders = [path / "members" / str(i) for i in range(len(groups))]
     saved = [Checkpoints(folder, 2, None) for folder in folders]
     there = [manifest.steps(folder) for folder in folders]
@@ -214,7 +220,8 @@ def sweep(
             found = members.score(programs.evaluate, params, batches(function))
             for (seed, rate), (means, told) in zip(runs, found, strict=True):
                 row = {"step": done, "seed": seed, "lr": rate, "valid": name}
-                yield {**row, **means, **function.score(told, examples)}
+                values = {**means, **function.score(told, examples)}
+                yield row | workdir.finite(values)
 
         def judge() -> list[dict[str, Any]] | None:
             """Return a row for each run and validation set, where that is due.
@@ -249,7 +256,7 @@ def sweep(
                 asked = stop.number
                 if judged or asked:
                     for one, held in zip(saved, states, strict=True):
-                        one.save(done, held, {**facts, "scores": scores})
+                        one.save(done, held, {**facts, "size": size, "scores": scores})
                 if asked:
                     break
         took = time.monotonic() - begun
@@ -264,6 +271,22 @@ def sweep(
     keep(config, path, found, params, prepared, overrides, hashes)
     shutil.rmtree(path / "members")
     return found
+
+
+def held_at_once(path: Path, asked: int | None) -> int | None:
+    """Return how many runs of a sweep are in one checkpoint; None where there is none.
+
+    What fits next time may be another number. Raises UserError where another one is
+    asked for.
+    """
+    first = path / "members/0"
+    there = manifest.steps(first)
+    if not there:
+        return None
+    size = manifest.read_meta(first / "checkpoints" / str(there[-1]))["size"]
+    if asked not in (None, size):
+        raise UserError(f"--at_once={asked}: this sweep began with {size} at once")
+    return size
 
 
 def first_metric(config: c.ConfigDict) -> str:
@@ -314,18 +337,20 @@ def summarise(
     """Return the last scores of every run, how they scatter, and which is best.
 
     name, metric: of the validation set and the metric that decide; of equal runs the
-    first one is best.
+    first one is best. A score is None where it was not finite. Raises UserError where
+    that one never was.
     """
     last = [row for row in scores if row["step"] == total]
     sign = 1 if falls(metric) else -1
-    mine = [row for row in last if row["valid"] == name]
+    mine = [r for r in last if r["valid"] == name and r[metric] is not None]
+    if not mine:
+        raise UserError(f"{name}'s {metric} is not finite in any run: take lower --lrs")
     best = min(mine, key=lambda row: sign * row[metric])
-    told = set(last[0]) - {"step", "seed", "lr", "valid"}
     spread = []
     for valid in dict.fromkeys(row["valid"] for row in last):
         for rate in dict.fromkeys(rate for _, rate in runs):
             rows = [r for r in last if r["valid"] == valid and r["lr"] == rate]
-            for key in sorted(told):
+            for key in sorted(set(rows[0]) - {"step", "seed", "lr", "valid"}):
                 values = [row[key] for row in rows]
                 spread.append(
                     {"valid": valid, "lr": rate, "metric": key} | scatter(values)
@@ -334,17 +359,18 @@ def summarise(
     return facts | {"runs": last, "curve": list(scores)}
 
 
-def scatter(values: Sequence[float]) -> dict[str, Any]:
-    """Return n, median, mean, standard deviation (of n - 1; None of one), extremes."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {
-        "n": len(values),
-        "median": statistics.median(values),
-        "mean": statistics.fmean(values),
-        "std": deviation,
-        "min": min(values),
-        "max": max(values),
-    }
+def scatter(values: Sequence[float | None]) -> dict[str, Any]:
+    """Return n, median, mean, standard deviation (of n - 1; None of one), extremes.
+
+    Of the values that are not None, which n counts; `lost` are the others.
+    """
+    known = [value for value in values if value is not None]
+    found: dict[str, Any] = {"n": len(known), "lost": len(values) - len(known)}
+    names = "median", "mean", "min", "max"
+    how = statistics.median, statistics.fmean, min, max
+    for name, function in zip(names, how, strict=True):
+        found[name] = function(known) if known else None
+    return found | {"std": statistics.stdev(known) if len(known) > 1 else None}
 
 
 def describe(found: dict[str, Any]) -> Iterator[str]:
@@ -352,10 +378,15 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
     head = f"{'set':12} {'lr':>8} {'metric':16} {'n':>3} {'median':>8} {'std':>8}"
     yield f"{head} {'min':>8} {'max':>8}"
     for row in found["spread"]:
-        std = "one seed" if row["std"] is None else f"{row['std']:.4f}"
+        told = {k: "-" if v is None else v for k, v in row.items()}
+        told |= {"std": "one seed"} if row["n"] == 1 and not row["lost"] else {}
         yield (
             f"{row['valid']:12} {row['lr']:8.1e} {row['metric']:16} {row['n']:3d} "
-            f"{row['median']:8.4f} {std:>8} {row['min']:8.4f} {row['max']:8.4f}"
+            + " ".join(
+                f"{v:8.4f}" if isinstance(v, float) else f"{v:>8}"
+                for v in (told[k] for k in ("median", "std", "min", "max"))
+            )
+            + f"  {row['lost']} not finite" * bool(row["lost"])
         )
     best = found["best"]
     yield (

@@ -243,15 +243,16 @@ def make_judge(
     asked, patience = config.eval.best, config.eval.patience
     if not asked and patience is None:
         return best.Judge("", None)
-    first = next(iter(valid.values()))
-    batch = next(first.eval_batches(1))
+    batch = next(next(iter(valid.values())).eval_batches(1))
     terms = jax.eval_shape(objective.sums, params, batch, None)
     losses = jax.eval_shape(objective.weights, batch)
     weigh = objective.coefficients
-    metrics = first.plans[0].scores if tasks.is_task(config) else ()
     heaviest = sorted(losses, key=lambda term: -weigh.get(term, 1.0))
-    names = dict.fromkeys([*metrics, *heaviest, *terms])
-    judge = best.Judge(best.choose(asked, [*valid], [*names]), patience)
+    names = {}
+    for name, batches in valid.items():
+        metrics = batches.plans[0].scores if tasks.is_task(config) else ()
+        names[name] = [*dict.fromkeys([*metrics, *heaviest, *terms])]
+    judge = best.Judge(best.choose(asked, names), patience)
     if restored is not None:
         primary = hosts.is_primary()
         scores = primary and best.read(path, judge.metric, restored)

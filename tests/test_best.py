@@ -171,8 +171,11 @@ def test_two_processes_end_together(arguments, environment, tmp_path):
 
 
 def test_scores():
-    assert best.choose("auto", ["m", "mm"], ["f1", "loss"]) == "eval/m/f1"
-    assert best.choose("eval/mm/loss", ["m", "mm"], ["f1", "loss"]) == "eval/mm/loss"
+    sets = {"m": ["f1", "loss"], "mm": ["loss"]}
+    with pytest.raises(UserError, match="did you mean"):
+        best.choose("eval/mm/f1", sets)
+    assert best.choose("auto", sets) == "eval/m/f1"
+    assert best.choose("eval/mm/loss", sets) == "eval/mm/loss"
     up = [(1, 0.2), (2, math.nan), (3, 0.9), (4, 0.9), (5, 0.3)]
     assert best.find("eval/loss/f1", up).step == 3
     assert best.find("eval/v/mlm_loss", up).step == 1

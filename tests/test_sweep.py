@@ -189,10 +189,36 @@ def test_the_best_one_answers(swept, wanted, capsys):
 
 def test_how_scores_scatter():
     assert sweep.scatter([0.5, 0.7, 0.9]) == {
-        "n": 3, "median": 0.7, "mean": pytest.approx(0.7), "std": pytest.approx(0.2),
+        "n": 3, "lost": 0, "median": 0.7, "mean": pytest.approx(0.7),
+        "std": pytest.approx(0.2),
         "min": 0.5, "max": 0.9,
     }  # fmt: skip
     assert sweep.scatter([0.5])["std"] is None
+    found = sweep.scatter([0.5, None])
+    assert found["n"] == found["lost"] == 1 and found["mean"] == 0.5
+    assert sweep.scatter([None])["median"] is None
+
+
+def scored(**values):
+    return {"step": 4, "seed": 0, "lr": 1e-3, **values}
+
+
+def test_sets_have_scores_of_their_own():
+    rows = [
+        scored(valid="v2", f1=0.5, best_f1=0.6),
+        scored(valid="v1", f1=0.7),
+        scored(valid="v2", f1=None, best_f1=0.9) | {"seed": 1},
+        scored(valid="v1", f1=0.8) | {"seed": 1},
+    ]
+    found = sweep.summarise(rows, [(0, 1e-3), (1, 1e-3)], 4, "v2", "f1")
+    told = {(r["valid"], r["metric"]): (r["n"], r["lost"]) for r in found["spread"]}
+    assert told == {
+        ("v2", "best_f1"): (2, 0), ("v2", "f1"): (1, 1), ("v1", "f1"): (2, 0),
+    }  # fmt: skip
+    assert found["best"] == rows[0]
+    assert "1 not finite" in "".join(sweep.describe(found))
+    with pytest.raises(UserError, match="v2's f1 is not finite"):
+        sweep.summarise([rows[2]], [(1, 1e-3)], 4, "v2", "f1")
 
 
 def test_what_is_refused(wanted, tmp_path):

@@ -129,8 +129,8 @@ class Batches:
 
         Draws depend on the example alone: never on batch size, run seed or host. The
         last batch is filled up with copies of its last row, with mlm_weights 0.
-        `example_weights` f32 [b] is 1 for real rows and 0 for copies. There must be a
-        single component.
+        `example_weights` f32 [b] is 0 for copies, and else 1, or what the row has (0
+        where nothing says what is right). There must be a single component.
         """
         ids = self.eval_ids(examples)
         mine = np.arange(batch_size)[slice(None) if rows is None else rows]
@@ -140,7 +140,8 @@ class Batches:
             keys = counter.fold(EVAL_SEED, "eval", example)
             found = Located(np.zeros_like(example), example, keys)
             batch = self._mask(self._gather(found), keys)
-            batch["example_weights"] = real.astype(np.float32)
+            known = batch.get("example_weights", np.float32(1))
+            batch["example_weights"] = real.astype(np.float32) * known
             if "mlm_weights" in batch:
                 batch["mlm_weights"] *= batch["example_weights"][:, None]
             yield batch

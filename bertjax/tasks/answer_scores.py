@@ -53,7 +53,7 @@ def squad_scores(
     Adds `best_exact`, `best_f1` and `best_*_thresh`: predictions count as "" where
     no_answer is above it. Unlike the official script's, the scores can be had with
     these thresholds: questions of equal no_answer change sides together, and where no
-    answer at all is best, the threshold is -inf.
+    answer at all is best, the threshold is just below the least no_answer.
 
     >>> squad_scores({"a": "the cat"}, {"a": ["Cat", "A black cat"]})
     {'exact': 100.0, 'f1': 100.0}
@@ -112,7 +112,7 @@ def _best_threshold(
     totals = np.append(0.0, gain[last])
     at = int(np.argmax(totals))
     best = 100 * float(empty.sum() + totals[at]) / len(score)
-    return best, float(np.append(-np.inf, doubt[last])[at])
+    return best, float(np.append(np.nextafter(doubt[0], -np.inf), doubt[last])[at])
 
 
 # ------------------------------------------------------------------ CMRC 2018

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.tasks.answer_scores import squad_scores
 from bertjax.tasks.squad import Questions, Windows
 
 TOP, LONGEST = 20, 30
@@ -131,9 +130,3 @@ def texts(
         name: "" if threshold is not None and a.doubt > threshold else a.text
         for name, a in answers.items()
     }
-
-
-def tune_threshold(answers: Mapping[str, Answer], asked: Questions) -> float:
-    """Return the threshold with the best F1 on these questions: take a dev set's."""
-    doubts = {name: a.doubt for name, a in answers.items()}
-    return squad_scores(texts(answers), asked.golds, doubts)["best_f1_thresh"]

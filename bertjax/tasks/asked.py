@@ -6,7 +6,8 @@ have no answers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -63,20 +64,28 @@ def parse_one(text: str, name: str) -> Questions:
     first = text.lstrip().partition("\n")[0]
     if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
         return parse_squad(text, name)
-    found = Questions()
-    for i, row in enumerate(tables.parse_rows(text, "json", name, COLUMNS)):
+    found = Questions(source=name)
+    rows = [*tables.parse_rows(text, "json", name, COLUMNS)]
+    given = {str(row.cells["id"]) for row in rows if "id" in row.cells}
+    free = (own for own in map(str, count()) if own not in given)
+    for i, row in enumerate(rows):
         asked, context = (row.cells[column] for column in COLUMNS.values())
         if not isinstance(asked, str) or not isinstance(context, str):
             raise UserError(f"{row.place}: question and context are to be texts")
         found.contexts.append(context)
-        own = str(row.cells.get("id", i))
+        own = str(row.cells["id"]) if "id" in row.cells else next(free)
         found.questions.append(Question(own, asked, i, (), None))
+        found.unlabelled.append(row.place)
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class Asked(Rows):
-    """Questions; laid out, their windows (squad.Windows)."""
+    """Questions; laid out, their windows (squad.Windows).
+
+    threshold: `answers` says "" of those that doubt more; None: there is an answer.
+    layouts: the windows by length, which all that came of one object share.
+    """
 
     form: Form
     asked: Questions
@@ -84,7 +93,14 @@ class Asked(Rows):
     counts: np.ndarray
     windows: Windows | None = None
     length: int = 0
+    threshold: float | None = None
+    layouts: dict[int, Windows] = field(default_factory=dict, repr=False)
     labels = None
+
+    @property
+    def some_lack(self) -> bool:
+        """True where some questions have no answer."""
+        return not all(self.asked.golds.values())
 
     @property
     def n(self) -> int:
@@ -96,9 +112,11 @@ class Asked(Rows):
         return [np.frombuffer(told, np.uint8)]
 
     def plan(self, length: int) -> "Asked":
-        separators = self.form.separators
-        made = featurize(self.asked, self.tokenizer, length, separators=separators)
-        return replace(self, windows=made, length=length)
+        if length not in self.layouts:
+            self.layouts[length] = featurize(
+                self.asked, self.tokenizer, length, separators=self.form.separators
+            )
+        return replace(self, windows=self.layouts[length], length=length)
 
     def lengths(self) -> np.ndarray:
         return np.diff(self.windows.offsets)
@@ -138,8 +156,11 @@ class Asked(Rows):
 
     @property
     def scores(self) -> tuple[str, ...]:
-        some_lack = not all(self.asked.golds.values())
-        return self.form.metrics + ("best_exact", "best_f1") * some_lack
+        return self.form.metrics + ("best_exact", "best_f1") * self.some_lack
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return super().facts | ({"threshold": 0.0} if self.some_lack else {})
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Score answers: from 0 to 1, but the threshold.
@@ -165,8 +186,10 @@ class Asked(Rows):
 
     def answers(self, outputs: Outputs, read: Sequence[Questions]) -> Iterator[Any]:
         """Yield {"id", "answer", "score", "null_score"} of each question."""
-        for name, one in self.found(outputs, np.arange(self.n)).items():
-            told = {"answer": one.text, "score": one.score}
+        found = self.found(outputs, np.arange(self.n))
+        said = texts(found, self.threshold)
+        for name, one in found.items():
+            told = {"answer": said[name], "score": one.score}
             yield {"id": name, **told, "null_score": one.null_score}
 
 
@@ -177,9 +200,12 @@ def make_asked(
     labelled: bool,
     say: Callable[[str], None] = lambda text: None,
 ) -> Asked:
-    """Put the questions of several files together. Raises UserError for an id that is
-    in two of them."""
-    whole = Questions()
+    """Put the questions of several files together.
+
+    Raises UserError, naming the file, for an id that is there twice and, where answers
+    are wanted, for questions of which none is said and for a set without any.
+    """
+    whole = Questions(source=some([one.source for one in read]))
     seen: set[str] = set()
     for one in read:
         first = len(whole.contexts)
@@ -187,12 +213,18 @@ def make_asked(
         whole.questions += [
             q._replace(context=first + q.context) for q in one.questions
         ]
+        whole.unlabelled += one.unlabelled
     for question in whole.questions:
         if question.id in seen:
-            raise UserError(f"two questions have the id {question.id!r}")
+            raise UserError(f"{whole.source}: the id {question.id!r} is there twice")
         seen.add(question.id)
+    if labelled and whole.unlabelled:
+        raise UserError(
+            f"{some(whole.unlabelled)}: no 'answers', in {len(whole.unlabelled):,} of "
+            f"{len(whole.questions):,} questions; where there is none it is []"
+        )
     if labelled and not any(q.span for q in whole.questions):
-        raise UserError("no question has an answer that its context holds")
+        raise UserError(f"{whole.source}: no question's answer is in its context")
     size, counts = tokenizer.vocab_size, np.zeros(tokenizer.vocab_size, np.int64)
     asking = [question.text for question in whole.questions]
     for found in tokenizer.encode_batch([*whole.contexts, *asking]):

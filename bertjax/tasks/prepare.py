@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From config values to a tokenizer and the labelled rows of each source."""
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -307,12 +309,13 @@ def with_labels(objective: str, labels: Sequence[str] | None) -> str:
 def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint keeps of a task: {"task": {"labels": [...]}}.
 
-    Of what makes vectors also "sentences", how (interop/sentences.py).
+    Of what makes vectors also "sentences", how (interop/sentences.py). A task whose
+    training questions do not all have answers has "threshold", 0.
     """
-    forms = [p.form for p in parts.values() if isinstance(p, Rows)]
-    if not forms:
+    rows = [part.facts for part in parts.values() if isinstance(part, Rows)]
+    if not rows:
         return {}
-    told = {"task": {"labels": list(forms[0].labels)}}
+    told = {"task": functools.reduce(operator.or_, rows)}
     if config.objective == "retrieve":
         task = config.task
         how = {"pooling": task.pooling, "normalize": task.normalize}

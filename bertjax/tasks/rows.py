@@ -117,6 +117,11 @@ class Rows:
         return self
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the training rows, for those who open it."""
+        return {"labels": list(self.form.labels)}
+
+    @property
     def scores(self) -> tuple[str, ...]:
         """What `score` computes, the first of them what counts: the form's metrics."""
         return self.form.metrics

@@ -43,12 +43,16 @@ class Questions:
 
     moved, lost: one line for each answer that the context holds elsewhere than the file
     says (the nearest place is taken), or nowhere (for scoring it still counts).
+    unlabelled: places of questions of which the file does not say whether there is an
+    answer. source: what messages call the file.
     """
 
     contexts: list[str] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    unlabelled: list[str] = field(default_factory=list)
+    source: str = ""
 
     @property
     def golds(self) -> dict[str, tuple[str, ...]]:
@@ -59,8 +63,8 @@ class Questions:
 def read_squad(path: str) -> Questions:
     """Read a file of SQuAD 1.1 or 2.0, or one of that form such as CMRC's; .gz too.
 
-    A question without `answers`, as in a test set, has none. Raises UserError, naming
-    the file and the place in it, for what is no such file.
+    A question without `answers`, as in a test set, has none, and is `unlabelled`.
+    Raises UserError, naming the file and the place in it, for what is no such file.
     """
     return parse_squad(read_text(path), path)
 
@@ -71,7 +75,7 @@ def parse_squad(text: str, path: str) -> Questions:
         data = json.loads(text)
     except json.JSONDecodeError as e:
         raise UserError(f"{path}:{e.lineno}: no JSON ({e.msg})") from None
-    found = Questions()
+    found = Questions(source=path)
     seen: set[str] = set()
     for paragraph, at in _paragraphs(data, path):
         context = _get(paragraph, "context", str, at)
@@ -82,6 +86,8 @@ def parse_squad(text: str, path: str) -> Questions:
                 raise UserError(f"{place}: the id {name!r} is there twice")
             seen.add(name)
             golds, spans = [], []
+            if "answers" not in qa and not qa.get("is_impossible"):
+                found.unlabelled.append(place)
             for answer, where in _each(qa, "answers", place, ()):
                 golds.append(_get(answer, "text", str, where))
                 start = _get(answer, "answer_start", int, where)

@@ -8,7 +8,7 @@ opens its workdir come to the same answer, whenever it was killed. No jax.
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import registry
@@ -41,18 +41,19 @@ def falls(metric: str) -> bool:
     return bool(FALLING.search(metric.rpartition("/")[2]))
 
 
-def choose(asked: str, sets: Sequence[str], metrics: Sequence[str]) -> str:
+def choose(asked: str, metrics: Mapping[str, Sequence[str]]) -> str:
     """Return the whole name of the score that config.eval.best asks for.
 
     asked: "eval/SET/METRIC", or a metric of the first set; auto, or nothing, is its
-    first metric. sets, metrics: what evaluations have. Raises UserError.
+    first metric. metrics: those of each set. Raises UserError.
 
-    >>> choose("f1", ["dev"], ["accuracy", "f1"]), choose("auto", ["dev"], ["accuracy"])
+    >>> choose("f1", {"dev": ["accuracy", "f1"]}), choose("auto", {"dev": ["accuracy"]})
     ('eval/dev/f1', 'eval/dev/accuracy')
     """
-    name = metrics[0] if asked in ("", AUTO) else asked
-    name = name if "/" in name else f"eval/{sets[0]}/{name}"
-    known = [f"eval/{each}/{metric}" for each in sets for metric in metrics]
+    first = next(iter(metrics))
+    name = metrics[first][0] if asked in ("", AUTO) else asked
+    name = name if "/" in name else f"eval/{first}/{name}"
+    known = [f"eval/{each}/{one}" for each, names in metrics.items() for one in names]
     return registry.pick("eval.best", name, {k: k for k in known})
 
 

@@ -6,11 +6,12 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,16 @@ def read_json(path: Any) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Put None where a number is not finite, for which JSON has no word.
+
+    >>> finite({"loss": float("nan"), "step": 2})
+    {'loss': None, 'step': 2}
+    """
+    odd = {k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
+    return {k: None if k in odd else v for k, v in row.items()}
 
 
 def versions() -> dict[str, str]:

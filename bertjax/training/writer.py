@@ -8,7 +8,6 @@ A writer is a class with write(row), flush() and close(); a dotted name such as
 import importlib
 import importlib.util
 import json
-import math
 import os
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from bertjax import UserError, registry
-from bertjax.training.workdir import is_remote, rows_up_to
+from bertjax.training.workdir import finite, is_remote, rows_up_to
 
 Row = dict[str, Any]
 
@@ -61,12 +60,7 @@ class JsonlWriter:
             self.file = self.path.open("a")
 
     def write(self, row: Row) -> None:
-        # JSON has no word for what is not finite.
-        known = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in row.items()
-        }
-        line = json.dumps(known) + "\n"
+        line = json.dumps(finite(row)) + "\n"
         if self.remote:
             self.lines.append(line)
         else:

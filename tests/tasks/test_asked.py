@@ -2,6 +2,7 @@
 """Questions from a file to rows, and from logits to scores and answers."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -99,8 +100,47 @@ def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
     read = read_questions(f"{tmp_path}/moved.json", "data.train", {}, said.append)
     assert "1 answers stand elsewhere" in said[0] and "moved.json" in said[0]
     more = read_questions(f"{tmp_path}/again.json", "data.train", {}, said.append)
-    with pytest.raises(UserError, match="two questions have the id 'a'"):
+    with pytest.raises(UserError, match=r"again.json: the id 'a' is there twice"):
         make_asked([*read, *more], FORM, tokenizer, True)
-    with pytest.raises(UserError, match="no question has an answer"):
+    with pytest.raises(UserError, match="f: no question's answer is in its context"):
         make_asked([parse_one(squad(("a", None)), "f")], FORM, tokenizer, True)
     assert KINDS["span"].make is make_asked
+
+
+def test_the_ids_of_lines_are_free_ones():
+    lines = '{"question": "a?", "context": "b", "id": 1}\n' + (
+        '{"question": "a?", "context": "b"}\n' * 2
+    )
+    assert [q.id for q in parse_one(lines, "-").questions] == ["1", "0", "2"]
+
+
+def test_questions_of_which_no_answer_is_said(tokenizer):
+    """As in a test set: fine for predictions, nothing to learn or to score."""
+    whole = json.loads(squad(("a", "reads"), ("b", "a file")))
+    del whole["data"][0]["paragraphs"][0]["qas"][1]["answers"]
+    read = [parse_one(json.dumps(whole), "f.json")]
+    with pytest.raises(UserError, match=r"f.json: .*qas\[1\]: no 'answers', in 1 of 2"):
+        make_asked(read, FORM, tokenizer, True)
+    assert make_asked(read, FORM, tokenizer, False).plan(96).n == 2
+
+
+def test_a_layout_is_made_once(tokenizer):
+    read = [parse_one(squad(("a", "reads")), "f")]
+    rows = make_asked(read, FORM, tokenizer, True)
+    assert rows.plan(96).windows is rows.plan(96).windows
+    assert rows.plan(96).windows is not rows.plan(76).windows
+
+
+def test_predictions_say_nothing_where_the_doubt_is_great(tokenizer):
+    read = [parse_one(squad(("a", "reads"), ("b", None)), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    said = gold_logits(rows, 96)
+
+    def answers(threshold):
+        told = replace(rows, threshold=threshold).answers(said, read)
+        return [one["answer"] for one in told]
+
+    assert rows.facts["threshold"] == 0
+    assert answers(0.0) == ["reads", ""]
+    assert answers(-100.0) == ["", ""]
+    assert answers(None)[0] == "reads" and answers(None)[1]

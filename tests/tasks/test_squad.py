@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from bertjax import UserError
 from bertjax.data.vocab.tokenizers import load_tokenizer, train_tokenizer
 from bertjax.tasks import squad
-from bertjax.tasks.answers import find_answers, texts, tune_threshold
+from bertjax.tasks.answer_scores import squad_scores
+from bertjax.tasks.answers import find_answers, texts
 from bertjax.tasks.squad import Questions, featurize, read_squad
 
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefgh"), ".", "中"]
@@ -275,7 +276,9 @@ def test_the_threshold_is_tuned(letters):
     answers = find_answers(start, end, found, asked)
     assert [a.doubt for a in answers.values()] == [-5, 0, -1]
     assert texts(answers) == {"0": "a", "1": "a", "2": "b"}
-    threshold = tune_threshold(answers, asked)
+    doubts = {name: a.doubt for name, a in answers.items()}
+    scores = squad_scores(texts(answers), asked.golds, doubts)
+    threshold = scores["best_f1_thresh"]
     assert threshold == -1
     assert texts(answers, threshold) == {"0": "a", "1": "", "2": "b"}
     with pytest.raises(ValueError, match="3 rows"):

@@ -113,7 +113,7 @@ def test_answers_of_version_2():
     assert found["NoAns_exact"] == found["NoAns_f1"] == 50
     assert found["best_f1"] == pytest.approx((third + 200) / 4)
     assert found["best_f1_thresh"] == 0.1
-    assert found["best_exact"] == 50 and found["best_exact_thresh"] == -math.inf
+    assert found["best_exact"] == 50 and found["best_exact_thresh"] < 0.1
     # "the" alone normalises to nothing: there is no answer.
     assert squad_scores({"d": ""}, {"d": ["the"], "b": []})["HasAns_exact"] == 100
 
@@ -121,7 +121,7 @@ def test_answers_of_version_2():
 def test_equal_doubts_change_sides_together():
     golds = {"a": ["x"], "b": []}
     found = squad_scores({"a": "x", "b": "x"}, golds, {"a": 0.5, "b": 0.5})
-    assert found["best_exact"] == 50 and found["best_exact_thresh"] == -math.inf
+    assert found["best_exact"] == 50 and 0.49 < found["best_exact_thresh"] < 0.5
 
 
 def test_answers_in_chinese():
