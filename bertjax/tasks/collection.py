@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.text import files
 from bertjax.data.text.sources import split_sources
 from bertjax.tasks import tables
@@ -212,9 +212,14 @@ def _read_pairs(
     found = Collection()
     repeated: list[str] = []
     given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
-    for row in tables.read_rows(entry, key, wanted, say):
+    rows, negatives = tables.read_rows(entry, key, wanted, say), columns[NEGATIVES]
+    asked = key == "data.train" and negatives != COLUMNS[NEGATIVES]
+    if asked and not any(negatives in row.cells for row in rows):
+        known = [*rows[0].cells]
+        raise UserError(f"{entry}: {registry.unknown(NEGATIVES, negatives, known)}")
+    for row in rows:
         told = [row.cells[column] for column in wanted.values()]
-        others = row.cells.get(columns[NEGATIVES]) or []
+        others = row.cells.get(negatives) or []
         others = [others] if isinstance(others, str) else others
         if not _are_texts(told) or not _are_texts(others):
             what = ", ".join(columns.values())

@@ -218,6 +218,18 @@ def test_given_negatives_change_with_the_epoch(tokenizer, tmp_path):
     assert {*numbers[:, 0]} == {0} and {*numbers[:, 1]} == {*range(1, 21)}
 
 
+def test_a_column_of_negatives_that_is_named_is_there(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("query\tpositive\thard\nx\ty\tz\n")
+    columns = {**COLUMNS, "task.label": "hardd"}
+    with pytest.raises(UserError, match=r"pairs\.tsv: task\.label='hardd'.*'hard'"):
+        read_collections(str(file), "data.train", columns, print)
+    assert read_collections(str(file), "data.valid", columns, print)
+    columns["task.label"] = "hard"
+    (found,) = read_collections(str(file), "data.train", columns, print)
+    assert found.grades == [{0: 1, 1: 0}]
+
+
 def test_all_texts_are_searched(tokenizer, tmp_path):
     """The right vectors find all: each text once, in few rows."""
     made = make_pairs(read(write(tmp_path))[0], FORM, tokenizer, True)
