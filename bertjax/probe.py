@@ -24,7 +24,6 @@ from bertjax.tasks import metrics, tables
 from bertjax.tasks import prepare as tasks
 from bertjax.tasks.texts import Form, Texts, make_texts, read_labels
 
-METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 PROBE_ROWS = 128  # rows of an update
 
 
@@ -89,7 +88,7 @@ def check(args: flags.FlagValues) -> None:
     for kind in args.probes:
         registry.pick("--probes", kind, PROBES)
     registry.pick("--pooling", args.pooling, POOLINGS)
-    registry.pick("--metric", args.metric, dict.fromkeys(METRICS))
+    registry.pick("--metric", args.metric, metrics.OF_CLASSES)
     if not args.probes:
         raise UserError("--probes is empty: linear, mlp, or both")
     for name in ("out", "png"):
@@ -124,7 +123,7 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
         [mdl.control_labels(types, known, args.seed, s) for s in range(args.seeds)]
     )
     settings = probes.Settings(args.steps, PROBE_ROWS, args.lr, args.weight_decay)
-    metric = metrics.METRICS[args.metric]
+    metric = metrics.OF_CLASSES[args.metric]
 
     def read(params: Any) -> layers.Data:
         reader = features.make_reader(cfg, params, features.POOLINGS[args.pooling])

@@ -134,14 +134,15 @@ def _check(predicted: np.ndarray, gold: np.ndarray) -> None:
         raise ValueError(f"shapes {predicted.shape} and {gold.shape} differ")
 
 
-METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+Metric = Callable[[np.ndarray, np.ndarray], float]
+OF_CLASSES: dict[str, Metric] = {
     "accuracy": accuracy,
     "f1": f1,
     "macro_f1": macro_f1,
     "matthews": matthews,
-    "pearson": pearson,
-    "spearman": spearman,
 }
+OF_NUMBERS: dict[str, Metric] = {"pearson": pearson, "spearman": spearman}
+METRICS = OF_CLASSES | OF_NUMBERS
 
 
 # ------------------------------------------------------------------ entities

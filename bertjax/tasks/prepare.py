@@ -36,8 +36,9 @@ class Kind(NamedTuple):
     read(value, key, columns, say) -> examples of files; parse(text, name, columns, say)
     -> those of standard input. find(examples, form) -> the form, with its labels.
     make(examples, form, tokenizer, labelled, say) -> rows. metrics: their names;
-    default: those that count where nothing else is said. locate(entry, key) -> the file
-    that an entry of a source names.
+    default: those that count where nothing else is said. unused: keys of config.task
+    that say nothing, and the only value that they may have beside "". locate(entry,
+    key) -> the file that an entry of a source names.
     """
 
     read: Callable[..., Sequence[Any]]
@@ -46,20 +47,28 @@ class Kind(NamedTuple):
     make: Callable[..., Rows]
     metrics: Sequence[str]
     default: tuple[str, ...]
+    unused: Mapping[str, str]
     locate: Callable[[str, str], str] = lambda entry, key: entry
 
 
 TABLE = tables.read_rows, tables.parse_text
+SQUAD = {"text": "question", "text_pair": "context", "label": "answers"}
 KINDS = {
     "classify": Kind(
-        *TABLE, texts.find_labels, texts.make_texts, [*metrics.METRICS], ("accuracy",)
+        *TABLE,
+        texts.find_labels,
+        texts.make_texts,
+        [*metrics.OF_CLASSES],
+        ("accuracy",),
+        {"choices": ""},
     ),
     "regress": Kind(
         *TABLE,
         lambda rows, form: form,
         texts.make_texts,
-        [*metrics.METRICS],
+        [*metrics.OF_NUMBERS],
         ("pearson", "spearman"),
+        {"labels": "", "choices": ""},
     ),
     "tag": Kind(
         tagged.read_sentences,
@@ -68,6 +77,7 @@ KINDS = {
         tags.make_tags,
         tags.METRICS,
         tags.METRICS,
+        {"text_pair": "", "choices": ""},
     ),
     "span": Kind(
         asked.read_questions,
@@ -76,6 +86,7 @@ KINDS = {
         asked.make_asked,
         asked.METRICS,
         ("exact", "f1"),
+        {**SQUAD, "labels": "", "choices": ""},
     ),
     "retrieve": Kind(
         collection.read_collections,
@@ -84,6 +95,7 @@ KINDS = {
         retrieval.make_pairs,
         [*search.MEASURES],
         (*search.MEASURES,),
+        {"labels": "", "choices": ""},
         collection.locate,
     ),
     "choose": Kind(
@@ -92,6 +104,7 @@ KINDS = {
         choices.make_choices,
         ("accuracy",),
         ("accuracy",),
+        {},
     ),
 }
 POOLINGS = dict.fromkeys(("mean", "cls"))
@@ -132,11 +145,14 @@ def check(config: ConfigDict) -> Tokenizer:
         raise UserError("task.text is empty: the column of the text")
     if not task.label:
         raise UserError("task.label is empty: the column of the label")
-    if bool(task.choices) != (config.objective == "choose"):
+    for key, only in kind.unused.items():
+        if task[key] not in ("", only):
+            told = f"says nothing to objective={config.objective}"
+            told += f", where it is {only!r}" if only else ""
+            raise UserError(f"task.{key}={task[key]} {told}")
+    if config.objective == "choose" and not task.choices:
         raise UserError(
-            f"task.choices={task.choices} says nothing to objective={config.objective}"
-            if task.choices
-            else "task.choices is empty: the columns of the choices, or of their list"
+            "task.choices is empty: the columns of the choices, or of their list"
         )
     if not data.vocab:
         raise UserError(
@@ -199,7 +215,7 @@ def tell(
     """
     config.objective = objective
     config.data.length = min(384, longest) if objective == "span" else longest
-    names = {"tag": ("1", "", "-1"), "span": ("question", "context", "answers")}
+    names = {"tag": ("1", "", "-1"), "span": (*SQUAD.values(),)}
     columns = names.get(objective, ("text", "", "label"))
     config.task.choices = "choices" if objective == "choose" else ""
     config.task.text, config.task.text_pair, config.task.label = columns

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kinds of tasks know, and which keys say nothing to them."""
+
+import pytest
+
+from bertjax import UserError
+from bertjax import config as c
+from bertjax.tasks.prepare import check
+
+TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "said"),
+    [
+        (
+            ("finetune/classify.py:task=mrpc", "objective=regress"),
+            (),
+            "task.labels=not_equivalent,equivalent says nothing to objective=regress",
+        ),
+        ((*TEXTS, "objective=regress"), ("task.metrics=f1",), "task.metrics"),
+        (TEXTS, ("task.metrics=pearson",), "task.metrics"),
+        (TEXTS, ("task.choices=c",), "task.choices=c says nothing"),
+        (
+            ("finetune/tag.py",),
+            ("task.text_pair=2",),
+            "task.text_pair=2 says nothing to objective=tag",
+        ),
+        (
+            ("finetune/qa.py",),
+            ("task.text=query",),
+            "task.text=query says nothing to objective=span, where it is 'question'",
+        ),
+        (("finetune/qa.py",), ("task.labels=a,b",), "task.labels=a,b says nothing"),
+        (("finetune/retrieve.py",), ("task.labels=a,b",), "task.labels=a,b says"),
+        (("finetune/choose.py", *TEXTS[1:]), (), "task.choices is empty"),
+    ],
+)
+def test_what_says_nothing_is_refused(config, given, said):
+    file, *more = config
+    more = [f"--config.{key}" for key in (*more, *given, "data.vocab=none")]
+    with pytest.raises(UserError) as e:
+        check(c.parse([f"--config={file}", *more]).config)
+    assert said in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["tag", "qa", "retrieve"])
+def test_the_configs_pass(name):
+    with pytest.raises(UserError, match="data.vocab=x: no such file"):
+        check(c.parse([f"--config=finetune/{name}.py", "--config.data.vocab=x"]).config)
