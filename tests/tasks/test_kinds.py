@@ -46,5 +46,5 @@ def test_what_says_nothing_is_refused(config, given, said):
 
 @pytest.mark.parametrize("name", ["tag", "qa", "retrieve"])
 def test_the_configs_pass(name):
-    with pytest.raises(UserError, match="data.vocab=x: no such file"):
+    with pytest.raises(UserError, match=r"data\.vocab=x: no such file"):
         check(c.parse([f"--config=finetune/{name}.py", "--config.data.vocab=x"]).config)
