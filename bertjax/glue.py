@@ -7,8 +7,8 @@
 The text comes from the folders that gluebenchmark.com's files unpack to (such as
 GLUE_DIR/CoLA/train.tsv), or from TensorFlow Datasets on this machine; what is not found
 is said. Each task is a sweep (bertjax.sweep) in DIR/TASK. DIR then holds glue.json,
-glue.md and, where test files are, submission/*.tsv as the site takes them. Repeat to
-resume.
+glue.md and, where test files are, submission/*.tsv as the site takes them. A task that
+fails is said and the others go on; the exit status is then 2. Repeat to resume.
 """
 
 import json
@@ -19,11 +19,11 @@ from typing import Any
 
 from absl import flags
 
-from bertjax import UserError, registry, sweep
+from bertjax import UserError, disk, registry, sweep
 from bertjax import config as c
 from bertjax.predict import answer, open_finetuned
 from bertjax.tasks.catalog import TASKS, Files, Task
-from bertjax.tasks.tables import read_rows
+from bertjax.tasks.tables import read_rows, read_text
 from bertjax.training.signals import Stopped, StopSignal
 
 GLUE = {name: task for name, task in TASKS.items() if task.files is not None}
@@ -49,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"--data={args.data} is no directory")
     path = Path(args.workdir).expanduser()
     asked = c.config_arguments(argv)
-    rows, lacking = [], {}
+    rows: list[dict[str, Any]] = []
+    lacking: dict[str, str] = {}
+    failed: dict[str, str] = {}
     for name in args.tasks:
         task = GLUE[name]
         try:
@@ -59,35 +61,68 @@ def main(argv: Sequence[str]) -> int:
             c.say(f"{name}: not found: {e}")
             continue
         c.say(f"{name}:")
-        given = [*asked, f"--config.task.name={name}", *there]
         own = path / name
         try:
+            given = [*asked, f"--config.task.name={name}"]
+            given += arguments(task, there, path / "text")
             found = sweep.run(given, args.seeds, args.lrs, args.at_once, own, stop)
+            rows += table(name, task, found)
+            if folder:
+                hand_in(task, folder / task.files.folder, path, own)
         except Stopped as e:
             return e.status
-        rows += table(name, task, found)
-        if folder:
-            hand_in(task, folder / task.files.folder, path, own)
+        except UserError as e:
+            failed[name] = str(e)
+            c.say(f"{name}: failed: {e}")
+    told = [f"{name}: {why}" for name, why in (lacking | failed).items()]
     if not rows:
-        raise UserError("no task was found: " + "; ".join(lacking.values()))
-    results = {"tasks": rows, "not_found": lacking, "average": average(rows)}
-    (path / "glue.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        what = "came to its end" if failed else "was found"
+        raise UserError(f"no task {what}: {'; '.join(told)}")
+    results = {"tasks": rows, "not_found": lacking, "failed": failed}
+    results["average"] = average(rows)
     lines = [*markdown(results)]
-    (path / "glue.md").write_text("\n".join(lines) + "\n", "utf-8")
+    for file, text in (
+        ("glue.json", json.dumps(results, indent=1)),
+        ("glue.md", "\n".join(lines)),
+    ):
+        write(path / file, text, path)
     print(json.dumps(results) if args.json else "\n".join(lines))
+    if failed:
+        raise UserError(f"--tasks: {', '.join(failed)} failed, as said above")
     return 0
 
 
-def find(task: Task, folder: Path | None) -> list[str]:
-    """Return the arguments that name a task's text. UserError where it is not."""
+def write(out: Path, text: str, path: Path) -> None:
+    """Write a file of the workdir, whole or not at all. Raises UserError."""
+    disk.write_whole(out, f"{text}\n".encode(), f"--workdir={path}: {out}")
+
+
+def find(task: Task, folder: Path | None) -> dict[str, Path]:
+    """Return a task's files: {name of the validation set, "" of training: file}.
+
+    Raises UserError where there are none. Without a folder they are TensorFlow
+    Datasets', {}.
+    """
     if folder is None:
         from bertjax.data.text.datasets import open_split
 
         open_split(task.train, {task.label: "task.label"})
+        return {}
+    files = {"": "train.tsv", **task.files.valid}
+    own = folder / task.files.folder
+    return {name: table_file(own, file) for name, file in files.items()}
+
+
+def arguments(task: Task, there: Mapping[str, Path], copies: Path) -> list[str]:
+    """Return the arguments that name a task's text, as `find` found it.
+
+    copies: the folder of those that `even` makes. Raises UserError.
+    """
+    if not there:
         return []
     named = task.files
-    train = table_file(folder / named.folder, "train.tsv")
-    valid = {k: table_file(folder / named.folder, v) for k, v in named.valid.items()}
+    valid = {k: even(file, copies / named.folder) for k, file in there.items()}
+    train = valid.pop("")
     only = len(valid) == 1
     told = ",".join(f"{v}" if only else f"{k}={v}" for k, v in valid.items())
     keys = {"data.train": train, "data.valid": told} | task_keys(named, named.columns)
@@ -102,6 +137,23 @@ def table_file(folder: Path, name: str) -> Path:
     raise UserError(f"{folder / name} is not there")
 
 
+def even(file: Path, copies: Path) -> Path:
+    """Return a table whose rows have as many cells as its first: the file, or a copy.
+
+    The copy, in the folder `copies`, lacks the others, of which QQP's files have some:
+    fairseq's preprocess_GLUE_tasks.sh leaves them out too. Says how many.
+    """
+    lines = read_text(str(file)).split("\n")
+    kept = [line for line in lines if line.count("\t") == lines[0].count("\t")]
+    lost = sum(map(bool, map(str.strip, lines))) - len(kept)
+    if lost <= 0 or len(kept) < 2:
+        return file
+    c.say(f"{file}: {lost:,} rows have more or fewer cells, and are left out")
+    out = copies / file.name.removesuffix(".gz")
+    disk.write_whole(out, ("\n".join(kept) + "\n").encode(), f"{out}")
+    return out
+
+
 def task_keys(named: Files, columns: Sequence[str]) -> dict[str, str]:
     """Return the keys of config.task in which files differ from the task's own."""
     keys = dict(zip(("task.text", "task.text_pair"), columns, strict=False))
@@ -112,9 +164,11 @@ def task_keys(named: Files, columns: Sequence[str]) -> dict[str, str]:
 def table(name: str, task: Task, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for every validation set and metric of a task.
 
-    Of the rates the one whose median of the first metric is highest.
+    Of the rates the one whose median of the first metric is highest, on the set that
+    chose the run that is kept.
     """
-    first = [r for r in found["spread"] if r["metric"] == task.metrics[0]]
+    of = found["best"]["valid"], task.metrics[0]
+    first = [r for r in found["spread"] if (r["valid"], r["metric"]) == of]
     rate = max(first, key=lambda row: row["median"])["lr"]
     return [
         {"task": name, **row}
@@ -150,6 +204,8 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"Mean of {len(names)} tasks' medians: {100 * results['average']:.2f}"
     for name, why in results["not_found"].items():
         yield f"Not found: {name} ({why})"
+    for name, why in results["failed"].items():
+        yield f"Failed: {name} ({why})"
 
 
 def hand_in(task: Task, folder: Path, path: Path, model: Path) -> None:
@@ -170,8 +226,7 @@ def hand_in(task: Task, folder: Path, path: Path, model: Path) -> None:
             said = one["label"] if "label" in one else f"{one['value']:.3f}"
             lines.append(f"{i}\t{said}")
         out = path / "submission" / named.submit[name]
-        out.parent.mkdir(exist_ok=True)
-        out.write_text("\n".join(lines) + "\n", "utf-8")
+        write(out, "\n".join(lines), path)
         c.say(f"wrote {out}")
 
 

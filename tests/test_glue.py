@@ -45,7 +45,8 @@ def folder(tmp_path):
     ],
 )
 def test_files_are_read_as_the_benchmark_has_them(folder, name, cells, sets):
-    told = glue.find(glue.GLUE[name], folder)
+    task = glue.GLUE[name]
+    told = glue.arguments(task, glue.find(task, folder), folder / "copies")
     args = ["--config=finetune/classify.py", f"--config.task.name={name}", *told]
     made = config.parse(args).config
     form = make_form(made)
@@ -65,21 +66,66 @@ def test_what_is_not_there(folder, tmp_path):
 
 
 def test_the_table():
-    def spread(metric, rate, median):
-        one = {"valid": "valid", "lr": rate, "metric": metric, "n": 5, "std": 0.01}
+    def spread(metric, rate, median, valid="valid"):
+        one = {"valid": valid, "lr": rate, "metric": metric, "n": 5, "std": 0.01}
         return {**one, "median": median, "min": 0.1, "max": 0.9}
 
     found = [spread("f1", 1e-5, 0.9), spread("accuracy", 1e-5, 0.6)]
     found += [spread("f1", 3e-5, 0.7), spread("accuracy", 3e-5, 0.8)]
-    rows = glue.table("mrpc", glue.GLUE["mrpc"], {"spread": found})
+    best = {"valid": "valid"}
+    rows = glue.table("mrpc", glue.GLUE["mrpc"], {"spread": found, "best": best})
     assert [(r["metric"], r["lr"]) for r in rows] == [("f1", 3e-5), ("accuracy", 3e-5)]
     rows += [{**spread("matthews", 1e-5, 0.5), "task": "cola"}]
     rows += [{**spread("accuracy", 1e-5, 0.0), "task": "wnli"}]
     assert glue.average(rows) == pytest.approx((0.75 + 0.5) / 2)
     told = {"tasks": rows, "average": glue.average(rows), "not_found": {"qqp": "why"}}
+    told |= {"failed": {"rte": "for this"}}
     lines = "\n".join(glue.markdown(told))
     assert "| mrpc | valid | accuracy | 3e-05 | 5 | 80.00 | 1.00 |" in lines
     assert "Mean of 2 tasks' medians: 62.50" in lines and "qqp (why)" in lines
+    assert "Failed: rte (for this)" in lines
+    found = [spread("accuracy", 1e-5, 0.8, "m"), spread("accuracy", 3e-5, 0.7, "m")]
+    found += [spread("accuracy", 1e-5, 0.6, "mm"), spread("accuracy", 3e-5, 0.9, "mm")]
+    told = {"spread": found, "best": {"valid": "m"}}
+    assert {r["lr"] for r in glue.table("mnli", glue.GLUE["mnli"], told)} == {1e-5}
+
+
+def test_rows_of_other_widths_are_left_out_of_a_copy(folder, tmp_path, capsys):
+    file = folder / "RTE" / "train.tsv"
+    file.parent.mkdir()
+    rows = ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"]
+    file.write_text("\n".join(rows) + "\n")
+    assert glue.even(file, tmp_path / "copies") == file
+    file.write_text("\n".join([rows[0], "1\tno label", rows[1], "", "2\t\t\t\t"]))
+    made = glue.even(file, tmp_path / "copies")
+    assert made.read_text().splitlines() == rows
+    assert "2 rows have more or fewer cells" in capsys.readouterr().err
+
+
+def test_a_task_that_fails_does_not_end_the_others(
+    folder, tmp_path, monkeypatch, capsys
+):
+    def run(given, seeds, lrs, at_once, path, stop):
+        if path.name == "mnli":
+            raise UserError("train.tsv:3: is wrong")
+        row = {"valid": "valid", "metric": "matthews", "lr": 1e-5, "n": 1, "std": None}
+        row |= {"median": 0.5, "min": 0.5, "max": 0.5}
+        return {"spread": [row], "best": row}
+
+    monkeypatch.setattr(glue.sweep, "run", run)
+    monkeypatch.setattr(glue, "hand_in", lambda *told: None)
+    monkeypatch.setattr(glue.StopSignal, "install", lambda self: None)
+    given = ["--config=finetune/classify.py", f"--data={folder}", "--json"]
+    given += [f"--workdir={tmp_path / 'w'}", "--tasks=mnli,cola,rte"]
+    with pytest.raises(UserError, match="--tasks: mnli failed"):
+        glue.main(given)
+    told = json.loads((tmp_path / "w/glue.json").read_text())
+    assert told == json.loads(capsys.readouterr().out)
+    assert told["failed"] == {"mnli": "train.tsv:3: is wrong"}
+    assert [r["task"] for r in told["tasks"]] == ["cola"] and "rte" in told["not_found"]
+    assert "Failed: mnli" in (tmp_path / "w/glue.md").read_text()
+    with pytest.raises(UserError, match="no task came to its end: mnli"):
+        glue.main([*given, "--tasks=mnli"])
 
 
 @pytest.mark.slow
