@@ -66,13 +66,19 @@ everywhere() {
   queued ssh "$name" --worker=all --node=all --batch-size=1024 --command="$1"
 }
 
+# The request's state; ABSENT where there is none, UNKNOWN where gcloud does not say.
 state() {
+  local look=(describe "$name" '--format=value(state.state)') errors
   if [[ -n $dry ]]; then
-    queued describe "$name" '--format=value(state.state)' >&2
+    queued "${look[@]}" >&2
     echo ACTIVE
-  else
-    queued describe "$name" '--format=value(state.state)' 2>/dev/null || echo ABSENT
+    return
   fi
+  { errors=$(queued "${look[@]}" 2>&1 >&3); } 3>&1 && return
+  case $errors in
+    *NOT_FOUND*) echo ABSENT ;;
+    *) echo "$errors" >&2; echo UNKNOWN ;;
+  esac
 }
 
 image() {
@@ -96,7 +102,7 @@ create() {
     found=$(state)
     case $found in
       ACTIVE) break ;;
-      FAILED | SUSPEND*) echo "$name: $found" >&2; return 1 ;;
+      FAILED | SUSPEND* | ABSENT) echo "$name: $found" >&2; return 1 ;;
     esac
     echo "$name: $found" >&2
     sleep "$poll"
@@ -126,10 +132,22 @@ status() {
 { kill -0 \$(cat ~/bertjax.pid) 2> /dev/null && echo running || echo 255; }"
 }
 
+# All that the workers say, each word once; "silent" where one of them does not answer.
+statuses() {
+  local said
+  said=$({ status 2> /dev/null || echo silent; } |
+    grep -xE 'running|silent|[0-9]+' | sort -u | xargs) || true
+  echo "${said:-silent}"
+}
+
 begin() { create && install && run "$@"; }
 
+again() {
+  { everywhere 'test -x ~/bertjax/bin/python' || install; } && run "$@"
+}
+
 keep() {
-  local found statuses looks=0 ends=0 fails=0
+  local found said known='' looks=0 ends=0 fails=0 silent=0 lost=0
   if [[ -n $dry ]]; then
     state > /dev/null
     queued delete "$name" --force --quiet
@@ -140,21 +158,32 @@ keep() {
   while true; do
     found=$(state)
     case $found in
+      UNKNOWN) [[ -n $known ]] || die "$name: gcloud says what is wrong above" ;;
+      *) known=1 ;;
+    esac
+    case $found in
       ACTIVE)
-        # No worker answers: perhaps it is being preempted.
-        statuses=$(status 2> /dev/null | grep -xE 'running|[0-9]+' | sort -u | xargs) ||
-          statuses=''
-        case " $statuses " in
-          '  ') ;;
+        fails=0
+        said=$(statuses)
+        # Where a worker is gone the others end: those that run have lost none.
+        [[ $said == *silent && $said != *running* ]] || silent=0 lost=0
+        case " $said " in
           *' running '*) ((++looks < 30)) || ends=0 ;;
-          ' 0 ') echo "$name: done" >&2; return ;;
+          ' 0 ' | ' 0 silent ') echo "$name: done" >&2; return ;;
           *' 2 '*) die "$name: the config or its input is at fault; logs says how" ;;
+          *' silent ')  # perhaps it is being preempted
+            echo "$name: a worker does not answer" >&2
+            if ((++silent >= 10)); then
+              ((++lost < 5)) || die "$name: not reached by ssh on 5 slices in a row"
+              echo "$name: no answer in $silent looks, asking anew" >&2
+              silent=0
+              queued delete "$name" --force --quiet || true
+            fi ;;
           *)
             ((++ends <= 5)) || die "$name: ended 5 times soon after its start; see logs"
             looks=0
-            echo "$name: exit statuses $statuses, starting" >&2
-            everywhere 'test -x ~/bertjax/bin/python' || install || continue
-            run "$@" || continue ;;
+            echo "$name: exit statuses $said, starting" >&2
+            again "$@" || true ;;
         esac ;;
       FAILED | SUSPENDED)
         echo "$name: $found, asking anew" >&2
@@ -165,7 +194,7 @@ keep() {
         else
           ((++fails < 5)) || die "$name: not begun in 5 attempts; the lines above say why"
         fi ;;
-      *) ;;  # waiting, being provisioned or suspended
+      *) ;;  # waiting, being provisioned or suspended; or gcloud did not say
     esac
     sleep "$poll"
   done

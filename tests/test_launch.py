@@ -140,38 +140,87 @@ FAKE_GCLOUD = """#!/bin/bash
 echo "$4 ${*: -2:1}" >> "$LOG"
 turn=$(cat "$TURN")
 case "$4" in
-  describe) IFS=' ' read -ra all <<< "$STATES"; echo "${all[$turn]}"
-    echo $((turn + 1)) > "$TURN" ;;
+  describe) IFS=' ' read -ra all <<< "$STATES"; state=${all[$turn]}
+    echo $((turn + 1)) > "$TURN"
+    case $state in
+      ABSENT) echo 'ERROR: (gcloud) NOT_FOUND: no such' >&2; exit 1 ;;
+      HICCUP) echo 'ERROR: (gcloud) UNAVAILABLE: try again' >&2; exit 1 ;;
+    esac
+    echo "$state" ;;
   ssh) case "$*" in
-    *kill\\ -0*) [[ $turn != 2 ]] || echo running
-      [[ $turn != 9 ]] || printf '0\\n0\\n' ;;
+    *kill\\ -0*) IFS=' ' read -ra all <<< "$SAID"; said=${all[$((turn - 1))]}
+      for word in ${said//,/ }; do [[ $word == silent ]] || echo "$word"; done
+      [[ $said != *silent ]] ;;
   esac ;;
 esac
 """
 
 
-def test_a_preempted_slice_is_asked_for_anew(tmp_path):
+@pytest.fixture
+def keep(tmp_path):
+    """Give keep(states, said) -> (what was done, gcloud's commands), of each look."""
     tools, log, turn = (tmp_path / n for n in ("tools", "log", "turn"))
     tools.mkdir()
     (tools / "gcloud").write_text(FAKE_GCLOUD)
     (tools / "gcloud").chmod(0o755)
     turn.write_text("0")
-    states = "ABSENT ACTIVE SUSPENDING SUSPENDED ABSENT WAITING ACTIVE ACTIVE ACTIVE"
-    done = run(
-        *("tpu_vm.sh", *VM, "--spot", "keep", "--", *TRAIN),
-        path=tools,
-        LOG=str(log),
-        TURN=str(turn),
-        STATES=states,
-    )
+    log.touch()
+
+    def keep(states, said):
+        done = run(
+            *("tpu_vm.sh", *VM, "--spot", "keep", "--", *TRAIN),
+            path=tools,
+            LOG=str(log),
+            TURN=str(turn),
+            STATES=" ".join(states),
+            SAID=" ".join(said),
+        )
+        return done, log.read_text().splitlines()
+
+    return keep
+
+
+def test_a_preempted_slice_is_asked_for_anew(keep):
+    states = "ABSENT ACTIVE ACTIVE SUSPENDING SUSPENDED ABSENT WAITING ACTIVE ACTIVE"
+    said = ["-", "-", "running", "-", "-", "-", "-", "-", "0,0"]
+    done, lines = keep(states.split(), said)
     assert done.returncode == 0, done.stderr
     assert "SUSPENDED, asking anew" in done.stderr and "bert: done" in done.stderr
-    lines = log.read_text().splitlines()
     verbs = [x.split()[0] for x in lines]
     assert verbs.count("create") == 2 and verbs.count("delete") == 1
     assert verbs.index("create") < verbs.index("delete")
     started = [x for x in lines if "bertjax.train" in x]
     assert len(started) == 2, "once, and again after the preemption"
+
+
+def test_what_gcloud_does_not_say_changes_nothing(keep):
+    done, lines = keep(["ACTIVE", *["HICCUP"] * 9, "ACTIVE"], ["running"] * 10 + ["0"])
+    assert done.returncode == 0 and "UNAVAILABLE" in done.stderr, done.stderr
+    assert {x.split()[0] for x in lines} == {"describe", "ssh"}
+
+
+def test_gcloud_that_never_says_a_state(keep):
+    done, lines = keep(["HICCUP"], ["-"])
+    assert done.returncode == 2 and "UNAVAILABLE" in done.stderr
+    assert len(lines) == 1
+
+
+def test_failures_of_long_ago_are_not_counted(keep):
+    states = [*["ABSENT", "SUSPENDING", "ACTIVE"] * 6, "ACTIVE"]
+    done, lines = keep(states, ["running"] * 18 + ["0"])
+    assert done.returncode == 0, done.stderr
+    assert sum(x.startswith("create") for x in lines) == 6
+
+
+def test_a_worker_that_is_not_reached_is_replaced_at_last(keep):
+    """With a run that goes on elsewhere nothing is done; an ended one cannot begin."""
+    looks = ["running,silent"] * 12 + ["1,silent"] * 10
+    states = ["ACTIVE"] * len(looks) + ["ABSENT", "ACTIVE", "ACTIVE"]
+    done, lines = keep(states, [*looks, "-", "-", "0"])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a worker does not answer") == 10
+    verbs = [x.split()[0] for x in lines]
+    assert verbs.count("delete") == verbs.count("create") == 1
 
 
 def test_a_jobset():
