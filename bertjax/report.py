@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         from bertjax.reporting import plots
 
         count = 0
-        for name, picture in plots.draw(runs):
+        for name, picture in plots.draw(runs, found):
             disk.write_whole(folder / name, picture, f"--png={args.png}")
             count += 1
         c.say(f"{folder}: {count} pictures")

@@ -3,6 +3,7 @@
 
 import base64
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from bertjax.training import manifest
 TOP = 5  # guesses of a blank
 LONGEST = 64  # tokens of a sentence whose attention can still be read
 Say = Callable[[str], None]
+Wrong = dict[str, UserError | None]
 
 
 def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[Any]:
@@ -22,11 +24,13 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[An
 
     Returns a {"run", "text", "rows": [(step, what make_filler's fill returns)]} for
     each text and run. What cannot guess is left out with a note. Raises UserError for
-    texts without a blank.
+    texts that have a blank for none.
     """
     found = []
+    wrong: Wrong = {}
     for run in runs if texts else ():
         rows: dict[str, list[Any]] = {text: [] for text in texts}
+        ids = None
         for step in manifest.steps(run.path):
             try:
                 config, tokenizer, checkpoint = open_step(run, step)
@@ -34,7 +38,11 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[An
                 note(f"left out: {e}")
                 continue
             cfg = c.encoder_config(config, tokenizer.vocab_size)
-            ids = [fill_mask.encode(tokenizer, t, cfg.max_length) for t in rows]
+            if ids is None:
+                read = partial(fill_mask.encode, tokenizer, longest=cfg.max_length)
+                ids = encode_all(run, texts, read, wrong, note)
+            if not ids:
+                break
             try:
                 cfg, params = fill_mask.read_params(checkpoint, cfg)
             except UserError as e:
@@ -42,13 +50,42 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[An
                 continue
             top = min(TOP, tokenizer.vocab_size)
             fill = fill_mask.make_filler(cfg, params, tokenizer, top)
-            for text, one in zip(rows, ids, strict=True):
+            for text, one in ids.items():
                 rows[text].append((step, fill(one)))
-        if not any(rows.values()):
+        if not any(rows.values()) and ids != {}:
             note(f"{run.name}: no checkpoint that fills blanks")
-            continue
-        found += [{"run": run.name, "text": t, "rows": r} for t, r in rows.items()]
+        told = [{"run": run.name, "text": t, "rows": r} for t, r in rows.items() if r]
+        found += told
+    refuse(wrong)
     return found
+
+
+def encode_all(
+    run: Run,
+    texts: Sequence[str],
+    read: Callable[[str], list[int]],
+    wrong: Wrong,
+    note: Say,
+) -> dict[str, list[int]]:
+    """Return {text: ids} of those that a run's model can read; the others are noted.
+
+    wrong: {text: why the first run could not, None where one could}, which grows.
+    """
+    found = {}
+    for text in texts:
+        try:
+            found[text] = read(text)
+            wrong[text] = None
+        except UserError as e:
+            wrong.setdefault(text, e)
+            note(f"{run.name}: left out: {e}")
+    return found
+
+
+def refuse(wrong: Wrong) -> None:
+    """Raise what is wrong with a text that no model could read."""
+    for error in filter(None, wrong.values()):
+        raise error
 
 
 def open_step(run: Run, step: int) -> tuple[Any, Any, Any]:
@@ -65,9 +102,10 @@ def view_sentences(
     """See sentences as the newest whole checkpoint of each run does (see make_viewer).
 
     What has no masked-LM head is left out with a note. Raises UserError for sentences
-    that cannot be shown.
+    that none can show.
     """
     found = []
+    wrong: Wrong = {}
     for run in runs if sentences else ():
         step = manifest.newest_before(run.path, 2**62)
         if step is None:
@@ -76,15 +114,19 @@ def view_sentences(
         config, tokenizer, checkpoint = open_step(run, step)
         cfg = c.encoder_config(config, tokenizer.vocab_size)
         longest = min(LONGEST, cfg.max_length)
-        ids = [encode(tokenizer, text, longest) for text in sentences]
+        read = partial(encode, tokenizer, longest=longest)
+        ids = encode_all(run, sentences, read, wrong, note)
+        if not ids:
+            continue
         try:
             cfg, params = fill_mask.read_params(checkpoint, cfg)
         except UserError as e:
             note(f"no sentence seen: {e}")
             continue
         view = make_viewer(cfg, params, tokenizer, longest)
-        for text, one in zip(sentences, ids, strict=True):
+        for text, one in ids.items():
             found.append({"run": run.name, "step": step, "text": text, **view(one)})
+    refuse(wrong)
     return found
 
 

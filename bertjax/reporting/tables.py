@@ -124,12 +124,13 @@ def share(x: float | None) -> str | None:
 def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
     """List the last and the best value of every eval/<name>/<metric>.
 
+    A threshold is none: it is what scores are best at, and no value of it is better.
     Also returns the rows whose best is the best of the runs that compare with it.
     """
     rows: list[list[Any]] = []
     leading = set()
     for chart in charts(runs):
-        if not chart.key.startswith("eval/"):
+        if not chart.key.startswith("eval/") or chart.key.endswith("/threshold"):
             continue
         lower = falls(chart.key)
         tops = []

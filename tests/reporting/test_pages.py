@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from conftest import refused, succeeded
 
 from bertjax import UserError, report
 from bertjax import config as c
-from bertjax.reporting import collect, tables
+from bertjax.reporting import collect, guesses, plots, probes, tables
 
 VOID = {"meta", "input", "br", "link", "img"}
 
@@ -172,6 +173,15 @@ def test_the_best_of_runs_that_compare_is_marked(tmp_path):
     assert ("eval/valid/mlm_loss", "b") not in best
 
 
+def test_a_threshold_is_no_score(tmp_path):
+    rows = some_rows()
+    for row in rows:
+        row["eval/valid/threshold"] = row["step"] / 7
+    (run,) = collect.read_runs([str(make_run(tmp_path / "a", rows))], print)
+    named = {row[0] for row in tables.evaluations([run])[0].rows}
+    assert "eval/valid/mlm_loss" in named and "eval/valid/threshold" not in named
+
+
 def test_seeds_of_a_sweep(tmp_path):
     folder = make_run(tmp_path / "a", [])
     row = {"valid": "valid", "lr": 2e-5, "metric": "accuracy", "n": 1, "median": 0.75}
@@ -209,6 +219,16 @@ def test_probes_by_layer(tmp_path):
     assert page.table("layer", "f1", "sd")[2][:2] == ["2", "0.5"]
     assert any("runs/<a>: 2 classes, 40 rows" in text for text in page.texts)
     assert any("expected layer none" in text for text in page.texts)
+
+
+def test_probes_are_drawn_too(tmp_path):
+    file = make_probes(tmp_path / "probes.json")
+    made = [*plots.of_probes(probes.read_probes([str(file)]))]
+    assert [chart[:2] for chart in made] == [
+        ("linear f1", "layer"),
+        ("linear bits of the online code", "layer"),
+    ]
+    assert made[0][2][0] == (0, "encoder", [0, 1, 2], [0.5] * 3)
 
 
 @pytest.mark.parametrize("changed", [{"probes": 3}, {"rows": {}}, {"majority": "x"}])
@@ -322,9 +342,10 @@ def test_pictures(tmp_path, monkeypatch):
             report.main(arguments)
     assert not (tmp_path / "p.html").exists()
     pytest.importorskip("matplotlib")
-    assert report.main(arguments) == 0
+    file = make_probes(tmp_path / "probes.json")
+    assert report.main([*arguments, f"--probes={file}"]) == 0
     names = {p.name for p in (tmp_path / "png").iterdir()}
-    assert {"train-loss.png", "eval-valid-mlm_loss.png"} <= names
+    assert {"train-loss.png", "eval-valid-mlm_loss.png", "linear-f1.png"} <= names
     assert (tmp_path / "png/train-loss.png").read_bytes()[1:4] == b"PNG"
 
 
@@ -361,6 +382,38 @@ def test_texts_that_cannot_be_shown(trained, tmp_path):
         with pytest.raises(UserError, match=words):
             report.main([str(trained), f"--out={out}", text])
     assert not out.exists()
+
+
+def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypatch):
+    """Two families write a blank in two ways: each fills its own."""
+    runs = [make_run(tmp_path / name) for name in ("bert", "roberta")]
+    runs = collect.read_runs([*map(str, runs)], print)
+
+    def encode(tokenizer, text, longest):
+        if tokenizer.mask not in text:
+            raise UserError(f"no {tokenizer.mask} in {text}")
+        return [1]
+
+    def opened(run, step):
+        mask = {"bert": "[MASK]", "roberta": "<mask>"}[run.name]
+        return None, SimpleNamespace(mask=mask, vocab_size=9), None
+
+    cfg = SimpleNamespace(max_length=9)
+    monkeypatch.setattr(guesses, "open_step", opened)
+    monkeypatch.setattr(guesses.manifest, "steps", lambda path: [1, 2])
+    monkeypatch.setattr(guesses.c, "encoder_config", lambda *told: cfg)
+    monkeypatch.setattr(guesses.fill_mask, "encode", encode)
+    monkeypatch.setattr(guesses.fill_mask, "read_params", lambda *told: told)
+    monkeypatch.setattr(guesses.fill_mask, "make_filler", lambda *told: len)
+    notes = []
+    found = guesses.fill_blanks(runs, ["a [MASK]", "a <mask>"], notes.append)
+    assert [(f["run"], f["text"], f["rows"]) for f in found] == [
+        ("bert", "a [MASK]", [(1, 1), (2, 1)]),
+        ("roberta", "a <mask>", [(1, 1), (2, 1)]),
+    ]
+    assert len(notes) == 2 and notes[1] == "roberta: left out: no <mask> in a [MASK]"
+    with pytest.raises(UserError, match=r"no \[MASK\] in nothing"):
+        guesses.fill_blanks(runs, ["a [MASK]", "nothing"], notes.append)
 
 
 def test_runs_without_a_checkpoint_or_a_head_are_left_out(tmp_path, capsys):
