@@ -31,23 +31,24 @@ def probe_layers(
     metric: Metric,
     seed: int,
     settings: Settings,
-) -> list[dict[str, float]]:
+) -> list[dict[str, Any]]:
     """Probe every depth: a row each, means over seeds.
 
     control: labels that mean nothing, of the training rows and then of the others, i32
     [seeds, n + m]; with [seeds, 0] there is no control task. Rows have "score" and its
-    deviation "sd", "bits" and "compression" (Voita and Titov 2020), and with a control
-    task "control", "selectivity" (score less control: Hewitt and Liang 2019),
-    "control_bits", and "memorised": the share of the training rows whose meaningless
-    label the probe gives.
+    deviation "sd" (None where one probe is all there is), "bits" and "compression"
+    (Voita and Titov 2020), and with a control task "control", "selectivity" (score less
+    control: Hewitt and Liang 2019), "control_bits", and "memorised": the share of the
+    training rows whose meaningless label the probe gives.
     """
-    n, seeds = len(data.labels), len(control)
+    n, probe = len(data.labels), probes.PROBES[kind]
+    seeds = len(control) if probe.draws else 1
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
-    if control.size:
-        tasks = np.concatenate([tasks, control[:, None, :n]], axis=1)
+    if control.size:  # one a seed; without seeds all of them
+        tasks = np.concatenate([tasks, control[:, :n].reshape(seeds, -1, n)], axis=1)
     counts = mdl.portions(n)
     found = probes.run(
-        probes.PROBES[kind],
+        probe,
         classes,
         0,
         data.train,
@@ -59,23 +60,21 @@ def probe_layers(
         settings,
     )
     bits, fitted, predicted = map(np.asarray, found[:3])
-    bits = mdl.online_bits(bits, counts, classes).mean(0)  # [labellings, depths]
-    fitted, predicted = fitted[-1].mean(0), predicted[-1]
+    bits = mdl.online_bits(bits, counts, classes)  # [seeds, labellings, depths]
+    fitted, predicted = fitted[-1], predicted[-1]
+    others = predicted[:, 1:].reshape(-1, *predicted.shape[2:])
     rows = []
     for layer in range(len(data.train)):
         scores = [metric(p, data.gold) for p in predicted[:, 0, layer]]
         row = {"layer": layer, "score": float(np.mean(scores)), "sd": spread(scores)}
-        row["bits"] = float(bits[0, layer])
+        row["bits"] = float(bits[:, 0, layer].mean())
         row["compression"] = mdl.uniform_bits(n, classes) / row["bits"]
         if control.size:
-            others = [
-                metric(p, gold)
-                for p, gold in zip(predicted[:, 1, layer], control[:, n:], strict=True)
-            ]
-            row["control"] = float(np.mean(others))
+            known = zip(others[:, layer], control[:, n:], strict=True)
+            row["control"] = float(np.mean([metric(p, gold) for p, gold in known]))
             row["selectivity"] = row["score"] - row["control"]
-            row["control_bits"] = float(bits[1, layer])
-            row["memorised"] = float(fitted[1, layer])
+            row["control_bits"] = float(bits[:, 1:, layer].mean())
+            row["memorised"] = float(fitted[:, 1:, layer].mean())
         rows.append(row)
     return rows
 
@@ -97,8 +96,10 @@ def probe_mix(
     Rediscovers the Classical NLP Pipeline: the metrics).
     """
     sees = np.tri(len(data.train), dtype=bool)
+    probe = probes.MIXED[kind]
+    seeds = seeds if probe.draws else 1
     found = probes.run(
-        probes.MIXED[kind],
+        probe,
         classes,
         (None, 0),
         (data.train, sees),
@@ -146,6 +147,6 @@ def expected_layer(scores: np.ndarray) -> float | None:
     return float(np.arange(1, len(scores)) @ gains / total)
 
 
-def spread(values: Any) -> float:
-    """Return the deviation of a sample, 0 of one value."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+def spread(values: Any) -> float | None:
+    """Return the deviation of a sample, None of one value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None

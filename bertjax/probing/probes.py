@@ -33,11 +33,13 @@ class Settings(NamedTuple):
 
 class Probe(NamedTuple):
     """init(key, D, C) -> params; take(data, begin, size) -> x of these rows;
-    logits(params, x) -> f32 [size, C]."""
+    logits(params, x) -> f32 [size, C]. draws: whether init uses its key: without that
+    all seeds train the same."""
 
     init: Callable[[jax.Array, int, int], Any]
     take: Callable[[Any, jax.Array, int], Any]
     logits: Callable[[Any, Any], jax.Array]
+    draws: bool
 
 
 class Found(NamedTuple):
@@ -106,7 +108,7 @@ def mixed(probe: Probe) -> Probe:
             params, params["scale"] * jnp.einsum("l,lbd->bd", weights, x[0])
         )
 
-    return Probe(init, take, logits)
+    return Probe(init, take, logits, probe.draws)
 
 
 def mix_weights(mix: jax.Array, sees: jax.Array) -> jax.Array:
@@ -115,8 +117,8 @@ def mix_weights(mix: jax.Array, sees: jax.Array) -> jax.Array:
 
 
 PROBES = {
-    "linear": Probe(init_linear, take_rows, linear_logits),
-    "mlp": Probe(init_mlp, take_rows, mlp_logits),
+    "linear": Probe(init_linear, take_rows, linear_logits, draws=False),
+    "mlp": Probe(init_mlp, take_rows, mlp_logits, draws=True),
 }
 MIXED = {name: mixed(probe) for name, probe in PROBES.items()}
 

@@ -21,12 +21,13 @@ COLUMNS = {  # key of a row -> heading, digits after the point
 }
 
 
-def make_table(rows: list[dict[str, float]], metric: str) -> str:
-    """Lay the rows of a kind of probe out, a line a layer."""
+def make_table(rows: list[dict[str, Any]], metric: str) -> str:
+    """Lay the rows of a kind of probe out, a line a layer; what is None is blank."""
     columns = {k: v for k, v in COLUMNS.items() if k in rows[0]}
     heads = [head.format(metric=metric) for head, _ in columns.values()]
     cells = [
-        [f"{r[k]:,.{digits}f}" for k, (_, digits) in columns.items()] for r in rows
+        ["" if r[k] is None else f"{r[k]:,.{n}f}" for k, (_, n) in columns.items()]
+        for r in rows
     ]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     return "\n".join(
@@ -65,7 +66,10 @@ def plot(found: dict[str, Any], path: Path) -> None:
         rows = result["layers"]
         at = [r["layer"] for r in rows]
         left.errorbar(
-            at, [r["score"] for r in rows], [r["sd"] for r in rows], label="encoder"
+            at,
+            [r["score"] for r in rows],
+            [r["sd"] or 0.0 for r in rows],
+            label="encoder",
         )
         left.plot(at, result["mix"]["cumulative"], ":", label="mix of 0 to l")
         for panel, names in (

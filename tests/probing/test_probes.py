@@ -53,6 +53,20 @@ def check(rows):
 
 def test_linear_probes_find_the_layer(rows):
     check(rows)
+    assert all(row["sd"] is None for row in rows)  # one probe: nothing is drawn
+
+
+def test_seeds_of_a_linear_probe_differ_in_the_control_alone(rows):
+    """Both controls at once are those of each."""
+    each = [
+        layers.probe_layers("linear", DATA, 2, one[None], accuracy, 0, SETTINGS)
+        for one in CONTROL
+    ]
+    for both, first, second in zip(rows, *each, strict=True):
+        assert both["score"] == first["score"] == second["score"]
+        for key in ("control", "control_bits", "memorised"):
+            mean = (first[key] + second[key]) / 2
+            assert both[key] == pytest.approx(mean, rel=1e-3)
 
 
 @pytest.mark.slow  # twenty seconds of training
@@ -175,4 +189,5 @@ def test_the_table_has_a_line_a_layer(rows):
     lines = showing.make_table(rows, "accuracy").splitlines()
     assert len(lines) == 1 + DEPTHS and len(set(map(len, lines))) == 1
     assert lines[0].split()[:4] == ["layer", "accuracy", "sd", "control"]
+    assert len(lines[1].split()) == len(lines[0].split()) - 1  # no sd
     assert "random" not in lines[0]
