@@ -12,7 +12,7 @@
 #   --cpus=N              a GPU (default 8)
 #   --time=T              of one turn (default 24:00:00)
 #   --name=N              of the job and its log (default bertjax)
-#   --restarts=N          after failures, at most (default 10)
+#   --restarts=N          after failures in a row, at most (default 10)
 #   --python=P            (default python)
 #   --sbatch=OPTION       more for sbatch, e.g. --sbatch=--partition=a100; repeatable
 #
@@ -53,19 +53,22 @@ check "$@"
 
 # Inside the job: one task a GPU; jax finds the others by Slurm's variables.
 train() {
-  local status=0
+  local status=0 count="$name-${SLURM_JOB_ID:-}.failures" failures=0
   act srun --kill-on-bad-exit=1 "$python" -m bertjax.train --multihost "$@" || status=$?
   if [[ -n $dry ]]; then
     act scontrol requeue "\$SLURM_JOB_ID"
     return
   fi
+  # Slurm's own count has the planned turns too; this one lies beside the log.
+  [[ ! -s $count ]] || failures=$(< "$count")
   case $status in
-    0 | 2) return "$status" ;;  # done; or the config or its input is at fault
+    0 | 2) rm -f "$count"; return "$status" ;;  # done; or the config is at fault
     130) return "$status" ;;
-    143) echo 'stopped and saved: queued again' ;;
+    143) rm -f "$count"; echo 'stopped and saved: queued again' ;;
     *)
-      ((${SLURM_RESTART_COUNT:-0} < restarts)) || return "$status"
-      echo "exit status $status: queued again" ;;
+      ((failures < restarts)) || return "$status"
+      echo $((failures + 1)) > "$count"
+      echo "exit status $status, failure $((failures + 1)): queued again" ;;
   esac
   scontrol requeue "$SLURM_JOB_ID"
 }
