@@ -122,14 +122,27 @@ def config_arguments(argv: Sequence[str]) -> list[str]:
     >>> config_arguments(["--seeds=3", "--config", "a.py", "--config.seed=1"])
     ['--config', 'a.py', '--config.seed=1']
     """
-    out, rest = [], list(argv)
+    return part_arguments(argv)[0]
+
+
+def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part the arguments into config_arguments and the others.
+
+    >>> part_arguments(["--n", "3", "--x", "--config.seed", "3"])
+    (['--config.seed', '3'], ['--n', '3', '--x'])
+    """
+    own: list[str] = []
+    others: list[str] = []
+    rest = list(argv)
     while rest:
         word = rest.pop(0)
         if re.match(r"--?config(?![^=.])", word):
-            out.append(word)
+            own.append(word)
             if "=" not in word and rest:
-                out.append(rest.pop(0))
-    return out
+                own.append(rest.pop(0))
+        else:
+            others.append(word)
+    return own, others
 
 
 def _config_first(argv: list[str]) -> list[str]:

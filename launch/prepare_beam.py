@@ -68,11 +68,11 @@ class MergeComponent(_Worker):
 
 
 def main(argv: Sequence[str]) -> int:
-    own = [a for a in argv if a.lstrip("-").startswith("config")]
+    own, others = c.part_arguments(argv)
     config = c.parse(own).config
     checks.check(config)
     build.check_inputs(config)
-    options = PipelineOptions([a for a in argv if a not in own])
+    options = PipelineOptions(others)
     work = prepare.make_work(build.inputs(config), 1, say)
     lacking = [x for x in work.all if not work.cache.has(x.target)]
     pieces = [p for x in lacking for p in x.lacking(work.cache)]

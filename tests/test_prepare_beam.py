@@ -37,7 +37,7 @@ def test_a_pipeline_makes_the_same_stores(launch, tmp_path, monkeypatch, capsys)
     }
     monkeypatch.setattr(pieces.cut, "__defaults__", (2000,))
     flags = [f"--config.data.{key}={value}" for key, value in given.items()]
-    command = ["--config=bert.py:smoke", *flags, "--runner=DirectRunner"]
+    command = ["--config", "bert.py:smoke", *flags, "--runner=DirectRunner"]
     assert launch.main(command) == 0
     made = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
     assert launch.main(command) == 0  # nothing is left to do
