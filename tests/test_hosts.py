@@ -11,6 +11,8 @@ import sys
 import pytest
 from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
+from bertjax import RunError, UserError
+from bertjax.parallel.hosts import ADDRESS, INDEX, NUMBER, check_equal, initialize
 from bertjax.training import manifest
 
 NO_DROPOUT = [
@@ -70,6 +72,29 @@ def test_two_processes(command, without_dropout, environment, tmp_path):
     assert read_rows(together) == rows
     code, said = launch(2, 2, [*arguments, "--config.optim.lrr=1"], environment)
     assert code == 2 and "lrr" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({}, "JAX_COORDINATOR_ADDRESS"),
+        ({"JAX_NUM_PROCESSES": "x"}, "JAX_NUM_PROCESSES=x"),
+        ({"JAX_COORDINATOR_ADDRESS": "here"}, "JAX_COORDINATOR_ADDRESS=here"),
+    ],
+)
+def test_processes_that_nothing_tells_of_the_others(monkeypatch, given, said):
+    for name in (ADDRESS, NUMBER, INDEX, "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said):
+        initialize(120, 240)
+
+
+def test_processes_that_differ(monkeypatch):
+    monkeypatch.setattr("bertjax.parallel.hosts.from_primary", lambda value: ["b"])
+    with pytest.raises(RunError, match="process 0 differs in the text"):
+        check_equal("the text", ["a"])
 
 
 def test_batches_do_not_depend_on_hosts(command, without_dropout):

@@ -4,6 +4,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,12 @@ import jax
 import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
+
+from bertjax import RunError, UserError
+
+ADDRESS, NUMBER, INDEX = (
+    f"JAX_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
+)
 
 
 def initialize(
@@ -24,23 +31,39 @@ def initialize(
     without a sign of life that end a process, heartbeats: those that jax's own ones
     get (watch.py has both). Returns what watch.py needs: the client of jax's
     coordination service, this process's index, their number, and how to part at the
-    end.
+    end. Raises UserError where nothing says who the others are.
     """
+    address = os.environ.get(ADDRESS)
+    if address and not re.fullmatch(r".+:\d+", address):
+        raise UserError(f"{ADDRESS}={address} is not HOST:PORT")
+    number, index = _count(NUMBER), _count(INDEX)
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM from training/signals.py, and is not used.
     jax.config.update("jax_enable_preemption_service", False)
-    number, index = (
-        os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    )
-    jax.distributed.initialize(
-        num_processes=None if number is None else int(number),
-        process_id=None if index is None else int(index),
-        heartbeat_timeout_seconds=max(10, math.ceil(heartbeats)),
-        shutdown_timeout_seconds=max(10, math.ceil(limit)),
-    )
+    try:
+        jax.distributed.initialize(
+            num_processes=number,
+            process_id=index,
+            heartbeat_timeout_seconds=max(10, math.ceil(heartbeats)),
+            shutdown_timeout_seconds=max(10, math.ceil(limit)),
+        )
+    except ValueError as e:  # of jax's own checks, before it speaks to anybody
+        said = " ".join(str(e).split()).rstrip(".")
+        raise UserError(
+            f"--multihost: {said}; Cloud TPU, Slurm and Open MPI say who the others "
+            f"are, elsewhere {ADDRESS}, {NUMBER} and {INDEX} do (docs/gpu.md)"
+        ) from e
     client = distributed.global_state.client
     return client, jax.process_index(), jax.process_count(), jax.distributed.shutdown
+
+
+def _count(name: str) -> int | None:
+    """Read a whole number of the environment. Raises UserError where it is none."""
+    said = os.environ.get(name)
+    if said is not None and not re.fullmatch(r"\s*\d+\s*", said):
+        raise UserError(f"{name}={said} is no whole number")
+    return None if said is None else int(said)
 
 
 def is_primary() -> bool:
@@ -75,6 +98,6 @@ def gather(values: list[float]) -> list[list[float]]:
 
 
 def check_equal(what: str, value: Any) -> None:
-    """Raise RuntimeError when processes differ in a JSON-like value."""
+    """Raise RunError when processes differ in a JSON-like value."""
     if from_primary(value) != value:
-        raise RuntimeError(f"process {jax.process_index()} differs in {what}: {value}")
+        raise RunError(f"process {jax.process_index()} differs in {what}: {value}")
