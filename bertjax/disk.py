@@ -45,6 +45,25 @@ def write_whole(
         draft.unlink(missing_ok=True)
 
 
+def check_out(name: str, flag: str, ending: str = "") -> Path:
+    """Return the file to write, which a flag names.
+
+    ending: of its name, in any case. Raises UserError for what cannot be one.
+    """
+    out = Path(name).expanduser()
+    if "://" in name:
+        raise UserError(f"{flag}={name}: it is written to a disk of this machine")
+    if ending and out.suffix.lower() != ending:
+        raise UserError(f"{flag}={name} is no name of such a file: it ends in {ending}")
+    if out.is_dir():
+        raise UserError(f"{flag}={name} is a directory: name a file in it")
+    if not out.parent.is_dir():
+        raise UserError(
+            f"{flag}={name} cannot be written: {out.parent} is no directory"
+        )
+    return out
+
+
 def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
     """Refuse a workdir that cannot be one, or that holds a run of another config."""
     if path.exists() and not path.is_dir():

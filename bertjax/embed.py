@@ -17,8 +17,8 @@ from bertjax import UserError, disk, registry
 from bertjax import config as c
 from bertjax.fill_mask import bucket_lengths
 from bertjax.interop import sentences
+from bertjax.tasks import prepare as tasks
 
-POOLINGS = dict.fromkeys(("mean", "cls"))
 BLOCK = 1000  # lines that are tokenized at a time
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False)
     if not args.model or not args.text or not args.out:
         raise UserError("--model, --text and --out are needed: see --help")
-    out = check_out(args.out)
+    out = disk.check_out(args.out, "--out", ".npy")
     lines = read_lines(args.text)
     model = open_embedder(
         args.model, "--model", args.dtype, args.weights, args.pooling, args.normalize
@@ -85,7 +85,7 @@ def open_embedder(
     config.dtype = dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     made_for = sentences.wanted(checkpoint, meta)
-    if pooling is None and made_for.pooling not in POOLINGS:
+    if pooling is None and made_for.pooling not in tasks.POOLINGS:
         raise UserError(
             f"{flag}={path}: its vectors are made by {made_for.pooling}, which "
             "is not known here; --pooling=mean and --pooling=cls give others"
@@ -96,7 +96,7 @@ def open_embedder(
             "is not known here where the tokenizer keeps capitals"
         )
     pooling = made_for.pooling if pooling is None else pooling
-    registry.pick("--pooling", pooling, POOLINGS)
+    registry.pick("--pooling", pooling, tasks.POOLINGS)
     longest = min(made_for.longest or cfg.max_length, cfg.max_length)
     if longest < 2:
         raise UserError(f"{flag}={path}: texts of {longest} tokens are too short")
@@ -109,18 +109,6 @@ def open_embedder(
     params = disk.read_params(checkpoint, weights=weights)
     encode = make_encoder(cfg, params, how.pooling, how.normalize)
     return Embedder(encode, tokenizer, how, config, meta)
-
-
-def check_out(name: str) -> Path:
-    """Return the file to write. UserError for what cannot be one."""
-    out = Path(name).expanduser()
-    if out.suffix != ".npy":
-        raise UserError(f"--out={name} is no name of an array: it ends in .npy")
-    if out.is_dir():
-        raise UserError(f"--out={name} is a directory")
-    if not out.parent.is_dir():
-        raise UserError(f"--out={name} cannot be written: {out.parent} is no directory")
-    return out
 
 
 def read_lines(path: str) -> list[str]:
@@ -177,9 +165,9 @@ def make_encoder(
     import jax.numpy as jnp
 
     from bertjax.models import encoder, stacks
-    from bertjax.models.pooling import first_tokens, means, unit
+    from bertjax.models.pooling import POOLINGS, unit
 
-    pool = first_tokens if pooling == "cls" else means
+    pool = POOLINGS[pooling]
     cfg = encoder.without_pooler(cfg)
     held = jax.device_put(stacks.unstack(params["encoder"], cfg))
 

@@ -82,22 +82,19 @@ def main(argv: Sequence[str]) -> int:
 
 def check(args: flags.FlagValues) -> None:
     """Refuse what can be seen before anything is read."""
-    from bertjax.probing.features import POOLINGS
     from bertjax.probing.probes import PROBES
 
     for kind in args.probes:
         registry.pick("--probes", kind, PROBES)
-    registry.pick("--pooling", args.pooling, POOLINGS)
+    registry.pick("--pooling", args.pooling, tasks.POOLINGS)
     registry.pick("--metric", args.metric, metrics.OF_CLASSES)
     if not args.probes:
         raise UserError("--probes is empty: linear, mlp, or both")
-    for name in ("out", "png"):
-        if args[name].value:
-            path = Path(args[name].value).expanduser()
-            if path.is_dir() or not path.parent.is_dir():
-                raise UserError(f"--{name}={path} is no file that could be written")
+    if args.out:
+        disk.check_out(args.out, "--out")
     if args.png:
-        showing.check_plot(args.png)
+        disk.check_out(args.png, "--png", ".png")
+        showing.check_plot()
 
 
 def probe(args: flags.FlagValues) -> dict[str, Any]:
@@ -126,7 +123,7 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
     metric = metrics.OF_CLASSES[args.metric]
 
     def read(params: Any) -> layers.Data:
-        reader = features.make_reader(cfg, params, features.POOLINGS[args.pooling])
+        reader = features.make_reader(cfg, params, args.pooling)
         made = [
             features.read_texts(
                 reader, t, tokenizer, depth, cfg.hidden_size, args.batch_size, longest

@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False, words=True)
     if not args.words:
         raise UserError("no run: give one workdir or several")
-    out = check_out(args.out)
+    if not args.out:
+        raise UserError("--out is missing: the page to write, --out=FILE.html")
+    out = disk.check_out(args.out, "--out")
     folder = check_png(args.png)
     notes: list[str] = []
 
@@ -62,20 +64,6 @@ def main(argv: Sequence[str]) -> int:
             count += 1
         c.say(f"{folder}: {count} pictures")
     return 0
-
-
-def check_out(name: str | None) -> Path:
-    """Return the file to write. UserError for what cannot be one."""
-    if not name:
-        raise UserError("--out is missing: the page to write, --out=FILE.html")
-    out = Path(name).expanduser()
-    if "://" in name:
-        raise UserError(f"--out={name}: the page is written to a disk of this machine")
-    if out.is_dir():
-        raise UserError(f"--out={name} is a directory: name a file in it")
-    if not out.parent.is_dir():
-        raise UserError(f"--out={name} cannot be written: {out.parent} is no directory")
-    return out
 
 
 def check_png(name: str | None) -> Path | None:

@@ -10,13 +10,12 @@ every batch; `--html=FILE` writes all of it as one page; `--examples=N` rows are
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, build, checks
+from bertjax import UserError, build, checks, disk
 from bertjax import config as c
 
 
@@ -40,9 +39,7 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(
                 f"--hosts={args.hosts} does not divide {phase.batch_size} rows"
             )
-    page = Path(args.html).expanduser() if args.html else None
-    if page and (page.is_dir() or not page.parent.is_dir()):
-        raise UserError(f"--html={args.html} is no file that could be written")
+    page = disk.check_out(args.html, "--html") if args.html else None
 
     prepared = build.prepare(config, c.say)
 
@@ -79,10 +76,8 @@ def main(argv: Sequence[str]) -> int:
             rows.append((heading, rendering.show_row(seen, tokenizer, row)))
     results = statistics.results()
     if page:
-        try:
-            page.write_text(rendering.to_html("Batches", results, rows), "utf-8")
-        except OSError as e:
-            raise UserError(f"--html={args.html}: {e.strerror}") from e
+        text = rendering.to_html("Batches", results, rows)
+        disk.write_whole(page, text.encode(), f"--html={args.html}")
         c.say(f"wrote {page}")
     if args.json:
         print(json.dumps(results))

@@ -51,6 +51,9 @@ def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     return take_at(x, batch["cls_positions"])
 
 
+POOLINGS = {"mean": means, "cls": first_tokens}  # named in tasks/prepare.py too
+
+
 def first_positions(batch: dict[str, jax.Array]) -> jax.Array:
     """Return where the first token of each sequence is: i32 [B, S], S = 1 unpacked."""
     one = jnp.zeros((len(batch["input_ids"]), 1), jnp.int32)

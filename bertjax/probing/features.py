@@ -14,42 +14,31 @@ from bertjax.data.progress import Progress
 from bertjax.fill_mask import bucket_lengths
 from bertjax.models import encoder, stacks
 from bertjax.models.config import EncoderConfig
+from bertjax.models.pooling import POOLINGS
 from bertjax.tasks.texts import Texts
 
 Batch = dict[str, np.ndarray]
 
 
-def pool_mean(x: jax.Array, batch: Batch) -> jax.Array:
-    """Average x [B, L, D] over the real tokens, [CLS] and [SEP] too: f32 [B, D]."""
-    real = batch["attention_mask"][..., None]
-    total = jnp.where(real > 0, x.astype(jnp.float32), 0.0).sum(1)
-    return total / real.sum(1)
-
-
-def pool_cls(x: jax.Array, batch: Batch) -> jax.Array:
-    """Take the first token of x [B, L, D]: f32 [B, D]."""
-    return x[:, 0].astype(jnp.float32)
-
-
-POOLINGS = {"mean": pool_mean, "cls": pool_cls}
-
-
 def make_reader(
-    cfg: EncoderConfig,
-    params: Any,
-    pool: Callable[[jax.Array, Batch], jax.Array],
+    cfg: EncoderConfig, params: Any, pooling: str
 ) -> Callable[[Batch], jax.Array]:
     """Make read(batch) -> f32 [N + 1, B, D]: layer 0 is the embeddings.
 
-    params: the encoder's own; nothing here takes their gradient. pool: makes of a
-    layer [B, L, D] what is kept of it, so that whole layers are never side by side.
+    params: the encoder's own; nothing here takes their gradient. pooling: "mean", over
+    the real tokens, [CLS] and [SEP] too, or "cls", the first one. Each layer is pooled
+    where it is computed, so that whole layers are never side by side.
     """
+    pool = POOLINGS[pooling]
     cfg = encoder.without_pooler(cfg)
     held = jax.device_put(stacks.unstack(params, cfg))
 
     @jax.jit
     def run(held: Any, batch: Batch) -> jax.Array:
-        return encoder.apply_layers(held, cfg, batch, lambda x: pool(x, batch))
+        def keep(x: jax.Array) -> jax.Array:
+            return pool(x.astype(jnp.float32), batch)
+
+        return encoder.apply_layers(held, cfg, batch, keep)
 
     return lambda batch: run(held, batch)
 

@@ -4,7 +4,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.models.pooling import first_tokens, means, unit
+from bertjax.models.pooling import POOLINGS, first_tokens, means, unit
+from bertjax.tasks import prepare
 
 X = jnp.arange(12.0).reshape(1, 6, 2)
 
@@ -24,6 +25,10 @@ def test_each_sequence_of_a_packed_row():
     assert means(X, batch)[0, :2].tolist() == [[1, 2], [6, 7]]
     assert np.isfinite(means(X, batch)).all()  # of no sequence, too
     assert first_tokens(X, batch)[0, :2].tolist() == [[0, 1], [4, 5]]
+
+
+def test_names_are_known_where_jax_is_not():
+    assert [*POOLINGS] == [*prepare.POOLINGS]
 
 
 def test_vectors_of_length_1():

@@ -104,7 +104,7 @@ def test_features_are_pooled_by_hand(model):
     kept = jax.jit(lambda p, b: encoder.apply_layers(p, cfg, b, lambda x: x[0]))
     alone = np.asarray(kept(params, batch))
     for pooling, wanted in (("cls", alone[:, 0]), ("mean", alone.mean(1))):
-        read = features.make_reader(cfg, params, features.POOLINGS[pooling])
+        read = features.make_reader(cfg, params, pooling)
         found = features.read_texts(read, texts, Specials, 4, 16, 3, 40)
         assert found.shape == (4, 7, 16) and found.dtype == np.float32
         np.testing.assert_allclose(found[:, row], wanted, rtol=1e-4, atol=1e-5)
