@@ -306,6 +306,8 @@ def train(
         for writer in writers:
             writer.close()
         saved.drop_after(back)
+        for leaf in jax.tree.leaves(current):  # there is no room for two states
+            leaf.delete()
         current = saved.restore(back, wanted)
         tokens = manifest.read_meta(path / "checkpoints" / str(back))["tokens"]
         run = make_run(past=phases.skip_batches(run.phases, back, seen), at=back)
@@ -388,7 +390,10 @@ def train(
                     writer.flush()
                 if asked or is_due("checkpoint") or judge.step == done:
                     told = meta | lived | {"tokens": tokens}
-                    saved.save(done, current, told, judge.step)
+                    # A stretch of bad updates may end in going back before it.
+                    before = [n for n in manifest.steps(path) if n <= done - bad]
+                    keep = {judge.step, *before[-1:]}
+                    saved.save(done, current, told, keep)
                 meter.paused += time.monotonic() - paused
     saved.close()
     source.close()

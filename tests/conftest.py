@@ -168,10 +168,10 @@ def succeeded(result: subprocess.CompletedProcess) -> subprocess.CompletedProces
     return result
 
 
-def refused(result: subprocess.CompletedProcess, *words: str) -> None:
-    """Check for status 2 and one line "error: ..." that holds all `words`."""
+def refused(result: subprocess.CompletedProcess, *words: str, status: int = 2) -> None:
+    """Check for the status and one line "error: ..." that holds all `words`."""
     said = result.stdout + result.stderr
-    assert result.returncode == 2, f"status {result.returncode}\n{said[-4000:]}"
+    assert result.returncode == status, f"status {result.returncode}\n{said[-4000:]}"
     assert "Traceback" not in said, said[-4000:]
     lines = [x for x in result.stderr.splitlines() if x.startswith("error:")]
     assert len(lines) == 1, said[-4000:]

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import succeeded
 
 from bertjax import UserError, benchmark, build
 from bertjax import config as c
@@ -184,3 +185,11 @@ def test_importing_bertjax_loads_nothing_heavy():
     )
     for name in ("jax", "flax", "numpy", "tensorflow", "optax", "absl"):
         assert f"'{name}'" not in done.stdout
+
+
+@pytest.mark.slow  # trains
+def test_the_loop_is_that_of_train(command, corpus, vocabulary):
+    files = [f"data.train={corpus / 'train.txt'}", f"data.vocab={vocabulary}"]
+    given = ["--what=loop", *(f"--config.{file}" for file in files)]
+    found = json.loads(succeeded(command("benchmark", *SMOKE, *given)).stdout)
+    assert CONTRACT | {"ratio"} <= found.keys()

@@ -426,7 +426,7 @@ def test_a_full_disk(command, arguments, trained, tmp_path):
     more = ["--config.log.writers=jsonl", f"--workdir={workdir}"]
     env = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     done = command("train", *arguments, *more, env=env, before=limit)
-    refused(done, "cannot write", "checkpoints/12", "File too large")
+    refused(done, "cannot write", "checkpoints/12", "File too large", status=1)
     assert manifest.steps(workdir) == [8], "a number on something half-written"
     assert manifest.newest_intact(workdir, pytest.fail) == 8
     assert all(p.read_bytes() == content for p, content in whole.items())

@@ -197,7 +197,7 @@ def measure_loop(config: ConfigDict) -> Measured:
     config.total = c.duration(steps=1_000_000_000)
     config.log.every = c.duration(steps=1)
     config.checkpoint.every = c.duration(steps=1_000_000_000)
-    config.log.writers += ",bertjax.benchmark.Pacer"
+    config.log.writers += f",{Pacer.__module__}.{Pacer.__qualname__}"
     config.data.valid = ""
     Pacer.facts = _facts(config, VOCAB_SIZE)
     raise SystemExit(train.train(config, tempfile.mkdtemp()))

@@ -292,19 +292,18 @@ def _cudnn(
 ) -> jax.Array:
     """Run cuDNN's flash attention on NVIDIA GPUs.
 
-    It skips padding, which must follow the real tokens; packed rows need a full mask.
+    It skips padding, which must follow the real tokens; packed rows need a full mask,
+    and so do windows, of which it knows causal ones alone.
     """
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array) -> jax.Array:
         seen = sight._replace(keys=keys)
-        if sight.packed:
+        if sight.packed or sight.window:
             shape = (len(q), 1, q.shape[1], q.shape[1])
             how = {"mask": jnp.broadcast_to(seen.mask, shape)}
         else:
             real = jnp.maximum(jnp.sum(keys > 0, axis=1), 1).astype(jnp.int32)
             how = {"key_value_seq_lengths": real}
-            if sight.window:
-                how["local_window_size"] = sight.window // 2
         return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **how)
 
     wide = "batch length heads head"

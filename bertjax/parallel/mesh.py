@@ -37,19 +37,25 @@ def make_mesh(
         sizes[sizes.index(-1)] = len(devices) // known
     elif known != len(devices):
         raise UserError(f"{said}: asks for {known} devices, there are {len(devices)}")
-    types = (AxisType.Auto,) * len(AXES)
     slices = len({getattr(d, "slice_index", 0) for d in devices})
-    if slices == 1:
-        return jax.make_mesh(tuple(sizes), AXES, devices=devices, axis_types=types)
     if sizes[0] % slices:
         raise UserError(
             f"{said}: mesh.data must be a multiple of the {slices} slices, over which "
             "no other axis goes"
         )
-    laid_out = mesh_utils.create_hybrid_device_mesh(
-        (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices=devices
-    )
-    return Mesh(laid_out, AXES, axis_types=types)
+    # An axis may go over a part of the chips' own axes: 2 of the 4 x 4.
+    how: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
+    try:
+        if slices == 1:
+            laid_out = mesh_utils.create_device_mesh(sizes, **how)
+        else:
+            inner = sizes[0] // slices, *sizes[1:]
+            laid_out = mesh_utils.create_hybrid_device_mesh(
+                inner, (slices, 1, 1), **how
+            )
+    except NotImplementedError as e:
+        raise UserError(f"{said}: these chips cannot be laid out so: {e}") from e
+    return Mesh(laid_out, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def peak_flops(mesh: Mesh) -> float | None:

@@ -2,7 +2,9 @@
 """Saving and restoring with orbax; the layout is in manifest.py.
 
 A save goes to checkpoints/saving-<step>, gets its manifest, and only then its plain
-number: a kill at any moment leaves no number on something half-written.
+number: a kill at any moment leaves no number on something half-written. In a bucket
+directories have no names that could change at once, so there a save goes to its number,
+which counts once it has its manifest.
 """
 
 import json
@@ -10,14 +12,14 @@ import logging
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bertjax import UserError
+from bertjax import RunError, UserError
 from bertjax.parallel.sharding import path_name
 from bertjax.parallel.watch import is_broken_collective
 from bertjax.training import manifest
@@ -38,27 +40,29 @@ class Checkpoints:
         self.finisher: threading.Thread | None = None
         self.failed: BaseException | None = None
         if self.primary and self.folder.is_dir():
-            for left in self.folder.iterdir():  # of a killed run
-                if left.name.startswith(("saving-", "deleting-")):
-                    _remove(left)
+            for left in manifest.unfinished(workdir):  # of a killed run
+                _remove(left)
 
     def save(
         self,
         step: int,
         state: State | dict[str, Any],
         meta: dict[str, Any],
-        best: int | None = None,
+        keep: Collection[int | None] = (),
     ) -> None:
         """Begin to save a state, or parts of one by name; returns when it is copied.
 
-        best: the step of a checkpoint that is kept beside the newest ones. Raises
-        UserError.
+        keep: steps of checkpoints that are kept beside the newest ones. Raises
+        RunError where it cannot be written, or the one before could not.
         """
         self.wait()
         parts = state.parts() if isinstance(state, State) else state
-        temporary = self.folder / f"saving-{step}"
+        remote = is_remote(self.folder)
+        temporary = self.folder / (str(step) if remote else f"saving-{step}")
         try:
             if self.primary:
+                if remote and temporary.exists():
+                    self._delete(step)
                 temporary.mkdir(parents=True, exist_ok=True)
                 text = json.dumps({"format": manifest.FORMAT, "step": step, **meta})
                 (temporary / manifest.META).write_text(text)
@@ -70,12 +74,12 @@ class Checkpoints:
         except (OSError, ValueError) as e:
             raise self._error(step, e) from e
         self.finisher = threading.Thread(
-            target=self._finish, args=(step, temporary, best)
+            target=self._finish, args=(step, temporary, keep)
         )
         self.finisher.start()
 
     def wait(self) -> None:
-        """Wait for the save under way. Raises UserError if it could not be written."""
+        """Wait for the save under way. Raises RunError if it could not be written."""
         if self.finisher is not None:
             self.finisher.join()
             self.finisher = None
@@ -84,13 +88,14 @@ class Checkpoints:
             self.failed = None
             raise self._error(step, error) from error
 
-    def _finish(self, step: int, temporary: Any, best: int | None) -> None:
+    def _finish(self, step: int, temporary: Any, keep: Collection[int | None]) -> None:
         try:
             self.saver.wait_until_finished()
             if self.primary:
                 manifest.write_manifest(temporary)
-                temporary.rename(self.folder / str(step))
-                self._prune(best)
+                if temporary.name != str(step):
+                    temporary.rename(self.folder / str(step))
+                self._prune(keep)
         except BaseException as e:  # handed to the loop's thread
             self.failed = (step, e)
             if self.primary:
@@ -102,17 +107,20 @@ class Checkpoints:
         said = " ".join(str(error).split())
         if len(said) > 300:  # the reason stands at the end
             said = f"{said[:100]} ... {said[-180:]}"
-        return UserError(f"cannot write {self.folder}/{step}: {said}")
+        return RunError(f"cannot write {self.folder}/{step}: {said}")
 
-    def _prune(self, best: int | None) -> None:
+    def _prune(self, keep: Collection[int | None]) -> None:
         for step in manifest.steps(self.workdir)[: -self.keep_last]:
             every = self.keep_every and step % self.keep_every == 0
-            if step != best and not every:
+            if step not in keep and not every:
                 self._delete(step)
 
     def _delete(self, step: int) -> None:
-        doomed = self.folder / f"deleting-{step}"
-        (self.folder / str(step)).rename(doomed)
+        doomed = self.folder / str(step)
+        if is_remote(doomed):
+            (doomed / manifest.MANIFEST).unlink(missing_ok=True)
+        else:
+            doomed = doomed.rename(self.folder / f"deleting-{step}")
         _remove(doomed)
 
     def restore(self, step: int, abstract: State) -> State:

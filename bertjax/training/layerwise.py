@@ -77,8 +77,9 @@ def multipliers(params: Any, decay: float) -> Any:
 
     Of N stacked layers, layer l (from 0) has decay^(N - l), the embeddings below it
     decay^(N + 1), all else 1: pooler, final norm, heads (Clark et al. 2020, arXiv
-    2003.10555, appendix B; counted so that the heads have 1). A leaf that the first
-    layers lack is aligned with the last one.
+    2003.10555, appendix B; their code gives the whole encoder one factor more, so that
+    the last layer has decay^2). A leaf that the first layers lack is aligned with the
+    last one.
     """
     depths: dict[tuple[Any, ...], int] = {}
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from bertjax import RunError, UserError
 from bertjax.training import best
+from bertjax.training.workdir import is_remote
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -34,7 +35,19 @@ def as_path(path: str | Path) -> Any:
 
 def steps(workdir: Any) -> list[int]:
     """List the steps of WORKDIR/checkpoints in ascending order."""
-    return _numbered(workdir / "checkpoints")
+    folder = workdir / "checkpoints"
+    there = _numbered(folder)
+    if is_remote(folder):  # the manifest is what makes it one (checkpoint.py)
+        there = [n for n in there if (folder / str(n) / MANIFEST).exists()]
+    return there
+
+
+def unfinished(workdir: Any) -> list[Any]:
+    """List what kills left in WORKDIR/checkpoints in saving or deleting."""
+    folder = workdir / "checkpoints"
+    found = [p for p in folder.iterdir() if p.name.startswith(("saving-", "deleting-"))]
+    bare = {*_numbered(folder)} - {*steps(workdir)}
+    return found + [folder / str(n) for n in sorted(bare)]
 
 
 def _numbered(folder: Any) -> list[int]:

@@ -24,7 +24,8 @@ def make_schedule(
     of the updates after the warm-up that is left, 1 at its end and 0 after update
     `total` - 1, they then follow
 
-      linear      lr x f (google-research/bert, optimization.py)
+      linear      lr x f, as in transformers (google-research/bert counts f from update
+                  0, so that its rate drops at the end of the warm-up)
       polynomial  lr x f^power
       cosine      lr x (1 - cos(pi f)) / 2
       wsd         lr until the last `decay` updates, then lr x (1 - sqrt(g)), g the

@@ -53,7 +53,9 @@ class StopSignal(_Listener):
         self.leave: Callable[[], None] = lambda: None
 
     def _note(self, number: int) -> None:
-        self.number, self.at = number, time.monotonic()
+        if not self.number:  # a supervisor may repeat it
+            self.at = time.monotonic()
+        self.number = number
         if not self.training:
             self.leave()
             os._exit(128 + number)

@@ -5,6 +5,7 @@ A writer is a class with write(row), flush() and close(); a dotted name such as
 `my_package.my_module.MyWriter` in log.writers brings one from outside.
 """
 
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from bertjax import UserError, registry
+from bertjax import RunError, UserError, registry
 from bertjax.training.workdir import finite, is_remote, rows_up_to
 
 Row = dict[str, Any]
@@ -31,12 +32,12 @@ class Writer(Protocol):
 
 
 def write(writers: Sequence[Writer], row: Row, workdir: Any) -> None:
-    """Write a row everywhere. Raises UserError where the disk is full."""
+    """Write a row everywhere. Raises RunError where the disk is full."""
     try:
         for writer in writers:
             writer.write(row)
     except OSError as e:
-        raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
+        raise RunError(f"--workdir={workdir} cannot be written: {e}") from e
 
 
 class JsonlWriter:
@@ -115,13 +116,18 @@ class TensorBoardWriter:
 class WandbWriter:
     """Weights & Biases (pip install wandb); its own environment variables configure it.
 
-    The run's id is the workdir's name, so that a resumed run goes on in place.
+    The run's id is made of the workdir's path, so that a resumed run goes on in place,
+    and is called by its name.
     """
 
     def __init__(self, workdir: Any, step: int) -> None:
         import wandb
 
-        self.run = wandb.init(dir=str(workdir), id=workdir.name, resume="allow")
+        own = hashlib.sha256(str(workdir).encode()).hexdigest()[:8]
+        name = f"{workdir.name}-{own}"
+        self.run = wandb.init(
+            dir=str(workdir), id=name, name=workdir.name, resume="allow"
+        )
 
     def write(self, row: Row) -> None:
         self.run.log(row, step=row["step"])

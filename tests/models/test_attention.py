@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bertjax import UserError
-from bertjax.models.attention import Sight, attend, choose
+from bertjax.models.attention import BACKENDS, Sight, attend, choose
 from bertjax.parallel.mesh import make_mesh
 
 
@@ -113,6 +113,30 @@ def test_the_fused_kernel_drops_the_same_weights_on_any_mesh():
         with jax.set_mesh(mesh):
             for a, b in zip(run("fused"), expected, strict=True):
                 np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("window", [0, 16])
+def test_what_cudnn_is_asked_for(monkeypatch, packed, window):
+    """Nothing that it refuses; what jax computes of it elsewhere is the same."""
+    q, k, v = draw(length=128)
+    real, segments = rows(128)
+    sight = Sight(segments if packed else real, packed, window)
+    attention, asked = jax.nn.dot_product_attention, []
+
+    def stand_in(q, k, v, implementation, **how):
+        asked.append((implementation, *how))
+        return attention(q, k, v, implementation="xla", **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    found = BACKENDS["cudnn"](q, k, v, sight, 0.0, None)
+    wanted = attend(q, k, v, sight, 0.0, None)
+    real = real[:, :, None, None] > 0
+    np.testing.assert_allclose(
+        jnp.where(real, found, 0), jnp.where(real, wanted, 0), atol=2e-5
+    )
+    how = "mask" if packed or window else "key_value_seq_lengths"
+    assert asked == [("cudnn", how)]
 
 
 def test_which_backend_serves():

@@ -7,9 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax import UserError
+from bertjax import RunError, UserError
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training import manifest
+from bertjax.training import checkpoint, manifest
 from bertjax.training.checkpoint import (
     Checkpoints,
     describe,
@@ -99,6 +99,37 @@ def test_pruning(saved, tmp_path):
     assert left == ["4", "8", "9"]
 
 
+def test_some_are_kept_beside_the_newest(saved, tmp_path):
+    state, _ = make()
+    checkpoints = saved(keep_last=1)
+    for step, keep in ((1, ()), (2, {1, None}), (3, {2, 1})):
+        checkpoints.save(step, state, {}, keep)
+        checkpoints.wait()
+    assert manifest.steps(tmp_path) == [1, 2, 3]
+
+
+def test_in_a_bucket_the_manifest_makes_a_checkpoint(saved, tmp_path, monkeypatch):
+    """There nothing is renamed: a rename would be a copy of one object at a time."""
+    from etils import epath
+
+    state, wanted = make()
+    folder = epath.Path(tmp_path)
+    for module in (manifest, checkpoint):
+        monkeypatch.setattr(module, "is_remote", lambda path: True)
+    (tmp_path / "checkpoints" / "9" / "state").mkdir(parents=True)  # of a killed run
+    assert manifest.steps(folder) == []
+    checkpoints = saved(keep_last=2, folder=folder)
+    assert not (tmp_path / "checkpoints" / "9").exists()
+    for step in (1, 2, 3, 3):
+        checkpoints.save(step, state, {})
+        checkpoints.wait()
+    assert manifest.steps(folder) == [2, 3]
+    assert manifest.newest_intact(folder, pytest.fail) == 3
+    equal(checkpoints.restore(3, wanted), state)
+    checkpoints.drop_after(2)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
 def test_leftovers_of_a_killed_run_go(saved, tmp_path):
     for name in ("saving-4", "deleting-2", "3"):
         (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)
@@ -118,7 +149,7 @@ def test_nothing_half_written_gets_a_number(saved, tmp_path, monkeypatch):
 
     monkeypatch.setattr(manifest, "write_manifest", full)
     checkpoints.save(2, state, {})
-    with pytest.raises(UserError, match=r"cannot write .*/2: .*No space left"):
+    with pytest.raises(RunError, match=r"cannot write .*/2: .*No space left"):
         checkpoints.wait()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
     assert manifest.newest_intact(tmp_path, pytest.fail) == 1
@@ -127,7 +158,7 @@ def test_nothing_half_written_gets_a_number(saved, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made(saved, tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     state, _ = make()
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(RunError, match="cannot write"):
         saved().save(1, state, {})
 
 

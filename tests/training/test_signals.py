@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from bertjax.training import signals
+
 # What is waited for in C does not come back to Python before the process ends.
 IN_C = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 CODE = """
@@ -57,3 +59,16 @@ print("ready", flush=True)
     time.sleep(0.3)
     process.terminate()
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_comes_again_is_no_later(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    stop = signals.StopSignal()
+    stop.training = True
+    assert not stop.overdue
+    for now[0] in (1.0, 5.0, 1.0 + signals.GRACE):
+        stop._note(signal.SIGTERM)
+        assert not stop.overdue
+    now[0] += 1.0
+    assert stop.overdue and stop.status == 128 + signal.SIGTERM
