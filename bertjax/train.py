@@ -390,9 +390,11 @@ def train(
                     writer.flush()
                 if asked or is_due("checkpoint") or judge.step == done:
                     told = meta | lived | {"tokens": tokens}
-                    # A stretch of bad updates may end in going back before it.
-                    before = [n for n in manifest.steps(path) if n <= done - bad]
-                    keep = {judge.step, *before[-1:]}
+                    keep = {judge.step}
+                    if bad:  # a stretch of them may end in going back before it
+                        saved.wait()
+                        there = manifest.steps(path)
+                        keep |= {*[n for n in there if n <= done - bad][-1:]}
                     saved.save(done, current, told, keep)
                 meter.paused += time.monotonic() - paused
     saved.close()
