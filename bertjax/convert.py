@@ -144,6 +144,7 @@ def to_hf(
     """
     from bertjax.data.vocab.exports import write_tokenizer
     from bertjax.interop import export
+    from bertjax.interop.growth import drop_rows
 
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     raw, pooled = meta.get("hf"), sentences.wanted(source, meta)
@@ -154,6 +155,11 @@ def to_hf(
     export.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
     params = disk.read_params(source, weights=weights)
     params = grow(params) if grow else params
+    pieces = tokenizer.vocab_size
+    if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
+        # Padding for a chip's sake; what came with padding goes with it.
+        params = drop_rows(params, pieces)
+        cfg = dataclasses.replace(cfg, vocab_size=pieces)
     models = {"": (params, cfg)}
     if "generator" in params:
         from bertjax.objectives.electra import halves

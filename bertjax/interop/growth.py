@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New rows of parameters for new pieces of a vocabulary."""
+"""Rows of parameters for the pieces of a vocabulary: new ones, and none for padding."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,3 +31,11 @@ def grow_rows(
             leaf = np.concatenate([old, np.asarray(new, leaf.dtype), rest])
         put(grown, path, leaf)
     return grown
+
+
+def drop_rows(params: Mapping[str, Any], pieces: int) -> dict[str, Any]:
+    """Return parameters without the rows of leaves [V, ...] from `pieces` on."""
+    left: dict[str, Any] = {}
+    for path, leaf in walk(params):
+        put(left, path, leaf[:pieces] if path.endswith(ROWS) else leaf)
+    return left

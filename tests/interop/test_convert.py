@@ -54,6 +54,20 @@ def test_there_and_back(command, trained, exported, tmp_path):
 
 
 @pytest.mark.slow
+def test_padding_of_the_vocabulary_is_left_out(command, arguments, tmp_path):
+    padded, folder = tmp_path / "padded", tmp_path / "hf"
+    more = ["--config.model.vocab_size=1024", f"--workdir={padded}"]
+    succeeded(command("train", *arguments, *more))
+    succeeded(command("convert", f"--from={padded}", f"--to={folder}", "--format=hf"))
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 1000
+    words = "bert.embeddings.word_embeddings.weight"
+    assert len(load_file(folder / "model.safetensors")[words]) == 1000
+    want, found = blanks(command, padded), blanks(command, folder)
+    for before, after in zip(want, found, strict=True):
+        assert [g["token"] for g in after] == [g["token"] for g in before]
+
+
+@pytest.mark.slow
 def test_evaluate(command, trained, exported, corpus):
     """The same predictions and losses, without a unigram model to compare with."""
     text = [f"--text={corpus / 'valid.txt'}", "--json"]

@@ -11,7 +11,7 @@ from bertjax import UserError, disk
 from bertjax.data.vocab import growth
 from bertjax.data.vocab.exports import make_json, write_tokenizer
 from bertjax.data.vocab.tokenizers import load_tokenizer, train_tokenizer
-from bertjax.interop.growth import grow_rows
+from bertjax.interop.growth import drop_rows, grow_rows
 
 WORDS = ["photovoltaic", "interferometer", "Zymurgy", "spectroheliograph"]
 OLD = ["the", "", "photovoltaic", "two words", "self-made"]
@@ -143,6 +143,10 @@ def test_rows():
     np.testing.assert_array_equal(grown["mlm"]["bias"], want[:, 0])
     assert grown["mlm"]["norm"]["bias"] is tree["mlm"]["norm"]["bias"]
     assert grow_rows(tree, 3, [[0]])["mlm"]["bias"].tolist() == [0, 2, 4, 0, 8, 10]
+    left = drop_rows(tree, 5)
+    assert left["mlm"]["bias"].tolist() == [0, 2, 4, 6, 8]
+    assert left["encoder"]["embeddings"]["word"].shape == (5, 2)
+    assert left["mlm"]["norm"]["bias"] is tree["mlm"]["norm"]["bias"]
 
 
 @pytest.mark.slow
