@@ -8,7 +8,7 @@ from typing import Any
 from bertjax import updates
 from bertjax.measuring import kernels
 from bertjax.measuring.compiled import Shape, Target, memory_bytes
-from bertjax.models.config import EncoderConfig
+from bertjax.models.config import EncoderConfig, keys_seen
 from bertjax.parallel.chips import Chip
 
 Say = Callable[[str], None]
@@ -115,8 +115,7 @@ def time_estimate(
 
 def share_of_keys(cfg: EncoderConfig, length: int) -> float:
     """Return the part of all keys that a query looks at, in the mean over layers."""
-    window = min(length, 2 * (cfg.local_attention // 2) + 1)
-    seen = [length if every else window for every in cfg.is_global]
+    seen = keys_seen(cfg, length)
     return sum(seen) / len(seen) / length
 
 

@@ -247,6 +247,12 @@ def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
     )
 
 
+def keys_seen(cfg: EncoderConfig, length: int) -> tuple[int, ...]:
+    """Return how many keys a query of each layer looks at, in rows of this length."""
+    window = min(length, 2 * (cfg.local_attention // 2) + 1)
+    return tuple(length if every else window for every in cfg.is_global)
+
+
 def flops_per_token(
     cfg: EncoderConfig, length: int, predictions: int, everywhere: bool = True
 ) -> float:
@@ -260,8 +266,7 @@ def flops_per_token(
     d, m, e = cfg.hidden_size, cfg.intermediate_size, cfg.embedding_width
     matrices = 3 if cfg.mlp_type == "glu" else 2
     own = 2 * d * d + matrices * d * m  # of what asks; keys and values are of all
-    window = min(length, 2 * (cfg.local_attention // 2) + 1)
-    keys = [length if every else window for every in cfg.is_global]
+    keys = keys_seen(cfg, length)
     read = 1.0 if everywhere else min(1.0, (predictions + cfg.pooler) / length)
     layers = cfg.num_hidden_layers * (2 * d * d + own) - (1 - read) * own
     seen = sum(keys) - (1 - read) * keys[-1]
