@@ -24,6 +24,8 @@ def cost(cfg: Any, objective: Any, stage: Any) -> tuple[int, float]:
 
 def flops(cfg: Any, objective: Any, length: int, predictions: int) -> float:
     """Return the FLOPs of a token slot, of what the objective computes."""
+    if objective.flops:
+        return objective.flops(length, predictions)
     asked = predictions if "mlm" in objective.needs else 0
     return flops_per_token(cfg, length, asked, objective.everywhere)
 

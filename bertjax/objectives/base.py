@@ -97,7 +97,8 @@ class Objective:
 
     init(rng) -> params; weights(batch); sums(params, batch, rng). evaluate(params,
     batch) -> (sums, outputs), where there are outputs. everywhere: what the last layer
-    makes of every token is read.
+    makes of every token is read. flops(L, P) -> those of a token slot, forward and
+    backward, where there is more than one encoder with a masked LM's head.
     """
 
     init: Callable[[jax.Array], Params]
@@ -109,6 +110,7 @@ class Objective:
     evaluate: Callable[[Params, Batch], tuple[dict[str, Term], Any]] | None = None
     labels: Labels = no_labels
     everywhere: bool = True
+    flops: Callable[[int, int], float] | None = None
 
 
 def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
-from bertjax.models.config import EncoderConfig, generator_config
+from bertjax.models.config import EncoderConfig, flops_per_token, generator_config
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Term
 from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
@@ -82,6 +82,12 @@ def make_objective(
             found = {"loss": binary_cross_entropy(*args), **binary_metrics(*args)}
         return {**terms, **{f"rtd_{name}": term for name, term in found.items()}}
 
+    def flops(length: int, predictions: int) -> float:
+        """Count the generator, the discriminator and its head, which is everywhere."""
+        d = cfg.hidden_size
+        guessed = flops_per_token(small, length, predictions, everywhere=False)
+        return guessed + flops_per_token(cfg, length, 0) + 6.0 * (d * d + d)
+
     objective = Objective(
         init=init,
         weights=weights,
@@ -89,6 +95,7 @@ def make_objective(
         needs=frozenset({"mlm"}),
         coefficients={"mlm_loss": generator_weight, "rtd_loss": discriminator_weight},
         shardings=SHARDINGS,
+        flops=flops,
     )
     return objective, cfg
 
