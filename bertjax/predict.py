@@ -155,12 +155,7 @@ def answer(
 
 def check_out(name: str) -> Path | None:
     """Return the file to write, None for standard output. Raises UserError."""
-    if name == "-":
-        return None
-    out = Path(name).expanduser()
-    if out.is_dir() or not out.parent.is_dir():
-        raise UserError(f"--out={name} is no file that could be written")
-    return out
+    return None if name == "-" else disk.check_out(name, "--out")
 
 
 def read_input(name: str, columns: dict[str, str], kind: tasks.Kind) -> Sequence[Any]:

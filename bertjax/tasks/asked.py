@@ -40,7 +40,7 @@ def read_questions(
                 f"{key}={entry}: questions are read from SQuAD's JSON files"
             )
         for path in expand(entry, key):
-            found.append(parse_one(tables.read_text(path), path))
+            found.append(parse_one(tables.read_text(path), path, say))
             for what, lines in (
                 ("stand elsewhere in the context than the file says", found[-1].moved),
                 ("are not in the context", found[-1].lost),
@@ -56,16 +56,16 @@ def parse_text(
     text: str, name: str, columns: Mapping[str, str], say: Callable[[str], None]
 ) -> list[Questions]:
     """Read the questions of standard input."""
-    return [parse_one(text, name)]
+    return [parse_one(text, name, say)]
 
 
-def parse_one(text: str, name: str) -> Questions:
+def parse_one(text: str, name: str, say: tables.Say = tables.silent) -> Questions:
     """Read SQuAD's JSON, or JSON lines of questions with their contexts."""
     first = text.lstrip().partition("\n")[0]
     if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
         return parse_squad(text, name)
     found = Questions(source=name)
-    rows = [*tables.parse_rows(text, "json", name, COLUMNS)]
+    rows = [*tables.parse_rows(text, "json", name, COLUMNS, say)]
     given = {str(row.cells["id"]) for row in rows if "id" in row.cells}
     free = (own for own in map(str, count()) if own not in given)
     for i, row in enumerate(rows):

@@ -7,7 +7,6 @@ google-research/bert's run_squad.py; here each context is encoded once, and wind
 made by arithmetic on flat arrays.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.text.lines import load_json
 from bertjax.data.vocab.tokenizers import Tokenizer
 from bertjax.tasks.tables import read_text
 from bertjax.tasks.texts import Ragged, make_ragged
@@ -71,10 +71,7 @@ def read_squad(path: str) -> Questions:
 
 def parse_squad(text: str, path: str) -> Questions:
     """Read the text of such a file; `path` is what messages call it."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as e:
-        raise UserError(f"{path}:{e.lineno}: no JSON ({e.msg})") from None
+    data = load_json(text, path)
     found = Questions(source=path)
     seen: set[str] = set()
     for paragraph, at in _paragraphs(data, path):

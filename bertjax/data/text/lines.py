@@ -125,6 +125,9 @@ def load_json(text: str, place: str) -> Any:
     """
     try:
         found = json.loads(text)
+    except json.JSONDecodeError as e:
+        at = f":{e.lineno}" * (e.lineno > 1)
+        raise UserError(f"{place}{at}: is no JSON ({e.msg})") from None
     except (ValueError, RecursionError) as e:
         raise UserError(f"{place}: is no JSON ({e})") from None
     if _HALF.search(text):
