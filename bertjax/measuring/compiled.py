@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The train and the eval step of a config, compiled for devices that are not there."""
 
+import functools
 import hashlib
 import json
 import math
@@ -26,7 +27,7 @@ from bertjax.parallel import feed
 from bertjax.parallel.chips import CHIPS, Chip
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
-from bertjax.training import state
+from bertjax.training import dispatch, state
 from bertjax.training.step import make_eval_step
 
 # Far from the end of any schedule: the arithmetic of a step is always the same.
@@ -91,6 +92,7 @@ class Target:
 
         Raises UserError when the mesh does not divide a batch.
         """
+        feed.check_batch_size(self.mesh, self.config.batch_size, self.config.accumulate)
         found: dict[tuple[int, int], int] = {}
         for phase in c.wanted_phases(self.config):
             feed.check_batch_size(self.mesh, phase.batch_size, self.config.accumulate)
@@ -100,6 +102,21 @@ class Target:
         shapes = [Shape(*key, predictions) for key, predictions in found.items()]
         return sorted(shapes, key=lambda s: (-s.length, -s.batch_size))
 
+    @property
+    def eval_shape(self) -> Shape:
+        """The batches of an evaluation, whatever phases make of the run's own.
+
+        `rows` of it are in memory at once, as of the run's.
+        """
+        length = self.config.data.length
+        wanted = build.predictions(self.config, length, self.config.eval.mask_rate)
+        return Shape(self.config.batch_size, length, wanted)
+
+    @functools.cached_property
+    def evaluation(self) -> dict[str, Any]:
+        """What `memory` says of an evaluation."""
+        return self.memory("eval", self.eval_shape)
+
     def state_parts(self) -> Parts:
         """Return the bytes of parameters and of the optimizer's state on a device."""
         one = self.update.shapes, self.update.shardings
@@ -107,24 +124,35 @@ class Target:
         return Parts(parameters, shard_bytes(*one) - parameters)
 
     def lower(self, step: str, shape: Shape) -> Any:
-        """Trace the "train" step, or the "eval" step of micro-batches of this shape."""
+        """Trace the "train" step, or the "eval" step of micro-batches of this shape.
+
+        The first is all updates of a call where there are several (dispatch.py).
+        """
         given = state.with_shardings(self.update.shapes, self.update.shardings)
+        most = self.config.steps_per_call
         with jax.set_mesh(self.mesh):
+            if step == "train" and most > 1:
+                batch = self._batch(shape, most)
+                return self.update.many.lower(given, batch)
             if step == "train":
                 return self.update.step.lower(given, self._batch(shape))
             rows = shape.batch_size // self.config.accumulate
             batch = self._batch(shape._replace(batch_size=rows))
             batch["example_weights"] = self._array((rows,), jnp.float32)
-            evaluate = jax.jit(make_eval_step(self.objective.sums))
-            return evaluate.lower(given.params, batch)
+            made = make_eval_step(self.objective.sums, self.objective.evaluate)
+            return jax.jit(made).lower(given.params, batch)
 
-    def _batch(self, shape: Shape) -> dict[str, Any]:
+    def _batch(self, shape: Shape, most: int = 1) -> dict[str, Any]:
+        """Make the shapes of a batch, or of the `most` batches of a call."""
         batch = {
-            name: self._array(dims, dtype)
+            name: self._array(dims, dtype, most)
             for name, (dims, dtype) in batch_arrays(
                 self.config, self.objective, shape
             ).items()
         }
+        if most > 1:
+            everywhere = NamedSharding(self.mesh, PartitionSpec())
+            batch["count"] = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
         if self.hosts > 1:  # as feed.with_flag does
             where = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
             batch["stop"] = jax.ShapeDtypeStruct(
@@ -132,9 +160,13 @@ class Target:
             )
         return batch
 
-    def _array(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        where = batch_sharding(self.mesh)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+    def _array(
+        self, shape: tuple[int, ...], dtype: Any, most: int = 1
+    ) -> jax.ShapeDtypeStruct:
+        if most > 1:
+            where = dispatch.call_sharding(self.mesh)
+            return jax.ShapeDtypeStruct((most, *shape), dtype, sharding=where)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(self.mesh))
 
     def facts(self, step: str, shape: Shape) -> dict[str, Any]:
         """Compile a step, or look up what compiling gave: plain values.

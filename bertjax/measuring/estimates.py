@@ -45,7 +45,7 @@ def estimate(
             largest = search_largest(target, shape, facts, say)
     if facts["fits"]:
         say("the evaluation's memory")
-        out |= eval_memory(target.memory("eval", shape), state.optimizer, chip)
+        out |= eval_memory(target.evaluation, state.optimizer, chip)
     if facts["fits"]:
         known = target.is_compiled("train", shape)
         if not (known or quick):
@@ -109,7 +109,9 @@ def time_estimate(
     out |= {f"estimated_{k}": v for k, v in zip(names, values, strict=True)}
     out["collectives"] = facts["collectives"]
     out["kernels"] = sum(k.times for k in facts["kernels"])
-    out["uncounted_loops"] = facts["unknown_loops"]
+    # The first one goes through the updates of a call: a round of it is a step.
+    calls = target.config.steps_per_call > 1
+    out["uncounted_loops"] = facts["unknown_loops"][calls:]
     return out
 
 

@@ -88,6 +88,11 @@ def many_steps(update: Update) -> Update:
     return many
 
 
+def call_sharding(mesh: Mesh) -> NamedSharding:
+    """Return where the arrays of a call lie, [most, batch_size, ...]."""
+    return NamedSharding(mesh, P(None, *batch_sharding(mesh).spec))
+
+
 def to_devices(
     batches: Iterable[Mapping[str, np.ndarray]],
     mesh: Mesh,
@@ -100,8 +105,7 @@ def to_devices(
     As feed.to_devices otherwise. Calls of less than `most` updates repeat their last
     batch, which nobody looks at; `count`, i32 [], says how many are real.
     """
-    where = NamedSharding(mesh, P(None, *batch_sharding(mesh).spec))
-    everywhere = NamedSharding(mesh, P())
+    where, everywhere = call_sharding(mesh), NamedSharding(mesh, P())
     batches, batch_sizes = iter(batches), iter(batch_sizes)
     for count in counts:
         some = [*itertools.islice(batches, count)]

@@ -145,3 +145,27 @@ def test_labels_of_tasks_are_made_up(name):
     assert jax.eval_shape(objective.sums, params, batch, None).keys() == {
         f"{name}_loss"
     }
+
+
+def test_what_is_compiled_is_what_will_run():
+    """Calls of several updates; evaluations of their own length and mask rate."""
+    config = c.parse(["--config=bert.py:smoke"]).config
+    config.batch_size, config.accumulate, config.steps_per_call = 8, 2, 3
+    config.data.length, config.phases = 64, "steps=30 length=32; length=48"
+    config.eval.mask_rate, config.model.attention = 0.5, "xla"
+    target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+    longest, _ = target.shapes()
+    _, batch = target.lower("train", longest).args_info[0]
+    assert batch["input_ids"].shape == (3, 8, 48) and batch["count"].shape == ()
+    _, batch = target.lower("eval", target.eval_shape).args_info[0]
+    assert batch["input_ids"].shape == (4, 64)
+    assert batch["mlm_positions"].shape == (4, 32)
+
+
+def test_an_evaluation_of_a_task_keeps_what_the_model_says():
+    columns = ["--config.task.text=text", "--config.task.label=label"]
+    config = c.parse(["--config=finetune/classify.py:smoke", *columns]).config
+    config.model.attention = "xla"
+    target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+    said = target.lower("eval", target.eval_shape).out_info
+    assert len(jax.tree.leaves(said["outputs"])) > 0
