@@ -99,6 +99,9 @@ def preflight(
     from bertjax.measuring import compiled, estimates
 
     vocab_size, text = look_at_text(config, say)
+    if config.objective == "choose":
+        config = config.copy_and_resolve_references()
+        config.objective = f"choose:choices={choices(config, text)}"
     target = compiled.Target(config, vocab_size, topology, devices)
     found = []
     for shape in target.shapes():
@@ -141,13 +144,24 @@ def look_at_text(
     for stage in run.course.stages:
         batches = [stage.batch(stage.start + i, slice(0, ROWS)) for i in range(LOOK)]
         rows = sum(len(b["input_ids"]) for b in batches)
+        slots = sum(b["input_ids"].size for b in batches)
         real = sum(int(b["attention_mask"].sum()) for b in batches)
-        chosen = sum(int((b.get("mlm_weights", 0) > 0).sum()) for b in batches)
+        masked = [b["mlm_weights"] for b in batches if "mlm_weights" in b]
+        chosen = sum(int((weights > 0).sum()) for weights in masked)
         facts = {"start": stage.start, "length": stage.length}
         facts |= {"batch_size": stage.batch_size, "rows_an_epoch": stage.n}
-        facts |= {"fill": real / (rows * stage.length), "slots_per_row": stage.P}
+        facts |= {"sequences_per_row": slots // (rows * stage.length)}
+        facts |= {"fill": real / slots, "slots_per_row": stage.P}
         found.append({**facts, "predictions_per_row": chosen / rows})
     return tokenizer.vocab_size, found
+
+
+def choices(config: ConfigDict, text: list[dict[str, Any]] | None) -> int:
+    """Return the choices that a row has room for; 0 where nothing says how many."""
+    if text:
+        return text[0]["sequences_per_row"]
+    columns = config.task.choices.count(",") + 1  # a single one holds lists
+    return columns if columns > 1 else 0
 
 
 def tensorflow_grabs(config: ConfigDict) -> str:

@@ -330,6 +330,25 @@ def test_tensorflow_is_looked_at_without_loading_it():
     assert said and ("tensorflow" in sys.modules) == before
 
 
+def test_rows_of_several_texts_are_looked_at(tmp_path):
+    from bertjax import config as c
+
+    table = tmp_path / "table.csv"
+    table.write_text("q,x,y,right\na b,c,d,0\na,b c d,d,1\n")
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"])
+    )
+    given = {"data.train": table, "data.vocab": vocab, "data.cache": tmp_path}
+    given |= {"task.text": "q", "task.choices": "x,y", "task.label": "right"}
+    flags = [f"--config.{key}={value}" for key, value in given.items()]
+    config = c.parse(["--config=finetune/choose.py:smoke", *flags]).config
+    size, (facts,) = preflight.look_at_text(config, print)
+    assert (size, facts["sequences_per_row"]) == (9, 2)
+    # [CLS] q [SEP] choice [SEP], of the two rows over and over.
+    assert facts["fill"] * facts["length"] == pytest.approx((6 + 6 + 7 + 5) / 4)
+
+
 def test_the_table_of_a_slice_that_is_none_is_refused(tmp_path):
     page = tmp_path / "page.md"
     with pytest.raises(UserError, match="v9:2x2 is none of"):

@@ -102,6 +102,11 @@ class Target:
         shapes = [Shape(*key, predictions) for key, predictions in found.items()]
         return sorted(shapes, key=lambda s: (-s.length, -s.batch_size))
 
+    def tokens(self, shape: Shape) -> int:
+        """Return the token slots of a batch: of all choices of a row."""
+        arrays = batch_arrays(self.config, self.objective, shape)
+        return math.prod(arrays["input_ids"][0])
+
     @property
     def eval_shape(self) -> Shape:
         """The batches of an evaluation, whatever phases make of the run's own.

@@ -98,7 +98,7 @@ def time_estimate(
         facts["kernels"], chip, share_of_keys(target.cfg, shape.length)
     )
     seconds = facts["cycles"] / (1e9 * chip.ghz) + by_formula
-    tokens = shape.batch_size * shape.length / target.mesh.devices.size  # a device
+    tokens = target.tokens(shape) / target.mesh.devices.size  # a device
     each = updates.flops(target.cfg, target.objective, shape.length, shape.predictions)
     values = (
         1e3 * seconds,

@@ -8,6 +8,7 @@ softmax's over the choices of an example.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -73,13 +74,18 @@ def outputs(
     return {"scores": logits(params, cfg, encoded, batch)}
 
 
-def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Refuse to make up a batch: its rows hold as many sequences as the data says."""
-    raise UserError(
-        "objective=choose: how many choices a row has only data.train says, which "
-        "benchmark and preflight do not read; a row costs as many of "
-        "objective=classify's"
-    )
+def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name what a batch of so many choices a row holds. Raises UserError for 0."""
+    if not choices:
+        raise UserError(
+            "objective=choose: how many choices a row has is not known; preflight "
+            "takes it from data.train, or from task.choices where that names a column "
+            "for each, benchmark from neither; a row costs as many of "
+            "objective=classify's"
+        )
+    each = dict.fromkeys(SEQUENCES, ((choices, length), jnp.int32))
+    each |= {"choice_weights": ((choices,), jnp.float32), "labels": ((), jnp.int32)}
+    return {k: jax.ShapeDtypeStruct((rows, *n), kind) for k, (n, kind) in each.items()}
 
 
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
@@ -95,12 +101,16 @@ HEAD = Head(
     pooled=True,
     at="",
     outputs=outputs,
-    labels=labels,
 )
 
 
-def make_objective(cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
-    """Build the objective: the head above on an encoder that sees choices as rows."""
+def make_objective(
+    cfg: EncoderConfig, choices: float = 0
+) -> tuple[Objective, EncoderConfig]:
+    """Build the objective: the head above on an encoder that sees choices as rows.
+
+    choices: of each row, where batches are to be made up; else their arrays say it.
+    """
     cfg = dataclasses.replace(cfg, pooler=True)
     whole = combine([HEAD], cfg)
 
@@ -110,4 +120,6 @@ def make_objective(cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], dict]:
         return whole.evaluate(params, sequences(batch))
 
-    return dataclasses.replace(whole, sums=sums, evaluate=evaluate), cfg
+    own = {"sums": sums, "evaluate": evaluate}
+    own["labels"] = functools.partial(labels, int(choices))
+    return dataclasses.replace(whole, **own), cfg

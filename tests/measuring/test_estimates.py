@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from bertjax import UserError, preflight
 from bertjax import config as c
 from bertjax.measuring import compiled, estimates
 from bertjax.measuring.compiled import Parts, Shape
@@ -169,3 +170,22 @@ def test_an_evaluation_of_a_task_keeps_what_the_model_says():
     target = compiled.Target(config, 1000, "here", jax.devices()[:1])
     said = target.lower("eval", target.eval_shape).out_info
     assert len(jax.tree.leaves(said["outputs"])) > 0
+
+
+@pytest.mark.parametrize("columns, n", [("a,b,c", 3), ("list", 0)])
+def test_choices_are_counted_by_their_columns(columns, n):
+    config = c.parse(["--config=finetune/choose.py:smoke"]).config
+    config.task.text, config.task.choices, config.task.label = "q", columns, "label"
+    config.model.attention = "xla"
+    assert preflight.choices(config, None) == n
+    assert preflight.choices(config, [{"sequences_per_row": 5}]) == 5
+    config.objective = f"choose:choices={n}"
+    target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+    shape = target.eval_shape
+    if not n:
+        with pytest.raises(UserError, match=r"task\.choices"):
+            target.lower("eval", shape)
+        return
+    assert target.tokens(shape) == shape.batch_size * 3 * shape.length
+    said = target.lower("eval", shape).out_info
+    assert said["outputs"]["scores"].shape == (shape.batch_size, 3)
