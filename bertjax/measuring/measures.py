@@ -269,16 +269,16 @@ def _unmasked(batches: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
     """Return what is known of a config without compiling anything."""
-    from bertjax.models.config import flops_per_token
+    from bertjax.objectives.base import make_objective
 
     cfg = c.encoder_config(config, config.model.vocab_size or vocab_size)
+    objective, cfg = make_objective(config.objective, cfg)
     length = config.data.length
+    predictions = build.predictions(config, length)
     return {
         "tokens": config.batch_size * length,
         "compile_seconds": 0.0,
-        "flops_per_token": flops_per_token(
-            cfg, length, build.predictions(config, length)
-        ),
+        "flops_per_token": updates.flops(cfg, objective, length, predictions),
     }
 
 
