@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--from and --to are needed: what to convert, and where to")
     forms = {"bertjax": to_workdir, "hf": to_hf}
     write = registry.pick("--format", args.format, forms)
-    into = check_target(Path(target))
+    into = check_target(target)
     opened, grow = disk.open_model(disk.at_step(source, args.step), "--from"), None
     if args.add_words:
         opened, grow = add_words(args.add_words, *opened)
@@ -51,10 +51,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def check_target(target: Path) -> Path:
+def check_target(target: str) -> Path:
     """Return where to write: links followed. Raises UserError unless it is new."""
+    if "://" in target:
+        raise UserError(f"--to={target}: it is written to a disk of this machine")
     try:
-        real = target.expanduser().resolve()
+        real = Path(target).expanduser().resolve()
         if real.exists() and (not real.is_dir() or any(real.iterdir())):
             raise UserError(f"--to={target} exists already")
     except (OSError, RuntimeError) as e:

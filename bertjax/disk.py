@@ -235,6 +235,8 @@ def open_directory(directory: Any, flag: str) -> Opened:
     from bertjax.data.vocab.tokenizers import load_tokenizer
 
     where = f"{flag}={directory}"
+    if workdir.is_remote(directory):
+        raise UserError(f"{where} is another library's: copy it to a disk first")
     model = directories.open_model(Path(directory), where)
     folders = directories.tokenizer_folders(directory)
     tokenizer, *same = [load_tokenizer(folder, key=flag) for folder in folders]

@@ -139,6 +139,7 @@ def test_refusals_leave_nothing(command, trained, exported, tmp_path):
         ([f"--from={exported}", f"--to={tmp_path}"], "exists"),
         ([f"--from={exported}", "--to=/proc/x/y"], "cannot be written"),
         ([f"--from={exported}", "--to=/"], "exists"),
+        ([f"--from={exported}", "--to=gs://b/x"], "to=gs://b/x: .* this machine"),
         ([f"--from={tmp_path / 'no'}", "--to=x"], "no such directory"),
         ([f"--from={exported / 'config.json'}", "--to=x"], "a file, no directory"),
         ([f"--from={tmp_path}", "--to=x"], r"no config\.json"),
@@ -149,15 +150,22 @@ def test_refusals_leave_nothing(command, trained, exported, tmp_path):
     assert not (tmp_path / "w").exists()
 
 
+def test_a_directory_behind_a_url_is_to_be_copied_first(bucket, tmp_path):
+    (bucket / "hf").mkdir()
+    (bucket / "hf/config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"--from=gs://bucket/hf .* copy it to a disk"):
+        convert.main(["--from=gs://bucket/hf", f"--to={tmp_path / 'out'}"])
+
+
 def test_where_to_write(tmp_path):
     """Links are followed; of what fails not even new parents are left."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    target = convert.check_target(tmp_path / "link")
+    target = convert.check_target(str(tmp_path / "link"))
     convert.write_whole(target, lambda into: (into / "a").write_text("x"))
     assert (tmp_path / "empty/a").read_text() == "x"
     with pytest.raises(UserError, match="exists already"):
-        convert.check_target(tmp_path / "link")
+        convert.check_target(str(tmp_path / "link"))
 
     def fail(into):
         raise OSError("disk full")
