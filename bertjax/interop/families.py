@@ -121,7 +121,9 @@ def read_modernbert(raw: Options) -> Options:
     n = raw.get("num_hidden_layers")
     every = raw.get("global_attn_every_n_layers", 3)
     kinds = raw.get("layer_types")
-    if isinstance(kinds, list):
+    if kinds is not None and not isinstance(kinds, list):
+        raise ValueError(f"layer_types={kinds!r}")
+    if kinds is not None:
         full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
         # With a single one of them the other key may say more than there are layers.
         most = every if type(every) is int else 1
@@ -135,15 +137,21 @@ def read_modernbert(raw: Options) -> Options:
     theta = raw.get("global_rope_theta") or 160_000.0
     near = raw.get("local_rope_theta", 10_000.0)
     near = theta if near is None else near
-    ropes = raw.get("rope_parameters") or {}
     thetas = {"full_attention": theta, "sliding_attention": near}
-    if not isinstance(ropes, dict) or not ropes.keys() <= thetas.keys():
-        raise ValueError(f"rope_parameters={ropes}")
-    for kind, said in ropes.items():
-        # `type` is the older key.
-        if said.get("rope_type", said.get("type", "default")) != "default":
-            raise ValueError(f"rope_parameters={ropes}")
-        thetas[kind] = said.get("rope_theta", thetas[kind])
+    # transformers 5 puts rope_scaling into both kinds' parameters.
+    both = dict.fromkeys(thetas, raw.get("rope_scaling"))
+    for key, ropes in (
+        ("rope_parameters", raw.get("rope_parameters") or {}),
+        ("rope_scaling", both),
+    ):
+        if not isinstance(ropes, dict) or not ropes.keys() <= thetas.keys():
+            raise ValueError(f"{key}={ropes}")
+        for kind, said in ropes.items():
+            said = said or {}
+            # `type` is the older key.
+            if said.get("rope_type", said.get("type", "default")) != "default":
+                raise ValueError(f"{key}={raw[key]}")
+            thetas[kind] = said.get("rope_theta", thetas[kind])
     if not all(type(t) in (int, float) and 1 <= t <= 1e12 for t in thetas.values()):
         raise ValueError(f"rope_theta={list(thetas.values())!s:.60}")
     return {

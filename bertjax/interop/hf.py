@@ -197,6 +197,14 @@ def check_tensors(
 
 def _check_tied(found: Mapping[str, Any], name: str, other: str, where: str) -> None:
     """Refuse a decoder that config.json ties to what it differs from."""
+    wrong = []
+    for one in (name, other):
+        if not found[one].shape:
+            wrong.append(f"{one} []")
+        elif found[one].dtype not in tensors.DTYPES:
+            wrong.append(f"{one} of type {found[one].dtype}")
+    if wrong:
+        raise UserError(f"{where}: tensors that do not fit {CONFIG}: {few(wrong)}")
     if not tensors.are_equal(found[name], found[other]):
         raise UserError(
             f"{where}: {name} is not {other}, though {CONFIG} ties them: "

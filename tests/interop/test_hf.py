@@ -236,6 +236,8 @@ def test_layers_that_follow_no_rule_are_refused(tmp_path):
     kinds = ["full_attention", "full_attention", "sliding_attention"]
     write(tmp_path / "a", "modernbert", layer_types=kinds)
     refused(tmp_path / "a", "layer_types")
+    write(tmp_path / "a", "modernbert", layer_types="full_attention")
+    refused(tmp_path / "a", "layer_types='full_attention'")
     # Fewer layers than from one that sees all to the next.
     write(tmp_path / "b", "modernbert", global_attn_every_n_layers=5)
     assert hf.open_model(tmp_path / "b", "x").cfg.global_attn_every_n_layers == 5
@@ -251,6 +253,8 @@ FULL, NEAR = "full_attention", "sliding_attention"
         ({"rope_parameters": {NEAR: {"rope_type": "yarn"}}}, ["yarn"]),
         ({"rope_parameters": {"rope_type": "default"}}, ["rope_parameters"]),
         ({"rope_parameters": "none"}, ["rope_parameters"]),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ["rope_scaling", "4.0"]),
+        ({"rope_scaling": "linear"}, ["another kind"]),
         ({"rope_parameters": {FULL: {"rope_theta": 0}}}, ["rope_theta"]),
         ({"rope_parameters": {FULL: {"rope_theta": 10**400}}}, ["rope_theta"]),
         ({"rope_parameters": {FULL: {"rope_theta": "9"}}}, ["rope_theta"]),
@@ -262,6 +266,35 @@ FULL, NEAR = "full_attention", "sliding_attention"
 def test_rotations_and_windows_that_are_not_known(tmp_path, config, words):
     write(tmp_path / "a", "modernbert", **config)
     refused(tmp_path / "a", *words)
+
+
+def test_rotations_that_say_nothing_new(tmp_path):
+    plain = {"rope_parameters": {FULL: None}, "rope_scaling": {"rope_type": "default"}}
+    write(tmp_path / "a", "modernbert", **plain)
+    write(tmp_path / "b", "modernbert", rope_parameters=None, rope_scaling=None)
+    a, b = (hf.open_model(tmp_path / name, "x").cfg for name in "ab")
+    assert a == b and a.rope_theta == 160_000
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+        ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+    ],
+)
+def test_a_tied_decoder_of_another_type(tmp_path, own, other):
+    def integers(made):
+        return {**made, other: made[own].astype(np.int64)}
+
+    write(tmp_path / "a", "bert", change=integers)
+    refused(tmp_path / "a", other, "do not fit config.json", "of type I64")
+
+    def scalar(made):
+        return {**made, other: np.zeros((), np.float32)}
+
+    write(tmp_path / "b", "bert", change=scalar)
+    refused(tmp_path / "b", other, "do not fit config.json")
 
 
 def test_a_decoder_of_its_own_that_config_ties(tmp_path):
