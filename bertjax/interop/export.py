@@ -48,7 +48,8 @@ def write_model(
     are kept; labels: names of the classes of a task's head. Says which parameters have
     no place there. Raises UserError when no family has such an encoder, or task.
     """
-    family, cfg, config = choose_family(cfg, roles, model_type)
+    ours = cfg
+    family, cfg, config = choose_family(ours, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
         config = {**raw, **config}
     have = dict(walk(params))
@@ -62,6 +63,11 @@ def write_model(
         # No token types: one, of zeros.
         types = np.zeros((cfg.type_vocab_size, cfg.embedding_width), np.float32)
         have["encoder/embeddings/token_type"] = types
+    if cfg.position_offset != ours.position_offset:  # the rows before it are unused
+        path = "encoder/embeddings/position"
+        used = np.asarray(have[path])[ours.position_offset :]
+        unused = np.zeros((cfg.position_offset, used.shape[1]), np.float32)
+        have[path] = np.concatenate([unused, used])
     here = [p for p in leaves(family, cfg) if p in have]
     if left := sorted(have.keys() - set(here)):
         say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
@@ -81,8 +87,9 @@ def choose_family(
 ) -> tuple[Family, EncoderConfig, dict[str, Any]]:
     """Return the family whose config.json, read back, gives this encoder.
 
-    With it the config (with one token type where the family cannot have none) and
-    config.json. `model_type` is tried first. Raises UserError when there is none.
+    With it the config (with one token type where the family cannot have none, with
+    positions that begin where the family's do) and config.json. `model_type` is tried
+    first. Raises UserError when there is none.
     """
     order = {model_type: FAMILIES.get(model_type), **FAMILIES}
     for family in filter(None, order.values()):
@@ -90,22 +97,26 @@ def choose_family(
         wanted = cfg
         if typed and not cfg.type_vocab_size:
             wanted = dataclasses.replace(cfg, type_vocab_size=1)
-        config = config_json(wanted, family, roles)
         try:
+            if family.after_padding and cfg.position_embedding_type == "absolute":
+                wanted = _with_offset(wanted, roles["pad"] + 1)
+            config = config_json(wanted, family, roles)
             back = read_config(config, family, CONFIG)
         except UserError:
             continue
         if _comparable(back) == _comparable(wanted):
-            for key, role in family.special.items():
-                if config[key] != roles[role]:
-                    raise UserError(
-                        f"--format=hf: {family.model_type} wants {key}={config[key]} "
-                        f"where the tokenizer's is {roles[role]}"
-                    )
             return family, wanted, config
     raise UserError(
         "--format=hf: no family of Hugging Face's has such an encoder; known are "
         + ", ".join(FAMILIES)
+    )
+
+
+def _with_offset(cfg: EncoderConfig, offset: int) -> EncoderConfig:
+    """Return the config with positions of as many tokens from this row on."""
+    rows = cfg.max_length + offset
+    return dataclasses.replace(
+        cfg, position_offset=offset, max_position_embeddings=rows
     )
 
 

@@ -31,6 +31,7 @@ class Family:
     refused: key of config.json that changes what is computed -> values that are known.
     aliases: a tensor's other name -> its name in the table.
     outside: paths of the encoder that are part of a head there: without the prefix.
+    after_padding: positions begin after the row of the padding piece's id.
     """
 
     model_type: str
@@ -48,6 +49,7 @@ class Family:
     refused: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     outside: frozenset[str] = frozenset()
+    after_padding: bool = False
 
 
 # ---------------------------------------------------------------- config.json
@@ -99,10 +101,6 @@ def read_roberta(raw: Options) -> Options:
     # Positions begin after the padding id's row (fairseq's make_positions).
     pad = raw.get("pad_token_id")
     return {"position_offset": (1 if pad is None else pad) + 1}
-
-
-def write_roberta(options: Options) -> Options:
-    return {"pad_token_id": options["position_offset"] - 1}
 
 
 def read_electra(raw: Options) -> Options:
@@ -205,7 +203,7 @@ ROBERTA = Family(
     defaults=DEFAULTS,
     fixed={"classifier_activation": "gelu"},
     read=read_roberta,
-    write=write_roberta,
+    after_padding=True,
     special=ENDS,
     classes=classes(mlm="RobertaForMaskedLM", none="RobertaModel"),
     refused=REFUSED,

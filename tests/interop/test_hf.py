@@ -428,8 +428,48 @@ def test_families_for_encoders_of_our_own(tmp_path):
     offset = dataclasses.replace(cfg, position_offset=2, classifier_activation="gelu")
     family, _, config = export.choose_family(offset, ROLES | {"pad": 1}, "bert")
     assert (family.model_type, config["pad_token_id"]) == ("roberta", 1)
-    with pytest.raises(UserError, match="pad_token_id=1"):
-        export.choose_family(offset, ROLES, "bert")
     with pytest.raises(UserError, match="no family"):
         none = dataclasses.replace(cfg, position_embedding_type="none")
         export.choose_family(none, ROLES, "bert")
+
+
+def with_padding(folder, model, pad):
+    """Write a model as one whose tokenizer pads with another id."""
+    folder.mkdir()
+    given = folder, model.params(), model.cfg, ROLES | {"pad": pad}
+    export.write_model(*given, model.family.model_type)
+    return hf.open_model(folder, "x")
+
+
+@pytest.mark.parametrize("pad", [0, 7])
+def test_positions_begin_after_our_own_padding(tmp_path, pad):
+    """RoBERTa's do, and our own vocabularies pad with 0, its with 1."""
+    write(tmp_path / "a", "roberta")
+    a = hf.open_model(tmp_path / "a", "x")
+    b = with_padding(tmp_path / "b", a, pad)
+    assert b.raw["pad_token_id"] == pad and b.cfg.position_offset == pad + 1
+    assert b.cfg.max_length == a.cfg.max_length and b.paths == a.paths
+    for path in a.paths:
+        ours, theirs = a.read(path), b.read(path)
+        if path == "encoder/embeddings/position":
+            ours, theirs = ours[2:], theirs[pad + 1 :]
+        np.testing.assert_array_equal(ours, theirs, err_msg=path)
+
+
+@pytest.mark.slow
+def test_transformers_counts_positions_from_our_own_padding(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    write(tmp_path / "a", "roberta")
+    model = hf.open_model(tmp_path / "a", "x")
+    ids = np.array([[2, 9, 10, 11, 3], [2, 12, 3, 1, 1]])
+    wanted = None
+    for pad in (1, 0, 7):  # the first as in the file
+        folder = tmp_path / f"b{pad}"
+        with_padding(folder, model, pad)
+        theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+        batch = np.where(ids == 1, pad, ids), (ids != 1).astype(np.int64)
+        with torch.inference_mode():
+            found = theirs(*map(torch.tensor, batch)).logits.numpy()[ids != 1]
+        wanted = found if wanted is None else wanted
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
