@@ -100,18 +100,29 @@ class Component:
         settings |= {"joins": 1} if tokenizer.kind in SPACE_FIRST else {}
         settings |= {} if marker is None else {"marks": marker.identity}
         settings |= {"group_field": group_field} if group_field else {}
+        cuts = sorted({s.cuts() for s in sources} - {""})
+        settings |= {"cuts": cuts} if cuts else {}
         told = json.dumps(settings, sort_keys=True)
         key = hashlib.sha256(told.encode()).hexdigest()
         self.meta = {"label": label, "key": key, **settings}
         self.meta["sources"] = [s.name for s in sources]
         name = re.sub(r"[^\w.-]", "_", label) + f"-{key[:16]}"
         self.target = f"groups-{name}" if group_field else f"store-{name}"
-        self.parts = f"{pieces.PARTS}{name}"
+        self._name = name
+
+    @cached_property
+    def _cut(self) -> list[tuple[list[Source], int | None]]:
+        return pieces.cut(self.sources)
+
+    @cached_property
+    def parts(self) -> str:
+        """The directory of its encoded pieces."""
+        return f"{pieces.PARTS}{self._name}-{pieces.layout(self._cut)}"
 
     @cached_property
     def pieces(self) -> list[Piece]:
         """What it is cut into."""
-        found = pieces.cut(self.sources)
+        found = self._cut
         return [
             Piece(
                 self.label,
@@ -275,8 +286,9 @@ def build_components(
     all components share one pool. What was finished before the process died, or by
     other processes, is not done again.
     """
-    if any(not cache.has(c.target) for c in components):
-        number = pieces.remove_stale(cache, {c.parts for c in components})
+    todo = [c for c in components if not cache.has(c.target)]
+    if todo:
+        number = pieces.remove_stale(cache, {c.parts for c in todo})
         if number:
             say(
                 f"{cache.root}: removed the unfinished pieces of {number} texts that "

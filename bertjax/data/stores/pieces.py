@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text in independent pieces: any process, shard or machine encodes any of them.
 
-<cache>/parts-<label>-<key>/<number>/     one piece, encoded; kept until all are merged
+<cache>/parts-<label>-<key>-<layout>/<number>/  one piece; kept until all are merged
   blocks.bin     i64 [B, 6]: group, tokens, sentences, parts, empty, characters
   tokens.bin     u16 or u32 [n]
   lengths.bin    u32 [S], tokens of each sentence
@@ -10,14 +10,14 @@
   meta.json      names of the groups, repairs, sizes, a sha256 a file
 
 These are encoded blocks one after another, as encoding.py gives them. Which documents
-a piece has depends on the files and PIECE_BYTES alone.
+a piece has depends on the files and PIECE_BYTES alone; <layout> tells other pieces of
+the same text apart.
 """
 
 import contextlib
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -93,24 +93,14 @@ def cut(
 
 def text_bytes(sources: Iterable[Source]) -> int | None:
     """Estimate the bytes of text, or None where nobody knows; never reads text."""
-    total = 0
-    for source in sources:
-        path = getattr(source, "path", "") or source.name
-        start, end = getattr(source, "start", 0), getattr(source, "end", None)
-        try:
-            size = os.path.getsize(path) if end is None else end - start
-            if path.endswith(".gz"):
-                # A gzip file ends with the size of its text modulo 2**32.
-                with open(path, "rb") as file:
-                    file.seek(-4, os.SEEK_END)
-                    text = int.from_bytes(file.read(4), "little")
-                size = max(size, text)
-        except OSError:
-            return None
-        if path.endswith(".zst"):
-            return None
-        total += size
-    return total
+    sizes = [source.text_bytes() for source in sources]
+    return None if None in sizes else sum(filter(None, sizes))
+
+
+def layout(found: Iterable[tuple[list[Source], int | None]]) -> str:
+    """Name what `cut` has found: the same string only for the same pieces."""
+    spans = [[source.span() for source in sources] for sources, _ in found]
+    return hashlib.sha256(json.dumps(spans).encode()).hexdigest()[:8]
 
 
 def encode_piece(
@@ -166,6 +156,8 @@ def _write(
                 out[MARKS].write(block.marks)
             tell(block.characters / 1e6)
         files = {name: file.finish() for name, file in out.items()}
+    for source in piece.sources:
+        source.refuse_changed()
     told = {"dtype": dtype, "files": files, "repairs": repairs.as_dict()}
     write_meta(path, {"piece": str(piece), "groups": list(groups), **told})
 

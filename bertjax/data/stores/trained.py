@@ -76,6 +76,8 @@ def trained_tokenizer(
         else:
             chosen = (text for _, text in texts)
         made = train_tokenizer(chosen, kind, vocab_size, lower_case, path)
+        for source in every:
+            source.refuse_changed()
         say("how it fits a sample of the text that it was trained on:")
         for line in report_tokenizer(made, {n: s.texts for n, s in samples.items()}):
             say(f"  {line}")

@@ -126,6 +126,10 @@ class TfdsSource(Source):
         pieces = max(1, min(number, round(number * mean / piece_bytes)))
         return [replace(self, piece=i, pieces=pieces) for i in range(pieces)]
 
+    def span(self) -> tuple[int, int | None]:
+        """Return which range of how many."""
+        return self.piece, self.pieces
+
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document an example, in the order of the files."""
         builder, split = self._open()

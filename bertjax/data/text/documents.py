@@ -66,11 +66,27 @@ class Source:
     def split(self, piece_bytes: int) -> list["Source"]:
         """Cut into independent pieces of about `piece_bytes`, which can be pickled.
 
-        Read one after another they give the documents, and the counts, of the whole.
-        A function of the file and of `piece_bytes` alone. A piece may be empty; who
-        has read all of them calls `refuse_empty`.
+        Read one after another they give the documents, and the counts, of the whole,
+        but that a document over DOCUMENT_LIMIT may be split elsewhere. A function of
+        the file and of `piece_bytes` alone. A piece may be empty; who has read all of
+        them calls `refuse_empty`.
         """
         return [self]
+
+    def span(self) -> tuple[int, int | None]:
+        """Return what is this one's of the whole, as `split` counts it."""
+        return 0, None
+
+    def text_bytes(self) -> int | None:
+        """Estimate the bytes of its text, or None where nobody knows; reads no text."""
+        return None
+
+    def cuts(self) -> str:
+        """Name the rule by which `split` may cut a document, or "" if it cuts none."""
+        return ""
+
+    def refuse_changed(self) -> None:
+        """Raise UserError where it is not what `fingerprint` saw any more."""
 
     def where(self, paragraph: str, max_line_bytes: int) -> str:
         """Say where a paragraph first stands: the file, and the line if known."""

@@ -9,13 +9,14 @@ import io
 import json
 import os
 import re
+import socket
 import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from bertjax import UserError
 from bertjax.data.text.documents import (
@@ -26,6 +27,7 @@ from bertjax.data.text.documents import (
     counted,
     make_document,
 )
+from bertjax.data.text.edges import CUTS, SPAN, byte_range, json_edge, text_edge
 from bertjax.data.text.lines import Counts, group, json_lines, text_lines
 
 CHUNK = 1 << 20  # bytes a read
@@ -50,6 +52,13 @@ def reaching() -> Iterator[None]:
         if isinstance(err, KeyError):  # epath's, of "foo://"
             reason = f"no such kind of URL: {err.args[0]}"
         raise OSError(errno.EIO, reason.strip().splitlines()[0][:200]) from None
+
+
+class Seen(NamedTuple):
+    """What `stat` told of a file, and the machine: another may have a copy of it."""
+
+    host: str
+    stamp: tuple[int, ...]
 
 
 class _Far(io.RawIOBase):
@@ -85,14 +94,18 @@ class _Far(io.RawIOBase):
         super().close()
 
 
-def stat(path: str) -> tuple[int, int]:
-    """Return (bytes, modification time in ns); raises OSError."""
+def stat(path: str) -> tuple[int, ...]:
+    """Return the bytes, and what else tells of a change of the file; raises OSError.
+
+    The time of modification in ns; on this machine, of the last change of any kind as
+    well, which nobody can set back, and the inode.
+    """
     if "://" in path:
         with reaching():
             found = remote(path).stat()
             return found.length, int(found.mtime * 1e9)
     found = os.stat(path)
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def open_file(path: str) -> IO[bytes]:
@@ -174,41 +187,6 @@ def _zstd_chunks(path: str, raw: IO[bytes]) -> Iterator[bytes]:
         raise UserError(f"{path}: truncated .zst file")
 
 
-def _range(raw: IO[bytes], start: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes [start, end) of an open file, or what there is of them."""
-    raw.seek(start)
-    while start < end and (chunk := raw.read(min(CHUNK, end - start))):
-        start += len(chunk)
-        yield chunk
-
-
-# Where a piece may begin: behind a line end and a blank line. The characters that
-# make a line blank are those that `lines.clean` and `strip` leave nothing of; rarer
-# ones and longer lines are missing, which costs a cut, never a document.
-_BLANK = re.compile(
-    rb"(?:\n|\r(?!\n))(?:[\x00-\x09\x0b\x0c\x0e-\x20]|\xc2\xa0|\xe3\x80\x80){0,99}[\r\n]"
-)
-_NEWLINE = re.compile(rb"\n")
-
-
-def _boundary(raw: IO[bytes], at: int, size: int, pattern: re.Pattern[bytes]) -> int:
-    """Return where the first match in the bytes from `at` on ends, or `size`.
-
-    A function of the bytes and `at` alone, which grows with `at`: where one piece ends
-    the next begins.
-    """
-    if at == 0 or at >= size:
-        return min(at, size)
-    tail = b""
-    for chunk in _range(raw, at, size):
-        tail += chunk
-        at += len(chunk)
-        if found := pattern.search(tail):
-            return at - len(tail) + found.end()
-        tail = tail[-512:]  # longer than a match: it may begin here
-    return size
-
-
 @dataclass
 class FileSource(Source):
     """A file of text or JSON lines, local or behind a URL that etils.epath opens.
@@ -222,6 +200,7 @@ class FileSource(Source):
     fields: Fields = TEXT
     start: int = 0
     end: int | None = None
+    seen: Seen | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.path = self.path or self.name
@@ -245,7 +224,20 @@ class FileSource(Source):
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return format and SHA-256 of the bytes."""
-        return f"{self.format}:{file_hash(self.path, cache_dir)}"
+        digest, self.seen = file_hash(self.path, cache_dir)
+        return f"{self.format}:{digest}"
+
+    def refuse_changed(self) -> None:
+        """Raise UserError where the file is not what `fingerprint` saw any more."""
+        refuse_changed(self.path, self.seen)
+
+    def cuts(self) -> str:
+        """Name the rule for large text: a document over SPAN is cut where pieces are.
+
+        `fingerprint` comes first.
+        """
+        large = self.seen is not None and self.seen.stamp[0] > SPAN
+        return CUTS if large and not (self.is_json or self.pack) else ""
 
     def split(self, piece_bytes: int) -> list[Source]:
         """Cut into ranges of `piece_bytes`; a compressed file is one piece."""
@@ -261,35 +253,59 @@ class FileSource(Source):
             replace(self, start=a, end=b) for a, b in zip(starts, ends, strict=True)
         ]
 
-    def _chunks(self) -> Iterator[bytes]:
+    def span(self) -> tuple[int, int | None]:
+        """Return the range of bytes."""
+        return self.start, self.end
+
+    def text_bytes(self) -> int | None:
+        """Return the bytes, unpacked where the file says how many; None otherwise."""
+        if self.end is not None:
+            return self.end - self.start
+        try:
+            size = stat(self.path)[0]
+            if size and self.pack == ".gz":
+                # A gzip file ends with the size of its text modulo 2**32.
+                with open_file(self.path) as file:
+                    file.seek(-4, os.SEEK_END)
+                    size = max(size, int.from_bytes(file.read(4), "little"))
+        except OSError:
+            return None
+        return None if self.pack == ".zst" else size
+
+    def _chunks(self, counter: Counter[str]) -> Iterator[bytes]:
         try:
             size = stat(self.path)[0]
             with open_file(self.path) as raw:
-                start, end = self._edges(raw, size)
-                yield from _range(raw, start, end)
+                start, end, cut = self._edges(raw, size)
+                counter["long_documents"] += cut and start < end
+                yield from byte_range(raw, start, end, CHUNK)
         except OSError as err:
             raise unreadable(self.name, err) from None
 
-    def _edges(self, raw: IO[bytes], size: int) -> tuple[int, int]:
-        edges = (self.start, size if self.end is None else self.end)
-        if self.is_json:  # a line that begins at `start` is this piece's
-            return tuple(_boundary(raw, max(e - 1, 0), size, _NEWLINE) for e in edges)
-        return tuple(_boundary(raw, e, size, _BLANK) for e in edges)
+    def _edges(self, raw: IO[bytes], size: int) -> tuple[int, int, bool]:
+        """Return where the piece begins and ends, and if it begins in a document."""
+        ends = size if self.end is None else self.end
+        if self.is_json:
+            start, end = (json_edge(raw, at, size) for at in (self.start, ends))
+            return start, end, False
+        start, cut = text_edge(raw, self.start, size)
+        return start, size if ends >= size else text_edge(raw, ends, size)[0], cut
 
     def _lines_before(self) -> int:
         """Count the lines before the piece."""
         try:
             with open_file(self.path) as raw:
-                start, _ = self._edges(raw, stat(self.path)[0])
-                return sum(chunk.count(b"\n") for chunk in _range(raw, 0, start))
+                start, _, _ = self._edges(raw, stat(self.path)[0])
+                chunks = byte_range(raw, 0, start, CHUNK)
+                return sum(chunk.count(b"\n") for chunk in chunks)
         except OSError as err:
             raise unreadable(self.name, err) from None
 
     def where(self, paragraph: str, max_line_bytes: int) -> str:
         """Name the file and the line, counted as lines are read."""
         whole = replace(self, start=0, end=None)
-        chunks = unpacked(self.path) if self.pack else whole._chunks()
         counter: Counter[str] = Counter()
+        chunks = unpacked(self.path) if self.pack else whole._chunks(counter)
         if self.is_json:
             for record, where in json_lines(self.name, chunks, max_line_bytes, counter):
                 found = make_document(record, self.fields, where, counter)
@@ -305,7 +321,7 @@ class FileSource(Source):
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield the documents of the file, or of the piece."""
         counter = counts.of(self.name)
-        chunks = unpacked(self.path) if self.pack else self._chunks()
+        chunks = unpacked(self.path) if self.pack else self._chunks(counter)
         if self.is_json:
             skipped = self._lines_before if self.start else int
             records = json_lines(self.name, chunks, max_line_bytes, counter, skipped)
@@ -350,28 +366,39 @@ def refuse_foreign(path: str, key: str) -> None:
             )
 
 
-def file_hash(name: str, cache_dir: str) -> str:
-    """Return the SHA-256 of a file's bytes.
-
-    It is remembered in `cache_dir`/fingerprints.json under path, size and time of
-    modification, so that big files are not read again at every start.
-    """
-    path = name if "://" in name else os.path.abspath(name)
-    memory = Path(cache_dir) / "fingerprints.json"
+def refuse_changed(name: str, seen: Seen | None) -> None:
+    """Raise UserError for a file that is not what was seen on this machine."""
+    if seen is None or ("://" not in name and seen.host != socket.gethostname()):
+        return
     try:
-        stamp = [*stat(path)]
-        entry = _read_memory(memory).get(path)
-        if isinstance(entry, dict) and entry.get("stamp") == stamp:
-            return entry["sha256"]
-        digest = hashlib.sha256()
-        with open_file(path) as raw:
-            while chunk := raw.read(CHUNK):
-                digest.update(chunk)
-        changed = [*stat(path)] != stamp
+        changed = stat(name) != seen.stamp
     except OSError as err:
         raise unreadable(name, err) from None
     if changed:
         raise UserError(f"{name}: the file changed while it was read")
+
+
+def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
+    """Return the SHA-256 of a file's bytes, and what it was taken of.
+
+    It is remembered in `cache_dir`/fingerprints.json under the path and what `stat`
+    tells, so that big files are not read again at every start.
+    """
+    path = name if "://" in name else os.path.abspath(name)
+    memory = Path(cache_dir) / "fingerprints.json"
+    try:
+        seen = Seen(socket.gethostname(), stat(path))
+        stamp = [*seen.stamp]
+        entry = _read_memory(memory).get(path)
+        if isinstance(entry, dict) and entry.get("stamp") == stamp:
+            return entry["sha256"], seen
+        digest = hashlib.sha256()
+        with open_file(path) as raw:
+            while chunk := raw.read(CHUNK):
+                digest.update(chunk)
+    except OSError as err:
+        raise unreadable(name, err) from None
+    refuse_changed(name, seen)
     known = _read_memory(memory)
     known[path] = {"stamp": stamp, "sha256": digest.hexdigest()}
     # Processes of several hosts may write here.
@@ -386,7 +413,7 @@ def file_hash(name: str, cache_dir: str) -> str:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-    return digest.hexdigest()
+    return digest.hexdigest(), seen
 
 
 def _read_memory(path: Path) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertjax import UserError
@@ -16,7 +15,15 @@ from bertjax.data.text.documents import (
     counted,
     make_document,
 )
-from bertjax.data.text.files import CHUNK, file_hash, open_file, unreadable
+from bertjax.data.text.files import (
+    CHUNK,
+    Seen,
+    file_hash,
+    open_file,
+    refuse_changed,
+    stat,
+    unreadable,
+)
 from bertjax.data.text.lines import Counts
 
 ROWS = 64  # decoded at once; a row may be a whole book
@@ -30,10 +37,17 @@ class ParquetSource(Source):
     fields: Fields = TEXT
     first: int = 0
     last: int | None = None
+    size: int | None = None  # the bytes of these row groups
+    seen: Seen | None = field(default=None, repr=False)
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return format and SHA-256 of the bytes."""
-        return f"parquet{self.fields.told()}:{file_hash(self.name, cache_dir)}"
+        digest, self.seen = file_hash(self.name, cache_dir)
+        return f"parquet{self.fields.told()}:{digest}"
+
+    def refuse_changed(self) -> None:
+        """Raise UserError where the file is not what `fingerprint` saw any more."""
+        refuse_changed(self.name, self.seen)
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
@@ -70,14 +84,26 @@ class ParquetSource(Source):
 
     def split(self, piece_bytes: int) -> list[Source]:
         """Cut between row groups."""
-        cuts, held = [0], 0
+        found: list[Source] = []
+        first = held = 0
         with self._open() as file:
             for group in range(file.num_row_groups):
                 held += file.metadata.row_group(group).total_byte_size
                 if held >= piece_bytes or group == file.num_row_groups - 1:
-                    cuts.append(group + 1)
-                    held = 0
-        return [replace(self, first=a, last=b) for a, b in pairwise(cuts)]
+                    found.append(replace(self, first=first, last=group + 1, size=held))
+                    first, held = group + 1, 0
+        return found
+
+    def span(self) -> tuple[int, int | None]:
+        """Return the range of row groups."""
+        return self.first, self.last
+
+    def text_bytes(self) -> int | None:
+        """Return the bytes of the row groups; of a whole file, its size."""
+        try:
+            return stat(self.name)[0] if self.size is None else self.size
+        except OSError:
+            return None
 
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document a row."""

@@ -59,6 +59,10 @@ class BuiltinSource(Source):
         """Cut the file of this side."""
         return self._file().split(piece_bytes)
 
+    def text_bytes(self) -> int | None:
+        """Return the bytes of this side."""
+        return self._file().text_bytes()
+
 
 # Strings -> sources
 

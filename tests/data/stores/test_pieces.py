@@ -4,13 +4,14 @@
 import gzip
 import json
 import pickle
+from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.data.text import files
+from bertjax.data.text import edges, files
 from bertjax.data.text.documents import Document
 from bertjax.data.text.files import FileSource
 from bertjax.data.text.lines import Counts
@@ -57,11 +58,54 @@ TEXTS = [
 def test_pieces_of_text(tmp_path_factory, data, piece, limit, chunk):
     path = tmp_path_factory.mktemp("t") / "a.txt"
     path.write_bytes(b"first.\n" + data)
-    old, files.CHUNK = files.CHUNK, chunk
-    try:
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(files, "CHUNK", chunk)
+        m.setattr(edges, "CHUNK", chunk)
         both(parse(path), piece, limit)
-    finally:
-        files.CHUNK = old
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.sampled_from([*TEXTS, b"x" * 700, b"line.\n" * 99]), max_size=30),
+    st.integers(1, 900),
+)
+@example([b"a"] * 3 + [b"\x80" * 2000], 500)
+def test_pieces_of_endless_documents_share_the_text_out(tmp_path_factory, drawn, piece):
+    """Where no blank line comes for long: every character once, in order."""
+    path = tmp_path_factory.mktemp("t") / "a.txt"
+    path.write_bytes(b"first.\n" + b"".join(drawn))
+
+    def characters(sources):
+        found = [p for d in read(sources)[0] for p in d.paragraphs]
+        return "".join(found).replace(" ", "").replace("\ufffd", "")
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(edges, "SPAN", 600)
+        assert characters(parse(path).split(piece)) == characters([parse(path)])
+
+
+def test_a_file_without_blank_lines_is_read_once_or_so(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"A sentence a line.\n" * 9000)
+    monkeypatch.setattr(edges, "SPAN", 10_000)
+    monkeypatch.setattr(edges, "CHUNK", 1000)
+    taken = Counter()
+
+    def spy(raw, start, end, chunk, inner=edges.byte_range):
+        for data in inner(raw, start, end, chunk):
+            taken["bytes"] += len(data)
+            yield data
+
+    monkeypatch.setattr(edges, "byte_range", spy)
+    monkeypatch.setattr(files, "byte_range", spy)
+    (source,) = parse_sources(str(path), "data.train", "train")
+    found = [read([piece]) for piece in source.split(10_000)]
+    size = path.stat().st_size
+    assert taken["bytes"] < 4 * size
+    lines = [sum(len(d.paragraphs) for d in documents) for documents, _ in found]
+    assert sum(lines) == 9000 and max(lines) < 1100
+    split = sum(c[str(path)].get("long_documents", 0) for _, c in found)
+    assert split == sum(map(bool, lines)) - 1
 
 
 RECORDS = [
@@ -143,6 +187,8 @@ def test_parquet(tmp_path):
     assert isinstance(source, ParquetSource)
     documents, pieces = both(source, 1)
     assert len(pieces) == 7 and len(source.split(1 << 30)) == 1
+    sizes = [p.text_bytes() for p in pieces]
+    assert sum(sizes) == source.split(1 << 30)[0].text_bytes() > max(sizes)
     assert documents[1] == Document(["One 1.", "Two."], "zh", ("Ann",))
     assert len(documents) == 19
     cache = str(tmp_path / "cache")

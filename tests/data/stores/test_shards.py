@@ -107,6 +107,36 @@ def test_a_shard_does_only_what_is_left(given_, monkeypatch):
     assert len(first) == 3 and made and not set(first) & set(made)
 
 
+def test_pieces_cut_otherwise_are_not_merged(given_, tmp_path, monkeypatch):
+    want = hashes(
+        text.prepare_data(**{**given_, "cache": f"{tmp_path}/1"}, workers=1, say=quiet)
+    )
+    text.prepare_shard(0, 2, **given_, workers=1, say=quiet)
+    monkeypatch.setattr(pieces.cut, "__defaults__", (9000,))
+    with pytest.raises(UserError, match="5 of 5 pieces are not there"):
+        text.merge_shards(2, **given_, workers=1, say=quiet)
+    assert hashes(text.prepare_data(**given_, workers=1, say=quiet)) == want
+
+
+def test_a_file_that_changes_between_its_hash_and_its_reading(
+    given_, tmp_path, monkeypatch
+):
+    path = tmp_path / "a.txt"
+    inner = components.encode_pieces
+
+    def changes(*args):
+        path.write_text("the cat .\n\n" * 500)
+        inner(*args)
+
+    with monkeypatch.context() as m:
+        m.setattr(components, "encode_pieces", changes)
+        with pytest.raises(UserError, match=r"a\.txt: the file changed while it was"):
+            text.prepare_data(**given_, workers=1, say=quiet)
+    assert not [*Path(given_["cache"]).glob("parts-one-*/*/tokens.bin")]
+    store = text.prepare_data(**given_, workers=1, say=quiet).parts["one"]
+    assert documents(store) == reference(path)
+
+
 def test_a_damaged_piece_is_made_again(given_, tmp_path):
     want = hashes(
         text.prepare_data(**{**given_, "cache": f"{tmp_path}/1"}, workers=1, say=quiet)
