@@ -214,6 +214,11 @@ XLM_ROBERTA = dataclasses.replace(
     model_type="xlm-roberta",
     classes=classes(mlm="XLMRobertaForMaskedLM", none="XLMRobertaModel"),
 )
+CAMEMBERT = dataclasses.replace(
+    ROBERTA,
+    model_type="camembert",
+    classes=classes(mlm="CamembertForMaskedLM", none="CamembertModel"),
+)
 ALBERT = Family(
     model_type="albert",
     names=names.ALBERT,
@@ -336,7 +341,16 @@ MODERNBERT = Family(
 )
 FAMILIES = {
     f.model_type: f
-    for f in (BERT, ROBERTA, XLM_ROBERTA, ALBERT, ELECTRA, DISTILBERT, MODERNBERT)
+    for f in (
+        BERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        CAMEMBERT,
+        ALBERT,
+        ELECTRA,
+        DISTILBERT,
+        MODERNBERT,
+    )
 }
 # Other names of activations in config.json -> ours; what they compute is the same.
 ACTIVATIONS = {"gelu_python": "gelu", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}

@@ -267,8 +267,10 @@ _BERT = _pooled("pooler.dense")
 HEADS = {
     "bert": {SEQUENCE: _BERT, CHOICE: _BERT, **_PLAIN},
     "albert": {SEQUENCE: _pooled("pooler"), CHOICE: _pooled("pooler"), **_PLAIN},
-    "roberta": {SEQUENCE: _SPLIT, CHOICE: _BERT, **_PLAIN},
-    "xlm-roberta": {SEQUENCE: _SPLIT, CHOICE: _BERT, **_PLAIN},
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert"),
+        {SEQUENCE: _SPLIT, CHOICE: _BERT, **_PLAIN},
+    ),
     "electra": {
         SEQUENCE: _SPLIT,
         CHOICE: _pooled("sequence_summary.summary"),

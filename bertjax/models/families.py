@@ -49,6 +49,7 @@ FAMILIES: Mapping[str, Family] = {
     "bert": Family({}, SIZES),
     "roberta": Family(ROBERTA, SIZES),
     "xlm-roberta": Family(ROBERTA, SIZES),
+    "camembert": Family(ROBERTA, SIZES),  # Martin et al. 2020
     # Lan et al. 2020, table 1. tiny, mini: ours, for tests and small machines.
     "albert": Family(
         dict(embedding_size=128, num_hidden_groups=1),

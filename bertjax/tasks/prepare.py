@@ -109,7 +109,7 @@ KINDS = {
 }
 POOLINGS = dict.fromkeys(("mean", "cls"))  # models/pooling.py, which needs jax
 CLASSES = ("classify", "tag")  # whose heads have a class for each label
-TWO_SEPARATORS = ("roberta", "xlm-roberta")  # Liu et al. 2019's fairseq
+TWO_SEPARATORS = ("roberta", "xlm-roberta", "camembert")  # Liu et al. 2019's fairseq
 
 
 def is_task(config: ConfigDict) -> bool:

@@ -12,10 +12,17 @@ DATA = Path(__file__).parents[1] / "testdata"
 LAYOUTS = json.loads((DATA / "hf_layouts.json").read_text())
 # model_type -> the model of hf_layouts.json with its encoder.
 FAMILIES = {
-    name: name
-    for name in ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "modernbert")
-} | {"electra": "electra_discriminator"}
-PREFIXES = {"xlm-roberta": "roberta.", "modernbert": "model."}
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "xlm-roberta",
+    "camembert": "camembert",
+    "albert": "albert",
+    "distilbert": "distilbert",
+    "modernbert": "modernbert",
+    "electra": "electra_discriminator",
+}
+PREFIXES = dict.fromkeys(("xlm-roberta", "camembert"), "roberta.")
+PREFIXES |= {"modernbert": "model."}
 KINDS = (
     "SequenceClassification",
     "TokenClassification",

@@ -35,6 +35,11 @@ MODELS = {
             **SMALL, pad_token_id=1, bos_token_id=2, eos_token_id=3, type_vocab_size=1
         )
     ),
+    "camembert": t.CamembertForMaskedLM(
+        t.CamembertConfig(
+            **SMALL, pad_token_id=1, bos_token_id=2, eos_token_id=3, type_vocab_size=1
+        )
+    ),
     "albert": t.AlbertForPreTraining(
         t.AlbertConfig(
             **SMALL,
