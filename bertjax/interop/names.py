@@ -264,13 +264,13 @@ def _pooled(name: str) -> dict[str, str]:
 
 
 _BERT = _pooled("pooler.dense")
+_ROBERTA = {SEQUENCE: _SPLIT, CHOICE: _BERT, **_PLAIN}
 HEADS = {
     "bert": {SEQUENCE: _BERT, CHOICE: _BERT, **_PLAIN},
     "albert": {SEQUENCE: _pooled("pooler"), CHOICE: _pooled("pooler"), **_PLAIN},
-    **dict.fromkeys(
-        ("roberta", "xlm-roberta", "camembert"),
-        {SEQUENCE: _SPLIT, CHOICE: _BERT, **_PLAIN},
-    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
     "electra": {
         SEQUENCE: _SPLIT,
         CHOICE: _pooled("sequence_summary.summary"),
