@@ -53,12 +53,15 @@ def find_config(path: str) -> str:
     """
     file, colon, arg = path.partition(":")
     package = Path(__file__).parent
-    shipped = (package / "configs", package.parent / "configs")
-    for folder in (Path(), *shipped):
+    shipped = package / "configs"
+    if not shipped.is_dir():  # a checkout; beside an installed package lie others'
+        shipped = package.parent / "configs"
+    for folder in (Path(), shipped):
         if (folder / file).is_file():
             return f"{folder / file}{colon}{arg}"
-    known = [p.name for d in shipped for p in d.glob("*.py") if p.stem != "__init__"]
-    raise registry.unknown("--config", file, known)
+    known = [p for p in shipped.rglob("*.py") if p.stem != "__init__"]
+    names = [p.relative_to(shipped).as_posix() for p in known]
+    raise registry.unknown("--config", file, names)
 
 
 def parse(

@@ -24,7 +24,8 @@ def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
 def hint(name: str, known: Iterable[str]) -> str:
     """Say which known name is the nearest, and all of them."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = [k for k in known if k.endswith(f"/{name}")]  # a file in a folder
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     meant = f" did you mean {near[0]!r}?" if near else ""
     return f";{meant} known: {', '.join(known)}"
 

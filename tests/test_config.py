@@ -113,6 +113,9 @@ def test_numbers_may_be_written_1e6(text):
         ("--nosuchflag=1", ["nosuchflag"]),
         ("loose", ["loose"]),
         ("--config=bret.py", ["bret.py", "bert.py"]),
+        ("--config=finetune/clasify.py", ["did you mean 'finetune/classify.py'"]),
+        ("--config=classify.py", ["did you mean 'finetune/classify.py'"]),
+        ("--config=qa.py", ["did you mean 'finetune/qa.py'"]),
         ("--config=bert.py:bse", ["bse", "base"]),
     ],
 )
@@ -122,6 +125,18 @@ def test_bad_arguments_get_one_line(argument, words):
     text = str(caught.value)
     assert "\n" not in text
     assert all(word in text for word in words), text
+
+
+def test_an_installed_package_has_its_own_configs(tmp_path, monkeypatch):
+    """configs/ beside it, in site-packages, is somebody else's."""
+    own, others = tmp_path / "bertjax/configs", tmp_path / "configs"
+    for folder, name in ((own, "bert.py"), (others, "other.py")):
+        folder.mkdir(parents=True)
+        (folder / name).write_text("")
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "bertjax/config.py"))
+    assert config.find_config("bert.py:mini") == f"{own / 'bert.py'}:mini"
+    with pytest.raises(UserError, match=r"known: bert\.py$"):
+        config.find_config("other.py")
 
 
 def test_config_is_needed():
