@@ -22,6 +22,7 @@ from bertjax.data.stores.cache import open_cache
 from bertjax.data.stores.store import Store
 from bertjax.data.text.sources import named_sources
 from bertjax.data.vocab.tokenizers import Tokenizer
+from bertjax.defaults import base
 from bertjax.tasks import prepare as tasks
 
 
@@ -95,6 +96,18 @@ def inputs(config: ConfigDict) -> dict[str, Any]:
         if data.vocab_alpha is not None
         else mixture.read_weights(data.weights),
     )
+
+
+def settle_cache(config: ConfigDict, say: Callable[[str], None]) -> None:
+    """Take the default data.cache where the config's is of another machine; say so."""
+    default = base().data.cache
+    try:
+        open_cache(config.data.cache)
+    except UserError as e:
+        if config.data.cache == default:
+            raise
+        say(f"{e}: {default} is taken")
+        config.data.cache = default
 
 
 def prepare_valid(

@@ -113,7 +113,7 @@ def parse(
         from bertjax.tasks import prepare as tasks
 
         tasks.settle(values.config, overrides)
-        follow_init_from(values.config)
+        follow_init_from(values.config, overrides)
         flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)
         values.mark_as_parsed()
     return values

@@ -6,19 +6,22 @@ Nothing here imports jax until parameters are read.
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from bertjax import UserError, objectives, registry
 from bertjax import config as c
 from bertjax.interop import directories, hf, pairs, sentences
+from bertjax.models.config import RUNTIME
 from bertjax.tasks import prepare as tasks
 from bertjax.training import manifest, workdir
 
 Say = Callable[[str], None]
 # Config, tokenizer, checkpoint, what the checkpoint says of itself.
 Opened = tuple[c.ConfigDict, Any, Any, dict[str, Any]]
+# Of a model's options those that a recipe decides, whatever a checkpoint had.
+OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
 def silent(text: str) -> None:
@@ -102,12 +105,13 @@ def check_init_from(path: str, say: Say = silent) -> Any:
     return found
 
 
-def follow_init_from(config: c.ConfigDict) -> None:
-    """Take sizes and vocabulary from an imported init_from, where none are given.
+def follow_init_from(config: c.ConfigDict, overrides: Container[str] = ()) -> None:
+    """Take an imported init_from's architecture, and vocabulary where none is given.
 
-    What the config file or the command line says of the model, its size, family and
-    ELECTRA's generator aside, stays. Finetuning follows runs of ours too; nothing
-    happens for others, and where nothing is (yet).
+    overrides: keys that the command line gave, which stay; so does what the config
+    says of OPEN, if it says something. A config file's own shapes are its recipe's,
+    not the checkpoint's. Finetuning follows runs of ours too; nothing happens for
+    others, and where nothing is (yet).
     """
     folder = manifest.as_path(config.init_from) if config.init_from else None
     try:
@@ -118,7 +122,8 @@ def follow_init_from(config: c.ConfigDict) -> None:
     # Silently: `take` says which checkpoint it is.
     there, *_ = open_model(config.init_from, "init_from", silent)
     for key, value in there.model.items():
-        if key in ("family", "size") or config.model[key] is None:
+        stays = key in RUNTIME or (key in OPEN and config.model[key] is not None)
+        if not stays and f"model.{key}" not in overrides:
             config.model[key] = value
     if not config.data.vocab:
         if not directories.is_directory(folder):
@@ -242,7 +247,7 @@ def open_directory(directory: Any, flag: str) -> Opened:
     tokenizer, *same = [load_tokenizer(folder, key=flag) for folder in folders]
     if any(other.identity != tokenizer.identity for other in same):
         raise UserError(f"{where}: generator and discriminator differ in the tokenizer")
-    hf.check_tokenizer(model, tokenizer)
+    hf.check_tokenizer(model, tokenizer, silent if flag == "init_from" else c.say)
     config = c.base()
     config.model.update(sizes(model.cfg, model.family.model_type))
     config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
@@ -271,7 +276,7 @@ def open_directory(directory: Any, flag: str) -> Opened:
 
 def sizes(cfg: Any, family: str) -> dict[str, Any]:
     """Return the keys of config.model that spell an encoder out."""
-    keys = set(c.base().model) - {"family", "size"}
+    keys = set(c.base().model) - {"family", "size", *RUNTIME}
     size = next(iter(c.FAMILIES[family].sizes))
     told = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
     return {**told, "family": family, "size": size}

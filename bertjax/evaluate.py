@@ -58,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
     for flag in (*of_mlm, "variant"):
         if getattr(args, flag) is not None and flag not in own:
             raise UserError(f"--{flag} says nothing to --what={args.what}")
+    if args.workdir and args.model:
+        raise UserError("--workdir and --model: one model at a time")
     flag = "--workdir" if args.workdir else "--model"
     where = args.workdir or args.model
     if not where:

@@ -255,11 +255,15 @@ def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderCo
         raise UserError(f"{where} has a value of another kind ({e})") from e
 
 
-def check_tokenizer(model: Imported, tokenizer: Any) -> None:
+def check_tokenizer(
+    model: Imported, tokenizer: Any, say: Callable[[str], None] = lambda text: None
+) -> None:
     """Refuse a tokenizer that is not the model's: its size, its special pieces.
 
-    tokenizer: has vocab_size, roles, pieces, kind and lower_case, as
-    bertjax/data/vocab/tokenizers.py. Raises UserError.
+    Their ids count where the model computes with them (RoBERTa's positions begin after
+    the padding's id); elsewhere published config.json files have others than their
+    tokenizers, which `say` then hears. tokenizer: has vocab_size, roles, pieces, kind
+    and lower_case, as bertjax/data/vocab/tokenizers.py. Raises UserError.
     """
     rows, pieces = model.cfg.vocab_size, tokenizer.vocab_size
     if pieces > rows or rows - pieces >= PADDING:
@@ -270,10 +274,11 @@ def check_tokenizer(model: Imported, tokenizer: Any) -> None:
     for key, role in model.family.special.items():
         said, id_ = model.raw.get(key), tokenizer.roles[role]
         if said is not None and said != id_:
-            raise UserError(
-                f"{model.where}: {CONFIG} has {key}={said}, the tokenizer's "
-                f"{tokenizer.pieces[id_]} is {id_}: one of them is another model's"
-            )
+            told = f"{model.where}: {CONFIG} has {key}={said}, the tokenizer's "
+            told += f"{tokenizer.pieces[id_]} is {id_}"
+            if role == "pad" and model.cfg.position_offset:
+                raise UserError(f"{told}: one of them is another model's")
+            say(f"{told}, which counts")
     if tokenizer.kind != "wordpiece":
         return
     capitals = sum(p != p.lower() and p[:1] not in "[<" for p in tokenizer.pieces)

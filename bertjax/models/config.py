@@ -8,6 +8,8 @@ from bertjax import UserError, registry
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 REMAT = ("none", "full", "dots")
 POOLER_ACTIVATIONS = ("", "tanh", "gelu", "relu")
+# Options of how it is computed, and of nothing else.
+RUNTIME = ("remat", "unroll", "attention", "max_logits_mb")
 ATTENTION = ("xla", "tpu", "gpu", "fused", "splash", "cudnn")
 DTYPES = ("float32", "bfloat16")
 MOST = 2**31 - 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import build, fill_mask
+from bertjax import UserError, build, fill_mask
 from bertjax import config as c
 from bertjax.data.vocab.tokenizers import BYTES
 from bertjax.scoring.statistics import Calibration, half_width
@@ -29,7 +29,8 @@ def evaluate(
     rates: none is the config's own. Computes in config.dtype on one device.
 
     mlm_loss is in nats a predicted token, *_ci95 the half-width of its 95% confidence
-    interval over documents; docs/evaluation.md has the rest.
+    interval over documents; docs/evaluation.md has the rest. Raises UserError where a
+    set has nothing to predict.
     """
     import jax
 
@@ -52,6 +53,7 @@ def evaluate(
     characters = count_characters(tokenizer)
     if rates:
         config.data.max_predictions = None  # it was chosen for another rate
+    build.settle_cache(config, c.say)
     out: dict[str, dict[float, dict[str, float]]] = {}
     for name, store in build.prepare_valid(config, tokenizer, c.say).items():
         known = store.counts if counts is None else counts
@@ -72,6 +74,9 @@ def evaluate(
             values = step.run_eval(
                 tally.watching(run), params, map(jax.device_put, tally.count(made))
             )
+            if batches.P and not tally.predictions:
+                told = f"data.mask_unit={config.data.mask_unit}, mask_rate={rate:g}"
+                raise UserError(f"{name}: nothing was predicted, with {told}")
             out[name][rate] = {**values, **tally.results()}
             if batches.P:
                 out[name][rate]["mask_rate"] = rate

@@ -241,8 +241,8 @@ def warm_start(
     folder: a checkpoint, or what has describe() -> {path: shape} and read(path).
     Returns the matching part of the tree. Says what is missing there (heads, as a
     rule) and unexpected; heads of more or fewer classes count as missing, and what
-    begins as one of `fresh` does. Raises UserError when a leaf has another shape or the
-    encoder is incomplete.
+    begins as one of `fresh` does. Raises UserError when a leaf has another shape or
+    either side's encoder has what the other's lacks, the pooler aside.
     """
     foreign = hasattr(folder, "describe")
     there = dict(folder.describe() if foreign else describe(folder))
@@ -261,10 +261,14 @@ def warm_start(
     lost = [n for n in missing if n.startswith("encoder/") and "/pooler/" not in n]
     if lost:
         raise UserError(f"init_from={folder} lacks {', '.join(lost)}")
+    unexpected = sorted(there.keys() - here.keys())
+    odd = [n for n in unexpected if n.startswith("encoder/") and "/pooler/" not in n]
+    if odd:
+        raise UserError(f"init_from={folder} has {', '.join(odd)}, the config has not")
     say(f"init_from={folder}: {len(here) - len(missing)} parameters matched")
     if missing:
         say(f"missing there, initialised: {', '.join(missing)}")
-    if unexpected := sorted(there.keys() - here.keys()):
+    if unexpected:
         say(f"there and not taken: {', '.join(unexpected)}")
     wanted = _without(abstract, missing)
     if not foreign:

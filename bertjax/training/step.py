@@ -184,8 +184,9 @@ def run_eval(
 ) -> dict[str, float] | None:
     """Evaluate all batches: {term: mean over all of them}, summed in float64.
 
-    The outputs of each batch, where the model has some, are appended to `outputs`.
-    Returns None when it was broken off: `asked` said so, or a batch's `stop` did.
+    The mean of nothing is nan: no score, and never the best one. The outputs of each
+    batch, where the model has some, are appended to `outputs`. Returns None when it was
+    broken off: `asked` said so, or a batch's `stop` did.
     """
     total: Sums = {}
     pending: list[Sums] = []
@@ -212,7 +213,7 @@ def run_eval(
     def on_host(sums: Any) -> float:  # no array of jax: that would be a transfer
         if hasattr(sums, "mean"):
             return float(sums.mean())
-        return float(sums[0] / sums[1]) if sums[1] else 0.0
+        return float(sums[0] / sums[1]) if sums[1] else math.nan
 
     return {term: on_host(sums) for term, sums in total.items()}
 

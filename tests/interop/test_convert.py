@@ -8,7 +8,7 @@ import pytest
 from conftest import read_rows, refused, succeeded, train_losses
 from safetensors.numpy import load_file
 
-from bertjax import UserError, convert
+from bertjax import UserError, config, convert
 from bertjax.training.manifest import newest_intact
 
 TEXTS = ["The [MASK] is [MASK].", "A [MASK] of words."]
@@ -51,6 +51,22 @@ def test_there_and_back(command, trained, exported, tmp_path):
             assert [g["probability"] for g in blank] == pytest.approx(
                 [g["probability"] for g in guesses], rel=1e-5
             )
+
+
+def test_the_architecture_is_the_checkpoint_s(exported):
+    """A config file's shapes are its recipe's; dropout and how to compute stay its."""
+
+    def parsed(*more):
+        given = ["--config=roberta.py", f"--config.init_from={exported}", *more]
+        return config.parse(given).config.model
+
+    model = parsed()
+    assert (model.family, model.type_vocab_size) == ("bert", 2)
+    assert (model.layer_norm_eps, model.hidden_size) == (1e-12, 32)
+    assert model.attention is model.remat is model.unroll is None
+    assert parsed("--config.model.type_vocab_size=0").type_vocab_size == 0
+    more = "--config.model.hidden_dropout_prob=0.3", "--config.model.remat=full"
+    assert (parsed(*more).hidden_dropout_prob, parsed(*more).remat) == (0.3, "full")
 
 
 @pytest.mark.slow
@@ -123,7 +139,6 @@ def test_refusals_leave_nothing(command, trained, exported, tmp_path):
         ("gone", lambda d: (d / "model.safetensors").unlink(), ["model.safetensors"]),
         ("json", lambda d: (d / "config.json").write_text("{"), ["config.json"]),
         ("type", edit("config.json", '"bert"', '"gpt2"'), ["gpt2", "roberta"]),
-        ("pad", edit("config.json", '"pad_token_id": 0', '"pad_token_id": 3'), ["pad"]),
         ("mask", edit("tokenizer.json", "[MASK]", "[MUSK]"), ["mask"]),
     ]:
         out = tmp_path / "out"

@@ -395,16 +395,18 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     hf.check_tokenizer(model, tokenizer(vocab_size=33))  # padded rows
     for change, word in [
         (dict(vocab_size=41), "41 pieces"),
-        (dict(roles=ROLES | {"pad": 1}), "pad_token_id=0"),
         (dict(pieces=["The"] * 40), "do_lower_case"),
     ]:
         with pytest.raises(UserError, match=word):
             hf.check_tokenizer(model, tokenizer(**change))
+    said = []
+    hf.check_tokenizer(model, tokenizer(roles=ROLES | {"pad": 1}), said.append)
+    assert len(said) == 1 and "pad_token_id=0, the tokenizer's w1 is 1" in said[0]
     cased = {"lower_case": False, "vocab_size": 2198}
     words = ["".join(w) for w in itertools.product("abcdefghijklm", repeat=3)]
     # The third as in bert-base-chinese, of which a tenth are words.
     for pieces, rows in [(words[:900], 900), ([*words, "I"], 2198), (words, 21_000)]:
-        model.cfg = types.SimpleNamespace(vocab_size=rows)
+        model.cfg = types.SimpleNamespace(vocab_size=rows, position_offset=0)
         given = cased | {"pieces": pieces, "vocab_size": rows}
         hf.check_tokenizer(model, tokenizer(**given))
     with pytest.raises(UserError, match=r"2,197 .*: do_lower_case should be true"):
@@ -412,9 +414,12 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
         hf.check_tokenizer(model, tokenizer(pieces=["<S>", *words], **cased))
     write(tmp_path / "b", "roberta")
     model = hf.open_model(tmp_path / "b", "x")
-    with pytest.raises(UserError, match="bos_token_id=2"):
-        bad = ROLES | {"pad": 1, "cls": 9}
-        hf.check_tokenizer(model, tokenizer(roles=bad))
+    hf.check_tokenizer(
+        model, tokenizer(roles=ROLES | {"pad": 1, "cls": 9}), said.append
+    )
+    assert "bos_token_id=2" in said[1]
+    with pytest.raises(UserError, match="pad_token_id=1"):
+        hf.check_tokenizer(model, tokenizer(roles=ROLES | {"pad": 3, "cls": 9}))
 
 
 def test_families_for_encoders_of_our_own(tmp_path):

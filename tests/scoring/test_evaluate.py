@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from conftest import succeeded
 
-from bertjax import UserError, evaluate
+from bertjax import UserError, build, evaluate
+from bertjax.defaults import base
 from bertjax.scoring.mlm import Tally
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
@@ -127,3 +128,18 @@ def test_refusals(run, tmp_path, given, words):
     with pytest.raises(UserError) as e:
         run(*(x.format(tmp_path) for x in given))
     assert words in str(e.value)
+
+
+def test_nothing_predicted_is_no_perfect_score(run):
+    with pytest.raises(UserError, match=r"nothing was predicted, with .*unit=entity"):
+        run("--mask_unit=entity")
+
+
+def test_a_cache_of_another_machine(tmp_path):
+    (tmp_path / "file").write_text("")
+    config, said = base(), []
+    config.data.cache = str(tmp_path / "file" / "cache")
+    build.settle_cache(config, said.append)
+    assert config.data.cache == base().data.cache
+    assert len(said) == 1 and "is not a directory: ~/.cache/bertjax is taken" in said[0]
+    build.settle_cache(config, pytest.fail)

@@ -261,6 +261,16 @@ def test_warm_start_refuses_other_shapes_and_half_encoders(other):
     with pytest.raises(UserError, match="lacks encoder/embeddings/norm/bias"):
         warm_start(other, wanted.params, pytest.fail)
 
+    class Larger:
+        def describe(self):
+            return {"encoder/embeddings/word": (8, 4), "encoder/final_norm/scale": (4,)}
+
+    _, wanted = make()
+    with pytest.raises(
+        UserError, match="has encoder/final_norm/scale, the config has not"
+    ):
+        warm_start(Larger(), wanted.params, pytest.fail)
+
 
 def test_meta_is_one_json_object(saved, tmp_path):
     state, _ = make()
