@@ -124,6 +124,25 @@ class ParquetSource(Source):
 
             groups = range(self.first, last)
             for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
-                for record in batch.to_pylist():
+                for record in _as_bytes(batch).to_pylist():
                     row += 1
                     yield make_document(record, self.fields, where, counter)
+
+
+def _as_bytes(batch: Any) -> Any:
+    """Return a batch with bytes for strings, which may be no UTF-8 and are repaired."""
+    import pyarrow as pa
+
+    strings = {"string": pa.binary(), "large_string": pa.large_binary()}
+    strings["string_view"] = pa.binary()  # by name: older versions have no such type
+
+    def bare(kind: Any) -> Any:
+        if pa.types.is_dictionary(kind):
+            return bare(kind.value_type)
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+            return make(bare(kind.value_type))
+        return strings.get(str(kind), kind)
+
+    columns = [column.cast(bare(column.type)) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)

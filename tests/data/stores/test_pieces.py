@@ -202,6 +202,28 @@ def test_parquet(tmp_path):
         read(parse(path, **fields).split(1))
 
 
+def test_strings_of_parquet_that_are_no_utf8(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def strings(*values):  # which Arrow does not look at
+        found = pa.array(values, pa.binary())
+        return pa.Array.from_buffers(pa.string(), len(found), found.buffers())
+
+    text = strings(b"a\xff b", "\u4e2d".encode(), None)
+    names = pa.ListArray.from_arrays(pa.array([0, 1, 1, 2]), strings(b"\xfe", b"c"))
+    groups = strings(b"en", b"en", b"en").dictionary_encode()
+    columns = {"text": text, "lang": groups, "who": names}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    source = parse(tmp_path / "a.parquet", group_field="lang", entity_field="who")
+    found, counts = read([source])
+    assert found == [
+        Document(["a\ufffd b"], "en", ("\ufffd",)),
+        Document(["\u4e2d"], "en"),
+    ]
+    assert counts[str(tmp_path / "a.parquet")]["bad_utf8"] == 2
+
+
 @pytest.mark.parametrize("damage", ["cut", "text", "hole"])
 def test_damaged_parquet(damage, tmp_path):
     rows = [{"text": "abc " * i} for i in range(2000)]
