@@ -100,10 +100,14 @@ def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:
         except FileNotFoundError:  # somebody has just removed the empty parent
             parent.mkdir(parents=True, exist_ok=True)
             continue
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # somebody's _sweep came between, and has it
+            lock.close()
+            continue
         lock.write(socket.gethostname().encode())
         lock.flush()
-        # Somebody's _sweep may have come between the two lines above.
+        # Or it came and went.
         if os.path.exists(lock.name):
             return lock, temporary
         lock.close()
@@ -118,7 +122,7 @@ def _sweep(parent: Path) -> None:
     here = socket.gethostname().encode()
     for path in parent.glob(f"{TEMPORARY}*.lock"):
         try:
-            with open(path, "rb") as lock:
+            with open(path, "r+b") as lock:  # over NFS a lock is of what one may write
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 age = time.time() - os.fstat(lock.fileno()).st_mtime
                 if lock.read() not in (b"", here) and age < ABANDONED:

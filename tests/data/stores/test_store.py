@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token stores: what is in them, reuse, interruption, damage, full disks."""
 
+import fcntl
 import json
 import os
 import signal
@@ -270,6 +271,20 @@ def test_work_of_living_processes_is_left_alone(tmp_path):
 
     directories.make_whole(tmp_path / "t", outer)
     assert os.listdir(tmp_path) == ["t"] and os.listdir(tmp_path / "t") == ["his"]
+
+
+def test_a_sweep_that_has_the_lock_just_now(tmp_path, monkeypatch):
+    lock, said = fcntl.flock, []
+
+    def taken_once(file, how):
+        if not said:
+            said.append(file.name)
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        lock(file, how)
+
+    monkeypatch.setattr(directories.fcntl, "flock", taken_once)
+    directories.make_whole(tmp_path / "t", lambda p: None)
+    assert said and (tmp_path / "t").is_dir()
 
 
 def test_errors_of_the_work_pass_and_leave_nothing(tmp_path):
