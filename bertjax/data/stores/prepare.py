@@ -22,7 +22,7 @@ from bertjax.data.stores.trained import trained_tokenizer
 from bertjax.data.text.sources import Source, named_sources, parse_sources
 from bertjax.data.vocab import vocabularies
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
-from bertjax.data.vocab.words import make_marker
+from bertjax.data.vocab.words import make_marker, make_segmenter
 
 NAMED = 5  # pieces that a message names
 
@@ -88,6 +88,7 @@ def check_inputs(**given: Any) -> Inputs:
     if not train:
         raise UserError("data.train: names no text")
     valid = _sources(wanted, "valid")
+    make_segmenter(wanted.segmenter)
     if wanted.vocab:
         tokenizer = load_tokenizer(wanted.vocab, wanted.lower_case)
     else:

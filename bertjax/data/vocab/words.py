@@ -261,16 +261,21 @@ def make_marker(
     Raises:
       UserError: an unknown segmenter, a missing package, a file that is no dictionary.
     """
+    chosen = make_segmenter(segmenter)
+    if not chosen and not entities and not tokenizer.joins_with_space:
+        return None
+    return Marker(tokenizer, chosen, entities)
+
+
+def make_segmenter(segmenter: str) -> Jieba | None:
+    """Make what data.segmenter names, "" being None; raises as `make_marker` does."""
     name, _, path = segmenter.partition(":")
     if name not in ("", "jieba") or (path and not name):
         raise UserError(f"data.segmenter={segmenter}: known: jieba, jieba:FILE")
-    if not name and not entities and not tokenizer.joins_with_space:
+    if not name:
         return None
-    chosen = None
-    if name:
-        _jieba()
-        chosen = Jieba(_read_dictionary(path, segmenter) if path else None)
-    return Marker(tokenizer, chosen, entities)
+    _jieba()
+    return Jieba(_read_dictionary(path, segmenter) if path else None)
 
 
 def _read_dictionary(path: str, segmenter: str) -> bytes:
