@@ -66,6 +66,15 @@ def check_inputs(config: ConfigDict) -> None:
     text.check_inputs(**inputs(config))
 
 
+def refuse_task(config: ConfigDict) -> None:
+    """Raise UserError for a config whose text are a task's rows: no store is made."""
+    if tasks.is_task(config) or config.objective in tasks.KINDS:
+        raise UserError(
+            f"objective={config.objective}: token stores are made of running text, "
+            "and this is a task, whose rows bertjax.train reads itself"
+        )
+
+
 def _check_components(
     config: ConfigDict, train: Mapping[str, Any], valid: Mapping[str, Any]
 ) -> None:

@@ -104,6 +104,7 @@ def report_text(
 def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define)
     config = args.config
+    build.refuse_task(config)
     checks.check(config)
     if args.shard is not None and args.merge is not None:
         raise UserError("--shard and --merge: give one of them")

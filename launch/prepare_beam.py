@@ -70,6 +70,7 @@ class MergeComponent(_Worker):
 def main(argv: Sequence[str]) -> int:
     own, others = c.part_arguments(argv)
     config = c.parse(own).config
+    build.refuse_task(config)
     checks.check(config)
     build.check_inputs(config)
     options = PipelineOptions(others)

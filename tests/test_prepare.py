@@ -63,6 +63,16 @@ def test_senseless_numbers_are_refused(wrong, flags, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("how", [[], ["--shard=0/2"], ["--merge=2"], ["--report"]])
+@pytest.mark.parametrize("task", ["", "task.text=a"])
+def test_a_task_is_refused(how, task, flags, tmp_path):
+    """Its table is no running text."""
+    own = [f"--config.{task}"] if task else []
+    with pytest.raises(UserError, match=r"objective=classify: .*this is a task"):
+        prepare.main(["--config=finetune/classify.py", *flags[1:], *own, *how])
+    assert not (tmp_path / "cache").exists()
+
+
 def test_one_of_both(flags):
     with pytest.raises(UserError, match="give one of them"):
         prepare.main([*flags, "--shard=0/1", "--merge=1"])
