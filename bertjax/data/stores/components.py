@@ -31,7 +31,8 @@ from bertjax.data.stores.store import (
     write_store,
 )
 from bertjax.data.text import sentences
-from bertjax.data.text.lines import CLEANING, Counts
+from bertjax.data.text.documents import refuse_empty
+from bertjax.data.text.lines import CLEANING, Counts, some
 from bertjax.data.text.sources import Source
 from bertjax.data.vocab.engines import SPACE_FIRST
 from bertjax.data.vocab.tokenizers import Tokenizer
@@ -193,11 +194,7 @@ class Component:
                 parts.remove(f"{self.parts}/{path.name}")
             if damaged or len(found) < len(self.pieces):
                 return
-            try:
-                repairs = self._repairs(metas)
-            except UserError:
-                parts.remove(self.parts)
-                raise
+            repairs = self._repairs(metas)
             try:
                 cache.make(
                     self.target,
@@ -209,15 +206,17 @@ class Component:
         parts.remove(self.parts)
 
     def _repairs(self, metas: list[tuple[Path, dict[str, Any]]]) -> Counts:
-        """Add up what was repaired; refuse sources without a document."""
+        """Add up what was repaired; refuse where no source has a document."""
         repairs = Counts()
         for _, meta in metas:
             repairs.merge(Counts(meta["repairs"]))
-        for source in self.sources:
-            source.refuse_empty(repairs)
+        refuse_empty(self.sources, repairs)
         if not any(m["files"]["tokens.bin"]["bytes"] for _, m in metas):
-            names = ", ".join(s.name for s in self.sources)
+            names = some([s.name for s in self.sources])
             raise UserError(f"{names}: no document holds a token ({self.label})")
+        for source in self.sources:
+            counter = repairs.of(source.name)
+            counter["empty_files"] = 0 if counter["documents"] else 1
         return repairs
 
     def _write(

@@ -15,6 +15,7 @@ from bertjax.data.progress import Progress
 from bertjax.data.stores.cache import Cache, open_cache
 from bertjax.data.stores.components import full_name
 from bertjax.data.stores.pieces import text_bytes
+from bertjax.data.text.documents import refuse_empty
 from bertjax.data.text.lines import CLEANING, Counts
 from bertjax.data.text.sources import Document, Source
 from bertjax.data.vocab.fertility import report_tokenizer
@@ -125,6 +126,7 @@ def read_documents(
                         sample.add(paragraph)
                     yield of, source.name, document
                     progress.add(sum(map(len, document.paragraphs)) / 1e6)
+    refuse_empty([s for found in sources.values() for s in found], counts)
 
 
 def sample_mixture(

@@ -144,5 +144,3 @@ class TfdsSource(Source):
             for record in records
         )
         yield from counted(found, counter)
-        if not self.pieces:
-            self.refuse_empty(counts)

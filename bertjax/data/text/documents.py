@@ -3,11 +3,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import UserError
-from bertjax.data.text.lines import Counts, clean, decode, paragraphs
+from bertjax.data.text.lines import Counts, clean, decode, paragraphs, some
 
 
 class Document(NamedTuple):
@@ -59,7 +59,7 @@ class Source:
         """Yield the documents in order; count them and every repair in `counts`.
 
         Raises UserError naming the file (and line) where it cannot be read or is
-        damaged, or where it holds no document and is no piece of `split`.
+        damaged. It may hold none: who has read all there is calls `refuse_empty`.
         """
         raise NotImplementedError
 
@@ -68,8 +68,7 @@ class Source:
 
         Read one after another they give the documents, and the counts, of the whole,
         but that a document over DOCUMENT_LIMIT may be split elsewhere. A function of
-        the file and of `piece_bytes` alone. A piece may be empty; who has read all of
-        them calls `refuse_empty`.
+        the file and of `piece_bytes` alone.
         """
         return [self]
 
@@ -92,10 +91,15 @@ class Source:
         """Say where a paragraph first stands: the file, and the line if known."""
         return self.name
 
-    def refuse_empty(self, counts: Counts) -> None:
-        """Raise UserError where `counts` of the whole source has no document."""
-        if not counts.of(self.name)["documents"]:
-            raise UserError(f"{self.name}: holds no document, only blanks")
+
+def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
+    """Raise UserError where `counts` has no document of any of the sources."""
+    counters = [counts.of(source.name) for source in sources]
+    if not any(counter["documents"] for counter in counters):
+        long = sum(counter["long_records"] for counter in counters)
+        more = f" and {long} JSON lines over data.max_line_bytes" if long else ""
+        names = some([source.name for source in sources])
+        raise UserError(f"{names}: holds no document, only blanks{more}")
 
 
 def counted(documents: Iterable[Document], counter: Counter[str]) -> Iterator[Document]:

@@ -333,8 +333,6 @@ class FileSource(Source):
             lines = text_lines(chunks, max_line_bytes, counter)
             found = map(Document, group(lines, counter))
         yield from counted(found, counter)
-        if self.end is None:
-            self.refuse_empty(counts)
 
 
 # How files begin that are no text, and what they are.

@@ -4,7 +4,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bertjax import UserError
@@ -21,7 +21,19 @@ REPAIRS = {
     "long_records": "JSON lines over data.max_line_bytes were skipped",
     "long_documents": f"documents over {DOCUMENT_LIMIT} characters were split",
     "empty_documents": "documents without text were skipped",
+    "empty_files": "files hold no text",
 }
+SOME = 3  # names that a message has
+
+
+def some(names: Sequence[str]) -> str:
+    """Name things, of many the first ones.
+
+    >>> some(["a", "b"]), some(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - SOME} more" if len(names) > SOME else ""
+    return ", ".join(names[:SOME]) + more
 
 
 class Counts:
@@ -54,17 +66,21 @@ class Counts:
         raise AttributeError(kind)
 
     def lines(self) -> list[str]:
-        """Say what was repaired, one sentence a repair and source.
+        """Say what was repaired, one sentence a repair and source; blank files at once.
 
         >>> Counts({"a.txt": {"documents": 3, "bad_utf8": 2}}).lines()
         ['2 byte sequences that are not UTF-8 were replaced by U+FFFD (a.txt)']
         """
-        return [
+        found = [
             f"{kinds[kind]} {words} ({name})"
             for name, kinds in self.by_source.items()
             for kind, words in REPAIRS.items()
-            if kinds[kind]
+            if kinds[kind] and kind != "empty_files"
         ]
+        blank = [name for name, kinds in self.by_source.items() if kinds["empty_files"]]
+        if blank:
+            found.append(f"{len(blank)} {REPAIRS['empty_files']} ({some(blank)})")
+        return found
 
 
 def decode(data: bytes, counter: Counter[str]) -> str:

@@ -108,8 +108,6 @@ class ParquetSource(Source):
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document a row."""
         yield from counted(self._documents(counts), counts.of(self.name))
-        if self.last is None:
-            self.refuse_empty(counts)
 
     def _documents(self, counts: Counts) -> Iterator[Document]:
         counter = counts.of(self.name)

@@ -113,7 +113,7 @@ def parse_sources(
                 )
             sources.append(datasets.TfdsSource(entry, fields))
         else:
-            for path in expand(entry, key):
+            for path in expand(entry, key, some_empty=True):
                 if path.lower().endswith(".parquet"):
                     sources.append(ParquetSource(path, fields))
                 else:
@@ -134,21 +134,27 @@ def parse_sources(
     return sources
 
 
-def expand(entry: str, key: str) -> list[str]:
-    """Return the files that a path or pattern names, each looked at; ~ is a home."""
+def expand(entry: str, key: str, some_empty: bool = False) -> list[str]:
+    """Return the files that a path or pattern names, each looked at; ~ is a home.
+
+    some_empty: whether some of a pattern's files, not all, may be empty.
+    """
     entry = os.path.expanduser(entry)
     try:
         magic = glob.has_magic(entry) and ("://" in entry or not os.path.exists(entry))
         paths = files.find(entry) if magic else [entry]
         if not paths:
             raise UserError(f"{key}={entry}: no file matches")
+        empty = []
         for path in paths:
             if files.is_dir(path):
                 raise UserError(f"{key}={path}: a directory; write {path}/*.txt")
             if files.stat(path)[0] == 0:
-                raise UserError(f"{key}={path}: the file is empty")
+                empty.append(path)
             if "://" not in path and not os.access(path, os.R_OK):
                 raise UserError(f"{key}={path}: no permission to read the file")
+        if empty and not (some_empty and len(empty) < len(paths)):
+            raise UserError(f"{key}={empty[0]}: the file is empty")
     except FileNotFoundError:
         raise UserError(f"{key}={entry}: there is no such file") from None
     except OSError as err:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertjax import UserError
 from bertjax.data.text import edges, files
-from bertjax.data.text.documents import Document
+from bertjax.data.text.documents import Document, refuse_empty
 from bertjax.data.text.files import FileSource
 from bertjax.data.text.lines import Counts
 from bertjax.data.text.parquet import ParquetSource
@@ -153,7 +153,7 @@ def test_a_blank_piece_is_fine_and_a_blank_source_is_not(tmp_path):
     for piece in source.split(10):
         assert not list(piece.documents(counts, 99))
     with pytest.raises(UserError, match=r"a\.txt: holds no document"):
-        source.refuse_empty(counts)
+        refuse_empty([source], counts)
 
 
 def test_a_piece_knows_its_lines(tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preparing in pieces: shards, restarts, faults; the same stores."""
 
+import gzip
 import json
 import os
 import signal
@@ -180,6 +181,26 @@ def test_components_without_text_are_refused(given_, tmp_path):
         text.prepare_data(**given_, workers=1, say=quiet)
     (tmp_path / "blank.txt").write_text("\u200b\n")
     with pytest.raises(UserError, match=r"blank\.txt.*\(void\)"):
+        text.prepare_data(**given_, workers=1, say=quiet)
+
+
+def test_some_files_without_text_are_counted(given_, tmp_path):
+    want = text.prepare_data(
+        **{**given_, "cache": f"{tmp_path}/1"}, workers=1, say=quiet
+    )
+    (tmp_path / "b0.txt").write_text("\n \n\n" * 3000)
+    (tmp_path / "b1.txt").write_text("")
+    (tmp_path / "b2.txt.gz").write_bytes(gzip.compress(b""))
+    given_["train"] = given_["train"].replace("b.txt", "b*.txt*")
+    said: list[str] = []
+    made = text.prepare_data(**given_, workers=1, say=said.append)
+    assert hashes(made) == hashes(want)
+    (told,) = (line for line in said if "no text" in line)
+    assert told.startswith("3 files hold no text (") and "b1.txt" in told
+    for name in ("b.txt", "b0.txt"):
+        (tmp_path / name).write_text("")
+    given_ |= {"train": f"{tmp_path}/b?.txt", "valid": ""}
+    with pytest.raises(UserError, match=r"b0\.txt: the file is empty"):
         text.prepare_data(**given_, workers=1, say=quiet)
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bertjax import UserError
 from bertjax.data.text import files
 from bertjax.data.text import lines as text
+from bertjax.data.text.documents import refuse_empty
 from bertjax.data.text.lines import Counts
 from bertjax.data.text.sources import Document, named_sources, parse_sources
 
@@ -24,7 +25,9 @@ LIMIT = 1 << 26
 def read(path, limit=LIMIT):
     counts = Counts()
     (source,) = parse_sources(str(path), "data.train", "train")
-    return [d.paragraphs for d in source.documents(counts, limit)], counts
+    found = [d.paragraphs for d in source.documents(counts, limit)]
+    refuse_empty([source], counts)
+    return found, counts
 
 
 def write(path, data):
@@ -105,6 +108,8 @@ def test_long_json_lines_are_skipped_and_counted(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", "\n".join(rows).encode())
     docs, counts = read(path, limit=64)
     assert docs == [["one"], ["two"]] and counts.long_records == 1
+    with pytest.raises(UserError, match="only blanks and 3 JSON lines over data.max_l"):
+        read(path, limit=9)
     path.write_text("\n".join([*rows, "{"]))
     with pytest.raises(UserError, match=r"a\.jsonl, line 4"):
         read(path, limit=64)
