@@ -2,6 +2,7 @@
 """launch/colab.ipynb: its cells run in order, as a notebook runs them."""
 
 import ast
+import importlib.util
 import json
 import subprocess
 import sys
@@ -26,13 +27,38 @@ def test_its_form():
         assert all(len(line) <= 88 for line in source.splitlines())
 
 
+def test_where_it_installs_from(tmp_path, monkeypatch):
+    setup, _, install, *_ = code_cells()
+    given = {}
+    monkeypatch.delenv("BERTJAX_REPOSITORY", raising=False)
+    exec(setup, given)
+    said = []
+    given |= {"runtime": "cuda", "run": lambda *words: said.append(words[-1])}
+    missing = lambda name: None  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match="BERTJAX_REPOSITORY"):
+        exec(install, given)
+    monkeypatch.chdir(NOTEBOOK.parent)
+    exec(install, given)
+    exec(install, {**given, "REPOSITORY": "https://host/bertjax"})
+    assert said == [f"{ROOT}[cuda]", "bertjax[cuda] @ git+https://host/bertjax"]
+
+
 @pytest.mark.slow
 def test_it_runs(arguments, environment, tmp_path):
-    """On the CPU, with the tests' text: train, evaluate, ask, resume, export."""
+    """On the CPU, with the tests' text: train, evaluate, ask, resume, export.
+
+    Then those that write run again, in the directories of the first time.
+    """
     given = [a for a in arguments if a.startswith("--config.data.")]
     given += ["--config.model.hidden_size=32", "--config.eval.every.steps=20"]
+    cells = code_cells()
+    writes = ("import os", "runtime =", '"train"', "convert")
+    again = [x for x in cells if any(word in x for word in writes)]
+    assert len(again) < len(cells)
     done = subprocess.run(
-        [sys.executable, "-c", "\n\n".join(code_cells())],
+        [sys.executable, "-c", "\n\n".join([*cells, "print('again')", *again])],
         cwd=tmp_path,
         env={
             **environment,
@@ -48,4 +74,7 @@ def test_it_runs(arguments, environment, tmp_path):
     assert "runtime: cpu" in said and "pip install" not in said
     for words in ("done: step 20", "is done: step 20", "done: step 24", "mlm_loss"):
         assert words in said, said[-4000:]
-    assert "model.safetensors" in said and "config.json" in said
+    first, second = said.split("\nagain\n")
+    assert "is done: step 20" in second and "done: step 24" in second, second
+    for part in (first, second):
+        assert "model.safetensors" in part and "config.json" in part
