@@ -29,7 +29,7 @@ from bertjax.defaults import (
     read_arg,
     split_arg,
 )
-from bertjax.models.config import EncoderConfig
+from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.models.families import FAMILIES
 
 __all__ = [  # what configs are written with, by one name with the rest
@@ -40,7 +40,7 @@ __all__ = [  # what configs are written with, by one name with the rest
 # what. Data is compared by content (run.json), not by the spelling of its path.
 FREE = re.compile(
     r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
-    r"|model\.(attention|remat|unroll|max_logits_mb)"
+    rf"|model\.({'|'.join(RUNTIME)})"
     r"|data\.(engine|cache|train|valid|vocab|similar|segmenter)"
 )
 

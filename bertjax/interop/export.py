@@ -24,10 +24,10 @@ from bertjax.interop.layout import (
     walk,
 )
 from bertjax.interop.names import TASKS
-from bertjax.models.config import EncoderConfig
+from bertjax.models.config import RUNTIME, EncoderConfig
 
 # What does not decide which family an encoder is of.
-FREE = ("pooler", "dtype", "remat", "unroll", "attention", "max_logits_mb", *OPTIONS)
+FREE = ("pooler", "dtype", *RUNTIME, *OPTIONS)
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from bertjax import UserError
 from bertjax.interop import tensors
 from bertjax.interop.hf import Imported, few
-from bertjax.models.config import EncoderConfig, generator_config
+from bertjax.models.config import RUNTIME, EncoderConfig, generator_config
 
 # What does not decide what a generator computes.
 FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-FREE += ("pooler", "dtype", "remat", "unroll", "attention", "max_logits_mb")
+FREE += ("pooler", "dtype", *RUNTIME)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
