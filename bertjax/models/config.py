@@ -215,6 +215,8 @@ class EncoderConfig:
     def groups(self) -> tuple[int, ...]:
         """Which set of parameters each layer uses (Lan et al. 2020, section 3.1)."""
         n = self.num_hidden_layers
+        # Exact; transformers' int(i / (n / groups)) rounds: where the groups do not
+        # divide the layers it may be one less, as at layer 9 of 18 in 14 groups.
         return tuple(i * (self.num_hidden_groups or n) // n for i in range(n))
 
     @property
