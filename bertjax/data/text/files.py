@@ -135,18 +135,22 @@ def find(pattern: str) -> list[str]:
         return sorted(os.fspath(p) for p in found if not p.is_dir())
 
 
-def unpacked(path: str) -> Iterator[bytes]:
-    """Yield a file's bytes, unpacked as it is named; UserError where it is damaged."""
+def unpacked(path: str, size: int = 0) -> Iterator[bytes]:
+    """Yield a file's bytes, unpacked as it is named, about `size` (CHUNK) at a time.
+
+    Raises UserError where it is damaged.
+    """
+    size = size or CHUNK
     try:
         with open_file(path) as raw:
             if not path.lower().endswith(tuple(PACKED.values())):
-                while chunk := raw.read(CHUNK):
+                while chunk := raw.read(size):
                     yield chunk
             elif path.lower().endswith(".gz"):
                 import gzip
 
                 with gzip.GzipFile(fileobj=raw) as unpacked:
-                    while chunk := unpacked.read(CHUNK):
+                    while chunk := unpacked.read(size):
                         yield chunk
             else:
                 yield from _zstd_chunks(path, raw)
@@ -335,15 +339,19 @@ class FileSource(Source):
         yield from counted(found, counter)
 
 
-# How files begin that are no text, and what they are.
+# What files that are no text have at which byte, and what they are.
 FOREIGN = {
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"PK\x03\x04": "a zip archive",
-    b"PAR1": "Parquet, whose files are named *.parquet here",
-    b"%PDF": "PDF",
-    b"7z\xbc\xaf": "7z",
+    (0, b"BZh"): "bzip2",
+    (0, b"\xfd7zXZ"): "xz",
+    (0, b"PK\x03\x04"): "a zip archive",
+    (0, b"PAR1"): "Parquet, whose files are named *.parquet here",
+    (0, b"%PDF"): "PDF",
+    (0, b"7z\xbc\xaf"): "7z",
+    (0, b"\xff\xfe"): "UTF-16, and text has to be UTF-8",
+    (0, b"\xfe\xff"): "UTF-16, and text has to be UTF-8",
+    (257, b"ustar"): "a tar archive",
 }
+HEAD = 512  # bytes that are looked at
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
@@ -351,17 +359,20 @@ def refuse_foreign(path: str, key: str) -> None:
     """Raise UserError for a file that is neither text nor compressed as it is named."""
     try:
         with open_file(path) as raw:
-            head = raw.read(8)
+            head = raw.read(HEAD)
     except OSError as err:
         raise unreadable(path, err) from None
-    for magic, what in FOREIGN.items():
-        if head.startswith(magic):
-            raise UserError(f"{key}={path}: no text but {what}")
     for magic, suffix in PACKED.items():
-        if head.startswith(magic) and not path.lower().endswith(suffix):
-            raise UserError(
-                f"{key}={path}: compressed text has to be named *{suffix} here"
-            )
+        if head.startswith(magic):
+            if not path.lower().endswith(suffix):
+                raise UserError(
+                    f"{key}={path}: compressed text has to be named *{suffix} here"
+                )
+            head = next(unpacked(path, HEAD), b"")
+            break
+    for (at, magic), what in FOREIGN.items():
+        if head.startswith(magic, at):
+            raise UserError(f"{key}={path}: no text but {what}")
 
 
 def refuse_changed(name: str, seen: Seen | None) -> None:
