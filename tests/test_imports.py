@@ -56,7 +56,7 @@ ROOMS = {
     # Rooms in that room: what prepares text, what plans rows and what masks them do
     # not know each other.
     "data/text": ({"data.text", "data.vocab.tokenizers", "registry"}, NO_JAX),
-    "data/vocab": ({"data.vocab", "registry"}, NO_JAX),
+    "data/vocab": ({"data.vocab", "data.marks", "registry"}, NO_JAX),
     "data/stores": (
         {"data.stores", "data.text", "data.vocab", "registry"}
         | {f"data.{name}" for name in ("directories", "mixture", "progress")},
@@ -67,7 +67,8 @@ ROOMS = {
         NO_JAX,
     ),
     "data/masks": (
-        {"data.masks", "data.counter", "data.vocab.tokenizers", "registry"},
+        {"data.masks", "data.counter", "data.marks", "data.vocab.tokenizers"}
+        | {"registry"},
         NO_JAX,
     ),
 }

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.marks import BEGINS_WORD
 from bertjax.data.pipeline import Batch, Inspected
-
-_BEGINS = 1  # the bit of `marks` that says that a word begins
 
 
 class Statistics:
@@ -127,7 +126,7 @@ def number_words(
     A special token is a word, and behind one a word begins.
     """
     alone = special[ids]
-    starts = tokenizer.word_starts[ids] if marks is None else marks & _BEGINS > 0
+    starts = tokenizer.word_starts[ids] if marks is None else marks & BEGINS_WORD > 0
     starts = starts | alone
     starts[:, 1:] |= alone[:, :-1]
     starts[:, 0] = True

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.data import counter
+from bertjax.data.marks import BEGINS_ENTITY, BEGINS_WORD, ENTITY, SPECIAL
 from bertjax.data.masks.schemes import Masking
-from bertjax.data.masks.tables import SPECIAL, STARTS, Tables
+from bertjax.data.masks.tables import Tables
 
 TOP = np.uint64(1 << 63)
 NEVER = ~np.uint64(0)
-ENTITY, ENTITY_STARTS = 2, 4  # bits of marks, whose bit 1 is STARTS
 
 
 class Chosen(NamedTuple):
@@ -66,7 +66,7 @@ def eligible(
         flags = np.zeros(ids.shape, np.uint8)
     if masking.unit == "entity":
         free &= (flags & ENTITY) != 0
-    begins = (flags & (ENTITY_STARTS if masking.unit == "entity" else STARTS)) != 0
+    begins = (flags & (BEGINS_ENTITY if masking.unit == "entity" else BEGINS_WORD)) != 0
     begins[:, 0] = True
     begins[:, 1:] |= ~free[:, :-1]
     begins &= free

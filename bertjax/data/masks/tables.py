@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.marks import BEGINS_WORD, SPECIAL
 from bertjax.data.masks.similar import Similar
 
-SPECIAL, STARTS = 8, 1  # bits of Tables.flags; those of marks are 1, 2 and 4
 RARITY = 0.7  # DistilBERT's mlm_smoothing
 
 
@@ -18,7 +18,7 @@ class Tables:
 
     mask_id: int
     unk_id: int
-    flags: np.ndarray  # u8 [V]: SPECIAL never masked, never drawn; STARTS begins a word
+    flags: np.ndarray  # u8 [V], bits: SPECIAL, BEGINS_WORD
     replacement_ids: np.ndarray  # i32 [n], what random tokens are drawn from
     unigram: np.ndarray | None  # f64 [n], cumulative shares of replacement_ids
     patience: np.ndarray | None  # f64 [V], count^0.7: the smaller, the sooner chosen
@@ -40,7 +40,7 @@ def make_tables(
     replacement and for rare tokens; counts that are all zero count as none.
     """
     flags = np.zeros(tokenizer.vocab_size, np.uint8)
-    flags[np.asarray(tokenizer.word_starts, bool)] = STARTS
+    flags[np.asarray(tokenizer.word_starts, bool)] = BEGINS_WORD
     flags[tokenizer.special_ids] |= SPECIAL
     drawn = np.asarray(tokenizer.replacement_ids, np.int32)
     unigram = patience = None

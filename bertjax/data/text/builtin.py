@@ -141,7 +141,6 @@ _MARKUP = (
     (re.compile(r"::$"), ":"),
 )
 _PLAIN = re.compile(r"[(\"'“]*[A-Za-z]+(['’-][A-Za-z]+)*[.,;:!?)\"'”]*$")
-_CODE = re.compile(r"[{}\\=<>|]{2}|\w\(\)\.\w|[%$]\w+[%$]")
 _COMMON = re.compile(
     r"\b(the|a|an|of|is|are|to|in|this|that|be|for|and|or|with|it|if)\b"
 )

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.marks import BEGINS_ENTITY, BEGINS_WORD, ENTITY
 from bertjax.data.vocab.engines import Span, encode_sentences
 from bertjax.data.vocab.tokenizers import SPACELESS, Tokenizer
 
-BEGINS_WORD, ENTITY, BEGINS_ENTITY = 1, 2, 4
 RULE = "marks-1"  # any change of the marks takes a new name
 _HAN = re.compile(
     "[\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
