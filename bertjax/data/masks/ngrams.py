@@ -123,7 +123,8 @@ def _draw_lengths(
     bounds = (bounds[:-1][bounds[:-1] < 1] * 2.0**53).astype(np.uint64) << np.uint64(11)
     n = np.arange(1, len(law) + 1)
     mean = np.dot(law, n)
-    spread = 3 * np.sqrt(np.dot(law, n**2) - mean**2)
+    # shares that sum to a little more than 1 can have less than no variance
+    spread = 3 * np.sqrt(max(np.dot(law, n**2) - mean**2, 0.0))
     most = int(goal.max(initial=0))
     # K * mean - spread * sqrt(K) = most: a row that gets less is very rare
     K = int(((spread + np.sqrt(spread**2 + 4 * mean * most)) / (2 * mean)) ** 2) + 1

@@ -166,6 +166,7 @@ def masked(how, length=128, n=4000, sizes=1.0, P=None, specials=(0, 60, -1)):
         ("token", "harmonic:3", (6 / 11, 3 / 11, 2 / 11)),
         ("span", None, np.array([0.2 * 0.8**i for i in range(10)]) / (1 - 0.8**10)),
         ("word", "0,0,1", (0, 0, 1)),
+        ("word", "0.0000005,1", (0, 1)),  # a little more than 1 together
     ],
 )
 def test_drawn_lengths_follow_their_law(unit, lengths, law, sizes):
