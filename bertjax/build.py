@@ -63,6 +63,12 @@ def check_inputs(config: ConfigDict) -> None:
         raise UserError("data.valid: `train` is the training text's own name")
     if not data.group_field:  # then the names are known when the text was read
         _check_components(config, train, valid)
+        for key in ("alpha", "vocab_alpha"):
+            if data[key] is not None and len(train) == 1:
+                raise UserError(
+                    f"data.{key}={data[key]}: data.train has one component, there is "
+                    "nothing to mix"
+                )
     text.check_inputs(**inputs(config))
 
 

@@ -7,6 +7,7 @@ from bertjax import UserError, registry
 from bertjax import config as c
 from bertjax.data import mixture
 from bertjax.data.plans import plan
+from bertjax.data.vocab import vocabularies
 from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
 from bertjax.training import OPTIMIZERS, SCHEDULES, writer
@@ -21,6 +22,7 @@ RANGES = {
     "data.short_seq_prob": (0, 1),
     "data.max_line_bytes": (1, 2**40),
     "data.max_segments": (1, 2**16),
+    "data.vocab_size": (vocabularies.LEAST, 2**24),
     "data.alpha": (0, 1),
     "data.vocab_alpha": (0, 1),
     "task.temperature": (1e-6, 1e6),
@@ -174,6 +176,10 @@ def _check_data(config: c.ConfigDict) -> None:
     if chosen.unit == "entity" and not data.entity_field:
         raise UserError(
             "data.mask_unit=entity needs data.entity_field, the field with the names"
+        )
+    if data.max_segments is not None and not data.packed:
+        raise UserError(
+            f"data.max_segments={data.max_segments} says nothing without data.packed"
         )
     mixture.read_weights(data.weights)
     if data.weights and data.alpha is not None:

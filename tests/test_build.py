@@ -65,6 +65,17 @@ def test_the_order_of_components_does_not_matter(corpus, vocabulary, tmp_path):
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.parametrize("key", ["alpha", "vocab_alpha"])
+def test_one_component_is_no_mixture(key, corpus, vocabulary, tmp_path):
+    given = f"data.{key}=0.5"
+    config = configured(corpus, vocabulary, tmp_path, "data.valid=", given)
+    with pytest.raises(UserError, match=rf"{given}: data\.train has one component"):
+        build.check_inputs(config)
+    config.data.group_field = "lang"  # whose values are not known yet
+    with pytest.raises(UserError, match="plain text, which has no fields"):
+        build.check_inputs(config)
+
+
 def test_names_that_only_the_text_tells(corpus, vocabulary, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text(

@@ -274,6 +274,8 @@ def test_what_is_compared(argument):
         ("accumulate=0", "accumulate=0"),
         ("checkpoint.keep_last=1", r"checkpoint\.keep_last=1"),
         ("data.max_line_bytes=0", r"data\.max_line_bytes"),
+        ("data.vocab_size=3e8", r"data\.vocab_size=300000000 is not in \[16, 16777216"),
+        ("data.max_segments=9", r"data\.max_segments=9 .* without data\.packed"),
         ("data.max_predictions=0", r"data\.max_predictions=0"),
         ("data.max_predictions=65", r"data\.max_predictions=65"),
         ("dtype=float16", "dtype='float16'"),
