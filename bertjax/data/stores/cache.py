@@ -8,15 +8,16 @@ copied to the mirror, checked, and then used from it.
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
 from bertjax.data import directories
-from bertjax.data.text.files import reaching
+from bertjax.data.text.files import HASHES, reaching, remember, remembered
 
 LAST = ("meta.json", "identity")  # a remote directory is whole when one is there
 SAME = ".uploaded"  # in a directory of the mirror that is there as well
@@ -115,6 +116,33 @@ class Cache:
                 far = self._far(name)
                 if far.exists():
                     far.rmtree()
+
+    @contextlib.contextmanager
+    def sharing_hashes(self) -> Iterator[None]:
+        """Share the hashes of texts behind URLs with all who use a cache behind one.
+
+        So that a machine that has never seen them finds their stores without reading
+        them. A bucket that cannot be read or written only means hashing again.
+        """
+        if not self.url:
+            yield
+            return
+        root, there = os.fspath(self.root), {}
+        with self._reaching():
+            far = self._far(HASHES)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            with reaching():
+                told = far.read_text()
+            there = {k: v for k, v in json.loads(told).items() if "://" in k}
+            remember(root, there)
+        try:
+            yield
+        finally:
+            here = {k: v for k, v in remembered(root).items() if "://" in k}
+            if any(there.get(path) != told for path, told in here.items()):
+                with contextlib.suppress(OSError), reaching():
+                    far.parent.mkdir(parents=True, exist_ok=True)
+                    far.write_text(json.dumps({**there, **here}, indent=1))
 
 
 def open_cache(cache: str | os.PathLike[str] | Cache) -> Cache:

@@ -194,19 +194,20 @@ def make_work(
     """
     wanted = Wanted(**given)
     inputs = check_inputs(**given)
-    tokenizer = inputs.tokenizer or trained_tokenizer(
-        inputs.train,
-        inputs.cache,
-        kind=wanted.tokenizer_kind,
-        vocab_size=wanted.vocab_size,
-        lower_case=wanted.lower_case,
-        max_line_bytes=wanted.max_line_bytes,
-        alpha=wanted.vocab_alpha,
-        weights=wanted.vocab_weights,
-        say=say,
-    )
-    sources = {"train": inputs.train, "valid": inputs.valid}
-    return Work(wanted, tokenizer, sources, workers, say)
+    with inputs.cache.sharing_hashes():
+        tokenizer = inputs.tokenizer or trained_tokenizer(
+            inputs.train,
+            inputs.cache,
+            kind=wanted.tokenizer_kind,
+            vocab_size=wanted.vocab_size,
+            lower_case=wanted.lower_case,
+            max_line_bytes=wanted.max_line_bytes,
+            alpha=wanted.vocab_alpha,
+            weights=wanted.vocab_weights,
+            say=say,
+        )
+        sources = {"train": inputs.train, "valid": inputs.valid}
+        return Work(wanted, tokenizer, sources, workers, say)
 
 
 def prepare_data(
@@ -239,7 +240,8 @@ def prepare_valid(
     """Prepare or reuse the stores of data.valid alone, as `prepare_data` does."""
     wanted = Wanted(**given)
     sources = {"valid": _sources(wanted, "valid")}
-    work = Work(wanted, tokenizer, sources, None, say)
+    with open_cache(wanted.cache).sharing_hashes():
+        work = Work(wanted, tokenizer, sources, None, say)
     return work.finish(work.cache.here()).valid
 
 

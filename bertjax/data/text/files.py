@@ -31,6 +31,7 @@ from bertjax.data.text.edges import CUTS, SPAN, byte_range, json_edge, text_edge
 from bertjax.data.text.lines import Counts, group, json_lines, text_lines
 
 CHUNK = 1 << 20  # bytes a read
+HASHES = "fingerprints.json"  # in the cache
 
 
 def remote(path: str) -> Any:
@@ -390,15 +391,14 @@ def refuse_changed(name: str, seen: Seen | None) -> None:
 def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     """Return the SHA-256 of a file's bytes, and what it was taken of.
 
-    It is remembered in `cache_dir`/fingerprints.json under the path and what `stat`
+    It is remembered in `cache_dir`/HASHES under the path and what `stat`
     tells, so that big files are not read again at every start.
     """
     path = name if "://" in name else os.path.abspath(name)
-    memory = Path(cache_dir) / "fingerprints.json"
     try:
         seen = Seen(socket.gethostname(), stat(path))
         stamp = [*seen.stamp]
-        entry = _read_memory(memory).get(path)
+        entry = remembered(cache_dir).get(path)
         if isinstance(entry, dict) and entry.get("stamp") == stamp:
             return entry["sha256"], seen
         digest = hashlib.sha256()
@@ -408,8 +408,14 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     except OSError as err:
         raise unreadable(name, err) from None
     refuse_changed(name, seen)
-    known = _read_memory(memory)
-    known[path] = {"stamp": stamp, "sha256": digest.hexdigest()}
+    remember(cache_dir, {path: {"stamp": stamp, "sha256": digest.hexdigest()}})
+    return digest.hexdigest(), seen
+
+
+def remember(cache_dir: str, more: dict[str, Any]) -> None:
+    """Add hashes to those that are remembered."""
+    memory = Path(cache_dir) / HASHES
+    known = {**remembered(cache_dir), **more}
     # Processes of several hosts may write here.
     part = memory.with_name(f"{memory.name}.{uuid.uuid4().hex}.part")
     try:
@@ -422,13 +428,12 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-    return digest.hexdigest(), seen
 
 
-def _read_memory(path: Path) -> dict[str, Any]:
+def remembered(cache_dir: str) -> dict[str, Any]:
     """Read the remembered hashes; a damaged file only means hashing again."""
     try:
-        known = json.loads(path.read_text())
+        known = json.loads((Path(cache_dir) / HASHES).read_text())
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}

@@ -17,6 +17,7 @@ from bertjax import UserError
 from bertjax.data.stores import components, encoding, pieces, trained
 from bertjax.data.stores import prepare as text
 from bertjax.data.stores.cache import open_cache
+from bertjax.data.text import files
 
 
 @pytest.fixture
@@ -337,6 +338,27 @@ def test_a_cache_behind_a_url(given_, tmp_path, bucket, monkeypatch):
     with pytest.raises(UserError, match=r"gs://bucket/cache/store-one-\w+: damaged"):
         text.prepare_data(**given_, workers=1, say=quiet)
     assert not [*(tmp_path / "m3").rglob("store-one-*")]
+
+
+def test_texts_in_a_bucket_are_hashed_once(given_, tmp_path, bucket, monkeypatch):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).rename(bucket / name)
+    given_ |= {"train": "one=gs://bucket/a.txt,two=gs://bucket/b.txt", "valid": ""}
+    given_["cache"] = "gs://bucket/cache"
+    monkeypatch.setenv("BERTJAX_LOCAL_CACHE", str(tmp_path / "m1"))
+    want = hashes(text.prepare_data(**given_, workers=1, say=quiet))
+    assert left(bucket / "cache") == {"fingerprints.json", "store"}
+    monkeypatch.setenv("BERTJAX_LOCAL_CACHE", str(tmp_path / "m2"))
+    with monkeypatch.context() as m:
+        m.setattr(files, "hashlib", None)
+        assert hashes(text.prepare_data(**given_, workers=1, say=quiet)) == want
+    # One that changes is another, and a damaged memory only means hashing again.
+    (bucket / "b.txt").write_text("the cat .")
+    other = hashes(text.prepare_data(**given_, workers=1, say=quiet))
+    assert other["one"] == want["one"] and other["two"] != want["two"]
+    (bucket / "cache/fingerprints.json").write_text("[1]")
+    monkeypatch.setenv("BERTJAX_LOCAL_CACHE", str(tmp_path / "m3"))
+    assert hashes(text.prepare_data(**given_, workers=1, say=quiet)) == other
 
 
 def test_shards_that_share_nothing_but_a_bucket(given_, tmp_path, bucket, monkeypatch):
