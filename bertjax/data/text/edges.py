@@ -21,9 +21,10 @@ def byte_range(raw: IO[bytes], start: int, end: int, chunk: int) -> Iterator[byt
 # Where a piece may begin: behind a line end and a blank line. The characters that
 # make a line blank are those that `lines.clean` and `strip` leave nothing of; rarer
 # ones and longer lines are missing, which costs a cut, never a document.
-_BLANK = re.compile(
-    rb"(?:\n|\r(?!\n))(?:[\x00-\x09\x0b\x0c\x0e-\x20]|\xc2\xa0|\xe3\x80\x80){0,99}[\r\n]"
-)
+_WHITE = rb"(?:[\x00-\x09\x0b\x0c\x0e-\x20]|\xc2\xa0|\xe3\x80\x80){0,99}[\r\n]"
+_BLANK = re.compile(rb"(?:\n|\r(?!\n))" + _WHITE)
+# The same where there is no \r; far faster, since it begins with one byte.
+_USUAL = re.compile(rb"\n(?=[\x00-\x20\xc2\xe3])" + _WHITE)
 _NEWLINE = re.compile(rb"\n")
 # Where nothing is blank for so long: behind a line end, or else between characters.
 # SPAN is as many bytes as DOCUMENT_LIMIT characters may have, so that no document is
@@ -41,7 +42,8 @@ def _search(
     for chunk in byte_range(raw, start, end + 512, CHUNK):
         tail += chunk
         at += len(chunk)
-        if found := pattern.search(tail):
+        usual = pattern is _BLANK and b"\r" not in tail
+        if found := (_USUAL if usual else pattern).search(tail):
             begins, ends = (at - len(tail) + n for n in found.span())
             return ends if begins < end else None
         tail = tail[-512:]  # longer than a match: it may begin here

@@ -45,7 +45,7 @@ TEXTS = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from(TEXTS), max_size=30).map(b"".join),
     st.integers(1, 40),
@@ -64,7 +64,7 @@ def test_pieces_of_text(tmp_path_factory, data, piece, limit, chunk):
         both(parse(path), piece, limit)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from([*TEXTS, b"x" * 700, b"line.\n" * 99]), max_size=30),
     st.integers(1, 900),
