@@ -194,7 +194,11 @@ class Component:
                 parts.remove(f"{self.parts}/{path.name}")
             if damaged or len(found) < len(self.pieces):
                 return
-            repairs = self._repairs(metas)
+            try:
+                repairs = self._repairs(metas)
+            except UserError:  # there is nothing in them
+                parts.remove(self.parts)
+                raise
             try:
                 cache.make(
                     self.target,
