@@ -87,6 +87,11 @@ def test_processes_that_nothing_tells_of_the_others(monkeypatch, given, said):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
+
+    def too_late(**settings):  # in this process, to ask jax itself: its words
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr("jax.distributed.initialize", too_late)
     with pytest.raises(UserError, match=said):
         initialize(120, 240)
 

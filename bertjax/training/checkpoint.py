@@ -28,13 +28,18 @@ from bertjax.training.workdir import is_remote
 
 
 class Checkpoints:
-    """The checkpoints of one workdir, saved in the background."""
+    """The checkpoints of one workdir, saved in the background.
+
+    Raises UserError where a file is in the place of their folder.
+    """
 
     def __init__(self, workdir: Any, keep_last: int, keep_every: int | None) -> None:
         self.workdir = workdir
         self.folder = workdir / "checkpoints"
         self.keep_last, self.keep_every = keep_last, keep_every
         self.primary = jax.process_index() == 0
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder} is no directory")
         hush()
         self.saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self.finisher: threading.Thread | None = None

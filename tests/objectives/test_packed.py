@@ -71,7 +71,8 @@ def both(name):
     return lay_out(packed, labels, name), lay_out([[s] for s in found], labels, name)
 
 
-@pytest.mark.parametrize("task", [pytest.param("nsp", marks=pytest.mark.slow), "sop"])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["nsp", "sop"])
 def test_losses_and_gradients_do_not_depend_on_packing(task):
     objective, _ = make_objective(f"mlm+{task}", CFG)
     params = jax.jit(objective.init)(jax.random.key(1))

@@ -118,6 +118,7 @@ def test_accumulation_agrees(one_device):
     compare(run(make_mesh(4, devices=jax.devices()[:4]), accumulate=2), one_device)
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_seed_and_step_alone(one_device):
     """Bit-equal when repeated; another run at dropout 0."""
     a, b = (run(single(), dropout=0.3) for _ in range(2))

@@ -155,11 +155,10 @@ def test_nothing_half_written_gets_a_number(saved, tmp_path, monkeypatch):
     assert manifest.newest_intact(tmp_path, pytest.fail) == 1
 
 
-def test_a_folder_that_cannot_be_made(saved, tmp_path):
+def test_a_file_in_the_place_of_the_folder(saved, tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
-    state, _ = make()
-    with pytest.raises(RunError, match="cannot write"):
-        saved().save(1, state, {})
+    with pytest.raises(UserError, match="checkpoints is no directory"):
+        saved()
 
 
 def test_a_checkpoint_of_another_model_is_refused(saved, tmp_path):

@@ -119,11 +119,9 @@ def test_the_step_has_the_size_of_the_layer():
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        *(pytest.param(n, marks=pytest.mark.slow) for n in [(8, 1, 1), (1, 4, 2)]),
-        (2, 2, 2),
-    ],
+    [(8, 1, 1), (1, 4, 2), (2, 2, 2)],
 )
+@pytest.mark.slow
 def test_norms_are_of_whole_arrays_on_any_mesh(layout):
     from bertjax.models.config import EncoderConfig
     from bertjax.objectives.base import make_objective
