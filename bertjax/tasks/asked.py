@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.text.lines import some
 from bertjax.data.text.sources import expand, split_sources
 from bertjax.tasks import tables
 from bertjax.tasks.answer_scores import cmrc_scores, squad_scores
 from bertjax.tasks.answers import Answer, find_answers, texts
-from bertjax.tasks.rows import Batch, Form, Outputs, Rows, some
+from bertjax.tasks.rows import Batch, Form, Outputs, Rows
 from bertjax.tasks.squad import Question, Questions, Windows, featurize, parse_squad
 
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")

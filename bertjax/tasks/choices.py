@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.text.lines import some
 from bertjax.tasks import metrics
-from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged, some
+from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
 from bertjax.tasks.tables import Row
 from bertjax.tasks.texts import cell, encode_column, kept_of, lay_out, text_of
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from bertjax import UserError, registry
 from bertjax.data.text import files
+from bertjax.data.text.lines import some
 from bertjax.data.text.sources import split_sources
 from bertjax.tasks import tables
-from bertjax.tasks.rows import some
 
 Say = Callable[[str], None]
 NEGATIVES = "task.label"

@@ -12,6 +12,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
 from bertjax.data.stores.prepare import Prepared
+from bertjax.data.text.lines import some
 from bertjax.data.text.sources import expand, named_sources, split_sources
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
 from bertjax.tasks import (
@@ -27,7 +28,7 @@ from bertjax.tasks import (
     texts,
 )
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.rows import Form, Rows, some
+from bertjax.tasks.rows import Form, Rows
 
 
 class Kind(NamedTuple):

@@ -15,7 +15,6 @@ from bertjax import UserError
 
 Batch = dict[str, np.ndarray]
 Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
-NAMED = 3  # places that a message names
 
 
 class Form(NamedTuple):
@@ -63,15 +62,6 @@ def make_ragged(texts: Sequence[Sequence[int]]) -> Ragged:
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     tokens = np.fromiter((t for text in texts for t in text), np.int32, offsets[-1])
     return Ragged(tokens, offsets)
-
-
-def some(places: Sequence[str]) -> str:
-    """Name the first few of some places.
-
-    >>> some(["a.tsv:2", "a.tsv:5", "a.tsv:6", "a.tsv:9"])
-    'a.tsv:2, a.tsv:5, a.tsv:6, ...'
-    """
-    return ", ".join(places[:NAMED]) + ", ..." * (len(places) > NAMED)
 
 
 class Rows:

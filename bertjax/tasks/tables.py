@@ -22,9 +22,8 @@ from typing import Any
 
 from bertjax import UserError, registry
 from bertjax.data.text import datasets, files
-from bertjax.data.text.lines import load_json
+from bertjax.data.text.lines import load_json, some
 from bertjax.data.text.sources import expand, split_sources
-from bertjax.tasks.rows import some
 
 Say = Callable[[str], None]
 
