@@ -15,14 +15,15 @@ act() {
   fi
 }
 
-# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
+# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS. What
+# looks like the next flag is none.
 value() {
   local flag=$1 found=''
   shift
   while (($#)); do
     case $1 in
       "--$flag="* | "-$flag="*) found=${1#*=} ;;
-      "--$flag" | "-$flag") found=${2-} ;;
+      "--$flag" | "-$flag") found=${2-} found=${found##-*} ;;
     esac
     shift
   done
@@ -31,11 +32,14 @@ value() {
 
 # Refuse here what bertjax.train would refuse on machines that cost money.
 check() {
-  local flag
+  local flag word
+  for word in "$@"; do
+    [[ $word != --dry-run ]] || die '--dry-run goes before --'
+  done
   (($#)) || die 'the arguments of bertjax.train are missing, after --'
   for flag in config workdir; do
     [[ -n $(value $flag "$@") ]] ||
-      die "--$flag is missing among the arguments of bertjax.train, after --"
+      die "--$flag=... is missing among the arguments of bertjax.train, after --"
   done
 }
 

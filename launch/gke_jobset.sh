@@ -48,8 +48,11 @@ done
 [[ -n $name ]] || die '--name is missing'
 [[ $name =~ ^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$ ]] ||
   die "--name=$name: small letters, digits and -, as Kubernetes has them"
-for option in chips slices restarts; do
-  [[ ${!option} =~ ^[0-9]+$ ]] || die "--$option=${!option} is no number"
+[[ $slices =~ ^[1-9][0-9]*$ ]] || die "--slices=$slices is no number above 0"
+[[ $chips =~ ^[1-9]$ ]] || die "--chips=$chips is not in [1, 9]"
+[[ $restarts =~ ^(0|[1-9][0-9]*)$ ]] || die "--restarts=$restarts is no number"
+for option in image accelerator; do
+  [[ ${!option} != *[[:space:]]* ]] || die "--$option has spaces in it"
 done
 
 # The JobSet; "$@" are the arguments of bertjax.train.
@@ -125,10 +128,10 @@ case $command in
   run)
     [[ -n $image ]] || die '--image is missing'
     [[ -n $accelerator ]] || die '--accelerator is missing, e.g. tpu-v5-lite-podslice'
-    [[ $topology =~ ^[0-9]+(x[0-9]+)+$ ]] || die "--topology=$topology: e.g. 4x4"
-    [[ $chips =~ ^[1-9]$ ]] || die "--chips=$chips is not in [1, 9]"
-    [[ $slices =~ ^[1-9][0-9]*$ ]] || die "--slices=$slices is no number"
+    [[ $topology =~ ^[1-9][0-9]*(x[1-9][0-9]*)+$ ]] ||
+      die "--topology=$topology: e.g. 4x4"
     check_bucket "$@"
+    [[ $* != *[$'\n\r']* ]] || die 'a line break among the arguments of bertjax.train'
     manifest=$(jobset "$@")
     act kubectl apply -f - <<< "$manifest"
     [[ -z $dry ]] || echo "$manifest" ;;

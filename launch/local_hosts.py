@@ -71,7 +71,7 @@ def main() -> int:
     ended, killed = wait(processes, args.grace)
     codes = [status(p) for p in processes]
     # What this launcher killed itself says nothing.
-    worst = max((codes[host] for host in ended if host not in killed), default=1)
+    worst = max((codes[h] for h in ended if h not in killed), key=badness, default=1)
     print(f"{args.hosts} hosts: {describe(codes, ended, killed)}", file=sys.stderr)
     return worst
 
@@ -83,17 +83,33 @@ def mistake(args: argparse.Namespace) -> str:
             return f"--{name}={getattr(args, name)} is below 1"
     if not args.rest:
         return "the arguments of bertjax.train are missing, after --"
-    given = {a.split("=")[0].lstrip("-") for a in args.rest if a.startswith("-")}
     for name in ("config", "workdir"):
-        if name not in given:
-            return f"--{name} is missing among the arguments of bertjax.train, after --"
+        if not value(name, args.rest):
+            where = "among the arguments of bertjax.train, after --"
+            return f"--{name}=... is missing {where}"
     return ""
+
+
+def value(flag: str, arguments: list[str]) -> str:
+    """Return the last value of a flag; "" where what follows is the next flag."""
+    found = ""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, rest = word.partition("=")
+        if name in (f"--{flag}", f"-{flag}"):
+            found = rest if equals else following
+            found = found if equals or not found.startswith("-") else ""
+    return found
 
 
 def status(process: subprocess.Popen) -> int:
     """Return an exit status as a shell gives it: 128 + the signal that killed."""
     code = process.poll()
     return 128 - code if code < 0 else code
+
+
+def badness(code: int) -> tuple[bool, bool, int]:
+    """Order exit statuses: saved, failed, and worst a config at fault."""
+    return code == 2, code not in (0, *STOPPED), code
 
 
 def wait(

@@ -22,6 +22,7 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=arguments.sh
 source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 
+here=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dry='' nodes=1 gpus=1 cpus=8 time=24:00:00 name=bertjax restarts=10 python=python
 more=()
 given=()
@@ -45,41 +46,87 @@ while (($#)); do
   esac
   shift
 done
-for option in nodes gpus cpus restarts; do
-  [[ ${!option} =~ ^[0-9]+$ ]] || die "--$option=${!option} is no number"
+for option in nodes gpus cpus; do
+  [[ ${!option} =~ ^[1-9][0-9]*$ ]] || die "--$option=${!option} is no number above 0"
 done
-((nodes > 0)) || die "--nodes=$nodes is below 1"
+[[ $restarts =~ ^(0|[1-9][0-9]*)$ ]] || die "--restarts=$restarts is no number"
+for option in time name python; do
+  [[ -n ${!option} ]] || die "--$option= is empty"
+done
+for word in ${more[@]+"${more[@]}"}; do
+  [[ $word == -* ]] || die "--sbatch=$word is no option of sbatch"
+done
+# It begins the names of files.
+[[ $name != -* && $name != *[/[:space:]]* ]] ||
+  die "--name=$name: without / and spaces, and no - first"
 check "$@"
+[[ -n $dry ]] || command -v "$python" > /dev/null ||
+  die "--python=$python is not there"
+
+# What tasks wrote (slurm_task.py), "STATUS TASKS" a line; a shared disk may be late.
+written() {
+  local tries=0 each=''
+  while ((tries++ < 10)); do
+    each=$(cat "$1"/[0-9]* 2> /dev/null) || true
+    [[ -z $each ]] || (($(wc -l <<< "$each") < ${each##* })) || break
+    sleep 1
+  done
+  echo "$each"
+}
 
 # Inside the job: one task a GPU; jax finds the others by Slurm's variables.
 train() {
-  local status=0 count="$name-${SLURM_JOB_ID:-}.failures" failures=0
-  act srun --kill-on-bad-exit=1 "$python" -m bertjax.train --multihost "$@" || status=$?
+  unset BERTJAX_SLURM_JOB  # or what submits from there would not
+  local status=0 mine="$name-${SLURM_JOB_ID:-JOB}" failures=0 each
+  [[ -n $dry ]] || { rm -rf "$mine.statuses" && mkdir "$mine.statuses"; }
+  # srun does not take --cpus-per-task from sbatch (Slurm 22.05 and later).
+  act srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-$cpus}" \
+    "$python" "$here/slurm_task.py" "$mine.statuses" \
+    "$python" -m bertjax.train --multihost "$@" || status=$?
   if [[ -n $dry ]]; then
     act scontrol requeue "\$SLURM_JOB_ID"
     return
   fi
+  if ((status)); then
+    each=$(written "$mine.statuses")
+    echo "srun: $status; tasks: $(awk '{ print $1 }' <<< "$each" | sort -n | uniq -c |
+      awk '{ print $1 " x " $2 }' | paste -s -d , -)"
+    if grep -q '^2 ' <<< "$each"; then
+      status=2
+    elif [[ -z $each ]] || (($(wc -l <<< "$each") < ${each##* })) ||
+      grep -qvE '^(0|130|143) ' <<< "$each"; then
+      # Some are lost or failed, and the others were stopped.
+      [[ $status != 2 && $status != 130 && $status != 143 ]] || status=1
+    elif grep -q '^130 ' <<< "$each"; then
+      status=130
+    else
+      status=143
+    fi
+  fi
+  rm -rf "$mine.statuses"
   # Slurm's own count has the planned turns too; this one lies beside the log.
-  [[ ! -s $count ]] || failures=$(< "$count")
+  [[ ! -s $mine.failures ]] || failures=$(< "$mine.failures")
   case $status in
-    0 | 2) rm -f "$count"; return "$status" ;;  # done; or the config is at fault
+    0 | 2) rm -f "$mine.failures"; return "$status" ;;  # 2: the config is at fault
     130) return "$status" ;;
-    143) rm -f "$count"; echo 'stopped and saved: queued again' ;;
+    143) rm -f "$mine.failures"; echo 'stopped and saved: queued again' ;;
     *)
       ((failures < restarts)) || return "$status"
-      echo $((failures + 1)) > "$count"
+      echo $((failures + 1)) > "$mine.failures"
       echo "exit status $status, failure $((failures + 1)): queued again" ;;
   esac
   scontrol requeue "$SLURM_JOB_ID"
 }
 
-if [[ -n ${SLURM_JOB_ID:-} && -z $dry ]]; then
+# Slurm's variables alone tell nothing: this may be called inside another job (salloc,
+# a notebook's).
+if [[ -n ${BERTJAX_SLURM_JOB:-} && -z $dry ]]; then
   train "$@"
 else
   # SIGTERM to the tasks two minutes before the end of the time. Wrapped, since Slurm
   # would copy a script to where it finds nothing that lies beside it.
-  here=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-  job='exec bash' quote="'" quoted="'\\''"
+  [[ -z $dry ]] || unset SLURM_JOB_ID SLURM_CPUS_PER_TASK
+  job='exec env BERTJAX_SLURM_JOB=1 bash' quote="'" quoted="'\\''"
   for word in "$here/slurm.sh" "${given[@]}"; do
     job+=" '${word//"$quote"/"$quoted"}'"  # for sh, which runs what is wrapped
   done

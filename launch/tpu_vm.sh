@@ -11,7 +11,7 @@
 #   keep      create, install, run; repeat what is needed until the run is done:
 #             after a preemption the TPUs are asked for anew and the run resumes
 #   logs      follow the first worker's log
-#   status    the exit status of every worker, or "running"
+#   status    of every worker: its name, and its exit status or "running"
 #   stop      end the run: all workers save the same step (SIGTERM)
 #   delete    give the TPUs back
 #
@@ -31,9 +31,10 @@ set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR source=arguments.sh
 source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
+exec 4>&1  # for commands that a dry run prints where output is taken
 
 dry='' name='' zone='' type='' version='' slices=1 spot='' project='' poll=60 command=''
-package='bertjax[tpu]' setup=true
+package='' setup=true
 while (($#)); do
   case $1 in
     --dry-run) dry=1 ;;
@@ -55,8 +56,10 @@ while (($#)); do
   shift
 done
 [[ -n $name ]] || die '--name is missing'
+[[ $name =~ ^[a-z][a-z0-9-]*$ ]] || die "--name=$name: small letters, digits and -"
 [[ -n $zone ]] || die '--zone is missing'
 [[ $slices =~ ^[1-9][0-9]*$ ]] || die "--slices=$slices is no number"
+[[ $poll =~ ^[0-9]+([.][0-9]+)?$ ]] || die "--poll=$poll is no number of seconds"
 where=("--zone=$zone" ${project:+"--project=$project"})
 
 queued() { act gcloud compute tpus queued-resources "$@" "${where[@]}"; }
@@ -70,7 +73,7 @@ everywhere() {
 state() {
   local look=(describe "$name" '--format=value(state.state)') errors
   if [[ -n $dry ]]; then
-    queued "${look[@]}" >&2
+    queued "${look[@]}" >&4
     echo ACTIVE
     return
   fi
@@ -87,16 +90,19 @@ image() {
     v5p-*) echo v2-alpha-tpuv5 ;;
     v6e-*) echo v2-alpha-tpuv6e ;;
     v[234]-*) echo tpu-ubuntu2204-base ;;
-    '') die '--type is missing, e.g. v5litepod-16' ;;
     *) die "--type=$type: which image? say --version (tpu7x: launch/gke_jobset.sh)" ;;
   esac
+}
+
+check_type() {
+  [[ -n $type ]] || die '--type is missing, e.g. v5litepod-16'
+  [[ -n $version ]] || version=$(image) || exit 2
 }
 
 create() {
   local nodes=("--node-id=$name") found
   ((slices == 1)) || nodes=("--node-count=$slices" "--node-prefix=$name")
-  [[ -n $version ]] || version=$(image) || exit 2
-  queued create "$name" "${nodes[@]}" "--accelerator-type=${type:?}" \
+  queued create "$name" "${nodes[@]}" "--accelerator-type=$type" \
     "--runtime-version=$version" ${spot:+"$spot"} || return
   while true; do
     found=$(state)
@@ -109,50 +115,89 @@ create() {
   done
 }
 
-# The images' own Python may be older than 3.11; uv brings one.
+# No default: a name on a package index may be anybody's.
+check_package() {
+  [[ -n $package ]] || die "--package is missing: 'bertjax[tpu] @ git+https://...'"
+}
+
+# The images' own Python may be older than 3.11; uv brings one. The last file tells that
+# all of it is there.
 install() {
-  everywhere "curl -LsSf https://astral.sh/uv/install.sh | sh && \
+  everywhere "rm -f ~/bertjax/installed; \
+curl -LsSf https://astral.sh/uv/install.sh | sh && \
 ~/.local/bin/uv venv --allow-existing --python 3.12 ~/bertjax && \
 ~/.local/bin/uv pip install --python ~/bertjax/bin/python $(printf '%q' "$package") && \
-$setup"
+bash -c $(printf '%q' "${setup:-true}") && touch ~/bertjax/installed"
 }
+
+# Is a run at work there? Its number alone may be another's since.
+at_work="{ [[ ! -e ~/bertjax.status && -s ~/bertjax.pid ]] && \
+grep -qs bertjax.train /proc/\$(cat ~/bertjax.pid)/cmdline; }"
 
 # Each worker writes ~/bertjax.log, and ~/bertjax.status when it has ended.
 run() {
-  everywhere "rm -f ~/bertjax.status; nohup setsid bash -c '\
+  everywhere "! $at_work || { echo error: \$(hostname): a run is at work, stop ends it \
+>&2; exit 1; }; rm -f ~/bertjax.status; nohup setsid bash -c '\
 \"\$@\" >> ~/bertjax.log 2>&1 & echo \$! > ~/bertjax.pid; \
 wait \$!; echo \$? > ~/bertjax.status' run \
 ~/bertjax/bin/python -m bertjax.train --multihost $(printf '%q ' "$@")\
 > /dev/null 2>&1 < /dev/null & sleep 1"
 }
 
-# A worker's exit status, "running", or 255 where nothing was started or it is gone.
+# A worker's name (...-w-INDEX), and its exit status, "running", or 255 where nothing
+# was started or it is gone.
 status() {
-  everywhere "cat ~/bertjax.status 2> /dev/null || \
-{ kill -0 \$(cat ~/bertjax.pid) 2> /dev/null && echo running || echo 255; }"
+  everywhere "echo \$(hostname) \$(cat ~/bertjax.status 2> /dev/null || \
+{ $at_work && echo running || echo 255; })"
 }
 
-# All that the workers say, each word once; "silent" where one of them does not answer.
+# What the workers say; "? silent" where one of them does not answer: gcloud says no
+# more.
 statuses() {
   local said
-  said=$({ status 2> /dev/null || echo silent; } |
-    grep -xE 'running|silent|[0-9]+' | sort -u | xargs) || true
-  echo "${said:-silent}"
+  said=$({ status 2> /dev/null || echo '? silent'; } |
+    grep -E '^[^ ]+ (running|silent|[0-9]+)$') || true
+  echo "${said:-? silent}"
 }
 
-begin() { create && install && run "$@"; }
-
-again() {
-  { everywhere 'test -x ~/bertjax/bin/python' || install; } && run "$@"
+# Who says what, in a line of "1 of A B, 143 of C": by_status LINES.
+by_status() {
+  awk '$2 ~ /running|[0-9]/ { if (++n[$2] <= 8) names[$2] = names[$2] " " $1 }
+    END {
+      for (x in n) {
+        more = n[x] > 8 ? " and " n[x] - 8 " more" : ""
+        print x " of" names[x] more
+      }
+    }' <<< "$1" | sort | paste -s -d , - | sed 's/,/, /g'
 }
 
+is_installed() { everywhere 'test -e ~/bertjax/installed'; }
+
+# A look of keep, whose counts these are, at slices without a run: start INSTALLED ...
+start() {
+  if "$1" || install; then
+    uninstalled=0
+    if run "${@:2}"; then mine=mine; fi
+  else
+    ((++uninstalled < 5)) || die "$name: not installed in 5 attempts: --package or \
+--setup fails, as the lines above say"
+    echo "$name: not installed, trying again" >&2
+  fi
+}
+
+# What an earlier run left (a status 0 or 2 of other arguments) says nothing of this one:
+# it is started, and one that was finished ends at once.
 keep() {
-  local found said known='' looks=0 ends=0 fails=0 silent=0 lost=0
+  local found each said known='' mine='' looks=0 ends=0 fails=0 silent=0 lost=0
+  local uninstalled=0
   if [[ -n $dry ]]; then
     state > /dev/null
-    queued delete "$name" --force --quiet
-    begin "$@"
+    create
+    install
+    run "$@"
     status
+    is_installed                           # before it is started again
+    queued delete "$name" --force --quiet  # when it was preempted
     return
   fi
   while true; do
@@ -164,15 +209,20 @@ keep() {
     case $found in
       ACTIVE)
         fails=0
-        said=$(statuses)
+        each=$(statuses)
+        said=$(awk '{ print $2 }' <<< "$each" | sort -u | xargs)
         # Where a worker is gone the others end: those that run have lost none.
         [[ $said == *silent && $said != *running* ]] || silent=0 lost=0
-        case " $said " in
-          *' running '*) ((++looks < 30)) || ends=0 ;;
-          ' 0 ' | ' 0 silent ') echo "$name: done" >&2; return ;;
-          *' 2 '*) die "$name: the config or its input is at fault; logs says how" ;;
+        case "$mine $said " in
+          *' running '*)
+            mine=mine
+            ((++looks < 30)) || ends=0 ;;
+          'mine 0 ' | 'mine 0 silent ') echo "$name: done" >&2; return ;;
+          mine*' 2 '*) die "$name: $(by_status "$(grep ' 2$' <<< "$each")"): the config \
+or its input is at fault; its log says how" ;;
           *' silent ')  # perhaps it is being preempted
-            echo "$name: a worker does not answer" >&2
+            found=$(by_status "$each")
+            echo "$name: a worker does not answer; others: ${found:-none does}" >&2
             if ((++silent >= 10)); then
               ((++lost < 5)) || die "$name: not reached by ssh on 5 slices in a row"
               echo "$name: no answer in $silent looks, asking anew" >&2
@@ -180,17 +230,19 @@ keep() {
               queued delete "$name" --force --quiet || true
             fi ;;
           *)
-            ((++ends <= 5)) || die "$name: ended 5 times soon after its start; see logs"
+            ((uninstalled || ++ends <= 5)) ||
+              die "$name: ended 5 times soon after its start; see logs"
             looks=0
-            echo "$name: exit statuses $said, starting" >&2
-            again "$@" || true ;;
+            echo "$name: exit statuses $(by_status "$each"): starting" >&2
+            start is_installed "$@" ;;
         esac ;;
       FAILED | SUSPENDED)
         echo "$name: $found, asking anew" >&2
         queued delete "$name" --force --quiet || true ;;
       ABSENT)
-        if begin "$@"; then
-          fails=0
+        if create; then
+          fails=0 uninstalled=0
+          start false "$@"
         else
           ((++fails < 5)) || die "$name: not begun in 5 attempts; the lines above say why"
         fi ;;
@@ -201,10 +253,10 @@ keep() {
 }
 
 case $command in
-  create) create ;;
-  install) install ;;
+  create) check_type; create ;;
+  install) check_package; install ;;
   run) check_bucket "$@"; run "$@" ;;
-  keep) check_bucket "$@"; keep "$@" ;;
+  keep) check_bucket "$@"; check_package; check_type; keep "$@" ;;
   status) status ;;
   logs)
     queued ssh "$name" --worker=0 --node=0 --command='tail -n 100 -F ~/bertjax.log' ;;

