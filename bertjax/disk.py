@@ -14,12 +14,14 @@ from bertjax import UserError, objectives, registry
 from bertjax import config as c
 from bertjax.interop import directories, hf, pairs, sentences
 from bertjax.models.config import RUNTIME
+from bertjax.tasks import asked
 from bertjax.tasks import prepare as tasks
 from bertjax.training import manifest, workdir
 
 Say = Callable[[str], None]
 # Config, tokenizer, checkpoint, what the checkpoint says of itself.
 Opened = tuple[c.ConfigDict, Any, Any, dict[str, Any]]
+FINDINGS = "answers.txt"  # in a workdir
 # Of a model's options those that a recipe decides, whatever a checkpoint had.
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
@@ -67,6 +69,15 @@ def check_out(name: str, flag: str, ending: str = "") -> Path:
     return out
 
 
+def write_findings(path: Any, prepared: Any, say: Say) -> None:
+    """Write what was said of a task's text, whole, into a workdir, and say where."""
+    sets = (*prepared.parts.values(), *prepared.valid.values())
+    lines = dict.fromkeys(line for one in sets for line in getattr(one, "findings", ()))
+    if lines:
+        workdir.write_text(path / FINDINGS, "".join(f"{line}\n" for line in lines))
+        say(f"all {len(lines):,} answers that are not where the file says: {FINDINGS}")
+
+
 def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
     """Refuse a workdir that cannot be one, or that holds a run of another config."""
     if path.exists() and not path.is_dir():
@@ -111,7 +122,7 @@ def follow_init_from(config: c.ConfigDict, overrides: Container[str] = ()) -> No
     overrides: keys that the command line gave, which stay; so does what the config
     says of OPEN, if it says something. A config file's own shapes are its recipe's,
     not the checkpoint's. Finetuning follows runs of ours too; nothing happens for
-    others, and where nothing is (yet).
+    others, and where nothing is (yet). Raises UserError for a size in overrides.
     """
     folder = manifest.as_path(config.init_from) if config.init_from else None
     try:
@@ -119,6 +130,11 @@ def follow_init_from(config: c.ConfigDict, overrides: Container[str] = ()) -> No
             return
     except OSError:
         return
+    if "model.size" in overrides:
+        raise UserError(
+            f"model.size={config.model.size}: the sizes are those of "
+            f"init_from={config.init_from}; leave it out"
+        )
     # Silently: `take` says which checkpoint it is.
     there, *_ = open_model(config.init_from, "init_from", silent)
     for key, value in there.model.items():
@@ -271,6 +287,8 @@ def open_directory(directory: Any, flag: str) -> Opened:
     if model.task:
         between = separators_of(tokenizer) or tasks.separators(config)
         meta["task"] = {"labels": list(model.task.labels), "separators": between}
+        if model.task.head == "span":
+            meta["task"] |= asked.from_json(model.raw, config, where)
     return config, tokenizer, model, meta
 
 

@@ -5,6 +5,7 @@ Nothing is lost but the steps since the last save, nothing hangs longer than the
 and one line says what happened.
 """
 
+import json
 import os
 import re
 import shutil
@@ -57,17 +58,21 @@ def last_saved(workdir: Path) -> int:
     return (manifest.steps(workdir) or [0])[-1]
 
 
+def last_row(workdir: Path) -> int:
+    """Return the step of the last whole row of a run under way."""
+    lines = (workdir / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
 def strike(workdir, hosts, victim, number, arguments, environment):
     """Run, send one host a signal after its first save: (status, output, seconds)."""
-    rows = workdir / "metrics.jsonl"
     before = last_saved(workdir)
     process = start(hosts, 1, [*arguments, f"--workdir={workdir}"], environment)
     try:
         # Rows alone say nothing: those of the run before lie there until this one
         # resumes, when not all of its processes need have begun.
         while not (
-            last_saved(workdir) > before
-            and rows.read_bytes().count(b"\n") > last_saved(workdir) + 1
+            last_saved(workdir) > before and last_row(workdir) > last_saved(workdir) + 1
         ):
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
@@ -100,7 +105,7 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
         assert code == status, said
         for word in words:
             assert re.search(word, said), said
-        assert seconds < 4 * LIMIT, said
+        assert seconds < 5 * LIMIT, said
         assert manifest.problem(struck / "checkpoints" / str(saved)) is None
         # Two steps may be in flight, and a save under way.
         assert len(rows) - saved <= (0 if number == signal.SIGTERM else 11)
@@ -111,10 +116,10 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 3 MB, where this machine lets us mount one."""
+    """A file system of 4 MB, where this machine lets us mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
     try:
         done = subprocess.run(mount, capture_output=True, text=True)
     except FileNotFoundError:
@@ -141,7 +146,9 @@ def test_a_full_disk_during_a_save(command, faulty, environment, small_disk):
     process = start(2, 1, more, environment)
     said, _ = process.communicate(timeout=400)
     assert process.returncode == 1 and "Traceback" not in said, said
-    assert "cannot write" in said and manifest.steps(workdir) == saved
+    # The save or, while it is under way, a row.
+    assert "cannot write" in said or "cannot be written" in said
+    assert manifest.steps(workdir) == saved
     filler.unlink()
     succeeded(command("train", *more))
     steps = [r["step"] for r in read_rows(workdir) if "train/loss" in r]

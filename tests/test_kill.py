@@ -81,6 +81,7 @@ def check(command, arguments, environment, tmp_path, kills, steps, seed):
     assert jax.tree.all(jax.tree.map(lambda x, y: x.tobytes() == y.tobytes(), a, b))
 
 
+@pytest.mark.slow
 def test_two_kills(command, arguments, environment, tmp_path):
     check(command, arguments, environment, tmp_path, kills=2, steps=40, seed=0)
 

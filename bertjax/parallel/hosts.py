@@ -5,6 +5,9 @@ import json
 import math
 import os
 import re
+import socket
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +22,8 @@ ADDRESS, NUMBER, INDEX = (
     f"JAX_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
 )
 
+JOINING = 2.5  # times the limit, until all are there: 300 s of 120, as jax has it
+
 
 def initialize(
     limit: float, heartbeats: float
@@ -31,7 +36,8 @@ def initialize(
     without a sign of life that end a process, heartbeats: those that jax's own ones
     get (watch.py has both). Returns what watch.py needs: the client of jax's
     coordination service, this process's index, their number, and how to part at the
-    end. Raises UserError where nothing says who the others are.
+    end. Raises UserError where nothing says who the others are, RunError where they
+    cannot be joined. Where they do not come it ends the process, in one line.
     """
     address = os.environ.get(ADDRESS)
     if address and not re.fullmatch(r".+:\d+", address):
@@ -41,12 +47,19 @@ def initialize(
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM from training/signals.py, and is not used.
     jax.config.update("jax_enable_preemption_service", False)
+    # At its own timeout jax aborts with a page of C++ frames, so this comes before it.
+    patience = JOINING * limit
+    alarm = threading.Timer(patience, _give_up, [patience])
+    alarm.daemon = True
+    alarm.start()
     try:
         jax.distributed.initialize(
             num_processes=number,
             process_id=index,
+            initialization_timeout=math.ceil(patience) + 30,
             heartbeat_timeout_seconds=max(10, math.ceil(heartbeats)),
-            shutdown_timeout_seconds=max(10, math.ceil(limit)),
+            # Host 0 may be writing the checksums of a large checkpoint meanwhile.
+            shutdown_timeout_seconds=max(10, math.ceil(10 * limit)),
         )
     except ValueError as e:  # of jax's own checks, before it speaks to anybody
         said = " ".join(str(e).split()).rstrip(".")
@@ -54,8 +67,53 @@ def initialize(
             f"--multihost: {said}; Cloud TPU, Slurm and Open MPI say who the others "
             f"are, elsewhere {ADDRESS}, {NUMBER} and {INDEX} do (docs/gpu.md)"
         ) from e
+    except RuntimeError as e:  # jaxlib's: the port is taken, the network refuses
+        said = " ".join(str(e).split())[:300]
+        raise RunError(f"--multihost: {_place()} cannot join the others: {said}") from e
+    finally:
+        alarm.cancel()
     client = distributed.global_state.client
     return client, jax.process_index(), jax.process_count(), jax.distributed.shutdown
+
+
+def _place() -> str:
+    """Say which process this is, and where the first one coordinates."""
+    known = distributed.global_state
+    if known.coordinator_address is None:
+        return "this host"
+    return (
+        f"host {known.process_id} of {known.num_processes} "
+        f"({ADDRESS}={known.coordinator_address})"
+    )
+
+
+def _give_up(seconds: float) -> None:
+    """End this process, since the others did not come in so many seconds."""
+    known = distributed.global_state
+    address = known.coordinator_address
+    if address is None:
+        missing = "nothing said where the others are"
+    elif known.process_id and not _answers(address):
+        missing = "host 0, which coordinates, does not answer there"
+    else:
+        missing = f"not all of the {known.num_processes} hosts came there"
+    print(
+        f"error: --multihost: {_place()}: {missing} in {seconds:g} s "
+        f"({JOINING:g} x hosts.timeout)",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def _answers(address: str) -> bool:
+    """True when something listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _count(name: str) -> int | None:

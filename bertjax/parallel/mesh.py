@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
@@ -23,6 +24,8 @@ def make_mesh(
 
     Axis types are Auto: the compiler propagates shardings. Where the devices are of
     several TPU slices, the data axis alone goes over the slower network between them.
+    GPUs are laid out machine by machine, so that the last axes stay within one where
+    they fit; they may go over several.
     Raises UserError when the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
@@ -37,7 +40,9 @@ def make_mesh(
         sizes[sizes.index(-1)] = len(devices) // known
     elif known != len(devices):
         raise UserError(f"{said}: asks for {known} devices, there are {len(devices)}")
-    slices = len({getattr(d, "slice_index", 0) for d in devices})
+    # Of GPUs and CPUs jax's slice_index is the machine.
+    tpu = devices[0].platform == "tpu"
+    slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if sizes[0] % slices:
         raise UserError(
             f"{said}: mesh.data must be a multiple of the {slices} slices, over which "
@@ -46,7 +51,10 @@ def make_mesh(
     # An axis may go over a part of the chips' own axes: 2 of the 4 x 4.
     how: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
     try:
-        if slices == 1:
+        if not tpu:
+            ordered = sorted(devices, key=lambda d: getattr(d, "slice_index", 0))
+            laid_out = np.asarray(ordered).reshape(sizes)
+        elif slices == 1:
             laid_out = mesh_utils.create_device_mesh(sizes, **how)
         else:
             inner = sizes[0] // slices, *sizes[1:]

@@ -21,6 +21,7 @@ from bertjax import RunError, UserError
 
 BEATS = "bertjax/beats"
 SLOWER = 10.0  # a step may take so many times the longest one before
+FIRST = 15.0  # while none was measured: so many times the limit
 
 
 class Watch:
@@ -194,7 +195,9 @@ class Watch:
             if now - at > self.limit and "done" not in said:
                 step = said.get("step", 0)
                 return f"host {host} gives no sign of life {rule}, after step {step}"
-        patience = max(self.limit, SLOWER * self.longest)
+        # Nothing is known of the first calls but that they may be of many steps.
+        known = SLOWER * self.longest or FIRST * self.limit
+        patience = max(self.limit, known)
         if self.ticked is None or now - self.ticked <= patience:
             return None
         steps = {i: said.get("step", 0) for i, (said, _) in others.items()}

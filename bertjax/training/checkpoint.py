@@ -7,6 +7,7 @@ directories have no names that could change at once, so there a save goes to its
 which counts once it has its manifest.
 """
 
+import contextlib
 import json
 import logging
 import shutil
@@ -43,7 +44,7 @@ class Checkpoints:
         hush()
         self.saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self.finisher: threading.Thread | None = None
-        self.failed: BaseException | None = None
+        self.failed: tuple[str, BaseException] | None = None
         if self.primary and self.folder.is_dir():
             for left in manifest.unfinished(workdir):  # of a killed run
                 _remove(left)
@@ -77,7 +78,7 @@ class Checkpoints:
                 force=True,
             )
         except (OSError, ValueError) as e:
-            raise self._error(step, e) from e
+            raise self._error(self._writing(step), e) from e
         self.finisher = threading.Thread(
             target=self._finish, args=(step, temporary, keep)
         )
@@ -89,9 +90,9 @@ class Checkpoints:
             self.finisher.join()
             self.finisher = None
         if self.failed is not None:
-            step, error = self.failed
+            what, error = self.failed
             self.failed = None
-            raise self._error(step, error) from error
+            raise self._error(what, error) from error
 
     def _finish(self, step: int, temporary: Any, keep: Collection[int | None]) -> None:
         try:
@@ -100,19 +101,29 @@ class Checkpoints:
                 manifest.write_manifest(temporary)
                 if temporary.name != str(step):
                     temporary.rename(self.folder / str(step))
-                self._prune(keep)
         except BaseException as e:  # handed to the loop's thread
-            self.failed = (step, e)
+            self.failed = (self._writing(step), e)
             if self.primary:
-                _remove(temporary)
+                with contextlib.suppress(OSError):
+                    (temporary / manifest.MANIFEST).unlink(missing_ok=True)
+                    _remove(temporary)
+            return
+        try:  # this one is whole, whatever becomes of older ones
+            if self.primary:
+                self._prune(keep)
+        except BaseException as e:
+            self.failed = (f"cannot delete an older checkpoint in {self.folder}", e)
 
-    def _error(self, step: int, error: BaseException) -> BaseException:
+    def _writing(self, step: int) -> str:
+        return f"cannot write {self.folder}/{step}"
+
+    def _error(self, what: str, error: BaseException) -> BaseException:
         if is_broken_collective(error):  # another process is gone: watch.py says which
             return error
         said = " ".join(str(error).split())
         if len(said) > 300:  # the reason stands at the end
             said = f"{said[:100]} ... {said[-180:]}"
-        return RunError(f"cannot write {self.folder}/{step}: {said}")
+        return RunError(f"{what}: {said}")
 
     def _prune(self, keep: Collection[int | None]) -> None:
         for step in manifest.steps(self.workdir)[: -self.keep_last]:

@@ -3,7 +3,7 @@
 
 WORKDIR/checkpoints/<step>/state/...      orbax
                            meta.json      step, tokens, config, tokenizer, format
-                           manifest.json  a checksum a file, written last
+                           manifest.json  a checksum a file and its own, written last
 WORKDIR/damaged/<step>                    what failed its checksums
 """
 
@@ -85,8 +85,27 @@ def files(folder: Any) -> dict[str, Any]:
 def write_manifest(folder: Any) -> None:
     """Write the checksum of every file of a checkpoint."""
     sums = {name: checksum(p) for name, p in files(folder).items()}
-    text = json.dumps({"format": FORMAT, "sha256": sums}, indent=1)
+    said = {"format": FORMAT, "sha256": sums}
+    text = json.dumps({**said, "checksum": _own_checksum(said)}, indent=1)
     (folder / MANIFEST).write_text(text)
+
+
+def _own_checksum(said: dict[str, Any]) -> str:
+    """Return the sha256 of what a manifest says; the same in formats to come."""
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(folder: Any) -> dict[str, Any]:
+    """Return what a manifest says. Raises ValueError where it is damaged."""
+    said = json.loads((folder / MANIFEST).read_text())
+    if not isinstance(said, dict):
+        raise ValueError
+    own = said.pop("checksum", None)
+    # The first ones had none, and nothing but this; a flipped bit looks otherwise.
+    first = own is None and said.keys() == {"format", "sha256"} and said["format"] == 1
+    if not first and own != _own_checksum(said):
+        raise ValueError
+    return said
 
 
 def problem(folder: Any) -> str | None:
@@ -95,22 +114,22 @@ def problem(folder: Any) -> str | None:
     Raises UserError when a later version wrote them: that is no damage.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        sums = dict(manifest["sha256"])
+        said = _read_manifest(folder)
     except FileNotFoundError:
         return "its manifest is missing"
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         return "its manifest cannot be read"
-    if manifest.get("format", 0) > FORMAT:
+    if said["format"] > FORMAT:
         raise UserError(
-            f"{folder} has format {manifest['format']}, this version reads up to "
+            f"{folder} has format {said['format']}, this version reads up to "
             f"{FORMAT}: a later bertjax wrote it, install that"
         )
+    sums = dict(said["sha256"])
     there = files(folder)
-    for name, said in sums.items():
+    for name, known in sums.items():
         if name not in there:
             return f"{name} is missing"
-        if checksum(there[name]) != said:
+        if checksum(there[name]) != known:
             return f"{name} has another checksum than when it was written"
     return None
 

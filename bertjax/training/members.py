@@ -7,7 +7,7 @@ group where an accelerator has room for them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.training.state import State
 
+T = TypeVar("T")
 Update = Callable[[State, Mapping[str, jax.Array]], tuple[State, dict[str, jax.Array]]]
 
 
@@ -86,13 +87,24 @@ def give_params(states: State, params: Any) -> State:
 
 
 def group_size(runs: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest divisor of `runs` that fits; 1 whether it does or not.
+    """Return the size of as few equal groups as fit; 1 whether it does or not.
 
-    >>> group_size(12, lambda n: n < 5)
-    4
+    The last group may be filled up (`fill`), by fewer runs than there are groups.
+
+    >>> group_size(12, lambda n: n < 5), group_size(5, lambda n: n < 5)
+    (4, 3)
     """
-    sizes = [n for n in range(runs, 1, -1) if runs % n == 0]
+    sizes = dict.fromkeys(-(-runs // groups) for groups in range(1, runs))
     return next((n for n in sizes if fits(n)), 1)
+
+
+def fill(runs: Sequence[T], size: int) -> list[T]:
+    """Repeat the last run until all groups are full: those that follow count for none.
+
+    >>> fill("abcde", 3)
+    ['a', 'b', 'c', 'd', 'e', 'e']
+    """
+    return [*runs, *[runs[-1]] * (-len(runs) % size)]
 
 
 def take(tree: Any, index: int) -> Any:

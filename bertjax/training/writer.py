@@ -5,6 +5,7 @@ A writer is a class with write(row), flush() and close(); a dotted name such as
 `my_package.my_module.MyWriter` in log.writers brings one from outside.
 """
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -65,8 +66,13 @@ class JsonlWriter:
         if self.remote:
             self.lines.append(line)
         else:
-            self.file.write(line)
-            self.file.flush()
+            try:
+                self.file.write(line)
+                self.file.flush()
+            except OSError:  # what is left would be tried again at exit, and traced
+                with contextlib.suppress(OSError):
+                    self.file.close()
+                raise
 
     def flush(self) -> None:
         if self.remote:

@@ -113,9 +113,12 @@ def test_meshes_agree_on_relatives_of_bert(change):
     compare(run(make_mesh(2, 2, 2), **change), run(single(), **change))
 
 
-def test_accumulation_agrees(one_device):
-    compare(run(single(), accumulate=4), one_device)
-    compare(run(make_mesh(4, devices=jax.devices()[:4]), accumulate=2), one_device)
+@pytest.mark.parametrize(
+    "devices, parts", [(1, 4), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
+def test_accumulation_agrees(one_device, devices, parts):
+    mesh = make_mesh(devices, devices=jax.devices()[:devices])
+    compare(run(mesh, accumulate=parts), one_device)
 
 
 @pytest.mark.slow

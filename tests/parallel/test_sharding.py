@@ -247,18 +247,36 @@ def test_a_flag_sums_to_its_hosts():
     assert int(feed.spread(mesh, np.int32(1)).sum()) == 8
 
 
+class Device:
+    """A CPU in the place of another device."""
+
+    def __init__(self, device, **more):
+        self.device = device
+        self.__dict__.update(more)
+
+    def __getattr__(self, name):
+        return getattr(self.device, name)
+
+
 def test_data_alone_goes_between_slices():
     """Devices of two slices, as a multi-slice pod shows them."""
-
-    class Device:
-        def __init__(self, device, index):
-            self.device, self.slice_index = device, index // 4
-
-        def __getattr__(self, name):
-            return getattr(self.device, name)
-
-    devices = [Device(d, i) for i, d in enumerate(jax.devices()[:8])]
+    kind = dict(platform="tpu", device_kind="TPU v4", core_on_chip=0)
+    devices = [
+        Device(d, slice_index=i // 4, coords=(i % 2, i // 2 % 2, 0), **kind)
+        for i, d in enumerate(jax.devices()[:8])
+    ]
     mesh = make_mesh(2, 2, 2, devices=devices)
     assert [len({d.slice_index for d in part.flat}) for part in mesh.devices] == [1, 1]
     with pytest.raises(UserError, match="a multiple of the 2 slices"):
         make_mesh(1, 4, 2, devices=devices)
+
+
+def test_any_axis_goes_between_machines_with_gpus():
+    """Processes numbered in turn over two machines, as Slurm's cyclic order has it."""
+    devices = [
+        Device(d, platform="gpu", device_kind="NVIDIA H100", slice_index=i % 2)
+        for i, d in enumerate(jax.devices()[:8])
+    ]
+    assert make_mesh(1, 8, 1, devices=devices).shape["fsdp"] == 8
+    mesh = make_mesh(-1, 4, 1, devices=devices)
+    assert [len({d.slice_index for d in part.flat}) for part in mesh.devices] == [1, 1]

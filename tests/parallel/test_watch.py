@@ -105,6 +105,29 @@ def test_a_host_that_lives_and_stands_still(pod, capsys):
     assert "host 2 stands still after step 5" in capsys.readouterr().err
 
 
+def test_before_a_step_was_measured_it_may_take_longer(pod, monkeypatch, capsys):
+    """A healthy call of many steps can be longer than the limit; not for ever."""
+    watches, _, ended = pod
+    for watch in watches:
+        watch.tick(1000)
+    time.sleep(2 * LIMIT)
+    assert not ended and watches[0].longest == 0
+    monkeypatch.setattr("bertjax.parallel.watch.FIRST", 3.0)
+    until(lambda: ended.keys() >= {1, 2}, 3 * LIMIT)
+    said = capsys.readouterr().err
+    assert "no host made a step for 3 s (hosts.timeout): all of them after" in said
+
+
+def test_a_lost_host_is_found_before_a_step_was_measured(pod, capsys):
+    watches, _, ended = pod
+    for watch in watches:
+        watch.tick(1000)
+    watches[2].leaving.set()
+    watches[2].closed.set()
+    until(lambda: ended == {0: 1, 1: 1}, 3 * LIMIT)
+    assert "host 2 gives no sign of life for 1 s" in capsys.readouterr().err
+
+
 def test_slow_compiles_evaluations_and_saves_are_no_loss(pod):
     watches, _, ended = pod
     for watch in watches:

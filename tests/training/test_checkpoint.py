@@ -130,6 +130,29 @@ def test_in_a_bucket_the_manifest_makes_a_checkpoint(saved, tmp_path, monkeypatc
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["2"]
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_what_cannot_be_deleted_costs_no_new_one(saved, tmp_path, monkeypatch, remote):
+    from etils import epath
+
+    state, wanted = make()
+    folder = epath.Path(tmp_path) if remote else tmp_path
+    for module in (manifest, checkpoint):
+        monkeypatch.setattr(module, "is_remote", lambda path: remote)
+    checkpoints = saved(keep_last=1, folder=folder)
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+
+    def denied(self, step):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Checkpoints, "_delete", denied)
+    checkpoints.save(2, state, {})
+    with pytest.raises(RunError, match="cannot delete an older checkpoint"):
+        checkpoints.wait()
+    assert manifest.newest_intact(folder, pytest.fail) == 2
+    equal(checkpoints.restore(2, wanted), state)
+
+
 def test_leftovers_of_a_killed_run_go(saved, tmp_path):
     for name in ("saving-4", "deleting-2", "3"):
         (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)

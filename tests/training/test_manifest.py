@@ -121,12 +121,44 @@ def test_a_new_workdir(tmp_path):
 def test_a_later_format(workdir):
     """A format this version cannot read is no damage: it must not be moved away."""
     path = workdir / "checkpoints/12/manifest.json"
-    text = json.loads(path.read_text())
-    path.write_text(json.dumps({**text, "format": 2}))
+    said = {"format": 2, "files": {"state": "as it will be"}}
+    said["checksum"] = manifest._own_checksum(said)
+    path.write_text(json.dumps(said))
     for look in (manifest.newest_intact, lambda w, say: manifest.problem(path.parent)):
         with pytest.raises(UserError, match="later bertjax"):
             look(workdir, pytest.fail)
     assert manifest.steps(workdir) == [4, 8, 12]
+
+
+def first_manifest(path):
+    """Write a manifest as the first ones were, without a checksum of its own."""
+    said = json.loads(path.read_text())
+    del said["checksum"]
+    path.write_text(json.dumps(said, indent=1))
+
+
+def test_the_first_manifests_are_read(workdir):
+    folder = workdir / "checkpoints/12"
+    first_manifest(folder / "manifest.json")
+    assert manifest.problem(folder) is None
+    flip(folder)
+    assert "another checksum" in manifest.problem(folder)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_manifest_with_a_flipped_bit(workdir, first):
+    """In each byte: damage, never a later version or a traceback."""
+    folder = workdir / "checkpoints/4"
+    path = folder / "manifest.json"
+    if first:
+        first_manifest(path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for bit in {1, at % 8}:
+            path.write_bytes(
+                whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+            )
+            assert manifest.problem(folder), (at, bit)
 
 
 def test_half_written_names_do_not_count(workdir):

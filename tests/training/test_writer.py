@@ -2,11 +2,12 @@
 import io
 import json
 import sys
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from bertjax import UserError
+from bertjax import RunError, UserError
 from bertjax.training import writer as w
 
 
@@ -55,6 +56,17 @@ def test_later_rows_and_the_unfinished_line_are_dropped(tmp_path, step, lines):
     assert path.read_text() == kept + line(10, **{"train/loss": 0.5}), "not flushed"
     jsonl.close()
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_met_once(tmp_path):
+    """What could not be written is not tried again at exit, with a traceback."""
+    jsonl = w.JsonlWriter(tmp_path, 0)
+    jsonl.file.close()
+    with Path("/dev/full").open("a") as jsonl.file:
+        with pytest.raises(RunError, match="cannot be written"):
+            w.write([jsonl], {"step": 1}, tmp_path)
+        assert jsonl.file.closed
 
 
 def test_an_unfinished_line_that_happens_to_be_whole(tmp_path):

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The meter's values, with a clock that stands still unless told."""
+
+import pytest
+
+from bertjax.training.meter import Meter
+
+
+class Clock:
+    seconds = 100.0
+
+    def __call__(self):
+        return self.seconds
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("bertjax.training.meter.time.monotonic", made)
+    return made
+
+
+def alone(values):
+    return [values]
+
+
+def work(meter, clock):
+    """Two steps in 10 s: 2 of them for data, 5 for devices, so 3 of its own."""
+    for _ in range(2):
+        meter.timed("waited", clock.sleep, 1.0)
+        clock.sleep(1.5)
+        meter.timed("blocked", clock.sleep, 2.5)
+        meter.count(tokens=300, slots=400, flops=5e9)
+
+
+def test_a_window(clock):
+    meter = Meter(peak=1e10, memory=lambda: 3 * 2**30)
+    assert meter.row(alone) == {}
+    work(meter, clock)
+    assert meter.row(alone) == {
+        "perf/step_seconds": 5.0,
+        "perf/tokens_per_second": 60.0,
+        "perf/memory_gib": 3.0,
+        "perf/mfu": 0.1,
+        "data/wait_seconds": 1.0,
+        "data/fill": 0.75,
+    }
+    assert meter.row(alone) == {}, "the window begins anew"
+
+
+def test_pauses_do_not_count(clock):
+    meter = Meter(None, lambda: 0)
+    work(meter, clock)
+    clock.sleep(90)
+    meter.paused += 90
+    row = meter.row(alone)
+    assert row["perf/step_seconds"] == 5 and "perf/mfu" not in row
+
+
+@pytest.mark.parametrize(
+    "others, waited, own, slowest",
+    [
+        ([[0.5, 1.0], [0.0, 0.0]], 1.0, 1.5, 0),
+        ([[4.0, 0.0], [0.1, 3.0]], 4.0, 3.0, 1),
+        ([[2.0, 0.0], [0.2, 6.0]], 2.0, 6.0, 2),
+    ],
+)
+def test_hosts(clock, others, waited, own, slowest):
+    """Per step and of the worst; the slowest has the largest sum of both."""
+    sent = []
+
+    def gather(values):
+        sent.extend(values)
+        return [values, *others]
+
+    meter = Meter(None, lambda: 0)
+    work(meter, clock)
+    row = meter.row(gather)
+    assert sent == [1.0, 1.5], "waited for data, own work"
+    found = {k: v for k, v in row.items() if k.startswith("hosts/")}
+    assert found == {
+        "hosts/data_wait_seconds_max": waited,
+        "hosts/own_seconds_max": own,
+        "hosts/slowest": slowest,
+    }
