@@ -2,6 +2,7 @@
 """Attention: who sees whom, rotary positions, and one seam to every backend."""
 
 import importlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import UserError
+from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import dropout
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
@@ -130,6 +132,13 @@ def choose(
     dtype: jnp.dtype = jnp.bfloat16,
 ) -> str:
     """Return the backend that serves q, k, v of shape [B, L, H, K]."""
+    return _choose(backend, shape, rate, dtype)[0]
+
+
+def _choose(
+    backend: str, shape: tuple[int, int, int, int], rate: float, dtype: jnp.dtype
+) -> tuple[str, dict[str, str]]:
+    """Return the backend, and why those before it do not take the shapes."""
     _, length, heads, width = shape
     refuse = {
         "xla": lambda: "",
@@ -137,10 +146,32 @@ def choose(
         "splash": lambda: _refuse_splash(length, rate),
         "cudnn": lambda: _refuse_cudnn(width, rate, dtype),
     }
+    refused: dict[str, str] = {}
     for name in CHOICES.get(backend, (backend,)):
         if not (said := refuse[name]()):
-            return name
+            return name, refused
+        refused[name] = said
     raise UserError(f"model.attention={backend}: {said}")
+
+
+def describe(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
+    """Say in a line which backend trains on rows of these lengths, and why no other.
+
+    Under the mesh of the run. Raises UserError as `attend` does.
+
+    >>> describe(cfg, [128])  # on a GPU
+    'xla (not cudnn: it drops no weights: model.attention_probs_dropout_prob=0.1)'
+    """
+    said: dict[str, list[str]] = {}
+    for length in sorted({*lengths}):
+        shape = (1, length, cfg.num_attention_heads, cfg.head_dim)
+        rate, dtype = cfg.attention_probs_dropout_prob, jnp.dtype(cfg.dtype)
+        name, refused = _choose(cfg.attention, shape, rate, dtype)
+        why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
+        said.setdefault(name + f" ({why})" * bool(why), []).append(str(length))
+    if len(said) == 1:
+        return next(iter(said))
+    return ", ".join(f"{' '.join(at)} tokens: {name}" for name, at in said.items())
 
 
 def load(backend: str) -> None:

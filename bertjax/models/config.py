@@ -35,6 +35,7 @@ RANGES = {
             "global_attn_every_n_layers",
             "num_hidden_groups",
             "max_logits_mb",
+            "pieces",
         ),
         (0, MOST),
     ),
@@ -112,8 +113,12 @@ class EncoderConfig:
     pooler_activation: str = "tanh"
     # The head of a task begins as the masked LM's does: dense, activation, norm.
     task_transform: bool = False
+    # Ids below it are pieces, rows beyond pad the table and are never predicted; 0: all
+    # are. Empty in a config: the tokenizer's; imported models predict them all.
+    pieces: int = 0
     # Largest f32 logits of a device in a masked LM's step, MB (2^20 bytes); more are
-    # made a chunk at a time, and again in the backward pass. 0: no limit.
+    # made a chunk at a time, and again in the backward pass. ELECTRA's generator draws
+    # the same from chunks, but where rounding of the logits decides. 0: no limit.
     max_logits_mb: int = 0
 
     def __post_init__(self) -> None:

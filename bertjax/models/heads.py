@@ -18,6 +18,8 @@ from bertjax.models.layers import (
     norm_specs,
 )
 
+NEVER = -1e9  # a logit of no probability, finite in bfloat16 too
+
 
 def init_mlm(rng: jax.Array, cfg: EncoderConfig) -> Params:
     """Make the masked-LM head: transform [D, E], norm, output bias [V].
@@ -58,8 +60,9 @@ def mlm_logits(
             (((1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
         )
-        if "bias" in params:
-            logits = logits + params["bias"]
+        bias = output_bias(params, cfg)
+        if bias is not None:
+            logits = logits + bias
         return logits.reshape(b, p, -1)
 
 
@@ -77,10 +80,23 @@ def log_likelihoods(
         logits = jax.lax.dot_general(
             table, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
-        if "bias" in params:
-            logits = logits + params["bias"][:, None]
+        bias = output_bias(params, cfg)
+        if bias is not None:
+            logits = logits + bias[:, None]
         true = jnp.take_along_axis(logits, ids[None], axis=0, mode="clip")[0]
         return true - jax.nn.logsumexp(logits, axis=0)
+
+
+def output_bias(params: Params, cfg: EncoderConfig) -> jax.Array | None:
+    """Return the bias [V] of the masked LM's logits, None where there is none.
+
+    That of padding (EncoderConfig.pieces) leaves it no probability, and no gradient.
+    """
+    bias = params.get("bias")
+    if not 0 < cfg.pieces < cfg.vocab_size:
+        return bias
+    is_piece = jnp.arange(cfg.vocab_size) < cfg.pieces
+    return jnp.where(is_piece, 0.0 if bias is None else bias, NEVER)
 
 
 def transform(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

@@ -79,9 +79,8 @@ def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStru
     if not choices:
         raise UserError(
             "objective=choose: how many choices a row has is not known; preflight "
-            "takes it from data.train, or from task.choices where that names a column "
-            "for each, benchmark from neither; a row costs as many of "
-            "objective=classify's"
+            "takes it from data.train, and benchmark too from task.choices where that "
+            "names a column for each; else say --config.objective=choose:choices=4"
         )
     each = dict.fromkeys(SEQUENCES, ((choices, length), jnp.int32))
     each |= {"choice_weights": ((choices,), jnp.float32), "labels": ((), jnp.int32)}

@@ -10,6 +10,7 @@ through the samples. Both read the same embeddings, which lie in params["encoder
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry2x32_p
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
@@ -18,6 +19,7 @@ from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Term
 from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
 from bertjax.objectives.metrics import accuracy, binary_metrics
+from bertjax.objectives.mlm import in_pieces
 from bertjax.parallel.sharding import ROWS, gather_params
 
 SHARED = ("word", "position", "token_type", "norm")
@@ -65,15 +67,29 @@ def make_objective(
     def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
         params = gather_params(params, cfg.dtype, SHARDINGS)
         rngs = (None, None) if rng is None else jax.random.split(rng)
+        mlm, at = masked_lm(params), batch["mlm_positions"]
         with jax.named_scope("generator"):
-            mlm, at = masked_lm(params), batch["mlm_positions"]
             hidden = encoder.apply(mlm["encoder"], small, batch, rngs[0], at).hidden
-            word = mlm["encoder"]["embeddings"]["word"]
-            logits = heads.mlm_logits(mlm["mlm"], word, small, hidden)
-            args = (logits, batch["mlm_ids"], batch["mlm_weights"])
-            terms = {"mlm_loss": cross_entropy(*args), "mlm_accuracy": accuracy(*args)}
+
+        def guess(
+            first: jax.Array | None,
+            hidden: jax.Array,
+            ids: jax.Array,
+            weights: jax.Array,
+        ) -> tuple[dict[str, Term], jax.Array]:
+            with jax.named_scope("generator"):
+                word = mlm["encoder"]["embeddings"]["word"]
+                logits = heads.mlm_logits(mlm["mlm"], word, small, hidden)
+                args = logits, ids, weights
+                loss, right = cross_entropy(*args), accuracy(*args)
+            with jax.named_scope("sample"):
+                drawn = sample(logits, batch, first)
+            return {"mlm_loss": loss, "mlm_accuracy": right}, drawn
+
+        arrays = hidden, batch["mlm_ids"], batch["mlm_weights"]
+        terms, drawn = in_pieces(guess, small, arrays)
         with jax.named_scope("sample"):
-            ids, replaced = replace_tokens(batch, sample(logits, batch))
+            ids, replaced = replace_tokens(batch, drawn)
         with jax.named_scope("discriminator"):
             seen = {**batch, "input_ids": ids}
             hidden = encoder.apply(params["encoder"], cfg, seen, rngs[1]).hidden
@@ -145,12 +161,16 @@ def real_tokens(batch: Batch) -> jax.Array:
     return real
 
 
-def sample(logits: jax.Array, batch: Batch) -> jax.Array:
+def sample(
+    logits: jax.Array, batch: Batch, first: jax.Array | None = None
+) -> jax.Array:
     """Draw tokens from softmax(logits [B, P, V]): i32 [B, P], without gradient.
 
     By the largest sum of logit and Gumbel noise (Gumbel 1954). The noise of a row is a
     function of what is in the row: the same on any mesh, in any micro-batch, and in
-    every evaluation. Masks are drawn anew in each epoch, so rows do not recur.
+    every evaluation. Masks are drawn anew in each epoch, so rows do not recur. first:
+    where the logits are of some slots of each row, [B, w, V], the number of the first
+    of them; their noise is what it is among all.
     """
     # Odd powers of an odd number: 32-bit polynomials of the row and of its originals.
     length, p = batch["input_ids"].shape[1], batch["mlm_ids"].shape[1]
@@ -160,8 +180,17 @@ def sample(logits: jax.Array, batch: Batch) -> jax.Array:
     digests = jnp.sum((row + 1) * powers, axis=1, dtype=jnp.uint32)
 
     def draw(digest: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(0), digest)
-        return jax.random.bits(key, logits.shape[1:], jnp.uint32)
+        key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), digest)
+        if first is None:
+            return jax.random.bits(key, logits.shape[1:], jnp.uint32)
+        # Of jax.random.bits for all slots [P, V] these rows: it hashes an index, two
+        # words of which the upper is 0 as long as there are less than 2^32 of them.
+        w, v = logits.shape[1:]
+        at = first.astype(jnp.uint32) + jnp.arange(w, dtype=jnp.uint32)
+        index = at[:, None] * v + jnp.arange(v, dtype=jnp.uint32)
+        words = (jnp.broadcast_to(k, index.shape) for k in jax.random.key_data(key))
+        upper, lower = threefry2x32_p.bind(*words, jnp.zeros_like(index), index)
+        return upper ^ lower
 
     # 23 bits and a half: never 0, never 1
     uniform = ((jax.vmap(draw)(digests) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23

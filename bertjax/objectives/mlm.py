@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masked language modelling at the predicted positions only (Devlin et al. 2019)."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,31 +40,53 @@ def sums(
             f"hidden has shape {encoded.hidden.shape}, mlm_ids {(b, p)}: the head "
             'needs at="mlm_positions"'
         )
-    rows = -(-b // size_along("batch"))
 
-    def score(hidden: jax.Array, ids: jax.Array, weights: jax.Array) -> Any:
+    def score(
+        first: jax.Array | None, hidden: jax.Array, ids: jax.Array, weights: jax.Array
+    ) -> tuple[dict[str, Sum], tuple[()]]:
         word = params["encoder"]["embeddings"]["word"]
         logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
         with jax.named_scope("mlm_loss"):
             loss = cross_entropy(logits, ids, weights)
-            return {"mlm_loss": loss, "mlm_accuracy": accuracy(logits, ids, weights)}
+            right = accuracy(logits, ids, weights)
+        return {"mlm_loss": loss, "mlm_accuracy": right}, ()
 
-    arrays = [encoded.hidden, batch["mlm_ids"], batch["mlm_weights"]]
-    pieces = count_pieces(cfg, rows, p)
+    arrays = encoded.hidden, batch["mlm_ids"], batch["mlm_weights"]
+    return in_pieces(score, cfg, arrays)[0]
+
+
+def in_pieces(
+    score: Callable[..., tuple[Any, Any]],
+    cfg: EncoderConfig,
+    arrays: Sequence[jax.Array],
+) -> tuple[Any, Any]:
+    """Run score(first, *arrays) on as many of the P slots as cfg.max_logits_mb allows.
+
+    arrays [B, P, ...], zeros in slots that fill up the last piece; first: the number of
+    a piece's first slot, None where there is one piece. It returns (what is added up
+    over pieces, what is kept of each slot, [B, w, ...]); so does this, [B, P, ...]. The
+    backward pass makes the logits again.
+    """
+    b, p = arrays[0].shape[:2]
+    pieces = count_pieces(cfg, -(-b // size_along("batch")), p)
     if pieces == 1:
-        return score(*arrays)
-    # Slots that fill up the last piece have weight 0.
+        return score(None, *arrays)
     wide = -(-p // pieces)
-    arrays = [cut(x, pieces, wide) for x in arrays]
+    firsts = jnp.arange(0, pieces * wide, wide)
+    parts = firsts, *(cut(x, pieces, wide) for x in arrays)
 
-    def add(total: Any, piece: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, jax.checkpoint(score)(*piece)), None
+    def add(total: Any, part: Any) -> tuple[Any, Any]:
+        found, each = jax.checkpoint(score)(*part)
+        return jax.tree.map(jnp.add, total, found), each
 
-    zeros = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype),
-        jax.eval_shape(score, *(x[0] for x in arrays)),
-    )
-    return jax.lax.scan(add, zeros, tuple(arrays))[0]
+    one = jax.eval_shape(score, *(x[0] for x in parts))[0]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), one)
+    total, each = jax.lax.scan(add, zeros, parts)
+
+    def join(x: jax.Array) -> jax.Array:
+        return x.swapaxes(0, 1).reshape(b, pieces * wide, *x.shape[3:])[:, :p]
+
+    return total, jax.tree.map(join, each)
 
 
 def cut(x: jax.Array, pieces: int, wide: int) -> jax.Array:

@@ -51,9 +51,11 @@ def sums(
 def outputs(
     params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
 ) -> dict[str, jax.Array]:
-    """Return the best class of every position, `tags` i32 [B, L]."""
+    """Return the best class of every position, `tags` i32 [B, L], and its logit `best`
+    f32 [B, L], which tells where there is none: the model is no number there."""
     scores = logits(params, cfg, encoded)
-    return {"tags": jnp.argmax(scores, axis=-1).astype(jnp.int32)}
+    tags = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    return {"tags": tags, "best": jnp.max(scores, axis=-1)}
 
 
 def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from bertjax import UserError
-from bertjax.models.attention import BACKENDS, Sight, attend, choose
+from bertjax.models.attention import BACKENDS, Sight, attend, choose, describe
+from bertjax.models.config import EncoderConfig
 from bertjax.parallel.mesh import make_mesh
 
 
@@ -150,3 +151,22 @@ def test_which_backend_serves():
         choose("fused", (8, 8192, 12, 64), 0.0)
     with pytest.raises(UserError, match="splash: it drops no"):
         choose("splash", (8, 8192, 12, 64), 0.1)
+
+
+def test_a_choice_says_why():
+    def cfg(attention, rate, dtype="bfloat16"):
+        return EncoderConfig(
+            100, 768, 12, 12, 3072, attention=attention, dtype=dtype,
+            attention_probs_dropout_prob=rate,
+        )  # fmt: skip
+
+    drops = "it drops no weights: model.attention_probs_dropout_prob=0.1"
+    assert describe(cfg("gpu", 0.1), [128, 128]) == f"xla (not cudnn: {drops})"
+    assert describe(cfg("gpu", 0.0), [128, 512]) == "cudnn"
+    said = describe(cfg("gpu", 0.0, "float32"), [128])
+    assert said == "xla (not cudnn: it takes no float32)"
+    assert describe(cfg("xla", 0.1), [128]) == "xla"
+    said = describe(cfg("tpu", 0.0), [1024, 128])
+    assert said.startswith("128 tokens: fused, 1024 tokens: splash (not fused: rows of")
+    with pytest.raises(UserError, match=r"model\.attention=cudnn: it drops"):
+        describe(cfg("cudnn", 0.1), [128])

@@ -219,6 +219,47 @@ def test_a_row_alone_decides_its_samples():
     assert (np.asarray(electra.sample(logits, other)) != whole).any(axis=1).all()
 
 
+def test_slots_draw_alone_what_they_draw_among_all():
+    batch = make_batch()
+    logits = jax.random.normal(jax.random.key(3), (B, P, V))
+    whole = np.asarray(electra.sample(logits, batch))
+    for first in range(P - 1):
+        some = logits[:, first : first + 2]
+        drawn = electra.sample(some, batch, jnp.asarray(first))
+        np.testing.assert_array_equal(drawn, whole[:, first : first + 2])
+
+
+def test_logits_in_pieces_change_nothing():
+    rows, wide = 2, 7
+    cfg = dataclasses.replace(CFG, vocab_size=70_001, max_position_embeddings=16)
+    draw = np.random.default_rng(0)
+    at = np.stack([1 + draw.permutation(14)[:wide] for _ in range(rows)])
+    batch = {
+        "input_ids": draw.integers(2, 70_001, (rows, 16)).astype(np.int32),
+        "attention_mask": np.ones((rows, 16), np.int32),
+        "mlm_positions": at.astype(np.int32),
+        "mlm_ids": draw.integers(2, 70_001, (rows, wide)).astype(np.int32),
+        "mlm_weights": np.ones((rows, wide), np.float32),
+    }
+    batch["mlm_weights"][1, 5:] = 0
+    whole, _ = make_objective(NAME, cfg)
+    pieces, _ = make_objective(NAME, dataclasses.replace(cfg, max_logits_mb=1))
+    params = jax.jit(whole.init)(jax.random.key(0))
+
+    def run(objective):
+        def loss(params):
+            sums = objective.sums(params, batch, None)
+            return sum(sums[name].value for name in objective.coefficients), sums
+
+        return jax.jit(jax.grad(loss, has_aux=True)).lower(params).compile()
+
+    programs = [run(objective) for objective in (whole, pieces)]
+    for a, b in zip(*(jax.tree.leaves(p(params)) for p in programs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert f"{rows},{wide},70001" in programs[0].as_text()
+    assert f"{rows},{wide},70001" not in programs[1].as_text()
+
+
 # ---------------------------------------------------------------- what flows where
 def loss_of(objective, term):
     return lambda params, batch: objective.sums(params, batch, None)[term].value

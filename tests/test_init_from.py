@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task takes of a run of another task: the encoder, and the head of its own."""
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import config, disk
+from bertjax.models.config import EncoderConfig
+from bertjax.objectives.base import make_objective
+from bertjax.training.checkpoint import Checkpoints
+
+CFG = EncoderConfig(
+    vocab_size=20,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=8,
+    max_position_embeddings=8,
+)
+NLI = ["entailment", "neutral", "contradiction"]
+
+
+def parameters(labels, seed):
+    objective, _ = make_objective(f"classify:classes={len(labels)}", CFG)
+    return jax.jit(objective.init)(jax.random.key(seed))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A finetuned run of three classes: (its workdir, its parameters)."""
+    path, params = tmp_path_factory.mktemp("first"), parameters(NLI, 1)
+    saved = Checkpoints(path, 2, None)
+    meta = {"config": config.base().to_dict(), "tokenizer": "t", "tokens": 0}
+    saved.save(1, {"params": params}, meta | {"task": {"labels": NLI}})
+    saved.close()
+    return path, params
+
+
+@pytest.mark.parametrize(
+    "labels, kept",
+    [
+        (NLI, True),
+        (["entailment", "not_entailment"], False),
+        (["a", "b", "c"], False),  # as many, with other names
+        (NLI[::-1], False),  # the same, which are other classes
+    ],
+)
+def test_a_head_is_taken_with_its_labels(first, labels, kept):
+    path, there = first
+    asked, said = parameters(labels, 2), []
+    tokenizer = SimpleNamespace(identity="t")
+    taken = disk.take(str(path), tokenizer, asked, said.append, {"labels": labels})
+    jax.tree.map(np.testing.assert_array_equal, taken["encoder"], there["encoder"])
+    assert ("classify" in taken) == kept
+    others = "its labels are others, so their head begins anew"
+    assert any(others in line for line in said) != kept
+    assert any("initialised: classify/" in line for line in said) != kept
+    if kept:
+        jax.tree.map(np.testing.assert_array_equal, taken, there)
