@@ -8,7 +8,8 @@ packing    one update on rows of data.train, padded and packed in turn
 plan       planning `--sequences` sequences of made-up lengths
 fill_mask  latency of one text of 32 and of 128 tokens, with random parameters
 
-`--peer=FILE` measures against another program (bertjax/measuring/turns.py).
+`--peer=FILE` measures against another program (bertjax/measuring/turns.py); what it is
+to be told stands behind: `--peer='tests/peers/hf_mlm.py --compile'`.
 """
 
 import functools
@@ -22,7 +23,7 @@ from bertjax import UserError, checks, registry
 from bertjax import config as c
 from bertjax.measuring.measures import MEASURES
 from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
-from bertjax.measuring.turns import compare, serve
+from bertjax.measuring.turns import compare, serve, split
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         serve(make(config))
         return 0
     if args.peer or args.what == "loop":
-        if args.peer and not os.path.isfile(args.peer):
+        if args.peer and not os.path.isfile(split(args.peer)[0]):
             raise UserError(f"--peer={args.peer}: no such file")
         results = compare(argv, config, args.what, args.peer, args.rounds)
     else:

@@ -29,6 +29,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, build, checks
 from bertjax import config as c
 from bertjax.measuring import topologies
+from bertjax.measuring.synthetic import with_choices
 from bertjax.training.signals import StopCommand, Stopped
 
 LOOK = 4  # batches of a phase that are looked at, and of each at most
@@ -99,13 +100,12 @@ def preflight(
     from bertjax.measuring import compiled, estimates
 
     vocab_size, text = look_at_text(config, say)
-    if config.objective == "choose":
-        config = config.copy_and_resolve_references()
-        config.objective = f"choose:choices={choices(config, text)}"
+    config = with_choices(config, text)
     target = compiled.Target(config, vocab_size, topology, devices)
     found = []
     for shape in target.shapes():
-        found.append(estimates.estimate(target, shape, say, quick, search))
+        said = {"attention": target.attention(shape)}
+        found.append(said | estimates.estimate(target, shape, say, quick, search))
     worst = max(found, key=lambda f: (not f["fits"], f["hbm_gib"] or 0))
     chip = target.chip
     return {
@@ -156,14 +156,6 @@ def look_at_text(
     return tokenizer.vocab_size, found
 
 
-def choices(config: ConfigDict, text: list[dict[str, Any]] | None) -> int:
-    """Return the choices that a row has room for; 0 where nothing says how many."""
-    if text:
-        return text[0]["sequences_per_row"]
-    columns = config.task.choices.count(",") + 1  # a single one holds lists
-    return columns if columns > 1 else 0
-
-
 def tensorflow_grabs(config: ConfigDict) -> str:
     """Say whether TensorFlow, beside jax, might take the accelerator for itself."""
     if importlib.util.find_spec("tensorflow") is None:
@@ -207,6 +199,7 @@ def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
     if accumulate > 1:
         head += f" in {accumulate} micro-batches"
     lines = [f"{head}, {phase['rows_per_device']} rows a device at once"]
+    lines.append(line("attention", phase["attention"]))
     need, have = phase["hbm_gib"], phase["hbm_gib_available"]
     said = "more than there is" if need is None else f"{need:.2f} GiB"
     lines.append(line("memory a device", f"{said} of {have:.2f} GiB"))

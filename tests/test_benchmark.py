@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from conftest import succeeded
 
 from bertjax import UserError, benchmark, build
 from bertjax import config as c
-from bertjax.measuring import pacer, results, synthetic
+from bertjax.measuring import compiled, measures, pacer, results, synthetic
 
 CONTRACT = {
     "tokens_per_second",
@@ -28,7 +29,8 @@ import json, sys
 shape = json.loads(sys.argv[1])
 speak = lambda reply: print(json.dumps(reply), flush=True)
 print("libraries may say things here")
-speak({"tokens": shape["batch_size"] * shape["length"], "compile_seconds": 0.5})
+late = "--late" in sys.argv[2:]
+speak({"tokens": shape["batch_size"] * shape["length"], "compile_seconds": 0.5 + late})
 for line in sys.stdin:
     speak({"seconds": {"masking": 1000.0 * int(line)}, "peak_rss_mb": 1e6})
 """
@@ -68,6 +70,7 @@ def test_step_needs_no_data(capsys):
     assert found["parameters"] > 900_000  # tiny, 4,000 words: 512,000 are the words'
     assert found["step_flops"] == 8 * 64 * found["flops_per_token"]
     assert found["dtype"] == "float32" and found["temporary_mb"] > 0
+    assert found["attention"] == "xla"
     # Parameters and two moments, split over the devices.
     held = found["arguments_mb"] * found["devices"]
     assert held > 12e-6 * found["parameters"]
@@ -126,8 +129,8 @@ def test_fill_mask_has_two_lengths(capsys):
 def test_a_peer_takes_turns(capsys, tmp_path, cores):
     peer = tmp_path / "peer.py"
     peer.write_text(PEER)
-    found = run(capsys, "--what=input", f"--peer={peer}")
-    assert found["peer"]["compile_seconds"] == 0.5
+    found = run(capsys, "--what=input", f"--peer={peer} --late")
+    assert found["peer"]["compile_seconds"] == 1.5
     assert found["peer"]["step_ms"] == 1e6  # rounds of one step, it is that slow
     assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
     assert found["ratio"] > 1000
@@ -149,9 +152,22 @@ def test_unknown_what():
         benchmark.main([*SMOKE, "--what=stepp"])
 
 
+def made_up(config, needs=frozenset({"mlm", "nsp"})):
+    """Make a batch of 100 pieces: (its arrays' shapes and types, it)."""
+    objective = types.SimpleNamespace(needs=needs, labels=lambda rows, length: {})
+    predictions = build.predictions(config, config.data.length)
+    shape = compiled.Shape(config.batch_size, config.data.length, predictions)
+    arrays = compiled.batch_arrays(config, objective, shape)
+    batch = synthetic.synthetic_batch(arrays, 100)
+    for name, (dims, dtype) in arrays.items():
+        assert (batch[name].shape, batch[name].dtype) == (dims, dtype)
+    assert batch.keys() == arrays.keys()
+    return batch
+
+
 def test_synthetic_batch_fits_the_objective():
     config = config_of()
-    batch = synthetic.synthetic_batch(config, 100)
+    batch = made_up(config)
     ids, at = batch["input_ids"], batch["mlm_positions"]
     assert ids.shape == (8, 64) and at.shape == (
         8,
@@ -160,7 +176,57 @@ def test_synthetic_batch_fits_the_objective():
     assert ids.min() >= 5 and ids.max() < 100
     np.testing.assert_array_equal(np.take_along_axis(ids, at, axis=1), batch["mlm_ids"])
     assert all(np.diff(row).min() > 0 for row in at)
-    assert {a.dtype.name for a in batch.values()} == {"int32", "float32"}
+    assert 0 < batch["nsp_labels"].sum() < 8
+
+
+@pytest.mark.parametrize("most, held", [(None, 4), (3, 3), (1, 1)])
+def test_synthetic_packed_rows(most, held):
+    config = config_of("--config.data.packed=True")
+    config.data.max_segments = most
+    batch = made_up(config)
+    slots = most or 4
+    assert batch["cls_positions"].shape == batch["nsp_labels"].shape == (8, slots)
+    segments, positions = batch["segment_ids"][0], batch["position_ids"][0]
+    assert segments.min() == 1 and segments.max() == held
+    starts = np.flatnonzero(np.diff(segments, prepend=0))
+    assert batch["cls_weights"][0].sum() == held
+    assert batch["cls_positions"][0, :held].tolist() == starts.tolist()
+    assert (positions[starts] == 0).all() and positions.max() < 64 // held + 2
+    assert (batch["attention_mask"] == 1).all()
+
+
+def test_of_phases_the_longest_is_measured():
+    config = config_of()
+    assert synthetic.one_phase(config) is config
+    config.phases = "percent=90 length=32 batch_size=16; length=64 mask_rate=0.3"
+    one = synthetic.one_phase(config)
+    assert (one.batch_size, one.data.length, one.data.mask_rate) == (8, 64, 0.3)
+    assert not one.phases and config.phases
+
+
+@pytest.mark.slow  # compiles each
+@pytest.mark.parametrize(
+    "given, rows, segments",
+    [
+        (("--config.data.packed=True",), (8, 64), True),
+        (("--config.phases=percent=9 length=32; length=16 batch_size=16",), (8, 32), 0),
+        (("--config=finetune/choose.py:smoke", "--config.task.choices=a,b,c"),
+         (8, 3, 128), 0),
+    ],
+)  # fmt: skip
+def test_steps_of_other_rows(capsys, monkeypatch, given, rows, segments):
+    seen, real = [], measures.compile_step
+
+    def watch(config, batches, vocab_size):
+        seen.extend(batches)
+        return real(config, batches, vocab_size)
+
+    monkeypatch.setattr(measures, "compile_step", watch)
+    found = run(capsys, "--what=step", *given)
+    assert seen[0]["input_ids"].shape == rows
+    assert ("segment_ids" in seen[0]) == bool(segments)
+    per_step = np.prod(rows) / found["tokens_per_second"]
+    assert per_step == pytest.approx(found["step_ms"] / 1e3)
 
 
 def test_pacer_counts_steady_steps(monkeypatch, capsys):

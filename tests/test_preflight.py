@@ -79,6 +79,7 @@ def test_absent_compiler_in_one_line(run, tmp_path):
 
 
 @needs_libtpu
+@pytest.mark.slow  # starts the compiler twice
 def test_slices_that_do_not_exist_or_do_not_divide(run):
     refused(run(*SMALL, "--topology=v5e:3x3"), "v5e:3x3", "2x2 2x4 4x4")
     said = run(*SMALL, "--topology=v5e:2x4", "--config.batch_size=12")
@@ -86,6 +87,7 @@ def test_slices_that_do_not_exist_or_do_not_divide(run):
 
 
 @needs_libtpu
+@pytest.mark.slow  # starts the compiler
 def test_a_state_that_is_too_large_needs_no_compilation(run):
     result = run(
         "--config=bert.py:base",
@@ -242,8 +244,11 @@ def test_state_falls_with_fsdp(name, tmp_path):
 
 
 def test_every_shipped_config_has_a_slice():
-    files = {p.name for p in (ROOT / "configs").glob("*.py")} - {"__init__.py"}
-    assert {name.split(":")[0] for name in table.FITS} == files
+    folder = ROOT / "configs"
+    files = {p for p in folder.rglob("*.py") if p.name != "__init__.py"}
+    names = {p.relative_to(folder).as_posix() for p in files}
+    assert {name.split(":")[0] for name in table.FITS} == names
+    assert table.FLAGS.keys() | table.MULTISLICE.keys() <= table.FITS.keys()
 
 
 @needs_libtpu
@@ -253,6 +258,7 @@ def test_every_shipped_config_fits_somewhere(name, command):
     """What was compiled before is looked up in the user's own cache."""
     config = table.shipped(name)
     arguments = [f"--config={name}", f"--topology={table.FITS[name]}", "--json"]
+    arguments += table.FLAGS.get(name, ())
     arguments += ["--quick", "--config.data.train=", "--config.data.valid="]
     found = read(command("preflight", *arguments, env={"XLA_FLAGS": ""}))
     if not found["fits"]:
@@ -260,6 +266,80 @@ def test_every_shipped_config_fits_somewhere(name, command):
         found = read(command("preflight", *arguments, env={"XLA_FLAGS": ""}))
     assert found["fits"], found
     assert found["batch_size"] == config.batch_size
+
+
+# preflight --quick without the search for the largest batch.
+QUICK = """
+import json, sys
+from bertjax.measuring import topologies
+topologies.prepare()
+from bertjax import config, preflight
+topology, *flags = sys.argv[1:]
+made = config.parse(flags).config
+say = lambda text: print(text, file=sys.stderr)
+print(json.dumps(preflight.preflight(made, topology, say, quick=True, search=False)))
+"""
+
+
+@pytest.fixture
+def estimate(environment, tmp_path_factory):
+    """Estimate the memory of a config: dict."""
+    cache = tmp_path_factory.getbasetemp() / "tpu_programs"
+
+    def go(topology, *flags):
+        given = [*flags, f"--config.data.cache={cache}"]
+        done = subprocess.run(
+            [sys.executable, "-c", QUICK, topology, *given],
+            env=environment | {"XLA_FLAGS": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return read(done)
+
+    return go
+
+
+@needs_libtpu
+@pytest.mark.slow  # two compilations that end early, as each of the next
+def test_two_slices(estimate):
+    found = estimate("2xv5e:2x4", *SMALL, "--config.batch_size=64")
+    assert found["fits"] and found["devices"] == 16 and found["hosts"] == 4
+    assert found["rows_per_device"] == 4
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("bert.py:large", "batch_size=256", "data.length=512"),
+        ("bert.py:base", "batch_size=8", "data.length=8192", "objective=mlm",
+         "model.family=modernbert", "data.plan=full_sentences"),
+    ],
+)  # fmt: skip
+def test_long_rows_fit_eight_small_chips(estimate, flags):
+    """bert-large, 32 rows of 512 a chip; ModernBERT, a row of 8,192."""
+    name, *rest = flags
+    given = [f"--config={name}", *(f"--config.{flag}" for flag in rest)]
+    assert estimate("v5e:2x4", *given)["fits"]
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_step_needs_little_beside_its_state(estimate):
+    """BERT-base, 32 rows of 128 a chip: at most 0.6 of transformers' Flax model's.
+
+    That takes 1.96 GiB of temporaries (docs/benchmarks.md).
+    """
+    flags = ["--config=bert.py:base", "--config.objective=mlm"]
+    flags += ["--config.model.vocab_size=30522", "--config.data.plan=full_sentences"]
+    flags += ["--config.model.attention_probs_dropout_prob=0"]
+    found = estimate("v5e:2x4", *flags)
+    assert (found["batch_size"], found["length"]) == (256, 128)
+    parts = found["hbm_parts_gib"]
+    rest = parts["temporaries"] if "temporaries" in parts else parts["activations"]
+    assert rest <= 0.6 * 1.96
 
 
 def test_the_table_has_times_of_one_slice_and_parts_what_does_not_fit(

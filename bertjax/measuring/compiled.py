@@ -21,6 +21,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, build, updates
 from bertjax import config as c
 from bertjax.measuring import hlo, memory
+from bertjax.models import attention
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import Objective, make_objective
 from bertjax.parallel import feed
@@ -68,7 +69,10 @@ class Target:
         self.update = updates.make_update(
             config, self.objective, self.mesh, WARMUP, TOTAL
         )
-        self.cache = Path(config.data.cache).expanduser() / "compiled"
+        # What was compiled is kept on this machine.
+        here = "://" not in config.data.cache
+        cache = config.data.cache if here else c.base().data.cache
+        self.cache = Path(cache).expanduser() / "compiled"
 
     @property
     def chip(self) -> Chip:
@@ -106,6 +110,11 @@ class Target:
         """Return the token slots of a batch: of all choices of a row."""
         arrays = batch_arrays(self.config, self.objective, shape)
         return math.prod(arrays["input_ids"][0])
+
+    def attention(self, shape: Shape) -> str:
+        """Say which backend attends in a step, and why no other."""
+        with jax.set_mesh(self.mesh):
+            return attention.describe(self.cfg, [shape.length])
 
     @property
     def eval_shape(self) -> Shape:

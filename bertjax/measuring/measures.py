@@ -18,16 +18,32 @@ from bertjax.measuring.pacer import Pacer
 from bertjax.measuring.results import Measured, Peak, Seconds, memory_mb
 from bertjax.measuring.synthetic import (
     VOCAB_SIZE,
+    one_phase,
     synthetic_batch,
     synthetic_store,
     synthetic_text,
+    with_choices,
 )
 
 
 def measure_step(config: ConfigDict) -> Measured:
     """Time the jitted update on one batch that lies on the devices."""
+    import jax
+
+    from bertjax.measuring.compiled import Shape, batch_arrays
+    from bertjax.objectives.base import make_objective
+
+    if config.phases:
+        config = one_phase(config)
+        size = f"{config.batch_size} rows of {config.data.length} tokens"
+        c.say(f"of the phases the longest is measured: {size}")
+    config = with_choices(config)
     vocab_size = config.model.vocab_size or VOCAB_SIZE
-    rows = synthetic_batch(config, vocab_size)
+    cfg = c.encoder_config(config, vocab_size, jax.default_backend())
+    objective = make_objective(config.objective, cfg)[0]
+    length = config.data.length
+    shape = Shape(config.batch_size, length, build.predictions(config, length))
+    rows = synthetic_batch(batch_arrays(config, objective, shape), vocab_size)
     run, facts = compile_step(config, [rows], vocab_size)
 
     def timed(steps: int) -> Seconds:
@@ -41,12 +57,12 @@ def compile_step(
 ) -> tuple[Callable[[int], float], dict[str, Any]]:
     """Compile the update for these batches [B, ...] and run it once.
 
-    Labels that the objective wants and they lack are zeros. Returns run(n), which goes
-    through them in turn and returns the mean seconds of a step, and what is known of
-    it.
+    Returns run(n), which goes through them in turn and returns the mean seconds of a
+    step, and what is known of it.
     """
     import jax
 
+    from bertjax.models import attention
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh, peak_flops
@@ -56,9 +72,6 @@ def compile_step(
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
     cfg = c.encoder_config(config, vocab_size, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
-    wanted = objective.labels(config.batch_size, config.data.length)
-    labels = {name: np.zeros(a.shape, a.dtype) for name, a in wanted.items()}
-    batches = [{**labels, **batch} for batch in batches]
     # Far from the end of any schedule: the arithmetic of a step is always the same.
     update = updates.make_update(config, objective, mesh, 10_000, 1_000_000)
     current = state.born(update.init, update.tx, mesh, update.shardings)
@@ -72,6 +85,7 @@ def compile_step(
         fed = dispatch.to_devices(source, mesh, sizes, counts, most)
     on_devices = [*fed]
     with jax.set_mesh(mesh):
+        attended = attention.describe(cfg, [config.data.length])
         begun = time.perf_counter()
         compiled = call.lower(current, on_devices[0]).compile()
         compile_seconds = time.perf_counter() - begun
@@ -89,7 +103,7 @@ def compile_step(
     length = config.data.length
     predictions = build.predictions(config, length)
     per_token = updates.flops(cfg, objective, length, predictions)
-    tokens = config.batch_size * length
+    tokens = batches[0]["input_ids"].size  # of all choices of a row
     facts = {
         "tokens": tokens,
         "compile_seconds": compile_seconds,
@@ -97,6 +111,7 @@ def compile_step(
         "step_flops": tokens * per_token,
         "parameters": sum(x.size for x in jax.tree.leaves(update.shapes.params)),
         "dtype": cfg.dtype,
+        "attention": attended,
         "devices": mesh.devices.size,
         "device_kind": mesh.devices.flat[0].device_kind,
     }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs made up for measuring: rows, a text, its tokenizer."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import build
+from bertjax import config as c
 
 VOCAB_SIZE = 30522  # of synthetic rows, unless model.vocab_size says otherwise
+SEQUENCES = 4  # of a packed row, if it may hold so many
 
 
 def zipf_ids(shape: tuple[int, ...], low: int, high: int) -> np.ndarray:
@@ -19,25 +21,78 @@ def zipf_ids(shape: tuple[int, ...], low: int, high: int) -> np.ndarray:
     return (low - 1 + (high - low + 1) ** draws).astype(np.int32)
 
 
-def synthetic_batch(config: ConfigDict, vocab_size: int) -> dict[str, np.ndarray]:
-    """Make a batch [B, L] of full rows with P predictions each, for every objective."""
-    b, length, p = (
-        config.batch_size,
-        config.data.length,
-        build.predictions(config, config.data.length),
-    )
-    ids = zipf_ids((b, length), 5, vocab_size)
-    positions = np.linspace(1, length - 2, p).astype(np.int32)
-    halves = (np.arange(length) >= length // 2).astype(np.int32)
-    return {
+def one_phase(config: ConfigDict) -> ConfigDict:
+    """Return a config of one phase: the one with the longest rows, most of them."""
+    if not config.phases:
+        return config
+    one = config.copy_and_resolve_references()
+    phase = max(c.wanted_phases(config), key=lambda p: (p.length, p.batch_size))
+    one.phases = ""
+    one.batch_size, one.data.length = phase.batch_size, phase.length
+    one.data.mask_rate = phase.mask_rate
+    return one
+
+
+def with_choices(
+    config: ConfigDict, text: Sequence[Mapping[str, Any]] | None = None
+) -> ConfigDict:
+    """Tell the objective "choose" how many choices a made-up row has, if that is known.
+
+    text: what preflight found in data.train, whose rows have room for so many; else
+    they are the columns that task.choices names.
+    """
+    if config.objective != "choose":
+        return config
+    columns = config.task.choices.count(",") + 1  # a single one holds lists
+    known = text[0]["sequences_per_row"] if text else columns if columns > 1 else 0
+    told = config.copy_and_resolve_references()
+    told.objective = f"choose:choices={known}"
+    return told
+
+
+def synthetic_batch(
+    arrays: Mapping[str, tuple[tuple[int, ...], Any]], vocab_size: int
+) -> dict[str, np.ndarray]:
+    """Make a batch of full rows; arrays: compiled.batch_arrays, names and shapes.
+
+    Packed rows hold SEQUENCES of one length. Labels are zeros, but of pairs.
+    """
+    shape = arrays["input_ids"][0]
+    length = shape[-1]
+    ids = zipf_ids(shape, 5, vocab_size)
+    made = {
         "input_ids": ids,
-        "attention_mask": np.ones((b, length), np.int32),
-        "token_type_ids": np.tile(halves, (b, 1)),
-        "mlm_positions": np.tile(positions, (b, 1)),
-        "mlm_ids": ids[:, positions],
-        "mlm_weights": np.ones((b, p), np.float32),
-        "nsp_labels": np.arange(b, dtype=np.int32) % 2,
-        "sop_labels": np.arange(b, dtype=np.int32) % 2,
+        "attention_mask": np.ones(shape, np.int32),
+        "token_type_ids": np.broadcast_to(np.arange(length) >= length // 2, shape),
+        "choice_weights": np.ones(shape[:-1], np.float32),
+    }
+    if "mlm_ids" in arrays:
+        rows, predictions = arrays["mlm_ids"][0]
+        at = np.linspace(1, length - 2, predictions).astype(np.int32)
+        made["mlm_positions"] = np.tile(at, (rows, 1))
+        made["mlm_ids"] = ids[:, at]
+        made["mlm_weights"] = np.ones((rows, predictions), np.float32)
+    for name in ("nsp_labels", "sop_labels"):
+        if name in arrays:
+            made[name] = np.indices(arrays[name][0]).sum(axis=0) % 2
+    if "segment_ids" in arrays:
+        slots = arrays["cls_positions"][0]
+        n = min(slots[1], SEQUENCES)
+        wide = -(-length // n)
+        at = np.arange(length)
+        here = np.arange(slots[1]) < n
+        made["segment_ids"] = np.broadcast_to(1 + at // wide, shape)
+        made["position_ids"] = np.broadcast_to(at % wide, shape)
+        made["token_type_ids"] = np.broadcast_to(at % wide >= wide // 2, shape)
+        made["cls_positions"] = np.broadcast_to(
+            here * wide * np.arange(slots[1]), slots
+        )
+        made["cls_weights"] = np.broadcast_to(here, slots)
+    return {
+        name: np.ascontiguousarray(made[name], dtype)
+        if name in made
+        else np.zeros(dims, dtype)
+        for name, (dims, dtype) in arrays.items()
     }
 
 

@@ -15,7 +15,7 @@ from bertjax import UserError
 from bertjax import config as c
 from bertjax.measuring import topologies
 
-# Config -> a slice on which it fits; tests/test_preflight_configs.py compiles them.
+# Config -> a slice on which it fits; tests/test_preflight.py compiles them.
 FITS = {
     "quickstart.py": "v5e:1x1",
     "bert.py:mini": "v5e:1x1",
@@ -28,7 +28,26 @@ FITS = {
     "roberta.py:large": "v5e:16x16",
     "albert.py:base": "v5e:16x16",
     "albert.py:xxlarge": "v5p:4x8x8",
+    "finetune/choose.py": "v5e:2x4",
+    "finetune/classify.py": "v5e:2x4",
+    "finetune/qa.py": "v5e:2x4",
+    "finetune/retrieve.py": "v5e:2x4",
+    "finetune/tag.py": "v5e:2x4",
 }
+# What a table of the user's would say.
+FLAGS = {
+    "finetune/choose.py": (
+        "--config.task.text=context",
+        "--config.task.choices=first,second,third,fourth",
+        "--config.task.label=right",
+    ),
+    "finetune/classify.py": (
+        "--config.task.text=text",
+        "--config.task.label=label",
+        "--config.task.labels=no,yes",
+    ),
+}
+MULTISLICE = {"bert.py:base": "2xv5e:2x4"}
 SLICES = ("v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1")
 HEAD = (
     "config",
@@ -48,7 +67,7 @@ Preflight = Callable[..., dict[str, Any]]
 def write(
     path: str, slices: str | None, quick: bool, preflight: Preflight, say: Say
 ) -> None:
-    """Write the table as a page; slices: with commas, else SLICES and FITS.
+    """Write the table as a page; slices: with commas, else SLICES, FITS, MULTISLICE.
 
     Times, which take minutes each, are of the slices in FITS; quick: where known. These
     slices come first, and the page is written after each row. What was compiled before
@@ -64,6 +83,7 @@ def write(
     flags = f"--table={path}" + f" --topology={slices}" * bool(slices)
     flags += " --quick" * quick
     todo = {} if slices else dict.fromkeys(FITS.items())
+    todo |= {} if slices else dict.fromkeys(MULTISLICE.items())
     todo |= dict.fromkeys((name, topology) for name in FITS for topology in given)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in FITS}
     for name, topology in list(todo):
@@ -104,7 +124,7 @@ def row(
 
 def shipped(name: str) -> ConfigDict:
     """Read a shipped config; its text is not looked at."""
-    config = c.parse([f"--config={name}"]).config
+    config = c.parse([f"--config={name}", *FLAGS.get(name, ())]).config
     config.data.train = config.data.valid = ""
     return config
 

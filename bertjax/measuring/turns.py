@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two programs that take turns, on a CPU on one core: only one computes at a time.
 
-The peer is started as `python FILE SHAPE`, SHAPE being JSON; it speaks first, when its
-first step has run, then answers each line on its stdin (a number of steps) with one
-line: {"seconds": {"step": seconds a step, ...}, "peak_rss_mb": ...}.
+The peer is started as `python FILE SHAPE ARGUMENT ...`, SHAPE being JSON; it speaks
+first, when its first step has run, then answers each line on its stdin (a number of
+steps) with one line: {"seconds": {"step": seconds a step, ...}, "peak_rss_mb": ...}.
 """
 
 import contextlib
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from bertjax.measuring.results import (
     steps_a_round,
     summarise,
 )
-from bertjax.measuring.synthetic import VOCAB_SIZE
+from bertjax.measuring.synthetic import VOCAB_SIZE, one_phase
 
 # The other's share of a GPU's memory would be taken too.
 OTHER_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -106,7 +107,8 @@ def compare(
             vocab_size = c.encoder_config(config, vocab_size).vocab_size
         if peer:
             given = json.dumps(shape(config, vocab_size, backend))
-            command = [sys.executable, peer, given]
+            file, *told = split(peer)
+            command = [sys.executable, file, given, *told]
         else:
             given = f"--config.model.vocab_size={vocab_size}"
             command = [*module, *argv, "--what=step", given]
@@ -134,6 +136,16 @@ def compare(
     }
 
 
+def split(peer: str) -> list[str]:
+    """Part --peer's file and its arguments; a file's name may hold spaces."""
+    if os.path.isfile(peer):
+        return [peer]
+    try:
+        return shlex.split(peer) or [peer]
+    except ValueError:
+        return [peer]
+
+
 def find_backend() -> str:
     """Return jax's default backend, by a process that lets go of it again."""
     code = "import jax; print(jax.default_backend())"
@@ -147,6 +159,7 @@ def find_backend() -> str:
 
 def shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[str, Any]:
     """Describe a config to a peer, in Hugging Face's names."""
+    config = one_phase(config)
     cfg = c.encoder_config(config, vocab_size, backend)
     names = (
         "vocab_size",

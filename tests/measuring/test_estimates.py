@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from bertjax import UserError, preflight
+from bertjax import UserError
 from bertjax import config as c
-from bertjax.measuring import compiled, estimates
+from bertjax.measuring import compiled, estimates, synthetic
 from bertjax.measuring.compiled import Parts, Shape
 from bertjax.objectives.base import make_objective
 from bertjax.parallel.chips import CHIPS
@@ -177,9 +177,10 @@ def test_choices_are_counted_by_their_columns(columns, n):
     config = c.parse(["--config=finetune/choose.py:smoke"]).config
     config.task.text, config.task.choices, config.task.label = "q", columns, "label"
     config.model.attention = "xla"
-    assert preflight.choices(config, None) == n
-    assert preflight.choices(config, [{"sequences_per_row": 5}]) == 5
-    config.objective = f"choose:choices={n}"
+    found = synthetic.with_choices(config, [{"sequences_per_row": 5}])
+    assert found.objective == "choose:choices=5"
+    config = synthetic.with_choices(config)
+    assert config.objective == f"choose:choices={n}"
     target = compiled.Target(config, 1000, "here", jax.devices()[:1])
     shape = target.eval_shape
     if not n:
@@ -189,3 +190,16 @@ def test_choices_are_counted_by_their_columns(columns, n):
     assert target.tokens(shape) == shape.batch_size * 3 * shape.length
     said = target.lower("eval", shape).out_info
     assert said["outputs"]["scores"].shape == (shape.batch_size, 3)
+
+
+def test_what_was_compiled_is_kept_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = c.parse(["--config=bert.py:smoke"]).config
+    config.model.attention = "xla"
+    for given, wanted in (
+        ("gs://bucket/cache", tmp_path / ".cache" / "bertjax" / "compiled"),
+        (str(tmp_path / "own"), tmp_path / "own" / "compiled"),
+    ):
+        config.data.cache = given
+        target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+        assert target.cache == wanted

@@ -43,6 +43,7 @@ def test_the_compiler_may_be_absent(monkeypatch):
         topologies.prepare()
 
 
+@pytest.mark.slow  # starts the compiler
 def test_the_shapes_that_are_named_are_the_compilers():
     pytest.importorskip("libtpu")
     code = """
