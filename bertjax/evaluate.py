@@ -8,7 +8,8 @@
 --what=pll    pseudo-log-likelihood of each line of --text; --variant=within_word
 --what=pairs  minimal pairs, JSON lines as BLiMP has them
 --what=retrieval   how well vectors (bertjax.embed) find the passages that answer
-              queries: --text=FOLDER in BEIR's layout, or a table of pairs
+              queries: --text=FOLDER in BEIR's layout, or a table of pairs with the
+              columns query and positive, or --columns=QUERY,POSITIVE
 
 A finetuned model is scored by its task's metrics, on data.valid or --text, a table as
 it learnt from, or with the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL; of
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     known["retrieval"] = evaluate_retrieval
     evaluate = registry.pick("--what", args.what, known)
     of_mlm = ("rates", "mask_unit", "examples", "columns", "label")
-    own = {"mlm": of_mlm, "retrieval": ()}.get(args.what, ("variant",))
+    own = {"mlm": of_mlm, "retrieval": ("columns",)}.get(args.what, ("variant",))
     for flag in (*of_mlm, "variant"):
         if getattr(args, flag) is not None and flag not in own:
             raise UserError(f"--{flag} says nothing to --what={args.what}")
@@ -78,10 +79,11 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
         if config.objective != "retrieve":
             return evaluate_task(args, where, flag, opened)
         where = str(checkpoint)
-    for name in ("columns", "label"):
+    retrieves = config.objective == "retrieve"
+    for name in ("label",) if retrieves else ("columns", "label"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} names columns of a finetuned model's table")
-    if config.objective == "retrieve":
+    if retrieves:
         return evaluate_retrieval(args, where, flag)
     config.dtype = args.dtype
     if args.examples is not None:
@@ -147,7 +149,9 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
             made = kind.make(read, *told, labelled=True, say=c.say)
         rows = made.plan(model.config.data.length)
         outputs = predict.predict(model, rows, args.batch_size or 32)
-        found[name.lstrip("-")] = rows.score(outputs, np.arange(rows.n))
+        every = np.arange(rows.n)
+        values = {**rows.score(outputs, every), **rows.parts(outputs, every)}
+        found[name.lstrip("-")] = values
     return say_found(found, opened[-1], args.json)
 
 
@@ -156,8 +160,8 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
 
     Vectors are compared by their angle, or as the model was made for.
     """
-    from bertjax import embed
-    from bertjax.data.text.sources import named_sources
+    from bertjax import embed, predict
+    from bertjax.data.text.sources import named_sources, split_sources
     from bertjax.scoring.statistics import half_width
     from bertjax.tasks import collection, search
     from bertjax.tasks import prepare as tasks
@@ -168,11 +172,19 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
         columns = tasks.make_form(model.config).keys()
         if not text:
             text, key = model.config.data.valid, "data.valid"
+    if args.columns is not None:
+        names = split_sources(args.columns)
+        if len(names) != 2:
+            raise UserError(
+                f"--columns={args.columns}: of pairs two columns, QUERY,POSITIVE"
+            )
+        columns = dict(columns) | dict(zip(columns, names, strict=False))
     if not text:
         raise UserError("--what=retrieval searches --text=FOLDER, in BEIR's layout")
     found = {}
     for name, part in named_sources(text, key).items():
-        read = collection.read_collections(part, key, columns, c.say)
+        with predict.keys_as_flags():
+            read = collection.read_collections(part, key, columns, c.say)
         whole = collection.join(read)
         texts = [*whole.queries, *whole.passages]
         vectors, cut = model.embed(texts, args.batch_size or 32)
@@ -207,7 +219,7 @@ def at_step(meta: dict[str, Any]) -> str:
 
 
 def say_found(
-    found: dict[str, dict[str, float]], meta: dict[str, Any], as_json: bool
+    found: dict[str, dict[str, Any]], meta: dict[str, Any], as_json: bool
 ) -> int:
     """Print the values of each validation set; returns the exit status."""
     if as_json:
@@ -333,10 +345,15 @@ def open_masked_lm(args: Any, where: str, flag: str) -> tuple[Any, Any, Any, Any
     return *fill_mask.read_params(checkpoint, cfg, args.weights), tokenizer, meta
 
 
-def say_values(values: dict[str, float]) -> None:
-    """Print a value a line."""
+def say_values(values: dict[str, Any]) -> None:
+    """Print a value a line; of values by type, those of each type in one."""
     for key, value in values.items():
-        print(f"  {key:24} {value:,.4f}".rstrip("0").rstrip("."))
+        if not isinstance(value, dict):
+            print(f"  {key:24} {value:,.4f}".rstrip("0").rstrip("."))
+            continue
+        for part, scores in value.items():
+            told = (f"{name} {score:,.4g}" for name, score in scores.items())
+            print(f"  {key}: {part:17} {', '.join(told)}")
 
 
 if __name__ == "__main__":

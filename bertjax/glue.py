@@ -7,10 +7,11 @@
 The text comes from the folders that gluebenchmark.com's files unpack to (such as
 GLUE_DIR/CoLA/train.tsv), or from TensorFlow Datasets on this machine; what is not found
 is said. Each task is a sweep (bertjax.sweep) in DIR/TASK. DIR then holds glue.json,
-glue.md and, where test files are, submission/*.tsv as the site takes them. A task that
-fails is said and the others go on; the exit status is then 2. Repeat to resume.
+glue.md and, of tests that are there, submission/*.tsv as the site takes them. A task
+that fails is said and the others go on; the exit status is then 2. Repeat to resume.
 """
 
+import contextlib
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +22,15 @@ from absl import flags
 
 from bertjax import UserError, disk, registry, sweep
 from bertjax import config as c
+from bertjax.data.text.sources import named_sources
 from bertjax.predict import answer, open_finetuned
+from bertjax.tasks import catalog
 from bertjax.tasks.catalog import TASKS, Files, Task
 from bertjax.tasks.tables import read_rows, read_text
 from bertjax.training.signals import Stopped, StopSignal
 
 GLUE = {name: task for name, task in TASKS.items() if task.files is not None}
+AX = f"{catalog.GLUE.format('ax')}:test"
 LEFT_OUT = ("wnli",)  # of the average, as Devlin et al. 2019, table 1
 
 
@@ -47,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(args.data).expanduser() if args.data else None
     if folder and not folder.is_dir():
         raise UserError(f"--data={args.data} is no directory")
-    path = Path(args.workdir).expanduser()
+    path = Path(args.workdir).expanduser().absolute()
     asked = c.config_arguments(argv)
     rows: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
@@ -67,8 +71,7 @@ def main(argv: Sequence[str]) -> int:
             given += arguments(task, there, path / "text")
             found = sweep.run(given, args.seeds, args.lrs, args.at_once, own, stop)
             rows += table(name, task, found)
-            if folder:
-                hand_in(task, folder / task.files.folder, path, own)
+            hand_in(task, folder and folder / task.files.folder, path, own)
         except Stopped as e:
             return e.status
         except UserError as e:
@@ -169,7 +172,8 @@ def table(name: str, task: Task, found: Mapping[str, Any]) -> list[dict[str, Any
     """
     of = found["best"]["valid"], task.metrics[0]
     first = [r for r in found["spread"] if (r["valid"], r["metric"]) == of]
-    rate = max(first, key=lambda row: row["median"])["lr"]
+    known = [row for row in first if row["median"] is not None]  # others are lost
+    rate = max(known, key=lambda row: row["median"])["lr"]
     return [
         {"task": name, **row}
         for row in found["spread"]
@@ -181,7 +185,7 @@ def average(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the mean over tasks of the mean of a task's medians, WNLI left out."""
     tasks: dict[str, list[float]] = {}
     for row in rows:
-        if row["task"] not in LEFT_OUT:
+        if row["task"] not in LEFT_OUT and row["median"] is not None:
             tasks.setdefault(row["task"], []).append(row["median"])
     means = [statistics.fmean(values) for values in tasks.values()]
     return statistics.fmean(means) if means else None
@@ -192,11 +196,15 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
     yield "| task | set | metric | lr | n | median | std | min | max |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in results["tasks"]:
-        std = "one seed" if row["std"] is None else f"{100 * row['std']:.2f}"
-        numbers = (f"{100 * row[key]:.2f}" for key in ("min", "max"))
+        told = [
+            "-" if row[key] is None else f"{100 * row[key]:.2f}"
+            for key in ("median", "std", "min", "max")
+        ]
+        if row["n"] == 1:
+            told[1] = "one seed"
         yield (
             f"| {row['task']} | {row['valid']} | {row['metric']} | {row['lr']:g} | "
-            f"{row['n']} | {100 * row['median']:.2f} | {std} | {' | '.join(numbers)} |"
+            f"{row['n']} | {' | '.join(told)} |"
         )
     names = {r["task"] for r in results["tasks"]} - {*LEFT_OUT}
     if results["average"] is not None:
@@ -208,26 +216,58 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"Failed: {name} ({why})"
 
 
-def hand_in(task: Task, folder: Path, path: Path, model: Path) -> None:
-    """Write the best run's answers to a task's test files, where there are some."""
+def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
+    """Write the best run's answers to a task's tests, where there are some.
+
+    folder: the task's own of the benchmark's files; None: its text is TFDS's, whose
+    rows are in another order and say which they are, `idx`.
+    """
     named = task.files
-    columns = named.test_columns or named.columns or task.columns
+    columns = (named.test_columns or named.columns) if folder else ()
+    columns = columns or task.columns
     opened = open_finetuned(str(model))
     opened = opened._replace(form=opened.form._replace(columns=columns))
-    for name, file in named.test.items():
-        try:
-            test = table_file(folder, file)
-        except UserError:
-            continue
-        keys = dict(zip(("task.text", "task.text_pair"), columns, strict=False))
-        rows = read_rows(str(test), "--data", keys, c.say)
-        lines = ["index\tprediction"]
-        for i, one in enumerate(answer(opened, rows)):
-            said = one["label"] if "label" in one else f"{one['value']:.3f}"
-            lines.append(f"{i}\t{said}")
+    keys = dict(zip(("task.text", "task.text_pair"), columns, strict=False))
+    keys |= {} if folder else {"--data": "idx"}
+    for name, source in tests(task, folder).items():
         out = path / "submission" / named.submit[name]
-        write(out, "\n".join(lines), path)
+        try:
+            rows = read_rows(source, "--data", keys, c.say)
+        except UserError as e:
+            if folder:
+                raise
+            c.say(f"no {out.name}: {e}")
+            continue
+        said = {}
+        for i, (row, one) in enumerate(zip(rows, answer(opened, rows), strict=True)):
+            told = f"{one['value']:.3f}" if "value" in one else one["label"]
+            if named.labels and "label" in one:  # the site's names of the classes
+                told = named.labels[opened.form.labels.index(told)]
+            said[i if folder else int(row.cells["idx"])] = told
+        lines = [f"{i}\t{said[i]}" for i in sorted(said)]
+        write(out, "\n".join(["index\tprediction", *lines]), path)
         c.say(f"wrote {out}")
+
+
+def tests(task: Task, folder: Path | None) -> dict[str, str]:
+    """Return what a task's tests are read from: {name: file that is there, or tfds:}.
+
+    MNLI's model answers the diagnostic rows, AX, too.
+    """
+    if folder is None:
+        valid = named_sources(task.valid, "data.valid")
+        found = {k: v.replace("validation", "test") for k, v in valid.items()}
+        more = {"ax": AX} if "ax" in task.files.test else {}
+        return found | more
+    found = {}
+    for name, files in task.files.test.items():
+        for file in files.split(","):
+            with contextlib.suppress(UserError):
+                found.setdefault(name, str(table_file(folder, file)))
+        if name not in found:
+            missing = folder / files.split(",")[0]
+            c.say(f"no {task.files.submit[name]}: {missing} is not there")
+    return found
 
 
 if __name__ == "__main__":

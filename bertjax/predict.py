@@ -16,8 +16,9 @@ A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or
 sentence a line (.txt, standard input); of each sentence come tokens and tags. A model
 of questions takes SQuAD's JSON, or JSON lines with question and context; of each
 question come id, answer, its score and the null_score of no answer; the answer is ""
-where null_score is above score by more than --threshold, which is 0 for a model that
-has learnt that some questions have no answer; of others each has one.
+where null_score is above score by more than --threshold. Unless given, that is what was
+best on the validation set of a model that has learnt that some questions have no answer
+(0 where it had none); of others each has one.
 """
 
 import contextlib
@@ -60,6 +61,9 @@ def main(argv: Sequence[str]) -> int:
     if not args.model or not args.input:
         raise UserError("--model and --input are needed: see --help")
     out = check_out(args.out)
+    given = Path(args.input).expanduser()
+    if out and out.exists() and given.exists() and out.samefile(given):
+        raise UserError(f"--out={args.out} is --input, which it would replace")
     where = disk.at_step(args.model, args.step)
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
     kind = tasks.KINDS[model.config.objective]
@@ -163,7 +167,7 @@ def read_input(name: str, columns: dict[str, str], kind: tasks.Kind) -> Sequence
     if name != "-":
         return kind.read(name, "--input", columns, c.say)
     text = tables.decode(sys.stdin.buffer.read(), "standard input")
-    read = kind.parse(text, "standard input", columns, c.say)
+    read = kind.parse(text, "standard input", columns, c.say) if text else []
     if not read:
         raise UserError("--input=-: there are no rows")
     return read

@@ -12,10 +12,12 @@ the command to resume.
 
 import contextlib
 import json
+import math
+import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from bertjax.training.best import falls
 from bertjax.training.signals import Stopped, StopSignal
 
 RESULTS = "sweep.json"
+ABOUT = "step", "seed", "lr", "valid", "skipped"  # of a row, beside its metrics
+SILENT = "log.", "checkpoint.", "guard.rewinds"  # keys of single runs
 OTHER = (
     "holds another run, or a sweep of another config, other text, seeds or rates: "
     "take another workdir"
@@ -50,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags)
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
-    path = Path(args.workdir).expanduser()
+    path = Path(args.workdir).expanduser().absolute()  # orbax wants one
     given = c.config_arguments(argv)
     try:
         found = run(given, args.seeds, args.lrs, args.at_once, path, stop)
@@ -89,6 +93,16 @@ def run(
     for key, value in given.items():
         if value:
             raise UserError(f"{key}={value} does not go with a sweep")
+    flat, usual = c.flatten(config), c.flatten(c.base())
+    for key in json.loads(args.overrides):
+        if key.startswith(SILENT) and flat.get(key) != usual.get(key):
+            raise UserError(
+                f"{key}={flat.get(key)} says nothing to a sweep, which saves with each "
+                f"evaluation (eval.every) and tells all in {RESULTS}"
+            )
+    if config.deterministic:
+        chosen = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{chosen} --xla_gpu_deterministic_ops=true"
     build.check_inputs(config)
     if config.init_from:
         disk.check_init_from(config.init_from)
@@ -127,6 +141,7 @@ def sweep(
     Raises UserError, and Stopped as `run` does.
     """
     import jax
+    import jax.numpy as jnp
 
     from bertjax.data.progress import Progress
     from bertjax.data.stream import stream
@@ -148,7 +163,7 @@ def sweep(
     facts = {"config": config.to_dict(), "runs": runs, "stores": hashes}
     facts = json.loads(json.dumps(facts | {"tokenizer": tokenizer.identity}))
     before = workdir.read_json(path / RESULTS)
-    if before.get("facts") == facts:
+    if is_same(before.get("facts", {}), facts, config):
         c.say(f"{path} is done")
         return before
     if before or (manifest.steps(path) and not (path / "members").exists()):
@@ -170,10 +185,11 @@ def sweep(
     update = updates.make_update(config, objective, mesh, warmup, span, decay)
     rows = first.course.batch(0)
     programs = updates.make_programs(config, objective, update, lengths, rows, mesh)
-    size = held_at_once(path, at_once)
+    size = held_at_once(path, len(runs), at_once)
     if size is None:
         size = updates.runs_at_once(programs, mesh, len(runs), at_once)
-    groups = [runs[i : i + size] for i in range(0, len(runs), size)]
+    filled = members.fill(runs, size)  # the last ones repeated, and not looked at
+    groups = [filled[i : i + size] for i in range(0, len(filled), size)]
     seeds = [np.array([s for s, _ in g], np.int32) for g in groups]
     rates = [np.array([r for _, r in g], np.float32) for g in groups]
     c.say(f"{len(runs)} runs of {total:,} steps, {size} at once")
@@ -182,11 +198,12 @@ def sweep(
     there = [manifest.steps(folder) for folder in folders]
     done = max(set.intersection(*map(set, there)), default=0)
     scores: list[dict[str, Any]] = []
+    streaks = [0] * len(runs)  # the longest of updates skipped in a row
     if done:
         before = manifest.read_meta(path / "members/0/checkpoints" / str(done))
-        if any(before.get(key) != value for key, value in facts.items()):
+        if not is_same(before, facts, config):
             raise UserError(f"--workdir={path} {OTHER}")
-        scores = before["scores"]
+        scores, streaks = before["scores"], before.get("streaks", streaks)
         c.say(f"resuming after step {done}")
     with contextlib.ExitStack() as stack, jax.set_mesh(mesh):
         for one in saved:
@@ -207,7 +224,7 @@ def sweep(
         def make(at: int) -> dict[str, np.ndarray]:
             made = {seed: run.course.batch(at) for seed, run in planned.items()}
             names = made[runs[0][0]]
-            return {k: np.stack([made[seed][k] for seed, _ in runs]) for k in names}
+            return {k: np.stack([made[seed][k] for seed, _ in filled]) for k in names}
 
         def batches(function: Any) -> Iterator[Any]:
             for batch in function.eval_batches(config.batch_size, examples):
@@ -218,10 +235,25 @@ def sweep(
         def score(name: str, function: Any) -> Iterator[dict[str, Any]]:
             params = [s.params for s in states]
             found = members.score(programs.evaluate, params, batches(function))
-            for (seed, rate), (means, told) in zip(runs, found, strict=True):
+            skips = np.concatenate([np.asarray(s.guard.skipped) for s in states])
+            for i, (seed, rate) in enumerate(runs):
+                means, told = found[i]
                 row = {"step": done, "seed": seed, "lr": rate, "valid": name}
+                row["skipped"] = int(skips[i])
                 values = {**means, **function.score(told, examples)}
+                if streaks[i] >= config.guard.patience:
+                    values = dict.fromkeys(values, math.nan)
                 yield row | workdir.finite(values)
+
+        def look() -> None:
+            """Take the longest streaks off the devices; say which runs they end."""
+            now = np.concatenate([*map(np.asarray, longest)])
+            for i in range(len(runs)):
+                before, streaks[i] = streaks[i], max(streaks[i], int(now[i]))
+                if before < config.guard.patience <= streaks[i]:
+                    seed, rate = runs[i]
+                    told = f"{config.guard.patience} updates in a row were not finite"
+                    c.say(f"seed {seed}, lr {rate:g}: {told}, or spikes: it is lost")
 
         def judge() -> list[dict[str, Any]] | None:
             """Return a row for each run and validation set, where that is due.
@@ -230,11 +262,13 @@ def sweep(
             """
             if done % every and done != total:
                 return []
+            look()
             try:
                 return [row for one in valid.items() for row in score(*one)]
             except Stopped:
                 return None
 
+        longest = [jnp.zeros(len(s), jnp.int32) for s in seeds]
         stop.training = True
         begun, started, asked = time.monotonic(), done, 0
         if done and all(row["step"] < done for row in scores):
@@ -248,15 +282,20 @@ def sweep(
                     mine = slice(i * size, (i + 1) * size)
                     fed = {k: v[mine] for k, v in batch.items()}
                     fed = jax.device_put(fed, many_runs)
-                    states[i], _ = programs.advance(states[i], fed, seeds[i], rates[i])
+                    states[i], told = programs.advance(
+                        states[i], fed, seeds[i], rates[i]
+                    )
+                    longest[i] = jnp.maximum(longest[i], told["streak"])
                 done += 1
                 progress.add(1)
                 judged = judge()
                 scores += judged or []
                 asked = stop.number
                 if judged or asked:
+                    look()
+                    told = {"size": size, "scores": scores, "streaks": streaks}
                     for one, held in zip(saved, states, strict=True):
-                        one.save(done, held, {**facts, "size": size, "scores": scores})
+                        one.save(done, held, {**facts, **told})
                 if asked:
                     break
         took = time.monotonic() - begun
@@ -273,18 +312,36 @@ def sweep(
     return found
 
 
-def held_at_once(path: Path, asked: int | None) -> int | None:
+def is_same(
+    before: Mapping[str, Any], facts: Mapping[str, Any], config: c.ConfigDict
+) -> bool:
+    """Tell whether a sweep of `before` is that of these facts, `config`'s own.
+
+    Configs are compared as those of runs are: keys that came later have their defaults.
+    """
+    if not before or any(before.get(k) != facts[k] for k in facts.keys() - {"config"}):
+        return False
+    try:
+        old = c.from_json(json.dumps(before["config"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return not c.differences(old, config)
+
+
+def held_at_once(path: Path, runs: int, asked: int | None) -> int | None:
     """Return how many runs of a sweep are in one checkpoint; None where there is none.
 
     What fits next time may be another number. Raises UserError where another one is
     asked for.
     """
+    from bertjax.training import members
+
     first = path / "members/0"
     there = manifest.steps(first)
     if not there:
         return None
     size = manifest.read_meta(first / "checkpoints" / str(there[-1]))["size"]
-    if asked not in (None, size):
+    if asked and members.group_size(runs, lambda n: n <= asked) != size:
         raise UserError(f"--at_once={asked}: this sweep began with {size} at once")
     return size
 
@@ -318,9 +375,11 @@ def keep(
         prepared.tokenizer.save,
         build.count_tokens(prepared.parts),
     )
+    disk.write_findings(path, prepared, c.say)
     if found["steps"] not in manifest.steps(path):  # else killed just after it
         meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
         meta |= {"stores": hashes, "tokens": 0, **tasks.facts(config, prepared.parts)}
+        tasks.learn(meta, found["best"])
         saved = Checkpoints(path, 2, None)
         saved.save(found["steps"], {"params": params}, meta)
         saved.close()
@@ -337,26 +396,44 @@ def summarise(
     """Return the last scores of every run, how they scatter, and which is best.
 
     name, metric: of the validation set and the metric that decide; of equal runs the
-    first one is best. A score is None where it was not finite. Raises UserError where
-    that one never was.
+    first one is best. `bests` are the evaluations that eval.best would have kept: of
+    each run that is not lost the best one, of equals the first. A score is None where
+    it was not finite. Raises UserError where that one never was.
     """
     last = [row for row in scores if row["step"] == total]
     sign = 1 if falls(metric) else -1
     mine = [r for r in last if r["valid"] == name and r[metric] is not None]
     if not mine:
-        raise UserError(f"{name}'s {metric} is not finite in any run: take lower --lrs")
+        raise UserError(
+            f"{name}'s {metric} is not finite in any run: take lower --lrs, or look at "
+            "init_from"
+        )
     best = min(mine, key=lambda row: sign * row[metric])
+    ends = [(row["seed"], row["lr"]) for row in mine]
+    bests = [
+        min(
+            (
+                row
+                for row in scores
+                if (row["seed"], row["lr"]) == end
+                and row["valid"] == name
+                and row[metric] is not None
+            ),
+            key=lambda row: sign * row[metric],
+        )
+        for end in ends
+    ]
     spread = []
     for valid in dict.fromkeys(row["valid"] for row in last):
         for rate in dict.fromkeys(rate for _, rate in runs):
             rows = [r for r in last if r["valid"] == valid and r["lr"] == rate]
-            for key in sorted(set(rows[0]) - {"step", "seed", "lr", "valid"}):
-                values = [row[key] for row in rows]
+            for key in sorted({key for row in rows for key in row} - {*ABOUT}):
+                values = [row.get(key) for row in rows]
                 spread.append(
                     {"valid": valid, "lr": rate, "metric": key} | scatter(values)
                 )
     facts = {"steps": total, "metric": metric, "best": best, "spread": spread}
-    return facts | {"runs": last, "curve": list(scores)}
+    return facts | {"runs": last, "bests": bests, "curve": list(scores)}
 
 
 def scatter(values: Sequence[float | None]) -> dict[str, Any]:
@@ -388,6 +465,12 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
             )
             + f"  {row['lost']} not finite" * bool(row["lost"])
         )
+    first = found["best"]["valid"]
+    for row in found["runs"]:
+        if row["skipped"] and row["valid"] == first:
+            told = f"{row['skipped']:,} of {found['steps']:,} updates skipped (guard)"
+            lost = row[found["metric"]] is None
+            yield f"seed {row['seed']}, lr {row['lr']:g}: {told}" + ", lost" * lost
     best = found["best"]
     yield (
         f"best by {best['valid']}'s {found['metric']}: seed {best['seed']}, "

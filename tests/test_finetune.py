@@ -106,6 +106,9 @@ def test_predictions_come_in_order(command, finetuned, tables, tmp_path):
     rows = [{"text": "The result is fast", "more": "clear"}]
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps(rows[0]) + "\n")
+    given = f"--model={finetuned}", f"--input={one}", f"--out={one}"
+    refused(command("predict", *given), "is --input")
+    assert json.loads(one.read_text()) == rows[0]
     (tmp_path / "out").mkdir()
     out = tmp_path / "out/answers.jsonl"
     answers(command, finetuned, f"--input={one}", f"--out={out}")
@@ -118,6 +121,40 @@ def test_predictions_come_in_order(command, finetuned, tables, tmp_path):
     assert alone["label"] == among[-1]["label"] == "good"
     assert alone["score"] == pytest.approx(among[-1]["score"], abs=1e-6)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["answers.jsonl"]
+
+
+def test_predict_reads_standard_input(finetuned, tables, pipe, capsys):
+    """TSV, a column of texts, JSON lines, a mark of order before them; nothing."""
+    text, other = "The result is fast", "clear"
+    line = json.dumps({"text": text, "more": other})
+    table = f"text\tmore\n{text}\t{other}\n"
+    found = []
+    for given, more in (
+        (table, []),
+        (line, []),
+        (f"\n{line}\n\n", []),
+        (table.encode("utf-8-sig"), []),
+        (line.encode("utf-8-sig"), []),
+        (f"text\n\n{text}\n", ["--columns=text"]),  # the first one is empty
+    ):
+        pipe(given)
+        capsys.readouterr()
+        predict.main([f"--model={finetuned}", "--input=-", *more])
+        said = capsys.readouterr().out.splitlines()
+        found.append([json.loads(one) for one in said])
+    assert [len(rows) for rows in found] == [1, 1, 1, 1, 1, 2]
+    assert all(rows == found[0] for rows in found[:5])
+    assert {rows[-1]["label"] for rows in found} == {"good"}
+    for given, words in {
+        b"": "--input=-: there are no rows",
+        "text\tmore\n": "--input=-: there are no rows",
+        "text\nx\n": "standard input: --columns: 'more' is unknown",
+        b"text\tmore\nx\t\xff\n": "standard input:2: is not UTF-8",
+        '{"text": "x"': "standard input:1: is no JSON",
+    }.items():
+        pipe(given)
+        with pytest.raises(UserError, match=words):
+            predict.main([f"--model={finetuned}", "--input=-"])
 
 
 def test_evaluate_says_what_training_said(command, finetuned):
@@ -193,6 +230,10 @@ def test_scores_of_columns_without_names(command, wanted, tables, tmp_path):
         ("task.name=rtee", ["did you mean 'rte'"]),
         ("init_from=", ["data.vocab is empty", "init_from"]),
         ("data.packed=True", ["data.packed"]),
+        ("data.mask_rate=0.3", ["data.mask_rate=0.3 says nothing to rows of a task"]),
+        ("data.plan=document", ["data.plan=document"]),
+        ("eval.mask_rate=0.3", ["eval.mask_rate=0.3"]),
+        ("task.stride=64", ["task.stride=64", "objective=classify"]),
     ],
 )
 def test_what_training_refuses(wanted, tmp_path, monkeypatch, argument, words):

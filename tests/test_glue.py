@@ -2,13 +2,15 @@
 """GLUE's files are found, its table says what scatters, its answers are as asked."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from conftest import refused, succeeded
 
 from bertjax import UserError, config, glue
 from bertjax.tasks.prepare import make_form
-from bertjax.tasks.tables import read_rows
+from bertjax.tasks.rows import Form
+from bertjax.tasks.tables import Row, read_rows
 
 pytestmark = pytest.mark.usefixtures("no_listener")
 # What the benchmark's own files begin with.
@@ -24,6 +26,18 @@ FILES = {
     "STS-B/train.tsv": "index\tsentence1\tsentence2\tscore\n0\ta\tb\t4.5\n",
     "STS-B/dev.tsv": "index\tsentence1\tsentence2\tscore\n0\ta\tb\t0\n",
 }
+
+
+PAIRS = "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t"
+OF_QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\ta\tb\t0\n"
+MORE = {
+    "SST-2": "sentence\tlabel\na film \t1\n",
+    "QQP": OF_QQP,
+    "QNLI": "index\tquestion\tsentence\tlabel\n0\ta\tb\tnot_entailment\n",
+    "RTE": f"{PAIRS}entailment\n",
+    "WNLI": f"{PAIRS}1\n",
+}
+MORE = {f"{k}/{n}.tsv": text for k, text in MORE.items() for n in ("train", "dev")}
 
 
 @pytest.fixture
@@ -42,9 +56,17 @@ def folder(tmp_path):
         ("mrpc", ("a", "b", "1"), ["valid"]),
         ("mnli", ("a", "b", "neutral"), ["m", "mm"]),
         ("stsb", ("a", "b", "4.5"), ["valid"]),
+        ("sst2", ("a film ", "1"), ["valid"]),
+        ("qqp", ("a", "b", "0"), ["valid"]),
+        ("qnli", ("a", "b", "not_entailment"), ["valid"]),
+        ("rte", ("a", "b", "entailment"), ["valid"]),
+        ("wnli", ("a", "b", "1"), ["valid"]),
     ],
 )
 def test_files_are_read_as_the_benchmark_has_them(folder, name, cells, sets):
+    for file, text in MORE.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(text)
     task = glue.GLUE[name]
     told = glue.arguments(task, glue.find(task, folder), folder / "copies")
     args = ["--config=finetune/classify.py", f"--config.task.name={name}", *told]
@@ -56,6 +78,19 @@ def test_files_are_read_as_the_benchmark_has_them(folder, name, cells, sets):
     assert [v.partition("=")[0] for v in made.data.valid.split(",")] == sets or (
         sets == ["valid"] and "=" not in made.data.valid
     )
+
+
+def test_other_text_than_a_named_task_has():
+    base = ["--config=finetune/classify.py:task=rte"]
+    told = config.parse(base).config.data
+    assert told.train == "tfds:glue/rte:train" and "validation" in told.valid
+    told = config.parse([*base, "--config.data.train=tfds:glue/rte:train[:9]"]).config
+    assert told.data.valid == "tfds:glue/rte:validation"
+    with pytest.raises(UserError, match=r"data\.valid is empty: data\.train=a\.tsv is"):
+        config.parse([*base, "--config.data.train=a.tsv"])
+    for valid in "", "b.tsv":
+        given = ["--config.data.train=a.tsv", f"--config.data.valid={valid}"]
+        assert config.parse([*base, *given]).config.data.valid == valid
 
 
 def test_what_is_not_there(folder, tmp_path):
@@ -88,6 +123,71 @@ def test_the_table():
     found += [spread("accuracy", 1e-5, 0.6, "mm"), spread("accuracy", 3e-5, 0.9, "mm")]
     told = {"spread": found, "best": {"valid": "m"}}
     assert {r["lr"] for r in glue.table("mnli", glue.GLUE["mnli"], told)} == {1e-5}
+
+
+def test_every_task_has_files_and_what_is_handed_in():
+    assert {*glue.GLUE} == {
+        *("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli")
+    }
+    for task in glue.GLUE.values():
+        assert task.files.submit.keys() == task.files.test.keys()
+        assert glue.tests(task, None).keys() == task.files.test.keys()
+    told = glue.tests(glue.GLUE["mnli"], None)
+    assert told == {
+        "m": "tfds:glue/mnli:test_matched",
+        "mm": "tfds:glue/mnli:test_mismatched",
+        "ax": "tfds:glue/ax:test",
+    }
+
+
+@pytest.mark.parametrize("name", ["cola", "mnli", "stsb"])
+def test_answers_to_the_tests_of_tfds(tmp_path, monkeypatch, capsys, name):
+    """In the order of idx, with the site's labels; a test that is not there is said."""
+    task = glue.GLUE[name]
+    form = Form(task.columns, "label", task.labels, 1, ())
+    model = SimpleNamespace(form=form)
+    model._replace = lambda form: SimpleNamespace(form=form)
+
+    def read(source, key, columns, say):
+        assert {*columns.values()} == {*task.columns, "idx"}
+        if source.endswith("_mismatched"):
+            raise UserError(f"{source}: not on this machine")
+        return [Row({"idx": i}, "x") for i in (2, 0, 1)]
+
+    def answer(opened, rows):
+        assert opened.form.columns == task.columns
+        return (
+            {"label": task.labels[i % 2]} if task.labels else {"value": i / 2}
+            for i in (row.cells["idx"] for row in rows)
+        )
+
+    monkeypatch.setattr(glue, "open_finetuned", lambda path: model)
+    monkeypatch.setattr(glue, "read_rows", read)
+    monkeypatch.setattr(glue, "answer", answer)
+    glue.hand_in(task, None, tmp_path, tmp_path)
+    found = {p.name: p.read_text().split() for p in tmp_path.rglob("*.tsv")}
+    wanted = {
+        "cola": ["0", "1", "0"],
+        "mnli": ["entailment", "neutral", "entailment"],
+        "stsb": ["0.000", "0.500", "1.000"],
+    }[name]
+    lines = ["index", "prediction"]
+    lines += [cell for i, said in enumerate(wanted) for cell in (str(i), said)]
+    names = {"cola": ["CoLA"], "stsb": ["STS-B"], "mnli": ["MNLI-m", "AX"]}[name]
+    assert found == {f"{one}.tsv": lines for one in names}
+    said = capsys.readouterr().err
+    missing = "no MNLI-mm.tsv: tfds:glue/mnli:test_mismatched: not"
+    assert (missing in said) == (name == "mnli")
+
+
+def test_the_diagnostic_rows_among_the_files(folder, capsys):
+    own = folder / "MNLI"
+    assert glue.tests(glue.GLUE["mnli"], own) == {}
+    assert "no AX.tsv: " in capsys.readouterr().err
+    (folder / "AX").mkdir()
+    (folder / "AX/AX.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    (found,) = glue.tests(glue.GLUE["mnli"], own).items()
+    assert found == ("ax", f"{own}/../AX/AX.tsv")
 
 
 def test_rows_of_other_widths_are_left_out_of_a_copy(folder, tmp_path, capsys):

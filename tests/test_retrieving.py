@@ -115,6 +115,20 @@ def test_any_model_is_scored(trained, folder, capsys):
     assert "recall@100" in said and "ndcg@10_ci95" in said
 
 
+def test_columns_of_pairs(trained, tmp_path, capsys):
+    table = tmp_path / "pairs.tsv"
+    rows = [f"what is {word}\tthe {word} statement" for word in ("if", "for", "try")]
+    table.write_text("\n".join(["ask\tanswer", *rows]) + "\n")
+    given = [f"--model={trained}", "--what=retrieval", f"--text={table}"]
+    evaluate.main([*given, "--columns=ask,answer", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["queries"], found["passages"]) == (3, 3)
+    with pytest.raises(UserError, match=r"pairs\.tsv: --columns: 'query' is unknown"):
+        evaluate.main(given)
+    with pytest.raises(UserError, match="--columns=ask: of pairs two columns, QUERY,"):
+        evaluate.main([*given, "--columns=ask"])
+
+
 @pytest.mark.parametrize(
     ("argument", "words"),
     [

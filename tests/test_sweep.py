@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import UserError, config, predict, sweep, train
+from bertjax import UserError, config, predict, sweep, train, updates
 from bertjax.training import members
 from bertjax.training.signals import Stopped, StopSignal
 
@@ -70,7 +70,18 @@ def compiled_once(tmp_path_factory):
 @pytest.fixture(scope="module")
 def swept(wanted, tmp_path_factory):
     path = tmp_path_factory.mktemp("swept") / "run"
-    return path, run(wanted, path)
+    real, made = updates.make_programs, []
+
+    def make_programs(*arguments):
+        made.append(real(*arguments))
+        return made[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "make_programs", make_programs)
+        found = run(wanted, path)
+    (programs,) = made  # one compilation, whatever the seed, the rate and the step
+    assert programs.advance._cache_size() == programs.evaluate._cache_size() == 1
+    return path, found
 
 
 def test_a_member_is_the_run_that_train_makes(wanted, swept, tmp_path):
@@ -85,11 +96,73 @@ def test_a_member_is_the_run_that_train_makes(wanted, swept, tmp_path):
     assert len({*losses(swept[1])}) == 4
 
 
+def test_a_run_that_never_trained_has_no_score(wanted, tmp_path, capsys):
+    """The greatest of nan is the first class, which half of the rows have."""
+    made = config.parse([*wanted, "--config.guard.patience=3"]).config
+    runs = [(0, 3e-3), (0, 1e30)]
+    found = sweep.sweep(made, tmp_path / "run", runs, None, {})
+    good, bad = found["runs"]
+    assert good["skipped"] == 0 and good["accuracy"] is not None
+    assert bad["skipped"] >= 3 and bad["accuracy"] is bad["classify_loss"] is None
+    rows = {row["lr"]: row for row in found["spread"] if row["metric"] == "accuracy"}
+    assert (rows[1e30]["n"], rows[1e30]["lost"], rows[3e-3]["n"]) == (0, 1, 1)
+    assert found["best"] == good
+    assert "seed 0, lr 1e+30: 3 updates in a row were not finite" in told(capsys)
+    assert re.search(r"lr 1e\+30: \d of 8 .* lost", "\n".join(sweep.describe(found)))
+    assert json.loads((tmp_path / "run" / sweep.RESULTS).read_text()) == found
+
+
 @pytest.mark.slow  # compiles once more, half a minute
-def test_groups_change_nothing(wanted, swept, tmp_path):
-    at_once = run(wanted, tmp_path / "two", at_once=2)
-    assert losses(at_once) == pytest.approx(losses(swept[1]), rel=1e-5)
-    assert members.group_size(4, lambda n: n <= 3) == 2
+@pytest.mark.parametrize("runs, at_once", [(4, 2), (5, 4), (3, 3)])
+def test_groups_change_nothing(wanted, swept, tmp_path, runs, at_once):
+    """Also where the last group is not full: five runs in two groups of three."""
+    mine = [*RUNS, (2, 1e-3)][:runs]
+    found = run(wanted, tmp_path / "some", at_once, mine)
+    alone = losses(swept[1])
+    assert len(losses(found)) == runs and found["spread"]
+    assert losses(found)[:4] == pytest.approx(alone[:runs], rel=1e-5)
+    if runs == 5:
+        one = run(wanted, tmp_path / "alone", 1, mine[4:])
+        assert losses(found)[4:] == pytest.approx(losses(one), rel=1e-5)
+        assert (found["best"]["seed"], found["best"]["lr"]) in mine
+
+
+def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
+    """Nor does one of a version that knew less keys; another one's is refused."""
+    path = tmp_path / "run"
+    path.mkdir()
+    found = json.loads((swept[0] / sweep.RESULTS).read_text())
+    found["facts"]["config"]["task"].pop("stride")
+    found["facts"]["size"] = 1
+    (path / sweep.RESULTS).write_text(json.dumps(found))
+    assert run(wanted, path) == found
+    assert "is done" in told(capsys)
+    with pytest.raises(UserError, match="holds another run"):
+        run([*wanted, "--config.optim.wd=0.5"], path)
+    with pytest.raises(UserError, match="holds another run"):
+        run(wanted, path, runs=RUNS[:3])
+
+
+def test_a_relative_workdir(wanted, tmp_path, monkeypatch):
+    """orbax wants absolute ones: every save of such a sweep failed."""
+    monkeypatch.chdir(tmp_path)
+
+    def look(given, seeds, rates, at_once, path, stop):
+        raise UserError(str(path))
+
+    monkeypatch.setattr(sweep, "run", look)
+    with pytest.raises(UserError, match=str(tmp_path / "here")):
+        sweep.main([*wanted, "--workdir=here"])
+
+
+def test_sizes_of_groups():
+    sizes = {n: members.group_size(n, lambda size: size <= 4) for n in range(1, 14)}
+    assert sizes == {1: 1, 2: 2, 3: 3, 4: 4, 5: 3, 6: 3, 7: 4, 8: 4, 9: 3, 10: 4,
+                     11: 4, 12: 4, 13: 4}  # fmt: skip
+    for runs, size in sizes.items():
+        assert len(members.fill(range(runs), size)) % size == 0
+        assert size * -(-runs // size) - runs < -(-runs // size)
+    assert members.group_size(7, lambda size: False) == 1
 
 
 @pytest.mark.slow
@@ -175,6 +248,21 @@ def test_of_losses_the_smallest_is_best():
     assert sweep.summarise(rows, runs, 2, "v", "mse")["best"]["seed"] == 1
 
 
+def test_the_best_evaluation_of_each_run_is_told():
+    scores = [
+        scored(step=2, valid="v", f1=0.9),
+        scored(step=2, valid="w", f1=1.0),
+        scored(step=4, valid="v", f1=0.5),
+        scored(step=2, valid="v", f1=0.6, seed=1),
+        scored(step=4, valid="v", f1=0.6, seed=1),
+        scored(step=2, valid="v", f1=1.0, seed=2),
+        scored(step=4, valid="v", f1=None, seed=2),  # it is lost
+    ]
+    runs = [(seed, 1e-3) for seed in range(3)]
+    found = sweep.summarise(scores, runs, 4, "v", "f1")
+    assert found["bests"] == [scores[0], scores[3]] and found["best"] == scores[4]
+
+
 def test_the_best_one_answers(swept, wanted, capsys):
     path, found = swept
     best = found["best"]
@@ -200,7 +288,7 @@ def test_how_scores_scatter():
 
 
 def scored(**values):
-    return {"step": 4, "seed": 0, "lr": 1e-3, **values}
+    return {"step": 4, "seed": 0, "lr": 1e-3, "skipped": 0} | values
 
 
 def test_sets_have_scores_of_their_own():
@@ -228,6 +316,9 @@ def test_what_is_refused(wanted, tmp_path):
         ("--lrs=1e-3,1e-3",): "different numbers",
         ("--config.optim.ema=0.9",): "optim.ema",
         ("--config.eval.patience=2",): "eval.patience=2",
+        ("--config.log.writers=jsonl",): "log.writers=jsonl says nothing to a sweep",
+        ("--config.checkpoint.keep_last=5",): "checkpoint.keep_last=5 says nothing",
+        ("--config.guard.rewinds=1",): "guard.rewinds=1",
         ("--config.data.valid=",): "data.valid",
     }.items():
         with pytest.raises(UserError, match=said):

@@ -8,7 +8,7 @@ import pytest
 from conftest import read_rows, succeeded
 from safetensors.numpy import load_file
 
-from bertjax import UserError, convert, predict, train
+from bertjax import UserError, convert, evaluate, predict, train
 from bertjax.training.signals import StopSignal
 
 PEOPLE, PLACES = ["object", "method", "module"], ["import", "string", "number"]
@@ -85,6 +85,37 @@ def test_predictions_come_in_order(tagger, sentences, columns, tmp_path):
     # A sentence says the same in other company.
     lines.write_text(json.dumps({"tokens": sentences[1][0]}) + "\n")
     assert answers(tagger, lines, out) == [found[1]]
+
+
+def test_evaluate_tells_the_types(tagger, capsys):
+    capsys.readouterr()
+    evaluate.main([f"--workdir={tagger}", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["f1"] == 1 and {*found["types"]} == {"PER", "LOC"}
+    per = found["types"]["PER"]
+    assert per == {"precision": 1, "recall": 1, "f1": 1, "support": 16 * 3}
+    evaluate.main([f"--workdir={tagger}"])
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if "PER" in line]
+    assert line.split()[:3] == ["types:", "PER", "precision"] and line.endswith("48")
+
+
+def test_standard_input(tagger, sentences, pipe, capsys):
+    words = sentences[1][0]
+    wanted = {"tokens": words, "tags": sentences[1][1]}
+    for given in (
+        " ".join(words),
+        (" ".join(words) + "\n").encode("utf-8-sig"),
+        "".join(f"{word}\t_\n" for word in words),  # with a tab: a word a line
+        json.dumps({"tokens": words}),
+    ):
+        pipe(given)
+        capsys.readouterr()
+        predict.main([f"--model={tagger}", "--input=-"])
+        assert json.loads(capsys.readouterr().out) == wanted
+    pipe("")
+    with pytest.raises(UserError, match="--input=-: there are no rows"):
+        predict.main([f"--model={tagger}", "--input=-"])
 
 
 def test_for_transformers(tagger, sentences, tmp_path):

@@ -89,41 +89,32 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
     loss: -ln p of the true token; confidence: the largest p; right: whether the true
     token has it. The head is computed in as many pieces as in training.
     """
-    import jax
     import jax.numpy as jnp
 
     from bertjax.models import encoder, heads
-    from bertjax.objectives.mlm import count_pieces, cut
+    from bertjax.objectives.mlm import in_pieces
 
     def guess(params: Any, batch: Any) -> dict[str, Any]:
+        is_pair = "generator" in params
         params, own = fill_mask.masked_lm(params, cfg)
+        # With what it pools the encoder is the objective's, computed once for both.
+        seen = own if is_pair or cfg.classifier_pooling == "mean" else cfg
         at = batch["mlm_positions"]
-        hidden = encoder.apply(params["encoder"], own, batch, at=at).hidden
+        hidden = encoder.apply(params["encoder"], seen, batch, at=at).hidden
         word = params["encoder"]["embeddings"]["word"]
 
-        def score(hidden: Any, ids: Any) -> dict[str, Any]:
+        def score(first: Any, hidden: Any, ids: Any) -> tuple[Any, dict[str, Any]]:
             logits = heads.mlm_logits(params["mlm"], word, own, hidden)
             true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
             peak = jnp.max(logits, axis=-1)
             norm = peak + jnp.log(jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1))
-            return {
+            return (), {
                 "loss": norm - true,
                 "confidence": jnp.exp(peak - norm),
                 "right": true >= peak,
             }
 
-        arrays = hidden, batch["mlm_ids"]
-        b, p = at.shape
-        pieces = count_pieces(own, b, p)
-        if pieces == 1:
-            return score(*arrays)
-        wide = -(-p // pieces)
-        arrays = tuple(cut(x, pieces, wide) for x in arrays)
-        found = jax.lax.map(lambda piece: score(*piece), arrays)
-        return {
-            k: v.swapaxes(0, 1).reshape(b, pieces * wide)[:, :p]
-            for k, v in found.items()
-        }
+        return in_pieces(score, own, (hidden, batch["mlm_ids"]))[1]
 
     return guess
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.tasks.rows import Limits
 from bertjax.tasks.squad import Questions, Windows
 
-TOP, LONGEST = 20, 30
+TOP = 20
 ROWS = 1024  # looked at together, which bounds memory
 
 
@@ -40,7 +41,7 @@ def find_answers(
     windows: Windows,
     asked: Questions,
     top: int = TOP,
-    longest: int = LONGEST,
+    longest: int = Limits().answer_length,
 ) -> dict[str, Answer]:
     """Return the best answer of each question: {id: Answer}.
 

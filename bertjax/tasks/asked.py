@@ -2,15 +2,17 @@
 """Rows of questions about a context, and the answers that their logits give.
 
 Files are SQuAD's JSON (squad.py) or JSON lines with `question` and `context`, which
-have no answers.
+have no answers; or SQuAD as TensorFlow Datasets has it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 import numpy as np
+from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.data.text.lines import some
@@ -18,11 +20,20 @@ from bertjax.data.text.sources import expand, split_sources
 from bertjax.tasks import tables
 from bertjax.tasks.answer_scores import cmrc_scores, squad_scores
 from bertjax.tasks.answers import Answer, find_answers, texts
-from bertjax.tasks.rows import Batch, Form, Outputs, Rows
-from bertjax.tasks.squad import Question, Questions, Windows, featurize, parse_squad
+from bertjax.tasks.rows import Batch, Form, Limits, Outputs, Rows
+from bertjax.tasks.squad import (
+    Question,
+    Questions,
+    Windows,
+    featurize,
+    parse_squad,
+    read_tfds,
+)
 
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
 COLUMNS = {"task.text": "question", "task.text_pair": "context"}
+OURS = "bertjax_"  # begins our keys in config.json of an exported model
+THRESHOLD = f"{OURS}threshold"
 NEVER = -1e9  # the logit of a row that was not looked at
 
 
@@ -36,12 +47,13 @@ def read_questions(
     """
     found = []
     for entry in split_sources(value):
-        if entry.startswith("tfds:"):
-            raise UserError(
-                f"{key}={entry}: questions are read from SQuAD's JSON files"
+        tfds = entry.startswith("tfds:")
+        for path in [entry] if tfds else expand(entry, key):
+            found.append(
+                read_tfds(path, key)
+                if tfds
+                else parse_one(tables.read_text(path), path, say)
             )
-        for path in expand(entry, key):
-            found.append(parse_one(tables.read_text(path), path, say))
             for what, lines in (
                 ("stand elsewhere in the context than the file says", found[-1].moved),
                 ("are not in the context", found[-1].lost),
@@ -114,9 +126,9 @@ class Asked(Rows):
 
     def plan(self, length: int) -> "Asked":
         if length not in self.layouts:
-            self.layouts[length] = featurize(
-                self.asked, self.tokenizer, length, separators=self.form.separators
-            )
+            stride, question, _ = self.form.limits
+            told = self.asked, self.tokenizer, length, stride, question
+            self.layouts[length] = featurize(*told, separators=self.form.separators)
         return replace(self, windows=self.layouts[length], length=length)
 
     def lengths(self) -> np.ndarray:
@@ -125,11 +137,24 @@ class Asked(Rows):
     def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
         return np.zeros_like(self.lengths()[example])
 
+    @property
+    def findings(self) -> Sequence[str]:
+        """Answers that are elsewhere than the file says, and those that are nowhere."""
+        return [*self.asked.moved, *self.asked.lost]
+
     def notes(self) -> Iterator[str]:
         asked, cut = len(self.asked.questions), self.windows.cut
         yield f"{asked:,} questions make {self.n:,} rows of {self.length}"
         if cut:
             yield f"{len(cut):,} questions are too long, and cut: {some(cut)}"
+        rows, most = self.windows, self.form.limits.answer_length
+        size = rows.end_positions - rows.start_positions + 1
+        long = np.unique(rows.question[rows.has_answer & (size > most)])
+        if len(long):
+            yield (
+                f"{len(long):,} answers have more than {most} pieces "
+                "(task.answer_length): none is given that long"
+            )
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (squad.Windows.gather)."""
@@ -148,7 +173,13 @@ class Asked(Rows):
                 logits[row, : len(said)] = said[: self.length]
         there = np.isin(np.arange(self.n), example)
         lacking = {*self.windows.question[~there].tolist()}
-        answers = find_answers(starts, ends, self.windows, self.asked)
+        answers = find_answers(
+            starts,
+            ends,
+            self.windows,
+            self.asked,
+            longest=self.form.limits.answer_length,
+        )
         return {
             q.id: answers[q.id]
             for i, q in enumerate(self.asked.questions)
@@ -164,15 +195,18 @@ class Asked(Rows):
         return super().facts | ({"threshold": 0.0} if self.some_lack else {})
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Score answers: from 0 to 1, but the threshold.
+        """Score answers: from 0 to 1, but the threshold; nan if no question is whole.
 
-        Where some questions have none, no answer is said of those that doubt more than
-        0 (google-research/bert's threshold), and `best_exact`, `best_f1` are those of
+        Where some questions of the set have none, be they among these rows or not, no
+        answer is said of those that doubt more than 0 (google-research/bert's
+        threshold), and `best_exact`, `best_f1` are those of
         the best threshold, which is `threshold`.
         """
         answers = self.found(outputs, example)
         golds = {k: v for k, v in self.asked.golds.items() if k in answers}
-        some_lack = not all(golds.values())
+        if not golds:
+            return dict.fromkeys(self.scores, math.nan)
+        some_lack = self.some_lack
         doubts = {name: a.doubt for name, a in answers.items()}
         said = texts(answers, 0.0 if some_lack else None)
         out = squad_scores(said, golds)
@@ -192,6 +226,35 @@ class Asked(Rows):
         for name, one in found.items():
             told = {"answer": said[name], "score": one.score}
             yield {"id": name, **told, "null_score": one.null_score}
+
+
+def to_json(task: Mapping[str, Any], config: ConfigDict) -> dict[str, Any]:
+    """Return what config.json of an exported model of answers says of them.
+
+    task: what the checkpoint says (tasks/prepare.py's `facts`).
+    """
+    if config.objective != "span":
+        return {}
+    told = {f"{OURS}{key}": config.task[key] for key in Limits._fields}
+    return told | ({THRESHOLD: task["threshold"]} if "threshold" in task else {})
+
+
+def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[str, Any]:
+    """Return what such a config.json tells of a task, its limits to `config`.
+
+    Raises UserError.
+    """
+    for key in Limits._fields:
+        said = raw.get(f"{OURS}{key}", config.task[key])
+        if type(said) is not int or not 1 <= said <= 2**16:
+            raise UserError(f"{where}: {OURS}{key}={said!r} is no number of pieces")
+        config.task[key] = said
+    said = raw.get(THRESHOLD)
+    if said is None:
+        return {}
+    if type(said) not in (int, float) or not math.isfinite(said):
+        raise UserError(f"{where}: {THRESHOLD}={said!r} is no number")
+    return {"threshold": float(said)}
 
 
 def make_asked(
@@ -214,7 +277,8 @@ def make_asked(
         whole.questions += [
             q._replace(context=first + q.context) for q in one.questions
         ]
-        whole.unlabelled += one.unlabelled
+        for key in ("unlabelled", "moved", "lost"):
+            getattr(whole, key).extend(getattr(one, key))
     for question in whole.questions:
         if question.id in seen:
             raise UserError(f"{whole.source}: the id {question.id!r} is there twice")

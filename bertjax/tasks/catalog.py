@@ -30,8 +30,9 @@ class Task:
 class Files:
     """A benchmark's own folder of a task, which holds train.tsv and the like.
 
-    valid, test: {name: file}. columns, label, labels: where they are not the task's;
-    test_columns: where a test file has others. submit: {name: the file to hand in}.
+    valid, test: {name: file}, with commas where a test has one of several. columns,
+    label, labels: where they are not the task's; test_columns: where a test file has
+    others. submit: {name: the file to hand in}.
     """
 
     folder: str
@@ -67,6 +68,13 @@ def choose(
 ) -> Task:
     """Make a task of multiple choice."""
     return Task(train, valid, columns, label=label, objective="choose", choices=choices)
+
+
+def answer(version: str) -> Task:
+    """Make a task of SQuAD as TensorFlow Datasets has it."""
+    train, valid = (f"tfds:squad/{version}:{s}" for s in ("train", "validation"))
+    columns, metrics = ("question", "context"), ("exact", "f1")
+    return Task(train, valid, columns, (), "answers", "span", metrics)
 
 
 BOTH = ("accuracy", "f1")
@@ -133,8 +141,12 @@ TASKS: Mapping[str, Task] = {
         files=Files(
             "MNLI",
             {"m": "dev_matched.tsv", "mm": "dev_mismatched.tsv"},
-            {"m": "test_matched.tsv", "mm": "test_mismatched.tsv"},
-            {"m": "MNLI-m.tsv", "mm": "MNLI-mm.tsv"},
+            {
+                "m": "test_matched.tsv",
+                "mm": "test_mismatched.tsv",
+                "ax": "../diagnostic/diagnostic.tsv,../AX/AX.tsv",
+            },
+            {"m": "MNLI-m.tsv", "mm": "MNLI-mm.tsv", "ax": "AX.tsv"},
             columns=PAIR,
             label="gold_label",
         ),
@@ -162,6 +174,9 @@ TASKS: Mapping[str, Task] = {
         ("options",),
         "answers",
     ),
+    # Rajpurkar et al. 2016 and 2018 (some questions have no answer).
+    "squad": answer("v1.1"),
+    "squad2": answer("v2.0"),
     # The question is one word, cause or effect.
     "copa": choose(
         "tfds:super_glue/copa:train",

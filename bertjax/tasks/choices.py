@@ -223,7 +223,7 @@ def label_of(row: Row, form: Form, choices: int) -> int:
     index = -1
     if form.labels:
         index = form.labels.index(said) if said in form.labels else -1
-    elif said.isdecimal():  # columns without names have numbers too
+    elif said.isdecimal() and len(said) < 10:  # columns without names have numbers too
         index = int(said)
     elif said in columns:
         index = columns.index(said)

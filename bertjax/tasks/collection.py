@@ -211,6 +211,7 @@ def _read_pairs(
     queries: dict[str, int] = {}
     found = Collection()
     repeated: list[str] = []
+    blank: list[str] = []
     given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
     rows, negatives = tables.read_rows(entry, key, wanted, say), columns[NEGATIVES]
     asked = key == "data.train" and negatives != COLUMNS[NEGATIVES]
@@ -234,6 +235,7 @@ def _read_pairs(
         if grades.get(positive):
             repeated.append(row.place)
         grades[positive] = 1
+        blank += [row.place for other in others if not other.strip()]
         for other in filter(str.strip, others):
             negative = passages.setdefault(other, len(passages))
             grades.setdefault(negative, 0)
@@ -242,6 +244,11 @@ def _read_pairs(
         say(
             f"{entry}: {len(repeated):,} rows repeat a query with its positive, which "
             f"count once: {some(repeated)}"
+        )
+    if blank:
+        say(
+            f"{entry}: {len(blank):,} given negatives are empty, and are left out: "
+            f"{some(blank)}"
         )
     if both := [at for query, p, at in given if found.grades[query][p]]:
         say(

@@ -2,6 +2,7 @@
 """From config values to a tokenizer and the labelled rows of each source."""
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from bertjax.tasks import (
     texts,
 )
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.rows import Form, Rows
+from bertjax.tasks.rows import Form, Limits, Rows
 
 
 class Kind(NamedTuple):
@@ -132,8 +133,15 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
     told |= dict(choices=",".join(task.choices))
     for key, value in told.items():
         config.task[key] = config.task[key] or value
+    files = [s for s in split_sources(config.data.train) if not s.startswith("tfds:")]
+    if files and task.valid and not config.data.valid and "data.valid" not in overrides:
+        raise UserError(
+            f"data.valid is empty: data.train={config.data.train} is not "
+            f"{task.train}, so name its validation set too (data.valid= for none)"
+        )
     for key in ("train", "valid"):
-        config.data[key] = config.data[key] or getattr(task, key)
+        if f"data.{key}" not in overrides:
+            config.data[key] = config.data[key] or getattr(task, key)
     if "objective" not in overrides:
         config.objective = task.objective
 
@@ -255,12 +263,16 @@ def make_form(config: ConfigDict) -> Form:
     columns = tuple(filter(None, (task.text, task.text_pair)))
     if task.choices:
         columns = task.text, task.text_pair, *split_sources(task.choices)
+    labels = split_sources(task.labels)
+    if twice := [name for name in labels if labels.count(name) > 1]:
+        raise UserError(f"task.labels={task.labels}: {twice[0]!r} is there twice")
     return Form(
         columns=columns,
         label=task.label,
-        labels=tuple(split_sources(task.labels)),
+        labels=tuple(labels),
         separators=separators(config),
         metrics=tuple(split_sources(task.metrics)) or KINDS[config.objective].default,
+        limits=Limits(*(task[key] for key in Limits._fields)),
     )
 
 
@@ -317,6 +329,14 @@ def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:
     )
 
 
+def learn(meta: dict[str, Any], scores: Mapping[str, float | None]) -> None:
+    """Put the threshold of an evaluation, if there is one, into what a checkpoint keeps
+    of the task: predict answers by it."""
+    task, found = meta.get("task", {}), scores.get("threshold")
+    if "threshold" in task and found is not None and math.isfinite(found):
+        meta["task"] = {**task, "threshold": found}
+
+
 def with_labels(objective: str, labels: Sequence[str] | None) -> str:
     """Give an objective as many classes as there are labels, if it has some."""
     counts = labels and objective in CLASSES
@@ -327,7 +347,7 @@ def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint keeps of a task: {"task": {"labels": [...]}}.
 
     Of what makes vectors also "sentences", how (interop/sentences.py). A task whose
-    training questions do not all have answers has "threshold", 0.
+    training questions do not all have answers has "threshold", 0 until `learn`.
     """
     rows = [part.facts for part in parts.values() if isinstance(part, Rows)]
     if not rows:

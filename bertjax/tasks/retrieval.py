@@ -93,12 +93,17 @@ class Pairs(Held):
         """Given ones of each query."""
         return make_ragged([[p for p in of if of[p] <= 0] for of in self.grades])
 
+    def _seen(self, text: int) -> bytes:
+        """What the model sees of a text: two that begin alike may be one when cut."""
+        room = self.longest - 2 if self.longest else None
+        return self.texts[text][:room].tobytes()
+
     @cached_property
     def identity(self) -> np.ndarray:
         """i32 [passages]: of each, the first passage of the same tokens."""
         first: dict[bytes, int] = {}
         n = len(self.texts.lengths) - self.queries
-        names = [self.texts[self.queries + i].tobytes() for i in range(n)]
+        names = [self._seen(self.queries + i) for i in range(n)]
         return np.array([first.setdefault(x, i) for i, x in enumerate(names)], np.int32)
 
     @cached_property
@@ -108,7 +113,7 @@ class Pairs(Held):
         Queries of the same tokens share their answers.
         """
         same: dict[bytes, set[int]] = {}
-        names = [self.texts[q].tobytes() for q in range(self.queries)]
+        names = [self._seen(q) for q in range(self.queries)]
         for name, of in zip(names, self.grades, strict=True):
             answers = {int(self.identity[p]) for p, grade in of.items() if grade > 0}
             same.setdefault(name, set()).update(answers)

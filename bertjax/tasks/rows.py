@@ -17,13 +17,23 @@ Batch = dict[str, np.ndarray]
 Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
 
 
+class Limits(NamedTuple):
+    """In pieces: from the beginning of a window of a context to that of the next; of a
+    question, and of an answer, at most. google-research/bert's unless said otherwise.
+    """
+
+    stride: int = 128
+    question_length: int = 64
+    answer_length: int = 30
+
+
 class Form(NamedTuple):
     """What a task's rows look like.
 
     columns: of the text, and of the second one; of choices those of the context, of the
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
-    metrics: names that the kind of task knows (tasks/prepare.py).
+    metrics: names that the kind of task knows (tasks/prepare.py). limits: of questions.
     """
 
     columns: tuple[str, ...]
@@ -31,6 +41,7 @@ class Form(NamedTuple):
     labels: tuple[str, ...]
     separators: int
     metrics: tuple[str, ...]
+    limits: Limits = Limits()
 
     def keys(self, labelled: bool = True) -> dict[str, str]:
         """Return {config key: column} of the columns that a table needs."""
@@ -120,12 +131,21 @@ class Rows:
         """Compute the `scores` of what a model says of these rows."""
         raise NotImplementedError
 
+    def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+        """Compute what `score` sums up, by what tells its parts: {"types": {...}}."""
+        return {}
+
     def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
         """Yield what is said of each example, as people read it.
 
         outputs: of all rows; read: what the examples were made of.
         """
         raise NotImplementedError
+
+    @property
+    def findings(self) -> Sequence[str]:
+        """Lines for a file: all of what was said of the text with few examples."""
+        return ()
 
     def notes(self) -> Iterator[str]:
         """Yield what people should know of a layout."""
@@ -136,7 +156,9 @@ class Rows:
     @property
     def content_hash(self) -> str:
         """sha256 over everything that decides batches."""
-        digest = hashlib.sha256(repr(self.form).encode())
+        # The usual limits say nothing: runs that began before they could be set go on.
+        form = repr(self.form).replace(f", limits={Limits()!r}", "")
+        digest = hashlib.sha256(form.encode())
         for array in self.arrays():
             digest.update(b"" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()

@@ -208,7 +208,10 @@ def _tfds(entry: str, columns: Mapping[str, str]) -> list[Row]:
     features = builder.info.features
 
     def plain(column: str, value: Any) -> Any:
-        """Give classes their names; what has no label (-1) an empty one."""
+        """Give classes, and lists of them, their names; "" to what has none (-1)."""
+        of_list = getattr(features[column], "feature", None)
+        if hasattr(of_list, "int2str") and isinstance(value, list):
+            return [of_list.int2str(one) if one >= 0 else "" for one in value]
         if hasattr(features[column], "int2str"):
             return features[column].int2str(value) if value >= 0 else ""
         return decoded(value)

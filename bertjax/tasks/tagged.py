@@ -6,6 +6,7 @@
   the first, -1 the last. Lines of -DOCSTART- end one too; they are skipped and counted
 - `d.jsonl`: an object a line with a list of words and a list of tags; `tokens` and
   `tags` where the columns asked for are numbers
+- `tfds:conll2003:train`: the same of TensorFlow Datasets, with its names of columns
 - where no tags are asked for, a `.txt` or standard input without a tab: a sentence a
   line, words between spaces
 """
@@ -55,14 +56,21 @@ def read_sentences(
     sentences: list[Sentence] = []
     for entry in split_sources(value):
         if entry.startswith("tfds:"):
-            raise UserError(f"{key}={entry}: tags are read from files, .bio or .jsonl")
-        found = [s for p in expand(entry, key) for s in _read_file(p, columns, say)]
+            found = _read_tfds(entry, key, columns)
+        else:
+            found = [s for p in expand(entry, key) for s in _read_file(p, columns, say)]
         if not found:
             raise UserError(f"{key}={entry}: there are no sentences")
         sentences += found
     if not sentences:
         raise UserError(f"{key} is empty: give tagged sentences, for instance FILE.bio")
     return sentences
+
+
+def _read_tfds(entry: str, key: str, columns: Mapping[str, str]) -> list[Sentence]:
+    named = in_objects(columns)
+    rows = tables.read_rows(entry, key, named)
+    return [sentence_of(row, named, entry, i) for i, row in enumerate(rows)]
 
 
 def _read_file(path: str, columns: Mapping[str, str], say: Say) -> list[Sentence]:
@@ -171,21 +179,29 @@ def parse_json(
     text: str, name: str, columns: Mapping[str, str], say: Say
 ) -> Iterator[Sentence]:
     """Yield the sentences of JSON lines."""
-    named = {k: NAMES[k] if NUMBER.fullmatch(c) else c for k, c in columns.items()}
+    named = in_objects(columns)
     for row in tables.parse_rows(text, "json", name, named, say):
-        words = row.cells[named["task.text"]]
-        if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-            raise UserError(f"{row.place}: {named['task.text']} is no list of texts")
-        tags = None
-        if column := named.get("task.label"):
-            tags = row.cells[column]
-            if not isinstance(tags, list) or not all(
-                type(t) in (str, int) for t in tags
-            ):
-                raise UserError(f"{row.place}: {column} is no list of tags")
-            if len(tags) != len(words):
-                raise UserError(
-                    f"{row.place}: {len(words)} words, but {len(tags)} tags"
-                )
-            tags = [str(tag) for tag in tags]
-        yield Sentence(words, tags, name, int(row.place.rpartition(":")[2]))
+        yield sentence_of(row, named, name, int(row.place.rpartition(":")[2]))
+
+
+def in_objects(columns: Mapping[str, str]) -> dict[str, str]:
+    """Name the columns of objects, where those asked for are numbers."""
+    return {k: NAMES[k] if NUMBER.fullmatch(c) else c for k, c in columns.items()}
+
+
+def sentence_of(
+    row: tables.Row, named: Mapping[str, str], name: str, line: int
+) -> Sentence:
+    """Make a sentence of a row with lists of words and of tags. Raises UserError."""
+    words = row.cells[named["task.text"]]
+    if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
+        raise UserError(f"{row.place}: {named['task.text']} is no list of texts")
+    tags = None
+    if column := named.get("task.label"):
+        tags = row.cells[column]
+        if not isinstance(tags, list) or not all(type(t) in (str, int) for t in tags):
+            raise UserError(f"{row.place}: {column} is no list of tags")
+        if len(tags) != len(words):
+            raise UserError(f"{row.place}: {len(words)} words, but {len(tags)} tags")
+        tags = [str(tag) for tag in tags]
+    return Sentence(words, tags, name, line)

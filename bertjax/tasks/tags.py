@@ -122,19 +122,37 @@ class Tags(Rows):
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Score the entities of the sentences that are there whole, and their words."""
-        said = self.joined(outputs, example)
-        whole = [(a, b) for a, b in pairwise(self.sentences) if (said[a:b] >= 0).all()]
-        names = np.array(self.form.labels, object)
-        found = {}
-        if {*self.form.metrics} & {*OF_ENTITIES}:
-            told, true = (
-                [names[tags[a:b]].tolist() for a, b in whole]
-                for tags in (said, self.labels)
-            )
-            found |= metrics.entity_scores(told, true)
+        said, whole = self._whole(outputs, example)
+        found = self._entities(said, whole)
         there = np.concatenate([NOTHING, *(np.arange(a, b) for a, b in whole)])
         found["accuracy"] = metrics.accuracy(said[there], self.labels[there])
         return {name: float(found[name]) for name in self.form.metrics}
+
+    def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+        """Score each type of entities: {"types": {TYPE: {"precision", ...}}}."""
+        found = self._entities(*self._whole(outputs, example))
+        return {"types": found["types"]} if found else {}
+
+    def _whole(
+        self, outputs: Outputs, example: np.ndarray
+    ) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """Return what is said of each word, and the sentences that are there whole."""
+        said = self.joined(outputs, example)
+        pairs = pairwise(self.sentences.tolist())
+        return said, [(a, b) for a, b in pairs if (said[a:b] >= 0).all()]
+
+    def _entities(
+        self, said: np.ndarray, whole: Sequence[tuple[int, int]]
+    ) -> dict[str, Any]:
+        """Score entities, where they are asked for."""
+        if not {*self.form.metrics} & {*OF_ENTITIES}:
+            return {}
+        names = np.array(self.form.labels, object)
+        told, true = (
+            [names[tags[a:b]].tolist() for a, b in whole]
+            for tags in (said, self.labels)
+        )
+        return metrics.entity_scores(told, true)
 
     def answers(self, outputs: Outputs, read: Sequence[Sentence]) -> Iterator[Any]:
         """Yield {"tokens", "tags"} of each sentence."""

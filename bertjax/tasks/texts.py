@@ -7,6 +7,7 @@ the two texts loses its last token until it is not (google-research/bert,
 run_classifier.py).
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,8 @@ from bertjax.data.text.lines import some
 from bertjax.tasks import metrics
 from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
 from bertjax.tasks.tables import Row
+
+WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +166,7 @@ def read_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
             f"task.label={column}: {len(found):,} labels in {len(rows):,} rows: for "
             "scores take --config.objective=regress"
         )
-    whole = all(label.lstrip("-").isdigit() for label in found)
+    whole = all(WHOLE.fullmatch(label) for label in found)
     return tuple(sorted(found, key=int if whole else None))
 
 

@@ -4,13 +4,16 @@
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 from conftest import succeeded
 
 from bertjax import UserError, build, evaluate
 from bertjax.defaults import base
-from bertjax.scoring.mlm import Tally
+from bertjax.models.config import EncoderConfig
+from bertjax.objectives.base import make_objective
+from bertjax.scoring.mlm import Tally, make_guesser
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
 
@@ -143,3 +146,25 @@ def test_a_cache_of_another_machine(tmp_path):
     assert config.data.cache == base().data.cache
     assert len(said) == 1 and "is not a directory: ~/.cache/bertjax is taken" in said[0]
     build.settle_cache(config, pytest.fail)
+
+
+def test_what_is_guessed_costs_no_second_encoder():
+    """Beside the objective's own sums: with pairs the last layer came twice."""
+    cfg = EncoderConfig(100, 64, 2, 2, 256, max_position_embeddings=32)
+    objective, cfg = make_objective("mlm+nsp", cfg)
+    guess = make_guesser(cfg)
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+    sizes = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (4, 32))
+    sizes |= dict.fromkeys(("mlm_positions", "mlm_ids", "mlm_weights"), (4, 5))
+    sizes["nsp_labels"] = (4,)
+    batch = {
+        name: jax.ShapeDtypeStruct(size, "f4" if "weights" in name else "i4")
+        for name, size in sizes.items()
+    }
+
+    def flops(run):
+        return jax.jit(run).lower(params, batch).compile().cost_analysis()["flops"]
+
+    alone = flops(lambda p, b: objective.sums(p, b, None))
+    both = flops(lambda p, b: (objective.sums(p, b, None), guess(p, b)))
+    assert both == pytest.approx(alone, rel=0.02)

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bertjax import UserError
+from bertjax import UserError, config
+from bertjax.data.text import datasets
 from bertjax.data.vocab.tokenizers import load_tokenizer
 from bertjax.tasks.asked import make_asked, parse_one, read_questions
 from bertjax.tasks.prepare import KINDS
-from bertjax.tasks.rows import Form
+from bertjax.tasks.prepare import make_form as made_form
+from bertjax.tasks.rows import Form, Limits
 
 CONTEXT = "The interpreter reads a file. A module is a file with statements."
 FORM = Form(("question", "context"), "answers", (), 1, ("exact", "f1", "cmrc_f1"))
@@ -107,6 +109,41 @@ def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
     assert KINDS["span"].make is make_asked
 
 
+def test_squad_of_tfds(monkeypatch):
+    def row(name, context, texts, starts):
+        told = {"text": np.array([t.encode() for t in texts], object)}
+        told["answer_start"] = np.array(starts, np.int32)
+        plain = {"id": name.encode(), "question": b"What?", "answers": told}
+        return plain | {"context": context.encode()}
+
+    rows = [
+        row("a", CONTEXT, ["reads"], [16]),
+        row("b", CONTEXT, [], []),
+        row("c", "é is one letter", ["é", "one"], [0, 5]),
+    ]
+    opened = []
+    monkeypatch.setattr(
+        datasets, "open_split", lambda *told: opened.append(told) or (None, "train")
+    )
+    monkeypatch.setattr(datasets, "read_split", lambda *told: iter(rows))
+    name = "tfds:squad/v2.0:train"
+    (found,) = read_questions(name, "data.train", {}, print)
+    assert opened[0][0] == name and {*opened[0][1].values()} == {"data.train"}
+    assert found.contexts == [CONTEXT, "é is one letter"]
+    assert found.golds == {"a": ("reads",), "b": (), "c": ("é", "one")}
+    assert [q.span for q in found.questions] == [(16, 21), None, (0, 1)]
+    assert not found.moved + found.lost + found.unlabelled
+    rows[0]["answers"] = {"text": ["reads"]}
+    with pytest.raises(UserError, match=r"`answers` \(data.train\) has no text and"):
+        read_questions(name, "data.train", {}, print)
+
+
+def test_named_tasks_of_questions():
+    made = config.parse(["--config=finetune/qa.py:task=squad2"]).config
+    assert made.data.train == "tfds:squad/v2.0:train" and made.objective == "span"
+    assert made_form(made).metrics == ("exact", "f1") and made.data.length == 384
+
+
 def test_the_ids_of_lines_are_free_ones():
     lines = '{"question": "a?", "context": "b", "id": 1}\n' + (
         '{"question": "a?", "context": "b"}\n' * 2
@@ -122,6 +159,36 @@ def test_questions_of_which_no_answer_is_said(tokenizer):
     with pytest.raises(UserError, match=r"f.json: .*qas\[1\]: no 'answers', in 1 of 2"):
         make_asked(read, FORM, tokenizer, True)
     assert make_asked(read, FORM, tokenizer, False).plan(96).n == 2
+
+
+def test_a_part_of_the_rows_has_the_same_scores(tokenizer):
+    """Where all that are evaluated have answers, and where none is there whole."""
+    read = [parse_one(squad(("a", "reads"), ("b", None), ("c", "reads")), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(80)
+    said = gold_logits(rows, 80)
+    for wanted, score in ([0, 2], 1), ([1], 1), ([], None):
+        mine = np.flatnonzero(np.isin(rows.windows.question, wanted))
+        some = {name: [logits[i] for i in mine] for name, logits in said.items()}
+        found = rows.score(some, mine)
+        assert {*rows.scores} <= {*found}
+        assert found["best_f1"] == score if wanted else np.isnan(found["best_f1"])
+
+
+def test_limits(tokenizer):
+    """They are the layout's and the answers', and the usual ones change no hash."""
+    read = [parse_one(squad(("a", "a file with statements"), ("b", "reads")), "f")]
+    rows, few = (
+        make_asked(read, FORM._replace(limits=limits), tokenizer, True)
+        for limits in (Limits(), Limits(5, 3, 3))
+    )
+    assert "limits" not in repr(FORM).replace(f", limits={Limits()!r}", "")
+    assert rows.content_hash != few.content_hash
+    few, rows = few.plan(20), rows.plan(80)
+    assert few.n > rows.n and {*few.windows.cut} == {"a", "b"}
+    assert any("1 answers have more than 3 pieces" in line for line in few.notes())
+    assert not any("answers" in line for line in rows.notes())
+    said = [one["answer"] for one in few.answers(gold_logits(few, 20), read)]
+    assert said[1] == "reads" and "a file with statements" not in said[0]
 
 
 def test_a_layout_is_made_once(tokenizer):

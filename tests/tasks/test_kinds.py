@@ -5,7 +5,7 @@ import pytest
 
 from bertjax import UserError
 from bertjax import config as c
-from bertjax.tasks.prepare import check
+from bertjax.tasks.prepare import check, make_form
 
 TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
 
@@ -42,6 +42,13 @@ def test_what_says_nothing_is_refused(config, given, said):
     with pytest.raises(UserError) as e:
         check(c.parse([f"--config={file}", *more]).config)
     assert said in str(e.value)
+
+
+def test_labels_are_different():
+    file, *more = *TEXTS, "task.labels=0,1,0"
+    made = c.parse([f"--config={file}", *(f"--config.{key}" for key in more)]).config
+    with pytest.raises(UserError, match="'0' is there twice"):
+        make_form(made)
 
 
 @pytest.mark.parametrize("name", ["tag", "qa", "retrieve"])

@@ -146,6 +146,7 @@ def test_pairs_and_triples(tmp_path):
     assert "2 queries, 3 passages, 3 answers, 2 given negatives" in said
     assert "1 given negatives are positives of the same query, and are l" in said
     assert f"left out: {file}:1\n" in said and "repeat" not in said
+    assert f"1 given negatives are empty, and are left out: {file}:1\n" in said
     file.write_text((json.dumps(rows[1]) + "\n") * 2)
     (found,), said = read(file)
     assert found.grades == [{0: 1, 1: 0}]
@@ -206,6 +207,24 @@ def test_rows_to_train_on(tokenizer, tmp_path):
     assert [*short.notes()][1] == "4 of 8 texts are cut at 4"
     with pytest.raises(UserError, match=r"data.length=2"):
         rows.plan(2)
+
+
+def test_texts_that_are_one_when_they_are_cut(tokenizer, tmp_path):
+    """What answers a query is not its negative, whatever stood behind the cut."""
+    file = tmp_path / "pairs.jsonl"
+    pairs = ("a list of words", "b c d"), ("a list of names", "b c e"), ("x", "b d")
+    lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
+    file.write_text("".join(lines))
+    rows = make_pairs(read(file)[0], FORM, tokenizer, True)
+    sizes = {len(rows.texts[rows.queries + i]) for i in range(3)}
+    whole, cut = rows.plan(32), rows.plan(4)  # two tokens of a text
+    assert min(sizes) >= 2
+    assert whole.identity.tolist() == [0, 1, 2]
+    assert whole.relevant.tolist() == [[0], [1], [2]]
+    assert cut.identity.tolist() == [0, 0, 2]
+    assert cut.relevant.tolist() == [[0], [0], [2]]
+    batch = cut.gather(np.arange(3), counter.fold(0, np.arange(3)), tokenizer)
+    assert batch["passage_numbers"].tolist() == [[0], [0], [2]]
 
 
 def test_given_negatives_change_with_the_epoch(tokenizer, tmp_path):

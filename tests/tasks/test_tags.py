@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import UserError
+from bertjax.data.text import datasets
 from bertjax.tasks.rows import Form
 from bertjax.tasks.tagged import parse_text, read_sentences
 from bertjax.tasks.tags import METRICS, find_tags, make_tags
@@ -197,3 +198,17 @@ def test_labels(tmp_path):
 def test_a_table_of_texts_is_no_file_of_words():
     with pytest.raises(UserError, match="-: 1 of 1 words hold spaces"):
         parse_text("a fine meal\tgood\n", "-", BOTH, print)
+
+
+def test_tags_of_tfds(monkeypatch):
+    of_list = SimpleNamespace(int2str=("O", "B-X").__getitem__)
+    features = {"tokens": SimpleNamespace(), "ner": SimpleNamespace(feature=of_list)}
+    builder = SimpleNamespace(info=SimpleNamespace(features=features))
+    rows = [{"tokens": ["é".encode(), b"x"], "ner": [1, 0]}]
+    monkeypatch.setattr(datasets, "open_split", lambda *told: (builder, "train"))
+    monkeypatch.setattr(datasets, "read_split", lambda *told: iter(rows))
+    columns = {"task.text": "tokens", "task.label": "ner"}
+    name = "tfds:conll2003:train"
+    (found,) = read_sentences(name, "data.train", columns, print)
+    assert (found.words, found.tags) == (["é", "x"], ["B-X", "O"])
+    assert found.place(1) == f"{name}:0 (word 2)"

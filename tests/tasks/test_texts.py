@@ -83,6 +83,8 @@ def test_labels_are_found_and_ordered():
         "10",
     )
     assert read_labels(table(("x", "b"), ("x", " a ")), "label") == ("a", "b")
+    for odd in ("²", "--5", "٣", "9" * 5000):  # no numbers to int(), or too long
+        assert {*read_labels(table(("x", "1"), ("x", odd)), "label")} == {"1", odd}
     assert read_labels(table(("x", True), ("x", False)), "label") == ("false", "true")
 
 

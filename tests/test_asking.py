@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions by the commands: what a checkpoint keeps, and predict answers by."""
+
+import json
+
+import pytest
+from conftest import read_rows
+
+from bertjax import UserError, convert, disk, predict, train
+from bertjax.config import base
+from bertjax.tasks import asked
+from bertjax.tasks.rows import Limits
+from bertjax.training import manifest
+
+pytestmark = pytest.mark.usefixtures("no_listener")
+CONTEXT = "The interpreter reads a file. A module is a file with statements."
+
+
+def write(path):
+    """Write five questions, of which the last two have no answer."""
+    answers = ["reads", "a file", "a module", "", ""]
+    qas = []
+    for i, text in enumerate(answers):
+        place = CONTEXT.lower().find(text)
+        gold = [{"text": CONTEXT[place : place + len(text)], "answer_start": place}]
+        gold[0]["answer_start"] += i == 1
+        qas.append({"id": str(i), "question": f"What is {i}?"})
+        qas[-1]["answers"] = gold if text else []
+    paragraph = {"context": CONTEXT, "qas": qas}
+    path.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(vocabulary, tmp_path_factory):
+    """A run of two steps: (its workdir, the questions)."""
+    folder = tmp_path_factory.mktemp("asking")
+    table = write(folder / "asked.json")
+    arguments = [
+        "--config=finetune/qa.py:smoke",
+        f"--config.data.vocab={vocabulary}",
+        f"--config.data.train={table}",
+        f"--config.data.valid={table}",
+        "--config.data.length=96",
+        "--config.batch_size=8",
+        "--config.model.num_hidden_layers=1",
+        "--config.model.hidden_size=32",
+        "--config.total.steps=2",
+        "--config.optim.lr=3e-2",
+        "--config.data.engine=python",
+        "--config.task.answer_length=2",
+        "--config.task.stride=9",
+        "--config.task.question_length=70",
+    ]
+    train.main([*arguments, f"--workdir={folder / 'run'}"])
+    return folder / "run", table
+
+
+def said(capsys, *arguments):
+    capsys.readouterr()
+    predict.main([*map(str, arguments)])
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_predict_answers_by_the_threshold_of_the_evaluation(run, tmp_path, capsys):
+    path, table = run
+    kept = manifest.read_meta(path / "checkpoints/2")["task"]["threshold"]
+    assert kept == read_rows(path)[-1]["eval/valid/threshold"] != 0
+    model, questions = f"--model={path}", f"--input={table}"
+    found = said(capsys, model, questions)
+    whole = said(capsys, model, questions, "--threshold=1e9")
+    assert all(row["answer"] for row in whole)
+    for row, other in zip(found, whole, strict=True):
+        doubt = row["null_score"] - row["score"]
+        assert row["answer"] == ("" if doubt > kept else other["answer"])
+    # Some would be answered otherwise by a threshold beyond all doubts.
+    assert not any(
+        row["answer"] for row in said(capsys, model, questions, "--threshold=-1e9")
+    )
+    theirs = tmp_path / "hf"
+    convert.main([f"--from={path}", f"--to={theirs}", "--format=hf"])
+    assert json.loads((theirs / "config.json").read_text())[asked.THRESHOLD] == kept
+    again = said(capsys, f"--model={theirs}", questions)
+    assert [row["answer"] for row in again] == [row["answer"] for row in found]
+    assert all(len(row["answer"].split()) < 3 for row in whole)
+    for model in (str(path), str(theirs)):
+        limits = predict.open_finetuned(model).form.limits
+        assert limits == (9, 70, 2) and limits != Limits()
+
+
+def test_answers_that_are_elsewhere_are_all_in_a_file(run):
+    path, table = run
+    (line,) = (path / disk.FINDINGS).read_text().splitlines()
+    assert line.startswith(f"{table}: data[0]") and "is at 22, not at 23" in line
+
+
+def test_standard_input(run, pipe, capsys):
+    """SQuAD's JSON, and lines of questions; a mark of order before them; nothing."""
+    path, table = run
+    found = said(capsys, f"--model={path}", f"--input={table}")
+    asked = json.loads(table.read_text())["data"][0]["paragraphs"][0]["qas"]
+    lines = "".join(
+        json.dumps({"question": q["question"], "context": CONTEXT}) + "\n"
+        for q in asked
+    )
+    for given in (table.read_bytes(), lines, lines.encode("utf-8-sig")):
+        pipe(given)
+        assert said(capsys, f"--model={path}", "--input=-") == found
+    for given, words in {
+        "": "--input=-: there are no rows",
+        '{"question": "x"}': "standard input:1: --columns: 'context' is unknown",
+        "x": "standard input: is no JSON",
+    }.items():
+        pipe(given)
+        with pytest.raises(UserError, match=words):
+            predict.main([f"--model={path}", "--input=-"])
+
+
+def test_a_threshold_that_is_none():
+    config = base()
+    assert asked.from_json({}, config, "x") == asked.to_json({}, config) == {}
+    for key, value in ("threshold", "high"), ("stride", 0), ("answer_length", 2.5):
+        with pytest.raises(UserError, match=f"x: bertjax_{key}={value!r} is no number"):
+            asked.from_json({f"bertjax_{key}": value}, config, "x")
