@@ -12,6 +12,12 @@ from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
 from bertjax.training import OPTIMIZERS, SCHEDULES, writer
 
+# Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
+OF_TEXT = "masking mask_rate mask_unit mask_lengths corruption replacement similar plan"
+OF_TEXT += " max_predictions paper_compat short_seq_prob text_field group_field"
+OF_TEXT += " entity_field segmenter"
+OF_TEXT = {*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"}
+
 # What a value may be, ends included; where None means a default it may be that too.
 RANGES = {
     "seed": (0, 2**31 - 1),
@@ -26,6 +32,9 @@ RANGES = {
     "data.alpha": (0, 1),
     "data.vocab_alpha": (0, 1),
     "task.temperature": (1e-6, 1e6),
+    "task.stride": (1, 2**16),
+    "task.question_length": (1, 2**16),
+    "task.answer_length": (1, 2**16),
     "optim.lr": (0, 3e38),
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),
@@ -79,12 +88,18 @@ def check(config: c.ConfigDict) -> None:
             "evaluate"
         )
     usual = c.base().task
-    for key in ("pooling", "normalize", "temperature"):
-        if config.objective != "retrieve" and config.task[key] != usual[key]:
+    own = dict.fromkeys(("pooling", "normalize", "temperature"), "retrieve")
+    own |= dict.fromkeys(("stride", "question_length", "answer_length"), "span")
+    for key, objective in own.items():
+        if config.objective != objective and config.task[key] != usual[key]:
             raise UserError(
                 f"task.{key}={config.task[key]} says nothing to "
                 f"objective={config.objective}"
             )
+    if config.task.text:
+        for key, default in c.flatten(c.base()).items():
+            if key in OF_TEXT and flat[key] != default:
+                raise UserError(f"{key}={flat[key]} says nothing to rows of a task")
     _check_optimizer(config)
     _check_budget(config)
     _check_phases(config)

@@ -131,8 +131,8 @@ def config_arguments(argv: Sequence[str]) -> list[str]:
 def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Part the arguments into config_arguments and the others.
 
-    >>> part_arguments(["--n", "3", "--x", "--config.seed", "3"])
-    (['--config.seed', '3'], ['--n', '3', '--x'])
+    >>> part_arguments(["--config.data.packed", "--n", "3", "--config.seed", "-3"])
+    (['--config.data.packed', '--config.seed', '-3'], ['--n', '3'])
     """
     own: list[str] = []
     others: list[str] = []
@@ -141,7 +141,7 @@ def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         word = rest.pop(0)
         if re.match(r"--?config(?![^=.])", word):
             own.append(word)
-            if "=" not in word and rest:
+            if "=" not in word and rest and not re.match("-+[a-z]", rest[0]):
                 own.append(rest.pop(0))
         else:
             others.append(word)
@@ -237,7 +237,8 @@ def encoder_config(
 ) -> EncoderConfig:
     """Build the encoder's config; `vocab_size` is the tokenizer's.
 
-    A larger model.vocab_size is padding, a smaller one is refused. `backend` (jax's
+    A larger model.vocab_size is padding, which is never predicted unless model.pieces
+    says so; a smaller one is refused. `backend` (jax's
     default_backend()) decides what dtype="auto" is.
     """
     given = {k: v for k, v in config.model.items() if v is not None}
@@ -249,6 +250,12 @@ def encoder_config(
         raise UserError(
             f"model.vocab_size={shape['vocab_size']} is smaller than the tokenizer's "
             f"{vocab_size} pieces: token ids would be >= vocab_size"
+        )
+    padded = shape["vocab_size"] > vocab_size
+    if 0 < shape.setdefault("pieces", vocab_size if padded else 0) < vocab_size:
+        raise UserError(
+            f"model.pieces={shape['pieces']} is smaller than the tokenizer's "
+            f"{vocab_size}: leave it empty"
         )
     dtype = config.dtype
     if dtype == "auto":

@@ -21,6 +21,7 @@ from absl import flags
 from bertjax import UserError, disk, registry
 from bertjax import config as c
 from bertjax.interop import hf, sentences
+from bertjax.tasks import asked
 from bertjax.tasks import prepare as tasks
 
 Grow = Callable[[Any], Any]
@@ -97,6 +98,8 @@ def add_words(
     pieces, larger = tokenizer.vocab_size, grown.tokenizer
     if config.model.vocab_size is not None:
         config.model.vocab_size = max(config.model.vocab_size, larger.vocab_size)
+    if config.model.pieces:
+        config.model.pieces = max(config.model.pieces, larger.vocab_size)
     raw = meta.get("hf") or {"model_type": config.model.family}
     meta = {**meta, "config": config.to_dict(), "tokenizer": larger.identity, "hf": raw}
     opened = config, larger, source, meta
@@ -161,7 +164,7 @@ def to_hf(
     if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
         # Padding for a chip's sake; what came with padding goes with it.
         params = drop_rows(params, pieces)
-        cfg = dataclasses.replace(cfg, vocab_size=pieces)
+        cfg = dataclasses.replace(cfg, vocab_size=pieces, pieces=0)
     models = {"": (params, cfg)}
     if "generator" in params:
         from bertjax.objectives.electra import halves
@@ -184,6 +187,7 @@ def to_hf(
             raw,
             c.say,
             task.get("labels", ()),
+            asked.to_json(task, config),
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them

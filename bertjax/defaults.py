@@ -111,6 +111,11 @@ def base() -> ConfigDict:
                 pooling="mean",  # of all tokens, or cls: the first one
                 normalize=True,
                 temperature=0.05,
+                # Of span, in pieces: from one row of a context to the next, the longest
+                # question (the rest is cut), the longest answer that is given.
+                stride=128,
+                question_length=64,
+                answer_length=30,  # CMRC's are longer: 64
             ),
             optim=dict(
                 name="adamw",  # lamb, stableadamw, adafactor, muon
@@ -130,7 +135,8 @@ def base() -> ConfigDict:
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1),
             # With --multihost: seconds without a sign of life of a host, or without
-            # a step, after which the others end (bertjax/parallel/watch.py).
+            # a call of the devices, after which the others end: more where calls are
+            # seen to be long, or none was timed yet (bertjax/parallel/watch.py).
             hosts=dict(timeout=120.0),
             log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),
             # A trace of `steps` updates, after `start` of them; 0: none.

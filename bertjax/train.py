@@ -2,7 +2,7 @@
 """Pretrain a masked language model: python -m bertjax.train --config=... --workdir=...
 
 Repeat the command to resume: the run ends with the same parameters, bit for bit.
-  --config.KEY=VALUE      any key of bertjax/config.py
+  --config.KEY=VALUE      any key of bertjax/defaults.py
   --dry_run --multihost   build all and stop; one of several processes of a run
   --allow_config_change   go on in a workdir whose config was another
 """
@@ -102,6 +102,7 @@ def train(
     # ------------------------------------------------------------ 2. the processes
     import jax
 
+    from bertjax.models import attention
     from bertjax.models.encoder import count_params
     from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed, hosts
@@ -172,7 +173,11 @@ def train(
     rows = functools.cache(functools.partial(feed.local_rows, mesh))
     micro = config.batch_size // config.accumulate  # what fits in memory at once
     parameters = count_params(shapes.params)
-    speak(f"{parameters:,} parameters; {total:,} steps; mesh {dict(mesh.shape)}")
+    where = f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {dict(mesh.shape)}"
+    speak(f"{parameters:,} parameters; {total:,} steps; mesh {where}")
+    with jax.set_mesh(mesh):
+        lengths = (stage.length for stage in course.stages)
+        speak(f"attention: {attention.describe(cfg, lengths)}")
     for line in course.lines():
         speak(line)
     if dry_run:
@@ -213,6 +218,7 @@ def train(
             tokenizer.save,
             counts,
         )
+        disk.write_findings(path, prepared, speak)
     hosts.barrier("workdir")
 
     # ------------------------------------------------------------ 6. the loop
@@ -225,6 +231,7 @@ def train(
     meta = {"config": config.to_dict(), "tokenizer": tokenizer.identity}
     meta |= {"stores": hashes, "version": __version__}
     meta |= tasks.facts(config, prepared.parts)
+    tasks.learn(meta, said.get("task", {}))
     clock = make_clock(path, config.budget_minutes, mesh, done)
     if judge.over or (clock and hosts.from_primary(clock.over)):
         total = done
@@ -309,7 +316,9 @@ def train(
         for leaf in jax.tree.leaves(current):  # there is no room for two states
             leaf.delete()
         current = saved.restore(back, wanted)
-        tokens = manifest.read_meta(path / "checkpoints" / str(back))["tokens"]
+        there = manifest.read_meta(path / "checkpoints" / str(back))
+        tokens = there["tokens"]
+        tasks.learn(meta, there.get("task", {}))
         run = make_run(past=phases.skip_batches(run.phases, back, seen), at=back)
         course, done, bad = run.course, back, 0
         rewinds.append({"from": seen, "to": back})
@@ -340,6 +349,8 @@ def train(
             if values is None:
                 return False
             values |= function.score(told, examples) if told else {}
+            if name == next(iter(valid)):
+                tasks.learn(meta, values)
             scores |= {f"eval/{name}/{term}": v for term, v in values.items()}
         write(writers, {"step": done, "tokens": tokens, **scores}, path)
         if judge.metric:
@@ -376,8 +387,8 @@ def train(
             at_eval = bool(valid) and is_due("eval")
             stops = at_eval or asked or is_due("checkpoint")
             if stops or bad >= config.guard.patience:
-                watch.pause()
                 drain(keep=0)
+                watch.pause()
             if bad >= config.guard.patience:
                 with jax.transfer_guard("allow"):
                     go_back()

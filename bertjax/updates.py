@@ -223,7 +223,7 @@ def runs_at_once(
             raise
         need = made.memory_analysis()
         used = need.temp_size_in_bytes + need.argument_size_in_bytes
-        others = (runs / size - 1) * need.output_size_in_bytes
+        others = (-(-runs // size) - 1) * need.output_size_in_bytes
         return used + others < 0.9 * limit
 
     with jax.set_mesh(mesh):

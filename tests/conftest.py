@@ -2,6 +2,7 @@
 """Eight CPU devices, a small corpus, and a way to run the commands."""
 
 import importlib.util
+import io
 import json
 import mmap
 import os
@@ -103,6 +104,20 @@ def no_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     from bertjax.training.signals import StopSignal
 
     monkeypatch.setattr(StopSignal, "install", lambda self: None)
+
+
+Pipe = Callable[[str | bytes], None]
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
+    """Make what is given the standard input of this process."""
+
+    def give(content: str | bytes) -> None:
+        content = content.encode() if isinstance(content, str) else content
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return give
 
 
 Command = Callable[..., subprocess.CompletedProcess]

@@ -77,6 +77,19 @@ def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------- the command line
+@pytest.mark.parametrize(
+    "given, own, others",
+    [
+        ("--config a.py --config.seed -3 --n 3", 4, 2),
+        ("--config.data.packed --runner=DirectRunner", 1, 1),
+        ("--config.data.packed -h --configs x", 1, 3),
+    ],
+)
+def test_arguments_are_parted(given, own, others):
+    found = config.part_arguments(given.split())
+    assert [len(part) for part in found] == [own, others]
+
+
 def test_overrides():
     values = config.parse(
         ["--config.batch_size=32", "--config", "bert.py:smoke", "--config.seed=1e6"]

@@ -156,6 +156,7 @@ def parameters(workdir):
     return {jax.tree_util.keystr(path): leaf.tobytes() for path, leaf in leaves}
 
 
+@pytest.mark.slow
 def test_the_page_on_adding_an_objective(command, arguments, tmp_path):
     """Its code is a module outside the package, its command runs."""
     blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -8,6 +8,7 @@ hosts, threads, prefetching and the engine cannot change a batch.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -158,10 +159,16 @@ class Batches:
     def score(
         self, outputs: Sequence[Mapping[str, np.ndarray]], examples: int | None
     ) -> dict[str, float]:
-        """Compute the metrics of what a model said of the `eval_batches`, in order."""
+        """Compute the metrics of what a model said of the `eval_batches`, in order.
+
+        nan, all of them, where some of it is not finite: the greatest of nan is the
+        first class, whose accuracy would look like a score.
+        """
         ids = self.eval_ids(examples)
         whole = {k: np.concatenate([o[k] for o in outputs]) for k in outputs[0]}
         told = {name: values[: len(ids)] for name, values in whole.items()}
+        if not all(np.isfinite(values).all() for values in told.values()):
+            return dict.fromkeys(self.plans[0].scores, math.nan)
         return self.plans[0].score(told, ids)
 
     def _by_plan(

@@ -27,7 +27,7 @@ from bertjax.interop.names import TASKS
 from bertjax.models.config import RUNTIME, EncoderConfig
 
 # What does not decide which family an encoder is of.
-FREE = ("pooler", "dtype", *RUNTIME, *OPTIONS)
+FREE = ("pooler", "dtype", "pieces", *RUNTIME, *OPTIONS)
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 
 
@@ -40,13 +40,15 @@ def write_model(
     raw: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
     labels: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     """Write config.json and model.safetensors into an existing directory.
 
     params: our tree (numpy); roles: role -> id of the special pieces; model_type: tried
     first; raw: the config.json that the model was once imported with, whose other keys
-    are kept; labels: names of the classes of a task's head. Says which parameters have
-    no place there. Raises UserError when no family has such an encoder, or task.
+    are kept; labels: names of the classes of a task's head; more: keys of config.json
+    that only bertjax reads. Says which parameters have no place there. Raises UserError
+    when no family has such an encoder, or task.
     """
     ours = cfg
     family, cfg, config = choose_family(ours, roles, model_type)
@@ -73,7 +75,7 @@ def write_model(
         say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
     heads = heads_of(here)
     name = next(name for needed, name in family.classes if needed <= heads)
-    config |= {"architectures": [name], "dtype": "float32"}
+    config |= {"architectures": [name], "dtype": "float32", **(more or {})}
     for key in ("torch_dtype", "num_labels"):
         config.pop(key, None)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"

@@ -193,14 +193,16 @@ def kind(run: Run, key: str) -> tuple:
     """Return what has to be equal for a metric to compare between runs.
 
     Losses and scores of one tokenizer, with equal masks and lengths, in evaluations
-    on one text; everything else always compares.
+    on one text; what is learnt from, train/loss, of one objective too: it is a sum of
+    other terms in each. Everything else always compares.
     """
     head, *middle, _ = key.split("/") if "/" in key else (key, "")
     if head not in ("train", "eval"):
         return ()
     masks = {name: run.config.get(name) for name in MASKS}
     if head == "train":
-        return run.text[""], *masks.values(), run.config["phases"]
+        own = run.config["objective"] if key == "train/loss" else ""
+        return run.text[""], own, *masks.values(), run.config["phases"]
     rate = run.config["eval.mask_rate"]
     masks["data.mask_rate"] = masks["data.mask_rate"] if rate is None else rate
     name = "/".join(middle)

@@ -67,6 +67,8 @@ def test_the_architecture_is_the_checkpoint_s(exported):
     assert parsed("--config.model.type_vocab_size=0").type_vocab_size == 0
     more = "--config.model.hidden_dropout_prob=0.3", "--config.model.remat=full"
     assert (parsed(*more).hidden_dropout_prob, parsed(*more).remat) == (0.3, "full")
+    with pytest.raises(UserError, match="size=tiny: the sizes are those of"):
+        parsed("--config.model.size=tiny")
 
 
 @pytest.mark.slow
@@ -81,6 +83,8 @@ def test_padding_of_the_vocabulary_is_left_out(command, arguments, tmp_path):
     want, found = blanks(command, padded), blanks(command, folder)
     for before, after in zip(want, found, strict=True):
         assert [g["token"] for g in after] == [g["token"] for g in before]
+        for one, other in zip(before, after, strict=True):
+            assert one["probability"] == pytest.approx(other["probability"], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -162,6 +162,20 @@ def test_ten_runs_of_which_one_is_another_task(tmp_path):
     assert members["perf/tokens_per_second"] == [[*range(11)]]
 
 
+def test_losses_of_other_objectives_do_not_compare(tmp_path):
+    """mlm's loss and electra's are sums of other terms; a term is one in both."""
+    charts = page_of(
+        make_run(tmp_path / "a", objective="mlm"),
+        make_run(tmp_path / "b", objective="electra"),
+        make_run(tmp_path / "c", objective="mlm"),
+    ).data["charts"]
+    members = {}
+    for chart in charts:
+        members.setdefault(chart["key"], []).append([s["run"] for s in chart["curves"]])
+    assert members["train/loss"] == [[0, 2], [1]]
+    assert members["eval/valid/mlm_loss"] == [[0, 1, 2]]
+
+
 def test_the_best_of_runs_that_compare_is_marked(tmp_path):
     paths = [
         make_run(tmp_path / n, some_rows(shift=s)) for n, s in (("a", 0), ("b", 1))

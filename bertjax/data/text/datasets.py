@@ -61,7 +61,7 @@ def open_split(name: str, wanted: Mapping[str, str]) -> tuple[Any, str]:
     there = list(builder.info.features or {})
     for feature, key in wanted.items():
         if feature not in there:
-            names = ", ".join(f"`{n}`" for n in there)
+            names = ", ".join(f"`{n}`" for n in sorted(there))
             raise UserError(
                 f"{name}: has no feature `{feature}` ({key}); there are: {names}"
             )

@@ -99,14 +99,14 @@ def stat(path: str) -> tuple[int, ...]:
     """Return the bytes, and what else tells of a change of the file; raises OSError.
 
     The time of modification in ns; on this machine, of the last change of any kind as
-    well, which nobody can set back, and the inode.
+    well, which nobody can set back. No inode: mounted buckets draw these anew.
     """
     if "://" in path:
         with reaching():
             found = remote(path).stat()
             return found.length, int(found.mtime * 1e9)
     found = os.stat(path)
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def open_file(path: str) -> IO[bytes]:
@@ -263,7 +263,11 @@ class FileSource(Source):
         return self.start, self.end
 
     def text_bytes(self) -> int | None:
-        """Return the bytes, unpacked where the file says how many; None otherwise."""
+        """Return the bytes, unpacked where the file says how many; None otherwise.
+
+        Raises UserError for a file behind a URL that cannot be read: how files are cut
+        depends on their sizes, so that a moment without network must not pass for one.
+        """
         if self.end is not None:
             return self.end - self.start
         try:
@@ -273,7 +277,9 @@ class FileSource(Source):
                 with open_file(self.path) as file:
                     file.seek(-4, os.SEEK_END)
                     size = max(size, int.from_bytes(file.read(4), "little"))
-        except OSError:
+        except OSError as err:
+            if "://" in self.path:
+                raise unreadable(self.name, err) from None
             return None
         return None if self.pack == ".zst" else size
 
@@ -381,7 +387,7 @@ def refuse_changed(name: str, seen: Seen | None) -> None:
     if seen is None or ("://" not in name and seen.host != socket.gethostname()):
         return
     try:
-        changed = stat(name) != seen.stamp
+        changed = stat(name)[:2] != seen.stamp[:2]  # new permissions are no change
     except OSError as err:
         raise unreadable(name, err) from None
     if changed:
