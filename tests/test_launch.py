@@ -536,6 +536,7 @@ def test_a_signal_to_a_slurm_task_reaches_training(tmp_path, number, everyone):
     python = (
         "import os, signal, sys, time\n"
         "def end(n, frame):\n"
+        "    signal.signal(n, signal.SIG_IGN)\n"
         "    time.sleep(0.5)  # it saves\n"
         "    print('saved', flush=True)\n"
         "    sys.exit(128 + n)\n"
