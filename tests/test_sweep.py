@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax import UserError, config, predict, sweep, train, updates
-from bertjax.training import members
+from bertjax.training import members, spread
 from bertjax.training.signals import Stopped, StopSignal
 
 pytestmark = pytest.mark.usefixtures("no_listener")
@@ -108,7 +108,7 @@ def test_a_run_that_never_trained_has_no_score(wanted, tmp_path, capsys):
     assert (rows[1e30]["n"], rows[1e30]["lost"], rows[3e-3]["n"]) == (0, 1, 1)
     assert found["best"] == good
     assert "seed 0, lr 1e+30: 3 updates in a row were not finite" in told(capsys)
-    assert re.search(r"lr 1e\+30: \d of 8 .* lost", "\n".join(sweep.describe(found)))
+    assert re.search(r"lr 1e\+30: \d of 8 .* lost", "\n".join(spread.describe(found)))
     assert json.loads((tmp_path / "run" / sweep.RESULTS).read_text()) == found
 
 
@@ -241,28 +241,6 @@ def told(capsys):
     return done.out + done.err
 
 
-def test_of_losses_the_smallest_is_best():
-    rows = [dict(step=2, seed=i, lr=1.0, valid="v", mse=x) for i, x in enumerate("312")]
-    rows = [row | {"mse": float(row["mse"])} for row in rows]
-    runs = [(row["seed"], 1.0) for row in rows]
-    assert sweep.summarise(rows, runs, 2, "v", "mse")["best"]["seed"] == 1
-
-
-def test_the_best_evaluation_of_each_run_is_told():
-    scores = [
-        scored(step=2, valid="v", f1=0.9),
-        scored(step=2, valid="w", f1=1.0),
-        scored(step=4, valid="v", f1=0.5),
-        scored(step=2, valid="v", f1=0.6, seed=1),
-        scored(step=4, valid="v", f1=0.6, seed=1),
-        scored(step=2, valid="v", f1=1.0, seed=2),
-        scored(step=4, valid="v", f1=None, seed=2),  # it is lost
-    ]
-    runs = [(seed, 1e-3) for seed in range(3)]
-    found = sweep.summarise(scores, runs, 4, "v", "f1")
-    assert found["bests"] == [scores[0], scores[3]] and found["best"] == scores[4]
-
-
 def test_the_best_one_answers(swept, wanted, capsys):
     path, found = swept
     best = found["best"]
@@ -273,40 +251,6 @@ def test_the_best_one_answers(swept, wanted, capsys):
     said = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
     right = np.mean([a == "yn"[i % 2] for i, a in enumerate(said)])
     assert right == best["accuracy"]
-
-
-def test_how_scores_scatter():
-    assert sweep.scatter([0.5, 0.7, 0.9]) == {
-        "n": 3, "lost": 0, "median": 0.7, "mean": pytest.approx(0.7),
-        "std": pytest.approx(0.2),
-        "min": 0.5, "max": 0.9,
-    }  # fmt: skip
-    assert sweep.scatter([0.5])["std"] is None
-    found = sweep.scatter([0.5, None])
-    assert found["n"] == found["lost"] == 1 and found["mean"] == 0.5
-    assert sweep.scatter([None])["median"] is None
-
-
-def scored(**values):
-    return {"step": 4, "seed": 0, "lr": 1e-3, "skipped": 0} | values
-
-
-def test_sets_have_scores_of_their_own():
-    rows = [
-        scored(valid="v2", f1=0.5, best_f1=0.6),
-        scored(valid="v1", f1=0.7),
-        scored(valid="v2", f1=None, best_f1=0.9) | {"seed": 1},
-        scored(valid="v1", f1=0.8) | {"seed": 1},
-    ]
-    found = sweep.summarise(rows, [(0, 1e-3), (1, 1e-3)], 4, "v2", "f1")
-    told = {(r["valid"], r["metric"]): (r["n"], r["lost"]) for r in found["spread"]}
-    assert told == {
-        ("v2", "best_f1"): (2, 0), ("v2", "f1"): (1, 1), ("v1", "f1"): (2, 0),
-    }  # fmt: skip
-    assert found["best"] == rows[0]
-    assert "1 not finite" in "".join(sweep.describe(found))
-    with pytest.raises(UserError, match="v2's f1 is not finite"):
-        sweep.summarise([rows[2]], [(1, 1e-3)], 4, "v2", "f1")
 
 
 def test_what_is_refused(wanted, tmp_path):

@@ -20,10 +20,11 @@ import torch
 import transformers as hf
 from absl import flags
 
-from bertjax import build, sweep, updates
+from bertjax import build, updates
 from bertjax import config as c
 from bertjax.objectives.base import make_objective
 from bertjax.tasks import prepare as tasks
+from bertjax.training import spread
 
 CLASSES = {
     "classify": hf.AutoModelForSequenceClassification,
@@ -151,13 +152,13 @@ def main(argv):
             c.say(f"seed {seed}: {found}")
     metric = form.metrics[0]
     runs = [(row["seed"], row["lr"]) for row in rows]
-    found = sweep.summarise(rows, runs, run.total, next(iter(valid)), metric)
+    found = spread.summarise(rows, runs, run.total, next(iter(valid)), metric)
     found |= {"step_seconds": statistics.median(walls)}
     found |= {"step_cpu_seconds": statistics.median(cpus), "losses": losses}
     if args.out:
         with open(args.out, "w") as file:
             json.dump(found, file, indent=1)
-    print("\n".join(sweep.describe(found)))
+    print("\n".join(spread.describe(found)))
 
 
 if __name__ == "__main__":
