@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags)
     config = args.config
     checks.check(config)
+    c.set_flags(config)
     make = registry.pick("--what", args.what, MEASURES)
     if args.what == "plan":
         make = functools.partial(make, sequences=args.sequences)

@@ -319,6 +319,16 @@ def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
         )
 
 
+def set_flags(config: ConfigDict) -> None:
+    """Add what `deterministic` asks of XLA to XLA_FLAGS, which jax reads only once.
+
+    So it comes before the first use of a device.
+    """
+    if config.deterministic:
+        chosen = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{chosen} --xla_gpu_deterministic_ops=true"
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Write a nested config as {"optim.lr": 1e-4}, sorted."""
     out = {}

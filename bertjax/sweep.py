@@ -13,7 +13,6 @@ the command to resume.
 import contextlib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,9 +96,7 @@ def run(
                 f"{key}={flat.get(key)} says nothing to a sweep, which saves with each "
                 f"evaluation (eval.every) and tells all in {RESULTS}"
             )
-    if config.deterministic:
-        chosen = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{chosen} --xla_gpu_deterministic_ops=true"
+    c.set_flags(config)
     build.check_inputs(config)
     if config.init_from:
         disk.check_init_from(config.init_from)

@@ -10,7 +10,6 @@ Repeat the command to resume: the run ends with the same parameters, bit for bit
 import functools
 import itertools
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -95,9 +94,7 @@ def train(
         if finished(path, restored):
             c.say(f"{path} is done: step {restored}")
             return 0
-    if config.deterministic:
-        chosen = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{chosen} --xla_gpu_deterministic_ops=true"
+    c.set_flags(config)
 
     # ------------------------------------------------------------ 2. the processes
     import jax

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -346,6 +347,15 @@ def test_a_config_of_an_earlier_version_keeps_its_values():
     del old["optim"]["schedule"], old["deterministic"]
     made = config.from_json(json.dumps(old))
     assert made.optim.lr == 0.25 and made.optim.schedule == "linear"
+
+
+def test_flags_of_xla(monkeypatch):
+    """Those that were given stay."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    config.set_flags(parse())
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1"
+    config.set_flags(parse("--config.deterministic=True"))
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_deterministic_ops=true"
 
 
 # ---------------------------------------------------------------- names
