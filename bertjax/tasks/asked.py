@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
+from bertjax.data.text import datasets
 from bertjax.data.text.lines import some
 from bertjax.data.text.sources import expand, split_sources
 from bertjax.tasks import tables
@@ -27,10 +28,11 @@ from bertjax.tasks.squad import (
     Windows,
     featurize,
     parse_squad,
-    read_tfds,
+    questions_of,
 )
 
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
+ANSWER = "text", "answer_start"  # as TensorFlow Datasets has them
 COLUMNS = {"task.text": "question", "task.text_pair": "context"}
 OURS = "bertjax_"  # begins our keys in config.json of an exported model
 THRESHOLD = f"{OURS}threshold"
@@ -63,6 +65,28 @@ def read_questions(
     if not found:
         raise UserError(f"{key} is empty: give questions in SQuAD's form, FILE.json")
     return found
+
+
+def read_tfds(name: str, key: str) -> Questions:
+    """Read "tfds:squad/v1.1:train", or what has its features. Raises UserError."""
+    wanted = dict.fromkeys(("id", "question", "context", "answers"), key)
+    builder, split = datasets.open_split(name, wanted)
+    paragraphs: list[dict[str, Any]] = []
+    for row in datasets.read_split(builder, split, wanted):
+        said = {
+            k: tables.decoded(datasets.as_plain(row[k]))
+            for k in ("id", "question", "context")
+        }
+        if not isinstance(row["answers"], dict) or not {*ANSWER} <= {*row["answers"]}:
+            raise UserError(f"{name}: `answers` ({key}) has no {' and '.join(ANSWER)}")
+        told = (tables.decoded(datasets.as_plain(row["answers"][k])) for k in ANSWER)
+        golds = [
+            dict(zip(ANSWER, gold, strict=True)) for gold in zip(*told, strict=True)
+        ]
+        if not paragraphs or paragraphs[-1]["context"] != said["context"]:
+            paragraphs.append({"context": said["context"], "qas": []})
+        paragraphs[-1]["qas"].append({**said, "answers": golds})
+    return questions_of({"data": [{"paragraphs": paragraphs}]}, name)
 
 
 def parse_text(

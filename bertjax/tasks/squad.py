@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
-from bertjax.data.text import datasets
-from bertjax.data.text.datasets import as_plain
 from bertjax.data.text.lines import load_json
 from bertjax.data.vocab.tokenizers import Tokenizer
 from bertjax.tasks.rows import Limits, Ragged, make_ragged
-from bertjax.tasks.tables import decoded, read_text
+from bertjax.tasks.tables import read_text
 
-ANSWER = "text", "answer_start"
 BATCH = 256  # contexts encoded at a time
 
 
@@ -74,25 +71,6 @@ def read_squad(path: str) -> Questions:
 def parse_squad(text: str, path: str) -> Questions:
     """Read the text of such a file; `path` is what messages call it."""
     return questions_of(load_json(text, path), path)
-
-
-def read_tfds(name: str, key: str) -> Questions:
-    """Read "tfds:squad/v1.1:train", or what has its features. Raises UserError."""
-    wanted = dict.fromkeys(("id", "question", "context", "answers"), key)
-    builder, split = datasets.open_split(name, wanted)
-    paragraphs: list[dict[str, Any]] = []
-    for row in datasets.read_split(builder, split, wanted):
-        said = {k: decoded(as_plain(row[k])) for k in ("id", "question", "context")}
-        if not isinstance(row["answers"], dict) or not {*ANSWER} <= {*row["answers"]}:
-            raise UserError(f"{name}: `answers` ({key}) has no {' and '.join(ANSWER)}")
-        told = (decoded(as_plain(row["answers"][k])) for k in ANSWER)
-        golds = [
-            dict(zip(ANSWER, gold, strict=True)) for gold in zip(*told, strict=True)
-        ]
-        if not paragraphs or paragraphs[-1]["context"] != said["context"]:
-            paragraphs.append({"context": said["context"], "qas": []})
-        paragraphs[-1]["qas"].append({**said, "answers": golds})
-    return questions_of({"data": [{"paragraphs": paragraphs}]}, name)
 
 
 def questions_of(data: Any, path: str) -> Questions:
