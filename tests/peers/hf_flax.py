@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax_update import make_update
 from transformers import BertConfig, FlaxBertForMaskedLM
 
 shape = json.loads(sys.argv[1])
@@ -33,32 +34,8 @@ at = np.linspace(1, length - 2, predictions).astype(np.int32)
 labels[:, at] = ids[:, at]
 batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
 batch = jax.device_put(batch)
-dropout = shape["hidden_dropout_prob"] or shape["attention_probs_dropout_prob"]
-
-
-def loss_fn(params, batch, key):
-    logits = model(
-        batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        params=params,
-        dropout_rng=key if dropout else None,
-        train=bool(dropout),
-    )[0]
-    weights = batch["labels"] >= 0
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits.astype(jnp.float32), jnp.where(weights, batch["labels"], 0)
-    )
-    return (losses * weights).sum() / weights.sum()
-
-
-def update(params, opt_state, key, batch):
-    key, now = jax.random.split(key)
-    loss, grads = jax.value_and_grad(loss_fn)(params, batch, now)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, key, loss
-
-
-update = jax.jit(update, donate_argnums=(0, 1))
+dropout = shape["hidden_dropout_prob"] + shape["attention_probs_dropout_prob"] > 0
+update = make_update(model, tx, dropout)
 key = jax.random.PRNGKey(0)
 begun = time.perf_counter()
 params, opt_state, key, loss = jax.block_until_ready(

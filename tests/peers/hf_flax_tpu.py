@@ -20,6 +20,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
+from flax_update import make_update  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from transformers import BertConfig, FlaxBertForMaskedLM  # noqa: E402
 
@@ -42,28 +43,6 @@ model = FlaxBertForMaskedLM(
 tx = optax.adamw(1e-4, weight_decay=0.01)
 
 
-def loss_fn(params, batch, key):
-    logits = model(
-        batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        params=params,
-        dropout_rng=key,
-        train=True,
-    )[0]
-    weights = batch["labels"] >= 0
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits.astype(jnp.float32), jnp.where(weights, batch["labels"], 0)
-    )
-    return (losses * weights).sum() / weights.sum()
-
-
-def update(params, opt_state, key, batch):
-    key, now = jax.random.split(key)
-    loss, grads = jax.value_and_grad(loss_fn)(params, batch, now)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, key, loss
-
-
 def placed(tree):
     """Give shapes a place on every device."""
     return jax.tree.map(
@@ -81,7 +60,8 @@ batch = dict.fromkeys(
     jax.ShapeDtypeStruct(slots, jnp.int32, sharding=by_rows),
 )
 given = (*placed((params, jax.eval_shape(tx.init, params), key)), batch)
-found = compiled.compile_lowered(jax.jit(update, donate_argnums=(0, 1)).lower(*given))
+update = make_update(model, tx, dropout=True)
+found = compiled.compile_lowered(update.lower(*given))
 if found["fits"]:
     chip = CHIPS[mesh.devices.flat[0].device_kind]
     seconds = found["cycles"] / (1e9 * chip.ghz)
