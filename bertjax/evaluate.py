@@ -26,7 +26,7 @@ from absl import flags
 
 from bertjax import UserError, disk, fill_mask, registry
 from bertjax import config as c
-from bertjax.data.text.files import FileSource
+from bertjax.data.text.line_files import FileSource
 from bertjax.interop.hf import Imported
 
 

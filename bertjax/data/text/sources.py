@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from bertjax import UserError
 from bertjax.data.text import datasets, files
 from bertjax.data.text.documents import NAME, Document, Fields, Source
-from bertjax.data.text.files import FileSource
+from bertjax.data.text.line_files import FileSource
 from bertjax.data.text.lines import Counts
 from bertjax.data.text.parquet import ParquetSource
 

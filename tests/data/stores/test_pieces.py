@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.data.text import edges, files
+from bertjax.data.text import edges, files, line_files
 from bertjax.data.text.documents import Document, refuse_empty
-from bertjax.data.text.files import FileSource
+from bertjax.data.text.line_files import FileSource
 from bertjax.data.text.lines import Counts
 from bertjax.data.text.parquet import ParquetSource
 from bertjax.data.text.sources import named_sources, parse_sources
@@ -97,7 +97,7 @@ def test_a_file_without_blank_lines_is_read_once_or_so(tmp_path, monkeypatch):
             yield data
 
     monkeypatch.setattr(edges, "byte_range", spy)
-    monkeypatch.setattr(files, "byte_range", spy)
+    monkeypatch.setattr(line_files, "byte_range", spy)
     (source,) = parse_sources(str(path), "data.train", "train")
     found = [read([piece]) for piece in source.split(10_000)]
     size = path.stat().st_size
