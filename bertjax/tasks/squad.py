@@ -18,7 +18,6 @@ from bertjax import UserError
 from bertjax.data.text.lines import load_json
 from bertjax.data.vocab.tokenizers import Tokenizer
 from bertjax.tasks.rows import Limits, Ragged, make_ragged
-from bertjax.tasks.tables import read_text
 
 BATCH = 256  # contexts encoded at a time
 
@@ -59,17 +58,13 @@ class Questions:
         return {q.id: q.answers for q in self.questions}
 
 
-def read_squad(path: str) -> Questions:
-    """Read a file of SQuAD 1.1 or 2.0, or one of that form such as CMRC's; .gz too.
-
-    A question without `answers`, as in a test set, has none, and is `unlabelled`.
-    Raises UserError, naming the file and the place in it, for what is no such file.
-    """
-    return parse_squad(read_text(path), path)
-
-
 def parse_squad(text: str, path: str) -> Questions:
-    """Read the text of such a file; `path` is what messages call it."""
+    """Read a text of SQuAD 1.1 or 2.0, or one of that form such as CMRC's.
+
+    path: what messages call it. A question without `answers`, as in a test set, has
+    none, and is `unlabelled`. Raises UserError, naming the place, for what is no such
+    text.
+    """
     return questions_of(load_json(text, path), path)
 
 

@@ -15,7 +15,8 @@ from bertjax.data.vocab.tokenizers import load_tokenizer, train_tokenizer
 from bertjax.tasks import squad
 from bertjax.tasks.answer_scores import squad_scores
 from bertjax.tasks.answers import find_answers, texts
-from bertjax.tasks.squad import Questions, featurize, read_squad
+from bertjax.tasks.squad import Questions, featurize, parse_squad
+from bertjax.tasks.tables import read_text
 
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefgh"), ".", "中"]
 TEXTS = [
@@ -68,7 +69,7 @@ def test_answers_that_are_not_where_the_file_says(tmp_path):
         tmp_path / "f.json.gz",
         {"a b c a b": [("x", "q?", answers), ("y", "?", []), ("z", "?", [("dog", 1)])]},
     )
-    found = read_squad(str(path))
+    found = parse_squad(read_text(str(path)), str(path))
     assert [q.span for q in found.questions] == [(6, 7), None, None]
     assert found.golds["y"] == () and found.golds["z"] == ("dog",)
     where = f"{path}: data[0].paragraphs[0].qas[0].answers"
@@ -107,11 +108,9 @@ def test_answers_that_are_not_where_the_file_says(tmp_path):
         ),
     ],
 )
-def test_files_that_are_broken(text, words, tmp_path):
-    path = tmp_path / "f.json"
-    path.write_text(text, "utf-8")
+def test_files_that_are_broken(text, words):
     with pytest.raises(UserError) as caught:
-        read_squad(str(path))
+        parse_squad(text, "f.json")
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words), message
 
