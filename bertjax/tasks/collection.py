@@ -25,6 +25,7 @@ NEGATIVES = "task.label"
 COLUMNS = {"task.text": "query", "task.text_pair": "positive", NEGATIVES: "negatives"}
 HEADER = {name: name for name in ("query-id", "corpus-id", "score")}
 ROLES = {"data.train": "train", "data.valid": "dev"}  # of what is scored, test
+TEXTS = "corpus.jsonl", "queries.jsonl"  # of a folder
 PACKED = ("", ".gz", ".zst")
 
 
@@ -93,6 +94,9 @@ def locate(entry: str, key: str) -> str:
     if entry.startswith("tfds:") or not files.is_dir(folder):
         return entry
     role = ROLES.get(key, "test")
+    for name in TEXTS:
+        if not _find(f"{folder}/{name}"):
+            raise UserError(f"{key}={entry}: the folder has no {name}, as BEIR's have")
     grades = _find(f"{folder}/qrels/{role}.tsv") or _find(f"{folder}/qrels.tsv")
     if not grades:
         raise UserError(
@@ -119,8 +123,10 @@ def _folder(path: str) -> str:
         return ""
     above = os.path.dirname(os.path.expanduser(path)) or "."
     for folder in (above, os.path.dirname(above) or "."):
-        if _find(f"{folder}/corpus.jsonl"):
+        if _find(f"{folder}/{TEXTS[0]}"):
             return folder
+    if os.path.basename(above) == "qrels":  # no table of pairs lies there
+        raise UserError(f"{path}: {folder} has no {TEXTS[0]}")
     return ""
 
 
@@ -140,7 +146,7 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
             found[name] = " ".join(parts).strip()  # as BEIR's own models join them
         return found
 
-    passages, queries = texts("corpus.jsonl"), texts("queries.jsonl")
+    passages, queries = map(texts, TEXTS)
     place = {name: i for i, name in enumerate(passages)}
     said: dict[str, dict[int, int]] = {}
     unknown: dict[str, list[str]] = {"query": [], "passage": []}

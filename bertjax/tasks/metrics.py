@@ -146,7 +146,7 @@ METRICS = OF_CLASSES | OF_NUMBERS
 
 
 # ------------------------------------------------------------------ entities
-_TAG = re.compile(r"([BI])(?:-(.*))?")
+_TAG = re.compile(r"([BI])(?:-(.+))?")
 
 
 def entity_scores(

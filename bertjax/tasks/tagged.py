@@ -61,6 +61,9 @@ def read_sentences(
             found = [s for p in expand(entry, key) for s in _read_file(p, columns, say)]
         if not found:
             raise UserError(f"{key}={entry}: there are no sentences")
+        words = (word for sentence in found for word in sentence.words)
+        if "task.label" in columns and not any(map(str.strip, words)):
+            raise UserError(f"{key}={entry}: every word is empty: there is none to tag")
         sentences += found
     if not sentences:
         raise UserError(f"{key} is empty: give tagged sentences, for instance FILE.bio")

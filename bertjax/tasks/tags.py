@@ -206,9 +206,11 @@ def find_tags(sentences: Sequence[Sentence], form: Form) -> Form:
     wanted = [name for name in form.metrics if name in OF_ENTITIES]
     if wanted and not all(map(is_bio, form.labels)):
         other = next(label for label in form.labels if not is_bio(label))
+        places = (s.place(s.tags.index(other)) for s in sentences if other in s.tags)
         raise UserError(
-            f"task.metrics: {wanted[0]} is of entities, and the tag {other!r} is none "
-            "of O, B-TYPE, I-TYPE: give --config.task.metrics=accuracy"
+            f"{next(places, 'task.labels')}: the tag {other!r} is none of O, B-TYPE, "
+            f"I-TYPE, and {wanted[0]} is of entities: give "
+            "--config.task.metrics=accuracy"
         )
     return form
 
@@ -220,7 +222,7 @@ def _order(tag: str) -> tuple[bool, str, str]:
 
 def is_bio(tag: str) -> bool:
     """True for O, B, I, B-TYPE, I-TYPE."""
-    return tag in ("O", "B", "I") or tag[:2] in ("B-", "I-")
+    return tag in ("O", "B", "I") or (tag[:2] in ("B-", "I-") and len(tag) > 2)
 
 
 def make_tags(

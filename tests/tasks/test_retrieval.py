@@ -129,7 +129,20 @@ def test_bad_folders(tmp_path, monkeypatch):
     with gzip.open(tmp_path / "corpus.jsonl.gz", "wt") as file:
         file.write(json.dumps(CORPUS[0]) + "\n")
     with pytest.raises(UserError, match=r"there is no .*/queries.jsonl"):
+        read(tmp_path / "qrels/train.tsv")
+    with pytest.raises(UserError, match=r"the folder has no queries.jsonl"):
         read(tmp_path)
+
+
+def test_a_folder_without_passages(tmp_path):
+    (write(tmp_path) / "corpus.jsonl.gz").unlink()
+    with pytest.raises(UserError) as e:
+        locate(str(tmp_path), "data.train")
+    assert f"data.train={tmp_path}: the folder has no corpus.jsonl" in str(e.value)
+    grades = tmp_path / "qrels/train.tsv"
+    with pytest.raises(UserError) as e:
+        read(grades)
+    assert str(e.value) == f"{grades}: {tmp_path} has no corpus.jsonl"
 
 
 def test_pairs_and_triples(tmp_path):

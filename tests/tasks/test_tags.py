@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bertjax import UserError
@@ -92,6 +92,8 @@ def test_what_predict_reads():
         ("t.jsonl", '{"tokens": "a", "tags": []}', BOTH, "tokens is no list of texts"),
         ("t.jsonl", '\n{"tokens": ["a"], "tags": [null]}', BOTH, "t.jsonl:2: tags is"),
         ("t.jsonl", '{"tokens": []}', BOTH, "task.label='tags'"),
+        ("t.bio", "\tO\n \tB-X\n", BOTH, "t.bio: every word is empty"),
+        ("t.jsonl", '{"tokens": [], "tags": []}', BOTH, "t.jsonl: every word is empty"),
     ],
 )
 def test_broken_files(tmp_path, name, text, columns, told):
@@ -118,6 +120,7 @@ def test_first_pieces_by_hand(tmp_path):
 @given(SENTENCES, st.integers(3, 14))
 def test_parted_and_joined(tmp_path_factory, drawn, length):
     """Rows hold every word once and in order; what they say comes back by sentence."""
+    assume(any(word for sentence in drawn for word, _ in sentence))
     drawn = [([w for w, _ in s], [t for _, t in s]) for s in drawn]
     rows, read = made(tmp_path_factory.mktemp("t"), drawn, length)
     every = np.arange(rows.n)
@@ -181,13 +184,16 @@ def test_labels(tmp_path):
     labels = find_tags(found, form).labels
     assert labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
     for text, told in {
-        "a\tO\nb\tNN\n": "'NN' is none of O, B-TYPE, I-TYPE",
+        "a\tO\nb\tNN\n": "t.bio:2: the tag 'NN' is none of O, B-TYPE, I-TYPE",
+        "a\tO\nb\tB-X\n\nc\tB-\n": "t.bio:4: the tag 'B-' is none of O, B-TYPE",
         "a\tO\nb\t\n": "t.bio:2: the tag is empty",
         "a\tO\nb\tO\n": "every word has the same tag",
         "".join(f"a\tB-{i}\n" for i in range(30)): "30 tags of 30 words",
     }.items():
         with pytest.raises(UserError, match=told):
             find_tags(read(write(tmp_path, text)), form)
+    with pytest.raises(UserError, match=r"^task\.labels: the tag 'I-' is none of O"):
+        find_tags(found, form._replace(labels=("O", "I-")))
     plain = form._replace(metrics=("accuracy",))
     found = read(write(tmp_path, "a\tNN\nb\tVB\n\na\tB-X\n"))
     assert find_tags(found, plain).labels == ("NN", "VB", "B-X")
