@@ -31,6 +31,7 @@ from bertjax.tasks.squad import (
     questions_of,
 )
 
+WANTED = "FILE.json"
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
 ANSWER = "text", "answer_start"  # as TensorFlow Datasets has them
 COLUMNS = {"task.text": "question", "task.text_pair": "context"}
@@ -50,7 +51,7 @@ def read_questions(
     found = []
     for entry in split_sources(value):
         tfds = entry.startswith("tfds:")
-        for path in [entry] if tfds else expand(entry, key):
+        for path in [entry] if tfds else expand(entry, key, wanted=WANTED):
             found.append(
                 read_tfds(path, key)
                 if tfds

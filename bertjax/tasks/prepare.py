@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,12 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, registry
 from bertjax.data.stores.prepare import Prepared
 from bertjax.data.text.lines import some
-from bertjax.data.text.sources import expand, named_sources, split_sources
+from bertjax.data.text.sources import (
+    expand,
+    named_sources,
+    split_sources,
+    tell_repeats,
+)
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
 from bertjax.tasks import (
     asked,
@@ -39,8 +45,9 @@ class Kind(NamedTuple):
     -> those of standard input. find(examples, form) -> the form, with its labels.
     make(examples, form, tokenizer, labelled, say) -> rows. metrics: their names;
     default: those that count where nothing else is said. unused: keys of config.task
-    that say nothing, and the only value that they may have beside "". locate(entry,
-    key) -> the file that an entry of a source names.
+    that say nothing, and the only value that they may have beside "". wanted: what is
+    written in the place of a directory. locate(entry, key) -> the file that an entry of
+    a source names.
     """
 
     read: Callable[..., Sequence[Any]]
@@ -50,6 +57,7 @@ class Kind(NamedTuple):
     metrics: Sequence[str]
     default: tuple[str, ...]
     unused: Mapping[str, str]
+    wanted: str = tables.WANTED
     locate: Callable[[str, str], str] = lambda entry, key: entry
 
 
@@ -80,6 +88,7 @@ KINDS = {
         tags.METRICS,
         tags.METRICS,
         {"text_pair": "", "choices": ""},
+        tagged.WANTED,
     ),
     "span": Kind(
         asked.read_questions,
@@ -89,6 +98,7 @@ KINDS = {
         asked.METRICS,
         ("exact", "f1"),
         {**SQUAD, "labels": "", "choices": ""},
+        asked.WANTED,
     ),
     "retrieve": Kind(
         collection.read_collections,
@@ -98,7 +108,7 @@ KINDS = {
         [*search.MEASURES],
         (*search.MEASURES,),
         {"labels": "", "choices": ""},
-        collection.locate,
+        locate=collection.locate,
     ),
     "choose": Kind(
         *TABLE,
@@ -180,17 +190,21 @@ def check(config: ConfigDict) -> Tokenizer:
     return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
 
 
-def locate(config: ConfigDict, side: str) -> list[str]:
-    """Return what "train" or "valid" reads: files, each looked at, and tfds: as it is.
+def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
+    """Return what each part of "train" or "valid" reads: files, each looked at, and
+    tfds: as it is.
 
     Raises UserError.
     """
     key, kind = f"data.{side}", KINDS[config.objective]
-    found: list[str] = []
-    for part in named_sources(config.data[side], key).values():
+    found: dict[str, list[str]] = {}
+    for name, part in named_sources(config.data[side], key).items():
+        found[name] = []
         for entry in split_sources(part):
-            is_file = not entry.startswith("tfds:")
-            found += expand(kind.locate(entry, key), key) if is_file else [entry]
+            paths = [entry]
+            if not entry.startswith("tfds:"):
+                paths = expand(kind.locate(entry, key), key, wanted=kind.wanted)
+            found[name] += paths
     return found
 
 
@@ -283,8 +297,13 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
     """
     tokenizer, form = check(config), make_form(config)
     kind = KINDS[config.objective]
-    valid = locate(config, "valid")
-    if both := [at for at in locate(config, "train") if at in valid]:
+    train, valid = (locate(config, side) for side in ("train", "valid"))
+    for key, parts in {"data.train": train, "data.valid": valid}.items():
+        for paths in parts.values():
+            tell_repeats(paths, key, say)
+    scored = {*chain.from_iterable(valid.values())}
+    learnt = dict.fromkeys(chain.from_iterable(train.values()))
+    if both := [at for at in learnt if at in scored]:
         told = f"data.train and data.valid both read {some(both)}"
         say(f"{told}: scores are of what is learnt")
     found = {

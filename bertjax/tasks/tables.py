@@ -27,6 +27,7 @@ from bertjax.data.text.sources import expand, split_sources
 
 Say = Callable[[str], None]
 
+WANTED = "FILE.tsv, .csv or .jsonl"
 SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json)(\.gz|\.zst)?$", re.IGNORECASE)
 csv.field_size_limit(2**31 - 1)
 
@@ -64,7 +65,8 @@ def read_rows(
         if entry.startswith("tfds:"):
             found = _tfds(entry, columns)
         else:
-            found = [r for p in expand(entry, key) for r in read_file(p, columns, say)]
+            paths = expand(entry, key, wanted=WANTED)
+            found = [row for path in paths for row in read_file(path, columns, say)]
         if not found:
             raise UserError(f"{key}={entry}: there are no rows")
         rows += found

@@ -19,6 +19,7 @@ from bertjax import UserError
 from bertjax.data.text.sources import expand, split_sources
 from bertjax.tasks import tables
 
+WANTED = "FILE.bio, .conll, .tsv, .txt or .jsonl"
 SUFFIX = re.compile(r"\.(bio|conll|iob|iob2|tsv|txt|jsonl|json)(\.gz|\.zst)?$", re.I)
 NUMBER = re.compile(r"-?[1-9]\d*")
 NAMES = {"task.text": "tokens", "task.label": "tags"}  # in JSON lines
@@ -58,7 +59,8 @@ def read_sentences(
         if entry.startswith("tfds:"):
             found = _read_tfds(entry, key, columns)
         else:
-            found = [s for p in expand(entry, key) for s in _read_file(p, columns, say)]
+            paths = expand(entry, key, wanted=WANTED)
+            found = [s for path in paths for s in _read_file(path, columns, say)]
         if not found:
             raise UserError(f"{key}={entry}: there are no sentences")
         words = (word for sentence in found for word in sentence.words)

@@ -5,7 +5,7 @@ import pytest
 
 from bertjax import UserError
 from bertjax import config as c
-from bertjax.tasks.prepare import check, make_form
+from bertjax.tasks.prepare import KINDS, check, make_form, prepare
 
 TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
 
@@ -55,3 +55,37 @@ def test_labels_are_different():
 def test_the_configs_pass(name):
     with pytest.raises(UserError, match=r"data\.vocab=x: no such file"):
         check(c.parse([f"--config=finetune/{name}.py", "--config.data.vocab=x"]).config)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("classify", "FILE.tsv, .csv or .jsonl"),
+        ("tag", "FILE.bio, .conll, .tsv, .txt or .jsonl"),
+        ("span", "FILE.json"),
+    ],
+)
+def test_a_directory_is_told_what_is_wanted(tmp_path, name, wanted):
+    file = {"tag": "tag.py", "span": "qa.py"}.get(name, "classify.py")
+    more = TEXTS[1:] if name == "classify" else ()
+    more = [f"--config.{key}" for key in (*more, f"data.train={tmp_path}")]
+    config = c.parse([f"--config=finetune/{file}", "--config.data.vocab=x", *more])
+    said = rf"data\.train={tmp_path}: a directory; write {tmp_path}/{wanted}$"
+    with pytest.raises(UserError, match=said):
+        check(config.config)
+    with pytest.raises(UserError, match=said):
+        KINDS[name].read(str(tmp_path), "data.train", {"task.text": "a"}, print)
+
+
+def test_what_is_read_twice_is_said(vocabulary, tmp_path):
+    table = tmp_path / "t.tsv"
+    table.write_text("a\tb\nclear\t1\nwrong\t0\n")
+    more = f"data.vocab={vocabulary}", f"data.train={table},{table}"
+    keys = [f"--config.{key}" for key in (*TEXTS[1:], *more, f"data.valid={table}")]
+    said = []
+    made = prepare(c.parse([f"--config={TEXTS[0]}", *keys]).config, said.append)
+    assert made.parts["train"].n == 4
+    assert said[:2] == [
+        f"data.train reads {table} 2 times: what is in it counts as often",
+        f"data.train and data.valid both read {table}: scores are of what is learnt",
+    ]

@@ -19,7 +19,7 @@ from bertjax.data.stores.encoding import Encoder
 from bertjax.data.stores.pieces import Piece, encode_pieces
 from bertjax.data.stores.store import Store
 from bertjax.data.stores.trained import trained_tokenizer
-from bertjax.data.text.sources import Source, named_sources, parse_sources
+from bertjax.data.text.sources import Source, named_sources, parse_sources, tell_repeats
 from bertjax.data.vocab import vocabularies
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
 from bertjax.data.vocab.words import make_marker, make_segmenter
@@ -207,6 +207,9 @@ def make_work(
             say=say,
         )
         sources = {"train": inputs.train, "valid": inputs.valid}
+        for role, named in sources.items():
+            for found in named.values():
+                tell_repeats((source.name for source in found), f"data.{role}", say)
         return Work(wanted, tokenizer, sources, workers, say)
 
 

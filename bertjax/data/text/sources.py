@@ -17,7 +17,8 @@ files are refused.
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from bertjax import UserError
@@ -134,10 +135,13 @@ def parse_sources(
     return sources
 
 
-def expand(entry: str, key: str, some_empty: bool = False) -> list[str]:
+def expand(
+    entry: str, key: str, some_empty: bool = False, wanted: str = "*.txt"
+) -> list[str]:
     """Return the files that a path or pattern names, each looked at; ~ is a home.
 
-    some_empty: whether some of a pattern's files, not all, may be empty.
+    some_empty: whether some of a pattern's files, not all, may be empty. wanted: what
+    is to be written in the place of a directory.
     """
     entry = os.path.expanduser(entry)
     try:
@@ -148,7 +152,7 @@ def expand(entry: str, key: str, some_empty: bool = False) -> list[str]:
         empty = []
         for path in paths:
             if files.is_dir(path):
-                raise UserError(f"{key}={path}: a directory; write {path}/*.txt")
+                raise UserError(f"{key}={path}: a directory; write {path}/{wanted}")
             if files.stat(path)[0] == 0:
                 empty.append(path)
             if "://" not in path and not os.access(path, os.R_OK):
@@ -161,6 +165,13 @@ def expand(entry: str, key: str, some_empty: bool = False) -> list[str]:
         reason = err.strerror or err
         raise UserError(f"{key}={entry}: cannot be read ({reason})") from None
     return paths
+
+
+def tell_repeats(names: Iterable[str], key: str, say: Callable[[str], None]) -> None:
+    """Say which sources are read more than once: it may be meant, to weigh them."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            say(f"{key} reads {name} {times} times: what is in it counts as often")
 
 
 def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:

@@ -53,6 +53,10 @@ def test_prepare_trains_builds_and_reuses(config, tmp_path):
         **{**config, "vocab": str(found)}, max_line_bytes=999, say=lambda _: None
     )
     assert again.parts["train"].path == made[0].parts["train"].path
+    twice, told = {**config, "train": f"{config['train']},{config['train']}"}, []
+    made = prepare_data(**{**twice, "vocab": str(found)}, say=told.append)
+    assert made.parts["train"].meta["documents"] == 4
+    assert f"data.train reads {config['train']} 2 times: what is in it co" in told[0]
 
 
 def test_a_damaged_trained_tokenizer_is_named(config, tmp_path):
