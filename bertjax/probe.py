@@ -22,9 +22,11 @@ from bertjax import config as c
 from bertjax.probing import showing
 from bertjax.tasks import metrics, tables
 from bertjax.tasks import prepare as tasks
+from bertjax.tasks.rows import check_label
 from bertjax.tasks.texts import Form, Texts, make_texts, read_labels
 
 PROBE_ROWS = 128  # rows of an update
+OTHER = "a probe tells classes, and these look like scores"
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -183,13 +185,14 @@ def read_tables(
         metrics=(args.metric,),
     )
     columns["--label"] = args.label
+    check_label(columns)
     rows = [
         tables.read_rows(args[name].value, f"--{name}", columns, c.say)
         for name in ("train", "valid")
     ]
     try:
         if not form.labels:
-            form = form._replace(labels=read_labels(rows[0], args.label))
+            form = form._replace(labels=read_labels(rows[0], args.label, OTHER))
         made = [make_texts(part, form, tokenizer, True, c.say) for part in rows]
     except UserError as e:  # speaks of the keys of a config
         raise UserError(str(e).replace("task.label", "--label")) from None

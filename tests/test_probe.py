@@ -64,7 +64,7 @@ def test_a_table_of_forty_rows(command, wanted, tmp_path):
         ("--probes=lineer", ["--probes", "did you mean 'linear'"]),
         ("--pooling=max", ["--pooling", "mean"]),
         ("--metric=pearson", ["--metric", "accuracy"]),
-        ("--label=text", ["--label=text", "40 rows"]),
+        ("--label=text", ["--text=text and --label=text are one column"]),
         ("--valid=", ["--valid is missing"]),
         ("--out=/nowhere/x.json", ["--out=/nowhere/x.json"]),
         ("--png=plot.pdf", ["--png=plot.pdf", ".png"]),
@@ -75,6 +75,17 @@ def test_what_is_refused(wanted, argument, words):
     with pytest.raises(UserError) as e:
         probe.main([*wanted, argument])
     assert all(word in str(e.value) for word in words), e.value
+
+
+def test_scores_are_no_classes(wanted, tmp_path):
+    """What learns them is no option of this command."""
+    file = tmp_path / "scores.tsv"
+    rows = [f"The result is {i}\t{i / 7:.3f}" for i in range(40)]
+    file.write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    with pytest.raises(UserError) as e:
+        probe.main([*wanted, f"--train={file}"])
+    said = "--label=label: 40 labels in 40 rows: a probe tells classes, and these look"
+    assert str(e.value) == f"{said} like scores"
 
 
 def test_without_a_library_for_plots(wanted, monkeypatch):

@@ -19,6 +19,7 @@ from bertjax.data.text import files
 from bertjax.data.text.lines import some
 from bertjax.data.text.sources import split_sources
 from bertjax.tasks import tables
+from bertjax.tasks.texts import WHOLE
 
 Say = Callable[[str], None]
 NEGATIVES = "task.label"
@@ -153,12 +154,9 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
     repeated: list[str] = []
     for row in _grade_rows(os.path.expanduser(grades), say):
         query, passage, grade = (row.cells[column].strip() for column in HEADER)
-        try:
-            number = int(grade)
-        except ValueError:
-            raise UserError(
-                f"{row.place}: the score {grade!r} is no whole number"
-            ) from None
+        if not WHOLE.fullmatch(grade):
+            raise UserError(f"{row.place}: the score {grade!r} is no whole number")
+        number = int(grade)
         if query not in queries:
             unknown["query"].append(row.place)
         elif passage not in place:

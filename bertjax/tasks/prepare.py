@@ -35,7 +35,7 @@ from bertjax.tasks import (
     texts,
 )
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.rows import Form, Limits, Rows
+from bertjax.tasks.rows import Form, Limits, Rows, check_label
 
 
 class Kind(NamedTuple):
@@ -173,6 +173,7 @@ def check(config: ConfigDict) -> Tokenizer:
         raise UserError(
             "task.choices is empty: the columns of the choices, or of their list"
         )
+    check_label(make_form(config).keys())
     if not data.vocab:
         raise UserError(
             "data.vocab is empty: give the vocabulary, or a pretrained model that has "

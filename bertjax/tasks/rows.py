@@ -52,6 +52,20 @@ class Form(NamedTuple):
         return keys | ({"task.label": self.label} if labelled else {})
 
 
+def check_label(keys: Mapping[str, str]) -> None:
+    """Refuse a label that a model would read as text. UserError.
+
+    keys: {what asks: column}, the label's last, as `Form.keys` has them.
+    """
+    *texts, (key, label) = keys.items()
+    for name, column in texts:
+        if column == label:
+            raise UserError(
+                f"{name}={column} and {key}={label} are one column: the label would "
+                "be read with the text"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Ragged:
     """Token ids i32 [tokens] of texts; text i is [offsets[i], offsets[i + 1])."""

@@ -21,6 +21,7 @@ from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
 from bertjax.tasks.tables import Row
 
 WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
+NUMBER = re.compile(r"[-+0-9.eE]+")  # float() takes "1_0", "inf" and "٣" too
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,10 +149,15 @@ def find_labels(rows: Sequence[Row], form: Form) -> Form:
     return form if form.labels else form._replace(labels=read_labels(rows, form.label))
 
 
-def read_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
+def read_labels(
+    rows: Sequence[Row],
+    column: str,
+    many: str = "for scores take --config.objective=regress",
+) -> tuple[str, ...]:
     """Return the labels that rows have, whole numbers by size, others by the alphabet.
 
-    Raises UserError for an empty label, and where there is only one.
+    many: what is said where there are too many to be classes. Raises UserError for
+    that, for an empty label, and where there is only one.
     """
     found: dict[str, str] = {}
     for row in rows:
@@ -163,8 +169,7 @@ def read_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
         raise UserError(f"task.label={column}: every row has the label {min(found)!r}")
     if len(found) > len(rows) / 2 and len(found) > 20:
         raise UserError(
-            f"task.label={column}: {len(found):,} labels in {len(rows):,} rows: for "
-            "scores take --config.objective=regress"
+            f"task.label={column}: {len(found):,} labels in {len(rows):,} rows: {many}"
         )
     whole = all(WHOLE.fullmatch(label) for label in found)
     return tuple(sorted(found, key=int if whole else None))
@@ -245,12 +250,12 @@ def _classes(rows: Sequence[Row], form: Form) -> np.ndarray:
 def _scores(rows: Sequence[Row], form: Form) -> np.ndarray:
     out = np.empty(len(rows), np.float32)
     for i, row in enumerate(rows):
+        said = cell(row, form.label)
         try:
             with np.errstate(over="ignore"):
-                out[i] = float(cell(row, form.label))
+                out[i] = float(said) if NUMBER.fullmatch(said) else np.nan
         except ValueError:
             out[i] = np.nan
         if not np.isfinite(out[i]):
-            said = cell(row, form.label)
             raise UserError(f"{row.place}: the {form.label} {said!r} is no number")
     return out

@@ -34,6 +34,8 @@ TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
         (("finetune/qa.py",), ("task.labels=a,b",), "task.labels=a,b says nothing"),
         (("finetune/retrieve.py",), ("task.labels=a,b",), "task.labels=a,b says"),
         (("finetune/choose.py", *TEXTS[1:]), (), "task.choices is empty"),
+        (TEXTS, ("task.text=b",), "task.text=b and task.label=b are one column"),
+        (TEXTS, ("task.text_pair=b",), "task.text_pair=b and task.label=b are one"),
     ],
 )
 def test_what_says_nothing_is_refused(config, given, said):

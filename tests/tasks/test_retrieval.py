@@ -88,6 +88,7 @@ def test_which_grades_a_folder_stands_for(tmp_path):
     "grades, words",
     [
         (["q0 a one"], ["train.tsv:2", "the score 'one'"]),
+        (["q0 a 1_0"], ["train.tsv:2", "the score '1_0'"]),
         (["q0 a"], ["train.tsv:2", "2 cells"]),
         (["q0 a 1", "q0 a 0"], ["train.tsv:3", "'q0'", "'a'", "0, and 1 in a line"]),
         (["q0 a 0"], ["train.tsv", "no query has a passage that answers it"]),
