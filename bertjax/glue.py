@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
         write(path / file, text, path)
     print(json.dumps(results) if args.json else "\n".join(lines))
     if failed:
-        raise UserError(f"--tasks: {', '.join(failed)} failed, as said above")
+        raise UserError(f"failed, as said above: {', '.join(failed)}")
     return 0
 
 

@@ -289,7 +289,7 @@ def make_asked(
     labelled: bool,
     say: Callable[[str], None] = lambda text: None,
 ) -> Asked:
-    """Put the questions of several files together.
+    """Put the questions of several files together; says which are empty.
 
     Raises UserError, naming the file, for an id that is there twice and, where answers
     are wanted, for questions of which none is said and for a set without any.
@@ -315,6 +315,9 @@ def make_asked(
         )
     if labelled and not any(q.span for q in whole.questions):
         raise UserError(f"{whole.source}: no question's answer is in its context")
+    if empty := [q.id for q in whole.questions if not q.text.strip()]:
+        told = f"{whole.source}: {len(empty):,} questions are empty, and are kept"
+        say(f"{told}: {some(empty)}")
     size, counts = tokenizer.vocab_size, np.zeros(tokenizer.vocab_size, np.int64)
     asking = [question.text for question in whole.questions]
     for found in tokenizer.encode_batch([*whole.contexts, *asking]):

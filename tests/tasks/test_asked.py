@@ -109,6 +109,13 @@ def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
     assert KINDS["span"].make is make_asked
 
 
+def test_empty_questions_are_kept_and_said(tokenizer):
+    text = squad(("a", "reads"), ("b", "a file"))
+    said, read = [], [parse_one(text.replace("What is a module?", " ", 1), "f.json")]
+    assert make_asked(read, FORM, tokenizer, True, said.append).plan(96).n == 2
+    assert said == ["f.json: 1 questions are empty, and are kept: a"]
+
+
 def test_squad_of_tfds(monkeypatch):
     def row(name, context, texts, starts):
         told = {"text": np.array([t.encode() for t in texts], object)}
