@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score a masked LM on text: python -m bertjax.evaluate --workdir=DIR
 
---what=mlm    held-out loss; the masks depend on the example alone, so that any two runs
-              on the same text and tokenizer are scored on the same predictions. Beside
-              it the unigram cross-entropy: what guessing every token by its frequency
-              in the training text costs. --rates=0.15,0.3: at several mask rates
+--what=mlm    held-out loss, the default; the masks depend on the example alone, so that
+              any two runs on the same text and tokenizer are scored on the same
+              predictions. Beside it the unigram cross-entropy: what guessing every
+              token by its frequency in the training text costs. --rates=0.15,0.3: at
+              several mask rates
 --what=pll    pseudo-log-likelihood of each line of --text; --variant=within_word
 --what=pairs  minimal pairs, JSON lines as BLiMP has them
 --what=retrieval   how well vectors (bertjax.embed) find the passages that answer
               queries: --text=FOLDER in BEIR's layout, or a table of pairs with the
               columns query and positive, or --columns=QUERY,POSITIVE
 
-A finetuned model is scored by its task's metrics, on data.valid or --text, a table as
-it learnt from, or with the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL; of
-multiple choice --columns=TEXT[+QUESTION][,CHOICE...].
+Without --what a finetuned model is scored by its task's metrics, on data.valid or
+--text, a table as it learnt from, or with the columns --columns=TEXT[,TEXT_PAIR] and
+--label=LABEL; of multiple choice --columns=TEXT[+QUESTION][,CHOICE...].
 """
 
 import json
@@ -36,7 +37,7 @@ def define_flags(values: flags.FlagValues) -> None:
     string("workdir", None, "", flag_values=values)
     flags.DEFINE_integer("step", None, "", flag_values=values)
     string("text", None, "", flag_values=values)
-    string("what", "mlm", "", flag_values=values)
+    string("what", None, "", flag_values=values)
     string("rates", None, "", flag_values=values)
     string("mask_unit", None, "", flag_values=values)
     string("variant", None, "", flag_values=values)
@@ -53,12 +54,13 @@ def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False)
     known = {"mlm": evaluate_mlm, "pll": evaluate_pll, "pairs": evaluate_pairs}
     known["retrieval"] = evaluate_retrieval
-    evaluate = registry.pick("--what", args.what, known)
+    what = "mlm" if args.what is None else args.what  # or the task: evaluate_mlm
+    evaluate = registry.pick("--what", what, known)
     of_mlm = ("rates", "mask_unit", "examples", "columns", "label")
-    own = {"mlm": of_mlm, "retrieval": ("columns",)}.get(args.what, ("variant",))
+    own = {"mlm": of_mlm, "retrieval": ("columns",)}.get(what, ("variant",))
     for flag in (*of_mlm, "variant"):
         if getattr(args, flag) is not None and flag not in own:
-            raise UserError(f"--{flag} says nothing to --what={args.what}")
+            raise UserError(f"--{flag} says nothing to --what={what}")
     if args.workdir and args.model:
         raise UserError("--workdir and --model: one model at a time")
     flag = "--workdir" if args.workdir else "--model"
@@ -69,10 +71,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def evaluate_mlm(args: Any, where: str, flag: str) -> int:
-    """Print held-out losses and what belongs to them."""
+    """Print held-out losses and what belongs to them; a task's scores unless --what."""
     rates = read_rates(args.rates) if args.rates is not None else ()
     opened = config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
     if "task" in meta:
+        if args.what:  # its head took the masked-LM head's place
+            raise UserError(
+                f"--what=mlm: {where} was finetuned (objective={config.objective}) and "
+                "has no masked-LM head; without --what its task is scored"
+            )
         for name in ("rates", "mask_unit", "examples"):
             if getattr(args, name) is not None:
                 raise UserError(f"--{name} says nothing to a finetuned model")
@@ -131,12 +138,15 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
     from bertjax import predict
     from bertjax.data.text.sources import named_sources
     from bertjax.tasks import prepare as tasks
+    from bertjax.tasks.rows import check_label
 
     model = predict.open_finetuned(
         where, args.dtype, args.weights, flag, args.columns or "", opened
     )
     if args.label:
         model = model._replace(form=model.form._replace(label=args.label))
+    with predict.keys_as_flags():
+        check_label(model.form.keys())
     if not args.text and not model.config.data.valid:
         raise UserError("data.valid is empty in this model's config: give --text=FILES")
     kind = tasks.KINDS[model.config.objective]

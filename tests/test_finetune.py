@@ -162,6 +162,10 @@ def test_evaluate_says_what_training_said(command, finetuned):
     last = read_rows(finetuned)[-1]["eval/valid/accuracy"]
     assert json.loads(said.stdout) == {"step": 40, "accuracy": last}
     refused(command("evaluate", f"--workdir={finetuned}", "--rates=0.3"), "--rates")
+    with pytest.raises(UserError, match=r"--what=mlm: .* has no masked-LM head; witho"):
+        evaluate.main([f"--workdir={finetuned}", "--what=mlm"])
+    with pytest.raises(UserError, match="--columns: text and --label=text are one col"):
+        evaluate.main([f"--workdir={finetuned}", "--label=text"])
 
 
 def test_there_and_back(finetuned, tables, tmp_path, capsys):
