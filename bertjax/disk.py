@@ -100,6 +100,18 @@ def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
         )
 
 
+def names_its_text(path: Any, config: c.ConfigDict) -> bool:
+    """True where a workdir's run was made of running text by the names of this config.
+
+    Then nobody prepares it, which may take hours, to say that the run is done. A task's
+    rows are read in a moment, so that a table that was changed in its place is noticed.
+    """
+    there = workdir.read_json(path / "config.json").get("data", {})
+    keys = "train", "valid", "vocab", "similar", "segmenter"
+    same = all(there.get(key) == config.data[key] for key in keys)
+    return same and not tasks.is_task(config)
+
+
 def check_init_from(path: str, say: Say = silent) -> Any:
     """Return what init_from names: a checkpoint, or an imported model.
 

@@ -88,10 +88,12 @@ def train(
         workdir.is_done, scored=bool(config.data.valid), longer=allow_config_change
     )
     restored = held = None
+    over = same = False  # it is at its end; by the names its text need not be looked at
     if path is not None and not multihost:
         held = workdir.lock(path)
         restored = manifest.newest_intact(path, c.say)
-        if finished(path, restored):
+        over, same = finished(path, restored), disk.names_its_text(path, config)
+        if over and same:
             c.say(f"{path} is done: step {restored}")
             return 0
     c.set_flags(config)
@@ -111,7 +113,10 @@ def train(
             held = workdir.lock(path)
             restored = manifest.newest_intact(path, c.say)
         restored = hosts.from_primary(restored)
-        if hosts.from_primary(finished(path, restored)):
+        over = finished(path, restored)
+        same = over and disk.names_its_text(path, config)
+        over, same = hosts.from_primary([over, same])
+        if over and same:
             if hosts.is_primary():
                 c.say(f"{path} is done: step {restored}")
             return 0
@@ -136,6 +141,11 @@ def train(
     if path is not None and restored is not None:
         said = manifest.read_meta(path / "checkpoints" / str(restored))
         workdir.check_text(path, said["stores"], hashes)
+        if over:
+            new = ", ".join(sorted(hashes.keys() - said["stores"].keys()))
+            left = f"; data.valid: {new}: not scored, bertjax.evaluate does" * bool(new)
+            speak(f"{path} is done: step {restored}{left}")
+            return 0
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(tasks.objective_of(config, prepared.parts), cfg)

@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -101,6 +102,29 @@ def test_an_ended_run_does_nothing_more(wanted, ended, capsys):
     before = {p: p.read_bytes() for p in ended.rglob("*") if p.is_file()}
     assert train.main([*wanted, f"--workdir={ended}"]) == 0
     assert "is done: step" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in ended.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("side", ["train", "valid"])
+def test_an_ended_run_of_other_data(wanted, ended, tmp_path, side, capsys):
+    """It is told which key; the same rows under another name are the same run."""
+    given = dict(x.split("=", 1) for x in wanted)
+    rows = Path(given[f"--config.data.{side}"]).read_text()
+    file = tmp_path / "rows.csv"
+    again = [*wanted, f"--config.data.{side}={file}", f"--workdir={ended}"]
+    before = {p: p.read_bytes() for p in ended.rglob("*") if p.is_file()}
+    file.write_text(rows)
+    assert train.main(again) == 0
+    assert "is done: step" in capsys.readouterr().err
+    file.write_text(rows.replace("clear", "slow", 1))
+    said = rf"^data\.{side}: the text .* changed: .*; take another workdir$"
+    with pytest.raises(UserError, match=said):
+        train.main(again)
+    new = f"--config.data.valid=valid={given['--config.data.valid']},more={file}"
+    assert train.main([*wanted, new, f"--workdir={ended}"]) == 0
+    assert "; data.valid: more: not scored, bertjax.evaluate" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"another config: seed: 0 -> 1;"):
+        train.main([*wanted, "--config.seed=1", f"--workdir={ended}"])
     assert {p: p.read_bytes() for p in ended.rglob("*") if p.is_file()} == before
 
 

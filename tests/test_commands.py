@@ -356,13 +356,16 @@ def test_another_config_in_the_workdir(command, arguments, trained):
 
 
 def test_other_text_in_the_workdir(command, arguments, trained, corpus, tmp_path):
-    """The path's spelling is free, the content is not."""
+    """The path's spelling is free, the content is not; of an ended run as well."""
     workdir = tmp_path / "run"
     shutil.copytree(trained, workdir)
-    (workdir / "checkpoints/12").rename(tmp_path / "12")
     other = tmp_path / "train.txt"
-    other.write_text((corpus / "train.txt").read_text() + "\n\nOne more document.\n")
     more = [f"--config.data.train={other}", f"--workdir={workdir}"]
+    other.write_text((corpus / "train.txt").read_text())
+    assert "is done" in succeeded(command("train", *arguments, *more)).stderr
+    other.write_text((corpus / "train.txt").read_text() + "\n\nOne more document.\n")
+    refused(command("train", *arguments, *more), "data.train", "text")
+    (workdir / "checkpoints/12").rename(tmp_path / "12")
     refused(command("train", *arguments, *more), "data.train", "text")
 
 

@@ -208,7 +208,7 @@ def check_text(path: Any, before: dict[str, str], hashes: dict[str, str]) -> Non
         if now != old:
             raise UserError(
                 f"{key(name)}: the text or its tokenizer changed: {path} was trained "
-                f"on {name} {old[:16]}, now it is {now[:16]}"
+                f"on {name} {old[:16]}, now it is {now[:16]}; take another workdir"
             )
 
 
