@@ -147,8 +147,8 @@ def main(argv):
                 c.say(f"seed {seed} step {at}/{run.total} loss {loss.item():.4f}")
         for name, batches in valid.items():
             found = score(model, objective, batches, config.batch_size)
-            rows.append({"step": run.total, "seed": seed, "lr": o.lr, "valid": name})
-            rows[-1] |= found
+            row = {"step": run.total, "seed": seed, "lr": o.lr, "valid": name}
+            rows.append(row | {"skipped": 0} | found)
             c.say(f"seed {seed}: {found}")
     metric = form.metrics[0]
     runs = [(row["seed"], row["lr"]) for row in rows]
