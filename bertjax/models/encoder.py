@@ -124,7 +124,8 @@ def apply(
 
     at: i32 [B, P], the positions where alone hidden is wanted, [B, P, D]. The last
     layer is computed there (and where the pooler looks), but for its keys and values:
-    what else it makes nobody reads.
+    what else it makes nobody reads. In a loop over the layers (cfg.unroll) it is
+    computed everywhere.
     """
     return _apply(params, cfg, batch, rng, lambda x: None, at)[0]
 
@@ -199,10 +200,14 @@ def _apply(
             kept.append(held)
     else:
         along = depths(params["layers"], cfg)
-        rest = along if wanted is None else jax.tree.map(lambda leaf: leaf[:-1], along)
+        # A loop would have to copy its stack, and its gradients', to leave a layer out.
+        apart = wanted is not None and (cfg.unroll or n) >= n
+        rest = jax.tree.map(lambda leaf: leaf[:-1], along) if apart else along
         # An unrolled scan with its single body is what costs least memory and time.
         x, kept = jax.lax.scan(forgetful(layer), x, rest, unroll=cfg.unroll or n)
-        if wanted is not None:
+        if wanted is not None and not apart:
+            x = take_at(x, wanted)
+        if apart:
             seen = views[:1] if cfg.is_global[-1] else views[-1:]
             last = forgetful(functools.partial(layer, seen=seen, at=wanted))
             x, _ = last(x, jax.tree.map(lambda leaf: leaf[-1], along))

@@ -291,12 +291,12 @@ def test_bfloat16_stays_near(params):
     [
         ("bert", True, {}),
         ("local", False, {}),
+        ("bert", False, dict(remat="full", unroll=1, num_hidden_layers=3)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("bert", False, {}),
                 ("shared", False, {}),
-                ("bert", False, dict(remat="full", unroll=1, num_hidden_layers=3)),
                 ("bert", False, dict(num_hidden_layers=1)),
                 ("bert", True, dict(attention="splash", pooler=False)),
                 ("local", True, dict(pooler=False)),
