@@ -23,7 +23,10 @@ def cost(cfg: Any, objective: Any, stage: Any) -> tuple[int, float]:
 
 
 def flops(cfg: Any, objective: Any, length: int, predictions: int) -> float:
-    """Return the FLOPs of a token slot, of what the objective computes."""
+    """Return the FLOPs of a token slot, of what the objective needs.
+
+    A loop over the layers computes more at the last one, which does not count.
+    """
     if objective.flops:
         return objective.flops(length, predictions)
     asked = predictions if "mlm" in objective.needs else 0
