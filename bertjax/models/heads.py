@@ -119,9 +119,14 @@ def class_logits(params: Params, vectors: jax.Array) -> jax.Array:
 
 
 def init_task(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
-    """Make a task's head: classes, where the config says so behind a transform."""
+    """Make a task's head: classes, where the config says so behind a transform.
+
+    The classes' normal is not cut: that is transformers' law, with whose figures those
+    of a finetuned model are compared, and heads drawn narrower learn later.
+    """
     d = cfg.hidden_size
     specs: dict[str, Any] = linear_specs(into=(d,), out=(classes,))
+    specs["kernel"] = ((d, classes), "uncut")
     if cfg.task_transform:
         dense = linear_specs(into=(d,), out=(d,), bias=cfg.classifier_bias)
         specs |= {"transform": dense, "norm": norm_specs(d, cfg.norm_bias)}

@@ -13,24 +13,27 @@ import numpy as np
 from bertjax.parallel.sharding import keep_gradient
 
 Params = dict[str, Any]
-# What a leaf begins as: a number fills it; "normal" draws it (truncated normal).
+# What a leaf begins as: a number fills it, a key of CUTS draws it.
 Spec = tuple[tuple[int, ...], float | str]
+# Where a normal is cut, in deviations: as TensorFlow's truncated_normal, which leaves
+# 0.88 of the deviation, and nowhere.
+CUTS = {"normal": 2.0, "uncut": math.inf}
 
 
 def draw(rng: jax.Array, specs: Mapping[str, Any], stddev: float) -> Params:
-    """Make f32 parameters from a nested dict of (shape, "normal" | fill value).
+    """Make f32 parameters from a nested dict of (shape, key of CUTS | fill value).
 
-    Normals are cut at two standard deviations, as TensorFlow's truncated_normal of
-    google-research/bert does. A number is a function of the key, its leaf and its place
-    in it, so each device makes its own part alone, and the same ones on any mesh.
+    A "normal" is cut at two standard deviations, as google-research/bert's are. A
+    number is a function of the key, its leaf and its place in it, so each device makes
+    its own part alone, and the same ones on any mesh.
     """
     leaves, tree = jax.tree.flatten(specs, is_leaf=lambda x: isinstance(x, tuple))
     keys = jax.random.key_data(jax.random.split(rng, len(leaves)))
     return jax.tree.unflatten(
         tree,
         [
-            stddev * truncated_normal(key, shape)
-            if how == "normal"
+            stddev * normal(key, shape, CUTS[how])
+            if how in CUTS
             else jnp.full(shape, how, jnp.float32)
             for (shape, how), key in zip(leaves, keys, strict=True)
         ],
@@ -38,14 +41,14 @@ def draw(rng: jax.Array, specs: Mapping[str, Any], stddev: float) -> Params:
 
 
 # Compiled as one where a model is made outside of jit: op by op takes far longer.
-@functools.partial(jax.jit, static_argnums=1, inline=True)
-def truncated_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draw f32 [*shape] from a normal cut at -2 and 2, by the inverse of its law.
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def normal(key: jax.Array, shape: tuple[int, ...], cut: float) -> jax.Array:
+    """Draw f32 [*shape] from a normal cut at -cut and cut, by the inverse of its law.
 
     Of 23 bits a number is made at the middle of its bin: never an end.
     """
     uniform = ((random_bits(key, shape) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
-    edge = math.erf(math.sqrt(2.0))
+    edge = math.erf(cut / math.sqrt(2.0))
     return math.sqrt(2.0) * jax.lax.erf_inv((2 * uniform - 1) * edge)
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError
-from bertjax.models import encoder, stacks
+from bertjax.models import encoder, heads, stacks
 from bertjax.models.config import EncoderConfig, flops_per_token
 from bertjax.models.families import SIZES
 
@@ -105,6 +105,16 @@ def test_initial_values():
     assert abs(float(word.mean())) < 1e-3
     again = encoder.init(jax.random.key(1), cfg)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), made, again))
+
+
+def test_task_heads_are_drawn_uncut():
+    cfg = dataclasses.replace(CFG, hidden_size=512, task_transform=True)
+    made = heads.init_task(jax.random.key(2), cfg, classes=64)
+    classes = np.asarray(made["kernel"])  # 32,768 numbers
+    assert abs(classes.std() - 0.02) < 3e-4
+    assert abs((np.abs(classes) > 0.04).mean() - 0.0455) < 5e-3  # of a whole normal
+    assert 0.06 < np.abs(classes).max() < 0.12
+    assert np.abs(np.asarray(made["transform"]["kernel"])).max() <= 0.04
 
 
 def test_flops_of_base():
