@@ -182,8 +182,12 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
     answered = [q for q in queries if any(g > 0 for g in said.get(q, {}).values())]
     if not answered:
         raise UserError(f"{grades}: no query has a passage that answers it")
-    if lacking := len(said) - len(answered):
-        say(f"{grades}: {lacking:,} queries have no answer, and are left out")
+    for lacking, why in (
+        (len(queries) - len(said), "are not in these grades"),
+        (len(said) - len(answered), "have no answer"),
+    ):
+        if lacking:
+            say(f"{grades}: {lacking:,} queries {why}, and are left out")
     own = [place.get(q, -1) for q in answered]
     return Collection(
         [*passages.values()],

@@ -6,6 +6,7 @@ et al. 2019, section 5.3). A sentence that is too long becomes several rows, par
 where words end, and is put together again before it is scored.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,10 +122,13 @@ class Tags(Rows):
         return said
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Score the entities of the sentences that are there whole, and their words."""
+        """Score the entities of the sentences that are there whole, and their words;
+        nan where there are none."""
         said, whole = self._whole(outputs, example)
-        found = self._entities(said, whole)
         there = np.concatenate([NOTHING, *(np.arange(a, b) for a, b in whole)])
+        if not len(there):
+            return dict.fromkeys(self.form.metrics, math.nan)
+        found = self._entities(said, whole)
         found["accuracy"] = metrics.accuracy(said[there], self.labels[there])
         return {name: float(found[name]) for name in self.form.metrics}
 

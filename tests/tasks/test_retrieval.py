@@ -68,6 +68,7 @@ def test_a_folder(tmp_path):
         f"{path}: 1 passages are empty, and are kept",
     ):
         assert line in said.split("\n")
+    assert "not in these grades" not in said
     (named,), _ = read(path, "data.valid")
     assert named == found
 
@@ -114,6 +115,7 @@ def test_repeated_grades_count_once(tmp_path):
     assert found.grades == [{0: 1, 1: 0}]
     path = tmp_path / "qrels/train.tsv"
     assert f"{path}: 1 rows repeat a grade: {path}:4" in said
+    assert f"{path}: 3 queries are not in these grades, and are left out" in said
 
 
 def test_bad_folders(tmp_path, monkeypatch):
