@@ -8,7 +8,8 @@ The text comes from the folders that gluebenchmark.com's files unpack to (such a
 GLUE_DIR/CoLA/train.tsv), or from TensorFlow Datasets on this machine; what is not found
 is said. Each task is a sweep (bertjax.sweep) in DIR/TASK. DIR then holds glue.json,
 glue.md and, of tests that are there, submission/*.tsv as the site takes them. A task
-that fails is said and the others go on; the exit status is then 2. Repeat to resume.
+that fails, or whose test cannot be read, is said and the others go on; the exit status
+is then 2. Repeat to resume.
 """
 
 import contextlib
@@ -26,12 +27,18 @@ from bertjax.data.text.sources import named_sources
 from bertjax.predict import answer, open_finetuned
 from bertjax.tasks import catalog
 from bertjax.tasks.catalog import TASKS, Files, Task
-from bertjax.tasks.tables import read_rows, read_text
+from bertjax.tasks.tables import Row, read_rows, read_text
 from bertjax.training.signals import Stopped, StopSignal
 
 GLUE = {name: task for name, task in TASKS.items() if task.files is not None}
 AX = f"{catalog.GLUE.format('ax')}:test"
 LEFT_OUT = ("wnli",)  # of the average, as Devlin et al. 2019, table 1
+TROUBLES = {  # what a task met, and how that is said
+    "not_found": "not found",
+    "failed": "failed",
+    "not_handed_in": "no answers to its tests",
+}
+NUMBERS = ("index", "id", "idx")  # columns of a test: of the files, QQP's, TFDS's
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -54,35 +61,30 @@ def main(argv: Sequence[str]) -> int:
     path = Path(args.workdir).expanduser().absolute()
     asked = c.config_arguments(argv)
     rows: list[dict[str, Any]] = []
-    lacking: dict[str, str] = {}
-    failed: dict[str, str] = {}
+    troubles: dict[str, dict[str, str]] = {what: {} for what in TROUBLES}
     for name in args.tasks:
-        task = GLUE[name]
+        task, own, trouble = GLUE[name], path / name, "not_found"
         try:
             there = find(task, folder)
-        except UserError as e:
-            lacking[name] = str(e)
-            c.say(f"{name}: not found: {e}")
-            continue
-        c.say(f"{name}:")
-        own = path / name
-        try:
+            c.say(f"{name}:")
+            trouble = "failed"
             given = [*asked, f"--config.task.name={name}"]
             given += arguments(task, there, path / "text")
             found = sweep.run(given, args.seeds, args.lrs, args.at_once, own, stop)
             rows += table(name, task, found)
+            trouble = "not_handed_in"
             hand_in(task, folder and folder / task.files.folder, path, own)
         except Stopped as e:
             return e.status
         except UserError as e:
-            failed[name] = str(e)
-            c.say(f"{name}: failed: {e}")
-    told = [f"{name}: {why}" for name, why in (lacking | failed).items()]
+            troubles[trouble][name] = str(e)
+            c.say(f"{name}: {TROUBLES[trouble]}: {e}")
     if not rows:
-        what = "came to its end" if failed else "was found"
+        lacking = troubles["not_found"] | troubles["failed"]
+        told = [f"{name}: {why}" for name, why in lacking.items()]
+        what = "came to its end" if troubles["failed"] else "was found"
         raise UserError(f"no task {what}: {'; '.join(told)}")
-    results = {"tasks": rows, "not_found": lacking, "failed": failed}
-    results["average"] = average(rows)
+    results = {"tasks": rows, "average": average(rows), **troubles}
     lines = [*markdown(results)]
     for file, text in (
         ("glue.json", json.dumps(results, indent=1)),
@@ -90,8 +92,13 @@ def main(argv: Sequence[str]) -> int:
     ):
         write(path / file, text, path)
     print(json.dumps(results) if args.json else "\n".join(lines))
-    if failed:
-        raise UserError(f"failed, as said above: {', '.join(failed)}")
+    ends = [
+        f"{TROUBLES[what]}, as said above: {', '.join(troubles[what])}"
+        for what in ("failed", "not_handed_in")
+        if troubles[what]
+    ]
+    if ends:
+        raise UserError("; ".join(ends))
     return 0
 
 
@@ -210,17 +217,16 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
     if results["average"] is not None:
         yield ""
         yield f"Mean of {len(names)} tasks' medians: {100 * results['average']:.2f}"
-    for name, why in results["not_found"].items():
-        yield f"Not found: {name} ({why})"
-    for name, why in results["failed"].items():
-        yield f"Failed: {name} ({why})"
+    for what, told in TROUBLES.items():
+        for name, why in results[what].items():
+            yield f"{told.capitalize()}: {name} ({why})"
 
 
 def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
     """Write the best run's answers to a task's tests, where there are some.
 
     folder: the task's own of the benchmark's files; None: its text is TFDS's, whose
-    rows are in another order and say which they are, `idx`.
+    rows are in another order. Raises UserError.
     """
     named = task.files
     columns = (named.test_columns or named.columns) if folder else ()
@@ -239,14 +245,32 @@ def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
             c.say(f"no {out.name}: {e}")
             continue
         said = {}
-        for i, (row, one) in enumerate(zip(rows, answer(opened, rows), strict=True)):
-            told = f"{one['value']:.3f}" if "value" in one else one["label"]
+        for i, one in zip(numbers(rows), answer(opened, rows), strict=True):
+            said[i] = f"{one['value']:.3f}" if "value" in one else one["label"]
             if named.labels and "label" in one:  # the site's names of the classes
-                told = named.labels[opened.form.labels.index(told)]
-            said[i if folder else int(row.cells["idx"])] = told
+                said[i] = named.labels[opened.form.labels.index(said[i])]
         lines = [f"{i}\t{said[i]}" for i in sorted(said)]
         write(out, "\n".join(["index\tprediction", *lines]), path)
         c.say(f"wrote {out}")
+
+
+def numbers(rows: Sequence[Row]) -> list[int]:
+    """Return which row of the test each is: what its column says, else its place.
+
+    Raises UserError where that is no number, or another row's.
+    """
+    name = next((n for n in NUMBERS if n in rows[0].cells), None)
+    if name is None:
+        return [*range(len(rows))]
+    found: dict[int, None] = {}
+    for row in rows:
+        told = str(row.cells[name]).strip()
+        if not told.isdecimal() or not told.isascii():
+            raise UserError(f"{row.place}: the {name} {told!r} is no number of a row")
+        if int(told) in found:
+            raise UserError(f"{row.place}: the {name} {told} is there twice")
+        found[int(told)] = None
+    return [*found]
 
 
 def tests(task: Task, folder: Path | None) -> dict[str, str]:

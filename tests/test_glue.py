@@ -114,11 +114,12 @@ def test_the_table():
     rows += [{**spread("accuracy", 1e-5, 0.0), "task": "wnli"}]
     assert glue.average(rows) == pytest.approx((0.75 + 0.5) / 2)
     told = {"tasks": rows, "average": glue.average(rows), "not_found": {"qqp": "why"}}
-    told |= {"failed": {"rte": "for this"}}
+    told |= {"failed": {"rte": "for this"}, "not_handed_in": {"cola": "for that"}}
     lines = "\n".join(glue.markdown(told))
     assert "| mrpc | valid | accuracy | 3e-05 | 5 | 80.00 | 1.00 |" in lines
     assert "Mean of 2 tasks' medians: 62.50" in lines and "qqp (why)" in lines
     assert "Failed: rte (for this)" in lines
+    assert "No answers to its tests: cola (for that)" in lines
     found = [spread("accuracy", 1e-5, 0.8, "m"), spread("accuracy", 3e-5, 0.7, "m")]
     found += [spread("accuracy", 1e-5, 0.6, "mm"), spread("accuracy", 3e-5, 0.9, "mm")]
     told = {"spread": found, "best": {"valid": "m"}}
@@ -180,6 +181,27 @@ def test_answers_to_the_tests_of_tfds(tmp_path, monkeypatch, capsys, name):
     assert (missing in said) == (name == "mnli")
 
 
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        ([{"index": " 7", "id": "1"}, {"index": "3", "id": "2"}], [7, 3]),
+        ([{"id": "1"}, {"id": "0"}], [1, 0]),  # QQP's
+        ([{"idx": 4}, {"idx": 0}], [4, 0]),  # TensorFlow Datasets'
+        ([{"sentence": "a"}, {"sentence": "b"}], [0, 1]),
+        ([{"index": "0"}, {"index": "1.5"}], "x:1: the index '1.5' is no number of"),
+        ([{"id": "0"}, {"id": ""}], "x:1: the id '' is no number of a row"),
+        ([{"index": "3"}, {"index": "3"}], "x:1: the index 3 is there twice"),
+    ],
+)
+def test_answers_have_the_numbers_of_the_file(cells, wanted):
+    rows = [Row(one, f"x:{i}") for i, one in enumerate(cells)]
+    if isinstance(wanted, list):
+        assert glue.numbers(rows) == wanted
+    else:
+        with pytest.raises(UserError, match=wanted):
+            glue.numbers(rows)
+
+
 def test_the_diagnostic_rows_among_the_files(folder, capsys):
     own = folder / "MNLI"
     assert glue.tests(glue.GLUE["mnli"], own) == {}
@@ -202,9 +224,10 @@ def test_rows_of_other_widths_are_left_out_of_a_copy(folder, tmp_path, capsys):
     assert "2 rows have more or fewer cells" in capsys.readouterr().err
 
 
-def test_a_task_that_fails_does_not_end_the_others(
-    folder, tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def swept(folder, tmp_path, monkeypatch):
+    """A command without its sweeps: MNLI's fails, others score 0.5."""
+
     def run(given, seeds, lrs, at_once, path, stop):
         if path.name == "mnli":
             raise UserError("train.tsv:3: is wrong")
@@ -213,10 +236,16 @@ def test_a_task_that_fails_does_not_end_the_others(
         return {"spread": [row], "best": row}
 
     monkeypatch.setattr(glue.sweep, "run", run)
-    monkeypatch.setattr(glue, "hand_in", lambda *told: None)
     monkeypatch.setattr(glue.StopSignal, "install", lambda self: None)
     given = ["--config=finetune/classify.py", f"--data={folder}", "--json"]
-    given += [f"--workdir={tmp_path / 'w'}", "--tasks=mnli,cola,rte"]
+    return [*given, f"--workdir={tmp_path / 'w'}", "--tasks=mnli,cola,rte"]
+
+
+def test_a_task_that_fails_does_not_end_the_others(
+    swept, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(glue, "hand_in", lambda *told: None)
+    given = swept
     with pytest.raises(UserError, match=r"^failed, as said above: mnli$"):
         glue.main(given)
     told = json.loads((tmp_path / "w/glue.json").read_text())
@@ -226,6 +255,22 @@ def test_a_task_that_fails_does_not_end_the_others(
     assert "Failed: mnli" in (tmp_path / "w/glue.md").read_text()
     with pytest.raises(UserError, match="no task came to its end: mnli"):
         glue.main([*given, "--tasks=mnli"])
+
+
+def test_a_test_that_cannot_be_read_fails_no_task(
+    swept, folder, tmp_path, monkeypatch, capsys
+):
+    (folder / "CoLA/test.tsv").write_text("index\tsentence\n0\ta\n1\tb\tc\n")
+    model = SimpleNamespace(form=Form(("sentence",), "label", (), 1, ()))
+    model._replace = lambda form: model
+    monkeypatch.setattr(glue, "open_finetuned", lambda path: model)
+    with pytest.raises(UserError, match=r"^no answers to its tests, as said above: c"):
+        glue.main([*swept, "--tasks=cola"])
+    told = json.loads((tmp_path / "w/glue.json").read_text())
+    assert told["failed"] == {} and [r["task"] for r in told["tasks"]] == ["cola"]
+    assert "test.tsv:3: the row has 3 cells" in told["not_handed_in"]["cola"]
+    assert "cola: no answers to its tests: " in capsys.readouterr().err
+    assert not (tmp_path / "w/submission").exists()
 
 
 @pytest.mark.slow
