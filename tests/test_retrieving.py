@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from conftest import read_rows, succeeded
+from test_finetune import learnt_between
 
 from bertjax import UserError, convert, embed, evaluate, predict, train
 from bertjax.training.signals import StopSignal
@@ -45,8 +46,9 @@ def wanted(folder, trained):
         "--config.batch_size=16",
         "--config.total.steps=60",
         "--config.optim.lr=3e-3",
+        "--config.optim.wd=0",
         "--config.eval.every.steps=30",
-        "--config.checkpoint.every.steps=60",
+        "--config.checkpoint.every.steps=30",
     ]
 
 
@@ -67,6 +69,10 @@ def test_it_learns_pairs_by_heart(retriever):
     assert "eval/valid/retrieve_loss" not in scores[-1]
     losses = [r["train/retrieve_loss"] for r in rows if "train/retrieve_loss" in r]
     assert losses[-1] < losses[0] / 3
+
+
+def test_every_parameter_changes(retriever):
+    assert learnt_between(retriever, 30, 60).keys() == {"encoder"}
 
 
 def test_its_vectors_are_searched(retriever, folder, tmp_path, capsys):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import read_rows, succeeded
 from safetensors.numpy import load_file
+from test_finetune import learnt_between
 
 from bertjax import UserError, convert, evaluate, predict, train
 from bertjax.training.signals import StopSignal
@@ -48,8 +49,9 @@ def wanted(columns, trained):
         "--config.batch_size=8",
         "--config.total.steps=40",
         "--config.optim.lr=3e-3",
+        "--config.optim.wd=0",
         "--config.eval.every.steps=20",
-        "--config.checkpoint.every.steps=40",
+        "--config.checkpoint.every.steps=20",
     ]
 
 
@@ -67,6 +69,10 @@ def test_it_learns_16_sentences_by_heart(tagger):
     assert last["step"] == 40
     assert last["eval/valid/f1"] == last["eval/valid/accuracy"] == 1.0
     assert last["eval/valid/tag_loss"] < first["eval/valid/tag_loss"]
+
+
+def test_every_parameter_changes(tagger):
+    assert "tag" in learnt_between(tagger, 20, 40)
 
 
 def answers(model, file, out):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features of every depth: the encoder's own numbers, at any padding."""
 
-import hashlib
-
 import jax
 import numpy as np
 import pytest
@@ -12,7 +10,8 @@ from bertjax import UserError
 from bertjax.models import encoder, stacks
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import linear
-from bertjax.probing import features
+from bertjax.probing import features, layers, probes
+from bertjax.tasks.metrics import accuracy
 from bertjax.tasks.texts import Form, Texts, make_ragged
 
 SIZES = dict(
@@ -88,17 +87,10 @@ def make_texts():
     return Texts(form, (make_ragged(rows),), np.zeros(7, np.int32), np.zeros(40, int))
 
 
-def checksum(params):
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()
-
-
 def test_features_are_pooled_by_hand(model):
-    """A row as it is alone, without padding; the encoder stays as it is."""
+    """A row as it is alone, without padding."""
     cfg, params = model
-    texts, before, row = make_texts(), checksum(params), 5
+    texts, row = make_texts(), 5
     batch = {"input_ids": np.array([[1, *texts.texts[0][row], 2]], np.int32)}
     batch["attention_mask"] = np.ones_like(batch["input_ids"])
     kept = jax.jit(lambda p, b: encoder.apply_layers(p, cfg, b, lambda x: x[0]))
@@ -108,7 +100,41 @@ def test_features_are_pooled_by_hand(model):
         found = features.read_texts(read, texts, Specials, 4, 16, 3, 40)
         assert found.shape == (4, 7, 16) and found.dtype == np.float32
         np.testing.assert_allclose(found[:, row], wanted, rtol=1e-4, atol=1e-5)
-    assert checksum(params) == before
+
+
+def test_probes_alone_are_trained(model, monkeypatch):
+    """What the optimizer holds is the probe's; the encoder says the same afterwards,
+    in memory that could be written to."""
+    cfg, params = model
+    params, trained = jax.tree.map(np.array, params), []
+    before = jax.tree.map(np.copy, params)
+    adam = probes.optax.adam
+
+    def spy(rate):
+        def init(params):
+            trained.append(jax.tree.map(np.shape, params))
+            return adam(rate).init(params)
+
+        return adam(rate)._replace(init=init)
+
+    monkeypatch.setattr(probes.optax, "adam", spy)
+    probes.run.clear_cache()  # another encoder's probes look the same
+    reader = features.make_reader(cfg, params, "mean")
+
+    def read():
+        return features.read_texts(reader, make_texts(), Specials, 4, 16, 3, 40)
+
+    train, labels = read(), np.array([0, 1, 0, 1, 1, 0, 1], np.int32)
+    data = layers.Data(train.copy(), labels, train.copy(), labels)
+    probes.standardise(data.train, data.valid)
+    settings = probes.Settings(steps=3, batch_size=4, lr=0.1, weight_decay=0.1)
+    none, told = np.zeros((1, 0), np.int32), (accuracy, 0, settings)
+    layers.probe_layers("linear", data, 2, none, *told)
+    layers.probe_mix("linear", data, 2, accuracy, 1, 0, settings)
+    own = {"kernel": (16, 2), "bias": (2,)}
+    assert trained == [{"out": own}, {"out": own, "mix": (4,), "scale": ()}]
+    np.testing.assert_array_equal(read(), train)
+    jax.tree.map(np.testing.assert_array_equal, params, before)
 
 
 def test_memory_is_told_and_refused():
