@@ -10,7 +10,8 @@ GLUE = "tfds:glue/{}"
 
 @dataclass(frozen=True)
 class Task:
-    """train, valid: as data.train and data.valid have them. columns: of the text, of
+    """train, valid: as data.train and data.valid have them, "" where they are the
+    user's to give. columns: of the text, of
     the second text if there is one. labels: in the order of their classes; none for a
     score. objective, metrics: names (bertjax/objectives, tasks/metrics.py). choices:
     the columns of multiple choice. files: of the benchmark as its own site gives it."""
@@ -77,6 +78,12 @@ def answer(version: str) -> Task:
     return Task(train, valid, columns, (), "answers", "span", metrics)
 
 
+def find(*metrics: str) -> Task:
+    """Make a task of passages that answer queries: the folder is the user's."""
+    columns = "query", "positive"
+    return Task("", "", columns, (), "negatives", "retrieve", metrics)
+
+
 BOTH = ("accuracy", "f1")
 MNLI = ("entailment", "neutral", "contradiction")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -85,6 +92,7 @@ DUPLICATE = ("not_duplicate", "duplicate")
 MATCHED = "m={0}:validation_matched,mm={0}:validation_mismatched"
 NUMBERS = ("0", "1")
 PAIR = ("sentence1", "sentence2")
+ENTITIES = ("PER", "ORG", "LOC", "MISC")
 
 # Wang et al. 2019 (GLUE), table 1, with its metrics; files as its site has them.
 TASKS: Mapping[str, Task] = {
@@ -184,4 +192,18 @@ TASKS: Mapping[str, Task] = {
         ("premise", "question"),
         ("choice1", "choice2"),
     ),
+    # Tjong Kim Sang and De Meulder 2003; labels in the order of TensorFlow Datasets.
+    "conll2003": Task(
+        "tfds:conll2003:train",
+        "tfds:conll2003:dev",
+        ("tokens",),
+        ("O", *(f"{mark}-{kind}" for kind in ENTITIES for mark in "BI")),
+        "ner",
+        "tag",
+        ("f1", "precision", "recall", "accuracy"),
+    ),
+    # Any folder of BEIR's, by its two measures (Thakur et al. 2021); MS MARCO's own
+    # one is another (Nguyen et al. 2016).
+    "beir": find("ndcg@10", "recall@100"),
+    "msmarco": find("mrr@10", "recall@100"),
 }

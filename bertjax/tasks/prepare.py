@@ -45,7 +45,8 @@ class Kind(NamedTuple):
     -> those of standard input. find(examples, form) -> the form, with its labels.
     make(examples, form, tokenizer, labelled, say) -> rows. metrics: their names;
     default: those that count where nothing else is said. unused: keys of config.task
-    that say nothing, and the only value that they may have beside "". wanted: what is
+    that say nothing, and the only value that they may have beside "". columns: keys of
+    config.task that need not be given, and what they then are. wanted: what is
     written in the place of a directory. locate(entry, key) -> the file that an entry of
     a source names.
     """
@@ -57,11 +58,13 @@ class Kind(NamedTuple):
     metrics: Sequence[str]
     default: tuple[str, ...]
     unused: Mapping[str, str]
+    columns: Mapping[str, str] = {}
     wanted: str = tables.WANTED
     locate: Callable[[str, str], str] = lambda entry, key: entry
 
 
 TABLE = tables.read_rows, tables.parse_text
+TAGS = {"text": "1", "label": "-1"}  # the first column and the last
 SQUAD = {"text": "question", "text_pair": "context", "label": "answers"}
 KINDS = {
     "classify": Kind(
@@ -88,6 +91,7 @@ KINDS = {
         tags.METRICS,
         tags.METRICS,
         {"text_pair": "", "choices": ""},
+        TAGS,
         tagged.WANTED,
     ),
     "span": Kind(
@@ -98,6 +102,7 @@ KINDS = {
         asked.METRICS,
         ("exact", "f1"),
         {**SQUAD, "labels": "", "choices": ""},
+        SQUAD,
         asked.WANTED,
     ),
     "retrieve": Kind(
@@ -108,6 +113,7 @@ KINDS = {
         [*search.MEASURES],
         (*search.MEASURES,),
         {"labels": "", "choices": ""},
+        {k.removeprefix("task."): v for k, v in collection.COLUMNS.items()},
         locate=collection.locate,
     ),
     "choose": Kind(
@@ -130,12 +136,19 @@ def is_task(config: ConfigDict) -> bool:
 
 
 def settle(config: ConfigDict, overrides: Any = ()) -> None:
-    """Fill in what a named task says and the config does not.
+    """Fill in what a named task says and the config does not, and usual columns.
 
     overrides: the keys that the command line gave. Raises UserError.
     """
-    if not config.task.name:
-        return
+    if config.task.name:
+        _settle_named(config, overrides)
+    if config.objective in KINDS:
+        for key, column in KINDS[config.objective].columns.items():
+            if f"task.{key}" not in overrides:
+                config.task[key] = config.task[key] or column
+
+
+def _settle_named(config: ConfigDict, overrides: Any) -> None:
     task = registry.pick("task.name", config.task.name, TASKS)
     first, *second = task.columns
     told = dict(text=first, text_pair="".join(second), label=task.label)
@@ -239,10 +252,8 @@ def tell(
     """
     config.objective = objective
     config.data.length = min(384, longest) if objective == "span" else longest
-    names = {"tag": ("1", "", "-1"), "span": (*SQUAD.values(),)}
-    columns = names.get(objective, ("text", "", "label"))
     config.task.choices = "choices" if objective == "choose" else ""
-    config.task.text, config.task.text_pair, config.task.label = columns
+    config.task.update({"text": "text", "label": "label"} | KINDS[objective].columns)
     if objective == "tag" and not all(map(tags.is_bio, labels)):
         config.task.metrics = "accuracy"
 

@@ -18,8 +18,5 @@ def get_config(arg: str | None = None):
     config = c.finetuning(smoke, lr=5e-5, epochs=2, length=384)
     config.objective = "span"
     config.task.name = named.get("task", "")
-    config.task.text = "question"
-    config.task.text_pair = "context"
-    config.task.label = "answers"
     config.model.size = size
     return config

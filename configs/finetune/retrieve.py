@@ -5,22 +5,22 @@ One encoder for both (Reimers and Gurevych 2019), the other passages of the batc
 negatives and one given one where there are some (Karpukhin et al. 2020). Mean pooling,
 cosines over 0.05, batch 64 at 2e-5 are sentence-transformers' usual settings; DPR's
 are task.pooling=cls task.normalize=False task.temperature=1 batch_size=128. ARG: a
-size, smoke.
+size, smoke, and task=beir or msmarco, which say the metrics.
 
   --config.init_from=DIR --config.data.train=FOLDER --config.data.valid=FOLDER
 
-FOLDER is of BEIR's layout; or tables with the columns below, `negatives` if any.
+FOLDER is of BEIR's layout; or tables with the columns query, positive and, if any,
+negatives, or those of task.text, task.text_pair and task.label.
 """
 
 from bertjax import config as c
 
 
 def get_config(arg: str | None = None):
+    named, arg = c.split_arg(arg, ("task",))
     size, smoke = c.read_arg(arg, size="base")
     config = c.finetuning(smoke, lr=2e-5, batch_size=64, length=256)
     config.objective = "retrieve"
-    config.task.text = "query"
-    config.task.text_pair = "positive"
-    config.task.label = "negatives"
+    config.task.name = named.get("task", "")
     config.model.size = size
     return config

@@ -5,6 +5,7 @@ import pytest
 
 from bertjax import UserError
 from bertjax import config as c
+from bertjax.tasks.catalog import TASKS
 from bertjax.tasks.prepare import KINDS, check, make_form, prepare
 
 TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
@@ -44,6 +45,70 @@ def test_what_says_nothing_is_refused(config, given, said):
     with pytest.raises(UserError) as e:
         check(c.parse([f"--config={file}", *more]).config)
     assert said in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "objective", "columns", "train"),
+    [
+        (["tag.py"], "tag", ("1", "", "-1"), ""),
+        (["qa.py"], "span", ("question", "context", "answers"), ""),
+        (["retrieve.py"], "retrieve", ("query", "positive", "negatives"), ""),
+        (["classify.py", "objective=tag"], "tag", ("1", "", "-1"), ""),
+        (["tag.py", "task.text=2"], "tag", ("2", "", "-1"), ""),
+        (
+            ["retrieve.py", "task.text_pair="],
+            "retrieve",
+            ("query", "", "negatives"),
+            "",
+        ),
+        (
+            ["tag.py:task=conll2003"],
+            "tag",
+            ("tokens", "", "ner"),
+            "tfds:conll2003:train",
+        ),
+        (
+            ["tag.py", "task.name=conll2003", "data.train=a", "data.valid=b"],
+            "tag",
+            ("tokens", "", "ner"),
+            "a",
+        ),
+        (
+            ["tag.py:task=rte"],
+            "classify",
+            ("sentence1", "sentence2", "label"),
+            "tfds:glue/rte:train",
+        ),
+        (["retrieve.py:task=beir"], "retrieve", ("query", "positive", "negatives"), ""),
+    ],
+)
+def test_columns_that_need_not_be_given(given, objective, columns, train):
+    file, *keys = given
+    keys = [f"--config.{key}" for key in keys]
+    made = c.parse([f"--config=finetune/{file}", *keys]).config
+    task = made.task
+    assert (task.text, task.text_pair, task.label) == columns
+    assert made.objective == objective and made.data.train == train
+
+
+def test_every_named_task_passes(vocabulary):
+    """What it says goes with its objective, whatever config takes its name."""
+    for name, task in TASKS.items():
+        assert {*task.metrics} <= {*KINDS[task.objective].metrics}
+        args = [
+            f"--config=finetune/tag.py:task={name}",
+            f"--config.data.vocab={vocabulary}",
+        ]
+        check(c.parse(args).config)
+
+
+def test_the_first_measure_of_a_benchmark_counts():
+    for name, first in (
+        ("beir", "ndcg@10"),
+        ("msmarco", "mrr@10"),
+        ("conll2003", "f1"),
+    ):
+        assert TASKS[name].metrics[0] == first
 
 
 def test_labels_are_different():

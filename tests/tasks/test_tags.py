@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tagged sentences: how they are read, parted into rows, labelled, joined, refused."""
 
+import importlib.resources
 import json
+import math
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,11 +12,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bertjax import UserError
+from bertjax import UserError, config
 from bertjax.data.text import datasets
+from bertjax.tasks.prepare import make_form
 from bertjax.tasks.rows import Form
 from bertjax.tasks.tagged import parse_text, read_sentences
 from bertjax.tasks.tags import METRICS, find_tags, make_tags
+from bertjax.training import best
 
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
 BOTH = {"task.text": "1", "task.label": "-1"}
@@ -151,7 +156,8 @@ def test_entities_of_whole_sentences(tmp_path):
     gold = rows.gather(np.arange(2), None, SPECIALS)["labels"]
     assert rows.score({"tags": gold}, np.arange(2))["f1"] == 1
     short = rows.score({"tags": gold[:1]}, np.arange(1))  # not whole: not scored
-    assert short == dict.fromkeys(METRICS, 0.0)
+    assert short.keys() == {*METRICS} and all(map(math.isnan, short.values()))
+    assert best.find("eval/valid/f1", [(2, short["f1"]), (4, 0.0)]).step == 4
     other = gold.copy()
     other[1, 1] = 0
     found = rows.score({"tags": other}, np.arange(2))
@@ -218,3 +224,29 @@ def test_tags_of_tfds(monkeypatch):
     (found,) = read_sentences(name, "data.train", columns, print)
     assert (found.words, found.tags) == (["é", "x"], ["B-X", "O"])
     assert found.place(1) == f"{name}:0 (word 2)"
+
+
+@pytest.mark.slow  # TensorFlow Datasets writes for ten seconds
+def test_conll2003_as_tensorflow_datasets_makes_it(tmp_path, monkeypatch):
+    """Its own builder, from files of CoNLL's form: features, splits, labels."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    # Writing (not reading) needs a back-port that not every installation has.
+    monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
+    lines = "-DOCSTART- -X- -X- O\n\nAnn NNP B-NP B-PER\nLee NNP I-NP I-PER\n"
+    for name in ("train", "valid", "test"):
+        write(tmp_path, f"{lines}, , O O\n\n", f"{name}.txt")
+    fetch = "download_and_extract"
+    monkeypatch.setattr(tfds.download.DownloadManager, fetch, lambda *told: tmp_path)
+    builder = tfds.builder("conll2003", data_dir=tmp_path, try_gcs=False)
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+    )
+    tfds.core.add_data_dir(tmp_path)
+    made_ = config.parse(["--config=finetune/tag.py:task=conll2003"]).config
+    form = make_form(made_)
+    for source in (made_.data.train, made_.data.valid):
+        found = read_sentences(source, "data.train", form.keys(), print)
+        words, tags = ["Ann", "Lee", ","], ["B-PER", "I-PER", "O"]
+        assert (words, tags) in [(s.words, s.tags) for s in found]
+    of_list = builder.info.features["ner"].feature
+    assert form.labels == tuple(of_list.names) and len(form.labels) == 9
