@@ -2,15 +2,17 @@
 """A sweep trains what so many commands would train, and goes on where it was."""
 
 import csv
+import functools
 import json
 import re
+import shutil
 import signal
 
 import jax
 import numpy as np
 import pytest
 
-from bertjax import UserError, config, predict, sweep, train, updates
+from bertjax import UserError, config, disk, predict, sweep, train, updates
 from bertjax.training import members, spread
 from bertjax.training.signals import Stopped, StopSignal
 
@@ -46,6 +48,24 @@ def wanted(vocabulary, tmp_path_factory):
 def run(wanted, path, at_once=None, runs=RUNS):
     made = config.parse(wanted).config
     return sweep.sweep(made, path, runs, at_once, {})
+
+
+def get_worse(wanted, folder):
+    """Return arguments of runs that learn the opposite of data.valid."""
+    table = next(a for a in wanted if "data.valid" in a).partition("=")[2]
+    with open(table, newline="") as file:
+        head, *rows = csv.reader(file)
+    with (folder / "opposite.csv").open("w", newline="") as file:
+        turned = [(text, "yn"[label == "y"]) for text, label in rows]
+        csv.writer(file).writerows([head, *turned])
+    keys = {"data.valid": f"valid={folder / 'opposite.csv'}", "total.steps": 12}
+    keys |= {"eval.every.steps": 1, "eval.patience": 3, "eval.best": "classify_loss"}
+    return [*wanted, *(f"--config.{key}={value}" for key, value in keys.items())]
+
+
+def read_best(path):
+    opened = disk.open_model(str(path), "--model")
+    return opened[3]["step"], disk.read_params(opened[2])
 
 
 def losses(found):
@@ -165,6 +185,55 @@ def test_sizes_of_groups():
     assert members.group_size(7, lambda size: False) == 1
 
 
+def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
+    """Of each run what train says of it, also after a kill between two saves."""
+    worse, path = get_worse(wanted, tmp_path), tmp_path / "swept"
+    runs = [(0, 3e-4), (1, 1e-3)]
+    found = run(worse, path, runs=runs)
+    assert found["at"] == "best" and found["steps"] < 12
+    step, params = read_best(path)
+    for (seed, rate), row in zip(runs, found["runs"], strict=True):
+        one = tmp_path / str(seed)
+        more = [f"--config.seed={seed}", f"--config.optim.lr={rate}"]
+        train.main([*worse, *more, f"--workdir={one}"])
+        alone = json.loads((one / "run.json").read_text())
+        assert alone["best"]["step"] == row["step"]
+        assert alone["best"]["value"] == pytest.approx(row["classify_loss"], rel=1e-5)
+        last = [r["step"] for r in found["curve"] if r["seed"] == seed][-1]
+        assert alone["total_steps"] == last == row["step"] + 3
+        if found["best"] == row:
+            same = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+            assert read_best(one)[0] == step == row["step"]
+            jax.tree.map(same, read_best(one)[1], params)
+    assert len({row["step"] for row in found["runs"]}) == 2  # they end one by one
+    mine = json.loads((path / "run.json").read_text())
+    assert mine["best"]["value"] == found["best"]["classify_loss"]
+    assert "ends here (eval.patience): step" in told(capsys)
+    assert run(worse, path, runs=runs) == json.loads((path / sweep.RESULTS).read_text())
+    assert "is done" in told(capsys)
+
+    again, real, calls = tmp_path / "again", members.score, []
+
+    def some(*arguments):
+        calls.append(1)
+        if len(calls) > step + 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(members, "score", some)
+    with pytest.raises(KeyboardInterrupt):
+        run(worse, again, runs=runs)
+    monkeypatch.setattr(members, "score", real)
+    shutil.rmtree(again / f"members/1/checkpoints/{step + 2}")
+    resumed = run(worse, again, runs=runs)
+    assert f"resuming after step {step + 1}" in told(capsys)
+    changed = {"seconds", "facts"}
+    for key in found.keys() - changed:
+        assert resumed[key] == found[key], key
+    assert read_best(again)[0] == step
+    jax.tree.map(np.testing.assert_array_equal, read_best(again)[1], params)
+
+
 @pytest.mark.slow
 def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
     path, real, calls = tmp_path / "cut", members.score, []
@@ -259,7 +328,8 @@ def test_what_is_refused(wanted, tmp_path):
         ("--lrs=1e-3,x",): "--lrs=1e-3,x",
         ("--lrs=1e-3,1e-3",): "different numbers",
         ("--config.optim.ema=0.9",): "optim.ema",
-        ("--config.eval.patience=2",): "eval.patience=2",
+        ("--config.eval.patience=0",): r"eval\.patience=0 is not in",
+        ("--config.eval.best=acuracy",): "eval.best.*did you mean 'eval/valid/accur",
         ("--config.log.writers=jsonl",): "log.writers=jsonl says nothing to a sweep",
         ("--config.checkpoint.keep_last=5",): "checkpoint.keep_last=5 says nothing",
         ("--config.guard.rewinds=1",): "guard.rewinds=1",

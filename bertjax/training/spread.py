@@ -1,68 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the scores of a sweep's runs scatter, which run is best, and lines that say so.
 
-A row is a run's evaluation: {"step", "seed", "lr", "valid", "skipped", metric: value}.
-No jax.
+A row is a run's evaluation: {"step", "seed", "lr", "valid", "skipped", metric: value},
+a value None where it was not finite. No jax.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertjax import UserError
-from bertjax.training.best import falls
+from bertjax.training.best import Judge, falls
 
 ABOUT = "step", "seed", "lr", "valid", "skipped"  # of a row, beside its metrics
 
 
-def summarise(
-    scores: Sequence[dict[str, Any]],
-    runs: Sequence[tuple[int, float]],
-    total: int,
-    name: str,
-    metric: str,
-) -> dict[str, Any]:
-    """Return the last scores of every run, how they scatter, and which is best.
+class Standings:
+    """The evaluations of all runs until now, `rows`, and what they decide.
 
-    name, metric: of the validation set and the metric that decide; of equal runs the
-    first one is best. `bests` are the evaluations that eval.best would have kept: of
-    each run that is not lost the best one, of equals the first. A score is None where
-    it was not finite. Raises UserError where that one never was.
+    runs: (seed, rate) of each. metric: "eval/SET/METRIC", by which they are compared:
+    at their best evaluations where `best` is asked for, else at their last ones.
+    patience: so many evaluations of a run without a better one end it; None: none do.
     """
-    last = [row for row in scores if row["step"] == total]
-    sign = 1 if falls(metric) else -1
-    mine = [r for r in last if r["valid"] == name and r[metric] is not None]
-    if not mine:
-        raise UserError(
-            f"{name}'s {metric} is not finite in any run: take lower --lrs, or look at "
-            "init_from"
-        )
-    best = min(mine, key=lambda row: sign * row[metric])
-    ends = [(row["seed"], row["lr"]) for row in mine]
-    bests = [
-        min(
-            (
-                row
-                for row in scores
-                if (row["seed"], row["lr"]) == end
-                and row["valid"] == name
-                and row[metric] is not None
-            ),
-            key=lambda row: sign * row[metric],
-        )
-        for end in ends
-    ]
-    spread = []
-    for valid in dict.fromkeys(row["valid"] for row in last):
-        for rate in dict.fromkeys(rate for _, rate in runs):
-            rows = [r for r in last if r["valid"] == valid and r["lr"] == rate]
-            for key in sorted({key for row in rows for key in row} - {*ABOUT}):
-                values = [row.get(key) for row in rows]
-                spread.append(
-                    {"valid": valid, "lr": rate, "metric": key} | scatter(values)
-                )
-    facts = {"steps": total, "metric": metric, "best": best, "spread": spread}
-    return facts | {"runs": last, "bests": bests, "curve": list(scores)}
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[int, float]],
+        metric: str,
+        best: bool,
+        patience: int | None,
+    ) -> None:
+        self.runs, self.at_best = runs, best
+        _, self.valid, self.metric = metric.split("/", 2)
+        self.judges = {run: Judge(metric, patience) for run in runs}
+        self.rows: list[dict[str, Any]] = []
+        # Places in `runs` of those whose better score is waited for no more.
+        self.ended: set[int] = set()
+
+    def see(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Take the rows of an evaluation, or of several in their order."""
+        self.rows += rows
+        for row in rows:
+            if row["valid"] == self.valid:
+                value = row.get(self.metric)
+                judge = self.judges[row["seed"], row["lr"]]
+                judge.see(row["step"], math.nan if value is None else value)
+        self.ended = {i for i, run in enumerate(self.runs) if self.judges[run].over}
+
+    @property
+    def step(self) -> int:
+        """The step of the last evaluation; 0 before the first."""
+        return self.rows[-1]["step"] if self.rows else 0
+
+    @property
+    def counted(self) -> list[dict[str, Any]]:
+        """The rows of the evaluation of each run that counts, by set and run."""
+        steps = {}
+        for run, judge in self.judges.items():
+            best = judge.step if self.at_best else None
+            steps[run] = judge.scores[-1][0] if best is None else best
+        sets = [*dict.fromkeys(row["valid"] for row in self.rows)]
+        told = [r for r in self.rows if r["step"] == steps[r["seed"], r["lr"]]]
+
+        def place(row: dict[str, Any]) -> tuple[int, int]:
+            return sets.index(row["valid"]), self.runs.index((row["seed"], row["lr"]))
+
+        return sorted(told, key=place)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The best of the rows that count: of equals the first step's, then run's."""
+        sign = 1 if falls(self.metric) else -1
+        known = [
+            row
+            for row in self.counted
+            if row["valid"] == self.valid and row.get(self.metric) is not None
+        ]
+        if not known:
+            return None
+        return min(known, key=lambda row: (sign * row[self.metric], row["step"]))
+
+    def summarise(self) -> dict[str, Any]:
+        """Return the scores that count, how they scatter, and which is best.
+
+        Raises UserError where no run had a finite one.
+        """
+        best, rows = self.best, self.counted
+        if best is None:
+            raise UserError(
+                f"{self.valid}'s {self.metric} is not finite in any run: take lower "
+                "--lrs, or look at init_from"
+            )
+        facts = {"steps": self.step, "metric": self.metric, "best": best}
+        facts |= {"at": "best" if self.at_best else "end"}
+        return facts | {"spread": spread(rows), "runs": rows, "curve": self.rows}
+
+
+def spread(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how rows scatter: one for each validation set, rate and metric."""
+    found = []
+    pairs = dict.fromkeys((row["valid"], row["lr"]) for row in rows)
+    for valid, rate in pairs:
+        mine = [row for row in rows if (row["valid"], row["lr"]) == (valid, rate)]
+        for key in sorted({key for row in mine for key in row} - {*ABOUT}):
+            told = {"valid": valid, "lr": rate, "metric": key}
+            found.append(told | scatter([row.get(key) for row in mine]))
+    return found
 
 
 def scatter(values: Sequence[float | None]) -> dict[str, Any]:
@@ -97,11 +141,14 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
     first = found["best"]["valid"]
     for row in found["runs"]:
         if row["skipped"] and row["valid"] == first:
-            told = f"{row['skipped']:,} of {found['steps']:,} updates skipped (guard)"
+            told = f"{row['skipped']:,} of {row['step']:,} updates skipped (guard)"
             lost = row[found["metric"]] is None
             yield f"seed {row['seed']}, lr {row['lr']:g}: {told}" + ", lost" * lost
     best = found["best"]
+    if found.get("at") == "best":
+        yield "each run at its best evaluation (eval.best)"
     yield (
         f"best by {best['valid']}'s {found['metric']}: seed {best['seed']}, "
-        f"lr {best['lr']:g}: {best[found['metric']]:.4f}, by this very score"
+        f"lr {best['lr']:g}, step {best['step']:,}: {best[found['metric']]:.4f}, by "
+        "this very score"
     )
