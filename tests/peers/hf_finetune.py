@@ -4,10 +4,11 @@
 python tests/peers/hf_finetune.py --config=finetune/classify.py --model=HF_DIR \
     --seeds=5 --out=FILE.json [--steps=N] [--config.KEY=VALUE ...]
 
-Same weights, order of the rows, rates, optimizer and metrics; the head's draw and
-dropout are torch's own. HF_DIR may be `random:HF_DIR`, of which only the sizes are
-taken. FILE has sweep.json's `runs` and `spread`, and the seconds of a step (median of
-wall and of CPU time). Needs torch, transformers, and bertjax in the same environment.
+Same weights, head, order of the rows, rates, optimizer and metrics; dropout is torch's
+own, and with --head=torch the head too. HF_DIR may be `random:HF_DIR`, of which only
+the sizes are taken. FILE has sweep.json's `runs` and `spread`, and the seconds of a
+step (median of wall and of CPU time); finetune_rows.py compares the two. Needs torch,
+transformers, and bertjax in the same environment.
 """
 
 import json
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 
+import jax
 import numpy as np
 import torch
 import transformers as hf
@@ -40,6 +42,7 @@ def define_flags(values):
     flags.DEFINE_string("out", None, "", flag_values=values)
     flags.DEFINE_integer("seeds", 5, "", flag_values=values)
     flags.DEFINE_integer("steps", 0, "of each run; 0: all", flag_values=values)
+    flags.DEFINE_enum("head", "ours", ("ours", "torch"), "", flag_values=values)
     flags.DEFINE_integer("threads", 1, "", flag_values=values)
 
 
@@ -53,6 +56,15 @@ def make_model(where, objective, form, seed):
     if plain != where:
         return CLASSES[objective].from_config(settings)
     return CLASSES[objective].from_pretrained(where, config=settings)
+
+
+def give_head(model, params):
+    """Begin with the task's layer that bertjax draws: kernel [D, C] and bias [C]."""
+    (made,) = (v for k, v in params.items() if k != "encoder")
+    layer = model.qa_outputs if hasattr(model, "qa_outputs") else model.classifier
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.array(made["kernel"]).T))
+        layer.bias.copy_(torch.from_numpy(np.array(made["bias"])))
 
 
 def run_model(model, objective, batch):
@@ -109,7 +121,8 @@ def main(argv):
     tokenizer, parts = prepared.tokenizer, prepared.parts
     form = next(iter(parts.values())).form
     cfg = c.encoder_config(config, tokenizer.vocab_size)
-    needs = make_objective(tasks.objective_of(config, parts), cfg)[0].needs
+    task, _ = make_objective(tasks.objective_of(config, parts), cfg)
+    needs = task.needs
     tables = build.make_tables(config, tokenizer, build.count_tokens(parts))
     valid = build.make_valid(config, needs, tokenizer, prepared.valid, tables)
     rows, walls, cpus, losses = [], [], [], {}
@@ -120,6 +133,8 @@ def main(argv):
         warmup, decay, span = updates.schedule_lengths(config, run.phases, run.total)
         schedule, _ = updates.make_tx(config, warmup, span, decay)
         model = make_model(args.model, objective, form, seed)
+        if args.head == "ours":
+            give_head(model, task.init(jax.random.key(seed)))
         model.train()
         plain, decayed = [], []
         for _, p in model.named_parameters():
