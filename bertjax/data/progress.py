@@ -24,6 +24,7 @@ class Progress:
 
     def __init__(self, what: str, total: float | None = None, unit: str = "") -> None:
         self.what, self.total, self.unit = what, total or None, unit
+        self.form = ",.1f" if unit == "MB" else ",.0f"  # counts are whole
         self.done = 0.0
         self.bar: Any = None
         self.started = self.shown = time.monotonic()
@@ -32,7 +33,8 @@ class Progress:
         if sys.stderr.isatty():
             import tqdm
 
-            form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total:.1f} {unit}"
+            count = f"{{n:{self.form}}}/{{total:{self.form}}}"
+            form = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {count} {{unit}}"
             self.bar = tqdm.tqdm(
                 desc=self.what,
                 total=self.total,
@@ -77,11 +79,10 @@ class Progress:
         'prepare: 25.0 of 100.0 MB, 2.5 MB/s, 30 s left'
         """
         rate = self.done / max(seconds, 1e-9)
-        done = f"{self.done:.1f}"
+        done = f"{self.done:{self.form}}"
+        speed = f"{rate:,.1f} {self.unit}/s"
         if self.total is None:
-            return f"{self.what}: {done} {self.unit}, {rate:.1f} {self.unit}/s"
+            return f"{self.what}: {done} {self.unit}, {speed}"
         left = max(0.0, self.total - self.done) / rate if rate else float("inf")
-        return (
-            f"{self.what}: {done} of {self.total:.1f} {self.unit}, "
-            f"{rate:.1f} {self.unit}/s, {left:.0f} s left"
-        )
+        total = f"{self.total:{self.form}} {self.unit}"
+        return f"{self.what}: {done} of {total}, {speed}, {left:.0f} s left"

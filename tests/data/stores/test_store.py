@@ -303,3 +303,7 @@ def test_progress_says_what_is_left():
     assert progress.line(10.0) == "prepare: 25.0 of 100.0 MB, 2.5 MB/s, 30 s left"
     progress.total = None
     assert progress.line(10.0) == "prepare: 25.0 MB, 2.5 MB/s"
+    progress = Progress("score", total=12345.0, unit="tokens")
+    progress.add(1235.0)
+    told = "score: 1,235 of 12,345 tokens, 123.5 tokens/s, 90 s left"
+    assert progress.line(10.0) == told
