@@ -145,18 +145,16 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
     )
     if args.label:
         model = model._replace(form=model.form._replace(label=args.label))
-    with predict.keys_as_flags():
-        check_label(model.form.keys())
+    columns = model.form.keys(flags=True)
+    check_label(columns)
     if not args.text and not model.config.data.valid:
         raise UserError("data.valid is empty in this model's config: give --text=FILES")
     kind = tasks.KINDS[model.config.objective]
     key = "--text" if args.text else "data.valid"
     found = {}
     for name, part in named_sources(args.text or model.config.data.valid, key).items():
-        with predict.keys_as_flags():
-            read = kind.read(part, key, model.form.keys(), c.say)
-            told = model.form, model.tokenizer
-            made = kind.make(read, *told, labelled=True, say=c.say)
+        read = kind.read(part, key, columns, c.say)
+        made = kind.make(read, model.form, model.tokenizer, labelled=True, say=c.say)
         rows = made.plan(model.config.data.length)
         outputs = predict.predict(model, rows, args.batch_size or 32)
         every = np.arange(rows.n)
@@ -170,31 +168,31 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
 
     Vectors are compared by their angle, or as the model was made for.
     """
-    from bertjax import embed, predict
+    from bertjax import embed
     from bertjax.data.text.sources import named_sources, split_sources
     from bertjax.scoring.statistics import half_width
     from bertjax.tasks import collection, search
     from bertjax.tasks import prepare as tasks
 
     model = embed.open_embedder(where, flag, args.dtype, args.weights)
-    columns, text, key = collection.COLUMNS, args.text, "--text"
+    named, text, key = collection.COLUMNS, args.text, "--text"
     if model.config.objective == "retrieve":
-        columns = tasks.make_form(model.config).keys()
+        named = tasks.make_form(model.config).keys()
         if not text:
             text, key = model.config.data.valid, "data.valid"
+    columns = dict(zip(collection.FLAGS, named.values(), strict=True))
     if args.columns is not None:
         names = split_sources(args.columns)
         if len(names) != 2:
             raise UserError(
                 f"--columns={args.columns}: of pairs two columns, QUERY,POSITIVE"
             )
-        columns = dict(columns) | dict(zip(columns, names, strict=False))
+        columns |= zip(collection.FLAGS, names, strict=False)
     if not text:
         raise UserError("--what=retrieval searches --text=FOLDER, in BEIR's layout")
     found = {}
     for name, part in named_sources(text, key).items():
-        with predict.keys_as_flags():
-            read = collection.read_collections(part, key, columns, c.say)
+        read = collection.read_collections(part, key, columns, c.say)
         whole = collection.join(read)
         texts = [*whole.queries, *whole.passages]
         vectors, cut = model.embed(texts, args.batch_size or 32)

@@ -21,11 +21,9 @@ best on the validation set of a model that has learnt that some questions have n
 (0 where it had none); of others each has one.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,8 +38,6 @@ from bertjax.fill_mask import bucket_lengths
 from bertjax.tasks import prepare as tasks
 from bertjax.tasks import tables
 from bertjax.tasks.rows import Form, Rows
-
-KEYS = re.compile(r"task\.(text|text_pair|choices)\b(\[\d+\])?")
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -73,9 +69,9 @@ def main(argv: Sequence[str]) -> int:
                 f"--threshold={args.threshold}: a number, for a model of questions"
             )
         model = model._replace(threshold=args.threshold)
-    with keys_as_flags():
-        read = read_input(args.input, model.form.keys(labelled=False), kind)
-        write(out, answer(model, read, args.batch_size))
+    columns = model.form.keys(labelled=False, flags=True)
+    read = read_input(args.input, columns, kind)
+    write(out, answer(model, read, args.batch_size))
     return 0
 
 
@@ -130,16 +126,6 @@ def open_finetuned(
     params = disk.read_params(checkpoint, config.objective, weights)
     threshold = meta["task"].get("threshold")
     return Finetuned(config, objective, form, tokenizer, params, threshold)
-
-
-@contextlib.contextmanager
-def keys_as_flags() -> Iterator[None]:
-    """Name the flags, in the place of the config's keys, where a column is wrong."""
-    try:
-        yield
-    except UserError as e:
-        said = KEYS.sub("--columns", str(e)).replace("--columns=", "--columns: ")
-        raise UserError(re.sub(r"task\.label\b", "--label", said)) from None
 
 
 def answer(

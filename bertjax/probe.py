@@ -190,12 +190,10 @@ def read_tables(
         tables.read_rows(args[name].value, f"--{name}", columns, c.say)
         for name in ("train", "valid")
     ]
-    try:
-        if not form.labels:
-            form = form._replace(labels=read_labels(rows[0], args.label, OTHER))
-        made = [make_texts(part, form, tokenizer, True, c.say) for part in rows]
-    except UserError as e:  # speaks of the keys of a config
-        raise UserError(str(e).replace("task.label", "--label")) from None
+    if not form.labels:
+        found = read_labels(rows[0], args.label, OTHER, "--label")
+        form = form._replace(labels=found)
+    made = [make_texts(part, form, tokenizer, True, c.say, "--labels") for part in rows]
     longest = c.encoder_config(config, tokenizer.vocab_size).max_length
     for name, texts in zip(("train", "valid"), made, strict=True):
         cut = int((texts.plan(longest).truncated(np.arange(texts.n)) > 0).sum())

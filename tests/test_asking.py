@@ -108,7 +108,7 @@ def test_standard_input(run, pipe, capsys):
         assert said(capsys, f"--model={path}", "--input=-") == found
     for given, words in {
         "": "--input=-: there are no rows",
-        '{"question": "x"}': "standard input:1: --columns: 'context' is unknown",
+        '{"question": "x"}': "standard input:1: question and context are to be texts",
         "x": "standard input: is no JSON",
     }.items():
         pipe(given)

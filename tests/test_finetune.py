@@ -157,7 +157,7 @@ def test_predict_reads_standard_input(finetuned, tables, pipe, capsys):
     for given, words in {
         b"": "--input=-: there are no rows",
         "text\tmore\n": "--input=-: there are no rows",
-        "text\nx\n": "standard input: --columns: 'more' is unknown",
+        "text\nx\n": "standard input: --columns: TEXT_PAIR='more' is unknown",
         b"text\tmore\nx\t\xff\n": "standard input:2: is not UTF-8",
         '{"text": "x"': "standard input:1: is no JSON",
     }.items():
@@ -173,7 +173,7 @@ def test_evaluate_says_what_training_said(command, finetuned):
     refused(command("evaluate", f"--workdir={finetuned}", "--rates=0.3"), "--rates")
     with pytest.raises(UserError, match=r"--what=mlm: .* has no masked-LM head; witho"):
         evaluate.main([f"--workdir={finetuned}", "--what=mlm"])
-    with pytest.raises(UserError, match="--columns: text and --label=text are one col"):
+    with pytest.raises(UserError, match="--columns: TEXT=text and --label=text are o"):
         evaluate.main([f"--workdir={finetuned}", "--label=text"])
 
 
@@ -265,7 +265,7 @@ def test_what_predict_refuses(command, trained, finetuned, tables, tmp_path):
     with pytest.raises(UserError, match="not finetuned"):
         predict.main([f"--model={trained}", f"--input={tables / 'rows.csv'}"])
     told = command("predict", f"--model={finetuned}", f"--input={tmp_path / 'b.tsv'}")
-    refused(told, "b.tsv", "--columns: 'more' is unknown")
+    refused(told, "b.tsv", "--columns: TEXT_PAIR='more' is unknown")
 
 
 @pytest.mark.slow

@@ -34,7 +34,6 @@ from bertjax.tasks.squad import (
 WANTED = "FILE.json"
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
 ANSWER = "text", "answer_start"  # as TensorFlow Datasets has them
-COLUMNS = {"task.text": "question", "task.text_pair": "context"}
 OURS = "bertjax_"  # begins our keys in config.json of an exported model
 THRESHOLD = f"{OURS}threshold"
 NEVER = -1e9  # the logit of a row that was not looked at
@@ -103,11 +102,11 @@ def parse_one(text: str, name: str, say: tables.Say = tables.silent) -> Question
     if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
         return parse_squad(text, name)
     found = Questions(source=name)
-    rows = [*tables.parse_rows(text, "json", name, COLUMNS, say)]
+    rows = [*tables.parse_rows(text, "json", name, {}, say)]
     given = {str(row.cells["id"]) for row in rows if "id" in row.cells}
     free = (own for own in map(str, count()) if own not in given)
     for i, row in enumerate(rows):
-        asked, context = (row.cells[column] for column in COLUMNS.values())
+        asked, context = map(row.cells.get, ("question", "context"))
         if not isinstance(asked, str) or not isinstance(context, str):
             raise UserError(f"{row.place}: question and context are to be texts")
         found.contexts.append(context)

@@ -196,7 +196,7 @@ def choices_of(row: Row, form: Form) -> list[str]:
     elif not isinstance(found, list):
         raise UserError(
             f"{row.place}: the {columns[0]} holds no list of choices: give "
-            "task.choices a column for each, with commas"
+            "a column for each, with commas"
         )
     for k, choice in enumerate(found, 1):
         if not isinstance(choice, str) or not choice.strip():

@@ -24,6 +24,7 @@ from bertjax.tasks.texts import WHOLE
 Say = Callable[[str], None]
 NEGATIVES = "task.label"
 COLUMNS = {"task.text": "query", "task.text_pair": "positive", NEGATIVES: "negatives"}
+FLAGS = "--columns: QUERY", "--columns: POSITIVE", NEGATIVES  # of evaluate, for them
 HEADER = {name: name for name in ("query-id", "corpus-id", "score")}
 ROLES = {"data.train": "train", "data.valid": "dev"}  # of what is scored, test
 TEXTS = "corpus.jsonl", "queries.jsonl"  # of a folder
@@ -51,8 +52,8 @@ def read_collections(
     """Read all folders and tables that a config value names.
 
     key: the config key that messages name, and that says a folder's role; columns: of
-    pairs, {config key: column}, as COLUMNS. Says what is left out. Raises UserError,
-    naming file and line.
+    pairs, {what asks: column}, in the order of COLUMNS. Says what is left out. Raises
+    UserError, naming file and line.
     """
     found = []
     for entry in split_sources(value):
@@ -214,18 +215,19 @@ def _grade_rows(path: str, say: Say) -> Iterator[tables.Row]:
 def _read_pairs(
     entry: str, key: str, columns: Mapping[str, str], say: Say
 ) -> Collection:
-    wanted = {k: column for k, column in columns.items() if k != NEGATIVES}
+    *first, (asking, negatives) = columns.items()
+    wanted = dict(first)
     passages: dict[str, int] = {}
     queries: dict[str, int] = {}
     found = Collection()
     repeated: list[str] = []
     blank: list[str] = []
     given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
-    rows, negatives = tables.read_rows(entry, key, wanted, say), columns[NEGATIVES]
+    rows = tables.read_rows(entry, key, wanted, say)
     asked = key == "data.train" and negatives != COLUMNS[NEGATIVES]
     if asked and not any(negatives in row.cells for row in rows):
         known = [*rows[0].cells]
-        raise UserError(f"{entry}: {registry.unknown(NEGATIVES, negatives, known)}")
+        raise UserError(f"{entry}: {registry.unknown(asking, negatives, known)}")
     for row in rows:
         told = [row.cells[column] for column in wanted.values()]
         others = row.cells.get(negatives) or []

@@ -17,6 +17,12 @@ Batch = dict[str, np.ndarray]
 Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
 
 
+ASKING = (  # for columns: config keys, flags
+    ("task.text", "task.text_pair", "task.choices", "task.label"),
+    ("--columns: TEXT", "--columns: TEXT_PAIR", "--columns: CHOICE", "--label"),
+)
+
+
 class Limits(NamedTuple):
     """In pieces: from the beginning of a window of a context to that of the next; of a
     question, and of an answer, at most. google-research/bert's unless said otherwise.
@@ -43,13 +49,18 @@ class Form(NamedTuple):
     metrics: tuple[str, ...]
     limits: Limits = Limits()
 
-    def keys(self, labelled: bool = True) -> dict[str, str]:
-        """Return {config key: column} of the columns that a table needs."""
+    def keys(self, labelled: bool = True, flags: bool = False) -> dict[str, str]:
+        """Return {what asks: column} of the columns that a table needs, the texts'
+        first, the label's last.
+
+        Config keys ask, or the flags of predict and evaluate, which messages name.
+        """
+        text, pair, choice, label = ASKING[flags]
         texts, choices = self.columns[:2], self.columns[2:]
-        keys = dict(zip(("task.text", "task.text_pair"), texts, strict=False))
+        keys = dict(zip((text, pair), texts, strict=False))
         keys = {key: column for key, column in keys.items() if column}
-        keys |= {f"task.choices[{i}]": column for i, column in enumerate(choices)}
-        return keys | ({"task.label": self.label} if labelled else {})
+        keys |= {f"{choice}[{i}]": column for i, column in enumerate(choices)}
+        return keys | ({label: self.label} if labelled else {})
 
 
 def check_label(keys: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ from bertjax.tasks import tables
 WANTED = "FILE.bio, .conll, .tsv, .txt or .jsonl"
 SUFFIX = re.compile(r"\.(bio|conll|iob|iob2|tsv|txt|jsonl|json)(\.gz|\.zst)?$", re.I)
 NUMBER = re.compile(r"-?[1-9]\d*")
-NAMES = {"task.text": "tokens", "task.label": "tags"}  # in JSON lines
+NAMES = "tokens", "tags"  # in JSON lines
 DOCUMENT = "-DOCSTART-"
 
 Say = Callable[[str], None]
@@ -51,8 +51,8 @@ def read_sentences(
     """Read the sentences of all files that a config value names, in order.
 
     value: files and patterns with commas; key: the config key that messages name.
-    columns: {the config key that asks: column}; without "task.label" there are no tags.
-    Raises UserError, naming file and line, for what is no such file.
+    columns: {what asks: column} of the words and then, if they are asked for, of the
+    tags. Raises UserError, naming file and line, for what is no such file.
     """
     sentences: list[Sentence] = []
     for entry in split_sources(value):
@@ -64,7 +64,7 @@ def read_sentences(
         if not found:
             raise UserError(f"{key}={entry}: there are no sentences")
         words = (word for sentence in found for word in sentence.words)
-        if "task.label" in columns and not any(map(str.strip, words)):
+        if len(columns) > 1 and not any(map(str.strip, words)):
             raise UserError(f"{key}={entry}: every word is empty: there is none to tag")
         sentences += found
     if not sentences:
@@ -104,7 +104,7 @@ def parse_lines(
     text: str, name: str, columns: Mapping[str, str], say: Say
 ) -> Iterator[Sentence]:
     """Yield the sentences of columns, or of plain text if no tags are asked for."""
-    if "task.label" in columns:
+    if len(columns) > 1:
         yield from parse_columns(text, name, columns, say)
         return
     tall = "\t" in text or text.startswith(DOCUMENT)
@@ -165,7 +165,7 @@ def _columns(columns: Mapping[str, str], width: int, place: str) -> list[int]:
     where = []
     for key, column in columns.items():
         if not NUMBER.fullmatch(column):
-            if "task.label" in columns:
+            if len(columns) > 1:
                 raise UserError(
                     f"{place}: {key}={column!r} is no number of a column (1 is the "
                     "first, -1 the last)"
@@ -191,18 +191,19 @@ def parse_json(
 
 def in_objects(columns: Mapping[str, str]) -> dict[str, str]:
     """Name the columns of objects, where those asked for are numbers."""
-    return {k: NAMES[k] if NUMBER.fullmatch(c) else c for k, c in columns.items()}
+    named = zip(columns.items(), NAMES, strict=False)
+    return {k: name if NUMBER.fullmatch(c) else c for (k, c), name in named}
 
 
 def sentence_of(
     row: tables.Row, named: Mapping[str, str], name: str, line: int
 ) -> Sentence:
     """Make a sentence of a row with lists of words and of tags. Raises UserError."""
-    words = row.cells[named["task.text"]]
+    column, *of_tags = named.values()
+    words, tags = row.cells[column], None
     if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-        raise UserError(f"{row.place}: {named['task.text']} is no list of texts")
-    tags = None
-    if column := named.get("task.label"):
+        raise UserError(f"{row.place}: {column} is no list of texts")
+    for column in of_tags:
         tags = row.cells[column]
         if not isinstance(tags, list) or not all(type(t) in (str, int) for t in tags):
             raise UserError(f"{row.place}: {column} is no list of tags")

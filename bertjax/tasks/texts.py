@@ -153,11 +153,13 @@ def read_labels(
     rows: Sequence[Row],
     column: str,
     many: str = "for scores take --config.objective=regress",
+    asking: str = "task.label",
 ) -> tuple[str, ...]:
     """Return the labels that rows have, whole numbers by size, others by the alphabet.
 
-    many: what is said where there are too many to be classes. Raises UserError for
-    that, for an empty label, and where there is only one.
+    many: what is said where there are too many to be classes; asking: the key or flag
+    that named the column. Raises UserError for too many, for an empty label, and where
+    there is only one.
     """
     found: dict[str, str] = {}
     for row in rows:
@@ -166,10 +168,10 @@ def read_labels(
             raise UserError(f"{row.place}: the {column} is empty")
         found.setdefault(label, row.place)
     if len(found) == 1:
-        raise UserError(f"task.label={column}: every row has the label {min(found)!r}")
+        raise UserError(f"{asking}={column}: every row has the label {min(found)!r}")
     if len(found) > len(rows) / 2 and len(found) > 20:
         raise UserError(
-            f"task.label={column}: {len(found):,} labels in {len(rows):,} rows: {many}"
+            f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows: {many}"
         )
     whole = all(WHOLE.fullmatch(label) for label in found)
     return tuple(sorted(found, key=int if whole else None))
@@ -181,15 +183,16 @@ def make_texts(
     tokenizer: Any,
     labelled: bool,
     say: Callable[[str], None] = lambda text: None,
+    asking: str = "task.labels",
 ) -> Texts:
     """Encode rows; says which cells are empty. Raises UserError for labels that do not
-    go with the form."""
+    go with the form, which `asking` gave them."""
     texts = [encode_column(rows, c, tokenizer, say) for c in form.columns]
     size = tokenizer.vocab_size
     counts = sum(np.bincount(text.tokens, minlength=size) for text in texts)
     labels = None
     if labelled:
-        labels = _classes(rows, form) if form.labels else _scores(rows, form)
+        labels = _classes(rows, form, asking) if form.labels else _scores(rows, form)
     return Texts(form, tuple(texts), labels, counts)
 
 
@@ -231,7 +234,7 @@ def text_of(row: Row, column: str) -> str:
     return value
 
 
-def _classes(rows: Sequence[Row], form: Form) -> np.ndarray:
+def _classes(rows: Sequence[Row], form: Form, asking: str) -> np.ndarray:
     index = {label: i for i, label in enumerate(form.labels)}
     out = np.empty(len(rows), np.int32)
     for i, row in enumerate(rows):
@@ -241,7 +244,7 @@ def _classes(rows: Sequence[Row], form: Form) -> np.ndarray:
                 raise UserError(f"{row.place}: the {form.label} is empty")
             raise UserError(
                 f"{row.place}: "
-                f"{registry.unknown('task.labels: the label', label, form.labels)}"
+                f"{registry.unknown(f'{asking}: the label', label, form.labels)}"
             )
         out[i] = index[label]
     return out
