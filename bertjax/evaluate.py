@@ -18,7 +18,6 @@ Without --what a finetuned model is scored by its task's metrics, on data.valid 
 """
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -242,7 +241,7 @@ def say_found(
 
 def evaluate_pll(args: Any, where: str, flag: str) -> int:
     """Print pseudo-log-likelihoods: of each line with --json, else of all."""
-    from bertjax.scoring import pll
+    from bertjax.scoring import pll, totals
     from bertjax.scoring.lines import read_lines
 
     variant = pick_variant(args.variant)
@@ -258,37 +257,19 @@ def evaluate_pll(args: Any, where: str, flag: str) -> int:
     scores = pll.score_texts(
         cfg, params, tokenizer, [x.text for x in told], variant, args.batch_size
     )
-    if args.json:
-        for line, score in zip(told, scores, strict=True):
-            place = {"file": line.file, "line": line.number, "text": line.text}
-            print(json.dumps(place | score._asdict()))
-    fitting = [
-        (line, score)
+    rows = [
+        {"file": line.file, "line": line.number, "text": line.text, **score._asdict()}
         for line, score in zip(told, scores, strict=True)
-        if score.score is not None
     ]
-    if not fitting:
+    if args.json:
+        print("\n".join(map(json.dumps, rows)))
+    summary = totals.total(rows)
+    if not summary["lines"]:
         raise UserError(
             f"--text={args.text}: every line has more than the model's "
             f"{cfg.max_length - 2} tokens"
         )
-    total = math.fsum(score.score for _, score in fitting)
-    counts = {
-        name: sum(getattr(score, name) for _, score in fitting)
-        for name in ("tokens", "words", "unknown")
-    }
-    # White space is no character: pieces have it or not, as their tokenizer likes.
-    characters = sum(len("".join(line.text.split())) for line, _ in fitting)
-    summary = {
-        "lines": len(fitting),
-        "empty_lines": len(lines) - len(told),
-        "too_long": len(told) - len(fitting),
-        **counts,
-        "characters": characters,
-        "pseudo_log_likelihood": total,
-        "pseudo_perplexity": math.exp(min(-total / max(counts["tokens"], 1), 700)),
-        "bits_per_character": -total / math.log(2) / characters,
-    }
+    summary["empty_lines"] = len(lines) - len(told)
     if args.json:
         c.say("; ".join(f"{key} {value:,.6g}" for key, value in summary.items()))
     else:

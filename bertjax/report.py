@@ -4,10 +4,11 @@
     [--fill="The [MASK] is here."]  guesses for blanks, from every kept checkpoint
     [--sentence="The cat sat."]     each token's guess when it is masked, and attention
     [--probes=FILE.json]            what bertjax.probe --out=FILE.json found, by layer
+    [--scores=FILE.json]            what bertjax.evaluate --json printed, as tables
     [--png=DIR]                     each chart as a picture too (needs matplotlib)
 
-The page is one file that needs no network. --fill, --sentence and --probes can be
-repeated; guesses are computed on one device in float32.
+The page is one file that needs no network. --fill, --sentence, --probes and --scores
+can be repeated; guesses are computed on one device in float32.
 """
 
 import importlib.util
@@ -18,7 +19,7 @@ from absl import flags
 
 from bertjax import UserError, disk
 from bertjax import config as c
-from bertjax.reporting import collect, page, probes
+from bertjax.reporting import collect, page, probes, scores
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -27,6 +28,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_multi_string("fill", [], "", flag_values=values)
     flags.DEFINE_multi_string("sentence", [], "", flag_values=values)
     flags.DEFINE_multi_string("probes", [], "", flag_values=values)
+    flags.DEFINE_multi_string("scores", [], "", flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
     runs = collect.read_runs(args.words, note)
     found = probes.read_probes(args.probes)
+    scored = scores.read_scores(args.scores)
     blanks, views = [], []
     if args.fill or args.sentence:
         from bertjax.reporting import guesses  # which needs jax
@@ -52,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
         blanks = guesses.fill_blanks(runs, args.fill, note)
         views = guesses.view_sentences(runs, args.sentence, note)
     # A directory's name may be no text.
-    text = page.write_page(runs, notes, blanks, views, found).encode(errors="replace")
-    disk.write_whole(out, text, f"--out={args.out}")
+    text = page.write_page(runs, notes, blanks, views, found, scored)
+    disk.write_whole(out, text.encode(errors="replace"), f"--out={args.out}")
     c.say(f"{out}: {', '.join(run.name for run in runs)}")
     if folder is not None:
         from bertjax.reporting import plots

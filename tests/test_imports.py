@@ -43,7 +43,7 @@ ROOMS = {
     # Shows what commands did; only what asks models for guesses imports jax.
     "reporting": (
         {"reporting", "config", "disk", "fill_mask", "models", "training", "registry"}
-        | {"probing.showing"},
+        | {"probing.showing", "scoring.totals"},
         HEAVY - {"jax"},
     ),
     # Given a model's parameters; opening them is the command's.

@@ -31,8 +31,8 @@ class Series:
 class Run:
     """What a workdir holds.
 
-    text: the text of each set and how it was tokenized. spread: of a sweep, a row for
-    each set, rate and metric with "n", "median", "std", "min", "max".
+    text: the text of each set and how it was tokenized. sweep: what sweep.json says, {}
+    of a run that was none (training/spread.py).
     """
 
     name: str
@@ -42,12 +42,13 @@ class Run:
     facts: dict[str, Any]  # run.json
     text: dict[str, str]
     series: dict[str, Series]
-    spread: list[dict[str, Any]]
+    sweep: dict[str, Any]
 
     @property
     def step(self) -> int:
         """The last step that has a row; 0 before the first."""
-        return int(max((s.steps[-1] for s in self.series.values()), default=0))
+        last = self.sweep.get("steps", 0)
+        return int(max((s.steps[-1] for s in self.series.values()), default=last))
 
     @property
     def tokens(self) -> int:
@@ -103,7 +104,7 @@ def read_run(path: Any, name: str, say: Callable[[str], None]) -> Run:
         facts,
         text,
         read_metrics(path / "metrics.jsonl", say),
-        read_json(path / "sweep.json").get("spread", []),
+        read_json(path / "sweep.json"),
     )
 
 

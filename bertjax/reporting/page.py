@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.reporting import tables
+from bertjax.reporting import sweeps, tables
 from bertjax.reporting.collect import Run
 from bertjax.reporting.curves import points
 from bertjax.reporting.tables import Table
@@ -16,6 +16,7 @@ from bertjax.reporting.tables import Table
 HERE = Path(__file__).parent
 # Whatever a name may hold: the browser itself refuses to load anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+LONG = 20  # rows of a table of scores that is shown folded
 SECTIONS = {
     "train": "Training",
     "eval": "Evaluation",
@@ -33,9 +34,10 @@ def write_page(
     blanks: Sequence[dict[str, Any]] = (),
     views: Sequence[dict[str, Any]] = (),
     probes: Sequence[dict[str, Any]] = (),
+    scores: Sequence[tuple[str, Sequence[tuple[str, Table]]]] = (),
 ) -> str:
-    """Return the page. notes: lines to say; blanks, views: see guesses.py; probes: see
-    probes.py."""
+    """Return the page. notes: lines to say; blanks, views: see guesses.py; probes,
+    scores: see the files of these names."""
     names = [run.name for run in runs]
     every = tables.charts(runs)
     drawn = [chart for chart in every if chart.constant is None]
@@ -50,12 +52,14 @@ def write_page(
         ],
         "views": [view["attention"] for view in views],
     }
+    seeds = "".join(sweep_section(run, data["charts"]) for run in runs)
     by_layer = "".join(probe_section(found, data["charts"]) for found in probes)
     sections = [
         ("Runs", runs_section(runs, notes)),
         ("Curves", curves_section(runs, every, drawn)),
         ("What differs", differing_section(runs)),
-        ("Evaluations", evaluations_section(runs)),
+        ("Evaluations", evaluations_section(runs) + seeds),
+        ("Scores", "".join(scores_section(*one) for one in scores)),
         ("Speed and memory", speed_section(runs)),
         ("Blanks over training", "".join(map(blanks_section, blanks))),
         ("Probes by layer", by_layer),
@@ -150,8 +154,9 @@ def curves_section(
     runs: Sequence[Run], every: Sequence[tables.Chart], drawn: Sequence[tables.Chart]
 ) -> str:
     """Place the charts; page.js draws them."""
-    if not every:
-        return "<p>No rows of metrics.jsonl yet.</p>"
+    if not every:  # as in sweeps, whose curves stand by themselves
+        alone = all(run.sweep for run in runs)
+        return "" if alone else "<p>No rows of metrics.jsonl yet.</p>"
     chips = "".join(
         f"<label class='chip'><input type='checkbox' data-run='{i}' checked>"
         f"{dot(i)}{text(run.name)}</label>"
@@ -254,22 +259,55 @@ def probe_section(found: dict[str, Any], charts: list[dict[str, Any]]) -> str:
     """Show what probes of each kind found; what page.js is to draw goes to `charts`."""
     parts = [f"<h3>{text(found['file'])}</h3><p>{text(found['about'])}</p>"]
     for kind, result in found["kinds"].items():
-        boxes = []
-        for chart in result["charts"]:
-            names = "".join(
-                f"<small>{dot(curve['run'])}{text(curve['name'])}</small>"
-                for curve in chart["curves"]
-            )
-            boxes.append(
-                f"<figure><figcaption>{text(kind)}: {text(chart['key'])}</figcaption>"
-                f"<div class='plot' data-chart='{len(charts)}'></div>"
-                f"<div class='chips'>{names}</div></figure>"
-            )
-            charts.append(chart)
+        titled = [(f"{kind}: {chart['key']}", chart) for chart in result["charts"]]
         parts.append(
-            f"<div class='charts'>{''.join(boxes)}</div>"
+            f"{figures(titled, charts)}"
             f"<p class='quiet'>{text(result['mix'])}</p>{render(result['table'])}"
         )
+    return "".join(parts)
+
+
+def sweep_section(run: Run, charts: list[dict[str, Any]]) -> str:
+    """Place the curves of a sweep's runs; what page.js is to draw goes to `charts`."""
+    titled = [(chart["key"], chart) for chart in sweeps.charts(run)]
+    title = f"<h3>Runs of the sweep {text(run.name)}</h3>"
+    return title + figures(titled, charts) if titled else ""
+
+
+def figures(
+    titled: Sequence[tuple[str, dict[str, Any]]], charts: list[dict[str, Any]]
+) -> str:
+    """Place charts that are no run's, each with its title and its names below.
+
+    Curves of one "group" share a name and a colour. The charts go to `charts`, all that
+    page.js is to draw.
+    """
+    boxes = []
+    for title, chart in titled:
+        groups = {c.get("group", c["name"]): c["run"] for c in chart["curves"]}
+        names = "".join(
+            f"<small>{dot(colour)}{text(name)}</small>"
+            for name, colour in groups.items()
+        )
+        boxes.append(
+            f"<figure><figcaption>{text(title)}</figcaption>"
+            f"<div class='plot' data-chart='{len(charts)}'></div>"
+            f"<div class='chips'>{names}</div></figure>"
+        )
+        charts.append(chart)
+    return f"<div class='charts'>{''.join(boxes)}</div>"
+
+
+def scores_section(file: str, found: Sequence[tuple[str, Table]]) -> str:
+    """Show the tables of a file of scores; long ones are folded."""
+    parts = [f"<h3>{text(file)}</h3>"]
+    for title, table in found:
+        body = render(table)
+        if len(table.rows) > LONG:
+            body = folded(f"{text(title or 'scores')}, {len(table.rows)} rows", body)
+        elif title:
+            body = f"<p>{text(title)}</p>{body}"
+        parts.append(body)
     return "".join(parts)
 
 

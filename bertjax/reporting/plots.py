@@ -2,11 +2,12 @@
 """The page's charts as pictures, drawn by matplotlib."""
 
 import io
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bertjax.reporting import curves, tables
+from bertjax.reporting import curves, sweeps, tables
 from bertjax.reporting.collect import Run
 
 # Number of a colour, name, x, y.
@@ -17,15 +18,15 @@ def draw(runs: Sequence[Run], probes: Sequence[Any]) -> Iterator[tuple[str, byte
     """Yield (name of a file, PNG) for each chart of the page.
 
     probes: as reporting.probes reads them. Names are the metrics', after the kind of a
-    probe, with "-" for what a file may not be called, and a number where several charts
-    have one.
+    probe or the name of a sweep, with "-" for what a file may not be called, and a
+    number where several charts have one.
     """
     seen: dict[str, int] = {}
-    for title, axis, lines in (*of_runs(runs), *of_probes(probes)):
+    for title, axis, lines in (*of_runs(runs), *of_sweeps(runs), *of_probes(probes)):
         name = re.sub(r"[^\w.]+", "-", title).strip("-.") or "metric"
         seen[name] = seen.get(name, 0) + 1
         number = f"-{seen[name]}" if seen[name] > 1 else ""
-        legend = axis != "step" or len(runs) > 1
+        legend = len(lines) > 1 or len(runs) > 1
         yield f"{name}{number}.png", picture(title, axis, lines, legend)
 
 
@@ -41,16 +42,31 @@ def of_runs(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Curve]]]:
         yield chart.key, "step", lines
 
 
+def of_sweeps(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Curve]]]:
+    """Yield the same for each metric of the sweeps."""
+    for run in runs:
+        for chart in sweeps.charts(run):
+            yield f"{run.name} {chart['key']}", chart["axis"], lines_of(chart)
+
+
 def of_probes(probes: Sequence[Any]) -> Iterator[tuple[str, str, list[Curve]]]:
     """Yield the same for each chart of the probes."""
     for found in probes:
         for kind, result in found["kinds"].items():
             for chart in result["charts"]:
-                lines = [
-                    (c["run"], c["name"], c[chart["axis"]], c["value"])
-                    for c in chart["curves"]
-                ]
-                yield f"{kind} {chart['key']}", chart["axis"], lines
+                yield f"{kind} {chart['key']}", chart["axis"], lines_of(chart)
+
+
+def lines_of(chart: dict[str, Any]) -> list[Curve]:
+    """Return the curves of a chart of the page; of a group only one has a name."""
+    lines, seen = [], set()
+    for c in chart["curves"]:
+        name = c.get("group", c["name"])
+        shown = f"_{name}" if name in seen else name  # which matplotlib does not list
+        seen.add(name)
+        values = [math.nan if x is None else x for x in c["value"]]
+        lines.append((c["run"], shown, c[chart["axis"]], values))
+    return lines
 
 
 def picture(title: str, axis: str, lines: Sequence[Curve], legend: bool) -> bytes:

@@ -158,7 +158,11 @@ def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
 def sweeps(runs: Sequence[Run]) -> Table:
     """List how the scores of sweeps scatter over seeds, by learning rate."""
     keys = ["valid", "lr", "metric", "n", "median", "std", "min", "max"]
-    rows = [[r.name, *(row.get(key) for key in keys)] for r in runs for row in r.spread]
+    rows = [
+        [run.name, *(row.get(key) for key in keys)]
+        for run in runs
+        for row in run.sweep.get("spread", [])
+    ]
     return Table(["run", "set", *keys[1:]], rows)
 
 

@@ -3,107 +3,17 @@
 
 import base64
 import importlib.util
-import json
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import refused, succeeded
+from pages import Page, make_probes, make_run, page_of, some_rows
 
 from bertjax import UserError, report
-from bertjax import config as c
 from bertjax.reporting import collect, guesses, plots, probes, tables
-
-VOID = {"meta", "input", "br", "link", "img"}
-
-
-class Page(HTMLParser):
-    """Reads a page: checks that elements nest, gathers tables, texts and attributes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open, self.tags, self.attributes = [], [], []
-        self.tables, self.texts, self.inside = [], [], {"script": [], "style": []}
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> is out of place"
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] in self.inside:
-            self.inside[self.open[-1]].append(data)
-            return
-        self.texts.append(data)
-        if {"td", "th"} & set(self.open):
-            self.tables[-1][-1][-1] += data
-
-    @property
-    def data(self):
-        return json.loads(self.inside["script"][0])
-
-    def table(self, *head):
-        return next(t[1:] for t in self.tables if t[0][: len(head)] == list(head))
-
-
-def make_run(folder: Path, rows=None, stores=None, **changed) -> Path:
-    """Write a workdir by hand: its config with changes, and rows of metrics."""
-    folder.mkdir(parents=True)
-    config = c.base()
-    config.update_from_flattened_dict(changed)
-    (folder / "config.json").write_text(c.to_json(config))
-    (folder / "overrides.json").write_text(json.dumps(changed))
-    facts = {"total_steps": 30, "parameters": 1234, "stores": stores or {"valid": "x"}}
-    (folder / "run.json").write_text(json.dumps(facts))
-    rows = some_rows() if rows is None else rows
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(text)
-    return folder
-
-
-def some_rows(n=30, shift=0.0):
-    rows = []
-    for i in range(1, n + 1):
-        row = {"step": i, "tokens": 100 * i, "train/loss": 9 - i / 10 + shift}
-        row |= {"perf/step_seconds": 0.5, "perf/tokens_per_second": 200.0 + i}
-        row |= {"data/wait_seconds": 0.1, "guard/skipped": 0}
-        row["perf/memory_gib"] = 1.0 + (i > 5) / 2
-        rows.append(row)
-        if i % 10 == 0:
-            scores = {"eval/valid/mlm_loss": abs(i - 20) / 10 + 5 + shift}
-            scores["eval/valid/mlm_accuracy"] = 0.5 - abs(i - 20) / 100
-            rows.append({"step": i, "tokens": 100 * i} | scores)
-    return rows
-
-
-def page_of(*folders, out=None, more=()) -> Page:
-    out = out or folders[0].parent / "page.html"
-    assert report.main([*map(str, folders), f"--out={out}", *more]) == 0
-    text = out.read_text(encoding="utf-8")
-    assert "http:" not in text and "https:" not in text and "@import" not in text
-    page = Page(text)
-    assert not {"link", "img", "iframe", "object"} & set(page.tags)
-    assert not {"src", "onclick", "onerror", "onload"} & {k for k, _ in page.attributes}
-    assert all(v.startswith("#") for k, v in page.attributes if k == "href")
-    return page
 
 
 # ---------------------------------------------------------------- what is in a page
@@ -194,30 +104,6 @@ def test_a_threshold_is_no_score(tmp_path):
     (run,) = collect.read_runs([str(make_run(tmp_path / "a", rows))], print)
     named = {row[0] for row in tables.evaluations([run])[0].rows}
     assert "eval/valid/mlm_loss" in named and "eval/valid/threshold" not in named
-
-
-def test_seeds_of_a_sweep(tmp_path):
-    folder = make_run(tmp_path / "a", [])
-    row = {"valid": "valid", "lr": 2e-5, "metric": "accuracy", "n": 1, "median": 0.75}
-    row |= {"mean": 0.75, "std": None, "min": 0.75, "max": 0.75}
-    (folder / "sweep.json").write_text(json.dumps({"spread": [row]}))
-    told = page_of(folder).table("run", "set", "lr")
-    assert told == [
-        ["a", "valid", "2e-05", "accuracy", "1", "0.75", "–", "0.75", "0.75"]
-    ]
-
-
-def make_probes(file: Path, **changed) -> Path:
-    """Write what bertjax.probe --out writes of three layers."""
-    row = {"score": 0.5, "sd": 0.1, "bits": 30.0, "compression": 1.5, "control": 0.25}
-    mix = {"score": 0.7, "weights": [0.2, 0.3, 0.5], "cumulative": [0.5, 0.6, 0.7]}
-    mix |= {"centre_of_gravity": 1.3, "expected_layer": None}
-    layers = [{"layer": i, **row, "random": 0.25 * i} for i in range(3)]
-    found = {"model": "runs/<a>", "metric": "f1", "labels": ["a", "b"], "seeds": 3}
-    found |= {"rows": {"train": 40, "valid": 9}, "pooling": "mean", "majority": 0.5}
-    found |= {"probes": {"linear": {"layers": layers, "mix": mix}}, "uniform_bits": 40}
-    file.write_text(json.dumps(found | changed))
-    return file
 
 
 def test_probes_by_layer(tmp_path):
@@ -434,34 +320,3 @@ def test_runs_without_a_checkpoint_or_a_head_are_left_out(tmp_path, capsys):
     page = page_of(make_run(tmp_path / "a"), more=["--fill=a [MASK]", "--sentence=a"])
     assert "a: no checkpoint that fills blanks" in capsys.readouterr().err
     assert any("no checkpoint" in text for text in page.texts)
-
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
-
-
-@pytest.mark.slow
-def test_in_a_browser(tmp_path):
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    runs = [
-        make_run(tmp_path / n, some_rows(shift=s)) for n, s in (("a", 0), ("<b>", 1))
-    ]
-    probes = make_probes(tmp_path / "probes.json")
-    page_of(*runs, out=tmp_path / "page.html", more=[f"--probes={probes}"])
-    done = subprocess.run(
-        [
-            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *("--virtual-time-budget=3000", "--enable-logging=stderr"),
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"file://{tmp_path}/page.html",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert "CONSOLE" not in done.stderr, done.stderr  # errors, or something refused
-    drawn = re.findall(r'<path class="curve c\d[^>]* d="(M[^"]+)"', done.stdout)
-    figures = done.stdout.count("<figure")
-    assert figures == 5 + 2 and len(drawn) == 2 * 5 + 5 + 2
-    assert "NaN" not in "".join(drawn)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `bertjax.evaluate --json` printed, as tables."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError
+from bertjax.reporting.tables import Table
+from bertjax.scoring.totals import total
+
+LINE = {"text", "score", "tokens", "words", "unknown"}  # keys of --what=pll's objects
+Titled = tuple[str, Table]
+
+
+def read_scores(files: Sequence[str]) -> list[tuple[str, list[Titled]]]:
+    """Read files: (file, [(title, table)]) each. Raises UserError naming what is none.
+
+    A file has an object, or one a line: lines that were scored, which are added up, or
+    several evaluations.
+    """
+    found = []
+    for name in files:
+        try:
+            content = Path(name).expanduser().read_text(encoding="utf-8")
+            tables = [t for one in objects(content) for t in lay_out(one)]
+            if not tables:
+                raise ValueError("no scores in it")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            said = " ".join(f"{type(e).__name__}: {e}".split())
+            raise UserError(
+                f"--scores={name} is nothing that bertjax.evaluate --json printed: "
+                f"{said}"
+            ) from e
+        found.append((name, tables))
+    return found
+
+
+def objects(content: str) -> list[Mapping[str, Any]]:
+    """Read the objects of a file; of lines that were scored their total alone.
+
+    Raises ValueError and the like for what is no object.
+    """
+    try:
+        read = [json.loads(content)]
+    except ValueError:
+        read = [json.loads(line) for line in content.splitlines() if line.strip()]
+    if read and all(one.keys() >= LINE for one in read):
+        return [total(read)]
+    return read
+
+
+def lay_out(values: Mapping[str, Any], title: str = "") -> Iterator[Titled]:
+    """Yield (title, table): of an object's plain values, then of each of its parts.
+
+    Parts that have plain values stand beside each other: more of them than values, each
+    is a row, else a column. Raises TypeError for what scores are not made of.
+
+    >>> [(title, *t) for title, t in lay_out({"f1": 0.5, "types": {"A": {"f1": 0.5}}})]
+    [('', ['score', 'value'], [['f1', 0.5]]), ('types', ['', 'A'], [['f1', 0.5]])]
+    """
+    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
+    for key, value in plain.items():
+        if not isinstance(value, int | float | str | None):
+            raise TypeError(f"{key} is no score")
+    if plain:
+        yield title, Table(["score", "value"], [[k, v] for k, v in plain.items()])
+    for key, part in values.items():
+        if not isinstance(part, dict):
+            continue
+        name = f"{title} {key}".strip()
+        if not all(isinstance(one, dict) for one in part.values()):
+            yield from lay_out(part, name)
+            continue
+        yield from beside(part, name)
+        for own, one in part.items():
+            deeper = {k: v for k, v in one.items() if isinstance(v, dict)}
+            yield from lay_out(deeper, f"{name} {own}")
+
+
+def beside(parts: Mapping[str, Mapping[str, Any]], title: str) -> Iterator[Titled]:
+    """Yield the table of the plain values of parts, where there are some."""
+    keys = dict.fromkeys(
+        key for one in parts.values() for key in one if not isinstance(one[key], dict)
+    )
+    if len(parts) > len(keys) > 0:
+        rows = [[name, *map(one.get, keys)] for name, one in parts.items()]
+        yield title, Table(["", *keys], rows)
+    elif keys:
+        rows = [[key, *(one.get(key) for one in parts.values())] for key in keys]
+        yield title, Table(["", *parts], rows)
