@@ -261,16 +261,16 @@ def evaluate_pll(args: Any, where: str, flag: str) -> int:
         {"file": line.file, "line": line.number, "text": line.text, **score._asdict()}
         for line, score in zip(told, scores, strict=True)
     ]
-    if args.json:
-        print("\n".join(map(json.dumps, rows)))
     summary = totals.total(rows)
     if not summary["lines"]:
         raise UserError(
-            f"--text={args.text}: every line has more than the model's "
-            f"{cfg.max_length - 2} tokens"
+            f"--text={args.text}: no line can be scored: {summary['too_long']:,} have "
+            f"more than the model's {cfg.max_length - 2} tokens, "
+            f"{summary['no_tokens']:,} none"
         )
     summary["empty_lines"] = len(lines) - len(told)
     if args.json:
+        print("\n".join(map(json.dumps, rows)))
         c.say("; ".join(f"{key} {value:,.6g}" for key, value in summary.items()))
     else:
         say_values(summary)
@@ -287,7 +287,8 @@ def evaluate_pairs(args: Any, where: str, flag: str) -> int:
         raise UserError("--what=pairs compares the pairs of --text=FILE, JSON lines")
     read, empty = pairs.read_pairs(read_lines(args.text))
     cfg, params, tokenizer, meta = open_masked_lm(args, where, flag)
-    texts = [sentence for pair in read for sentence in (pair.good, pair.bad)]
+    texts = [sentence for pair in read for sentence in pair.sentences]
+    pairs.refuse_empty(read, tokenizer.encode_batch(texts))
     scores = [
         s.score
         for s in pll.score_texts(

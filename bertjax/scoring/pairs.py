@@ -26,6 +26,12 @@ class Pair(NamedTuple):
     good: str
     bad: str
     about: Mapping[str, str]  # "UID", the paradigm, and those of WIDER that are there
+    place: str = ""  # file and line, for messages
+
+    @property
+    def sentences(self) -> tuple[str, str]:
+        """The good one and the bad one, as SENTENCES names them."""
+        return self.good, self.bad
 
 
 def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
@@ -51,10 +57,23 @@ def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
             for name in ("UID", *WIDER.values())
             if isinstance(record.get(name), str)
         }
-        pairs.append(Pair(*(record[name] for name in SENTENCES), about))
+        pairs.append(Pair(*(record[name] for name in SENTENCES), about, line.place))
     if not pairs:
         raise UserError("--text: there is no pair in it")
     return pairs, empty
+
+
+def refuse_empty(pairs: Sequence[Pair], encoded: Sequence[Sequence[int]]) -> None:
+    """Raise UserError naming a sentence without tokens: it has no likelihood.
+
+    encoded: the ids of the sentences, those of a pair one after the other.
+    """
+    for i, ids in enumerate(encoded):
+        if not len(ids):
+            pair, which = divmod(i, 2)
+            raise UserError(
+                f"--text={pairs[pair].place}: the field {SENTENCES[which]} has no token"
+            )
 
 
 def compare(

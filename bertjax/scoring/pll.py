@@ -20,7 +20,7 @@ ROWS, TOKENS = 256, 8192  # most rows, and padded tokens, at once
 
 
 class Score(NamedTuple):
-    """A text's pseudo-log-likelihood in nats, None where it is too long."""
+    """A text's pseudo-log-likelihood in nats; None where it is too long or no token."""
 
     score: float | None
     tokens: int  # special ones around it not counted
@@ -46,7 +46,7 @@ def score_texts(
     score = make_scorer(cfg, params, tokenizer, variant, batch_size)
     # Each once: minimal pairs share sentences, and what is the same has to tie.
     distinct = list(dict.fromkeys(fitting))
-    known = dict(zip(distinct, score(distinct), strict=True)) | {(): 0.0}
+    known = dict(zip(distinct, score(distinct), strict=True))
     if not np.isfinite([*known.values()]).all():
         raise UserError("the model's probabilities are not finite (NaN)")
     return [

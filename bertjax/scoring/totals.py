@@ -7,12 +7,14 @@ from typing import Any
 
 
 def total(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up pseudo-log-likelihoods, in nats; lines that are too long count for none.
+    """Add up pseudo-log-likelihoods, in nats, of the lines that have one.
 
-    lines: {"text", "score" (None where it is too long), "tokens", "words", "unknown"}.
+    lines: {"text", "score" (None where it is too long, or no token), "tokens", "words",
+    "unknown"}.
     """
     fitting = [line for line in lines if line["score"] is not None]
-    counts = {"lines": len(fitting), "too_long": len(lines) - len(fitting)}
+    counts = {"lines": len(fitting), "no_tokens": sum(not x["tokens"] for x in lines)}
+    counts["too_long"] = len(lines) - len(fitting) - counts["no_tokens"]
     for name in ("tokens", "words", "unknown"):
         counts[name] = sum(line[name] for line in fitting)
     # White space is no character: pieces have it or not, as their tokenizer likes.
@@ -24,6 +26,6 @@ def total(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **counts,
         "characters": characters,
         "pseudo_log_likelihood": score,
-        "pseudo_perplexity": math.exp(min(-score / max(counts["tokens"], 1), 700)),
+        "pseudo_perplexity": math.exp(min(-score / counts["tokens"], 700)),
         "bits_per_character": -score / math.log(2) / characters,
     }

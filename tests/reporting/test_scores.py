@@ -72,6 +72,7 @@ def test_a_damaged_sweep(tmp_path):
 PAIRS = {"step": 3, "variant": "original", "accuracy": 0.5, "fields": {"syntax": 0.25}}
 PAIRS["by_paradigm"] = {f"p{i}": {"accuracy": i / 30, "pairs": 9} for i in range(21)}
 LINE = {"file": "a", "line": 1, "text": "a bc", "tokens": 2, "words": 2, "unknown": 0}
+NO_TOKEN = LINE | {"text": "\u200b", "score": None, "tokens": 0, "words": 0}
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,9 @@ LINE = {"file": "a", "line": 1, "text": "a bc", "tokens": 2, "words": 2, "unknow
             "eval": [["m", 0.5], ["mm", 1]],
             "eval m types": [["f1", 0.1]],
         }),
-        ([LINE | {"score": -3.0}, LINE | {"score": None}], {
-            "": [["lines", 1], ["too_long", 1], ["tokens", 2], ["words", 2],
-                 ["unknown", 0], ["characters", 3], ["pseudo_log_likelihood", -3.0],
+        ([LINE | {"score": -3.0}, LINE | {"score": None}, NO_TOKEN], {
+            "": [["lines", 1], ["no_tokens", 1], ["too_long", 1], ["tokens", 2],
+                 ["words", 2], ["unknown", 0], ["characters", 3], ["pseudo_log_likelihood", -3.0],
                  ["pseudo_perplexity", math.exp(1.5)],
                  ["bits_per_character", 3 / math.log(2) / 3]],
         }),

@@ -17,6 +17,8 @@ from bertjax.scoring.mlm import Tally, make_guesser
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
 
+NO_TOKEN = dict(sentence_bad="\u200b")
+
 
 @pytest.fixture
 def run(trained, capsys):
@@ -79,13 +81,16 @@ def test_several_rates_at_once(run):
 
 def test_lines(run, tmp_path):
     file = tmp_path / "lines.txt"
-    file.write_text("a list of words.\n\nThe statement " + "is " * 600 + "\nA [MASK]\n")
+    lines = "a list of words.", "", "The statement " + "is " * 600, "A [MASK]", "\u200b"
+    file.write_text("\n".join(lines))
     said = run("--what=pll", f"--text={file}", "--json")
     rows = [json.loads(line) for line in said.out.splitlines()]
-    assert [r["line"] for r in rows] == [1, 3, 4]
+    assert [r["line"] for r in rows] == [1, 3, 4, 5]
     assert rows[0]["score"] < 0 and rows[0]["text"] == "a list of words."
     assert rows[1]["score"] is None and rows[1]["tokens"] > 600
-    assert "empty_lines 1" in said.err and "too_long 1" in said.err
+    assert rows[3]["score"] is None and rows[3]["tokens"] == 0
+    for told in ("lines 2", "empty_lines 1", "too_long 1", "no_tokens 1"):
+        assert told in said.err
     totals = run("--what=pll", f"--text={file}", "--variant=within_word").out
     assert "pseudo_perplexity" in totals and "bits_per_character" in totals
 
@@ -117,7 +122,9 @@ def test_pairs(command, trained, tmp_path):
         (["--what=pll", "--text={}/b.txt"], "every line is empty"),
         (["--what=pll", "--text={}/c.jsonl"], "JSON"),
         (["--what=pll", "--text={}/d*.txt"], "no file matches"),
-        (["--what=pll", "--text={}/long.txt"], "510"),
+        (["--what=pll", "--text={}/long.txt"], "1 have more than the model's 510 tok"),
+        (["--what=pll", "--text={}/none.txt"], "510 tokens, 2 none"),
+        (["--what=pairs", "--text={}/pairs"], "pairs, line 2: the field sentence_bad"),
     ],
 )
 def test_refusals(run, tmp_path, given, words):
@@ -126,6 +133,8 @@ def test_refusals(run, tmp_path, given, words):
         "b.txt": "\n \n",
         "c.jsonl": "{}",
         "long.txt": "a " * 700,
+        "none.txt": "\u200b\n\u200b\u200b\n",
+        "pairs": f"{json.dumps(PAIR)}\n{json.dumps(PAIR | NO_TOKEN)}",
     }.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as e:
