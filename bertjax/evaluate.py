@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score a masked LM on text: python -m bertjax.evaluate --workdir=DIR
 
---what=mlm    held-out loss, the default; the masks depend on the example alone, so that
-              any two runs on the same text and tokenizer are scored on the same
-              predictions. Beside it the unigram cross-entropy: what guessing every
-              token by its frequency in the training text costs. --rates=0.15,0.3: at
-              several mask rates
+--what=mlm    held-out loss of models that are compared: rows and masks are the same for
+              all of one tokenizer, whatever they were trained with. Full sentences, one
+              sequence a row, --length=128 tokens; 15% of them by BERT's rule, or
+              --rates=0.15,0.3; --mask_unit=word masks whole words. Beside it the
+              unigram cross-entropy: what guessing every token by its frequency in the
+              training text costs. Of data.valid or --text all rows, or --examples=N
 --what=pll    pseudo-log-likelihood of each line of --text; --variant=within_word
 --what=pairs  minimal pairs, JSON lines as BLiMP has them
 --what=retrieval   how well vectors (bertjax.embed) find the passages that answer
               queries: --text=FOLDER in BEIR's layout, or a table of pairs with the
               columns query and positive, or --columns=QUERY,POSITIVE
 
-Without --what a finetuned model is scored by its task's metrics, on data.valid or
---text, a table as it learnt from, or with the columns --columns=TEXT[,TEXT_PAIR] and
---label=LABEL; of multiple choice --columns=TEXT[+QUESTION][,CHOICE...].
+Without --what a model is scored as its training scores it, on data.valid or --text:
+by its objective's losses, rows and masks as its config has them, --examples=N of them,
+by default as many of data.valid as its config says (eval.examples) and all of --text; a
+finetuned model by its task's metrics, --text being a table as it learnt from, or with
+the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL; of multiple choice
+--columns=TEXT[+QUESTION][,CHOICE...].
 """
 
 import json
@@ -26,6 +30,7 @@ from absl import flags
 
 from bertjax import UserError, disk, fill_mask, registry
 from bertjax import config as c
+from bertjax.data.masks.schemes import UNITS
 from bertjax.data.text.line_files import FileSource
 from bertjax.interop.hf import Imported
 
@@ -42,6 +47,7 @@ def define_flags(values: flags.FlagValues) -> None:
     string("variant", None, "", flag_values=values)
     string("columns", None, "", flag_values=values)
     string("label", None, "", flag_values=values)
+    flags.DEFINE_integer("length", None, "", lower_bound=3, flag_values=values)
     flags.DEFINE_integer("examples", None, "", lower_bound=0, flag_values=values)
     flags.DEFINE_integer("batch_size", None, "", lower_bound=1, flag_values=values)
     string("dtype", "float32", "", flag_values=values)
@@ -49,17 +55,24 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
+# What refines each --what; None: without it.
+REFINES = {
+    None: ("examples", "columns", "label"),
+    "mlm": ("rates", "length", "mask_unit", "examples"),
+    "pll": ("variant",),
+    "pairs": ("variant",),
+    "retrieval": ("columns",),
+}
+
+
 def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False)
     known = {"mlm": evaluate_mlm, "pll": evaluate_pll, "pairs": evaluate_pairs}
     known["retrieval"] = evaluate_retrieval
-    what = "mlm" if args.what is None else args.what  # or the task: evaluate_mlm
-    evaluate = registry.pick("--what", what, known)
-    of_mlm = ("rates", "mask_unit", "examples", "columns", "label")
-    own = {"mlm": of_mlm, "retrieval": ("columns",)}.get(what, ("variant",))
-    for flag in (*of_mlm, "variant"):
-        if getattr(args, flag) is not None and flag not in own:
-            raise UserError(f"--{flag} says nothing to --what={what}")
+    evaluate = evaluate_own
+    if args.what is not None:
+        evaluate = registry.pick("--what", args.what, known)
+    check_refinements(args)
     if args.workdir and args.model:
         raise UserError("--workdir and --model: one model at a time")
     flag = "--workdir" if args.workdir else "--model"
@@ -69,19 +82,21 @@ def main(argv: Sequence[str]) -> int:
     return evaluate(args, disk.at_step(where, args.step), flag)
 
 
-def evaluate_mlm(args: Any, where: str, flag: str) -> int:
-    """Print held-out losses and what belongs to them; a task's scores unless --what."""
-    rates = read_rates(args.rates) if args.rates is not None else ()
-    opened = config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
+def check_refinements(args: Any) -> None:
+    """Refuse a flag that says nothing to what is asked for."""
+    for what, names in REFINES.items():
+        for name in names:
+            if getattr(args, name) is not None and name not in REFINES[args.what]:
+                to = f"to --what={args.what}" if args.what else f"without --what={what}"
+                raise UserError(f"--{name} says nothing {to}")
+
+
+def evaluate_own(args: Any, where: str, flag: str) -> int:
+    """Print what a model's own training would: its objective's losses, or a task's."""
+    opened = config, _, checkpoint, meta = disk.open_model(where, flag)
     if "task" in meta:
-        if args.what:  # its head took the masked-LM head's place
-            raise UserError(
-                f"--what=mlm: {where} was finetuned (objective={config.objective}) and "
-                "has no masked-LM head; without --what its task is scored"
-            )
-        for name in ("rates", "mask_unit", "examples"):
-            if getattr(args, name) is not None:
-                raise UserError(f"--{name} says nothing to a finetuned model")
+        if args.examples is not None:
+            raise UserError("--examples says nothing to a finetuned model")
         if config.objective != "retrieve":
             return evaluate_task(args, where, flag, opened)
         where = str(checkpoint)
@@ -91,18 +106,49 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
             raise UserError(f"--{name} names columns of a finetuned model's table")
     if retrieves:
         return evaluate_retrieval(args, where, flag)
+    if args.examples is not None or args.text:
+        config.eval.examples = args.examples or 0
+    head = "mlm" if "mlm" in config.objective.split("+") else ""
+    return evaluate_rows(args, opened, head)
+
+
+def evaluate_mlm(args: Any, where: str, flag: str) -> int:
+    """Print held-out losses on the rows and masks that all models are compared on."""
+    from bertjax.scoring.layout import take_common_rows
+
+    rates = read_rates(args.rates) if args.rates is not None else ()
+    opened = config, tokenizer, _, meta = disk.open_model(where, flag)
+    if "task" in meta:
+        raise UserError(  # its head took the masked-LM head's place
+            f"--what=mlm: {where} was finetuned (objective={config.objective}) and "
+            "has no masked-LM head; without --what its task is scored"
+        )
+    unit = args.mask_unit or "token"
+    registry.pick("--mask_unit", unit, UNITS)
+    longest = c.encoder_config(config, tokenizer.vocab_size).max_length
+    if args.length is not None and args.length > longest:
+        raise UserError(f"--length={args.length}: the model has {longest} positions")
+    take_common_rows(config, args.length or min(128, longest), unit)
+    config.eval.examples = args.examples or 0
+    return evaluate_rows(args, opened, "mlm", rates)
+
+
+def evaluate_rows(
+    args: Any, opened: disk.Opened, head: str, rates: Sequence[float] = ()
+) -> int:
+    """Print the scores of rows and masks as a config has them, at each mask rate.
+
+    head: which the model must have. Raises UserError where it has not, or no text is.
+    """
+    from bertjax.scoring import layout, mlm
+
+    config, tokenizer, checkpoint, meta = opened
     config.dtype = args.dtype
-    if args.examples is not None:
-        config.eval.examples = args.examples
-    if args.mask_unit is not None:
-        config.data.mask_unit = args.mask_unit
-        c.make_masking(config)
     if args.text:
         config.data.valid = args.text
         config.data.group_field = ""  # the text has what names the flag gives it
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
-    head = "mlm" if "mlm" in config.objective.split("+") else ""
     params = disk.read_params(checkpoint, head, args.weights)
     counts = None
     # Of an imported model nobody knows what it was trained on.
@@ -111,23 +157,26 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
         if file.exists():
             with file.open("rb") as f:
                 counts = np.load(f)
-    from bertjax.scoring import mlm
-
     found = mlm.evaluate(
         config, tokenizer, params, counts, args.batch_size or 32, rates
     )
+    about = layout.tell(config, "own" if args.what is None else "common")
     if args.json:
         told = {
             name: {"rates": scores} if rates else next(iter(scores.values()))
             for name, scores in found.items()
         }
         first, *more = told.values()
-        print(json.dumps(step_of(meta) | ({"eval": told} if more else first)))
+        start = step_of(meta) | {"layout": about}
+        print(json.dumps(start | ({"eval": told} if more else first)))
         return 0
+    which = about.pop("name")
+    print(f"layout {which}:", "; ".join(f"{k} {v}" for k, v in about.items()))
     for name, scores in found.items():
         for rate, values in scores.items():
+            rows, every = values.pop("rows"), values.pop("all_rows")
             at = f", {rate:.0%} masked" if rates else ""
-            print(f"{name}{at_step(meta)}{at}:")
+            print(f"{name}{at_step(meta)}, {rows:,} of {every:,} rows{at}:")
             say_values(values)
     return 0
 

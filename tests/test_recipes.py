@@ -112,6 +112,17 @@ def test_a_recipe_trains_resumes_and_evaluates(
 
 
 @pytest.mark.slow
+def test_recipes_are_compared_on_the_same_predictions(command, runs, trained):
+    same = "layout", "rows", "tokens", "predictions", "unigram_cross_entropy"
+    found = []
+    for workdir in (trained, runs("albert"), runs("electra")):
+        given = f"--workdir={workdir}", "--what=mlm", "--json"
+        scores = json.loads(succeeded(command("evaluate", *given)).stdout)
+        found.append({key: scores[key] for key in same})
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.slow
 def test_both_models_of_electra(command, runs, tmp_path):
     """The generator fills blanks, the discriminator makes vectors, here and there."""
     text = tmp_path / "lines.txt"

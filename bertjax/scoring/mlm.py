@@ -25,6 +25,8 @@ def evaluate(
 ) -> dict[str, dict[float, dict[str, float]]]:
     """Score each named validation set at each mask rate: {name: {rate: scores}}.
 
+    The objective, the rows and their masks are the config's (layout.py has those that
+    all models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
     counts: i64 [V], of the training text, for the unigram model; None if unknown.
     rates: none is the config's own. Computes in config.dtype on one device.
 
@@ -38,6 +40,8 @@ def evaluate(
     from bertjax.training import step
 
     cfg = c.encoder_config(config, tokenizer.vocab_size)
+    if config.objective == "mlm":
+        params, cfg = fill_mask.masked_lm(params, cfg)
     objective, cfg = make_objective(config.objective, cfg)
     guess = None
     if "mlm" in params and "mlm" in objective.needs:
@@ -51,8 +55,6 @@ def evaluate(
     params = jax.device_put(params)
     log_unigram = None if counts is None else log_shares(counts)
     characters = count_characters(tokenizer)
-    if rates:
-        config.data.max_predictions = None  # it was chosen for another rate
     build.settle_cache(config, c.say)
     out: dict[str, dict[float, dict[str, float]]] = {}
     for name, store in build.prepare_valid(config, tokenizer, c.say).items():
@@ -65,10 +67,11 @@ def evaluate(
                 config, objective.needs, tokenizer, name, store, tables, c.say
             )
             examples = config.eval.examples or None
+            ids = batches.eval_ids(examples)
             documents = np.zeros(0, np.int64)
             if guess is not None:
                 (plan,) = batches.plans
-                documents = plan.documents_of(batches.eval_ids(examples))
+                documents = plan.documents_of(ids)
             tally = Tally(documents, log_unigram, characters)
             made = batches.eval_batches(batch_size, examples)
             values = step.run_eval(
@@ -77,7 +80,8 @@ def evaluate(
             if batches.P and not tally.predictions:
                 told = f"data.mask_unit={config.data.mask_unit}, mask_rate={rate:g}"
                 raise UserError(f"{name}: nothing was predicted, with {told}")
-            out[name][rate] = {**values, **tally.results()}
+            seen = {"rows": len(ids), "all_rows": batches.n}
+            out[name][rate] = {**values, **seen, **tally.results()}
             if batches.P:
                 out[name][rate]["mask_rate"] = rate
     return out

@@ -140,7 +140,7 @@ def test_scores_of_a_run(command, trained, tmp_path):
     lines.write_text("The name of a string.\nA list.\n")
     asked = []
     for name, flags in {
-        "mlm": ["--rates=0.1,0.2", "--examples=8"],
+        "mlm": ["--what=mlm", "--rates=0.1,0.2", "--examples=8"],
         "pairs": ["--what=pairs", f"--text={pairs}"],
         "pll": ["--what=pll", f"--text={lines}"],
     }.items():

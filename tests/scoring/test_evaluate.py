@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from conftest import succeeded
 
-from bertjax import UserError, build, evaluate
+from bertjax import UserError, build, disk, evaluate
+from bertjax import config as c
+from bertjax.data.pipeline import Batches, batch_sha256
 from bertjax.defaults import base
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import make_objective
@@ -68,8 +70,121 @@ def test_rows_add_up_by_hand():
     assert found["mlm_loss_ci95"] == pytest.approx(width, rel=1e-4)
 
 
+# What else a run may have been trained with: rows, masks and an objective of its own.
+OTHERS = (
+    {},
+    {
+        "data.plan": "document",
+        "data.packed": True,
+        "data.length": 20,
+        "data.paper_compat": True,
+        "eval.mask_rate": 0.5,
+    },
+    {
+        "objective": "mlm+sop",
+        "phases": "steps=3 length=16; mask_rate=0.4",
+        "data.short_seq_prob": 0.9,
+        "data.masking": "macbert",
+        "data.similar": "nosuch.txt",
+        "data.mask_rate": 0.4,
+        "data.corruption": "1,0,0",
+        "data.max_predictions": 2,
+    },
+    {"objective": "electra:generator=0.5", "data.replacement": "unigram"},
+)
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Let the model that is opened be one that was trained with other keys."""
+    open_model, read_params = disk.open_model, disk.read_params
+
+    def change(keys):
+        def opened(*given):
+            config, tokenizer, *rest = open_model(*given)
+            config.update_from_flattened_dict(keys)
+            cfg = c.encoder_config(config, tokenizer.vocab_size)
+            if "electra" in config.objective:
+                made, _ = make_objective(config.objective, cfg)
+                params = made.init(jax.random.key(0))
+                monkeypatch.setattr(disk, "read_params", lambda *_: params)
+            return config, tokenizer, *rest
+
+        monkeypatch.setattr(disk, "open_model", opened)
+        monkeypatch.setattr(disk, "read_params", read_params)
+
+    return change
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """The hashes of the batches that are scored."""
+    seen, eval_batches = [], Batches.eval_batches
+
+    def watched(self, *given):
+        for batch in eval_batches(self, *given):
+            seen.append(batch_sha256(batch))
+            yield batch
+
+    monkeypatch.setattr(Batches, "eval_batches", watched)
+    return seen
+
+
+def test_models_are_compared_on_the_same_rows_and_masks(run, pretend, batches):
+    """Whatever they were trained with; the numbers of one model then are the same."""
+    hashes, found = [], []
+    for keys in OTHERS:
+        pretend(keys)
+        batches.clear()
+        said = run("--what=mlm", "--json", "--rates=0.15,0.3", "--length=48").out
+        hashes.append(tuple(batches))
+        if "electra" not in keys.get("objective", ""):
+            found.append(said)
+    assert len(set(hashes)) == 1 and len(hashes[0]) > 2
+    assert len(set(found)) == 1
+
+
+def test_without_what_rows_and_masks_are_the_run_s_own(run, pretend, batches):
+    hashes = []
+    for keys in (*OTHERS[:2], {"data.masking": "spanbert"}):
+        pretend(keys | {"objective": "mlm"})
+        batches.clear()
+        about = json.loads(run("--json").out)["layout"]
+        assert about["name"] == "own" and about["length"] == keys.get("data.length", 32)
+        hashes.append(tuple(batches))
+    assert len(set(hashes)) == 3
+
+
+def test_the_layout_and_the_rows_are_said(run, pretend, corpus):
+    common = json.loads(run("--what=mlm", "--json").out)
+    assert common["layout"] == {
+        "name": "common",
+        "length": 128,
+        "plan": "full_sentences",
+        "packed": False,
+        "masking": "bert",
+        "mask_unit": "token",
+        "corruption": "0.8,0.1,0.1",
+        "replacement": "uniform",
+    }
+    assert common["rows"] == common["all_rows"] > 16
+    some = json.loads(run("--what=mlm", "--json", "--examples=5").out)
+    assert (some["rows"], some["all_rows"]) == (5, common["all_rows"])
+    own = json.loads(run("--json").out)
+    assert own["rows"] == 16 < own["all_rows"], "as in training: eval.examples=16"
+    other = json.loads(run("--json", f"--text={corpus / 'valid.txt'}").out)
+    assert other["rows"] == other["all_rows"] == own["all_rows"]
+    said = run("--what=mlm", "--length=32", "--mask_unit=word", "--examples=5").out
+    assert "layout common: length 32; plan full_sentences" in said
+    assert "mask_unit word" in said and "valid at step 12, 5 of " in said
+    pretend({"model.max_position_embeddings": 64})
+    short = json.loads(run("--what=mlm", "--json", "--examples=5").out)
+    assert short["layout"]["length"] == 64
+
+
 def test_several_rates_at_once(run):
-    found = json.loads(run("--json", "--rates=0.15,0.3", "--examples=24").out)
+    given = "--what=mlm", "--json", "--rates=0.15,0.3", "--examples=24"
+    found = json.loads(run(*given).out)
     low, high = found["rates"]["0.15"], found["rates"]["0.3"]
     assert 1.8 < high["predictions"] / low["predictions"] < 2.2
     assert low["tokens"] == high["tokens"] and low["mask_rate"] == 0.15
@@ -115,9 +230,13 @@ def test_pairs(command, trained, tmp_path):
         (["--what=pairs"], "--text"),
         (["--what=pairs", "--rates=0.1"], "--rates"),
         (["--variant=within_word"], "--variant"),
-        (["--rates=0.1,15"], "--rates=0.1,15"),
-        (["--rates="], "--rates="),
-        (["--mask_unit=wrd"], "'word'"),
+        (["--rates=0.1"], "--rates says nothing without --what=mlm"),
+        (["--length=16"], "--length says nothing without --what=mlm"),
+        (["--what=mlm", "--columns=text"], "--columns"),
+        (["--what=mlm", "--length=513"], "--length=513: the model has 512 positions"),
+        (["--what=mlm", "--rates=0.1,15"], "--rates=0.1,15"),
+        (["--what=mlm", "--rates="], "--rates="),
+        (["--what=mlm", "--mask_unit=wrd"], "'word'"),
         (["--what=pll", "--text={}/a.txt", "--variant=word"], "within_word"),
         (["--what=pll", "--text={}/b.txt"], "every line is empty"),
         (["--what=pll", "--text={}/c.jsonl"], "JSON"),
@@ -144,7 +263,7 @@ def test_refusals(run, tmp_path, given, words):
 
 def test_nothing_predicted_is_no_perfect_score(run):
     with pytest.raises(UserError, match=r"nothing was predicted, with .*unit=entity"):
-        run("--mask_unit=entity")
+        run("--what=mlm", "--mask_unit=entity")
 
 
 def test_a_cache_of_another_machine(tmp_path):
