@@ -93,7 +93,8 @@ NO_TOKEN = LINE | {"text": "\u200b", "score": None, "tokens": 0, "words": 0}
         }),
         ([LINE | {"score": -3.0}, LINE | {"score": None}, NO_TOKEN], {
             "": [["lines", 1], ["no_tokens", 1], ["too_long", 1], ["tokens", 2],
-                 ["words", 2], ["unknown", 0], ["characters", 3], ["pseudo_log_likelihood", -3.0],
+                 ["words", 2], ["unknown", 0], ["characters", 3],
+                 ["pseudo_log_likelihood", -3.0],
                  ["pseudo_perplexity", math.exp(1.5)],
                  ["bits_per_character", 3 / math.log(2) / 3]],
         }),
