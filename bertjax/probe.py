@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a frozen encoder knows of labelled texts.
+"""What each layer of a frozen encoder knows of labelled texts, words or spans.
 
-python -m bertjax.probe --model=DIR --train=TABLE --valid=TABLE
-    --text=COLUMN [--text_pair=COLUMN] --label=COLUMN [--labels=A,B]
-    [--probes=linear,mlp] [--pooling=mean|cls] [--metric=accuracy|f1|macro_f1|matthews]
+python -m bertjax.probe --model=DIR --train=FILES --valid=FILES
+    --text=COLUMN [--text_pair=COLUMN] --label=COLUMN   texts: tables, a row a text
+    | [--text=1] --tag=-1       words: FILE.bio, .conll, .jsonl, tfds:, a tag a word
+    | [--text=text] --targets=COLUMN    spans, or pairs of them: FILE.jsonl
+    [--labels=A,B] [--max_words=20000] [--pooling=mean|cls|first]
+    [--probes=linear,mlp] [--metric=accuracy|f1|macro_f1|matthews]
     [--seeds=3] [--seed=0] [--steps=300] [--lr=0.01] [--weight_decay=1]
     [--random_encoder=True] [--out=FILE.json] [--png=FILE.png] [--json]
     [--batch_size=32] [--dtype=float32] [--weights=raw|ema]
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +23,30 @@ from absl import flags
 
 from bertjax import UserError, disk, registry
 from bertjax import config as c
-from bertjax.probing import showing
+from bertjax.probing import showing, spans, targets
 from bertjax.tasks import metrics, tables
 from bertjax.tasks import prepare as tasks
 from bertjax.tasks.rows import check_label
 from bertjax.tasks.texts import Form, Texts, make_texts, read_labels
 
+Examples = Texts | spans.Spans
 PROBE_ROWS = 128  # rows of an update
 OTHER = "a probe tells classes, and these look like scores"
+KINDS = {"label": "rows", "tag": "words", "targets": "spans"}  # flag -> its examples
+FLAGS = (
+    ("--config.task.metrics", "--metric"),
+    ("task.labels", "--labels"),
+    ("task.text", "--text"),
+)
+TEXTS = {"tag": "1", "targets": "text"}  # flag -> the column of the text, unless said
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    for name in ("model", "train", "valid", "text", "label", "out", "png"):
+    for name in ("model", "train", "valid", "out", "png"):
         flags.DEFINE_string(name, None, "", flag_values=values)
-    flags.DEFINE_string("text_pair", "", "", flag_values=values)
-    flags.DEFINE_string("labels", "", "", flag_values=values)
+    for name in ("text", "text_pair", *KINDS, "labels"):
+        flags.DEFINE_string(name, "", "", flag_values=values)
+    flags.DEFINE_integer("max_words", 20_000, "", lower_bound=2, flag_values=values)
     flags.DEFINE_list("probes", ["linear"], "", flag_values=values)
     flags.DEFINE_string("pooling", "mean", "", flag_values=values)
     flags.DEFINE_string("metric", "accuracy", "", flag_values=values)
@@ -50,7 +63,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False)
-    for name in ("model", "train", "valid", "text", "label"):
+    for name in ("model", "train", "valid"):
         if not args[name].value:
             raise UserError(f"--{name} is missing: see --help")
     check(args)
@@ -71,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     rows, metric = found["rows"], found["metric"]
     print(
-        f"{rows['train']:,} rows for the probes, {rows['valid']:,} for the {metric}; "
+        f"{rows['train']:,} {found['of']} for the probes, {rows['valid']:,} for the "
+        f"{metric}; "
         f"largest class: {found['majority']:.3f}; uniform code: "
         f"{found['uniform_bits']:,.0f} bits"
     )
@@ -86,9 +100,16 @@ def check(args: flags.FlagValues) -> None:
     """Refuse what can be seen before anything is read."""
     from bertjax.probing.probes import PROBES
 
-    for kind in args.probes:
-        registry.pick("--probes", kind, PROBES)
-    registry.pick("--pooling", args.pooling, tasks.POOLINGS)
+    kind = kind_of(args)
+    if not (args.text or kind in TEXTS):
+        raise UserError("--text is missing: see --help")
+    idle = "max_words" if kind == "label" else "text_pair"
+    if args[idle].present:
+        raise UserError(f"--{idle} says nothing to --{kind}")
+    poolings = tasks.POOLINGS if kind == "label" else spans.POOLINGS
+    registry.pick("--pooling", args.pooling, poolings)
+    for name in args.probes:
+        registry.pick("--probes", name, PROBES)
     registry.pick("--metric", args.metric, metrics.OF_CLASSES)
     if not args.probes:
         raise UserError("--probes is empty: linear, mlp, or both")
@@ -99,8 +120,18 @@ def check(args: flags.FlagValues) -> None:
         showing.check_plot()
 
 
+def kind_of(args: flags.FlagValues) -> str:
+    """Return the one of KINDS that the flags ask for. Raises UserError."""
+    asked = [name for name in KINDS if args[name].value]
+    if not asked:
+        raise UserError("--label is missing, or --tag, or --targets: see --help")
+    if len(asked) > 1:
+        raise UserError(f"--{' and --'.join(asked)}: give one of them")
+    return asked[0]
+
+
 def probe(args: flags.FlagValues) -> dict[str, Any]:
-    """Read model and tables, train all probes, and return everything that was found."""
+    """Read model and examples, train all probes, and return what was found."""
     import jax
 
     from bertjax.models import encoder
@@ -109,51 +140,56 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
     config, tokenizer, checkpoint, _ = disk.open_model(args.model, "--model")
     config.dtype = args.dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
-    train, valid = read_tables(args, config, tokenizer)
-    labels, longest = train.form.labels, cfg.max_length
-    depth, n, m = cfg.num_hidden_layers + 1, train.n, valid.n
-    c.say(f"features: {features.check_memory(n + m, depth, cfg.hidden_size)}")
+    kind, longest = kind_of(args), cfg.max_length
+    train, valid = read_examples(args, config, tokenizer, longest)
+    if args.pooling == "first":
+        train, valid = (replace(part, first=True) for part in (train, valid))
+    labels, known, gold = train.form.labels, train.labels, valid.labels
+    depth, n, m = cfg.num_hidden_layers + 1, len(known), len(gold)
+    width, metric = cfg.hidden_size, metrics.OF_CLASSES[args.metric]
+    if kind == "targets":
+        width *= train.spans.shape[1]
+    if kind == "tag" and args.metric == "f1":
+        metric = spans.entity_f1(valid.words)
+    c.say(f"features: {features.check_memory(n + m, depth, width)}")
     order = np.random.default_rng(args.seed).permutation(n)
     params = disk.read_params(checkpoint, weights=args.weights)["encoder"]
-    types = mdl.text_types([texts_of(t, i) for t in (train, valid) for i in range(t.n)])
+    types = mdl.text_types([ids for part in (train, valid) for ids in ids_of(part)])
     types[:n] = types[:n][order]
-    known = train.labels[order]
+    known = known[order]
     control = np.stack(
         [mdl.control_labels(types, known, args.seed, s) for s in range(args.seeds)]
     )
     settings = probes.Settings(args.steps, PROBE_ROWS, args.lr, args.weight_decay)
-    metric = metrics.OF_CLASSES[args.metric]
 
     def read(params: Any) -> layers.Data:
-        reader = features.make_reader(cfg, params, args.pooling)
-        made = [
-            features.read_texts(
-                reader, t, tokenizer, depth, cfg.hidden_size, args.batch_size, longest
-            )
-            for t in (train, valid)
-        ]
+        pooling = args.pooling if kind == "label" else "spans"
+        reader = features.make_reader(cfg, params, pooling)
+        read_all = features.read_texts if kind == "label" else features.read_spans
+        sizes = (depth, cfg.hidden_size, args.batch_size, longest)
+        made = [read_all(reader, part, tokenizer, *sizes) for part in (train, valid)]
         for one in made[0]:  # a depth at a time, so that there is no copy of all
             one[:] = one[order]
         probes.standardise(*made)
-        return layers.Data(made[0], known, made[1], valid.labels)
+        return layers.Data(made[0], known, made[1], gold)
 
     results = {}
     data = read(params)
-    for kind in args.probes:
+    for name in args.probes:
         told = (metric, args.seed, settings)
-        rows = layers.probe_layers(kind, data, len(labels), control, *told)
+        rows = layers.probe_layers(name, data, len(labels), control, *told)
         mix = layers.probe_mix(
-            kind, data, len(labels), metric, args.seeds, args.seed, settings
+            name, data, len(labels), metric, args.seeds, args.seed, settings
         )
-        results[kind] = {"layers": rows, "mix": mix}
+        results[name] = {"layers": rows, "mix": mix}
     if args.random_encoder:
         del data  # before the others are there
         small = encoder.without_pooler(cfg)
         data = read(encoder.init(jax.random.key(args.seed), small))
-        for kind in args.probes:
+        for name in args.probes:
             told = (metric, args.seed, settings)
-            rows = layers.probe_layers(kind, data, len(labels), control[:, :0], *told)
-            for row, there in zip(results[kind]["layers"], rows, strict=True):
+            rows = layers.probe_layers(name, data, len(labels), control[:, :0], *told)
+            for row, there in zip(results[name]["layers"], rows, strict=True):
                 row |= {"random": there["score"], "random_bits": there["bits"]}
     common = np.bincount(known).argmax()
     return {
@@ -161,50 +197,73 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
         "metric": args.metric,
         "pooling": args.pooling,
         "labels": list(labels),
+        "of": KINDS[kind],
         "rows": {"train": n, "valid": m},
         "seed": args.seed,
         "seeds": args.seeds,
         "settings": settings._asdict(),
-        "majority": metric(np.full(m, common), valid.labels),
+        "majority": metric(np.full(m, common), gold),
         "uniform_bits": mdl.uniform_bits(n, len(labels)),
         "probes": results,
     }
 
 
-def read_tables(
-    args: flags.FlagValues, config: c.ConfigDict, tokenizer: Any
-) -> tuple[Texts, Texts]:
-    """Read and encode the rows of --train and --valid. Raises UserError."""
-    columns = {"--text": args.text, "--text_pair": args.text_pair}
-    columns = {k: v for k, v in columns.items() if v}
+def read_examples(
+    args: flags.FlagValues, config: c.ConfigDict, tokenizer: Any, longest: int
+) -> Sequence[Examples]:
+    """Read and encode --train and --valid. Raises UserError."""
+    kind = kind_of(args)
+    columns = {"text": args.text or TEXTS[kind], "text_pair": args.text_pair}
+    columns = {name: column for name, column in columns.items() if column}
     form = Form(
         columns=tuple(columns.values()),
-        label=args.label,
+        label=args[kind].value,
         labels=tuple(filter(None, args.labels.split(","))),
         separators=2 if config.model.family in tasks.TWO_SEPARATORS else 1,
         metrics=(args.metric,),
     )
-    columns["--label"] = args.label
-    check_label(columns)
-    rows = [
-        tables.read_rows(args[name].value, f"--{name}", columns, c.say)
-        for name in ("train", "valid")
-    ]
+    columns[kind] = args[kind].value
+    check_label({f"--{name}": column for name, column in columns.items()})
+    values = {f"--{name}": args[name].value for name in ("train", "valid")}
+    told = (form, tokenizer, args.max_words, args.seed, c.say)
+    try:
+        if kind == "label":
+            made = read_tables(values, columns, form, tokenizer)
+        elif kind == "tag":
+            asked = {"task.text": columns["text"], "task.label": args.tag}
+            made = spans.read_words(values, asked, *told)
+        else:
+            asked = {f"--{name}": column for name, column in columns.items()}
+            made = targets.read_spans(values, asked, *told, OTHER)
+    except UserError as e:  # speaks of the keys of a config
+        said = str(e)
+        for key, flag in (*FLAGS, ("task.label", f"--{kind}")):
+            said = said.replace(key, flag)
+        raise UserError(said) from None
+    for flag, part in zip(values, made, strict=True):
+        words = isinstance(part, spans.Spans)
+        for note in part.notes(longest) if words else part.plan(longest).notes():
+            c.say(f"{flag}: {note}")
+    return made
+
+
+def read_tables(
+    values: Mapping[str, str], columns: Mapping[str, str], form: Form, tokenizer: Any
+) -> list[Texts]:
+    """Read texts out of tables: {flag: files}, the training rows' first."""
+    asked = {f"--{name}": column for name, column in columns.items()}
+    rows = [tables.read_rows(v, flag, asked, c.say) for flag, v in values.items()]
     if not form.labels:
-        found = read_labels(rows[0], args.label, OTHER, "--label")
-        form = form._replace(labels=found)
-    made = [make_texts(part, form, tokenizer, True, c.say, "--labels") for part in rows]
-    longest = c.encoder_config(config, tokenizer.vocab_size).max_length
-    for name, texts in zip(("train", "valid"), made, strict=True):
-        cut = int((texts.plan(longest).truncated(np.arange(texts.n)) > 0).sum())
-        if cut:
-            c.say(f"--{name}: {cut:,} of {texts.n:,} rows are cut at {longest} tokens")
-    return made[0], made[1]
+        form = form._replace(labels=read_labels(rows[0], form.label, OTHER))
+    return [make_texts(part, form, tokenizer, True, c.say) for part in rows]
 
 
-def texts_of(texts: Texts, row: int) -> np.ndarray:
-    """Return the ids of a row's texts, one after the other with -1 between."""
-    return np.concatenate([x for t in texts.texts for x in (t[row], [-1])])
+def ids_of(part: Examples) -> Iterator[np.ndarray]:
+    """Yield the ids of each example, -1 behind each text or span: its type."""
+    words = isinstance(part, spans.Spans)
+    for i in range(len(part.labels)):
+        texts = part.pieces(i) if words else [text[i] for text in part.texts]
+        yield np.concatenate([x for ids in texts for x in (ids, [-1])])
 
 
 if __name__ == "__main__":

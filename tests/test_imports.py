@@ -37,7 +37,8 @@ ROOMS = {
     ),
     "tasks": ({"tasks", "data", "registry"}, NO_JAX),
     "probing": (
-        {"probing", "data.counter", "data.progress", "fill_mask", "models", "tasks"},
+        {"probing", "data.counter", "data.progress", "fill_mask", "models", "registry"}
+        | {"tasks"},
         HEAVY - {"jax", "optax"},
     ),
     # Shows what commands did; only what asks models for guesses imports jax.

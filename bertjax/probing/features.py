@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of texts at every depth of a frozen encoder, each text read once."""
+"""Features of texts, words and spans at every depth of a frozen encoder.
+
+Each text is read once.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,21 +19,37 @@ from bertjax.fill_mask import bucket_lengths
 from bertjax.models import encoder, stacks
 from bertjax.models.config import EncoderConfig
 from bertjax.models.pooling import POOLINGS
+from bertjax.probing.spans import Spans
+from bertjax.tasks.rows import Batch, Rows
 from bertjax.tasks.texts import Texts
 
-Batch = dict[str, np.ndarray]
+Reader = Callable[[Batch], jax.Array]
+SEEN = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def make_reader(
-    cfg: EncoderConfig, params: Any, pooling: str
-) -> Callable[[Batch], jax.Array]:
+def span_means(x: jax.Array, batch: Batch) -> jax.Array:
+    """Average the positions [begins, ends), both i32 [B, S], of x [B, L, D]:
+    [B, S, D], 0 where there is none."""
+    at = jnp.arange(x.shape[1])
+    inside = (batch["begins"][..., None] <= at) & (at < batch["ends"][..., None])
+    mine = inside.astype(x.dtype)  # [B, S, L]
+    # A TPU would round what it multiplies to 8 bits.
+    total = jnp.matmul(mine, x, precision=jax.lax.Precision.HIGHEST)
+    return total / jnp.maximum(mine.sum(-1, keepdims=True), 1)
+
+
+POOLS = {**POOLINGS, "spans": span_means}
+
+
+def make_reader(cfg: EncoderConfig, params: Any, pooling: str) -> Reader:
     """Make read(batch) -> f32 [N + 1, B, D]: layer 0 is the embeddings.
 
     params: the encoder's own; nothing here takes their gradient. pooling: "mean", over
-    the real tokens, [CLS] and [SEP] too, or "cls", the first one. Each layer is pooled
-    where it is computed, so that whole layers are never side by side.
+    the real tokens, [CLS] and [SEP] too, or "cls", the first one; "spans" gives
+    [N + 1, B, S, D] of the spans in the batch. Each layer is pooled where it is
+    computed, so that whole layers are never side by side.
     """
-    pool = POOLINGS[pooling]
+    pool = POOLS[pooling]
     cfg = encoder.without_pooler(cfg)
     held = jax.device_put(stacks.unstack(params, cfg))
 
@@ -44,7 +64,7 @@ def make_reader(
 
 
 def read_texts(
-    read: Callable[[Batch], jax.Array],
+    read: Reader,
     texts: Texts,
     tokenizer: Any,
     layers: int,
@@ -54,26 +74,81 @@ def read_texts(
 ) -> np.ndarray:
     """Return the features of all rows, in order: f32 [layers, n, D].
 
-    Rows go by falling length through at most five shapes. UserError for NaN.
+    UserError for NaN.
     """
-    sizes = texts.plan(longest).lengths()
-    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, longest))
-    order = np.argsort(-sizes, kind="stable")
-    batch_size = min(batch_size, len(order))
+    plan, rows = texts.plan(longest), np.arange(texts.n)
     out = np.empty((layers, texts.n, width), np.float32)
-    with Progress("probe", total=texts.n, unit="rows") as progress:
-        for begin in range(0, texts.n, batch_size):
+    for which, batch in make_batches(plan, rows, tokenizer, batch_size):
+        out[:, which] = check_finite(np.asarray(read(batch))[:, : len(which)])
+    return out
+
+
+def read_spans(
+    read: Reader,
+    spans: Spans,
+    tokenizer: Any,
+    layers: int,
+    width: int,
+    batch_size: int,
+    longest: int,
+) -> np.ndarray:
+    """Return the features of all examples, their k spans side by side, in order:
+    f32 [layers, n, k * D].
+
+    Rows without a span are not read. UserError for NaN.
+    """
+    plan = spans.words.plan(longest)
+    row, begin, end = (x.ravel() for x in spans.locate(plan))
+    order = np.argsort(row, kind="stable")  # the spans, row by row
+    first = np.searchsorted(row[order], np.arange(plan.n + 1))
+    counts, sizes = np.diff(first), plan.lengths()
+    slot = np.empty(len(row), np.int64)
+    slot[order] = np.arange(len(row)) - first[row[order]]
+    out = np.empty((layers, len(row), width), np.float32)
+    rows = np.flatnonzero(counts)
+    for which, batch in make_batches(plan, rows, tokenizer, batch_size):
+        shape = batch["input_ids"].shape
+        # One shape for all rows of a length.
+        slots = counts[sizes <= shape[1]].max()
+        mine = np.concatenate([order[first[r] : first[r + 1]] for r in which])
+        at = np.repeat(np.arange(len(which)), counts[which]), slot[mine]
+        for name, places in (("begins", begin), ("ends", end)):
+            batch[name] = np.zeros((shape[0], slots), np.int32)
+            batch[name][at] = places[mine]
+        out[:, mine] = check_finite(np.asarray(read(batch))[:, *at])
+    return out.reshape(layers, len(spans.labels), -1)
+
+
+def make_batches(
+    plan: Rows, rows: np.ndarray, tokenizer: Any, batch_size: int
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Yield (which of the rows, their batch), by falling length, in at most five
+    shapes; the last batch is filled up with its last row.
+
+    plan: laid out for the longest rows.
+    """
+    sizes = plan.lengths()
+    longest = min(-(-int(sizes[rows].max()) // 16) * 16, plan.length)
+    lengths = bucket_lengths(longest)
+    order = rows[np.argsort(-sizes[rows], kind="stable")]
+    batch_size = min(batch_size, len(order))
+    with Progress("probe", total=len(order), unit="rows") as progress:
+        for begin in range(0, len(order), batch_size):
             which = order[begin : begin + batch_size]
             length = next(n for n in lengths if n >= sizes[which[0]])
             filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
-            batch = texts.plan(length).gather(filled[:batch_size], None, tokenizer)
-            batch.pop("labels", None)
-            found = np.asarray(read(batch))[:, : len(which)]
-            if not np.isfinite(found).all():
-                raise UserError("--model: what its layers give is not finite (NaN)")
-            out[:, which] = found
+            # As it is laid out: another plan could part sentences elsewhere.
+            short = replace(plan, length=length)
+            batch = short.gather(filled[:batch_size], None, tokenizer)
+            yield which, {name: batch[name] for name in SEEN if name in batch}
             progress.add(len(which))
-    return out
+
+
+def check_finite(found: np.ndarray) -> np.ndarray:
+    """Return what a model gave. UserError for NaN."""
+    if not np.isfinite(found).all():
+        raise UserError("--model: what its layers give is not finite (NaN)")
+    return found
 
 
 def check_memory(rows: int, layers: int, width: int, free: int | None = None) -> str:
