@@ -33,12 +33,7 @@ Examples = Texts | spans.Spans
 PROBE_ROWS = 128  # rows of an update
 OTHER = "a probe tells classes, and these look like scores"
 KINDS = {"label": "rows", "tag": "words", "targets": "spans"}  # flag -> its examples
-FLAGS = (
-    ("--config.task.metrics", "--metric"),
-    ("task.labels", "--labels"),
-    ("task.text", "--text"),
-)
-TEXTS = {"tag": "1", "targets": "text"}  # flag -> the column of the text, unless said
+TEXTS = {"tag": tasks.TAGS["text"], "targets": "text"}  # unless --text says another
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -222,24 +217,17 @@ def read_examples(
         separators=2 if config.model.family in tasks.TWO_SEPARATORS else 1,
         metrics=(args.metric,),
     )
-    columns[kind] = args[kind].value
-    check_label({f"--{name}": column for name, column in columns.items()})
+    asked = {f"--{name}": column for name, column in columns.items()}
+    asked[f"--{kind}"] = form.label
+    check_label(asked)
     values = {f"--{name}": args[name].value for name in ("train", "valid")}
-    told = (form, tokenizer, args.max_words, args.seed, c.say)
-    try:
-        if kind == "label":
-            made = read_tables(values, columns, form, tokenizer)
-        elif kind == "tag":
-            asked = {"task.text": columns["text"], "task.label": args.tag}
-            made = spans.read_words(values, asked, *told)
-        else:
-            asked = {f"--{name}": column for name, column in columns.items()}
-            made = targets.read_spans(values, asked, *told, OTHER)
-    except UserError as e:  # speaks of the keys of a config
-        said = str(e)
-        for key, flag in (*FLAGS, ("task.label", f"--{kind}")):
-            said = said.replace(key, flag)
-        raise UserError(said) from None
+    few = (args.max_words, args.seed, c.say)
+    if kind == "label":
+        made = read_tables(values, asked, form, tokenizer)
+    elif kind == "tag":
+        made = spans.read_words(values, asked, form, tokenizer, *few)
+    else:
+        made = targets.read_spans(values, asked, form, tokenizer, *few, OTHER)
     for flag, part in zip(values, made, strict=True):
         words = isinstance(part, spans.Spans)
         for note in part.notes(longest) if words else part.plan(longest).notes():
@@ -248,14 +236,14 @@ def read_examples(
 
 
 def read_tables(
-    values: Mapping[str, str], columns: Mapping[str, str], form: Form, tokenizer: Any
+    values: Mapping[str, str], asked: Mapping[str, str], form: Form, tokenizer: Any
 ) -> list[Texts]:
     """Read texts out of tables: {flag: files}, the training rows' first."""
-    asked = {f"--{name}": column for name, column in columns.items()}
     rows = [tables.read_rows(v, flag, asked, c.say) for flag, v in values.items()]
     if not form.labels:
-        form = form._replace(labels=read_labels(rows[0], form.label, OTHER))
-    return [make_texts(part, form, tokenizer, True, c.say) for part in rows]
+        found = read_labels(rows[0], form.label, OTHER, "--label")
+        form = form._replace(labels=found)
+    return [make_texts(part, form, tokenizer, True, c.say, "--labels") for part in rows]
 
 
 def ids_of(part: Examples) -> Iterator[np.ndarray]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probing by the command: a table of 40 rows in, layers out."""
+"""Probing by the command: a table of 40 rows, tagged words or spans in, layers out."""
 
 import json
 
@@ -66,6 +66,10 @@ def test_a_table_of_forty_rows(command, wanted, tmp_path):
         ("--metric=pearson", ["--metric", "accuracy"]),
         ("--label=text", ["--text=text and --label=text are one column"]),
         ("--valid=", ["--valid is missing"]),
+        ("--text=", ["--text is missing"]),
+        ("--label=", ["--label is missing, or --tag, or --targets"]),
+        ("--tag=-1", ["--label and --tag: give one"]),
+        ("--max_words=9", ["--max_words says nothing to --label"]),
         ("--out=/nowhere/x.json", ["--out=/nowhere/x.json"]),
         ("--png=plot.pdf", ["--png=plot.pdf", ".png"]),
         ("--seeds=0", ["seeds"]),
@@ -74,6 +78,82 @@ def test_a_table_of_forty_rows(command, wanted, tmp_path):
 def test_what_is_refused(wanted, argument, words):
     with pytest.raises(UserError) as e:
         probe.main([*wanted, argument])
+    assert all(word in str(e.value) for word in words), e.value
+
+
+TAGS = {"clear": "ADJ", "wrong": "ADJ", "it": "PRON", "we": "PRON", "says": "VERB"}
+
+
+@pytest.fixture
+def of_words(trained, tmp_path):
+    """30 sentences of words that each have one tag: a flag for each file, a model."""
+    words = list(TAGS)
+    sentences = [[words[(i * k) % 5] for k in (1, 2, 3)] for i in range(1, 31)]
+    lines = ["".join(f"{w}\t{TAGS[w]}\n" for w in s) for s in sentences]
+    (tmp_path / "words.bio").write_text("\n".join(lines))
+    pairs = [
+        {
+            "text": " ".join(s),
+            "targets": [
+                {"span1": [0, 1], "span2": [b, 3], "label": TAGS[s[b]]} for b in (1, 2)
+            ],
+        }
+        for s in sentences
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    quick = ["--steps=80", "--lr=0.05", "--weight_decay=0.1", "--random_encoder=false"]
+
+    def flags(name):
+        file = tmp_path / name
+        return [f"--model={trained}", f"--train={file}", f"--valid={file}", *quick]
+
+    return flags
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "of", "there"),
+    [
+        ("words.bio", "--tag=-1", "words", 90),
+        pytest.param(
+            "pairs.jsonl", "--targets=targets", "spans", 60, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_words_and_spans(of_words, capsys, tmp_path, name, flag, of, there):
+    """The word tells the tag, and as well a label that was drawn for it: of few types
+    a probe learns a control task by heart (Hewitt and Liang 2019)."""
+    out, arguments = tmp_path / "x.json", [*of_words(name), flag, "--seeds=1"]
+    arguments += [f"--out={out}", "--pooling=first", "--max_words=50"]
+    assert probe.main(arguments) == 0
+    found, said = json.loads(out.read_text()), capsys.readouterr()
+    n = found["rows"]["train"]
+    assert (found["of"], found["rows"]["valid"], 45 < n <= 50) == (of, n, True)
+    for flag in ("--train", "--valid"):
+        assert f"{flag}: {n} of {there} examples are taken" in said.err
+    assert f"{n} {of} for the probes, {n} for the accuracy" in said.out
+    assert found["labels"] == ["ADJ", "PRON", "VERB"] and "first pooling" in said.out
+    for row in found["probes"]["linear"]["layers"]:
+        assert row["score"] > 0.95 and row["control"] > 0.9, row
+        assert row["bits"] < found["uniform_bits"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--tag=3", ["words.bio:1: --tag=3: there are 2 columns"]),
+        ("--tag=ner", ["words.bio:1: --tag='ner' is no number of a column"]),
+        ("--text=2", ["words and tags are one column of 2"]),
+        ("--text=-1", ["--text=-1 and --tag=-1 are one column"]),
+        ("--labels=ADJ,PRON", ["words.bio:", "--labels: the tag='VERB' is unknown"]),
+        ("--metric=f1", ["words.bio:1: the tag", "give --metric=accuracy"]),
+        ("--pooling=cls", ["--pooling='cls'", "first"]),
+        ("--text_pair=2", ["--text_pair says nothing to --tag"]),
+        ("--max_words=2", ["--train: no sentence fits: --max_words=2"]),
+    ],
+)
+def test_what_is_no_tag(of_words, argument, words):
+    with pytest.raises(UserError) as e:
+        probe.main([*of_words("words.bio"), "--tag=-1", argument])
     assert all(word in str(e.value) for word in words), e.value
 
 

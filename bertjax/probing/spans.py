@@ -17,6 +17,7 @@ from bertjax.data import counter
 from bertjax.tasks import metrics, tagged, tags
 from bertjax.tasks.rows import Form
 
+ASKING = tags.Asking("--tag", "--labels", "--metric")
 POOLINGS = dict.fromkeys(("mean", "first"))  # of a span's pieces
 
 Say = Callable[[str], None]
@@ -82,17 +83,17 @@ def read_words(
 ) -> list[Spans]:
     """Read tagged sentences, each of whose words is an example.
 
-    values: {flag: files}, of the training sentences and then of others. columns: as
-    `tagged.read_sentences` has them. most: words of each, see `choose`. Raises
+    values: {flag: files}, of the training sentences and then of others. columns: {flag:
+    column}, of the words and of the tags. most: words of each, see `choose`. Raises
     UserError.
     """
     made = []
     for flag, value in values.items():
         sentences = tagged.read_sentences(value, flag, columns, say)
-        form = tags.find_tags(sentences, form)  # the training sentences'
+        form = tags.find_tags(sentences, form, ASKING)  # the training sentences'
         taken = choose([len(s.words) for s in sentences], most, seed, flag, say)
         some = [sentences[i] for i in taken]
-        words = tags.make_tags(some, form, tokenizer, True, say)
+        words = tags.make_tags(some, form, tokenizer, True, say, ASKING)
         at = np.arange(len(words.labels))
         made.append(Spans(words, np.stack([at, at + 1], 1)[:, None], words.labels))
     return made

@@ -48,7 +48,7 @@ def read_spans(
     column}, of the text and of the targets. most: examples of each, see `choose`. many:
     what is said of labels that are too many. Raises UserError, naming the place.
     """
-    text, column = columns.values()
+    (_, text), (asking, column) = columns.items()
     read, made = [], []
     for flag, value in values.items():
         rows = tables.read_rows(value, flag, columns, say)
@@ -61,7 +61,9 @@ def read_spans(
         raise UserError(f"{numbers[1].told.place}: other targets have a second span")
     if not form.labels:
         told = [target.told for _, targets in read[0] for target in targets]
-        form = form._replace(label="label", labels=read_labels(told, "label", many))
+        form = form._replace(
+            label="label", labels=read_labels(told, "label", many, asking)
+        )
     for flag, parsed in zip(values, read, strict=True):
         taken = choose([len(targets) for _, targets in parsed], most, seed, flag, say)
         some = [parsed[i] for i in taken]

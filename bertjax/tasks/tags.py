@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,17 @@ from bertjax.tasks.tagged import Sentence
 OF_ENTITIES = ("f1", "precision", "recall")
 METRICS = (*OF_ENTITIES, "accuracy")
 NOTHING = np.zeros(0, np.int64)
+
+
+class Asking(NamedTuple):
+    """The keys, or flags, that messages name: of the column, the tags, the metrics."""
+
+    label: str = "task.label"
+    labels: str = "task.labels"
+    metrics: str = "--config.task.metrics"
+
+
+CONFIG = Asking()
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +196,9 @@ def split(sizes: np.ndarray, sentences: np.ndarray, room: int) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def find_tags(sentences: Sequence[Sentence], form: Form) -> Form:
+def find_tags(
+    sentences: Sequence[Sentence], form: Form, asking: Asking = CONFIG
+) -> Form:
     """Return the form with the tags of the training sentences, unless it has some: O,
     then by type, B- before I-.
 
@@ -201,10 +214,10 @@ def find_tags(sentences: Sequence[Sentence], form: Form) -> Form:
             found |= dict.fromkeys(sentence.tags)
         words = sum(len(s.words) for s in sentences)
         if len(found) < 2:
-            raise UserError(f"task.label={form.label}: every word has the same tag")
+            raise UserError(f"{asking.label}={form.label}: every word has the same tag")
         if len(found) > words / 2 and len(found) > 20:
             raise UserError(
-                f"task.label={form.label}: {len(found):,} tags of {words:,} words"
+                f"{asking.label}={form.label}: {len(found):,} tags of {words:,} words"
             )
         form = form._replace(labels=tuple(sorted(found, key=_order)))
     wanted = [name for name in form.metrics if name in OF_ENTITIES]
@@ -212,9 +225,9 @@ def find_tags(sentences: Sequence[Sentence], form: Form) -> Form:
         other = next(label for label in form.labels if not is_bio(label))
         places = (s.place(s.tags.index(other)) for s in sentences if other in s.tags)
         raise UserError(
-            f"{next(places, 'task.labels')}: the tag {other!r} is none of O, B-TYPE, "
+            f"{next(places, asking.labels)}: the tag {other!r} is none of O, B-TYPE, "
             f"I-TYPE, and {wanted[0]} is of entities: give "
-            "--config.task.metrics=accuracy"
+            f"{asking.metrics}=accuracy"
         )
     return form
 
@@ -235,6 +248,7 @@ def make_tags(
     tokenizer: Any,
     labelled: bool,
     say: Callable[[str], None] = lambda text: None,
+    asking: Asking = CONFIG,
 ) -> Tags:
     """Encode the words of sentences, each as in a running text.
 
@@ -259,7 +273,7 @@ def make_tags(
         say(f"{empty:,} sentences have no words, and are kept")
     labels = None
     if labelled:
-        labels = _classes(sentences, form)
+        labels = _classes(sentences, form, asking)
         if all(map(is_bio, form.labels)):
             broken = metrics.bio_violations([s.tags for s in sentences])
             places = [sentences[n].place(i) for n, i in broken]
@@ -272,13 +286,13 @@ def make_tags(
     return Tags(form, pieces, np.cumsum(sizes), labels, counts)
 
 
-def _classes(sentences: Sequence[Sentence], form: Form) -> np.ndarray:
+def _classes(sentences: Sequence[Sentence], form: Form, asking: Asking) -> np.ndarray:
     index = {label: i for i, label in enumerate(form.labels)}
     out = []
     for sentence in sentences:
         for i, tag in enumerate(sentence.tags):
             if tag not in index:
-                said = registry.unknown("task.labels: the tag", tag, form.labels)
+                said = registry.unknown(f"{asking.labels}: the tag", tag, form.labels)
                 raise UserError(f"{sentence.place(i)}: {said}")
             out.append(index[tag])
     return np.array(out, np.int32)

@@ -15,7 +15,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.probing import features, mdl, spans, targets
 from bertjax.tasks.rows import Form
 
-LETTERS = {"task.text": "1", "task.label": "-1"}
+COLUMNS = {"--text": "1", "--tag": "-1"}
 FORM = Form(("1",), "-1", (), 1, ("accuracy",))
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
 SIZES = dict(
@@ -52,7 +52,7 @@ def read(folder, sentences=SENTENCES, most=100, seed=0, form=FORM, say=silent):
     text = "\n\n".join("\n".join("\t".join(w) for w in s) for s in sentences)
     (folder / "a.bio").write_text(text + "\n")
     values = {flag: str(folder / "a.bio") for flag in ("--train", "--valid")}
-    return spans.read_words(values, LETTERS, form, Letters(), most, seed, say)
+    return spans.read_words(values, COLUMNS, form, Letters(), most, seed, say)
 
 
 def of_targets(folder, rows, most=100, say=silent):
@@ -197,7 +197,7 @@ def test_targets(tmp_path):
         ([target([0, True])], r"span1 is no \[first word, end\] but \[0, True\]"),
         ([target([0, 1], label=["r", "s"])], "target 1: the label is no label but"),
         ([target([0, 1], label="")], "target 1: the label is empty"),
-        ([target([0, 1])], "every row has the label 'r'"),
+        ([target([0, 1])], "--targets=label: every row has the label 'r'"),
         ([target([0, 1]), target([0, 1], [1, 2])], "1: other targets have a second"),
         ([], "--train=.*: there is no span"),
     ],
