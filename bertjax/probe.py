@@ -82,7 +82,8 @@ def main(argv: Sequence[str]) -> int:
         f"{rows['train']:,} {found['of']} for the probes, {rows['valid']:,} for the "
         f"{metric}; "
         f"largest class: {found['majority']:.3f}; uniform code: "
-        f"{found['uniform_bits']:,.0f} bits"
+        f"{found['uniform_bits']:,.0f} bits, by frequency: "
+        f"{found['frequency_bits']:,.0f} bits"
     )
     for kind, result in found["probes"].items():
         print(f"\n{kind} probes, {found['seeds']} seeds, {found['pooling']} pooling")
@@ -199,6 +200,7 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
         "settings": settings._asdict(),
         "majority": metric(np.full(m, common), gold),
         "uniform_bits": mdl.uniform_bits(n, len(labels)),
+        "frequency_bits": mdl.frequency_bits(known),
         "probes": results,
     }
 

@@ -29,6 +29,17 @@ def uniform_bits(n: int, classes: int) -> float:
     return float(n * np.log2(classes))
 
 
+def frequency_bits(labels: np.ndarray) -> float:
+    """Return what labels i32 [n] take where their frequencies alone are known.
+
+    >>> frequency_bits(np.array([0, 0, 0, 1, 2, 2, 2, 1]))
+    12.490224995673063
+    """
+    counts = np.bincount(labels)
+    counts = counts[counts > 0]
+    return float(-counts @ np.log2(counts / counts.sum()))
+
+
 def online_bits(bits: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
     """Return the length of the online code (Voita and Titov 2020).
 

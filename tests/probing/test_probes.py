@@ -125,6 +125,8 @@ def test_code_length_by_hand():
     found = mdl.online_bits(np.array([5, 2.5, 0]), counts, 3)
     assert found == pytest.approx(4 * np.log2(3) + 7.5)
     assert mdl.uniform_bits(16, 3) == pytest.approx(16 * np.log2(3))
+    known = np.array([0] * 6 + [2] * 2, np.int32)  # 6 x log2(8 / 6) and 2 x 2
+    assert mdl.frequency_bits(known) == pytest.approx(6 * np.log2(8 / 6) + 4)
 
 
 def test_bits_are_minus_log_probabilities():
