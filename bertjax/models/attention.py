@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import dropout
+from bertjax.models.layers import dropout, number_rows
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
 
@@ -48,6 +48,14 @@ class Sight(NamedTuple):
         own = at[:, None] if self.at is None else self.at[:, None, :, None]
         away = abs(own - at)
         return (mask & (away <= self.window // 2)) | (away == 0)
+
+    def rows(self, heads: int) -> jax.Array | None:
+        """Number the queries at `at` as rows of [B, H, L, L]: u32 [B, H, P, 1]."""
+        if self.at is None:
+            return None
+        b, length = self.keys.shape
+        first = number_rows((b, heads, 1, 1)) * np.uint32(length)
+        return first + self.at[:, None, :, None].astype(jnp.uint32)
 
 
 def make_sight(batch: dict[str, jax.Array], window: int = 0) -> Sight:
@@ -230,7 +238,7 @@ def _xla(
         weights = jnp.exp(scores - peak)
         total = jnp.sum(weights, axis=-1).swapaxes(1, 2)[..., None]  # [B, L, H, 1]
     with jax.named_scope("context"):
-        weights = dropout(weights.astype(q.dtype), rate, rng)
+        weights = dropout(weights.astype(q.dtype), rate, rng, sight.rows(q.shape[2]))
         y = jnp.einsum("BHQT,BTHK->BQHK", weights, v)
         return (y / total).astype(q.dtype)
 

@@ -177,36 +177,49 @@ def activate(x: jax.Array, kind: str) -> jax.Array:
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
 
 
-def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
+def dropout(
+    x: jax.Array,
+    rate: float,
+    rng: jax.Array | None,
+    rows: jax.Array | None = None,
+) -> jax.Array:
     """Zero elements of x at `rate` and scale the rest; nothing at all without rng.
 
     The rate is met to 2^-32. An element's fate is a hash of the key and of its place in
     the whole array, however that lies on devices; so it costs a dozen integer
     operations, is fused with what is around it and need not be stored for the backward
     pass. jax.random's threefry costs ten times as many, its rbg has to be stored.
+    rows: of an x that was taken out of a larger array the numbers of its rows there.
     """
     if rng is None or rate == 0.0:
         return x
     drop = np.uint32(min(round(rate * 2**32), 2**32 - 1))
-    keep = random_bits(jax.random.key_data(rng), x.shape) >= drop
+    keep = random_bits(jax.random.key_data(rng), x.shape, rows) >= drop
     return jnp.where(keep, x * (1 / (1 - rate)), 0).astype(x.dtype)
 
 
-def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def random_bits(
+    key: jax.Array, shape: tuple[int, ...], rows: jax.Array | None = None
+) -> jax.Array:
     """Hash a key, u32 [2], and place to u32 [*shape]: for dropping, not for secrets.
 
     Rows (all axes but the last) and columns are numbered apart, so that arrays of more
     than 2^32 elements do not repeat themselves. The mixing is that of MurmurHash3's
     last step (Appleby 2011, fmix32), once for rows and once for elements.
     """
+    row = mix((number_rows(shape) if rows is None else rows) ^ key[0])
+    column = jax.lax.broadcasted_iota(jnp.uint32, (shape[-1],), 0)
+    return mix((row + key[-1]) ^ mix(column + key[-1]))
+
+
+def number_rows(shape: tuple[int, ...]) -> jax.Array:
+    """Count the rows of an array, all its axes but the last: u32 [*shape[:-1], 1]."""
     row = jnp.zeros((*shape[:-1], 1), jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape) - 1)):
         at = jax.lax.broadcasted_iota(jnp.uint32, row.shape, axis)
         row, stride = row + at * np.uint32(stride), stride * shape[axis]
-    row = mix(row ^ key[0])
-    column = jax.lax.broadcasted_iota(jnp.uint32, (shape[-1],), 0)
-    return mix((row + key[-1]) ^ mix(column + key[-1]))
+    return row
 
 
 def mix(x: jax.Array) -> jax.Array:

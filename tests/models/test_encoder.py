@@ -252,7 +252,7 @@ def test_layers_and_places_drop_apart(params, monkeypatch):
     """No two dropouts of a forward pass share a key."""
     seen = []
 
-    def spy(x, rate, rng):
+    def spy(x, rate, rng, rows=None):
         if rng is not None:
             seen.append(tuple(jax.random.key_data(rng).tolist()))
         return x
