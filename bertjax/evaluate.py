@@ -33,6 +33,7 @@ from bertjax import config as c
 from bertjax.data.masks.schemes import UNITS
 from bertjax.data.text.line_files import FileSource
 from bertjax.interop.hf import Imported
+from bertjax.training import workdir
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -166,9 +167,7 @@ def evaluate_rows(
             name: {"rates": scores} if rates else next(iter(scores.values()))
             for name, scores in found.items()
         }
-        first, *more = told.values()
-        start = step_of(meta) | {"layout": about}
-        print(json.dumps(start | ({"eval": told} if more else first)))
+        print_json(step_of(meta) | {"layout": about}, told)
         return 0
     which = about.pop("name")
     print(f"layout {which}:", "; ".join(f"{k} {v}" for k, v in about.items()))
@@ -218,8 +217,8 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
     """
     from bertjax import embed
     from bertjax.data.text.sources import named_sources, split_sources
-    from bertjax.scoring.statistics import half_width
-    from bertjax.tasks import collection, search
+    from bertjax.scoring.retrieval import score
+    from bertjax.tasks import collection
     from bertjax.tasks import prepare as tasks
 
     model = embed.open_embedder(where, flag, args.dtype, args.weights)
@@ -241,26 +240,8 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
     found = {}
     for name, part in named_sources(text, key).items():
         read = collection.read_collections(part, key, columns, c.say)
-        whole = collection.join(read)
-        texts = [*whole.queries, *whole.passages]
-        vectors, cut = model.embed(texts, args.batch_size or 32)
-        if cut:
-            c.say(f"{cut:,} texts cut at {model.how.longest} tokens")
-        if not model.how.dot:
-            sizes = np.linalg.norm(vectors, axis=1, keepdims=True)
-            vectors /= np.maximum(sizes, 1e-12)
-        queries, passages = np.split(vectors, [len(whole.queries)])
-        ranked = search.search(queries, passages, leave=whole.own)
-        # Queries with the same answer resemble each other: they are one draw.
-        same = np.array([min(p for p in of if of[p] > 0) for of in whole.grades])
-        values: dict[str, float] = {}
-        for measure, each in search.measure(ranked, whole.grades).items():
-            values[measure] = float(each.mean())
-            width = half_width(each, np.ones_like(each), same)
-            if width is not None:
-                values[f"{measure}_ci95"] = width
-        counts = {"queries": len(queries), "passages": len(passages)}
-        found[name.lstrip("-")] = {**counts, **values}
+        values = score(model, collection.join(read), args.batch_size or 32, c.say)
+        found[name.lstrip("-")] = values
     return say_found(found, model.meta, args.json)
 
 
@@ -274,13 +255,19 @@ def at_step(meta: dict[str, Any]) -> str:
     return f" at step {meta['step']}" if "step" in meta else ""
 
 
+def print_json(about: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
+    """Print the values of each validation set, beside what is said of all."""
+    first, *more = found.values()
+    told = about | ({"eval": found} if more else first)
+    print(json.dumps(workdir.finite(told)))
+
+
 def say_found(
     found: dict[str, dict[str, Any]], meta: dict[str, Any], as_json: bool
 ) -> int:
     """Print the values of each validation set; returns the exit status."""
     if as_json:
-        first, *more = found.values()
-        print(json.dumps(step_of(meta) | ({"eval": found} if more else first)))
+        print_json(step_of(meta), found)
         return 0
     for name, values in found.items():
         print(f"{name}{at_step(meta)}:")

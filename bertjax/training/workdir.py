@@ -99,13 +99,19 @@ def read_json(path: Any) -> dict[str, Any]:
 
 
 def finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Put None where a number is not finite, for which JSON has no word.
+    """Put None where a number is not finite, also within: JSON has no word for it.
 
     >>> finite({"loss": float("nan"), "step": 2})
     {'loss': None, 'step': 2}
     """
-    odd = {k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
-    return {k: None if k in odd else v for k, v in row.items()}
+
+    def told(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return finite(value)
+        odd = isinstance(value, float) and not math.isfinite(value)
+        return None if odd else value
+
+    return {key: told(value) for key, value in row.items()}
 
 
 def versions() -> dict[str, str]:

@@ -182,6 +182,15 @@ def test_the_layout_and_the_rows_are_said(run, pretend, corpus):
     assert short["layout"]["length"] == 64
 
 
+def test_what_is_no_number_is_null(capsys):
+    """JSON has no NaN: the precision where nothing was said to be replaced."""
+    rates = {0.1: {"rtd_precision": math.nan, "mlm_loss": 2.0}}
+    evaluate.print_json({"step": 3}, {"valid": {"rates": rates}})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    told = {"0.1": {"rtd_precision": None, "mlm_loss": 2.0}}
+    assert found == {"step": 3, "rates": told}
+
+
 def test_several_rates_at_once(run):
     given = "--what=mlm", "--json", "--rates=0.15,0.3", "--examples=24"
     found = json.loads(run(*given).out)
