@@ -11,9 +11,12 @@ from bertjax import config as c
 from bertjax.reporting.collect import Run, Series
 from bertjax.training.best import falls
 
-# What a loss on masked tokens depends on, beside text and tokenizer.
+# What a loss on masked tokens depends on, beside text and tokenizer: masks and rows.
 MASKS = ("masking", "mask_rate", "mask_unit", "mask_lengths", "corruption")
-MASKS = tuple(f"data.{key}" for key in (*MASKS, "replacement", "length"))
+MASKS = tuple(
+    f"data.{key}"
+    for key in (*MASKS, "replacement", "length", "plan", "packed", "short_seq_prob")
+)
 ORDER = ("train", "eval", "optim", "perf", "data", "guard", "hosts")
 
 

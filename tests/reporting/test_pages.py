@@ -63,13 +63,14 @@ def test_ten_runs_of_which_one_is_another_task(tmp_path):
     runs = [make_run(tmp_path / f"run{i}", some_rows(shift=i)) for i in range(9)]
     runs.append(make_run(tmp_path / "other", stores={"valid": "y"}))
     runs.append(make_run(tmp_path / "rarer", **{"data.mask_rate": 0.4}))
+    runs.append(make_run(tmp_path / "rows", **{"data.plan": "document"}))
     charts = page_of(*runs).data["charts"]
     members = {}
     for chart in charts:
         members.setdefault(chart["key"], []).append([s["run"] for s in chart["curves"]])
-    assert members["eval/valid/mlm_loss"] == [[*range(9)], [9], [10]]
-    assert members["train/loss"] == [[*range(10)], [10]]
-    assert members["perf/tokens_per_second"] == [[*range(11)]]
+    assert members["eval/valid/mlm_loss"] == [[*range(9)], [9], [10], [11]]
+    assert members["train/loss"] == [[*range(10)], [10], [11]]
+    assert members["perf/tokens_per_second"] == [[*range(12)]]
 
 
 def test_losses_of_other_objectives_do_not_compare(tmp_path):
