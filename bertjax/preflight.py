@@ -11,10 +11,11 @@
                           memory on all of them, times on one
 
 The TPU compiler (pip install libtpu; no TPU) compiles the update and the evaluation
-that bertjax.train would run there. Memory is what that compiler needs; times are its
-estimates, custom kernels by a formula (bertjax/parallel/chips.py), collectives only
-counted. With data.train, padding and predictions come from the text. Exit status 2
-where the config does not fit.
+that bertjax.train would run there. Memory is what that compiler needs, of programs
+that it did not compile to the end without their code, for which 0.5 GiB are kept free;
+times are its estimates, custom kernels by a formula (bertjax/parallel/chips.py),
+collectives only counted. With data.train, padding and predictions come from the text.
+Exit status 2 where the config does not fit.
 """
 
 import importlib.util
@@ -190,7 +191,7 @@ def describe(results: dict[str, Any]) -> list[str]:
 
 
 def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
-    from bertjax.measuring import estimates
+    from bertjax.measuring import estimates, memory
 
     def line(name: str, said: str) -> str:
         return f"  {name:26} {said}"
@@ -202,24 +203,26 @@ def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
     lines.append(line("attention", phase["attention"]))
     need, have = phase["hbm_gib"], phase["hbm_gib_available"]
     said = "more than there is" if need is None else f"{need:.2f} GiB"
-    lines.append(line("memory a device", f"{said} of {have:.2f} GiB"))
+    free = f", and {memory.PROGRAM / 2**30:g} kept free for the program's code"
+    code = "" if "program" in phase["hbm_parts_gib"] else free
+    lines.append(line("memory a device", f"{said} of {have:.2f} GiB{code}"))
     for part, gib in phase["hbm_parts_gib"].items():
         lines.append(line(f"  {part}", f"{gib:.3f} GiB"))
     largest = phase["largest_batch_per_device"]
     more = ", or more" * (largest * phase["length"] >= estimates.MOST)
-    lines.append(line("largest batch a device", f"{largest} rows at once{more}"))
+    said = f"{largest} rows at once{more}, by the compiler's early report"
+    lines.append(line("largest batch a device", said))
     if phase["eval_fits"] is not None:
         said = "does not fit" if phase["eval_hbm_gib"] is None else ""
-        said = said or f"{phase['eval_hbm_gib']:.2f} GiB"
+        said = said or f"{phase['eval_hbm_gib']:.2f} GiB{free}"
         lines.append(line("evaluation", said))
-    if phase["estimated_step_ms"] is None:
-        return lines
-    rate = phase["estimated_tokens_per_second_per_chip"]
-    lines += [
-        line("step, ESTIMATED", f"{phase['estimated_step_ms']:.2f} ms by cycles"),
-        line("tokens/s a chip, ESTIMATED", f"{rate:,.0f}"),
-        line("MFU, ESTIMATED", f"{phase['estimated_mfu']:.3f}"),
-    ]
+    if phase["estimated_step_ms"] is not None:
+        rate = phase["estimated_tokens_per_second_per_chip"]
+        lines += [
+            line("step, ESTIMATED", f"{phase['estimated_step_ms']:.2f} ms by cycles"),
+            line("tokens/s a chip, ESTIMATED", f"{rate:,.0f}"),
+            line("MFU, ESTIMATED", f"{phase['estimated_mfu']:.3f}"),
+        ]
     if phase["kernels"]:
         said = f"{phase['kernels']} a step, {phase['estimated_kernel_ms']:.2f} ms of it"
         lines.append(line("custom kernels", f"{said} by formula, not by cycles"))
@@ -255,10 +258,17 @@ def verdict(results: dict[str, Any]) -> str:
     at = f"{results['batch_size']} rows of {results['length']} tokens"
     if results["fits"]:
         return f"fits: {at} on {results['topology']}"
+    need, have = results["hbm_gib"], results["hbm_gib_available"]
+    counted = "program" in results["hbm_parts_gib"]
+    if results["eval_fits"] and not counted and need is not None and need <= have:
+        return (
+            f"may not fit: {at} on {results['topology']}, by how much the program's "
+            "code takes; without --quick it is compiled to the end, and counted"
+        )
     said = f"does not fit: {at} on {results['topology']}"
     wanted = results["accumulate_to_fit"]
     if wanted and wanted > results["accumulate"]:
-        return f"{said}; --config.accumulate={wanted} would"
+        return f"{said}; --config.accumulate={wanted} may"
     why = "not even a row a device"
     if results["eval_fits"] is False:
         why = "the evaluation is too large beside the optimizer's state"

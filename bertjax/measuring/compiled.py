@@ -21,6 +21,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, build, updates
 from bertjax import config as c
 from bertjax.measuring import hlo, memory
+from bertjax.measuring.memory import PROGRAM
 from bertjax.models import attention
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import Objective, make_objective
@@ -195,6 +196,8 @@ class Target:
         if found is None:
             found = compile_lowered(lowered)
             _keep(file, found)
+        used = memory_bytes(found) or 0
+        found["fits"] = found["fits"] and used <= self.chip.hbm_bytes
         found["kernels"] = [
             hlo.Kernel(**{**k, "shapes": tuple(tuple(s) for s in k["shapes"])})
             for k in found.get("kernels", ())
@@ -205,20 +208,28 @@ class Target:
         """True where `facts` needs no compiling."""
         return self._file(self.lower(step, shape)).exists()
 
-    def memory(self, step: str, shape: Shape) -> dict[str, Any]:
-        """Return fits and the bytes `needed`: seconds where `facts` takes minutes."""
+    def memory(self, step: str, shape: Shape, program: int = PROGRAM) -> dict[str, Any]:
+        """Return what is known in seconds, where `facts` takes minutes.
+
+        `needed` bytes without the program's code; whether it `fits` with it, for which
+        `program` bytes are left where it is not known, or is `refused` even without;
+        collectives.
+        """
         file = self._file(self.lower(step, shape))
         early = file.with_suffix(".memory.json")
-        found = _kept(file) or _kept(early)
+        found = whole = _kept(file)
+        found = early_facts(whole) if whole else _kept(early)
         if found is None:
             found = memory.needed(
                 self.config, self.vocab_size, self.topology, step, shape
             )
             _keep(early, found)
-        needed = memory_bytes(found)
+        program = (whole or {}).get("program", program)
         # The compiler reports what it then refuses, too.
-        fits = found["fits"] and (needed or 0) <= self.chip.hbm_bytes
-        return {"fits": fits, "needed": needed}
+        needed, most = found["needed"] or 0, self.chip.hbm_bytes
+        fits = found["fits"] and needed + program <= most
+        refused = not found["fits"] or needed > most
+        return {**found, "fits": fits, "refused": refused}
 
     def _file(self, lowered: Any) -> Path:
         key = hashlib.sha256()
@@ -250,6 +261,15 @@ def compile_lowered(
         "compile_seconds": time.perf_counter() - begun,
         **hlo.summary(made.as_text()),
     }
+
+
+def early_facts(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of what compiling gave what the compiler knows early (memory.needed)."""
+    needed = memory_bytes(found)
+    if needed is not None:
+        needed -= found.get("program", 0)
+    known = {"fits": found["fits"], "needed": needed}
+    return known | {"collectives": found.get("collectives", {})}
 
 
 def memory_bytes(facts: Mapping[str, Any]) -> int | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from bertjax import updates
 from bertjax.measuring import kernels
-from bertjax.measuring.compiled import Shape, Target, memory_bytes
+from bertjax.measuring.compiled import Shape, Target, early_facts, memory_bytes
+from bertjax.measuring.memory import PROGRAM
 from bertjax.models.config import EncoderConfig, keys_seen
 from bertjax.parallel.chips import Chip
 
@@ -35,23 +36,23 @@ def estimate(
     out |= {"eval_fits": None, "eval_hbm_gib": None}
     state = target.state_parts()
     largest = 0 if search else None
-    if sum(state) > chip.hbm_bytes:
+    hopeless = sum(state) > chip.hbm_bytes
+    if hopeless:
         say(f"{said}: the state alone does not fit, nothing is compiled")
-        facts: dict[str, Any] = {"fits": False, "needed": sum(state)}
+        facts: dict[str, Any] = {"fits": False, "refused": True, "needed": sum(state)}
     else:
         say(f"the update's memory: {said}")
         facts = target.memory("train", shape)
-        if search:
-            largest = search_largest(target, shape, facts, say)
-    if facts["fits"]:
+    if not facts["refused"]:
         say("the evaluation's memory")
         out |= eval_memory(target.evaluation, state.optimizer, chip)
-    if facts["fits"]:
         known = target.is_compiled("train", shape)
         if not (known or quick):
             say("compiling the update for its cycles, which takes minutes")
         if known or not quick:
             facts = target.facts("train", shape)
+    if search and not hopeless:
+        largest = search_largest(target, shape, facts, say)
     needed = memory_bytes(facts)
     out["fits"] = facts["fits"] and out["eval_fits"]
     out["hbm_gib"] = None if needed is None else needed / GIB
@@ -68,7 +69,7 @@ def memory_parts(target: Target, facts: Mapping[str, Any]) -> dict[str, float]:
     """Part the memory of a device, GiB: state by the shardings, the rest as compiled.
 
     `batch` holds what tiling adds to the inputs too. Without a whole compilation what
-    is not state is one part.
+    is not state is one part, and the program's code is not in it.
     """
     state = target.state_parts()
     parts = {"parameters": state.parameters, "optimizer": state.optimizer}
@@ -91,7 +92,8 @@ def time_estimate(
     """
     names = ("step_ms", "kernel_ms", "tokens_per_second_per_chip", "mfu")
     out: dict[str, Any] = {f"estimated_{name}": None for name in names}
-    out |= {"collectives": {}, "kernels": 0, "uncounted_loops": []}
+    out |= {"collectives": facts.get("collectives", {})}
+    out |= {"kernels": 0, "uncounted_loops": []}
     if "cycles" not in facts:
         return out
     by_formula = kernels.seconds(
@@ -107,7 +109,6 @@ def time_estimate(
         tokens * each / chip.flops / seconds,
     )
     out |= {f"estimated_{k}": v for k, v in zip(names, values, strict=True)}
-    out["collectives"] = facts["collectives"]
     out["kernels"] = sum(k.times for k in facts["kernels"])
     # The first one goes through the updates of a call: a round of it is a step.
     calls = target.config.steps_per_call > 1
@@ -122,26 +123,32 @@ def share_of_keys(cfg: EncoderConfig, length: int) -> float:
 
 
 def eval_memory(facts: Mapping[str, Any], optimizer: int, chip: Chip) -> dict[str, Any]:
-    """Say what an evaluation takes beside the optimizer's state, which stays."""
+    """Say what an evaluation takes beside the optimizer's state, which stays.
+
+    Its program's code is not in the figure, but room for it is left.
+    """
     if facts["needed"] is None:
         return {"eval_fits": facts["fits"], "eval_hbm_gib": None}
     total = facts["needed"] + optimizer
-    fits = facts["fits"] and total <= chip.hbm_bytes
+    fits = facts["fits"] and total + PROGRAM <= chip.hbm_bytes
     return {"eval_fits": fits, "eval_hbm_gib": total / GIB}
 
 
 def search_largest(
     target: Target, shape: Shape, facts: Mapping[str, Any], say: Say
 ) -> int:
-    """Find the most rows of this shape that the compiler fits into a device at once.
+    """Find the most rows of this shape that fit a device at once, by early reports.
 
+    facts: of the shape itself. Room is left for the program's code, which is not in the
+    reports: PROGRAM bytes, or what the shape's own takes if that is more.
     Memory is nearly a straight line in the rows, so each guess lies on the line through
     the batches around it. More rows than fill the memory may fit too, by the compiler's
     computing things twice: they are not looked for. 0: not even a row fits. Where MOST
     tokens fit the search ends.
     """
     most = max(target.rows(shape), MOST // shape.length)
-    available = target.chip.hbm_bytes
+    program = max(PROGRAM, facts.get("program", 0))
+    available = target.chip.hbm_bytes - program
     # 0 rows stand for the state alone; None: the compiler did not say how much.
     fitting: dict[int, int] = {0: sum(target.state_parts())}
     refused: dict[int, int | None] = {}
@@ -149,7 +156,7 @@ def search_largest(
     def note(rows: int, found: Mapping[str, Any]) -> None:
         (fitting if found["fits"] else refused)[rows] = found["needed"]
 
-    note(target.rows(shape), facts)
+    note(target.rows(shape), early_facts(facts))
     for _ in range(PROBES):
         below, above = max(fitting), min(refused, default=math.inf)
         if fitting[below] >= (1 - NEAR) * available:
@@ -161,7 +168,8 @@ def search_largest(
         rows = guess(fitting, refused, available)
         rows = rows if refused else min(rows, most)
         say(f"the memory of {rows} rows a device, to find the largest batch")
-        note(rows, target.memory("train", with_rows(target, shape, rows)))
+        other = with_rows(target, shape, rows)
+        note(rows, target.memory("train", other, program))
     return max(fitting)
 
 
@@ -198,7 +206,10 @@ def rounded(rows: float) -> int:
 
 
 def accumulate_to_fit(target: Target, shape: Shape, largest: int) -> int | None:
-    """Return the fewest micro-batches with which a batch fits; None: no number does."""
+    """Return the fewest micro-batches with which a batch may fit; None: no number.
+
+    Not compiled: where there is one micro-batch now, several add the sums of gradients.
+    """
     rows = shape.batch_size // target.parts
     fitting = (a for a in range(1, rows + 1) if rows % a == 0 and rows // a <= largest)
     return next(fitting, None)

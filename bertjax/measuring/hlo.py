@@ -7,7 +7,7 @@ takes longest counts.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 COLLECTIVES = (
@@ -24,6 +24,7 @@ _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _OP = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_ELEMENT = re.compile(r"%([\w.\-]+)#(\d+)")
 
 
 class Instruction(NamedTuple):
@@ -47,7 +48,7 @@ class Instruction(NamedTuple):
         for end, letter in enumerate(self.text):
             depth += (letter == "(") - (letter == ")")
             if not depth:
-                return re.findall(r"%([\w.\-]+)", self.text[:end])
+                return re.findall(r"%([\w.\-]+(?:#\d+)?)", self.text[:end])
         return []
 
 
@@ -74,7 +75,11 @@ class Kernel(NamedTuple):
 
 
 def read(text: str) -> Program:
-    """Split the text of a module into computations and instructions."""
+    """Split the text of a module into computations and instructions.
+
+    Text that the compiler writes on its way names a tuple's elements `%name#2`: these
+    become instructions like those that the text of a compiled program has for them.
+    """
     computations: dict[str, list[Instruction]] = {}
     entry = current = ""
     held: list[str] = []  # the lines of an instruction: metadata of kernels has several
@@ -82,6 +87,7 @@ def read(text: str) -> Program:
     def flush() -> None:
         whole = " ".join(held)
         held.clear()
+        computations[current] += _elements(computations[current], whole)
         if (match := _INSTRUCTION.match(whole)) and (op := _OP.search(whole)):
             shape = whole[match.end() : op.start()].strip()
             text = whole[op.end() :]
@@ -102,6 +108,23 @@ def read(text: str) -> Program:
                 flush()
             held.append(line)
     return Program(computations, entry)
+
+
+def _elements(known: Sequence[Instruction], text: str) -> list[Instruction]:
+    """Make the instructions that take out the elements that a line names."""
+    if "#" not in text:
+        return []
+    by_name = {i.name: i.shape for i in known}
+    return [
+        Instruction(
+            f"{name}#{n}",
+            parts(by_name[name])[int(n)],
+            "get-tuple-element",
+            f"%{name}), index={n}",
+        )
+        for name, n in dict.fromkeys(_ELEMENT.findall(text))
+        if name in by_name and f"{name}#{n}" not in by_name
+    ]
 
 
 def trip_count(program: Program, loop: Instruction, inside: str) -> int | None:
@@ -260,6 +283,22 @@ def kernels(program: Program) -> list[Kernel]:
             )
         )
     return found
+
+
+def parts(shape: str) -> list[str]:
+    """Split the shape of a tuple into those of its elements.
+
+    >>> parts("(f32[2]{0:T(8,128)}, (s32[], /*index=1*/u32[]))")
+    ['f32[2]{0:T(8,128)}', '(s32[], /*index=1*/u32[])']
+    """
+    found, depth = [""], 0
+    for letter in shape[1:-1]:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [one.strip() for one in found]
 
 
 def nbytes(shape: str) -> int:

@@ -14,6 +14,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax import config as c
 from bertjax.measuring import topologies
+from bertjax.measuring.memory import PROGRAM
 
 # Config -> a slice on which it fits; tests/test_preflight.py compiles them.
 FITS = {
@@ -140,27 +141,46 @@ def lines(
     said = ", ".join(f"{k} {v}" for k, v in versions.items())
     yield "# Shipped configs on TPU slices: estimates"
     yield ""
-    yield f"Written by `python -m bertjax.preflight {flags}`,"
-    yield f"with the TPU compiler and no TPU ({said})."
-    yield "Memory is what the compiler needs; times are **its estimates, no"
-    yield "measurements**: cycles over the clock, custom kernels by a formula,"
-    yield "collectives not in them. A batch that does not fit at once is parted"
-    yield "into micro-batches (`accumulate`). Without times: not compiled to the end."
+    yield from wrapped(
+        f"Written by `python -m bertjax.preflight {flags}`, with the TPU compiler and "
+        f"no TPU ({said}). Times are **the compiler's estimates, no measurements**: "
+        "cycles over the clock, custom kernels by a formula, collectives not in them. "
+        "A batch that does not fit at once is parted into micro-batches "
+        "(`accumulate`)."
+    )
+    yield ""
+    yield from wrapped(memory_note(rows))
     if missing:
         slices = {n: ", ".join(t for m, t in missing if m == n) for n, _ in missing}
         named = "; ".join(f"{name} on {on}" for name, on in slices.items())
         yield ""
-        yield from textwrap.wrap(
+        yield from wrapped(
             f"Missing, since not compiled yet: {named}. The same command goes on with "
-            "them.",
-            88,
-            break_on_hyphens=False,
+            "them."
         )
     yield ""
     yield f"| {' | '.join(HEAD)} |"
     yield "|" + "---|" * len(HEAD)
     for one in rows:
         yield f"| {' | '.join(cells(one))} |"
+
+
+def memory_note(rows: list[dict[str, Any]]) -> str:
+    """Say what the memory of the rows with and without times is."""
+    known = [r["hbm_parts_gib"]["program"] for r in rows if r["estimated_step_ms"]]
+    took = f", {min(known):.2f} to {max(known):.2f} GiB there," if known else ""
+    return (
+        "Rows with times were compiled to the end, and their memory is all that the "
+        "program needs. The others were not (without `--quick` one slice of each "
+        "config is, and what was compiled before is looked up): theirs is the "
+        f"compiler's early report, to which the program's code{took} is to be added. "
+        f"They fit if {PROGRAM / 2**30:g} GiB are left for it."
+    )
+
+
+def wrapped(text: str) -> list[str]:
+    """Break a paragraph into lines."""
+    return textwrap.wrap(text, 88, break_on_hyphens=False)
 
 
 def cells(found: dict[str, Any]) -> list[str]:

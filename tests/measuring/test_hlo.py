@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading compiled programs: texts as the TPU compiler writes them, shortened."""
 
+import re
+
 import pytest
 
 from bertjax.measuring import hlo, kernels
@@ -124,6 +126,25 @@ def test_counters_begin_anywhere_and_step_by_more_than_one():
     program = hlo.read(text.replace("  %while.1", f"{begin}  %while.1"))
     (loop,) = (i for i, _, _ in hlo.walk(program) if i.name == "while.1")
     assert hlo.trip_count(program, loop, "main") == (12 - 4) / 2
+
+
+def test_elements_of_tuples_may_be_named_by_number():
+    """As in what the compiler writes before it has written machine code."""
+    compiled = hlo.read(MODULE)
+    text = re.sub(r"  %(i|x) = [^\n]*\n", "", MODULE)
+    text = text.replace("compare(%i,", "compare(%w#0,").replace(
+        "fusion(%x)", "fusion(%v#1)"
+    )
+    early = hlo.read(text)
+    assert early != compiled and hlo.cycles(early) == hlo.cycles(compiled)
+    assert hlo.unknown_loops(early) == []
+    added = {i.name: i for part in early.computations.values() for i in part}
+    assert added["v#1"].shape == "/*index=1*/f32[8]{0:T(128)}"
+    # Bytes are those of the element, not of the tuple.
+    text = MODULE.replace("all-gather-start(%p.9)", "all-gather-start(%while.0#1)")
+    loop = "  %while.0 = (f32[99]{0}, f32[8]{0}) custom-call(%p.9)\n  %gather ="
+    found = hlo.collectives(hlo.read(text.replace("  %gather =", loop)))
+    assert found["all-gather"] == {"count": 1, "bytes": 64 * 4}
 
 
 def test_a_collective_that_several_fusions_carry_on_counts_once():
