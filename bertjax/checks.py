@@ -111,14 +111,21 @@ def check(config: c.ConfigDict) -> None:
 
 
 def _check_optimizer(config: c.ConfigDict) -> None:
-    """Refuse unknown names, and a setting that the optimizer has not."""
-    name = config.optim.name
-    takes = registry.pick("optim.name", name, OPTIMIZERS)
-    if not config.optim.bias_correction and "bias_correction" not in takes:
-        raise UserError(
-            f"optim.bias_correction=False goes with adamw and lamb, not {name}"
-        )
-    registry.pick("optim.schedule", config.optim.schedule, dict.fromkeys(SCHEDULES))
+    """Refuse unknown names, and settings that optimizer or schedule does not read."""
+    flat, usual = c.flatten(config.optim), c.flatten(c.base().optim)
+    for choice, known in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
+        takes = registry.pick(f"optim.{choice}", config.optim[choice], known)
+        others = {key for keys in known.values() for key in keys} - {*takes}
+        for key in flat:
+            setting = key.partition(".")[0]  # of a duration: optim.decay.steps
+            if setting in others and flat[key] not in (usual[key], None):
+                users = [name for name, keys in known.items() if setting in keys]
+                was = usual[key]
+                default = "" if was is None else f" (default: {was})"
+                raise UserError(
+                    f"optim.{key}={flat[key]} says nothing to optim.{choice}="
+                    f"{config.optim[choice]}, but to {' '.join(users)}{default}"
+                )
 
 
 def _check_budget(config: c.ConfigDict) -> None:

@@ -311,10 +311,40 @@ def test_wrong_values_are_seen_without_data(argument, word):
         checks.check(made)
 
 
-def test_a_setting_that_the_optimizer_has_not():
-    made = parse("--config.optim.name=muon", "--config.optim.bias_correction=False")
-    with pytest.raises(UserError, match="bias_correction=False goes with adamw and"):
-        checks.check(made)
+@pytest.mark.parametrize(
+    "given, word",
+    [
+        (
+            "name=muon bias_correction=False",
+            "False says nothing to.*but to adamw lamb",
+        ),
+        ("name=adafactor b1=0.8", r"b1=0\.8 says.*name=adafactor.*default: 0\.9"),
+        ("name=adafactor eps=1e-8", r"optim\.eps=1e-08"),
+        ("power=2.0", r"optim\.power=2\.0 says nothing to .*schedule=linear.*polyn"),
+        (
+            "schedule=cosine decay.percent=20",
+            r"optim\.decay\.percent=20\.0.*but to wsd",
+        ),
+        ("schedule=polynomial decay.steps=9", r"optim\.decay\.steps=9"),
+    ],
+)
+def test_settings_that_optimizer_or_schedule_do_not_read(given, word):
+    with pytest.raises(UserError, match=word):
+        checks.check(parse(*(f"--config.optim.{x}" for x in given.split())))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "name=adafactor wd=0.1 b1=0.9",  # as it was
+        "name=stableadamw b1=0.8 b2=0.98 eps=1e-8 clip=0",
+        "name=lamb bias_correction=False",
+        "schedule=polynomial power=2.0",
+        "schedule=wsd decay.steps=9",
+    ],
+)
+def test_settings_that_they_do_read(given):
+    checks.check(parse(*(f"--config.optim.{x}" for x in given.split())))
 
 
 def test_an_objective_and_a_plan_that_do_not_go_together():

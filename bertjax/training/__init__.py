@@ -9,4 +9,11 @@ OPTIMIZERS = {
     "adafactor": ("wd",),
     "muon": ("wd", "b1", "b2", "eps"),
 }
-SCHEDULES = ("linear", "polynomial", "cosine", "wsd", "constant")  # schedules.py
+# Schedule (schedules.py) -> the settings of optim.* that it alone takes.
+SCHEDULES = {
+    "linear": (),
+    "polynomial": ("power",),
+    "cosine": (),
+    "wsd": ("decay",),
+    "constant": (),
+}

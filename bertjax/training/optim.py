@@ -65,7 +65,7 @@ def adafactor(*, wd: float) -> Parts:
     Squared gradients are kept as row and column means where both sides of a matrix are
     at least 128; the update is clipped to RMS 1 and scaled by max(1e-3, RMS of the
     parameter) (algorithm 4, the rate given instead of relative to the step), so
-    optim.lr is relative: 1e-2 rather than 1e-4. b1, b2 and eps play no part.
+    optim.lr is relative: 1e-2 rather than 1e-4.
     """
     parts = (optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     scaled = (*parts, optax.scale_by_param_block_rms())
