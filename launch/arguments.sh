@@ -5,6 +5,13 @@
 
 die() { echo "error: $*" >&2; exit 2; }
 
+# Say what status 134 (SIGABRT) means, where it is among the statuses of all hosts.
+explain() {
+  [[ " $* " != *' 134 '* ]] ||
+    echo "status 134: host 0 or its connection is gone: jax's service ran there, and \
+aborts the others; where host 0 is well, the log says what aborted"
+}
+
 # Run a command; under --dry-run ($dry) print it as a shell would read it.
 act() {
   if [[ -n $dry ]]; then

@@ -91,6 +91,7 @@ train() {
     each=$(written "$mine.statuses")
     echo "srun: $status; tasks: $(awk '{ print $1 }' <<< "$each" | sort -n | uniq -c |
       awk '{ print $1 " x " $2 }' | paste -s -d , -)"
+    explain "$(awk '{ print $1 }' <<< "$each" | xargs)"
     if grep -q '^2 ' <<< "$each"; then
       status=2
     elif [[ -z $each ]] || (($(wc -l <<< "$each") < ${each##* })) ||

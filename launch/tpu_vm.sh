@@ -223,6 +223,7 @@ or its input is at fault; its log says how" ;;
           *' silent ')  # perhaps it is being preempted
             found=$(by_status "$each")
             echo "$name: a worker does not answer; others: ${found:-none does}" >&2
+            explain "$said" >&2
             if ((++silent >= 10)); then
               ((++lost < 5)) || die "$name: not reached by ssh on 5 slices in a row"
               echo "$name: no answer in $silent looks, asking anew" >&2
@@ -234,6 +235,7 @@ or its input is at fault; its log says how" ;;
               die "$name: ended 5 times soon after its start; see logs"
             looks=0
             echo "$name: exit statuses $(by_status "$each"): starting" >&2
+            explain "$said" >&2
             start is_installed "$@" ;;
         esac ;;
       FAILED | SUSPENDED)

@@ -321,6 +321,17 @@ def test_which_worker_ended_how_is_said(keep):
     assert "error: bert: 2 of bert-w-1: the config or its input is" in done.stderr
 
 
+@pytest.mark.parametrize("ends", ["137,134,134", "134,silent", "1,143"])
+def test_what_the_end_of_host_0_looks_like_is_said(keep, ends):
+    """jax aborts the others, and no line of theirs says why."""
+    said = ["running", ends, "running", "0"]
+    done, _ = keep(["ACTIVE"] * len(said), said)
+    assert done.returncode == 0, done.stderr
+    (before, line) = done.stderr.splitlines()[:2]
+    assert ("status 134: host 0 or its connection is gone" in line) == ("134" in ends)
+    assert "134 of bert-w-" in before or "134" not in ends
+
+
 @pytest.mark.parametrize("left", ["0,0", "2,2", "0,2"])
 @pytest.mark.parametrize("ends", [0, 2])
 def test_what_an_earlier_run_left_is_not_this_one(keep, left, ends):
@@ -437,6 +448,7 @@ exit $STATUS
         ("1 1", 0, 0, 1),
         ("1 1", 10, 1, 0),
         ("1 137", 10, 137, 0),
+        ("137 134 134", 10, 134, 0),
         # What srun itself returns hides what went wrong.
         ("2 143 143", 0, 2, 0),
         ("2 lost 143", 3, 2, 0),
@@ -475,11 +487,14 @@ def test_a_slurm_job(tmp_path, statuses, failures, ends, queued):
     # Slurm counts planned turns as restarts too.
     job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "50", "LOG": str(log)}
     job |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "STATUSES": statuses}
-    done = subprocess.run(["sh", "-c", wrapped], env=job, cwd=tmp_path)  # as Slurm does
+    done = subprocess.run(  # as Slurm does
+        ["sh", "-c", wrapped], env=job, cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == ends
+    assert ("status 134: host 0 or" in done.stdout) == ("134" in statuses)
     assert log.read_text().count("scontrol requeue 7") == queued
     assert log.read_text().count(odd) == 1
-    if {"1", "137", "lost"} & {*statuses.split()} and ends != 2:
+    if {"1", "134", "137", "lost"} & {*statuses.split()} and ends != 2:
         assert int(count.read_text()) == failures + queued
     elif ends != 130:
         assert not count.exists()
