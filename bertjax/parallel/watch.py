@@ -10,6 +10,7 @@ lives and stands still.
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -22,6 +23,13 @@ from bertjax import RunError, UserError
 BEATS = "bertjax/beats"
 SLOWER = 10.0  # a step may take so many times the longest one before
 FIRST = 15.0  # while none was measured: so many times the limit
+# What is said where another process does not answer: by Gloo (CPU), NCCL (GPU),
+# Megascale (TPU slices), jax's coordination service, and the network below them.
+SIGNS = re.compile(
+    "UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|(?i:gloo|nccl|megascale|"
+    "heartbeat|coordination|timed out|broken pipe|socket closed|"
+    "connection (closed|reset|refused))"
+)
 
 
 class Watch:
@@ -97,11 +105,11 @@ class Watch:
             self.part()
             return
         lost = None
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         if is_broken_collective(error):
-            text = "a collective failed: looking for the host that is gone"
+            text = f"{what}\na collective failed: looking for the host that is gone"
             print(text, file=sys.stderr, flush=True)
             lost = self._wait(self.verdict, self.limit + 2 * self.interval)
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         self._tell(lost or f"host {self.me} ended: {what}")
         self.closed.set()
         if lost:
@@ -211,9 +219,13 @@ class Watch:
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """True of what jax raises when another process is gone; it does not say which."""
+    """True of what jax raises when another process is gone; it does not say which.
+
+    Its runtime's errors are of the same type when a program does not compile or a
+    transfer is not allowed: what they say tells.
+    """
     said = f"{type(error).__name__}: {error}"
-    ours = isinstance(error, UserError | RunError) or "RESOURCE_EXHAUSTED" in said
-    return not ours and any(
-        name in said for name in ("JaxRuntimeError", "XlaRuntimeError", "Gloo")
-    )
+    if isinstance(error, UserError | RunError) or "RESOURCE_EXHAUSTED" in said:
+        return False
+    jaxs = any(name in said for name in ("JaxRuntimeError", "XlaRuntimeError", "Gloo"))
+    return jaxs and bool(SIGNS.search(said))

@@ -4,10 +4,11 @@
 import threading
 import time
 
+import jax
 import pytest
 
 from bertjax import RunError, UserError
-from bertjax.parallel.watch import Watch
+from bertjax.parallel.watch import Watch, is_broken_collective
 
 LIMIT = 1.0
 
@@ -87,12 +88,50 @@ def test_an_error_is_told_to_the_others(pod, capsys):
     assert "host 1 ended: UserError: disk full" in capsys.readouterr().err
 
 
-def test_a_broken_collective_gets_the_name_of_who_is_gone(pod):
+def test_a_broken_collective_gets_the_name_of_who_is_gone(pod, capsys):
     watches, _, _ = pod
     watches[2].leaving.set()
     watches[2].closed.set()
     with pytest.raises(RunError, match="host 2 gives no sign of life"), watches[0]:
         raise ValueError("UNKNOWN: Gloo AllReduce failed: Connection closed by peer")
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("ValueError: UNKNOWN: Gloo AllReduce failed")
+    assert "looking for the host that is gone" in second
+
+
+@pytest.mark.parametrize(
+    "said, broken",
+    [
+        ("UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed", True),
+        ("FAILED_PRECONDITION: Error: read: Connection reset by peer", True),
+        ("UNAVAILABLE: failed to connect to all addresses", True),
+        ("DEADLINE_EXCEEDED: Barrier timed out. Id: sync::1", True),
+        ("INTERNAL: NCCL operation ncclAllReduce failed: remote process exited", True),
+        ("ABORTED: The following tasks stopped sending heartbeats", True),
+        ("INTERNAL: ptxas fatal   : Unresolved extern function '__nv_erff'", False),
+        ("INVALID_ARGUMENT: Disallowed host-to-device transfer: aval=f32[]", False),
+        ("RESOURCE_EXHAUSTED: Out of memory in NCCL", False),
+    ],
+)
+def test_what_a_broken_collective_says(said, broken):
+    assert is_broken_collective(jax.errors.JaxRuntimeError(said)) is broken
+
+
+def test_other_errors_of_the_runtime_are_not_searched_for(pod, capsys):
+    """They are said at once: all hosts are there."""
+    watches, _, ended = pod
+    begun = time.monotonic()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ptxas"), watches[0]:
+        raise jax.errors.JaxRuntimeError("INTERNAL: ptxas fatal")
+    # Host 0 waits for the others to have heard of it.
+    assert time.monotonic() - begun < LIMIT
+    assert "a collective failed" not in capsys.readouterr().err
+    until(lambda: ended.keys() >= {1, 2})
+
+
+def test_an_error_of_storage_is_no_broken_collective():
+    assert not is_broken_collective(ValueError("UNAVAILABLE: storage.googleapis.com"))
+    assert not is_broken_collective(UserError("Gloo"))
 
 
 def test_a_host_that_lives_and_stands_still(pod, capsys):
