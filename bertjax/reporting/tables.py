@@ -2,6 +2,7 @@
 """What is said of runs in numbers: what differs, speed, evaluations; and which curves
 share a chart."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -170,11 +171,16 @@ def sweeps(runs: Sequence[Run]) -> Table:
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
-    """Lay curves that compare over each other: one chart a metric and kind of run."""
+    """Lay curves that compare over each other: one chart a metric and kind of run.
+
+    Without those of each host, hosts/3/...: a pod has dozens, whose worst is drawn.
+    """
     groups: dict[tuple[str, tuple], list[tuple[int, Series]]] = {}
     keys: dict[str, int] = {}
     for i, run in enumerate(runs):
         for key, series in run.series.items():
+            if re.match(r"hosts/\d+/", key):
+                continue
             groups.setdefault((key, kind(run, key)), []).append((i, series))
     for key, _ in groups:
         keys[key] = keys.get(key, 0) + 1

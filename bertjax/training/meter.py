@@ -41,9 +41,9 @@ class Meter:
         """Return the values of the window, if a step is in it, and begin the next.
 
         gather: gives every process's list, [processes, n]. All processes call this at
-        the same step. Of several, hosts/ values follow: the longest wait for data a
-        step, the longest work of a host's own (all but waiting for data or devices),
-        and the index of the host that spent most on both, which the others wait for.
+        the same step. Of several, hosts/ values follow: of each host its wait for data
+        a step and its own work (all but waiting for data or devices), the longest of
+        both, and the index of the host that spent most on them: the others wait for it.
         """
         if not self.steps:
             return {}
@@ -61,8 +61,11 @@ class Meter:
         own = max(seconds - self.waited - self.blocked, 0.0)
         each = gather([self.waited / steps, own / steps])
         if len(each) > 1:
-            row["hosts/data_wait_seconds_max"] = float(max(wait for wait, _ in each))
-            row["hosts/own_seconds_max"] = float(max(work for _, work in each))
+            names = "data_wait_seconds", "own_seconds"
+            for name, values in zip(names, zip(*each, strict=True), strict=True):
+                row[f"hosts/{name}_max"] = float(max(values))
+                for host, value in enumerate(values):
+                    row[f"hosts/{host}/{name}"] = float(value)
             spent = [sum(pair) for pair in each]
             row["hosts/slowest"] = spent.index(max(spent))
         self.begin()

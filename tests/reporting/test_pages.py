@@ -59,6 +59,13 @@ def test_a_run_without_rows(tmp_path):
     assert "No rows of metrics.jsonl yet." in page_of(a).texts
 
 
+def test_hosts_are_drawn_by_their_worst_alone(tmp_path):
+    keys = ["hosts/data_wait_seconds_max", "hosts/17/data_wait_seconds"]
+    rows = [{"step": i, "tokens": i, **dict.fromkeys(keys, i)} for i in (1, 2)]
+    (chart,) = page_of(make_run(tmp_path / "a", rows)).data["charts"]
+    assert chart["key"] == "hosts/data_wait_seconds_max"
+
+
 def test_ten_runs_of_which_one_is_another_task(tmp_path):
     runs = [make_run(tmp_path / f"run{i}", some_rows(shift=i)) for i in range(9)]
     runs.append(make_run(tmp_path / "other", stores={"valid": "y"}))

@@ -69,7 +69,7 @@ def test_pauses_do_not_count(clock):
     ],
 )
 def test_hosts(clock, others, waited, own, slowest):
-    """Per step and of the worst; the slowest has the largest sum of both."""
+    """Per step, of each and of the worst; the slowest has the largest sum of both."""
     sent = []
 
     def gather(values):
@@ -81,7 +81,14 @@ def test_hosts(clock, others, waited, own, slowest):
     row = meter.row(gather)
     assert sent == [1.0, 1.5], "waited for data, own work"
     found = {k: v for k, v in row.items() if k.startswith("hosts/")}
+    names = "data_wait_seconds", "own_seconds"
+    each = enumerate([[1.0, 1.5], *others])
     assert found == {
+        **{
+            f"hosts/{i}/{name}": value
+            for i, pair in each
+            for name, value in zip(names, pair, strict=True)
+        },
         "hosts/data_wait_seconds_max": waited,
         "hosts/own_seconds_max": own,
         "hosts/slowest": slowest,
