@@ -128,6 +128,18 @@ def test_processes_that_do_not_come(command, arguments, tmp_path, index, said):
     assert "***" not in done.stderr and time.monotonic() - begun < 60
 
 
+def test_a_jax_that_keeps_its_service_elsewhere(monkeypatch):
+    """Alone it is not needed; with --multihost one line says what to do."""
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    monkeypatch.setattr("jax.distributed.initialize", lambda **how: None)
+    monkeypatch.setattr("jax._src.distributed.global_state.client", object())
+    with pytest.raises(UserError, match=r"\(no key_value_set key_value_dir_get\)"):
+        initialize(120, 240)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
+    with pytest.raises(UserError, match=r"jax \S+ has its.*elsewhere than 0\.10 to 0"):
+        initialize(120, 240)
+
+
 def test_processes_that_differ(monkeypatch):
     monkeypatch.setattr("bertjax.parallel.hosts.from_primary", lambda value: ["b"])
     with pytest.raises(RunError, match="process 0 differs in the text"):

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed
 from jax.experimental import multihost_utils
 
 from bertjax import RunError, UserError
@@ -39,6 +38,7 @@ def initialize(
     end. Raises UserError where nothing says who the others are, RunError where they
     cannot be joined. Where they do not come it ends the process, in one line.
     """
+    known = _service()
     address = os.environ.get(ADDRESS)
     if address and not re.fullmatch(r".+:\d+", address):
         raise UserError(f"{ADDRESS}={address} is not HOST:PORT")
@@ -49,7 +49,7 @@ def initialize(
     jax.config.update("jax_enable_preemption_service", False)
     # At its own timeout jax aborts with a page of C++ frames, so this comes before it.
     patience = JOINING * limit
-    alarm = threading.Timer(patience, _give_up, [patience])
+    alarm = threading.Timer(patience, _give_up, [patience, known])
     alarm.daemon = True
     alarm.start()
     try:
@@ -69,16 +69,44 @@ def initialize(
         ) from e
     except RuntimeError as e:  # jaxlib's: the port is taken, the network refuses
         said = " ".join(str(e).split())[:300]
-        raise RunError(f"--multihost: {_place()} cannot join the others: {said}") from e
+        raise RunError(
+            f"--multihost: {_place(known)} cannot join the others: {said}"
+        ) from e
     finally:
         alarm.cancel()
-    client = distributed.global_state.client
+    client = _having(known.client, "key_value_set", "key_value_dir_get")
     return client, jax.process_index(), jax.process_count(), jax.distributed.shutdown
 
 
-def _place() -> str:
+def _service() -> Any:
+    """Return jax's record of its coordination service: who coordinates, and a client.
+
+    jax.distributed (0.10 to 0.12) starts and ends the service, but hands out neither.
+    """
+    try:
+        from jax._src.distributed import global_state
+    except ImportError:
+        global_state = None
+    return _having(
+        global_state, "client", "coordinator_address", "process_id", "num_processes"
+    )
+
+
+def _having(found: Any, *names: str) -> Any:
+    """Return a part of jax that is not public, with its attributes of these names.
+
+    Raises UserError where this jax has it no more.
+    """
+    if lacking := [name for name in names if not hasattr(found, name)]:
+        raise UserError(
+            f"--multihost: jax {jax.__version__} has its coordination service "
+            f"elsewhere than 0.10 to 0.12 (no {' '.join(lacking)}): install one of them"
+        )
+    return found
+
+
+def _place(known: Any) -> str:
     """Say which process this is, and where the first one coordinates."""
-    known = distributed.global_state
     if known.coordinator_address is None:
         return "this host"
     return (
@@ -87,9 +115,8 @@ def _place() -> str:
     )
 
 
-def _give_up(seconds: float) -> None:
+def _give_up(seconds: float, known: Any) -> None:
     """End this process, since the others did not come in so many seconds."""
-    known = distributed.global_state
     address = known.coordinator_address
     if address is None:
         missing = "nothing said where the others are"
@@ -98,7 +125,7 @@ def _give_up(seconds: float) -> None:
     else:
         missing = f"not all of the {known.num_processes} hosts came there"
     print(
-        f"error: --multihost: {_place()}: {missing} in {seconds:g} s "
+        f"error: --multihost: {_place(known)}: {missing} in {seconds:g} s "
         f"({JOINING:g} x hosts.timeout)",
         file=sys.stderr,
         flush=True,
