@@ -168,13 +168,13 @@ def lines(
 def memory_note(rows: list[dict[str, Any]]) -> str:
     """Say what the memory of the rows with and without times is."""
     known = [r["hbm_parts_gib"]["program"] for r in rows if r["estimated_step_ms"]]
-    took = f", {min(known):.2f} to {max(known):.2f} GiB there," if known else ""
+    took = f" ({min(known):.2f} to {max(known):.2f} GiB in the former)" if known else ""
     return (
         "Rows with times were compiled to the end, and their memory is all that the "
-        "program needs. The others were not (without `--quick` one slice of each "
-        "config is, and what was compiled before is looked up): theirs is the "
-        f"compiler's early report, to which the program's code{took} is to be added. "
-        f"They fit if {PROGRAM / 2**30:g} GiB are left for it."
+        "program needs. The others were not: without `--quick` one slice of each "
+        "config is, and what was compiled before is looked up. Their memory is the "
+        f"compiler's early report, to which the program's code{took} is to be added; "
+        f"they fit if {PROGRAM / 2**30:g} GiB are left for it."
     )
 
 

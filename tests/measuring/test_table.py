@@ -64,7 +64,7 @@ def test_the_table_has_times_of_one_slice_and_parts_what_does_not_fit(
     head = " ".join(text.split())
     assert f"`python -m bertjax.preflight --table={page} --topology=v5e:2x4`" in head
     assert "no measurements" in head and "libtpu 1" in head and "Missing" not in head
-    assert "the program's code, 0.12 to 0.12 GiB there, is to be added" in head
+    assert "program's code (0.12 to 0.12 GiB in the former) is to be added" in head
     assert "if 0.5 GiB are left for it" in head
 
     def broken_off(config, topology, *given, **more):
