@@ -42,6 +42,7 @@ def test_a_run_and_its_workdir(trained):
     assert all(train <= set(r) for r in rows if "train/loss" in r)
     timed = {"perf/step_seconds", "perf/tokens_per_second", "data/wait_seconds"}
     assert timed | {"data/fill"} <= set(rows[1])
+    assert 0.5 < rows[1]["data/fill"] <= 1
     assert {"eval/valid/mlm_loss", "eval/valid/mlm_accuracy"} <= set(rows[-1])
     tokens = [r["tokens"] for r in rows]
     assert tokens == sorted(tokens) and 0 < tokens[0] <= 8 * 32

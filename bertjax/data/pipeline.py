@@ -77,8 +77,8 @@ class Batches:
     @property
     def slots(self) -> int:
         """Tokens that a batch has room for: B x L, times the choices of a row."""
-        sequences = getattr(self.plans[0], "sequences", 1)
-        return self.batch_size * self.length * sequences
+        choices = getattr(self.plans[0], "choices", 1)
+        return self.batch_size * self.length * choices
 
     @property
     def P(self) -> int:

@@ -24,7 +24,7 @@ from bertjax.tasks.texts import cell, encode_column, kept_of, lay_out, text_of
 class Choices(Rows):
     """Examples. context i64 [n]: which of the contexts; endings: question and choice,
     those of example i are first[i] to first[i + 1]; labels i32 [n], the right one's
-    number; sequences: the choices that every example has room for."""
+    number; choices: those that every example has room for."""
 
     form: Form
     contexts: Ragged
@@ -33,7 +33,7 @@ class Choices(Rows):
     first: np.ndarray
     labels: np.ndarray | None
     counts: np.ndarray
-    sequences: int
+    choices: int
     length: int = 0
 
     @property
@@ -91,7 +91,7 @@ class Choices(Rows):
             (self.contexts[i][:a], self.endings[k][:b])
             for i, k, (a, b) in zip(context, ending, kept, strict=True)
         ]
-        there = np.arange(self.sequences) < np.diff(self.first)[example][:, None]
+        there = np.arange(self.choices) < np.diff(self.first)[example][:, None]
         batch = {"choice_weights": there.astype(np.float32)}
         made = lay_out(rows, self.length, self.form.separators, specials)
         for name, values in made.items():

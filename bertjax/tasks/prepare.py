@@ -338,10 +338,10 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
     }
     made["valid"] = {name: rows.for_scores() for name, rows in made["valid"].items()}
     # Batches may take rows of any component: there is room for as many sequences.
-    most = max(rows.sequences for rows in made["train"].values())
+    most = max(rows.choices for rows in made["train"].values())
     for name, rows in made["train"].items():
-        if rows.sequences < most:
-            made["train"][name] = replace(rows, sequences=most)
+        if rows.choices < most:
+            made["train"][name] = replace(rows, choices=most)
     for name, rows in (*made["train"].items(), *made["valid"].items()):
         for line in rows.plan(config.data.length).notes():
             say(f"{name}: {line}")

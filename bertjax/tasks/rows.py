@@ -104,8 +104,8 @@ class Rows:
     """Labelled examples, once `plan(length)` has laid them out.
 
     Of the dataclasses that derive from it: form; labels, None where there are none;
-    counts i64 [V], how often each id occurs; length, 0 without a layout; sequences of
-    that length in a row.
+    counts i64 [V], how often each id occurs; length, 0 without a layout; choices,
+    sequences of that length in a row.
     """
 
     form: Form
@@ -114,7 +114,7 @@ class Rows:
     length: int
     n: int  # rows
 
-    sequences = 1
+    choices = 1
     packed = False
     pair_rule = None
 

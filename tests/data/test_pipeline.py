@@ -167,6 +167,12 @@ def test_max_predictions_sets_the_slots():
     assert b.batch(0)["mlm_ids"].shape == (8, 2)
 
 
+@pytest.mark.parametrize("kind", ["pairs", "full_sentences"])
+def test_slots_are_those_of_the_arrays(kind):
+    made = batches(kind)
+    assert made.slots == made.batch(0)["input_ids"].size
+
+
 def test_ids_beyond_the_vocabulary_are_refused():
     store = corpus(40, 2)
     counts = np.bincount(store.tokens, minlength=V + 9)

@@ -48,7 +48,7 @@ def row(text="c", found=("x", "yy"), label=0):
 
 def test_layout():
     rows = made(LIST, row(label="B"), row("cc", ("z", "z", "zzz"), 2)).plan(6)
-    assert rows.n == 2 and rows.sequences == 3 and rows.labels.tolist() == [1, 2]
+    assert rows.n == 2 and rows.choices == 3 and rows.labels.tolist() == [1, 2]
     assert rows.lengths().tolist() == [6, 6] and rows.truncated([0, 1]).tolist() == [
         0,
         2,
@@ -64,7 +64,7 @@ def test_layout():
     assert batch["attention_mask"][1].sum(-1).tolist() == [5, 6, 0]
     assert batch["labels"].tolist() == [2, 1]
     # Room for more choices: the same, and more padding.
-    wide = dataclasses.replace(rows, sequences=4)
+    wide = dataclasses.replace(rows, choices=4)
     wide = wide.gather(np.array([1, 0]), None, SPECIALS)
     assert (wide["input_ids"][:, :3] == batch["input_ids"]).all()
     assert not wide["input_ids"][:, 3].any() and not wide["choice_weights"][:, 3].any()
