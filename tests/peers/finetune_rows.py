@@ -46,8 +46,7 @@ def articles(source, count, train, dev):
 
 
 def differ(ours, theirs):
-    sides = [json.loads(read(path)) for path in (ours, theirs)]
-    last = [[r for r in s["runs"] if r["step"] == s["steps"]] for s in sides]
+    last = [json.loads(read(path))["runs"] for path in (ours, theirs)]
     known = "step", "seed", "lr", "valid", "skipped"
     for metric in [k for k in last[0][0] if k not in known and k in last[1][0]]:
         a, b = ([row[metric] for row in rows] for rows in last)

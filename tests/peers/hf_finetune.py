@@ -167,8 +167,10 @@ def main(argv):
             c.say(f"seed {seed}: {found}")
     metric = form.metrics[0]
     runs = [(row["seed"], row["lr"]) for row in rows]
-    found = spread.summarise(rows, runs, run.total, next(iter(valid)), metric)
-    found |= {"step_seconds": statistics.median(walls)}
+    metric = f"eval/{next(iter(valid))}/{metric}"
+    standings = spread.Standings(runs, metric, best=False, patience=None)
+    standings.see(rows)
+    found = standings.summarise() | {"step_seconds": statistics.median(walls)}
     found |= {"step_cpu_seconds": statistics.median(cpus), "losses": losses}
     if args.out:
         with open(args.out, "w") as file:
