@@ -56,8 +56,12 @@ def open_split(name: str, wanted: Mapping[str, str]) -> tuple[Any, str]:
             + _nearest(data_set, tfds.list_builders())
         ) from None
     except Exception as err:  # tfds raises errors of many kinds
-        reason = " ".join(str(err).split())[:100]
-        raise UserError(f"{name}: not on this machine ({reason})") from None
+        reason = " ".join(str(err).split())
+        reason = reason if len(reason) <= 100 else reason[:100] + "..."
+        raise UserError(
+            f"{name}: not on this machine; tensorflow_datasets' download_and_prepare() "
+            f"gets it ({reason})"
+        ) from None
     there = list(builder.info.features or {})
     for feature, key in wanted.items():
         if feature not in there:
