@@ -219,7 +219,7 @@ class Target:
         early = file.with_suffix(".memory.json")
         found = whole = _kept(file)
         found = early_facts(whole) if whole else _kept(early)
-        if found is None:
+        if found is None or "collectives" not in found:  # kept by an older version
             found = memory.needed(
                 self.config, self.vocab_size, self.topology, step, shape
             )
