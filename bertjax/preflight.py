@@ -72,6 +72,8 @@ def show(argv: Sequence[str]) -> int:
 
 def write_table(argv: Sequence[str]) -> int:
     """Write the table of shipped configs; what was compiled before is not again."""
+    if c.config_arguments(argv):
+        raise UserError("--table takes the shipped configs: leave --config out")
     args = c.parse(argv, define_flags, needs_config=False)
     if args.json:
         raise UserError("--json does not go with --table, which is Markdown")

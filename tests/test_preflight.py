@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT, refused
 
-from bertjax import preflight
+from bertjax import UserError, preflight
 from bertjax.measuring import table
 
 needs_libtpu = pytest.mark.skipif(
@@ -67,6 +67,8 @@ def read(result):
 def test_refusals_in_one_line(run):
     refused(run(*SMALL, "--topology=v5e-8"), "--topology=v5e-8", "v5e:2x4")
     refused(run("--config=bert.py:no_such_size"), "no_such_size")
+    with pytest.raises(UserError, match="shipped configs: leave --config out"):
+        preflight.write_table(["--config=bert.py:mini", "--table=x.md"])
 
 
 def test_absent_compiler_in_one_line(run, tmp_path):
