@@ -141,11 +141,14 @@ def evaluate_rows(
 
     head: which the model must have. Raises UserError where it has not, or no text is.
     """
+    from bertjax.data.text.sources import named_sources, parse_sources
     from bertjax.scoring import layout, mlm
 
     config, tokenizer, checkpoint, meta = opened
     config.dtype = args.dtype
     if args.text:
+        for part in named_sources(args.text, "--text").values():
+            parse_sources(part, "--text", "valid")  # whose messages name the flag
         config.data.valid = args.text
         config.data.group_field = ""  # the text has what names the flag gives it
     if not config.data.valid:
@@ -345,12 +348,14 @@ def evaluate_pairs(args: Any, where: str, flag: str) -> int:
 def read_rates(text: str) -> tuple[float, ...]:
     """Return the mask rates of --rates, a comma list."""
     try:
-        rates = tuple(dict.fromkeys(map(float, text.split(","))))
+        rates = tuple(map(float, text.split(",")))
     except ValueError:
         rates = ()
-    if not rates or not all(0 < rate <= 1 for rate in rates):
+    fine = rates and all(0 < rate <= 1 for rate in rates)
+    if not fine or len({*rates}) < len(rates):
         raise UserError(
-            f"--rates={text}: shares above 0 and at most 1, such as --rates=0.15,0.3"
+            f"--rates={text}: different shares above 0 and at most 1, such as "
+            "--rates=0.15,0.3"
         )
     return rates
 

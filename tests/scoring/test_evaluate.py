@@ -245,6 +245,9 @@ def test_pairs(command, trained, tmp_path):
         (["--what=mlm", "--length=513"], "--length=513: the model has 512 positions"),
         (["--what=mlm", "--rates=0.1,15"], "--rates=0.1,15"),
         (["--what=mlm", "--rates="], "--rates="),
+        (["--what=mlm", "--rates=0.15,0.15"], "--rates=0.15,0.15: different"),
+        (["--what=mlm", "--text={}/no.txt"], "--text={}/no.txt: there is no such file"),
+        (["--what=mlm", "--text={}/empty"], "--text={}/empty: the file is empty"),
         (["--what=mlm", "--mask_unit=wrd"], "'word'"),
         (["--what=pll", "--text={}/a.txt", "--variant=word"], "within_word"),
         (["--what=pll", "--text={}/b.txt"], "every line is empty"),
@@ -259,6 +262,7 @@ def test_refusals(run, tmp_path, given, words):
     for name, text in {
         "a.txt": "a",
         "b.txt": "\n \n",
+        "empty": "",
         "c.jsonl": "{}",
         "long.txt": "a " * 700,
         "none.txt": "\u200b\n\u200b\u200b\n",
@@ -267,7 +271,7 @@ def test_refusals(run, tmp_path, given, words):
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as e:
         run(*(x.format(tmp_path) for x in given))
-    assert words in str(e.value)
+    assert words.format(tmp_path) in str(e.value)
 
 
 def test_nothing_predicted_is_no_perfect_score(run):
