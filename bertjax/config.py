@@ -17,7 +17,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, registry
+from bertjax import RunError, UserError, faults, registry
 from bertjax.data import phases, pipeline
 from bertjax.data.masks import masking
 from bertjax.defaults import (
@@ -88,13 +88,8 @@ def parse(
         rest = values([sys.argv[0], *argv])
     except UserError:
         raise
-    except (AttributeError, KeyError) as e:
-        raise UserError(_unknown_key(e, argv)) from e
-    except (flags.Error, TypeError, ValueError, OSError) as e:
-        raise UserError(" ".join(str(e).split())) from e
     except Exception as e:  # whatever a config file may do
-        said = " ".join(str(e).split())
-        raise UserError(f"the config file: {type(e).__name__}: {said}") from e
+        raise UserError(faults.tell(e, argv)) from e
     if words:
         flags.DEFINE_list("words", [], "", flag_values=values)
         values.mark_as_parsed()
@@ -163,20 +158,6 @@ def _config_first(argv: list[str]) -> list[str]:
             arg = f"{match[1]}{int(float(match[2]))}"
         rest.append(arg)
     return first + rest
-
-
-def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
-    """Name the flag whose key no config has, and the keys there are beside it."""
-    for flag in (arg.split("=")[0] for arg in argv):
-        command, *names = flag.lstrip("-").split(".")
-        known: Any = base()
-        for name in names if command == "config" else ():
-            if not isinstance(known, ConfigDict):
-                return f"{flag} is unknown: there are no keys within a value"
-            if name not in known:
-                return f"{flag} is unknown{registry.hint(name, known)}"
-            known = known[name]
-    return f"the config file: {' '.join(str(error).split())}"
 
 
 def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:

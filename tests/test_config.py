@@ -432,8 +432,16 @@ def test_senseless_values_are_refused(override):
     "text, words",
     [
         ("def get_config(:\n", "SyntaxError"),
-        ("def get_config():\n    return {}['a']\n", "config"),
-        ("import nosuchmodule\n", "nosuchmodule"),
+        ("def get_config():\n    return {}['a']\n", "broken.py:2: KeyError: 'a'"),
+        ("import nosuchmodule\n", r"^\S+/broken.py:1: ModuleNotFound.*nosuchmodule"),
+        (
+            "def get_config():\n    return half(0)\ndef half(x):\n    return 1 / x\n",
+            r"^\S+/broken.py:4: ZeroDivisionError: division by zero$",
+        ),
+        (
+            "def get_config():\n    return int('x')\n",
+            r"^\S+/broken.py:2: ValueError: invalid literal .* 'x'$",
+        ),
         (
             "from ml_collections import ConfigDict\n"
             "def get_config():\n    return ConfigDict({'seed': 1})\n",
