@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What probes found in an encoder's layers: a probe's JSON as charts and tables."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
 from bertjax.probing.showing import COLUMNS, tell_mix
+from bertjax.reporting.given import read_objects
 from bertjax.reporting.tables import Table
 
 # Of each chart: a key of the layers' rows -> what its curve is called.
@@ -22,8 +21,8 @@ def read_probes(files: Sequence[str]) -> list[dict[str, Any]]:
 
 def read_probe(name: str) -> dict[str, Any]:
     """Read a file: {"file", "about", "kinds": {kind: {"charts", "table", "mix"}}}."""
+    (_, found), *_ = read_objects(name, "--probes")
     try:
-        found = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
         rows = found["rows"]
         about = (
             f"{found['model']}: {len(found['labels'])} classes, {rows['train']:,} rows "
@@ -38,8 +37,9 @@ def read_probe(name: str) -> dict[str, Any]:
             }
             for kind, result in found["probes"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        said = f"{type(e).__name__}: {' '.join(str(e).split())}"
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+        lacks = isinstance(e, KeyError)
+        said = f"it has no {e}" if lacks else "a value in it is of another kind"
         raise UserError(
             f"--probes={name} is nothing that bertjax.probe --out wrote: {said}"
         ) from e

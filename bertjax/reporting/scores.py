@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `bertjax.evaluate --json` printed, as tables."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
+from bertjax.reporting.given import read_objects
 from bertjax.reporting.tables import Table
 from bertjax.scoring.totals import total
 
@@ -20,35 +19,32 @@ def read_scores(files: Sequence[str]) -> list[tuple[str, list[Titled]]]:
     A file has an object, or one a line: lines that were scored, which are added up, or
     several evaluations.
     """
-    found = []
-    for name in files:
+    return [(name, read_file(name)) for name in files]
+
+
+def read_file(name: str) -> list[Titled]:
+    """Read a file's tables; of lines that were scored that of their total alone."""
+    read = read_objects(name, "--scores")
+    tables: list[Titled] = []
+    if all(one.keys() >= LINE for _, one in read):
         try:
-            content = Path(name).expanduser().read_text(encoding="utf-8")
-            tables = [t for one in objects(content) for t in lay_out(one)]
-            if not tables:
-                raise ValueError("no scores in it")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            said = " ".join(f"{type(e).__name__}: {e}".split())
-            raise UserError(
-                f"--scores={name} is nothing that bertjax.evaluate --json printed: "
-                f"{said}"
-            ) from e
-        found.append((name, tables))
-    return found
+            return [*lay_out(total([one for _, one in read]))]
+        except (TypeError, AttributeError):
+            raise refusal(name, 1, "scored lines of another kind") from None
+    for number, one in read:
+        if len(one) < 2 or "step" not in one:
+            raise refusal(name, number, "no scores and their step in it")
+        try:
+            tables += lay_out(one)
+        except TypeError as e:
+            raise refusal(name, number, str(e)) from None
+    return tables
 
 
-def objects(content: str) -> list[Mapping[str, Any]]:
-    """Read the objects of a file; of lines that were scored their total alone.
-
-    Raises ValueError and the like for what is no object.
-    """
-    try:
-        read = [json.loads(content)]
-    except ValueError:
-        read = [json.loads(line) for line in content.splitlines() if line.strip()]
-    if read and all(one.keys() >= LINE for one in read):
-        return [total(read)]
-    return read
+def refusal(name: str, number: int, why: str) -> UserError:
+    """Make the error of a line that has no scores."""
+    what = "nothing that bertjax.evaluate --json printed"
+    return UserError(f"--scores={name}, line {number}: {what}: {why}")
 
 
 def lay_out(values: Mapping[str, Any], title: str = "") -> Iterator[Titled]:

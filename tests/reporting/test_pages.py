@@ -139,10 +139,17 @@ def test_probes_are_drawn_too(tmp_path):
     assert made[0][2][0] == (0, "encoder", [0, 1, 2], [0.5] * 3)
 
 
-@pytest.mark.parametrize("changed", [{"probes": 3}, {"rows": {}}, {"majority": "x"}])
-def test_what_is_no_probe(tmp_path, changed):
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"probes": 3}, "a value in it is of another kind"),
+        ({"rows": {}}, "it has no 'train'"),
+        ({"majority": "x"}, "a value in it is of another kind"),
+    ],
+)
+def test_what_is_no_probe(tmp_path, changed, words):
     file = make_probes(tmp_path / "probes.json", **changed)
-    with pytest.raises(UserError, match=f"--probes={file} is nothing that"):
+    with pytest.raises(UserError, match=f"--probes={file} is nothing that .*: {words}"):
         page_of(make_run(tmp_path / "a"), more=[f"--probes={file}"])
     assert not (tmp_path / "page.html").exists()
 

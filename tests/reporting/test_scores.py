@@ -87,7 +87,11 @@ NO_TOKEN = LINE | {"text": "\u200b", "score": None, "tokens": 0, "words": 0}
             "": [["step", 1]],
             "rates": [["loss", 2.0, 3.0], ["n", 4, None]],
         }),
-        ([{"eval": {"m": {"f1": 0.5, "types": {"A": {"f1": 0.1}}}, "mm": {"f1": 1}}}], {
+        ([{
+            "step": 1,
+            "eval": {"m": {"f1": 0.5, "types": {"A": {"f1": 0.1}}}, "mm": {"f1": 1}},
+        }], {
+            "": [["step", 1]],
             "eval": [["m", 0.5], ["mm", 1]],
             "eval m types": [["f1", 0.1]],
         }),
@@ -123,13 +127,27 @@ def test_scores_in_a_page(tmp_path):
                      [["step", "2"], ["mrr@10", "0.5"]]]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": [1]}', '{"a": {"b": [1]}}'])
-def test_what_are_no_scores(tmp_path, text):
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", ": the file is empty"),
+        ("[1]", ", line 1: no JSON object"),
+        ("{", ", line 1: no JSON: Expecting property name"),
+        ('{"step": 1,\n "f1": }', ", line 2: no JSON: Expecting value"),
+        ('{"step": 1, "f1": 1}\n\n{"step": }', ", line 3: no JSON: Expecting value"),
+        ('{"a": 1}', ", line 1: nothing that .*: no scores and their step"),
+        ('{"step": 1, "f1": 1}\n{"step": 1, "a": [1]}', ", line 2: .*: a is no score"),
+        ('{"step": 1, "a": {"b": [1]}}', ", line 1: .*: b is no score"),
+        (json.dumps(LINE | {"score": "x"}), ", line 1: nothing that"),
+        (None, ": there is no such file"),
+    ],
+)
+def test_what_are_no_scores(tmp_path, text, words):
     run, file = make_run(tmp_path / "a"), tmp_path / "scores.json"
-    file.write_text(text)
-    for name in (file, tmp_path / "none.json"):
-        with pytest.raises(UserError, match=f"--scores={name} is nothing that"):
-            report.main([str(run), f"--out={tmp_path}/page.html", f"--scores={name}"])
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=f"^--scores={file}{words}"):
+        report.main([str(run), f"--out={tmp_path}/page.html", f"--scores={file}"])
     assert not (tmp_path / "page.html").exists()
 
 
