@@ -16,13 +16,8 @@ import numpy as np
 from bertjax import UserError, build, disk, updates
 from bertjax import config as c
 from bertjax.tasks import prepare as tasks
-from bertjax.training import manifest, spread, workdir
+from bertjax.training import kinds, manifest, spread, workdir
 from bertjax.training.signals import Stopped, StopSignal
-
-OTHER = (
-    "holds another run, or a sweep of another config, other text, seeds or rates: "
-    "take another workdir"
-)
 
 
 class Contest:
@@ -90,7 +85,7 @@ class Contest:
             count = len(self.runs)
             size = updates.runs_at_once(self.programs, self.mesh, count, at_once)
         c.say(f"{len(self.runs)} runs of {self.total:,} steps, {size} at once")
-        folder, keeps = self.path / "members", self.standings.at_best
+        folder, keeps = self.path / kinds.MEMBERS, self.standings.at_best
         self.groups = Groups(self.programs, self.runs, size, self.mesh, folder, keeps)
         return self.groups
 
@@ -103,9 +98,9 @@ class Contest:
         if not done:
             self.groups.begin(self._initial())
             return 0
-        said = manifest.read_meta(self.path / "members/0/checkpoints" / str(done))
-        if not is_same(said, self.facts, self.config):
-            raise UserError(f"--workdir={self.path} {OTHER}")
+        first = self.path / kinds.MEMBERS / "0"
+        said = manifest.read_meta(first / "checkpoints" / str(done))
+        check_same(self.path, said, self.facts, self.config)
         self.standings.see(said["scores"])
         self.groups.restore(done, said.get("streaks", [0] * len(self.runs)))
         c.say(f"resuming after step {done}")
@@ -251,7 +246,7 @@ def held_at_once(path: Path, runs: int, asked: int | None) -> int | None:
     """
     from bertjax.training import members
 
-    first = path / "members/0"
+    first = path / kinds.MEMBERS / "0"
     there = manifest.steps(first)
     if not there:
         return None
@@ -261,17 +256,30 @@ def held_at_once(path: Path, runs: int, asked: int | None) -> int | None:
     return size
 
 
-def is_same(
-    before: Mapping[str, Any], facts: Mapping[str, Any], config: c.ConfigDict
-) -> bool:
-    """Tell whether a sweep of `before` is that of these facts, `config`'s own.
+def check_same(
+    path: Path, before: Any, facts: Mapping[str, Any], config: c.ConfigDict
+) -> None:
+    """Refuse a sweep of `before` that is not that of these facts, `config`'s own.
 
     Configs are compared as those of runs are: keys that came later have their defaults.
+    Raises UserError, which names what differs.
     """
-    if not before or any(before.get(k) != facts[k] for k in facts.keys() - {"config"}):
-        return False
     try:
-        old = c.from_json(json.dumps(before["config"]))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return False
-    return not c.differences(old, config)
+        told = c.differences(c.from_json(json.dumps(before["config"])), config)
+        for i, name in enumerate(("seeds", "rates")):
+            old, new = (
+                ", ".join(dict.fromkeys(str(run[i]) for run in runs))
+                for runs in (before["runs"], facts["runs"])
+            )
+            told += [f"{name}: {old} -> {new}"] * (old != new)
+        old, new = before["stores"], facts["stores"]
+        names = sorted({*old, *new})
+        told += [f"{n}: other text" for n in names if old.get(n) != new.get(n)]
+        same = all(before.get(key) == facts[key] for key in facts.keys() - {"config"})
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
+        raise UserError(f"--workdir={path}: its sweep cannot be read: {e!r}") from e
+    if told or not same:
+        said = "; ".join(told) or "of another tokenizer, or other runs"
+        raise UserError(
+            f"--workdir={path} holds another sweep: {said}; take another workdir"
+        )

@@ -16,7 +16,7 @@ from bertjax.interop import directories, hf, pairs, sentences
 from bertjax.models.config import RUNTIME
 from bertjax.tasks import asked
 from bertjax.tasks import prepare as tasks
-from bertjax.training import manifest, workdir
+from bertjax.training import kinds, manifest, workdir
 
 Say = Callable[[str], None]
 # Config, tokenizer, checkpoint, what the checkpoint says of itself.
@@ -78,14 +78,20 @@ def write_findings(path: Any, prepared: Any, say: Say) -> None:
         say(f"all {len(lines):,} answers that are not where the file says: {FINDINGS}")
 
 
-def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
-    """Refuse a workdir that cannot be one, or that holds a run of another config."""
+def check_place(path: Any) -> None:
+    """Refuse a workdir that cannot be one: UserError."""
     if path.exists() and not path.is_dir():
         raise UserError(f"--workdir={path} is a file")
     if not workdir.is_remote(path):
         there = next(p for p in (path, *path.parents) if p.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             raise UserError(f"--workdir={path} cannot be written")
+
+
+def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
+    """Refuse a workdir that holds a sweep, or a run of another config: UserError."""
+    check_place(path)
+    kinds.check_run(path)
     file = path / "config.json"
     if not file.exists():
         return
@@ -240,14 +246,11 @@ def open_model(path: str, flag: str, say: Say = c.say) -> Opened:
 
     try:
         directory, checkpoint = manifest.resolve(path, say)
-    except OSError as e:
+    except OSError:
         there = manifest.as_path(path)
         if directories.is_directory(there):
             return open_directory(there, flag)
-        why = f"{e}, and no config.json"
-        if not there.is_dir():
-            why = "a file, no directory" if there.exists() else "no such directory"
-        raise UserError(f"{flag}={path}: {why}") from None
+        raise UserError(f"{flag}={path}: {kinds.why_no_checkpoint(there)}") from None
     wrong = manifest.problem(checkpoint)
     if wrong:
         raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")

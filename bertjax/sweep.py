@@ -24,12 +24,11 @@ from absl import flags
 
 from bertjax import UserError, build, checks, disk
 from bertjax import config as c
-from bertjax.contest import OTHER, Contest, is_same
+from bertjax.contest import Contest, check_same
 from bertjax.tasks import prepare as tasks
-from bertjax.training import manifest, spread, workdir
+from bertjax.training import kinds, manifest, spread, workdir
 from bertjax.training.signals import Stopped, StopSignal
 
-RESULTS = "sweep.json"
 # Keys of single runs: those that a sweep cannot follow, and those that tell it nothing.
 FOREIGN = "optim.ema", "budget_minutes", "profile.steps", "steps_per_call"
 FOREIGN = *FOREIGN, "guard.nonfinite"
@@ -81,7 +80,7 @@ def run(
     build.check_inputs(config)
     if config.init_from:
         disk.check_init_from(config.init_from)
-    disk.check_workdir(path, config, allow_change=True)
+    disk.check_place(path)
     first = config.seed
     runs = [(seed, rate) for rate in rates for seed in range(first, first + seeds)]
     lock = workdir.lock(path)
@@ -116,7 +115,7 @@ def check(config: c.ConfigDict, overrides: Mapping[str, Any]) -> None:
         if key.startswith(SILENT) and flat.get(key) != usual.get(key):
             raise UserError(
                 f"{key}={flat.get(key)} says nothing to a sweep, which saves with each "
-                f"evaluation (eval.every) and tells all in {RESULTS}"
+                f"evaluation (eval.every) and tells all in {kinds.RESULTS}"
             )
 
 
@@ -137,18 +136,19 @@ def sweep(
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh
 
+    before = kinds.read_results(path)
+    if not before:
+        kinds.check_sweep(path, runs)
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
     prepared = build.prepare(config, c.say)
     hashes = build.content_hashes(config, prepared)
     facts = {"config": config.to_dict(), "runs": runs, "stores": hashes}
     facts = json.loads(json.dumps(facts | {"tokenizer": prepared.tokenizer.identity}))
-    before = workdir.read_json(path / RESULTS)
-    if is_same(before.get("facts", {}), facts, config):
+    if before:
+        check_same(path, before.get("facts"), facts, config)
         c.say(f"{path} is done")
         return before
-    if before or (manifest.steps(path) and not (path / "members").exists()):
-        raise UserError(f"--workdir={path} {OTHER}")
     one = Contest(config, path, runs, prepared, facts, mesh, stop or StopSignal())
     with jax.set_mesh(mesh), contextlib.closing(one.deal(at_once)):
         fresh = not one.start()
@@ -158,7 +158,7 @@ def sweep(
     found = one.standings.summarise()
     found |= {"facts": facts, "seconds": took if fresh else None}
     keep(config, path, found, one.best_params(), prepared, overrides)
-    shutil.rmtree(path / "members")
+    shutil.rmtree(path / kinds.MEMBERS)
     return found
 
 
@@ -193,12 +193,13 @@ def keep(
     disk.write_findings(path, prepared, c.say)
     if best["step"] not in manifest.steps(path):  # else killed just after it
         meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
+        meta |= {"runs": found["facts"]["runs"]}  # by which a sweep knows its own
         meta |= facts | {"tokens": 0, **tasks.facts(config, prepared.parts)}
         tasks.learn(meta, best)
         saved = Checkpoints(path, 2, None)
         saved.save(best["step"], {"params": params}, meta)
         saved.close()
-    workdir.write_text(path / RESULTS, json.dumps(found, indent=1) + "\n")
+    workdir.write_text(path / kinds.RESULTS, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

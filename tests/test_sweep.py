@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bertjax import UserError, config, disk, predict, sweep, train, updates
-from bertjax.training import members, spread
+from bertjax.training import kinds, members, spread
 from bertjax.training.signals import Stopped, StopSignal
 
 pytestmark = pytest.mark.usefixtures("no_listener")
@@ -129,7 +129,7 @@ def test_a_run_that_never_trained_has_no_score(wanted, tmp_path, capsys):
     assert found["best"] == good
     assert "seed 0, lr 1e+30: 3 updates in a row were not finite" in told(capsys)
     assert re.search(r"lr 1e\+30: \d of 8 .* lost", "\n".join(spread.describe(found)))
-    assert json.loads((tmp_path / "run" / sweep.RESULTS).read_text()) == found
+    assert json.loads((tmp_path / "run" / kinds.RESULTS).read_text()) == found
 
 
 @pytest.mark.slow  # compiles once more, half a minute
@@ -151,16 +151,61 @@ def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
     """Nor does one of a version that knew less keys; another one's is refused."""
     path = tmp_path / "run"
     path.mkdir()
-    found = json.loads((swept[0] / sweep.RESULTS).read_text())
+    found = json.loads((swept[0] / kinds.RESULTS).read_text())
     found["facts"]["config"]["task"].pop("stride")
     found["facts"]["size"] = 1
-    (path / sweep.RESULTS).write_text(json.dumps(found))
+    (path / kinds.RESULTS).write_text(json.dumps(found))
     assert run(wanted, path) == found
     assert "is done" in told(capsys)
-    with pytest.raises(UserError, match="holds another run"):
+    with pytest.raises(
+        UserError, match=r"another sweep: optim\.wd: 0\.01 -> 0\.5; take"
+    ):
         run([*wanted, "--config.optim.wd=0.5"], path)
-    with pytest.raises(UserError, match="holds another run"):
+    with pytest.raises(UserError, match=r"holds another sweep: .*other runs; take"):
         run(wanted, path, runs=RUNS[:3])
+    others = [(0, 3e-3), (2, 3e-3)]
+    with pytest.raises(
+        UserError, match=r"seeds: 0, 1 -> 0, 2; rates: 0.003, 0.001 -> "
+    ):
+        run(wanted, path, runs=others)
+    (path / kinds.RESULTS).write_text("{")
+    with pytest.raises(UserError, match=r"sweep\.json cannot be read: "):
+        run(wanted, path)
+
+
+def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch):
+    """Nor does it take for its own what something else left there."""
+    for more in ([], ["--allow_config_change"], ["--config.optim.lr=0.1"]):
+        with pytest.raises(UserError, match=r"holds a sweep, no state .*init_from="):
+            train.main([*wanted, *more, f"--workdir={swept[0]}"])
+    path, real = tmp_path / "cut", sweep.keep
+    monkeypatch.setattr(sweep, "keep", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(wanted, path)
+    monkeypatch.setattr(sweep, "keep", real)
+    with pytest.raises(UserError, match="holds a sweep under way: repeat its command"):
+        train.main([*wanted, f"--workdir={path}"])
+    with pytest.raises(UserError, match="holds a sweep under way: repeat its command"):
+        disk.open_model(str(path), "--model")
+    other = [*wanted, "--config.optim.wd=0.5"]
+    with pytest.raises(
+        UserError, match=r"another sweep: optim\.wd: 0\.01 -> 0\.5; take"
+    ):
+        run(other, path)
+    mine = swept[0] / "checkpoints"
+    shutil.copytree(mine, path / "checkpoints")  # killed just after its last save
+    (meta,) = (path / "checkpoints").glob("*/meta.json")
+    whole = meta.read_text()
+    said = json.loads(whole)
+    del said["runs"]
+    meta.write_text(json.dumps(said))
+    with pytest.raises(UserError, match=r"checkpoints/8 is not of the sweep under way"):
+        run(wanted, path)
+    meta.write_text(whole)
+    assert run(wanted, path)["best"] == swept[1]["best"]
+    (path / kinds.RESULTS).unlink()
+    with pytest.raises(UserError, match="holds a sweep: take another workdir"):
+        run(wanted, path)
 
 
 def test_a_relative_workdir(wanted, tmp_path, monkeypatch):
@@ -209,7 +254,7 @@ def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
     mine = json.loads((path / "run.json").read_text())
     assert mine["best"]["value"] == found["best"]["classify_loss"]
     assert "ends here (eval.patience): step" in told(capsys)
-    assert run(worse, path, runs=runs) == json.loads((path / sweep.RESULTS).read_text())
+    assert run(worse, path, runs=runs) == json.loads((path / kinds.RESULTS).read_text())
     assert "is done" in told(capsys)
 
     again, real, calls = tmp_path / "again", members.score, []
@@ -248,14 +293,14 @@ def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(wanted, path)
     monkeypatch.setattr(members, "score", real)
-    assert not (path / sweep.RESULTS).exists()
+    assert not (path / kinds.RESULTS).exists()
     other = [*wanted, "--config.optim.wd=0.5"]
-    with pytest.raises(UserError, match="sweep of another config"):
+    with pytest.raises(UserError, match="holds another sweep"):
         run(other, path)
     found = run(wanted, path)
     assert found["curve"] == swept[1]["curve"] and found["best"] == swept[1]["best"]
     assert not (path / "members").exists()
-    assert run(wanted, path) == json.loads((path / sweep.RESULTS).read_text())
+    assert run(wanted, path) == json.loads((path / kinds.RESULTS).read_text())
     # Of a finished one nothing is overwritten: its best run is another's no more.
     before = (path / "config.json").read_text()
     with pytest.raises(UserError, match="take another workdir"):
@@ -295,7 +340,7 @@ def test_a_signal_saves_all(wanted, swept, tmp_path, capsys, looks, late):
     assert stopped.value.status == 143
     (said,) = re.findall(r"stopped .* after step (\d+), which is saved", told(capsys))
     assert said == ("4" if late else "3")
-    assert not (path / sweep.RESULTS).exists()
+    assert not (path / kinds.RESULTS).exists()
     if late:  # once more, while it makes up for the evaluation
         with pytest.raises(Stopped):
             sweep.sweep(made, path, RUNS, None, {}, After(1, late))

@@ -12,7 +12,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax import config as c
-from bertjax.training import manifest
+from bertjax.training import kinds, manifest
 from bertjax.training.workdir import read_json
 
 CLOCK = ("step", "tokens")  # of a row: when, not what
@@ -104,7 +104,7 @@ def read_run(path: Any, name: str, say: Callable[[str], None]) -> Run:
         facts,
         text,
         read_metrics(path / "metrics.jsonl", say),
-        read_json(path / "sweep.json"),
+        kinds.read_results(path),
     )
 
 

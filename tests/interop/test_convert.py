@@ -9,6 +9,7 @@ from conftest import read_rows, refused, succeeded, train_losses
 from safetensors.numpy import load_file
 
 from bertjax import UserError, config, convert
+from bertjax.training import kinds
 from bertjax.training.manifest import newest_intact
 
 TEXTS = ["The [MASK] is [MASK].", "A [MASK] of words."]
@@ -29,7 +30,7 @@ def blanks(command, model):
     return [blank for row in rows for blank in row["masks"]]
 
 
-def test_there_and_back(command, trained, exported, tmp_path):
+def test_there_and_back(command, arguments, trained, exported, tmp_path):
     names = {p.name for p in exported.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     config = json.loads((exported / "config.json").read_text())
@@ -38,6 +39,9 @@ def test_there_and_back(command, trained, exported, tmp_path):
     done = command("convert", f"--from={exported}", f"--to={there}")
     assert "30 parameters matched" in succeeded(done).stderr
     assert newest_intact(there, pytest.fail) == 0
+    assert kinds.kind(there) == kinds.CONVERTED and kinds.kind(trained) == kinds.RUN
+    more = [f"--workdir={there}", "--allow_config_change"]
+    refused(command("train", *arguments, *more), "a converted model", "init_from")
     back = tmp_path / "back"
     succeeded(command("convert", f"--from={there}", f"--to={back}", "--format=hf"))
     a, b = (load_file(d / "model.safetensors") for d in (exported, back))

@@ -66,6 +66,9 @@ def test_a_damaged_sweep(tmp_path):
     (folder / "sweep.json").write_text(json.dumps({"curve": [{"step": 4}]}))
     with pytest.raises(UserError, match=r"a/sweep.json: no curve of a sweep: KeyErr"):
         sweeps.charts(collect.read_runs([str(folder)], print)[0])
+    (folder / "sweep.json").write_text("{")
+    with pytest.raises(UserError, match=r"a/sweep.json cannot be read: "):
+        collect.read_runs([str(folder)], print)
 
 
 # ---------------------------------------------------------------- --scores
