@@ -71,8 +71,11 @@ def check(config: c.ConfigDict) -> None:
             f"checkpoint.keep_last={config.checkpoint.keep_last} is less than 2: a "
             "damaged newest checkpoint needs one before it"
         )
-    if c.unit_of(config, "total")[0] == "percent":
+    unit, most = c.unit_of(config, "total")
+    if unit == "percent":
         raise UserError("total.percent: there is no whole to take a share of")
+    if not most:
+        raise UserError(f"total.{unit}={most}: a run has a step at least")
     registry.pick(
         "guard.nonfinite", config.guard.nonfinite, dict.fromkeys(("skip", "stop"))
     )

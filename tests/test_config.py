@@ -285,6 +285,8 @@ def test_what_is_compared(argument):
         ("data.length=4", r"data\.length=4"),
         ("data.length=4096", r"model\.max_position_embeddings=512"),
         ("batch_size=0", "batch_size=0"),
+        ("total.epochs=0", r"total\.epochs=0\.0: a run has a step at least"),
+        ("total.steps=0", r"total\.steps=0: a run"),
         ("accumulate=0", "accumulate=0"),
         ("checkpoint.keep_last=1", r"checkpoint\.keep_last=1"),
         ("data.max_line_bytes=0", r"data\.max_line_bytes"),
