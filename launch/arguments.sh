@@ -18,6 +18,7 @@ act() {
     printf '%q ' "$@"
     echo
   else
+    command -v "$1" > /dev/null || die "$1 is not installed here"
     "$@"
   fi
 }

@@ -55,6 +55,20 @@ for option in image accelerator; do
   [[ ${!option} != *[[:space:]]* ]] || die "--$option has spaces in it"
 done
 
+# Slices that GKE has; in three dimensions larger ones are multiples of 4.
+check_slice() {
+  local shapes four='([48]|[2468][048]|[13579][26])'
+  case $accelerator in
+    tpu-v5-lite-podslice | tpu-v6e-slice) shapes='1x1|2x2|[24]x4|[48]x8|(8|16)x16' ;;
+    tpu-v4-podslice | tpu-v5p-slice | tpu7x)
+      shapes="2x2x[124]|2x4x4|${four}x${four}x$four" ;;
+    *) die "--accelerator=$accelerator is none of tpu-v4-podslice \
+tpu-v5-lite-podslice tpu-v5p-slice tpu-v6e-slice tpu7x" ;;
+  esac
+  [[ $topology =~ ^($shapes)$ ]] ||
+    die "--topology=$topology is no slice of $accelerator: e.g. 4x4 (v5e, v6e), 2x2x2"
+}
+
 # The JobSet; "$@" are the arguments of bertjax.train.
 jobset() {
   local hosts argument all=1
@@ -128,8 +142,7 @@ case $command in
   run)
     [[ -n $image ]] || die '--image is missing'
     [[ -n $accelerator ]] || die '--accelerator is missing, e.g. tpu-v5-lite-podslice'
-    [[ $topology =~ ^[1-9][0-9]*(x[1-9][0-9]*)+$ ]] ||
-      die "--topology=$topology: e.g. 4x4"
+    check_slice
     check_bucket "$@"
     [[ $* != *[$'\n\r']* ]] || die 'a line break among the arguments of bertjax.train'
     manifest=$(jobset "$@")

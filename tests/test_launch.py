@@ -17,7 +17,8 @@ LAUNCH = ROOT / "launch"
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 COMMANDS = [s for s in SCRIPTS if s.name != "arguments.sh"]
 TRAIN = ["--config=bert.py:base", "--workdir=gs://b/x", "--config.data.train=/d/*.gz"]
-POD = ["--name=bert", "--image=i", "--accelerator=a", "--topology=4x4"]
+POD = ["--name=bert", "--image=i", "--topology=4x4"]
+POD += ["--accelerator=tpu-v6e-slice"]
 VM = ["--name=bert", "--zone=us-west4-a", "--type=v5litepod-16", "--poll=0"]
 VM += ["--package=bertjax[tpu] @ git+https://h/x"]
 WHERE = ["--zone=us-west4-a"]
@@ -387,9 +388,14 @@ def test_a_jobset():
     for command in ("state", "logs", "delete"):
         done = run("gke_jobset.sh", "--dry-run", "--name=bert", command)
         assert all(words[0] == "kubectl" for words in commands(done))
-    bad = [f.replace("4x4", "3x3") for f in flags]
-    done = run("gke_jobset.sh", "--dry-run", *bad)
-    assert done.returncode == 2 and "--chips=4 does not divide the 9" in done.stderr
+    done = run("gke_jobset.sh", "--dry-run", "--chips=3", *flags)
+    assert done.returncode == 2 and "--chips=3 does not divide the 16" in done.stderr
+    v5p = ["--accelerator=tpu-v5p-slice", "run", "--", *TRAIN]
+    for shape in ("2x2x1", "2x4x4", "4x4x4", "4x8x12", "16x16x24"):
+        done = run("gke_jobset.sh", "--dry-run", *POD, f"--topology={shape}", *v5p)
+        assert done.returncode == 0, done.stderr
+    done = run("gke_jobset.sh", "--dry-run", *POD, "--topology=4x4", *v5p)
+    assert done.returncode == 2 and "no slice of tpu-v5p-slice" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -397,6 +403,10 @@ def test_a_jobset():
     [
         "--topology=08x8",
         "--topology=0x4",
+        "--topology=4x5",
+        "--topology=4x2",
+        "--topology=2x2x2",
+        "--accelerator=tpu-v5-foo",
         "--restarts=08",
         "--slices=08",
         "--chips=0",
@@ -529,6 +539,13 @@ def test_options_of_a_slurm_job_are_looked_at_first(tmp_path, wrong):
     assert done.stderr.count("\n") == 1 and not (tmp_path / "used").exists()
     plain = [wrong, "--dry-run", "--", *TRAIN]
     assert run("slurm.sh", *plain).returncode == (0 if "nosuch" in wrong else 2)
+
+
+def test_a_cluster_without_slurm_is_one_line(tmp_path):
+    tool(tmp_path / "python", "#!/bin/bash\n")
+    done = run("slurm.sh", "--", *TRAIN, path=tmp_path)
+    assert done.stderr == "error: sbatch is not installed here\n"
+    assert done.returncode == 2 and not done.stdout
 
 
 def test_a_slurm_job_is_submitted_from_inside_another(tmp_path):
