@@ -70,6 +70,16 @@ def started(facts: dict[str, Any]) -> str:
     return f"{first.replace('T', ' ')[:16]}{times}"
 
 
+# Of a vocabulary that a run trains: nothing where data.vocab gives one.
+TRAINED = {"data.tokenizer", "data.vocab_size", "data.vocab_alpha"}
+
+
+def in_effect(run: Run, key: str) -> Any:
+    """Return a run's value of a key; None where it says nothing."""
+    given = key in TRAINED and run.config.get("data.vocab")
+    return None if given else run.config.get(key)
+
+
 def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
     """Compare configs: (what matters, what says only where and how runs ran).
 
@@ -77,7 +87,7 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
     """
     rows: tuple[list[list[Any]], list[list[Any]]] = ([], [])
     for key in sorted({key for run in runs for key in run.config}):
-        values = [run.config.get(key) for run in runs]
+        values = [in_effect(run, key) for run in runs]
         if any(value != values[0] for value in values):
             rows[bool(c.FREE.fullmatch(key))].append([key, *map(written, values)])
     head = ["key", *(run.name for run in runs)]

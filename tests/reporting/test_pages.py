@@ -105,6 +105,21 @@ def test_the_best_of_runs_that_compare_is_marked(tmp_path):
     assert ("eval/valid/mlm_loss", "b") not in best
 
 
+def test_a_given_vocabulary_hides_how_one_would_be_trained(tmp_path):
+    changes = [
+        {"data.vocab": "v.txt", "data.tokenizer": "wordpiece"},
+        {"data.vocab": "v.txt", "data.vocab_size": 2**10},
+        {"data.tokenizer": "bpe"},
+    ]
+    paths = [make_run(tmp_path / str(i), **x) for i, x in enumerate(changes)]
+    runs = collect.read_runs([*map(str, paths)], print)
+    assert not tables.differing(runs[:2])[0].rows
+    assert tables.differing(runs)[0].rows == [
+        ["data.tokenizer", "–", "–", "bpe"],
+        ["data.vocab_size", "–", "–", "32768"],
+    ]
+
+
 def test_a_threshold_is_no_score(tmp_path):
     rows = some_rows()
     for row in rows:
