@@ -133,7 +133,7 @@ def test_words_and_spans(of_words, capsys, tmp_path, name, flag, of, there):
     assert f"{n} {of} for the probes, {n} for the accuracy" in said.out
     assert found["labels"] == ["ADJ", "PRON", "VERB"] and "first pooling" in said.out
     for row in found["probes"]["linear"]["layers"]:
-        assert row["score"] > 0.95 and row["control"] > 0.9, row
+        assert min(row["score"], row["control"]) > 0.8, row  # a third is chance
         assert row["bits"] < found["uniform_bits"]
 
 

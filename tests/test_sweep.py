@@ -230,6 +230,7 @@ def test_sizes_of_groups():
     assert members.group_size(7, lambda size: False) == 1
 
 
+@pytest.mark.slow  # a minute; test_spread.py and test_best.py have what decides
 def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
     """Of each run what train says of it, also after a kill between two saves."""
     worse, path = get_worse(wanted, tmp_path), tmp_path / "swept"

@@ -300,12 +300,12 @@ def test_bfloat16_stays_near(params):
     "name, packed, change",
     [
         ("bert", True, {}),
-        ("local", False, {}),
         ("bert", False, dict(remat="full", unroll=1, num_hidden_layers=3)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("bert", False, {}),
+                ("local", False, {}),
                 ("shared", False, {}),
                 ("bert", False, dict(num_hidden_layers=1)),
                 ("bert", True, dict(attention="splash", pooler=False)),
