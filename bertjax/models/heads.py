@@ -121,8 +121,8 @@ def class_logits(params: Params, vectors: jax.Array) -> jax.Array:
 def init_task(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
     """Make a task's head: classes, where the config says so behind a transform.
 
-    The classes' normal is not cut: that is transformers' law, with whose figures those
-    of a finetuned model are compared, and heads drawn narrower learn later.
+    Classes [D, C] are drawn from a normal that is not cut, as transformers' are, with
+    whose figures those of a finetuned model are compared.
     """
     d = cfg.hidden_size
     specs: dict[str, Any] = linear_specs(into=(d,), out=(classes,))
