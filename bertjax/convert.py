@@ -21,7 +21,7 @@ from absl import flags
 from bertjax import UserError, disk, registry
 from bertjax import config as c
 from bertjax.interop import hf, sentences
-from bertjax.tasks import asked
+from bertjax.tasks import exported
 from bertjax.tasks import prepare as tasks
 
 Grow = Callable[[Any], Any]
@@ -187,7 +187,7 @@ def to_hf(
             raw,
             c.say,
             task.get("labels", ()),
-            asked.to_json(task, config),
+            exported.to_json(task, config),
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them

@@ -14,7 +14,7 @@ from bertjax import UserError, objectives, registry
 from bertjax import config as c
 from bertjax.interop import directories, hf, pairs, sentences
 from bertjax.models.config import RUNTIME
-from bertjax.tasks import asked
+from bertjax.tasks import exported
 from bertjax.tasks import prepare as tasks
 from bertjax.training import kinds, manifest, workdir
 
@@ -294,16 +294,18 @@ def open_directory(directory: Any, flag: str) -> Opened:
         tasks.tell(config, *model.task, longest=min(told or longest, longest))
     if flag != "init_from":  # which says what it takes
         model.report(c.say)
+    task = {}
+    if model.task:
+        between = separators_of(tokenizer) or tasks.separators(config)
+        task = {"labels": list(model.task.labels), "separators": between}
+        task |= exported.from_json(model.raw, config, where)
     meta = {
         "tokenizer": tokenizer.identity,
         "config": config.to_dict(),
         "hf": model.raw,
     }
-    if model.task:
-        between = separators_of(tokenizer) or tasks.separators(config)
-        meta["task"] = {"labels": list(model.task.labels), "separators": between}
-        if model.task.head == "span":
-            meta["task"] |= asked.from_json(model.raw, config, where)
+    if task:
+        meta["task"] = task
     return config, tokenizer, model, meta
 
 

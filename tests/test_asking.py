@@ -7,8 +7,7 @@ import pytest
 from conftest import read_rows
 
 from bertjax import UserError, convert, disk, predict, train
-from bertjax.config import base
-from bertjax.tasks import asked
+from bertjax.tasks import exported
 from bertjax.tasks.rows import Limits
 from bertjax.training import manifest
 
@@ -79,7 +78,7 @@ def test_predict_answers_by_the_threshold_of_the_evaluation(run, tmp_path, capsy
     )
     theirs = tmp_path / "hf"
     convert.main([f"--from={path}", f"--to={theirs}", "--format=hf"])
-    assert json.loads((theirs / "config.json").read_text())[asked.THRESHOLD] == kept
+    assert json.loads((theirs / "config.json").read_text())[exported.THRESHOLD] == kept
     again = said(capsys, f"--model={theirs}", questions)
     assert [row["answer"] for row in again] == [row["answer"] for row in found]
     assert all(len(row["answer"].split()) < 3 for row in whole)
@@ -114,11 +113,3 @@ def test_standard_input(run, pipe, capsys):
         pipe(given)
         with pytest.raises(UserError, match=words):
             predict.main([f"--model={path}", "--input=-"])
-
-
-def test_a_threshold_that_is_none():
-    config = base()
-    assert asked.from_json({}, config, "x") == asked.to_json({}, config) == {}
-    for key, value in ("threshold", "high"), ("stride", 0), ("answer_length", 2.5):
-        with pytest.raises(UserError, match=f"x: bertjax_{key}={value!r} is no number"):
-            asked.from_json({f"bertjax_{key}": value}, config, "x")

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.data.text import datasets
@@ -21,7 +20,7 @@ from bertjax.data.text.sources import expand, split_sources
 from bertjax.tasks import tables
 from bertjax.tasks.answer_scores import cmrc_scores, squad_scores
 from bertjax.tasks.answers import Answer, find_answers, texts
-from bertjax.tasks.rows import Batch, Form, Limits, Outputs, Rows
+from bertjax.tasks.rows import Batch, Form, Outputs, Rows
 from bertjax.tasks.squad import (
     Question,
     Questions,
@@ -34,8 +33,6 @@ from bertjax.tasks.squad import (
 WANTED = "FILE.json"
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
 ANSWER = "text", "answer_start"  # as TensorFlow Datasets has them
-OURS = "bertjax_"  # begins our keys in config.json of an exported model
-THRESHOLD = f"{OURS}threshold"
 NEVER = -1e9  # the logit of a row that was not looked at
 
 
@@ -250,35 +247,6 @@ class Asked(Rows):
         for name, one in found.items():
             told = {"answer": said[name], "score": one.score}
             yield {"id": name, **told, "null_score": one.null_score}
-
-
-def to_json(task: Mapping[str, Any], config: ConfigDict) -> dict[str, Any]:
-    """Return what config.json of an exported model of answers says of them.
-
-    task: what the checkpoint says (tasks/prepare.py's `facts`).
-    """
-    if config.objective != "span":
-        return {}
-    told = {f"{OURS}{key}": config.task[key] for key in Limits._fields}
-    return told | ({THRESHOLD: task["threshold"]} if "threshold" in task else {})
-
-
-def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[str, Any]:
-    """Return what such a config.json tells of a task, its limits to `config`.
-
-    Raises UserError.
-    """
-    for key in Limits._fields:
-        said = raw.get(f"{OURS}{key}", config.task[key])
-        if type(said) is not int or not 1 <= said <= 2**16:
-            raise UserError(f"{where}: {OURS}{key}={said!r} is no number of pieces")
-        config.task[key] = said
-    said = raw.get(THRESHOLD)
-    if said is None:
-        return {}
-    if type(said) not in (int, float) or not math.isfinite(said):
-        raise UserError(f"{where}: {THRESHOLD}={said!r} is no number")
-    return {"threshold": float(said)}
 
 
 def make_asked(
