@@ -236,8 +236,8 @@ class Course:
         for stage in self.stages:
             predicted = f", {stage.masking.rate:.0%} predicted" if stage.P else ""
             yield (
-                f"from step {stage.start:,}: {stage.batch_size:,} of {stage.n:,} rows "
-                f"of {stage.length} tokens{predicted}"
+                f"from step {stage.start:,}: {stage.batch_size:,} rows a step, of "
+                f"{stage.n:,}, each of {stage.length} tokens{predicted}"
             )
 
     def batch(self, step: int, rows: Callable[[int], Rows] | None = None) -> Batch:

@@ -25,9 +25,9 @@ def read_probe(name: str) -> dict[str, Any]:
     try:
         rows = found["rows"]
         about = (
-            f"{found['model']}: {len(found['labels'])} classes, {rows['train']:,} rows "
-            f"for the probes, {rows['valid']:,} for the scores, {found['pooling']} "
-            f"pooling; means over {found['seeds']} seeds."
+            f"{found['model']}: {len(found['labels'])} classes, {rows['train']:,} "
+            f"{found.get('of', 'rows')} for the probes, {rows['valid']:,} for the "
+            f"scores, {found['pooling']} pooling; means over {found['seeds']} seeds."
         )
         kinds = {
             kind: {

@@ -124,12 +124,17 @@ def _mean(right: Mapping[str, Sequence[bool]]) -> float:
 
 
 def _half_width(right: Mapping[str, Sequence[bool]]) -> float | None:
-    """Return 1.96 standard errors of a mean over paradigms of binomial shares; None
-    where a paradigm has a single pair, which tells nothing of its scatter."""
+    """Return 1.96 standard errors of a mean over paradigms of binomial shares.
+
+    None where nothing tells how they scatter: a paradigm has a single pair, or each has
+    all pairs right, or none.
+    """
     shares = [(np.mean(part), len(part)) for part in right.values()]
     if min(n for _, n in shares) < 2:
         return None
     variance = sum(p * (1 - p) / (n - 1) for p, n in shares)
+    if not variance:
+        return None
     return float(1.96 * math.sqrt(variance) / len(shares))
 
 

@@ -103,6 +103,7 @@ def make_probes(file: Path, **changed) -> Path:
     layers = [{"layer": i, **row, "random": 0.25 * i} for i in range(3)]
     found = {"model": "runs/<a>", "metric": "f1", "labels": ["a", "b"], "seeds": 3}
     found |= {"rows": {"train": 40, "valid": 9}, "pooling": "mean", "majority": 0.5}
+    found |= {"of": "words"}
     found |= {"probes": {"linear": {"layers": layers, "mix": mix}}, "uniform_bits": 40}
     file.write_text(json.dumps(found | changed))
     return file

@@ -140,7 +140,7 @@ def test_probes_by_layer(tmp_path):
     assert [c["name"] for c in bits["curves"]] == ["encoder", "each class as likely"]
     assert all(c["layer"] == [0, 1, 2] for c in scores["curves"] + bits["curves"])
     assert page.table("layer", "f1", "sd")[2][:2] == ["2", "0.5"]
-    assert any("runs/<a>: 2 classes, 40 rows" in text for text in page.texts)
+    assert any("runs/<a>: 2 classes, 40 words" in text for text in page.texts)
     assert any("expected layer none" in text for text in page.texts)
 
 

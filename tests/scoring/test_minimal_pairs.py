@@ -34,6 +34,8 @@ def test_paradigms_weigh_alike_and_ties_are_wrong():
     half = 1.96 * (1 / 3 * 2 / 3 / 2 + 1 / 2 * 1 / 2 / 1) ** 0.5 / 2
     assert more["accuracy_ci95"] == pytest.approx(half)
     assert "±" in table(more)[-2] and "±" not in told
+    right = compare([pair("p")] * 20, [-1.0] * 20, [-2.0] * 20)
+    assert right["accuracy"] == 1 and "accuracy_ci95" not in right
 
 
 def test_pairs_too_long_are_left_out_and_counted():
