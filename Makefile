@@ -8,6 +8,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 BIN = $(VENV)/bin
 RUN ?= runs/quickstart
 WORKERS ?= 3
+# setuptools warns at each editable install of folders that look like the package.
+QUIETLY = PYTHONWARNINGS=ignore
 
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -48,11 +50,11 @@ $(VENV)/.base: pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 found; say PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable .
+	$(QUIETLY) $(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(QUIETLY) $(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
 clean:
