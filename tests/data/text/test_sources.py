@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import bz2
 import gzip
 import importlib.resources
 import json
+import lzma
 import os
 import pickle
 import sys
@@ -356,12 +358,15 @@ def test_tfds_on_this_machine(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name, head, word",
     [
-        ("a.txt.bz2", b"BZh91AY", "bzip2"),
-        ("a.parq", b"PAR1....", "Parquet"),
+        ("a.txt.bz2", bz2.compress(b"One."), "bzip2"),
+        ("a.txt.bz2", bz2.compress(b""), "bzip2"),
+        ("a.txt.xz", lzma.compress(b"One."), "xz"),
+        ("a.parq", b"PAR1\x15\x04", "Parquet"),
+        ("a.txt", b"%PDF-1.7", "PDF"),
         ("a.txt", b"PK\x03\x04", "zip"),
         ("a.txt", "\ufefftext".encode("utf-16-le"), "UTF-16"),
         ("a.jsonl", "\ufefftext".encode("utf-16-be"), "UTF-16"),
-        ("a.tar", b"a.txt".ljust(257, b"\0") + b"ustar", "a tar archive"),
+        ("a.tar", b"a.txt".ljust(257, b"\0") + b"ustar\0", "a tar archive"),
         ("a.txt", b"\x1f\x8b\x08", r"\*\.gz"),
         ("a.gz", b"\x28\xb5\x2f\xfd", r"\*\.zst"),
     ],
@@ -375,6 +380,13 @@ def test_files_of_other_kinds_are_refused(tmp_path, name, head, word):
             path.write_bytes(data)
             with pytest.raises(UserError, match=f"data.train=.*{path.name}.*{word}"):
                 parse_sources(str(path), "data.train", "train")
+
+
+@pytest.mark.parametrize("begins", ["BZh", "PAR1 is a", "%PDF", "ustar", "7z PK xz"])
+def test_words_do_not_make_a_text_foreign(tmp_path, begins):
+    for words in begins, begins.rjust(257 + len(begins)):
+        (tmp_path / "a.txt").write_text(f"{words} protein.")
+        assert parse_sources(str(tmp_path / "a.txt"), "data.train", "train")
 
 
 def test_names_in_capitals_and_ndjson(tmp_path):
