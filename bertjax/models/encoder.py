@@ -205,12 +205,12 @@ def _apply(
         rest = jax.tree.map(lambda leaf: leaf[:-1], along) if apart else along
         # An unrolled scan with its single body is what costs least memory and time.
         x, kept = jax.lax.scan(forgetful(layer), x, rest, unroll=cfg.unroll or n)
-        if wanted is not None and not apart:
-            x = take_at(x, wanted)
         if apart:
             seen = views[:1] if cfg.is_global[-1] else views[-1:]
             last = forgetful(functools.partial(layer, seen=seen, at=wanted))
             x, _ = last(x, jax.tree.map(lambda leaf: leaf[-1], along))
+        elif wanted is not None:
+            x = take_at(x, wanted)
     if cfg.final_norm:
         with jax.named_scope("final_norm"):
             x = normalise(params["final_norm"], cfg, x)
