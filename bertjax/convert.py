@@ -187,7 +187,7 @@ def to_hf(
             raw,
             c.say,
             task.get("labels", ()),
-            exported.to_json(task, config),
+            exported.to_json(task, config, raw),
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them

@@ -190,6 +190,9 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
     from bertjax.tasks import prepare as tasks
     from bertjax.tasks.rows import check_label
 
+    for name in ("columns", "label"):
+        if args[name].value == "":
+            raise UserError(f"--{name}= names no column")
     model = predict.open_finetuned(
         where, args.dtype, args.weights, flag, args.columns or "", opened
     )

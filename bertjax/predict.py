@@ -6,11 +6,11 @@
 
 The input is a table with the columns the model was finetuned on, the label aside, or
 those of --columns: TSV, CSV or JSON lines; on standard input TSV, or JSON lines where
-it begins with a brace. Of a model of Hugging Face's the column is `text`.
+it begins with a brace. Where an imported model does not say it, the column is `text`.
 Comes out a JSON object a row, in order: label and score (its probability), or value.
 
 Of multiple choice the columns are --columns=TEXT[+QUESTION][,CHOICE...]: one of choices
-each, or one that holds their list (`choices`, of a model of Hugging Face's).
+each, or one that holds their list (`choices`, where such a model does not say it).
 
 A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
 sentence a line (.txt, standard input); of each sentence come tokens and tags. A model

@@ -203,6 +203,11 @@ def test_there_and_back(finetuned, tables, tmp_path, capsys):
     assert told.err.count("matched") == 1
     with pytest.raises(UserError, match="--label='x' is unknown"):
         evaluate.main([f"--model={theirs}", text, "--label=x"])
+    for flag in "--label=", "--columns=":
+        with pytest.raises(UserError, match=f"{flag} names no column"):
+            evaluate.main([f"--model={theirs}", text, flag])
+    with pytest.raises(UserError, match="--columns=, names no column"):
+        predict.main([f"--model={theirs}", table, "--columns=,"])
     with pytest.raises(UserError, match="--text"):
         evaluate.main([f"--model={theirs}"])
     with pytest.raises(

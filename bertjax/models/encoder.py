@@ -367,17 +367,9 @@ def queries_keys_values(
 
 def mlp(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     """Run the MLP on x [T, D], gated (Shazeer 2020, equation 5) or plain."""
-
-    def wide(name: str) -> jax.Array:
-        # Kept as [1, T, M]. In a step of two encoders, as ELECTRA's, M of one may be D
-        # of the other; XLA leaves out the zeros a loop's stacks begin with, but writes
-        # those that two loops share (electra.py:large on v5e: 8% of the step).
-        y = linear(params[name], x, "embed mlp")
-        return checkpoint_name(y[None], "product")[0]
-
-    y = activate(wide("up"), cfg.hidden_act)
+    y = activate(product(params["up"], x, "embed mlp"), cfg.hidden_act)
     if cfg.mlp_type == "glu":
-        y = y * wide("gate")
+        y = y * product(params["gate"], x, "embed mlp")
     return product(params["down"], y, "mlp embed")
 
 
@@ -387,7 +379,13 @@ def product(params: Params, x: jax.Array, axes: str) -> jax.Array:
     The attention is not kept: from queries, keys and values a kernel makes it again in
     the time that storing it takes.
     """
-    return checkpoint_name(linear(params, x, axes), "product")
+    y = linear(params, x, axes)
+    if axes != "embed mlp":
+        return checkpoint_name(y, "product")
+    # Kept as [1, T, M]. In a step of two encoders, as ELECTRA's, M of one may be D of
+    # the other; XLA leaves out the zeros a loop's stacks begin with, but writes those
+    # that two loops share (electra.py:large on v5e: 8% of the step).
+    return checkpoint_name(y[None], "product")[0]
 
 
 def fold(rng: jax.Array | None, index: int | jax.Array) -> jax.Array | None:

@@ -158,11 +158,12 @@ def check_memory(rows: int, layers: int, width: int, free: int | None = None) ->
     default what this machine has, and the accelerator where it says so.
     """
     need = 2 * 4 * rows * layers * width
-    told = f"{rows:,} rows x {layers} layers x {width}: {need / 1e9:,.2f} GB of memory"
+    told = f"{rows:,} examples x {layers} layers x {width}"
+    told += f": {need / 1e9:,.2f} GB of memory"
     free = free_memory() if free is None else free
     if need > free:
         raise UserError(
-            f"features of {told}, and {free / 1e9:,.2f} GB are free: give fewer rows"
+            f"features of {told}, and {free / 1e9:,.2f} GB are free: give fewer"
         )
     return told
 

@@ -171,7 +171,26 @@ def _settle_named(config: ConfigDict, overrides: Any) -> None:
 
 def check(config: ConfigDict) -> Tokenizer:
     """Refuse what can be seen without reading the tables; returns the tokenizer."""
-    task, data = config.task, config.data
+    data = config.data
+    check_task(config)
+    if not data.vocab:
+        raise UserError(
+            "data.vocab is empty: give the vocabulary, or a pretrained model that has "
+            "one, --config.init_from=DIR"
+        )
+    if data.packed or config.phases:
+        key = "data.packed" if data.packed else "phases"
+        raise UserError(f"{key}: labelled rows are one to a row, of one length")
+    for key in ("train", "valid"):
+        locate(config, key)
+    if config.objective == "retrieve":
+        check_retrieval(config)
+    return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
+
+
+def check_task(config: ConfigDict) -> None:
+    """Refuse what config.task alone tells, or does not. Raises UserError."""
+    task = config.task
     kind = registry.pick("objective", config.objective, KINDS)
     if not task.text:
         raise UserError("task.text is empty: the column of the text")
@@ -182,26 +201,13 @@ def check(config: ConfigDict) -> Tokenizer:
             told = f"says nothing to objective={config.objective}"
             told += f", where it is {only!r}" if only else ""
             raise UserError(f"task.{key}={task[key]} {told}")
-    if config.objective == "choose" and not task.choices:
+    if config.objective == "choose" and not split_sources(task.choices):
         raise UserError(
             "task.choices is empty: the columns of the choices, or of their list"
         )
     check_label(make_form(config).keys())
-    if not data.vocab:
-        raise UserError(
-            "data.vocab is empty: give the vocabulary, or a pretrained model that has "
-            "one, --config.init_from=DIR"
-        )
     for name in split_sources(task.metrics):
         registry.pick("task.metrics", name, dict.fromkeys(kind.metrics))
-    if data.packed or config.phases:
-        key = "data.packed" if data.packed else "phases"
-        raise UserError(f"{key}: labelled rows are one to a row, of one length")
-    for key in ("train", "valid"):
-        locate(config, key)
-    if config.objective == "retrieve":
-        check_retrieval(config)
-    return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
 
 
 def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
@@ -247,8 +253,9 @@ def tell(
 ) -> None:
     """Fill in the task of a model that was finetuned elsewhere.
 
-    Nobody says what the columns of its tables were called: text and label. longest: how
-    many tokens the model takes; rows of questions are google-research/bert's 384.
+    Columns are called text and label unless config.json says otherwise (exported.py).
+    longest: how many tokens the model takes; rows of questions are google-research/
+    bert's 384.
     """
     config.objective = objective
     config.data.length = min(384, longest) if objective == "span" else longest
@@ -265,7 +272,9 @@ def rename(config: ConfigDict, columns: str) -> None:
     of their list, stay as they are.
     """
     names = split_sources(columns)
-    if config.objective == "choose" and names:
+    if not names:
+        raise UserError(f"--columns={columns} names no column")
+    if config.objective == "choose":
         text, *ends = names
         config.task.choices = ",".join(ends) or config.task.choices
         names = [part.strip() for part in text.split("+")]

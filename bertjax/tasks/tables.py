@@ -13,6 +13,7 @@ Where there is one column an empty line is an empty text, else it is none and sk
 Rows without anything in them at the end of a file are none either. Both are said.
 """
 
+import codecs
 import csv
 import io
 import re
@@ -108,7 +109,9 @@ def decode(content: bytes, name: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = content[: e.start].count(b"\n") + 1
-        raise UserError(f"{name}:{line}: is not UTF-8") from None
+        wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        told = "is UTF-16, and tables have to be UTF-8" if wide else "is not UTF-8"
+        raise UserError(f"{name}:{line}: {told}") from None
 
 
 def parse_rows(

@@ -139,7 +139,7 @@ def test_probes_alone_are_trained(model, monkeypatch):
 
 def test_memory_is_told_and_refused():
     told = features.check_memory(1000, 13, 768, free=2**30)
-    assert told == "1,000 rows x 13 layers x 768: 0.08 GB of memory"
+    assert told == "1,000 examples x 13 layers x 768: 0.08 GB of memory"
     with pytest.raises(UserError, match=r"0\.80 GB .* 0\.10 GB are free: give fewer"):
         features.check_memory(10_000, 13, 768, free=10**8)
     assert features.free_memory() > 0

@@ -119,10 +119,12 @@ def test_files(tmp_path):
     assert [r.cells["text"] for r in found] == ["x", "é"]
     (tmp_path / "none.tsv").write_text("text\n")
     (tmp_path / "bad.tsv").write_bytes(b"text\nfine\n\xff\xfe\n")
+    (tmp_path / "excel.tsv").write_text("text\nfine\n", "utf-16")
     (tmp_path / "half.csv.gz").write_bytes(gzip.compress(b"text\na\n" * 99)[:-9])
     for name, said in {
         "none.tsv": "there are no rows",
         "bad.tsv": "bad.tsv:3: is not UTF-8",
+        "excel.tsv": "excel.tsv:1: is UTF-16, and tables have to be UTF-8",
         "half.csv.gz": "damaged or truncated",
         "gone.tsv": "there is no such file",
         "a.txt": "there is no such file",
