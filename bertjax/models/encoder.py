@@ -382,9 +382,8 @@ def product(params: Params, x: jax.Array, axes: str) -> jax.Array:
     y = linear(params, x, axes)
     if axes != "embed mlp":
         return checkpoint_name(y, "product")
-    # Kept as [1, T, M]. In a step of two encoders, as ELECTRA's, M of one may be D of
-    # the other; XLA leaves out the zeros a loop's stacks begin with, but writes those
-    # that two loops share (electra.py:large on v5e: 8% of the step).
+    # As [1, T, M]: ELECTRA has two encoders, and M of one may be D of the other. XLA
+    # leaves out the zeros that stacks begin with, unless two loops share their shape.
     return checkpoint_name(y[None], "product")[0]
 
 

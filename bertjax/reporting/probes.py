@@ -26,7 +26,7 @@ def read_probe(name: str) -> dict[str, Any]:
         rows = found["rows"]
         about = (
             f"{found['model']}: {len(found['labels'])} classes, {rows['train']:,} "
-            f"{found.get('of', 'rows')} for the probes, {rows['valid']:,} for the "
+            f"{found['of']} for the probes, {rows['valid']:,} for the "
             f"scores, {found['pooling']} pooling; means over {found['seeds']} seeds."
         )
         kinds = {

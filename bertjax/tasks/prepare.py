@@ -253,9 +253,8 @@ def tell(
 ) -> None:
     """Fill in the task of a model that was finetuned elsewhere.
 
-    Columns are called text and label unless config.json says otherwise (exported.py).
-    longest: how many tokens the model takes; rows of questions are google-research/
-    bert's 384.
+    Columns are text and label unless config.json says otherwise (exported.py). longest:
+    how many tokens the model takes; of questions google-research/bert's 384.
     """
     config.objective = objective
     config.data.length = min(384, longest) if objective == "span" else longest
