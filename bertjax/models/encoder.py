@@ -175,7 +175,10 @@ def _apply(
     ) -> tuple[jax.Array, Any]:
         layer_params, index, depth = inputs
         if layer_params is None:
-            layer_params = jax.tree.map(lambda p: p[depth["group"]], params["layers"])
+            group = depth["group"]  # of numpy arrays too, which no tracer indexes
+            layer_params = jax.tree.map(
+                lambda p: jnp.asarray(p)[group], params["layers"]
+            )
         x = apply_layer(layer_params, cfg, x, seen, fold(rng, index), depth, at)
         x = constrain(x, "batch length embed")
         return x, keep(x)

@@ -115,7 +115,22 @@ def init_classes(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params
 def class_logits(params: Params, vectors: jax.Array) -> jax.Array:
     """Return f32 logits [..., C] from vectors [..., D]."""
     with jax.named_scope("classes"):
-        return linear(params, vectors).astype(jnp.float32)
+        return linear_f32(params, vectors)
+
+
+def linear_f32(params: Params, x: jax.Array) -> jax.Array:
+    """Return x @ kernel + bias, f32 [..., C], for x [..., D] of any dtype.
+
+    A softmax of these must not see them rounded: bfloat16 has 8 bits, so that logits
+    between 4 and 8 would lie 1/32 apart.
+    """
+    y = jax.lax.dot_general(
+        x,
+        params["kernel"].astype(x.dtype),
+        (((x.ndim - 1,), (0,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    return y + params["bias"]
 
 
 def init_task(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
@@ -167,4 +182,4 @@ def rtd_logits(params: Params, cfg: EncoderConfig, hidden: jax.Array) -> jax.Arr
     with jax.named_scope("rtd_head"):
         x = hidden.reshape(b * length, d)
         x = activate(linear(params["transform"], x), cfg.hidden_act)
-        return linear(params["output"], x).astype(jnp.float32).reshape(b, length)
+        return linear_f32(params["output"], x).reshape(b, length)

@@ -195,7 +195,9 @@ def dropout(
         return x
     drop = np.uint32(min(round(rate * 2**32), 2**32 - 1))
     keep = random_bits(jax.random.key_data(rng), x.shape, rows) >= drop
-    return jnp.where(keep, x * (1 / (1 - rate)), 0).astype(x.dtype)
+    # A constant of bfloat16 would scale by 1.109375 at a rate of 0.1, not by 1.1111.
+    scaled = x.astype(jnp.float32) * (1 / (1 - rate))
+    return jnp.where(keep, scaled, 0).astype(x.dtype)
 
 
 def random_bits(

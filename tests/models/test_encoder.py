@@ -218,6 +218,16 @@ def test_a_mask_of_another_shape_is_refused(params):
         apply(params, CFG, batch)
 
 
+@pytest.mark.parametrize("groups", [3, 1], ids=["own layers", "shared"])
+@pytest.mark.parametrize("unroll", [0, 1])
+def test_parameters_may_be_numpy_arrays(groups, unroll):
+    cfg = dataclasses.replace(CFG, num_hidden_groups=groups, unroll=unroll)
+    made = encoder.init(jax.random.key(0), cfg)
+    expected = encoder.apply(made, cfg, make_batch()).hidden
+    found = encoder.apply(jax.device_get(made), cfg, make_batch()).hidden
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 # ---------------------------------------------------------------- dropout
 def test_dropout_off_without_a_key(params):
     batch = make_batch()

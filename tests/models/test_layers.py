@@ -52,6 +52,22 @@ def test_dropout_statistics(rate, width):
     assert abs(both - rate**2) < 5 * np.sqrt(rate**2 / (2000 * half))
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_dropout_in_bfloat16_scales_without_a_bias(rate):
+    """The constant 1 / (1 - rate) is not rounded, only each product is."""
+    x = np.random.default_rng(0).uniform(1, 2, (512, 512)).astype(jnp.bfloat16)
+    y = np.asarray(layers.dropout(jnp.asarray(x), rate, jax.random.key(0)), np.float64)
+    x = np.asarray(x, np.float64)
+    kept = y != 0
+    assert abs(y[kept].sum() / x[kept].sum() * (1 - rate) - 1) < 1e-4
+
+    def total(x):
+        return jnp.sum(layers.dropout(x, rate, jax.random.key(0)) * x.astype(x.dtype))
+
+    slope = np.asarray(jax.grad(total)(jnp.asarray(x, jnp.bfloat16)), np.float64)
+    assert abs(slope[kept].sum() / (2 * y[kept].sum()) - 1) < 2e-4
+
+
 def test_dropout_keeps_the_dtype_and_is_off_without_a_key():
     x = jnp.ones((4, 6), jnp.bfloat16)
     assert layers.dropout(x, 0.5, jax.random.key(0)).dtype == jnp.bfloat16

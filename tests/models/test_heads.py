@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+
+CFG = EncoderConfig(
+    vocab_size=40,
+    hidden_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=16,
+    hidden_dropout_prob=0.0,
+    dtype="bfloat16",
+)
+
+
+def head_of(kind):
+    """Return a head's parameters, its logits of x [2, 8, D], and what feeds them."""
+    rng = jax.random.key(1)
+    if kind == "replaced":
+        params = heads.init_rtd(rng, CFG)
+        return params["output"], lambda x: heads.rtd_logits(params, CFG, x)[..., None]
+    if kind == "pairs":
+        params = heads.init_classes(rng, CFG)
+        return params, lambda x: heads.class_logits(params, x)
+    params = heads.init_task(rng, CFG, 1 if kind == "scores" else 5)
+    return params, lambda x: heads.task_logits(params, CFG, x)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "classes", "scores", "replaced"])
+def test_logits_are_not_rounded_to_bfloat16(kind, monkeypatch):
+    """They are the f32 product of bfloat16 factors, as the masked LM's are."""
+    if kind == "replaced":  # what stands before its classes is seen elsewhere
+        monkeypatch.setattr(heads, "linear", lambda params, x: x)
+        monkeypatch.setattr(heads, "activate", lambda x, kind: x)
+    params, logits = head_of(kind)
+    params["kernel"] = params["kernel"] * 50
+    params["bias"] = params["bias"] + 3.1
+    x = jax.random.normal(jax.random.key(2), (2, 8, CFG.hidden_size), jnp.bfloat16)
+    kernel = np.asarray(params["kernel"].astype(jnp.bfloat16), np.float64)
+    expected = np.asarray(x, np.float64) @ kernel + 3.1
+    found = logits(x)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+    slope = jax.grad(lambda x: jnp.sum(logits(x)))(x)
+    assert slope.dtype == jnp.bfloat16
+
+
+def test_logits_of_float32_are_a_linear_layer():
+    cfg = dataclasses.replace(CFG, dtype="float32")
+    params = heads.init_task(jax.random.key(1), cfg, 3)
+    x = jax.random.normal(jax.random.key(2), (4, CFG.hidden_size))
+    expected = heads.linear(params, x)
+    np.testing.assert_allclose(heads.class_logits(params, x), expected, rtol=1e-6)
