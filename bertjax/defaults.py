@@ -80,7 +80,7 @@ def base() -> ConfigDict:
                 length=128,
                 engine="tf",  # or python: the same batches without TensorFlow
                 plan="pairs",  # or full_sentences, doc_sentences, document
-                short_seq_prob=0.1,  # pairs: share of documents with short targets
+                short_seq_prob=0.1,  # pairs: share of chunks with short targets
                 packed=False,  # several sequences a row, which do not see each other
                 max_segments=placeholder(int),  # a row; empty: max(4, length / 16)
                 # A preset: bert roberta albert electra distilbert spanbert macbert,

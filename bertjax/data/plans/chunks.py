@@ -137,7 +137,7 @@ Slots = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def pair_blocks(
-    text: Text, length: int, seed: int, short: float, of: str, slots: Slots
+    text: Text, length: int, seed: int, short: float, slots: Slots
 ) -> Iterator[Block]:
     """Yield chunks of sentences that reach their target (see `targets`), or the end of
     their document."""
@@ -153,11 +153,7 @@ def pair_blocks(
         np.cumsum(document, out=document)
         # moved so far that no target reaches into the next document
         moved = window + document * (room + 1)
-        if of == "chunk":
-            target = targets(seed, short, room, np.arange(low, high), of)
-        else:
-            number = np.arange(first - 1, first + document[-1])
-            target = targets(seed, short, room, number, of)[document[: high - low]]
+        target = targets(seed, short, room, np.arange(low, high))
         limit = moved[: high - low] + target - 1
         visited, i = chase(moved, limit, room, begin - low, high - low)
         begin = low + i
@@ -173,17 +169,15 @@ def pair_blocks(
         pages.release(tok)
 
 
-def targets(
-    seed: int, short: float, room: int, number: np.ndarray, of: str
-) -> np.ndarray:
-    """Return how many tokens to aim at: i64, `room`, but for a share `short` anything
-    from 2 to it.
+def targets(seed: int, short: float, room: int, first: np.ndarray) -> np.ndarray:
+    """Return how many tokens chunks aim at that begin at the sentences `first`: i64,
+    `room`, but for a share `short` of them anything from 2 to it.
 
-    `of` "document": the same for all chunks of a document, as in BERT; `number` is the
-    document's. "chunk": for each chunk, whose first sentence is `number`.
+    BERT draws for a document and pass. Chunks are cut once for the run, so that this
+    would give a document with a short target many times its share of the rows for good.
     """
-    key = counter.fold(seed, "target", *(("chunk",) if of == "chunk" else ()), number)
-    target = np.full(len(number), room)
+    key = counter.fold(seed, "target", "chunk", first)
+    target = np.full(len(first), room)
     at = np.flatnonzero(counter.uniform(key, 0) < short)
     target[at] = 2 + counter.below(key[at], 1, room - 1)
     return target

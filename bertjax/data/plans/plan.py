@@ -13,8 +13,7 @@ document        one document; a longer one is cut, without regard to its sentenc
 pairs           sentence pairs of chunks of a document (bertjax/data/plans/pairs.py).
 
 Packed, every sequence lies in exactly one row, several to a row (packing.py); they are
-those of unpacked rows, but for the short ones among pairs (`Plan.targets_of`). rows.py
-makes the rows.
+those of unpacked rows. rows.py makes the rows.
 """
 
 import hashlib
@@ -90,15 +89,6 @@ class Plan:
     def room(self) -> int:
         """Tokens that fit in a row beside the special tokens of one sequence."""
         return self.length - (3 if self.kind == "pairs" else 2)
-
-    @property
-    def targets_of(self) -> str:
-        """What a short target is drawn for, see chunks.targets.
-
-        BERT draws it for a document and pass. Drawn once for the run, it would make few
-        documents short for good, and packed rows of small corpora hard to fill.
-        """
-        return "chunk" if self.packed else "document"
 
     @property
     def reserve(self) -> pairs.Reserve:
@@ -192,6 +182,8 @@ def make_plan(
         decides = [FORMAT, content, kind, length]
         decides += [seed, short_seq_prob, pair_rule] if kind == "pairs" else []
         decides += [seed, cap] if packed else []
+        # Without this word lie plans whose short targets were drawn for documents.
+        decides += ["chunks"] if kind == "pairs" and not packed else []
         name = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
         kept = _kept(Path(cache) / f"plan-{name}", plan)
         if kept is not None:
@@ -356,9 +348,8 @@ def _blocks(plan: Plan) -> Iterator[chunks.Block]:
     if plan.kind != "pairs":
         return chunks.sentence_blocks(text, plan.length, plan.kind == "full_sentences")
     return chunks.pair_blocks(
-        text, plan.length, plan.seed, plan.short_seq_prob, plan.targets_of,
-        plan.reserve.slots,
-    )  # fmt: skip
+        text, plan.length, plan.seed, plan.short_seq_prob, plan.reserve.slots
+    )
 
 
 def _regrouped(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:

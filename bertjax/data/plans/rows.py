@@ -144,10 +144,7 @@ def _draw_pairs(
     m = stop - start
     split = counter.below(counter.fold(s.keys, "split"), 0, np.maximum(m - 1, 1))
     room: Any = plan.room
-    number = start if plan.targets_of == "chunk" else document
-    target = chunks.targets(
-        plan.seed, plan.short_seq_prob, room, number, plan.targets_of
-    )
+    target = chunks.targets(plan.seed, plan.short_seq_prob, room, start)
     if plan.packed:
         size = plan.sentences[stop] - plan.sentences[start]
         room = target = plan.reserve.tokens(size, m, target)

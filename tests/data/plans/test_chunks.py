@@ -68,8 +68,7 @@ def test_windows_change_nothing(corpus, length, cross, window):
         made = [
             chunks.document_blocks(text, length),
             chunks.sentence_blocks(text, length, cross),
-            chunks.pair_blocks(text, length, 3, 0.5, "chunk", told),
-            chunks.pair_blocks(text, length, 3, 0.5, "document", told),
+            chunks.pair_blocks(text, length, 3, 0.5, told),
         ]
         for parts in made:
             for column in zip(*parts, strict=True):
@@ -105,7 +104,7 @@ def test_blocks_know_their_documents(corpus, length, cross):
         block.start < edges[block.document + 1]
     )
     assert inside.all()
-    [block] = chunks.pair_blocks(text, length, 0, 0.1, "chunk", lambda c, m, t: c)
+    [block] = chunks.pair_blocks(text, length, 0, 0.1, lambda c, m, t: c)
     assert (text.documents[block.document] <= block.start).all()
     assert (block.stop <= text.documents[block.document + 1]).all()
 
