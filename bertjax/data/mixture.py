@@ -2,9 +2,11 @@
 """Mix components (languages, domains) in fixed shares, each without repetition.
 
 An epoch of the mixture has as many rows as the components together; each component
-gets a fixed number of them, its slots, and goes through its own rows one epoch of its
-own after the other, each in a new order. So a small language repeats only after all
-of it was seen, and position -> (component, row) is arithmetic.
+gets a fixed number of them, its slots. An epoch is cut into blocks of positions; a
+block holds each component's share of it, rounded, in a random order. So the rows that a
+component has given before a position are counted by arithmetic, and it gives them in
+passes: all of its own in a random order, then all of them again in another. A small
+language repeats only after all of it was seen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,6 +17,8 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.data import counter
+
+BLOCK = 256  # positions shuffled together: each such stretch has its shares of rows
 
 
 class Located(NamedTuple):
@@ -43,24 +47,20 @@ class Mixture:
         """Find the rows at positions i64 [b] of the run.
 
         Worked example: sizes (10, 2), slots (8, 4), so an epoch of 12. Position 14 is
-        slot 2 of epoch 1; a bijection of the epoch sends it to, say, 9: the second slot
-        of the second component, which is its row 4 + 1 = 5 so far, that is slot 1 of
-        its own epoch 2.
+        slot 2 of epoch 1. Say that the block puts the second component there, for the
+        second time in this epoch: it has given 4 + 1 rows before, so this is number 1
+        of its own pass 2.
         """
         epoch, slot = np.divmod(position, self.n)
-        if epoch.size and epoch.min() == epoch.max():  # nearly always, and cheaper
-            epoch = epoch[:1]
         if len(self.sizes) == 1:
+            if epoch.size and epoch.min() == epoch.max():  # nearly always, and cheaper
+                epoch = epoch[:1]
             example = counter.permute(slot, self.n, counter.fold(seed, "order", epoch))
             keys = counter.fold(seed, epoch, example)
             return Located(np.zeros_like(example), example, keys)
-        place = counter.permute(slot, self.n, counter.fold(seed, "mixture", epoch))
-        edges = np.cumsum(self.slots)
-        component = np.searchsorted(edges, place, "right")
-        nth = place - (edges - self.slots)[component]
-        nth += epoch * np.array(self.slots)[component]
-        example = np.zeros_like(place)
-        keys = np.zeros(place.shape, np.uint64)
+        component, nth = self._draw(seed, epoch, slot)
+        example = np.zeros_like(nth)
+        keys = np.zeros(nth.shape, np.uint64)
         for k in np.unique(component):
             mine = np.flatnonzero(component == k)
             own = counter.fold(seed, self.names[k])
@@ -69,6 +69,53 @@ class Mixture:
             example[mine] = counter.permute(at, self.sizes[k], order)
             keys[mine] = counter.fold(own, turn, example[mine])
         return Located(component, example, keys)
+
+    def _draw(
+        self, seed: int, epoch: np.ndarray, slot: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the component at slots of epochs, and how many rows of it came before
+        in the run, both i64 [b]."""
+        blocks = -(-self.n // BLOCK)
+        number, row = np.unique(epoch * blocks + slot // BLOCK, return_inverse=True)
+        epochs, begin = np.divmod(number, blocks)
+        begin *= BLOCK
+        size = np.minimum(self.n - begin, BLOCK)
+        key = counter.fold(seed, "mixture", epochs)
+        before = self._count(key, begin)
+        held = self._count(key, begin + size) - before
+        # Components in order, and one more that fills up the last block of an epoch.
+        held = np.column_stack([held, BLOCK - size])
+        kinds = np.tile(np.arange(held.shape[1]), len(number))
+        ordered = np.repeat(kinds, held.reshape(-1)).reshape(-1, BLOCK)
+        place = np.arange(BLOCK)
+        words = counter.bits(counter.fold(key, begin)[:, None], place)
+        words[place >= size[:, None]] = np.iinfo(np.uint64).max
+        shuffled = np.take_along_axis(ordered, np.argsort(words, 1, "stable"), 1)
+        # The places of a component, in order, are its next rows.
+        first = np.cumsum(held, 1) - held
+        rank = np.empty_like(shuffled)
+        nth = place - np.take_along_axis(first, ordered, 1)
+        np.put_along_axis(rank, np.argsort(shuffled, 1, "stable"), nth, 1)
+        component = shuffled[row, slot % BLOCK]
+        nth = rank[row, slot % BLOCK] + before[row, component]
+        return component, nth + epoch * np.array(self.slots)[component]
+
+    def _count(self, key: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return how many of the first `end` rows of epochs each component has: i64
+        [b, components], from the epochs' keys u64 [b].
+
+        The first component has its share of all rows, the second its share of what is
+        left, and so on: floor(share x rows + a random phase), which grows by 0 or 1
+        with each row, is right on average, and exact at the end of an epoch.
+        """
+        phase = counter.bits(key[:, None], np.arange(len(self.slots))).astype(object)
+        rows, of = end.astype(object), self.n  # Python's integers: no product overflows
+        found = []
+        for k, slots in enumerate(self.slots):
+            found.append((rows * slots + phase[:, k] % of) // of)
+            rows = rows - found[-1]
+            of -= slots
+        return np.stack(found, 1).astype(np.int64)
 
     def lines(self) -> list[str]:
         """Say how often each component is drawn; nothing to say of a single one."""

@@ -2,7 +2,7 @@
 """Make batch number `step`, a pure function of (config, seed, step).
 
 Nothing here remembers anything between batches: step -> phase -> row of the run is
-arithmetic, row -> (component, example) is a seeded bijection of the epoch, and all
+arithmetic, row -> (component, example) arithmetic and a seeded bijection, and all
 other draws are addressed by (seed, epoch, example). So seeking costs nothing, and rows,
 hosts, threads, prefetching and the engine cannot change a batch.
 """

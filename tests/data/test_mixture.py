@@ -9,7 +9,7 @@ from scipy import stats
 
 from bertjax import UserError
 from bertjax.data import mixture
-from bertjax.data.mixture import make_mixture, mixture_shares, read_weights
+from bertjax.data.mixture import Mixture, make_mixture, mixture_shares, read_weights
 
 SIZES = {"en": 900, "sw": 90, "gd": 10}
 
@@ -42,23 +42,52 @@ def test_slots_meet_the_shares(sizes, alpha):
         assert abs(slots - shares[name] * sum(sizes)) <= 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=5),
-    st.floats(0, 1),
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 300)), min_size=1, max_size=5
+    ),
     st.integers(0, 2**31),
 )
-def test_every_component_goes_through_all_its_rows(sizes, alpha, seed):
-    """In an epoch: exactly its slots, and no row again before all were seen."""
-    made = make_mixture({f"c{i}": n for i, n in enumerate(sizes)}, alpha=alpha)
-    found = made.locate(seed, np.arange(3 * made.n))
-    for k, (size, slots) in enumerate(zip(made.sizes, made.slots, strict=True)):
+def test_every_component_goes_through_all_its_rows(sizes_and_slots, seed):
+    """In order of position, its passes hold each row once; an epoch has its slots."""
+    sizes, slots = zip(*sizes_and_slots, strict=True)
+    if len(sizes) == 1:
+        slots = sizes
+    made = Mixture(tuple(f"c{i}" for i in range(len(sizes))), sizes, slots)
+    epochs = max(3, -(-2 * max(sizes) // min(slots)))  # two passes of each
+    found = made.locate(seed, np.arange(epochs * made.n))
+    for k, (size, slots_k) in enumerate(zip(sizes, slots, strict=True)):
         mine = found.component == k
-        per_epoch = mine.reshape(3, -1).sum(axis=1)
-        assert (per_epoch == slots).all()
-        seen = np.bincount(found.example[mine], minlength=size)
-        assert seen.max() - seen.min() <= 1
+        assert (mine.reshape(epochs, -1).sum(axis=1) == slots_k).all()
+        passes = found.example[mine]
+        whole = passes[: len(passes) // size * size].reshape(-1, size)
+        assert len(whole) >= 2
+        assert (np.sort(whole) == np.arange(size)).all()
+        rest = passes[whole.size :]
+        assert len(np.unique(rest)) == len(rest)
     assert len(np.unique(found.keys)) == found.keys.size
+
+
+def test_a_small_component_repeats_only_after_all_of_it():
+    made = make_mixture({"en": 100_000, "sw": 500}, alpha=0.3)
+    found = made.locate(0, np.arange(made.n))
+    drawn = found.example[found.component == 1]
+    passes = drawn[: len(drawn) // 500 * 500].reshape(-1, 500)
+    assert len(passes) > 30 and (np.sort(passes) == np.arange(500)).all()
+    assert (passes[0] != passes[1]).any()
+
+
+def test_positions_far_out_are_exact():
+    """Products of row numbers exceed 64 bits."""
+    made = make_mixture({"a": 2**39, "b": 2**39 - 1, "c": 1})
+    position = 3 * made.n - 1 - np.arange(1000)
+    found = made.locate(0, position)
+    assert set(found.component) <= {0, 1, 2}
+    begin, end = (
+        made._count(np.zeros(1, np.uint64), np.array([p])) for p in (0, made.n)
+    )
+    assert not begin.any() and end.tolist() == [list(made.slots)]
 
 
 def test_any_rows_in_any_order():
@@ -71,17 +100,38 @@ def test_any_rows_in_any_order():
 
 
 def test_batches_are_mixed():
-    """The components of a batch of 100 vary as by chance, not in blocks."""
+    """Rows come as by chance, but in shares that every stretch of 256 rows has."""
     made = make_mixture(SIZES, alpha=0.3)
-    found = made.locate(1, np.arange(1000 * 50)).component.reshape(-1, 100)
-    share = made.slots[1] / made.n
-    counts = (found == 1).sum(axis=1)
-    # Without replacement within an epoch of ten batches: a little below binomial.
-    assert 0.7 < counts.var() / (100 * share * (1 - share)) < 1.1
-    order = found.reshape(-1)
+    order = made.locate(1, np.arange(1000 * 50)).component
+    shares = np.array(made.slots) / made.n
+    share = shares[1]
+    counts = (order.reshape(-1, 100) == 1).sum(axis=1)
+    # Batches of 100 are drawn without replacement from blocks of 256.
+    assert 0.4 < counts.var() / (100 * share * (1 - share)) < 0.8
     table = np.zeros((3, 3))
     np.add.at(table, (order[:-1], order[1:]), 1)
     assert stats.chi2_contingency(table).pvalue > 1e-3
+    for hosts in (2, 3, 8):  # each takes every so many rows
+        for host in range(hosts):
+            drawn = np.bincount(order[host::hosts], minlength=3)
+            assert stats.chisquare(drawn, shares * drawn.sum()).pvalue > 1e-3
+    ends = np.flatnonzero(np.diff(order, append=-1))
+    assert np.diff(ends, prepend=-1).max() < 30  # the longest run of one component
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("components", [2, 3, 40])
+def test_every_window_has_the_shares(components, seed):
+    sizes = {f"c{k}": 20_000 // (k + 1) for k in range(components)}
+    made = make_mixture(sizes, alpha=0.5)
+    order = made.locate(seed, np.arange(2 * made.n)).component
+    for k, slots in enumerate(made.slots):
+        seen = np.append(0, np.cumsum(order == k))
+        off = seen[1024:] - seen[:-1024] - 1024 * slots / made.n
+        assert np.abs(off).max() < 40
+        # From the begin of an epoch on nothing is ever far behind or ahead.
+        ahead = seen - np.arange(len(seen)) * slots / made.n
+        assert np.abs(ahead).max() < 35 and np.abs(ahead[:: made.n]).max() == 0
 
 
 def test_another_seed_is_another_order():
