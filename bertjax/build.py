@@ -25,6 +25,10 @@ from bertjax.data.vocab.tokenizers import Tokenizer
 from bertjax.defaults import base
 from bertjax.tasks import prepare as tasks
 
+# By which rules rows are made, as run.json says of a run (`row_rules`; 1 without it).
+# 2: unpacked pairs draw short targets for chunks, and mixtures give rows in passes.
+ROW_RULES = 2
+
 
 def prepare(config: ConfigDict, say: Callable[[str], None]) -> text.Prepared:
     """Prepare or reuse tokenizer and token stores (bertjax/data/stores/prepare.py).
@@ -290,6 +294,26 @@ def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str
         with open(Path(config.data.similar).expanduser(), "rb") as file:
             hashes["data.similar"] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
+
+
+def check_rows(
+    config: ConfigDict, parts: Mapping[str, Any], path: Any, rules: int
+) -> None:
+    """Refuse to go on in a workdir whose rows were made by older rules: UserError.
+
+    Unless the rows of this config are what they were. parts: the stores of data.train.
+    """
+    data, what = config.data, ""
+    if len(parts) > 1:
+        what = f"a mixture (data.train has {len(parts)} components)"
+    elif not tasks.is_task(config) and data.plan == "pairs" and not data.packed:
+        what = "unpacked pairs (data.plan=pairs)" if data.short_seq_prob else ""
+    if rules < 2 and what:
+        raise UserError(
+            f"--workdir={path} was begun by an older version, which made other rows of "
+            f"{what}: finish it with that version (run.json names its commit), or "
+            f"begin a new workdir with --config.init_from={path}"
+        )
 
 
 def count_tokens(stores: Mapping[str, Any]) -> np.ndarray:

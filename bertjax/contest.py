@@ -101,6 +101,8 @@ class Contest:
         first = self.path / kinds.MEMBERS / "0"
         said = manifest.read_meta(first / "checkpoints" / str(done))
         check_same(self.path, said, self.facts, self.config)
+        rules = said.get("row_rules", 1)
+        build.check_rows(self.config, self.prepared.parts, self.path, rules)
         self.standings.see(said["scores"])
         self.groups.restore(done, said.get("streaks", [0] * len(self.runs)))
         c.say(f"resuming after step {done}")
@@ -228,7 +230,8 @@ class Contest:
         """Save all runs at this step."""
         self.look()
         told = {"size": self.groups.size, "scores": self.standings.rows}
-        self.groups.save({**self.facts, **told, "streaks": self.groups.streaks})
+        told |= {"streaks": self.groups.streaks, "row_rules": build.ROW_RULES}
+        self.groups.save({**self.facts, **told})
 
     def best_params(self) -> Any:
         """Return the parameters of the best run where it was best."""

@@ -146,6 +146,8 @@ def train(
             left = f"; data.valid: {new}: not scored, bertjax.evaluate does" * bool(new)
             speak(f"{path} is done: step {restored}{left}")
             return 0
+        rules = workdir.read_json(path / "run.json").get("row_rules", 1)
+        build.check_rows(config, prepared.parts, path, rules)
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     objective, cfg = make_objective(tasks.objective_of(config, prepared.parts), cfg)
@@ -217,6 +219,7 @@ def train(
     lived = {"phases": phases.to_plain(run.phases), **judge.facts}
     lived["rewinds"] = rewinds = said.get("rewinds", [])
     facts = {"stores": hashes, "parameters": parameters, "total_steps": total}
+    facts["row_rules"] = build.ROW_RULES
     if primary:  # only now: a refused command leaves the workdir as it was
         workdir.begin(
             path,

@@ -65,6 +65,29 @@ def test_the_order_of_components_does_not_matter(corpus, vocabulary, tmp_path):
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.parametrize(
+    ("more", "components", "what"),
+    [
+        ([], 1, "unpacked pairs"),
+        (["data.packed=True"], 1, ""),
+        (["data.short_seq_prob=0"], 1, ""),
+        (["objective=mlm", "data.plan=document"], 1, ""),
+        (["objective=mlm", "data.plan=document"], 2, "a mixture"),
+    ],
+)
+def test_a_run_whose_rows_would_be_others_does_not_go_on(
+    corpus, vocabulary, tmp_path, more, components, what
+):
+    config = configured(corpus, vocabulary, tmp_path, *more)
+    parts = dict.fromkeys("ab"[:components])
+    build.check_rows(config, parts, "old", build.ROW_RULES)
+    if not what:
+        build.check_rows(config, parts, "old", 1)
+        return
+    with pytest.raises(UserError, match=f"--workdir=old was begun by .* of {what}"):
+        build.check_rows(config, parts, "old", 1)
+
+
 @pytest.mark.parametrize("key", ["alpha", "vocab_alpha"])
 def test_one_component_is_no_mixture(key, corpus, vocabulary, tmp_path):
     given = f"data.{key}=0.5"

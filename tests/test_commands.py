@@ -14,6 +14,7 @@ from bertjax.training import manifest
 
 STEPS = 12
 FILES = {"config.json", "overrides.json", "run.json", "tokenizer", "metrics.jsonl"}
+OF_SENTENCES = ["--config.objective=mlm", "--config.data.plan=full_sentences"]
 
 
 def parameters(workdir):
@@ -368,6 +369,37 @@ def test_other_text_in_the_workdir(command, arguments, trained, corpus, tmp_path
     refused(command("train", *arguments, *more), "data.train", "text")
     (workdir / "checkpoints/12").rename(tmp_path / "12")
     refused(command("train", *arguments, *more), "data.train", "text")
+
+
+def forget_the_rules(workdir):
+    """Make it one of a version that did not know of others: ended after step 8."""
+    shutil.rmtree(workdir / "checkpoints/12")
+    run = json.loads((workdir / "run.json").read_text())
+    assert run.pop("row_rules") == 2
+    (workdir / "run.json").write_text(json.dumps(run))
+
+
+def test_pairs_of_an_older_version_do_not_go_on(command, arguments, trained, tmp_path):
+    """Its rows were others: it is left as it is, and can still be evaluated."""
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    forget_the_rules(workdir)
+    before = {f: f.read_bytes() for f in workdir.rglob("*") if f.is_file()}
+    done = command("train", *arguments, f"--workdir={workdir}")
+    refused(done, str(workdir), "older version", "unpacked pairs", "init_from")
+    assert {f: f.read_bytes() for f in workdir.rglob("*") if f.is_file()} == before
+    succeeded(command("evaluate", f"--workdir={workdir}"))
+
+
+def test_other_rows_of_an_older_version_go_on(command, arguments, tmp_path):
+    whole, old = tmp_path / "whole", tmp_path / "old"
+    succeeded(command("train", *arguments, *OF_SENTENCES, f"--workdir={whole}"))
+    shutil.copytree(whole, old)
+    forget_the_rules(old)
+    done = succeeded(command("train", *arguments, *OF_SENTENCES, f"--workdir={old}"))
+    assert "resuming after step 8" in done.stderr
+    assert timeless(read_rows(old)) == timeless(read_rows(whole))
+    assert parameters(old) == parameters(whole)
 
 
 def test_a_checkpoint_of_another_model(command, arguments, trained, tmp_path):
