@@ -177,6 +177,9 @@ def make_run(
 
     total = phases.count_steps(*c.unit_of(config, "total"), place)
     placed = place(total)
+    for repeat in phases.find_repeats(placed):
+        if repeat.phase not in past:  # else it was said when the run began
+            say(str(repeat))
     stages = [
         pipeline.Batches(
             plans=tuple(plans[phase.length].values()),

@@ -21,13 +21,15 @@ def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
     """Stopped in the second phase and gone on with: the same rows as in one go."""
     planned = [*arguments, f"--config.phases={PHASES}"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeeded(command("train", *planned, f"--workdir={whole}"))
+    begun = succeeded(command("train", *planned, f"--workdir={whole}"))
+    assert begun.stderr.count("rows change from") == 2
     shutil.copytree(whole, parts)
     for checkpoint in (parts / "checkpoints").iterdir():
         if int(checkpoint.name) > 8:
             shutil.rmtree(checkpoint)
     resumed = succeeded(command("train", *planned, f"--workdir={parts}"))
     assert "resuming after step 8" in resumed.stderr
+    assert "rows change from" not in resumed.stderr  # said when the run began
     assert timeless(read_rows(parts)) == timeless(read_rows(whole))
     assert facts(parts)["phases"] == facts(whole)["phases"]
     assert [p["start"] for p in facts(whole)["phases"]] == [0, 5, 9]
@@ -59,6 +61,14 @@ def test_another_batch_size_in_mid_run_appends_a_phase(
     before = [r for r in read_rows(trained) if r["step"] <= 8]
     after = [r for r in read_rows(workdir) if r["step"] <= 8]
     assert timeless(after) == timeless(before)
+
+
+@pytest.mark.parametrize("name, more", [("show", []), ("train", ["--dry_run"])])
+def test_a_length_that_changes_within_an_epoch_is_told(command, arguments, name, more):
+    phases = "--config.phases=steps=5 length=16; length=32"
+    done = succeeded(command(name, *arguments, *more, phases))
+    [line] = [x for x in done.stderr.splitlines() if x.startswith("phases: ")]
+    assert "from 16 to 32 tokens" in line and "not seen" in line
 
 
 @pytest.mark.parametrize(

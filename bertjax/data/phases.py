@@ -5,15 +5,17 @@
 but the last says how long it is; what it does not name is the config's own value.
 
 The cursor counts examples. Where a phase changes batch size or mask rate alone, the
-next example is the next example. Where it changes the length, rows are others, and the
-cursor keeps its place in the epoch: the same share of it has been seen.
+next example is the next example. Where it changes the length, rows are others, in an
+order of their own, and the cursor keeps its place in the epoch: the same share of its
+rows lies behind. `find_repeats` says what that costs.
 """
 
 import bisect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
 
@@ -146,13 +148,70 @@ def _steps(wanted: Wanted, total: int, n: int) -> float:
 def move_cursor(example: int, n: int, other: int) -> int:
     """Return the row with the same place in its epoch: of `other` rows instead of n.
 
-    Rounded up, so that no text that was seen comes again within the epoch.
+    Rounded up. The rows from there on are in an order of their own: within an epoch
+    they hold text that was seen before (`find_repeats`).
 
     >>> move_cursor(1500, 1000, 240), move_cursor(1500, 1000, 1000)
     (360, 1500)
     """
     epoch, slot = divmod(example, n)
     return epoch * other + -(-slot * other // n)
+
+
+class Repeat(NamedTuple):
+    """What a change of length costs that is not at the end of an epoch.
+
+    before, phase: on both sides of it. seen: the share of the epoch that lies behind.
+    again: the share of the text in the rest of the epoch's rows that was seen in this
+    epoch. missed: the share of the epoch's text that is not seen in it.
+    """
+
+    before: Phase
+    phase: Phase
+    epoch: int
+    seen: float
+    again: float
+    missed: float
+
+    def __str__(self) -> str:
+        return (
+            f"phases: rows change from {self.before.length} to {self.phase.length} "
+            f"tokens at step {self.phase.start:,}, after {self.epoch + self.seen:.2f} "
+            f"epochs: about {self.again:.0%} of the text in the rest of that epoch "
+            f"was seen in it before, and about {self.missed:.0%} of its text is not "
+            "seen in it; to avoid this, let the phase end at a whole number of epochs"
+        )
+
+
+def find_repeats(phases: Sequence[Phase]) -> list[Repeat]:
+    """Find where the length changes within an epoch, more than a batch from its ends.
+
+    The orders of two lengths are independent: where a share c of the epoch's rows was
+    seen at one length, rows of another hold about c of text that was seen. Lengths of
+    which an epoch has the same number of rows have the same order (a task's rows, short
+    documents).
+
+    Worked example: half an epoch at 128, the rest at 512: half of the text in the rest
+    was seen, and a quarter of all text is not.
+    """
+    found = []
+    done: dict[int, float] = {}  # rows of an epoch: the share seen of this epoch
+    epoch = 0
+    for before, phase in itertools.pairwise(phases):
+        end = before.example(phase.start) / before.n
+        if math.floor(end) > epoch:
+            done, epoch = {}, math.floor(end)
+        begin = max(before.first / before.n, epoch)
+        done[before.n] = done.get(before.n, 0.0) + end - begin
+        near = max(p.batch_size / p.n for p in (before, phase))
+        seen = end - epoch
+        if before.n == phase.n or not near <= seen <= 1 - near:
+            continue
+        unseen = math.prod(1 - c for n, c in done.items() if n != phase.n)
+        own = done.get(phase.n, 0.0) + 1 - seen
+        missed = unseen * (1 - own)
+        found.append(Repeat(before, phase, epoch, seen, 1 - unseen, missed))
+    return found
 
 
 def change_phases(

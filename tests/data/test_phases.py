@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phases: where they begin, and what the cursor does at their edges."""
 
+import itertools
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import UserError
+from bertjax.data.mixture import make_mixture
 from bertjax.data.phases import (
     Wanted,
     change_phases,
     count_steps,
+    find_repeats,
     from_plain,
     measure,
     move_cursor,
@@ -21,6 +26,7 @@ from bertjax.data.phases import (
     steps_within,
     to_plain,
 )
+from bertjax.data.plans.plan import make_plan
 
 SIZES = {64: 900, 128: 1000, 512: 240}
 
@@ -131,6 +137,93 @@ def test_total_without_phases_is_a_quotient():
     assert count_steps("epochs", 0.1, place) == 13  # 100 rows in batches of 8
     assert count_steps("epochs", 0, place) == 0
     assert count_steps("examples", 8 * 10**7, place) == 10**7
+
+
+def planned_at(*lengths):
+    """Return plans of one text by length, and the rows of an epoch."""
+    rng = np.random.default_rng(0)
+    corpus = [rng.geometric(1 / 20, n) for n in rng.geometric(1 / 30, 400)]
+    sentences = np.cumsum([0, *np.concatenate(corpus)])
+    store = SimpleNamespace(
+        tokens=np.zeros(sentences[-1], np.uint16),
+        sentences=sentences,
+        documents=np.cumsum([0] + [len(d) for d in corpus]),
+    )
+    plans = {n: make_plan(store, "full_sentences", n, 0) for n in lengths}
+    return plans, {n: plan.n for n, plan in plans.items()}
+
+
+def seen_of(plan, positions):
+    """Return how often tokens stand in the rows at these positions of a run."""
+    example = make_mixture({"train": plan.n}).locate(1, positions).example
+    times = np.zeros(len(plan.tokens) + 1, int)
+    np.add.at(times, plan.starts[example], 1)
+    np.add.at(times, plan.stops[example], -1)
+    return np.cumsum(times)[:-1]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("epochs=0.5 length=64; length=256", [(0.5, 0.25)]),
+        ("epochs=0.2 length=64; length=256", [(0.2, 0.16)]),
+        ("epochs=1.7 length=256; length=64", [(0.7, 0.21)]),
+        (
+            "epochs=0.3 length=64; epochs=0.3 length=256; length=128",
+            [(0.3, 0.21), (0.51, 0.294)],
+        ),
+        # Back at the first length: its own rows of before do not come again.
+        (
+            "epochs=0.3 length=64; epochs=0.3 length=256; length=64",
+            [(0.3, 0.21), (0.3, 0.21)],
+        ),
+    ],
+)
+def test_what_a_change_of_length_repeats(text, expected):
+    """The shares that are said are those of the tokens of a real plan."""
+    plans, sizes = planned_at(64, 128, 256)
+    phases = place_phases(wanted(text, batch_size=1), 10**9, sizes)
+    repeats = find_repeats(phases)
+    said = np.array([(r.again, r.missed) for r in repeats])
+    assert said == pytest.approx(np.array(expected), abs=0.01)
+    last = repeats[-1]
+    before = np.zeros(len(plans[64].tokens), int)
+    for phase, following in itertools.pairwise(phases):
+        ends = phase.first, phase.example(following.start)
+        begin = max(ends[0], last.epoch * phase.n)
+        before += seen_of(plans[phase.length], np.arange(begin, ends[1]))
+    now = phases[-1]
+    rest = seen_of(plans[now.length], np.arange(now.first, (last.epoch + 1) * now.n))
+    again = (rest * (before > 0)).sum() / rest.sum()
+    missed = ((rest == 0) & (before == 0)).mean()
+    assert (again, missed) == pytest.approx(expected[-1], abs=0.02)
+
+
+def test_the_line_of_a_repeat():
+    [repeat] = find_repeats(
+        place_phases(wanted("steps=350; length=512", batch_size=5), 999, SIZES)
+    )
+    assert str(repeat).startswith(
+        "phases: rows change from 128 to 512 tokens at step 350, after 1.75 epochs: "
+        "about 75% of the text in the rest of that epoch was seen in it before, and "
+        "about 19% of its text is not seen in it;"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "epochs=1; length=512",
+        "epochs=3; length=512",
+        "steps=124; length=512",  # a batch before the end of the epoch
+        "steps=126; length=512",
+        "steps=30; batch_size=16",
+        "steps=30; mask_rate=0.3",
+        "",
+    ],
+)
+def test_nothing_is_repeated(text):
+    assert not find_repeats(place_phases(wanted(text), 999, SIZES))
 
 
 def test_going_on_with_nothing_new_changes_nothing():
