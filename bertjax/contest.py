@@ -67,12 +67,14 @@ class Contest:
         self.programs = updates.make_programs(
             config, objective, self.update, lengths, first.course.batch(0), mesh
         )
+        params = self.update.shapes.params
+        known = updates.directions(objective, params, first.course.stages[0])
         judge = updates.make_judge(
-            config, objective, self.update.shapes.params, self.valid, path, None
+            config, objective, params, self.valid, path, None, known
         )
         usual = f"eval/{next(iter(self.valid))}/{tasks.make_form(config).metrics[0]}"
         self.standings = spread.Standings(
-            runs, judge.metric or usual, bool(judge.metric), config.eval.patience
+            runs, judge.metric or usual, bool(judge.metric), config.eval.patience, known
         )
         self.lost: set[int] = set()  # and said
 

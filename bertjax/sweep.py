@@ -27,6 +27,7 @@ from bertjax import config as c
 from bertjax.contest import Contest, check_same
 from bertjax.tasks import prepare as tasks
 from bertjax.training import kinds, manifest, spread, workdir
+from bertjax.training.best import GREATER
 from bertjax.training.signals import Stopped, StopSignal
 
 # Keys of single runs: those that a sweep cannot follow, and those that tell it nothing.
@@ -177,6 +178,7 @@ def keep(
     best, metric = found["best"], found["metric"]
     config.seed, config.optim.lr = best["seed"], best["lr"]
     facts: dict[str, Any] = {"stores": found["facts"]["stores"]}
+    facts |= {GREATER: found[GREATER]}
     if found["at"] == "best":  # as train says it
         name = f"eval/{best['valid']}/{metric}"
         facts["best"] = {"metric": name, "step": best["step"], "value": best[metric]}

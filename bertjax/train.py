@@ -23,7 +23,7 @@ from bertjax import config as c
 from bertjax.data import phases
 from bertjax.parallel.watch import Watch
 from bertjax.tasks import prepare as tasks
-from bertjax.training import manifest, workdir
+from bertjax.training import best, manifest, workdir
 from bertjax.training.signals import StopSignal
 
 LAG = 1  # steps in flight while the host looks at the one before
@@ -177,7 +177,10 @@ def train(
     warmup, decay, span = updates.schedule_lengths(config, run.phases, total)
     update = updates.make_update(config, objective, mesh, warmup, span, decay)
     shapes, shardings = update.shapes, update.shardings
-    judge = updates.make_judge(config, objective, shapes.params, valid, path, restored)
+    directions = updates.directions(objective, shapes.params, course.stages[0])
+    judge = updates.make_judge(
+        config, objective, shapes.params, valid, path, restored, directions
+    )
     evaluate = jax.jit(step.make_eval_step(objective.sums, objective.evaluate))
     rows = functools.cache(functools.partial(feed.local_rows, mesh))
     micro = config.batch_size // config.accumulate  # what fits in memory at once
@@ -219,7 +222,7 @@ def train(
     lived = {"phases": phases.to_plain(run.phases), **judge.facts}
     lived["rewinds"] = rewinds = said.get("rewinds", [])
     facts = {"stores": hashes, "parameters": parameters, "total_steps": total}
-    facts["row_rules"] = build.ROW_RULES
+    facts |= {"row_rules": build.ROW_RULES, best.GREATER: directions}
     if primary:  # only now: a refused command leaves the workdir as it was
         workdir.begin(
             path,

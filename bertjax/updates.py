@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
+from bertjax import UserError
 from bertjax import config as c
 from bertjax.data import phases
 from bertjax.models.config import flops_per_token
@@ -233,6 +234,26 @@ def runs_at_once(
         return members.group_size(runs, fits)
 
 
+def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
+    """Return {loss: whether more of it is better} of the terms that are optimised.
+
+    That is where its coefficient is negative. params: shapes; batches: of a phase.
+    Everything is traced as a step does it, so that terms that do not go with each other
+    are refused here: UserError.
+    """
+    import jax
+
+    batch = batches.batch(batches.start, slice(0, 1))
+    losses = jax.eval_shape(objective.weights, batch)
+    terms = jax.eval_shape(objective.sums, params, batch, None)
+    if lost := sorted(losses.keys() - terms.keys()):
+        raise UserError(
+            f"objective: weights() names {', '.join(lost)}, which sums() does not "
+            f"return; it returns {', '.join(terms)}"
+        )
+    return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
+
+
 def make_judge(
     config: ConfigDict,
     objective: Any,
@@ -240,12 +261,13 @@ def make_judge(
     valid: Mapping[str, Any],
     path: Any,
     restored: int | None,
+    greater_is_better: best.Known,
 ) -> best.Judge:
     """Make what tells the best evaluation (eval.best), as far as the run has come.
 
-    params: shapes; valid: the batches of each validation set. Without a name a task's
-    first metric counts, else the loss that weighs most. Raises UserError for a score
-    that there is none of.
+    params: shapes; valid: the batches of each validation set; greater_is_better: what
+    `directions` returns. Without a name a task's first metric counts, else the loss
+    that weighs most. Raises UserError for a score that there is none of.
     """
     import jax
 
@@ -263,7 +285,7 @@ def make_judge(
     for name, batches in valid.items():
         metrics = batches.plans[0].scores if tasks.is_task(config) else ()
         names[name] = [*dict.fromkeys([*metrics, *heaviest, *terms])]
-    judge = best.Judge(best.choose(asked, names), patience)
+    judge = best.Judge(best.choose(asked, names), patience, greater_is_better)
     if restored is not None:
         primary = hosts.is_primary()
         scores = primary and best.read(path, judge.metric, restored)

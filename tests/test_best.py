@@ -215,6 +215,19 @@ def test_scores():
     assert not best.Judge("", None).over and not best.Judge("", None).facts
 
 
+def test_a_term_that_a_run_knows_to_be_a_loss():
+    """Its name decides where run.json, of an earlier version, says nothing."""
+    known = {"contrast": False, "entropy": True}
+    names = "eval/v/contrast", "eval/v/entropy", "eval/contrast/f1", "eval/v/mlm_loss"
+    assert [best.falls(name, known) for name in names] == [True, False, False, True]
+    assert [best.falls(name) for name in names] == [False, True, False, True]
+    scores = [(1, 3.0), (2, 1.0), (3, 2.0)]
+    judge = best.Judge("eval/v/contrast", 2, known)
+    for score in scores:
+        judge.see(*score)
+    assert judge.step == 2 and not judge.over
+
+
 def test_what_is_not_kept_is_not_taken(tmp_path):
     """As where a run is killed before its best step is saved."""
     rows = [{"step": n, "eval/v/f1": v} for n, v in ((2, 0.5), (4, 0.7), (6, 0.9))]
@@ -224,3 +237,6 @@ def test_what_is_not_kept_is_not_taken(tmp_path):
     (tmp_path / "run.json").write_text('{"best": {"metric": "eval/v/f1"}}')
     assert best.kept(tmp_path, [2, 4]) == ("eval/v/f1", 4, 0.7)
     assert best.kept(tmp_path, [5]) is None
+    facts = {"best": {"metric": "eval/v/f1"}, "greater_is_better": {"f1": False}}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    assert best.kept(tmp_path, [4, 6]) == ("eval/v/f1", 4, 0.7)

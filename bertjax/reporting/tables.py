@@ -10,7 +10,7 @@ import numpy as np
 
 from bertjax import config as c
 from bertjax.reporting.collect import Run, Series
-from bertjax.training.best import falls
+from bertjax.training.best import falls, known_directions
 
 # What a loss on masked tokens depends on, beside text and tokenizer: masks and rows.
 MASKS = ("masking", "mask_rate", "mask_unit", "mask_lengths", "corruption")
@@ -146,7 +146,8 @@ def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
     for chart in charts(runs):
         if not chart.key.startswith("eval/") or chart.key.endswith("/threshold"):
             continue
-        lower = falls(chart.key)
+        drawn = [runs[i].facts for i, _ in chart.curves]
+        lower = any(falls(chart.key, known_directions(facts)) for facts in drawn)
         tops = []
         for i, series in chart.curves:
             seen = np.flatnonzero(np.isfinite(series.values))

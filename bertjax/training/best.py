@@ -9,16 +9,19 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bertjax import registry
 from bertjax.training.workdir import read_json, rows_up_to
 
 AUTO = "auto"
-# Metrics of which less is better; of the others more is.
+# Metrics of which less is better, unless a run knows more; of the others more is.
 WORDS = "loss|perplexity|entropy|error|ece|brier|bits|cost|mse|mae"
 FALLING = re.compile(rf"(^|_)({WORDS})(_|@|$)")
 NEVER = 2**62  # later than any step
+GREATER = "greater_is_better"  # in run.json: {term: bool} of the objective's losses
+Known = Mapping[str, bool]
 
 
 class Best(NamedTuple):
@@ -32,13 +35,27 @@ class Best(NamedTuple):
         return f"step {self.step} is the best by {self.metric} ({self.value:.4f})"
 
 
-def falls(metric: str) -> bool:
-    """True for a metric of which less is better, which its name says.
+def falls(metric: str, greater_is_better: Known = MappingProxyType({})) -> bool:
+    """True for a metric of which less is better.
+
+    greater_is_better: {term: bool} of the objective's losses, whatever their names are
+    (run.json has it); what is not in it is told by its name.
 
     >>> falls("eval/valid/mlm_loss"), falls("eval/loss/accuracy")
     (True, False)
+    >>> falls("eval/valid/contrast", {"contrast": False})
+    True
     """
-    return bool(FALLING.search(metric.rpartition("/")[2]))
+    term = metric.rpartition("/")[2]
+    if term in greater_is_better:
+        return not greater_is_better[term]
+    return bool(FALLING.search(term))
+
+
+def known_directions(facts: Mapping[str, Any]) -> Known:
+    """Return what run.json says of losses: {} of runs of earlier versions."""
+    found = facts.get(GREATER)
+    return found if isinstance(found, dict) else {}
 
 
 def choose(asked: str, metrics: Mapping[str, Sequence[str]]) -> str:
@@ -57,8 +74,14 @@ def choose(asked: str, metrics: Mapping[str, Sequence[str]]) -> str:
     return registry.pick("eval.best", name, {k: k for k in known})
 
 
-def find(metric: str, scores: Sequence[tuple[int, float]]) -> Best | None:
+def find(
+    metric: str,
+    scores: Sequence[tuple[int, float]],
+    greater_is_better: Known = MappingProxyType({}),
+) -> Best | None:
     """Return the best of (step, value)s, of equals the first; None without a number.
+
+    greater_is_better: as `falls` has it.
 
     >>> find("eval/v/accuracy", [(2, 0.5), (4, 0.75), (6, 0.75)]).step
     4
@@ -66,7 +89,7 @@ def find(metric: str, scores: Sequence[tuple[int, float]]) -> Best | None:
     known = [(step, value) for step, value in scores if math.isfinite(value)]
     if not known:
         return None
-    sign = 1 if falls(metric) else -1
+    sign = 1 if falls(metric, greater_is_better) else -1
     return Best(metric, *min(known, key=lambda score: (sign * score[1], score[0])))
 
 
@@ -88,10 +111,12 @@ def kept(path: Any, steps: Sequence[int]) -> Best | None:
 
     steps: of the checkpoints. None where the run of a workdir looked for no best one.
     """
-    metric = read_json(path / "run.json").get("best", {}).get("metric")
+    facts = read_json(path / "run.json")
+    metric = facts.get("best", {}).get("metric")
     if not metric:
         return None
-    return find(metric, [score for score in read(path, metric) if score[0] in steps])
+    scores = [score for score in read(path, metric) if score[0] in steps]
+    return find(metric, scores, known_directions(facts))
 
 
 class Judge:
@@ -99,10 +124,17 @@ class Judge:
 
     metric: the whole name of the score that counts; "" where none does. patience: so
     many evaluations without a better one end the run; None: none do.
+    greater_is_better: as `falls` has it.
     """
 
-    def __init__(self, metric: str, patience: int | None) -> None:
+    def __init__(
+        self,
+        metric: str,
+        patience: int | None,
+        greater_is_better: Known = MappingProxyType({}),
+    ) -> None:
         self.metric, self.patience = metric, patience
+        self.greater_is_better = greater_is_better
         self.scores: list[tuple[int, float]] = []
 
     def see(self, step: int, value: float) -> None:
@@ -115,7 +147,7 @@ class Judge:
 
     @property
     def best(self) -> Best | None:
-        return find(self.metric, self.scores)
+        return find(self.metric, self.scores, self.greater_is_better)
 
     @property
     def step(self) -> int | None:

@@ -8,10 +8,11 @@ a value None where it was not finite. No jax.
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from bertjax import UserError
-from bertjax.training.best import Judge, falls
+from bertjax.training.best import GREATER, Judge, Known, falls
 
 ABOUT = "step", "seed", "lr", "valid", "skipped"  # of a row, beside its metrics
 
@@ -22,6 +23,7 @@ class Standings:
     runs: (seed, rate) of each. metric: "eval/SET/METRIC", by which they are compared:
     at their best evaluations where `best` is asked for, else at their last ones.
     patience: so many evaluations of a run without a better one end it; None: none do.
+    greater_is_better: as best.falls has it.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class Standings:
         metric: str,
         best: bool,
         patience: int | None,
+        greater_is_better: Known = MappingProxyType({}),
     ) -> None:
         self.runs, self.at_best = runs, best
+        self.greater_is_better = greater_is_better
         _, self.valid, self.metric = metric.split("/", 2)
-        self.judges = {run: Judge(metric, patience) for run in runs}
+        self.judges = {run: Judge(metric, patience, greater_is_better) for run in runs}
         self.rows: list[dict[str, Any]] = []
         # Places in `runs` of those whose better score is waited for no more.
         self.ended: set[int] = set()
@@ -71,7 +75,7 @@ class Standings:
     @property
     def best(self) -> dict[str, Any] | None:
         """The best of the rows that count: of equals the first step's, then run's."""
-        sign = 1 if falls(self.metric) else -1
+        sign = 1 if falls(self.metric, self.greater_is_better) else -1
         known = [
             row
             for row in self.counted
@@ -94,6 +98,7 @@ class Standings:
             )
         facts = {"steps": self.step, "metric": self.metric, "best": best}
         facts |= {"at": "best" if self.at_best else "end"}
+        facts |= {GREATER: {**self.greater_is_better}}
         return facts | {"spread": spread(rows), "runs": rows, "curve": self.rows}
 
 

@@ -3,6 +3,7 @@
 
 import base64
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,21 @@ def test_the_best_of_runs_that_compare_is_marked(tmp_path):
     best = {tuple(table.rows[i][:2]) for i in leading}
     assert ("eval/valid/mlm_loss", "a") in best
     assert ("eval/valid/mlm_loss", "b") not in best
+
+
+def test_the_best_of_a_loss_that_is_not_called_one(tmp_path):
+    rows = some_rows()
+    for row in rows:
+        if "eval/valid/mlm_loss" in row:
+            row["eval/valid/contrast"] = row["eval/valid/mlm_loss"]
+    paths = [make_run(tmp_path / name, rows) for name in "ab"]
+    facts = json.loads((paths[1] / "run.json").read_text())
+    facts["greater_is_better"] = {"contrast": False}
+    (paths[1] / "run.json").write_text(json.dumps(facts))
+    for path, said in zip(paths, ("highest", "lowest"), strict=True):
+        (run,) = collect.read_runs([str(path)], print)
+        found = {row[0]: row[-1] for row in tables.evaluations([run])[0].rows}
+        assert found["eval/valid/contrast"] == said
 
 
 def test_a_given_vocabulary_hides_how_one_would_be_trained(tmp_path):

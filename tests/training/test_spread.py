@@ -24,6 +24,19 @@ def test_of_losses_the_smallest_is_best():
     assert standings(rows, runs, "eval/v/mse").summarise()["best"]["seed"] == 1
 
 
+def test_what_the_objective_minimises_is_known_whatever_its_name():
+    runs = [(0, 1.0), (1, 1.0)]
+    made = spread.Standings(runs, "eval/v/contrast", True, 1, {"contrast": False})
+    for step, values in enumerate([(3.0, 2.0), (2.0, 4.0)], 1):
+        for seed, value in enumerate(values):
+            one = dict(step=step, seed=seed, lr=1.0, valid="v", skipped=0)
+            made.see([one | {"contrast": value}])
+    assert made.ended == {1}
+    found = made.summarise()
+    assert [row["contrast"] for row in found["runs"]] == [2.0, 2.0]
+    assert found["greater_is_better"] == {"contrast": False}
+
+
 def test_the_best_evaluation_of_each_run_counts_where_it_is_asked_for():
     scores = [
         scored(step=2, valid="v", f1=0.9),
