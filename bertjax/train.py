@@ -181,7 +181,9 @@ def train(
     judge = updates.make_judge(
         config, objective, shapes.params, valid, path, restored, directions
     )
-    evaluate = jax.jit(step.make_eval_step(objective.sums, objective.evaluate))
+    evaluate = jax.jit(
+        step.make_eval_step(objective.sums, objective.weights, objective.evaluate)
+    )
     rows = functools.cache(functools.partial(feed.local_rows, mesh))
     micro = config.batch_size // config.accumulate  # what fits in memory at once
     parameters = count_params(shapes.params)

@@ -107,6 +107,13 @@ def make_function(
     )
 
 
+def make_evaluate(objective: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    """Make evaluate(params, batch) -> the sums and weights of an objective's terms."""
+    from bertjax.training import step
+
+    return step.make_eval_step(objective.sums, objective.weights, objective.evaluate)
+
+
 def make_update(
     config: ConfigDict,
     objective: Any,
@@ -167,7 +174,7 @@ def make_programs(
     import jax
 
     from bertjax.parallel.sharding import batch_sharding
-    from bertjax.training import members, state, step
+    from bertjax.training import members, state
 
     warmup, decay, span = lengths
     guarded = update.shapes.guard is not None
@@ -180,7 +187,7 @@ def make_programs(
         params = objective.init(jax.random.key(seed))
         return state.make_state(params, update.tx, guarded)
 
-    evaluate = step.make_eval_step(objective.sums, objective.evaluate)
+    evaluate = make_evaluate(objective)
     where = members.stack(batch_sharding(mesh))
 
     def shapes(size: int) -> tuple[Any, ...]:

@@ -30,7 +30,6 @@ from bertjax.parallel.chips import CHIPS, Chip
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
 from bertjax.training import dispatch, state
-from bertjax.training.step import make_eval_step
 
 # Far from the end of any schedule: the arithmetic of a step is always the same.
 WARMUP, TOTAL = 10_000, 1_000_000
@@ -154,7 +153,7 @@ class Target:
             rows = shape.batch_size // self.config.accumulate
             batch = self._batch(shape._replace(batch_size=rows))
             batch["example_weights"] = self._array((rows,), jnp.float32)
-            made = make_eval_step(self.objective.sums, self.objective.evaluate)
+            made = updates.make_evaluate(self.objective)
             return jax.jit(made).lower(given.params, batch)
 
     def _batch(self, shape: Shape, most: int = 1) -> dict[str, Any]:

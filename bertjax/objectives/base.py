@@ -67,7 +67,9 @@ class Head:
     for none.
     weights(batch) -> {term: global weight}: the terms that are losses, from the batch
     alone. sums(params, cfg, encoded, batch, rng) -> {term: Sum}: those terms and any
-    metrics; params is the whole tree (for tied embeddings). coefficients: {term:
+    metrics; params is the whole tree (for tied embeddings). What is optimised and what
+    is logged of a loss is its value over the weight of `weights`; the Sum's own weight
+    is that of metrics alone. coefficients: {term:
     factor}, 1 where silent. needs: what the host has to make ("mlm": masked
     positions, "nsp" or "sop": pairs with labels). pooled: wants the pooled vector.
     at: the array of the batch, i32 [B, P], that says where alone it reads hidden, which
@@ -152,7 +154,24 @@ def _make(what: str, module: ModuleType, options: dict[str, float], *args: Any) 
 
 
 def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
-    """Put heads on one encoder."""
+    """Put heads on one encoder.
+
+    Raises UserError when it is traced where two heads return what has one name.
+    """
+
+    def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """Put what each head returns into one dict; a name is one head's alone."""
+        owners: dict[str, str] = {}
+        for head, part in zip(heads, parts, strict=True):
+            for key in part:
+                if key in owners:
+                    raise UserError(
+                        f"objective: the heads {owners[key]} and {head.name} both "
+                        f"return {key!r}, and one of the two would be lost: rename it "
+                        "in one of them"
+                    )
+                owners[key] = head.name
+        return {key: value for part in parts for key, value in part.items()}
 
     def init(rng: jax.Array) -> Params:
         rngs = jax.random.split(rng, len(heads) + 1)
@@ -163,7 +182,7 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         return params
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
-        return {k: v for head in heads for k, v in head.weights(batch).items()}
+        return merge([head.weights(batch) for head in heads])
 
     rows = tuple(row for head in heads for row in head.shardings)
     names = dict.fromkeys(head.at for head in heads if head.at)
@@ -192,10 +211,8 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
     def add_up(
         params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
     ) -> dict[str, Term]:
-        out = {}
-        for head, own in zip(heads, encoded, strict=True):
-            out.update(head.sums(params, cfg, own, batch, rng))
-        return out
+        pairs = zip(heads, encoded, strict=True)
+        return merge([h.sums(params, cfg, own, batch, rng) for h, own in pairs])
 
     def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {k: v for h in heads for k, v in h.labels(rows, length).items()}
@@ -205,10 +222,12 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
 
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
         params, encoded = encode(params, batch, None)
-        told = {}
-        for head, own in zip(heads, encoded, strict=True):
-            if head.outputs:
-                told.update(head.outputs(params, cfg, own, batch))
+        told = merge(
+            [
+                head.outputs(params, cfg, own, batch) if head.outputs else {}
+                for head, own in zip(heads, encoded, strict=True)
+            ]
+        )
         # Every process has the rows of all, for the metrics.
         told = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in told.items()}
         return add_up(params, encoded, batch, None), told

@@ -47,10 +47,12 @@ def evaluate(
     if "mlm" in params and "mlm" in objective.needs:
         guess = make_guesser(cfg)
 
+    evaluate = step.make_eval_step(objective.sums, objective.weights)
+
     @jax.jit
     def run(params: Any, batch: Any) -> Any:
         # What the two have in common the compiler computes once: of mlm alone all.
-        return objective.sums(params, batch, None), guess and guess(params, batch)
+        return evaluate(params, batch), guess and guess(params, batch)
 
     params = jax.device_put(params)
     log_unigram = None if counts is None else log_shares(counts)

@@ -27,6 +27,14 @@ def divide(value: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.where(weight > 0, value / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
+def with_weights(sums: Sums, weights: Mapping[str, jax.Array]) -> Sums:
+    """Give the losses, the terms of `weights`, the weights that they are optimised by.
+
+    What is logged of a loss is then what is optimised, whatever weight it came with.
+    """
+    return {**sums, **{term: (sums[term][0], w) for term, w in weights.items()}}
+
+
 def mean(total: Any) -> Any:
     """Return what a term's sums over the global batch say; 0 where nothing weighs."""
     return total.mean() if hasattr(total, "mean") else divide(*total)
@@ -46,10 +54,11 @@ def make_train_step(
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """Make update(state, batch) -> (state, metrics).
 
-    loss = sum over terms of coefficient x global sum / global weight. The weights
-    come from the whole batch before the first micro-batch, so accumulation changes
-    nothing. Dropout keys derive from (seed, step, micro-batch, layer). metrics: f32
-    scalars by the names of metrics.jsonl, and `tokens` i32, the real tokens.
+    loss = sum over terms of coefficient x global sum / global weight. The weights are
+    weights_fn's alone, in the gradient and in the metrics; they come from the whole
+    batch before the first micro-batch, so accumulation changes nothing. Dropout keys
+    derive from (seed, step, micro-batch, layer). metrics: f32 scalars by the names of
+    metrics.jsonl, and `tokens` i32, the real tokens.
 
     A state with a guard (guard.py) skips bad updates; of one with an average, ema is
     the decay d: average = d x average + (1 - d) x parameters, d at most
@@ -97,6 +106,7 @@ def make_train_step(
                 jax.eval_shape(grad_fn, state.params, first, weights, rng),
             )
             (grads, sums), _ = jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))
+        sums = with_weights(sums, weights)
         terms = {term: mean(total) for term, total in sums.items()}
         loss = sum(coefficients.get(term, 1.0) * terms[term] for term in weights)
         norm = optax.tree.norm(grads)
@@ -143,23 +153,27 @@ def average(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
 
 def make_eval_step(
     sums_fn: SumsFn,
+    weights_fn: WeightsFn,
     evaluate_fn: Callable[[Any, Batch], tuple[Sums, Any]] | None = None,
 ) -> Callable[[Any, Batch], Sums]:
     """Make evaluate(params, batch) -> {term: (sum, weight)}, dropout off.
 
-    evaluate_fn(params, batch) -> (sums, outputs), instead of sums_fn: the outputs, of
-    every row, come back as `outputs`. A batch may carry `stop` (feed.with_flag); it
-    comes back as the sum of that name.
+    Losses have the weights of weights_fn(batch), as in training. evaluate_fn(params,
+    batch) -> (sums, outputs), instead of sums_fn: the outputs, of every row, come back
+    as `outputs`. A batch may carry `stop` (feed.with_flag); it comes back as the sum of
+    that name.
     """
 
     def evaluate(params: Any, batch: Batch) -> Sums:
         batch = dict(batch)
         stop = batch.pop("stop", None)
+        outputs = {}
         if evaluate_fn is None:
-            sums = dict(sums_fn(params, batch, None))
+            sums = sums_fn(params, batch, None)
         else:
-            found, outputs = evaluate_fn(params, batch)
-            sums = {**found, "outputs": outputs}
+            sums, more = evaluate_fn(params, batch)
+            outputs = {"outputs": more}
+        sums = with_weights(sums, weights_fn(batch)) | outputs
         if stop is not None:
             sums["stop"] = (jnp.sum(stop), jnp.ones(()))
         return sums

@@ -409,7 +409,11 @@ def test_packed_rows_are_as_their_sequences_alone(made):
 def test_an_evaluation_ranks_over_all_its_batches(made):
     """Not the mean of the batches' values."""
     batches = [make_batch(seed, rows=8) for seed in range(3)]
-    evaluate = jax.jit(make_eval_step(made.objective.sums))
+    evaluate = jax.jit(
+        make_eval_step(
+            made.objective.sums, made.objective.weights, made.objective.evaluate
+        )
+    )
     scores = run_eval(evaluate, made.params, batches)
     whole = {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
     at_once = run_eval(evaluate, made.params, [whole])
