@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from bertjax import UserError
 
 Rows = Iterable[tuple[str, str]]
+Path = tuple[Any, ...]
 
 # The heads of the finetuning objectives.
 TASKS = "classify|regress|tag|span|choose"
@@ -60,9 +61,29 @@ RULES: Mapping[str, tuple[str, ...]] = {
 ACTIVATIONS = {**RULES, "embed": ()}
 
 
-def path_name(path: tuple[Any, ...]) -> str:
+def path_name(path: Path) -> str:
     """Write a pytree path as "encoder/embeddings/word"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def keys(path: Path) -> list[Any]:
+    """Return the names along a pytree's path, None for what has none."""
+    return [getattr(entry, "key", None) for entry in path]
+
+
+def is_stacked(path: Path) -> bool:
+    """True for leaves whose axis 0 counts layers: those below "layers" in a tree."""
+    return "layers" in keys(path)
+
+
+def is_matrix(path: Path, leaf: Any) -> bool:
+    """True for kernels and tables: what decays, and is rounded to compute with.
+
+    False for biases and norm scales, by their names (BERT's rule), and for whatever has
+    fewer than two axes, that of stacked layers aside.
+    """
+    named = keys(path)[-1] in ("bias", "scale")
+    return not named and leaf.ndim >= 2 + is_stacked(path)
 
 
 def spec(axes: str, rules: Mapping[str, tuple[str, ...]] = RULES) -> P:
@@ -90,7 +111,7 @@ def param_shardings(params: Any, mesh: Mesh, extra: Rows = ()) -> Any:
     """
     rows = (*ROWS, *extra)
 
-    def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def one(path: Path, leaf: Any) -> NamedSharding:
         name = path_name(path)
         axes = axes_of(name, rows)
         if len(axes.split()) != leaf.ndim:
@@ -136,14 +157,14 @@ def stored_spec(axes: str, shape: tuple[int, ...], mesh: Any) -> P:
 def gather_params(params: Any, dtype: str, extra: Rows = ()) -> Any:
     """Give parameters as a step computes with them, from how they are kept.
 
-    Matrices and tables are rounded to `dtype` before they are gathered, half of the
-    bytes; biases and norms stay f32. Gradients come back f32, as they are kept.
+    Matrices and tables (`is_matrix`) are rounded to `dtype` before they are gathered,
+    half of the bytes; the rest stays f32. Gradients come back f32, as they are kept.
     """
     rows = (*ROWS, *extra)
 
-    def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        matrix = path[-1].key not in ("bias", "scale")
-        return _gather(leaf, axes_of(path_name(path), rows), dtype if matrix else None)
+    def one(path: Path, leaf: jax.Array) -> jax.Array:
+        rounded = dtype if is_matrix(path, leaf) else None
+        return _gather(leaf, axes_of(path_name(path), rows), rounded)
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -203,7 +224,7 @@ def state_shardings(state: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
         )
     }
 
-    def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def one(path: Path, leaf: Any) -> NamedSharding:
         parts = path_name(path).split("/")
         for start in range(len(parts)):
             shape, where = known.get("/".join(parts[start:]), (None, None))

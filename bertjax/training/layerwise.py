@@ -11,24 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-Path = tuple[Any, ...]
-
-
-def keys(path: Path) -> list[Any]:
-    """Return the names along a pytree's path, None for what has none."""
-    return [getattr(entry, "key", None) for entry in path]
-
-
-def is_stacked(path: Path) -> bool:
-    """True for leaves whose axis 0 counts layers: those below "layers" in a tree."""
-    return "layers" in keys(path)
+from bertjax.parallel.sharding import Path, is_matrix, is_stacked, keys
 
 
 def decays(params: Any) -> Any:
-    """Say which leaves decay: all but biases and norm scales (BERT's rule, by name)."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path[-1].key not in ("bias", "scale"), params
-    )
+    """Say which leaves decay: all but biases, norm scales and what is no matrix."""
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
 def norm(path: Path, x: jax.Array) -> jax.Array:
@@ -63,13 +51,6 @@ def as_matrix(path: Path, shape: tuple[int, ...]) -> tuple[int, ...]:
     ins, outs = matrix_axes(path, len(shape))
     sizes = [int(np.prod([shape[a] for a in axes])) for axes in (ins, outs)]
     return (*shape[: int(is_stacked(path))], *sizes)
-
-
-def is_matrix(path: Path, leaf: Any) -> bool:
-    """True for what is a matrix, or several: kernels and embeddings' tables."""
-    return path[-1].key not in ("bias", "scale") and (
-        leaf.ndim >= 2 + int(is_stacked(path))
-    )
 
 
 def multipliers(params: Any, decay: float) -> Any:

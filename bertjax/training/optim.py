@@ -86,7 +86,8 @@ def muon(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
     numbers = optax.contrib.MuonDimensionNumbers
 
     def is_mine(path: Path, leaf: Any) -> bool:
-        return layerwise.is_stacked(path) and path[-1].key == "kernel"
+        named = layerwise.is_stacked(path) and path[-1].key == "kernel"
+        return named and layerwise.is_matrix(path, leaf)
 
     def dimensions(tree: Any) -> Any:
         return jax.tree_util.tree_map_with_path(

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bertjax import UserError, config
+from bertjax.models.families import FAMILIES
 from bertjax.objectives.base import make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh, peak_flops
@@ -17,11 +18,13 @@ from bertjax.parallel.sharding import (
     ROWS,
     axes_of,
     constrain,
+    gather_params,
     param_shardings,
     path_name,
     spec,
     stored_spec,
 )
+from bertjax.training.layerwise import decays
 from bertjax.training.optim import make_optimizer
 from bertjax.training.state import born, plan_state
 
@@ -53,6 +56,40 @@ def test_each_leaf_has_one_row_and_each_row_a_leaf():
             assert len(found) == 1, (path, found)
             used.update(found)
     assert used == rows
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_rounded_and_decays_goes_by_name_in_every_family(family):
+    """The rule by axes, for heads from outside, changes nothing in shipped models."""
+    made = config.parse(["--config=bert.py", f"--config.model.family={family}"]).config
+    made.model.size = next(iter(FAMILIES[family].sizes))
+    cfg = config.encoder_config(made, 1000)
+    names = "mlm+nsp", "sop", "classify", "regress", "tag", "span", "choose"
+    for name in (*names, "electra") if cfg.hidden_size % 4 == 0 else names:
+        objective, _ = make_objective(name, cfg)
+        shapes = jax.eval_shape(lambda o=objective: o.init(jax.random.key(0)))
+        rows = objective.shardings
+        found = jax.eval_shape(
+            lambda p, r=rows: gather_params(p, "bfloat16", r), shapes
+        )
+        by_name = jax.tree_util.tree_map_with_path(
+            lambda path, _: path[-1].key not in ("bias", "scale"), shapes
+        )
+        assert jax.tree.map(lambda x: x.dtype == jnp.bfloat16, found) == by_name
+        assert decays(shapes) == by_name
+
+
+def test_a_temperature_is_not_rounded():
+    rows = (("own/temperature", ""), ("own/layers/map", "layers embed width"))
+    rows += (("own/layers/center", "layers width"), ("own/center", "width"))
+    made = {"temperature": jnp.ones(()), "center": jnp.ones(4)}
+    made["layers"] = {"center": jnp.ones((2, 4)), "map": jnp.ones((2, 4, 4))}
+    found = gather_params({"own": made}, "bfloat16", rows)["own"]
+    assert {k: found[k].dtype for k in ("temperature", "center")} == dict.fromkeys(
+        ("temperature", "center"), jnp.float32
+    )
+    assert found["layers"]["center"].dtype == jnp.float32
+    assert found["layers"]["map"].dtype == jnp.bfloat16
 
 
 def test_an_unknown_leaf_is_not_replicated_in_silence():

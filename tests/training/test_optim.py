@@ -24,8 +24,8 @@ def test_the_names_that_configs_are_checked_against():
     assert MAKERS.keys() == OPTIMIZERS.keys()
 
 
-def test_decay_goes_by_name():
-    """Stacked biases and scales have two axes: the number of axes decides nothing."""
+def test_what_decays():
+    """Stacked biases and scales have two axes, and one of them counts layers."""
     assert decays(PARAMS) == {
         "embeddings": {"word": True, "norm": {"scale": False}},
         "layers": {"up": {"kernel": True, "bias": False}},
@@ -37,6 +37,27 @@ def test_decay_goes_by_name():
     assert float(after["layers"]["up"]["bias"][0, 0]) == 1
     assert float(after["embeddings"]["norm"]["scale"][0]) == 1
     np.testing.assert_allclose(after["embeddings"]["word"], 1 - 0.5 * 0.1)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_what_is_no_matrix_does_not_decay(name):
+    """A temperature and a vector of a head from outside; layers are an axis more."""
+    params = {
+        "contrast": {"temperature": jnp.ones(()), "center": jnp.ones(4)},
+        "own": {"layers": {"center": jnp.ones((2, 4)), "map": jnp.ones((2, 4, 4))}},
+        "pair": [jnp.ones(4), jnp.ones((4, 4))],
+    }
+    decayed = decays(params)
+    assert decayed == {
+        "contrast": {"temperature": False, "center": False},
+        "own": {"layers": {"center": False, "map": True}},
+        "pair": [False, True],
+    }
+    tx = make(name, lr=0.5, wd=0.1)
+    grads = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    moved = jax.tree.map(lambda u: bool(jnp.any(u != 0)), updates)
+    assert moved == decayed
 
 
 def test_first_adamw_update_by_hand():
