@@ -40,13 +40,15 @@ class Contest:
     ) -> None:
         import jax
 
-        from bertjax.objectives.base import make_objective
+        from bertjax.objectives.base import TokenIds, make_objective
 
         self.config, self.path, self.runs, self.facts = config, path, runs, facts
         self.prepared, self.mesh, self.stop = prepared, mesh, stop
         tokenizer, parts = prepared.tokenizer, prepared.parts
         cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
-        objective, _ = make_objective(tasks.objective_of(config, parts), cfg)
+        name, tokens = tasks.objective_of(config, parts), TokenIds.of(tokenizer)
+        objective, _ = make_objective(name, cfg, tokens)
+        self.eval_rows = updates.eval_rows(config, objective)
         tables = build.make_tables(config, tokenizer, build.count_tokens(parts))
 
         def plan(seed: int) -> build.Run:
@@ -209,7 +211,7 @@ class Contest:
         from bertjax.parallel.sharding import batch_sharding
 
         place = batch_sharding(self.mesh)
-        for batch in function.eval_batches(self.config.batch_size, examples):
+        for batch in function.eval_batches(self.eval_rows, examples):
             if self.stop.overdue:
                 raise Stopped(self.stop.number)
             yield jax.device_put(batch, place)

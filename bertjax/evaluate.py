@@ -161,9 +161,7 @@ def evaluate_rows(
         if file.exists():
             with file.open("rb") as f:
                 counts = np.load(f)
-    found = mlm.evaluate(
-        config, tokenizer, params, counts, args.batch_size or 32, rates
-    )
+    found = mlm.evaluate(config, tokenizer, params, counts, args.batch_size, rates)
     about = layout.tell(config, "own" if args.what is None else "common")
     if args.json:
         told = {

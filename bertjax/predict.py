@@ -170,11 +170,11 @@ def predict(
     import jax
 
     from bertjax.data.progress import Progress
-    from bertjax.objectives.base import make_objective
+    from bertjax.objectives.base import TokenIds, make_objective
 
     tokenizer = model.tokenizer
     cfg = c.encoder_config(model.config, tokenizer.vocab_size)
-    made, cfg = make_objective(model.objective, cfg)
+    made, cfg = make_objective(model.objective, cfg, TokenIds.of(tokenizer))
     held = jax.device_put(model.params)
     # Sums are of labels, which there are none of: nothing computes them.
     run = jax.jit(lambda params, batch: made.evaluate(params, batch)[1])

@@ -27,7 +27,7 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, build, checks
+from bertjax import UserError, build, checks, updates
 from bertjax import config as c
 from bertjax.measuring import topologies
 from bertjax.measuring.synthetic import with_choices
@@ -105,6 +105,8 @@ def preflight(
     vocab_size, text = look_at_text(config, say)
     config = with_choices(config, text)
     target = compiled.Target(config, vocab_size, topology, devices)
+    if not target.objective.flops:
+        say(updates.no_mfu(config))
     found = []
     for shape in target.shapes():
         said = {"attention": target.attention(shape)}
@@ -223,8 +225,9 @@ def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
         lines += [
             line("step, ESTIMATED", f"{phase['estimated_step_ms']:.2f} ms by cycles"),
             line("tokens/s a chip, ESTIMATED", f"{rate:,.0f}"),
-            line("MFU, ESTIMATED", f"{phase['estimated_mfu']:.3f}"),
         ]
+        if phase["estimated_mfu"] is not None:
+            lines.append(line("MFU, ESTIMATED", f"{phase['estimated_mfu']:.3f}"))
     if phase["kernels"]:
         said = f"{phase['kernels']} a step, {phase['estimated_kernel_ms']:.2f} ms of it"
         lines.append(line("custom kernels", f"{said} by formula, not by cycles"))

@@ -103,7 +103,7 @@ def train(
 
     from bertjax.models import attention
     from bertjax.models.encoder import count_params
-    from bertjax.objectives.base import make_objective
+    from bertjax.objectives.base import TokenIds, make_objective
     from bertjax.parallel import feed, hosts
     from bertjax.parallel.mesh import machine, make_mesh, peak_flops, peak_memory
 
@@ -128,6 +128,7 @@ def train(
     # Of a model with one piece: what can be refused before the text is read.
     objective, _ = make_objective(config.objective, c.encoder_config(config, 1))
     c.check_plan(config, objective.needs)
+    updates.check_whole_batch(config, objective, mesh)
 
     # ------------------------------------------------------------ 3. the data
     if primary:
@@ -150,7 +151,8 @@ def train(
         build.check_rows(config, prepared.parts, path, rules)
     tokenizer = prepared.tokenizer
     cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
-    objective, cfg = make_objective(tasks.objective_of(config, prepared.parts), cfg)
+    name, tokens = tasks.objective_of(config, prepared.parts), TokenIds.of(tokenizer)
+    objective, cfg = make_objective(name, cfg, tokens)
     counts = build.count_tokens(prepared.parts)
     tables = build.make_tables(config, tokenizer, counts, speak)
     make_run = functools.partial(
@@ -185,7 +187,7 @@ def train(
         step.make_eval_step(objective.sums, objective.weights, objective.evaluate)
     )
     rows = functools.cache(functools.partial(feed.local_rows, mesh))
-    micro = config.batch_size // config.accumulate  # what fits in memory at once
+    micro = updates.eval_rows(config, objective)
     parameters = count_params(shapes.params)
     where = f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {dict(mesh.shape)}"
     speak(f"{parameters:,} parameters; {total:,} steps; mesh {where}")
@@ -250,7 +252,10 @@ def train(
     clock = make_clock(path, config.budget_minutes, mesh, done)
     if judge.over or (clock and hosts.from_primary(clock.over)):
         total = done
-    meter = Meter(peak_flops(mesh), lambda: peak_memory(mesh))
+    peak = peak_flops(mesh)
+    if peak and not objective.flops:
+        speak(updates.no_mfu(config))
+    meter = Meter(peak if objective.flops else None, lambda: peak_memory(mesh))
     pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
     asked = unscored = False
     seen = bad = 0  # the last step looked at; updates skipped in a row until there
@@ -292,7 +297,7 @@ def train(
                 asked = values.pop("stop", 0) > 0 or asked  # popped: it is no metric
                 real = values.pop("tokens")
                 tokens += real
-                meter.count(real, *updates.cost(cfg, objective, course.at(seen - 1)))
+                meter.count(real, *updates.cost(objective, course.at(seen - 1)))
                 bad = values.pop("streak", 0)
                 if bad == 1:
                     speak(f"step {seen}: not finite, or a spike: skipped (guard)")

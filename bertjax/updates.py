@@ -13,25 +13,47 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax import config as c
 from bertjax.data import phases
-from bertjax.models.config import flops_per_token
 from bertjax.tasks import prepare as tasks
 from bertjax.training import best
 
 
-def cost(cfg: Any, objective: Any, stage: Any) -> tuple[int, float]:
-    """Return a step's slots, and its forward and backward FLOPs."""
-    return stage.slots, stage.slots * flops(cfg, objective, stage.length, stage.P)
+def cost(objective: Any, stage: Any) -> tuple[int, float]:
+    """Return a step's slots, and its forward and backward FLOPs; 0 of unknown ones."""
+    each = objective.flops(stage.length, stage.P) if objective.flops else 0.0
+    return stage.slots, stage.slots * each
 
 
-def flops(cfg: Any, objective: Any, length: int, predictions: int) -> float:
-    """Return the FLOPs of a token slot, of what the objective needs.
+def no_mfu(config: ConfigDict) -> str:
+    """Say why there is no MFU of an objective that does not say its FLOPs."""
+    return (
+        f"no MFU: objective={config.objective} does not say its FLOPs (Head.flops, "
+        "docs/add_an_objective.md)"
+    )
 
-    A loop over the layers computes more at the last one, which does not count.
-    """
-    if objective.flops:
-        return objective.flops(length, predictions)
-    asked = predictions if "mlm" in objective.needs else 0
-    return flops_per_token(cfg, length, asked, objective.everywhere)
+
+def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
+    """Refuse what parts the rows that an objective compares with each other."""
+    if objective.whole_batch is None:
+        return
+    name = config.objective
+    if config.accumulate > 1:
+        raise UserError(
+            f"accumulate={config.accumulate}: objective={name} compares the rows of "
+            "the whole batch (in-batch negatives), and micro-batches would part it; "
+            f"take more devices, or batch_size={config.batch_size // config.accumulate}"
+        )
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if objective.whole_batch % parts:
+        raise UserError(
+            f"objective={name} is evaluated on {objective.whole_batch} rows at once "
+            f"(whole_batch), not divisible by the mesh's data x fsdp = {parts}"
+        )
+
+
+def eval_rows(config: ConfigDict, objective: Any) -> int:
+    """Return the rows of a batch of evaluations: as many as fit in memory at once, or
+    what an objective that compares them wants."""
+    return objective.whole_batch or config.batch_size // config.accumulate
 
 
 class Update(NamedTuple):
@@ -122,11 +144,15 @@ def make_update(
     total: int,
     decay: int = 0,
 ) -> Update:
-    """Make optimizer, state layout and update; durations are in steps (make_tx)."""
+    """Make optimizer, state layout and update; durations are in steps (make_tx).
+
+    Raises UserError where the config does not go with the objective or the mesh.
+    """
     import jax
 
     from bertjax.training import dispatch, state, step
 
+    check_whole_batch(config, objective, mesh)
     schedule, tx = make_tx(config, warmup, total, decay)
 
     def init() -> Any:

@@ -151,6 +151,7 @@ class Target:
             if step == "train":
                 return self.update.step.lower(given, self._batch(shape))
             rows = shape.batch_size // self.config.accumulate
+            rows = self.objective.whole_batch or rows
             batch = self._batch(shape._replace(batch_size=rows))
             batch["example_weights"] = self._array((rows,), jnp.float32)
             made = updates.make_evaluate(self.objective)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bertjax import updates
 from bertjax.measuring import kernels
 from bertjax.measuring.compiled import Shape, Target, early_facts, memory_bytes
 from bertjax.measuring.memory import PROGRAM
@@ -101,12 +100,13 @@ def time_estimate(
     )
     seconds = facts["cycles"] / (1e9 * chip.ghz) + by_formula
     tokens = target.tokens(shape) / target.mesh.devices.size  # a device
-    each = updates.flops(target.cfg, target.objective, shape.length, shape.predictions)
+    flops = target.objective.flops
+    each = flops and flops(shape.length, shape.predictions)
     values = (
         1e3 * seconds,
         1e3 * by_formula,
         tokens * chip.devices / seconds,
-        tokens * each / chip.flops / seconds,
+        each and tokens * each / chip.flops / seconds,
     )
     out |= {f"estimated_{k}": v for k, v in zip(names, values, strict=True)}
     out["kernels"] = sum(k.times for k in facts["kernels"])
@@ -210,6 +210,8 @@ def accumulate_to_fit(target: Target, shape: Shape, largest: int) -> int | None:
 
     Not compiled: where there is one micro-batch now, several add the sums of gradients.
     """
+    if target.objective.whole_batch is not None:  # whose rows are not to be parted
+        return None
     rows = shape.batch_size // target.parts
     fitting = (a for a in range(1, rows + 1) if rows % a == 0 and rows // a <= largest)
     return next(fitting, None)

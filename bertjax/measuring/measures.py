@@ -102,13 +102,10 @@ def compile_step(
     run(1)
     length = config.data.length
     predictions = build.predictions(config, length)
-    per_token = updates.flops(cfg, objective, length, predictions)
     tokens = batches[0]["input_ids"].size  # of all choices of a row
     facts = {
         "tokens": tokens,
         "compile_seconds": compile_seconds,
-        "flops_per_token": per_token,
-        "step_flops": tokens * per_token,
         "parameters": sum(x.size for x in jax.tree.leaves(update.shapes.params)),
         "dtype": cfg.dtype,
         "attention": attended,
@@ -120,7 +117,9 @@ def compile_step(
         facts["arguments_mb"] = memory.argument_size_in_bytes / 1e6
     if stats := mesh.local_devices[0].memory_stats():  # a CPU has none
         facts["device_peak_mb"] = stats["peak_bytes_in_use"] / 1e6
-    if peak := peak_flops(mesh):
+    each = flops_facts(config, objective, length, predictions)
+    facts |= {**each, "step_flops": tokens * each["flops_per_token"]} if each else {}
+    if each and (peak := peak_flops(mesh)):
         facts["peak_flops"] = peak
     return run, facts
 
@@ -293,8 +292,18 @@ def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
     return {
         "tokens": config.batch_size * length,
         "compile_seconds": 0.0,
-        "flops_per_token": updates.flops(cfg, objective, length, predictions),
+        **flops_facts(config, objective, length, predictions),
     }
+
+
+def flops_facts(
+    config: ConfigDict, objective: Any, length: int, predictions: int
+) -> dict[str, float]:
+    """Return {"flops_per_token": ...}; {}, and say why, where nobody knows them."""
+    if objective.flops:
+        return {"flops_per_token": objective.flops(length, predictions)}
+    c.say(updates.no_mfu(config))
+    return {}
 
 
 MEASURES = {

@@ -3,7 +3,8 @@
 
 A module of this package (or any dotted name) exports `make_head()` or
 `make_objective(cfg)`; `config.objective = "mlm+nsp"` imports by name. Both may take
-options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`).
+options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`), and
+`tokens`, which is the tokenizer's TokenIds and no option.
 """
 
 import dataclasses
@@ -15,11 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.models import attention, encoder
 from bertjax.models.attention import take_at
-from bertjax.models.config import EncoderConfig
+from bertjax.models.config import EncoderConfig, flops_per_token
 from bertjax.models.layers import Params
 from bertjax.objectives import SUPPORT, parse
 from bertjax.parallel.sharding import constrain, gather_params
@@ -51,6 +53,45 @@ class HeadSums(Protocol):
     ) -> dict[str, Term]: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """The ids of the tokenizer's special pieces, by the names that it has for them.
+
+    Where there is no tokenizer yet, they are the first five: what is made then is asked
+    what it needs, or measured on made-up rows, and never trained.
+    """
+
+    pad_id: int = 0
+    unk_id: int = 1
+    cls_id: int = 2
+    sep_id: int = 3
+    mask_id: int = 4
+    special_ids: tuple[int, ...] = (0, 1, 2, 3, 4)
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "TokenIds":
+        """Take them from a tokenizer (data/vocab/tokenizers.py)."""
+        names = "pad_id", "unk_id", "cls_id", "sep_id", "mask_id"
+        special = tuple(int(i) for i in tokenizer.special_ids)
+        return cls(*(int(getattr(tokenizer, name)) for name in names), special)
+
+
+def row_keys(batch: Batch, *names: str) -> jax.Array:
+    """Return a key of jax.random for each row, [B], made of what is in the row.
+
+    names: arrays of the batch, integers [B, ...]; the same values give the same key on
+    any mesh, in any micro-batch and in every evaluation, which has no rng. Masks are
+    drawn anew in each epoch: with what they chose among the names, rows do not recur.
+    """
+    arrays = [batch[name].reshape(len(batch[name]), -1) for name in names]
+    row = jnp.concatenate(arrays, axis=1).astype(jnp.uint32)
+    # Odd powers of an odd number: a 32-bit polynomial of the row.
+    base = np.full(row.shape[1], 0x9E3779B1, np.uint32)
+    digests = jnp.sum((row + 1) * np.cumprod(base, dtype=np.uint32), 1, jnp.uint32)
+    start = jax.random.key(0, impl="threefry2x32")
+    return jax.vmap(lambda digest: jax.random.fold_in(start, digest))(digests)
+
+
 Labels = Callable[[int, int], dict[str, jax.ShapeDtypeStruct]]
 
 
@@ -77,7 +118,13 @@ class Head:
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
     keeps of every row. labels(B, L) -> {name: shape and dtype}: what a batch holds for
     it, beside tokens and what "mlm" and pairs bring; measuring makes it up. shardings:
-    rows for parameters that parallel/sharding.py does not know.
+    rows for parameters that parallel/sharding.py does not know. flops(cfg, L, P) ->
+    those that it adds to the encoder's, of a token slot, forward and backward; None: of
+    a head from outside nobody knows them.
+    whole_batch: where rows are compared with each other (in-batch negatives), the rows
+    that an evaluation takes at once, so that its figures depend on no batch size; 0
+    where they do not anyway. A step's batch is not parted then (accumulate). None: each
+    row is by itself.
     """
 
     name: str
@@ -91,6 +138,8 @@ class Head:
     labels: Labels = no_labels
     coefficients: Mapping[str, float] = dataclasses.field(default_factory=dict)
     shardings: tuple[tuple[str, str], ...] = ()
+    flops: Callable[[EncoderConfig, int, int], float] | None = None
+    whole_batch: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +149,7 @@ class Objective:
     init(rng) -> params; weights(batch); sums(params, batch, rng). evaluate(params,
     batch) -> (sums, outputs), where there are outputs. everywhere: what the last layer
     makes of every token is read. flops(L, P) -> those of a token slot, forward and
-    backward, where there is more than one encoder with a masked LM's head.
+    backward; None where nobody knows them. whole_batch: as a Head has it.
     """
 
     init: Callable[[jax.Array], Params]
@@ -113,11 +162,15 @@ class Objective:
     labels: Labels = no_labels
     everywhere: bool = True
     flops: Callable[[int, int], float] | None = None
+    whole_batch: int | None = None
 
 
-def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderConfig]:
+def make_objective(
+    name: str, cfg: EncoderConfig, tokens: TokenIds = TokenIds()
+) -> tuple[Objective, EncoderConfig]:
     """Build "mlm+nsp" and the like; also returns cfg, with a pooler only if needed.
 
+    tokens: for modules whose make_head or make_objective has an argument `tokens`.
     Raises UserError on an unknown name or option, or parts that cannot be combined.
     """
     attention.load(cfg.attention)
@@ -129,15 +182,25 @@ def make_objective(name: str, cfg: EncoderConfig) -> tuple[Objective, EncoderCon
     if whole:
         if len(parts) > 1:
             raise UserError(f"objective={name!r}: {whole[0][0].__name__} stands alone")
-        return _make("make_objective", *whole[0], cfg)
-    heads = [_make("make_head", *part) for part in parts]
+        return _make("make_objective", *whole[0], tokens, cfg)
+    heads = [_make("make_head", *part, tokens) for part in parts]
     if len({h.name for h in heads}) < len(heads):
         raise UserError(f"objective={name!r} names a head twice")
     cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
-    return combine(heads, cfg), cfg
+    objective = combine(heads, cfg)
+    for (module, _), head in zip(parts, heads, strict=True):
+        if head.flops is None and not module.__name__.startswith(f"{PACKAGE}."):
+            objective = dataclasses.replace(objective, flops=None)
+    return objective, cfg
 
 
-def _make(what: str, module: ModuleType, options: dict[str, float], *args: Any) -> Any:
+def _make(
+    what: str,
+    module: ModuleType,
+    options: dict[str, float],
+    tokens: TokenIds,
+    *args: Any,
+) -> Any:
     """Call what an objective's module exports, with the options it knows."""
     make = getattr(module, what, None)
     if make is None:
@@ -145,12 +208,14 @@ def _make(what: str, module: ModuleType, options: dict[str, float], *args: Any) 
             f"objective: {module.__name__} exports no make_head or make_objective"
         )
     known = list(inspect.signature(make).parameters)[len(args) :]
+    asked = {"tokens": tokens} if "tokens" in known else {}
+    known = [key for key in known if key not in asked]
     for key in options:
         if key not in known:
             raise registry.unknown(
                 f"objective: option of {module.__name__}", key, known
             )
-    return make(*args, **options)
+    return make(*args, **options, **asked)
 
 
 def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
@@ -232,14 +297,37 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         told = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in told.items()}
         return add_up(params, encoded, batch, None), told
 
+    needs = frozenset().union(*(h.needs for h in heads))
+
+    def flops(length: int, predictions: int) -> float:
+        """Count the encoder and a masked LM's head, and what heads say of their own."""
+        asked = predictions if "mlm" in needs else 0
+        own = [h.flops(cfg, length, predictions) for h in heads if h.flops]
+        return flops_per_token(cfg, length, asked, everywhere) + sum(own)
+
     return Objective(
         init=init,
         weights=weights,
         sums=sums,
-        needs=frozenset().union(*(h.needs for h in heads)),
+        needs=needs,
         coefficients={k: v for h in heads for k, v in h.coefficients.items()},
         shardings=rows,
         evaluate=evaluate if any(h.outputs for h in heads) else None,
         labels=labels,
         everywhere=everywhere,
+        flops=flops,
+        whole_batch=_whole_batch(heads),
     )
+
+
+def _whole_batch(heads: list[Head]) -> int | None:
+    """Return how many rows an evaluation takes at once. Raises UserError."""
+    asked = {h.name: h.whole_batch for h in heads if h.whole_batch is not None}
+    sizes = {size for size in asked.values() if size}
+    if len(sizes) > 1:
+        told = " and ".join(f"{name} {size}" for name, size in asked.items() if size)
+        raise UserError(
+            f"objective: the heads want other numbers of rows in an evaluation "
+            f"(whole_batch), {told}: give them one"
+        )
+    return max(asked.values(), default=None)

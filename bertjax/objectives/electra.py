@@ -9,14 +9,13 @@ through the samples. Both read the same embeddings, which lie in params["encoder
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.random import threefry2x32_p
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig, flops_per_token, generator_config
 from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Objective, Term
+from bertjax.objectives.base import Batch, Objective, Term, row_keys
 from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
 from bertjax.objectives.metrics import accuracy, binary_metrics
 from bertjax.objectives.mlm import in_pieces
@@ -167,20 +166,12 @@ def sample(
     """Draw tokens from softmax(logits [B, P, V]): i32 [B, P], without gradient.
 
     By the largest sum of logit and Gumbel noise (Gumbel 1954). The noise of a row is a
-    function of what is in the row: the same on any mesh, in any micro-batch, and in
-    every evaluation. Masks are drawn anew in each epoch, so rows do not recur. first:
-    where the logits are of some slots of each row, [B, w, V], the number of the first
-    of them; their noise is what it is among all.
+    function of what is in the row and of its originals (`row_keys`). first: where the
+    logits are of some slots of each row, [B, w, V], the number of the first of them;
+    their noise is what it is among all.
     """
-    # Odd powers of an odd number: 32-bit polynomials of the row and of its originals.
-    length, p = batch["input_ids"].shape[1], batch["mlm_ids"].shape[1]
-    powers = np.cumprod(np.full(length + 2 * p, 0x9E3779B1, np.uint32), dtype=np.uint32)
-    named = ("input_ids", "mlm_positions", "mlm_ids")
-    row = jnp.concatenate([batch[k] for k in named], axis=1).astype(jnp.uint32)
-    digests = jnp.sum((row + 1) * powers, axis=1, dtype=jnp.uint32)
 
-    def draw(digest: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), digest)
+    def draw(key: jax.Array) -> jax.Array:
         if first is None:
             return jax.random.bits(key, logits.shape[1:], jnp.uint32)
         # Of jax.random.bits for all slots [P, V] these rows: it hashes an index, two
@@ -193,7 +184,8 @@ def sample(
         return upper ^ lower
 
     # 23 bits and a half: never 0, never 1
-    uniform = ((jax.vmap(draw)(digests) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
+    keys = row_keys(batch, "input_ids", "mlm_positions", "mlm_ids")
+    uniform = ((jax.vmap(draw)(keys) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
     scores = jax.lax.stop_gradient(logits) - jnp.log(-jnp.log(uniform))
     # The place of the maximum in two steps: argmax and jax.random.gumbel cost twice it.
     best = scores >= jnp.max(scores, axis=-1, keepdims=True)

@@ -20,7 +20,7 @@ def evaluate(
     tokenizer: Any,
     params: Any,
     counts: np.ndarray | None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     rates: Sequence[float] = (),
 ) -> dict[str, dict[float, dict[str, float]]]:
     """Score each named validation set at each mask rate: {name: {rate: scores}}.
@@ -28,7 +28,8 @@ def evaluate(
     The objective, the rows and their masks are the config's (layout.py has those that
     all models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
     counts: i64 [V], of the training text, for the unigram model; None if unknown.
-    rates: none is the config's own. Computes in config.dtype on one device.
+    rates: none is the config's own. batch_size: 32 unless given. Computes in
+    config.dtype on one device.
 
     mlm_loss is in nats a predicted token, *_ci95 the half-width of its 95% confidence
     interval over documents; docs/evaluation.md has the rest. Raises UserError where a
@@ -36,13 +37,21 @@ def evaluate(
     """
     import jax
 
-    from bertjax.objectives.base import make_objective
+    from bertjax.objectives.base import TokenIds, make_objective
     from bertjax.training import step
 
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     if config.objective == "mlm":
         params, cfg = fill_mask.masked_lm(params, cfg)
-    objective, cfg = make_objective(config.objective, cfg)
+    tokens = TokenIds.of(tokenizer)
+    objective, cfg = make_objective(config.objective, cfg, tokens)
+    whole = objective.whole_batch
+    if whole and batch_size not in (None, whole):
+        raise UserError(
+            f"--batch_size={batch_size}: objective={config.objective} is evaluated on "
+            f"{whole} rows at once (whole_batch): leave it out"
+        )
+    batch_size = whole or batch_size or 32
     guess = None
     if "mlm" in params and "mlm" in objective.needs:
         guess = make_guesser(cfg)

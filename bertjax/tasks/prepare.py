@@ -233,12 +233,6 @@ def check_retrieval(config: ConfigDict) -> None:
     if not config.task.text_pair:
         raise UserError("task.text_pair is empty: the column of the passage")
     registry.pick("task.pooling", config.task.pooling, POOLINGS)
-    if config.accumulate > 1:
-        raise UserError(
-            f"accumulate={config.accumulate}: a query's negatives are those of the "
-            "whole batch, and micro-batches would part it; take more devices, or "
-            f"batch_size={config.batch_size // config.accumulate}"
-        )
     if config.eval.examples:
         raise UserError(
             f"eval.examples={config.eval.examples}: all passages are searched: "

@@ -34,6 +34,14 @@ def sums(params, cfg, encoded, batch, rng):
     return {"contrast": cross_entropy(*args), "contrast_hits": accuracy(*args)}
 
 
-def make_head():
-    rows = (("contrast/temperature", ""),)
-    return Head("contrast", init, weights, sums, shardings=rows)
+def make_head(whole_batch=8, flops=-1):
+    counted = None if flops < 0 else lambda cfg, length, predictions: flops
+    return Head(
+        "contrast",
+        init,
+        weights,
+        sums,
+        shardings=(("contrast/temperature", ""),),
+        flops=counted,
+        whole_batch=int(whole_batch),
+    )

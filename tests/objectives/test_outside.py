@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objectives from outside the package (tests/lab): what they may say, and are told."""
 
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import optax
 import pytest
 from conftest import read_rows
-from test_objectives import CFG, B, L, make_batch
+from lab import blanks, contrast
+from test_objectives import CFG, TOKENIZER, B, L, make_batch
 
-from bertjax import UserError, train
-from bertjax.objectives.base import make_objective
+from bertjax import UserError, evaluate, train
+from bertjax.data.vocab.tokenizers import load_tokenizer
+from bertjax.measuring import estimates, measures
+from bertjax.models.config import flops_per_token
+from bertjax.objectives.base import TokenIds, combine, make_objective, row_keys
+from bertjax.parallel.chips import CHIPS
 from bertjax.training import manifest
 from bertjax.training.state import make_state
 from bertjax.training.step import make_eval_step, make_train_step, run_eval
@@ -91,3 +98,116 @@ def test_what_is_logged_is_what_is_optimised(accumulate):
         found = run_eval(evaluate, params, batches)
         assert found["weighted"] == pytest.approx(loss, rel=1e-5)
         assert found["mean_length"] == pytest.approx(float(length), rel=1e-5)
+
+
+# ---------------------------------------------------------------- the whole batch
+def test_a_whole_batch_is_not_parted(arguments, tmp_path):
+    given = [*arguments, "--config.objective=lab.contrast", "--config.batch_size=16"]
+    with pytest.raises(UserError) as e:
+        train.main([*given, "--config.accumulate=2", f"--workdir={tmp_path / 'run'}"])
+    said = "accumulate=2: objective=lab.contrast compares the rows of the whole batch"
+    assert said in str(e.value) and str(e.value).endswith("or batch_size=8")
+    name = "lab.contrast:whole_batch=12"
+    with pytest.raises(UserError, match=r"evaluated on 12 rows at once .* fsdp = 8"):
+        train.main([*arguments, f"--config.objective={name}", "--dry_run"])
+    with pytest.raises(UserError, match="contrast 8 and other 4: give them one"):
+        head = contrast.make_head()
+        combine([head, dataclasses.replace(head, name="other", whole_batch=4)], CFG)
+
+
+def test_an_evaluation_takes_the_rows_that_are_asked_for(arguments, tmp_path, capsys):
+    """Its figures depend on no batch size: training's 16 rows, or evaluate's 32."""
+    more = "objective=lab.contrast", "batch_size=16", "total.steps=2"
+    path = run(arguments, tmp_path / "run", *more, "eval.every.steps=2")
+    told = read_rows(path)[-1]
+    capsys.readouterr()
+    evaluate.main([f"--workdir={path}", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    for key in ("contrast", "contrast_hits"):
+        assert found[key] == pytest.approx(told[f"eval/valid/{key}"], rel=1e-4)
+    with pytest.raises(UserError, match=r"--batch_size=16: .* on 8 rows at once"):
+        evaluate.main([f"--workdir={path}", "--batch_size=16"])
+
+
+# ---------------------------------------------------------------- tokens and keys
+def test_a_row_has_a_key_of_its_own():
+    batch = make_batch()
+    keys = row_keys(batch, "input_ids", "nsp_labels")
+    told = np.asarray(jax.random.key_data(keys))
+    assert keys.shape == (B,) and len({*map(tuple, told)}) == B
+    part = {k: v[2:] for k, v in batch.items()}
+    again = jax.random.key_data(row_keys(part, "input_ids", "nsp_labels"))
+    np.testing.assert_array_equal(again, told[2:])
+    part["nsp_labels"] = 1 - part["nsp_labels"]
+    other = np.asarray(jax.random.key_data(row_keys(part, "input_ids", "nsp_labels")))
+    assert (other != told[2:]).any(axis=1).all()
+
+
+def test_an_objective_is_told_the_tokens(monkeypatch):
+    """What it hides in an evaluation is a function of the row, whatever the batch."""
+    tokens, seen = TokenIds.of(TOKENIZER), []
+    assert tokens == TokenIds(special_ids=(0, 1, 2, 3, 4))
+    hide = blanks.hide
+    monkeypatch.setattr(blanks, "hide", lambda *a: seen.append(a[1]) or hide(*a))
+    other = dataclasses.replace(tokens, mask_id=7)
+    objective, _ = make_objective("lab.blanks", CFG, other)
+    batch = {k: v for k, v in make_batch().items() if not k.startswith(("mlm", "nsp"))}
+    batch["input_ids"][:, 0] = TOKENIZER.cls_id
+    params = objective.init(jax.random.key(0))
+    score = jax.jit(make_eval_step(objective.sums, objective.weights))
+    halves = [{k: v[i : i + 2] for k, v in batch.items()} for i in (0, 2)]
+    whole, parts = (run_eval(score, params, b) for b in ([batch], halves))
+    assert seen[0] is other and whole == pytest.approx(parts, rel=1e-5)
+    ids, hidden = hide(batch, other, None)
+    assert not hidden[:, 0].any() and 0.2 < hidden.mean() < 0.8
+    assert (np.asarray(ids)[np.asarray(hidden) > 0] == 7).all()
+    with pytest.raises(UserError, match=r"option of lab\.blanks='tokens' is unknown"):
+        make_objective("lab.blanks:tokens=1", CFG)
+
+
+def test_training_tells_the_tokenizer_s_tokens(arguments, vocabulary, monkeypatch):
+    seen, hide = [], blanks.hide
+    monkeypatch.setattr(blanks, "hide", lambda *a: seen.append(a[1]) or hide(*a))
+    train.main([*arguments, "--config.objective=lab.blanks", "--dry_run"])
+    assert {*seen} == {TokenIds.of(load_tokenizer(str(vocabulary)))}
+
+
+# ---------------------------------------------------------------- FLOPs
+def test_without_flops_there_is_no_mfu(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bertjax.parallel.mesh.peak_flops", lambda mesh: 1e12)
+    said = "no MFU: objective=lab.contrast does not say its FLOPs (Head.flops, "
+    few = "total.steps=2", "data.valid="
+    path = run(arguments, tmp_path / "run", "objective=lab.contrast", *few)
+    assert "perf/tokens_per_second" in read_rows(path)[-1]
+    assert "perf/mfu" not in read_rows(path)[-1]
+    assert capsys.readouterr().err.count(said) == 1
+
+
+def test_flops_of_heads_add_up(capsys):
+    plain, cfg = make_objective("mlm", CFG)
+    counted, _ = make_objective("mlm+lab.contrast:flops=9", CFG)
+    length, predictions = 128, 20
+    found = counted.flops(length, predictions)
+    everywhere = flops_per_token(cfg, length, predictions, everywhere=True)
+    assert found == everywhere + 9 > plain.flops(length, predictions) + 9
+    assert measures.flops_facts(None, counted, length, 20) == {"flops_per_token": found}
+    config = SimpleNamespace(objective="lab.blanks")
+    for name in ("lab.blanks", "lab.contrast"):
+        objective, _ = make_objective(name, CFG)
+        assert objective.flops is None
+        assert measures.flops_facts(config, objective, length, predictions) == {}
+    assert "no MFU: objective=lab.blanks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "known"), [("lab.contrast", False), ("mlm", True)])
+def test_preflight_has_no_mfu_either(name, known):
+    objective, cfg = make_objective(name, CFG)
+    target = SimpleNamespace(cfg=cfg, objective=objective, tokens=lambda shape: 1000)
+    target.mesh = SimpleNamespace(devices=np.zeros(1))
+    target.config = SimpleNamespace(steps_per_call=1)
+    facts = {"cycles": 1e6, "kernels": [], "unknown_loops": []}
+    shape = SimpleNamespace(length=128, predictions=20)
+    chip = CHIPS["TPU v5 lite"]
+    found = estimates.time_estimate(target, shape, facts, chip)
+    assert found["estimated_step_ms"] > 0
+    assert (found["estimated_mfu"] is not None) == known
