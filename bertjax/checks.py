@@ -10,6 +10,7 @@ from bertjax.data.plans import plan
 from bertjax.data.vocab import vocabularies
 from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
+from bertjax.tasks import prepare as tasks
 from bertjax.training import OPTIMIZERS, SCHEDULES, writer
 
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
@@ -93,8 +94,11 @@ def check(config: c.ConfigDict) -> None:
     usual = c.base().task
     own = dict.fromkeys(("pooling", "normalize", "temperature"), "retrieve")
     own |= dict.fromkeys(("stride", "question_length", "answer_length"), "span")
+    learns = config.objective
+    if tasks.is_task(config):  # else nobody need import an objective from outside
+        learns = tasks.task_type(config.objective)
     for key, objective in own.items():
-        if config.objective != objective and config.task[key] != usual[key]:
+        if learns != objective and config.task[key] != usual[key]:
             raise UserError(
                 f"task.{key}={config.task[key]} says nothing to "
                 f"objective={config.objective}"

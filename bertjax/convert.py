@@ -154,7 +154,7 @@ def to_hf(
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     raw, pooled = meta.get("hf"), sentences.wanted(source, meta)
     task, between = meta.get("task", {}), None
-    if task and config.objective != "retrieve":
+    if task and tasks.task_type(config.objective) != "retrieve":
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
     export.choose_family(cfg, tokenizer.roles, model_type)  # before the long work

@@ -222,7 +222,7 @@ def take(
     fresh: tuple[str, ...] = ()
     known, wanted = _labels(source), task.get("labels", [])
     if known and wanted and known != wanted:
-        fresh = ("classify/", "tag/")
+        fresh = tuple(f"{part}/" for part in params if part != "encoder")
         say(f"init_from={path}: its labels are others, so their head begins anew")
     return warm_start(source, params, say, params_part(source), fresh)
 

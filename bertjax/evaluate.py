@@ -33,6 +33,7 @@ from bertjax import config as c
 from bertjax.data.masks.schemes import UNITS
 from bertjax.data.text.line_files import FileSource
 from bertjax.interop.hf import Imported
+from bertjax.tasks import prepare as tasks
 from bertjax.training import workdir
 
 
@@ -98,10 +99,10 @@ def evaluate_own(args: Any, where: str, flag: str) -> int:
     if "task" in meta:
         if args.examples is not None:
             raise UserError("--examples says nothing to a finetuned model")
-        if config.objective != "retrieve":
+        if tasks.task_type(config.objective) != "retrieve":
             return evaluate_task(args, where, flag, opened)
         where = str(checkpoint)
-    retrieves = config.objective == "retrieve"
+    retrieves = tasks.task_type(config.objective) == "retrieve"
     for name in ("label",) if retrieves else ("columns", "label"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} names columns of a finetuned model's table")
@@ -185,7 +186,6 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
     """Print a finetuned model's metrics, on all rows of each validation set."""
     from bertjax import predict
     from bertjax.data.text.sources import named_sources
-    from bertjax.tasks import prepare as tasks
     from bertjax.tasks.rows import check_label
 
     for name in ("columns", "label"):
@@ -200,7 +200,7 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
     check_label(columns)
     if not args.text and not model.config.data.valid:
         raise UserError("data.valid is empty in this model's config: give --text=FILES")
-    kind = tasks.KINDS[model.config.objective]
+    kind = tasks.kind_of(model.config.objective)
     key = "--text" if args.text else "data.valid"
     found = {}
     for name, part in named_sources(args.text or model.config.data.valid, key).items():
@@ -223,11 +223,10 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
     from bertjax.data.text.sources import named_sources, split_sources
     from bertjax.scoring.retrieval import score
     from bertjax.tasks import collection
-    from bertjax.tasks import prepare as tasks
 
     model = embed.open_embedder(where, flag, args.dtype, args.weights)
     named, text, key = collection.COLUMNS, args.text, "--text"
-    if model.config.objective == "retrieve":
+    if tasks.task_type(model.config.objective) == "retrieve":
         named = tasks.make_form(model.config).keys()
         if not text:
             text, key = model.config.data.valid, "data.valid"

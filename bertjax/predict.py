@@ -62,9 +62,10 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"--out={args.out} is --input, which it would replace")
     where = disk.at_step(args.model, args.step)
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
-    kind = tasks.KINDS[model.config.objective]
+    kind = tasks.kind_of(model.config.objective)
     if args.threshold is not None:
-        if model.config.objective != "span" or not math.isfinite(args.threshold):
+        asks = tasks.task_type(model.config.objective) == "span"
+        if not asks or not math.isfinite(args.threshold):
             raise UserError(
                 f"--threshold={args.threshold}: a number, for a model of questions"
             )
@@ -111,7 +112,7 @@ def open_finetuned(
             f"{flag}={path} was not finetuned for a task that is known here{said}: "
             "fill_mask and embed use such models"
         )
-    if config.objective == "retrieve":
+    if tasks.task_type(config.objective) == "retrieve":
         raise UserError(
             f"{flag}={path} makes vectors, which bertjax.embed gives and "
             "bertjax.evaluate --what=retrieval scores"
@@ -123,7 +124,8 @@ def open_finetuned(
     between = meta["task"].get("separators", form.separators)
     form = form._replace(labels=labels, separators=between)
     objective = tasks.with_labels(config.objective, labels)
-    params = disk.read_params(checkpoint, config.objective, weights)
+    head = config.objective if config.objective in tasks.KINDS else ""
+    params = disk.read_params(checkpoint, head, weights)
     threshold = meta["task"].get("threshold")
     return Finetuned(config, objective, form, tokenizer, params, threshold)
 
@@ -132,7 +134,7 @@ def answer(
     model: Finetuned, read: Sequence[Any], batch_size: int = 32
 ) -> Iterator[dict[str, Any]]:
     """Yield what a model says of each example, in order."""
-    kind = tasks.KINDS[model.config.objective]
+    kind = tasks.kind_of(model.config.objective)
     rows = kind.make(read, model.form, model.tokenizer, labelled=False, say=c.say)
     longest = c.encoder_config(model.config, 1).max_length
     rows = rows.plan(min(model.config.data.length, longest))

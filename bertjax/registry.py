@@ -56,7 +56,10 @@ def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) 
         except (ImportError, ValueError):
             found = None
         if found is None:
-            raise UserError(f"{key}={name!r}: there is no module of that name")
+            raise UserError(
+                f"{key}={name!r}: there is no module of that name; the folder that "
+                "holds it belongs into PYTHONPATH"
+            )
         return name
     known = [n for n in names(package) if n not in set(hidden)]
     if name not in known:

@@ -35,7 +35,7 @@ ROOMS = {
         | {"models", "objectives", "parallel", "training", "registry"},
         HEAVY - {"jax"},
     ),
-    "tasks": ({"tasks", "data", "registry"}, NO_JAX),
+    "tasks": ({"tasks", "data", "objectives", "registry"}, NO_JAX),
     "probing": (
         {"probing", "data.counter", "data.progress", "fill_mask", "models", "registry"}
         | {"tasks"},

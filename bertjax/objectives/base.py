@@ -125,6 +125,9 @@ class Head:
     that an evaluation takes at once, so that its figures depend on no batch size; 0
     where they do not anyway. A step's batch is not parted then (accumulate). None: each
     row is by itself.
+    task_type: the labelled rows that it learns from, a name of tasks/prepare.py's KINDS
+    ("classify", "regress", "tag", "span", "retrieve"), which reads their columns, gives
+    it the number of classes, and scores its outputs; None: running text.
     """
 
     name: str
@@ -140,6 +143,7 @@ class Head:
     shardings: tuple[tuple[str, str], ...] = ()
     flops: Callable[[EncoderConfig, int, int], float] | None = None
     whole_batch: int | None = None
+    task_type: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +153,7 @@ class Objective:
     init(rng) -> params; weights(batch); sums(params, batch, rng). evaluate(params,
     batch) -> (sums, outputs), where there are outputs. everywhere: what the last layer
     makes of every token is read. flops(L, P) -> those of a token slot, forward and
-    backward; None where nobody knows them. whole_batch: as a Head has it.
+    backward; None where nobody knows them. whole_batch, task_type: as a Head has them.
     """
 
     init: Callable[[jax.Array], Params]
@@ -163,6 +167,7 @@ class Objective:
     everywhere: bool = True
     flops: Callable[[int, int], float] | None = None
     whole_batch: int | None = None
+    task_type: str | None = None
 
 
 def make_objective(
@@ -182,7 +187,8 @@ def make_objective(
     if whole:
         if len(parts) > 1:
             raise UserError(f"objective={name!r}: {whole[0][0].__name__} stands alone")
-        return _make("make_objective", *whole[0], tokens, cfg)
+        objective, cfg = _make("make_objective", *whole[0], tokens, cfg)
+        return _labelled(objective), cfg
     heads = [_make("make_head", *part, tokens) for part in parts]
     if len({h.name for h in heads}) < len(heads):
         raise UserError(f"objective={name!r} names a head twice")
@@ -191,7 +197,20 @@ def make_objective(
     for (module, _), head in zip(parts, heads, strict=True):
         if head.flops is None and not module.__name__.startswith(f"{PACKAGE}."):
             objective = dataclasses.replace(objective, flops=None)
-    return objective, cfg
+    return _labelled(objective), cfg
+
+
+def _labelled(objective: Objective) -> Objective:
+    """Let the objective of a task need its labels. Raises UserError."""
+    if not objective.task_type:
+        return objective
+    if objective.evaluate is None:
+        raise UserError(
+            f"objective: a head for rows of {objective.task_type} needs `outputs`, by "
+            "which they are scored and answered"
+        )
+    needs = objective.needs | {"labels"}
+    return dataclasses.replace(objective, needs=needs)
 
 
 def _make(
@@ -317,6 +336,7 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         everywhere=everywhere,
         flops=flops,
         whole_batch=_whole_batch(heads),
+        task_type=next((h.task_type for h in heads if h.task_type), None),
     )
 
 

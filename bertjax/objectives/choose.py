@@ -96,7 +96,7 @@ HEAD = Head(
     init,
     weights,
     sums,
-    needs=frozenset({"labels"}),
+    task_type="choose",
     pooled=True,
     at="",
     outputs=outputs,

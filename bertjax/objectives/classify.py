@@ -68,7 +68,7 @@ def make_head(classes: float = 2) -> Head:
         functools.partial(heads.init_task, classes=int(classes)),
         weights,
         sums,
-        needs=frozenset({"labels"}),
+        task_type="classify",
         pooled=True,
         at="",
         outputs=outputs,

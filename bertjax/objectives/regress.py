@@ -51,7 +51,7 @@ def make_head() -> Head:
         functools.partial(heads.init_task, classes=1),
         weights,
         sums,
-        needs=frozenset({"labels"}),
+        task_type="regress",
         pooled=True,
         at="",
         outputs=outputs,

@@ -106,7 +106,7 @@ def make_head(cls: float = 0, normalize: float = 1, temperature: float = 0.05) -
         lambda rng, cfg: {},
         weights,
         functools.partial(sums, *how, temperature),
-        needs=frozenset({"labels"}),
+        task_type="retrieve",
         whole_batch=0,  # an evaluation has no loss: vectors are made row by row
         outputs=functools.partial(outputs, *how),
         labels=labels,

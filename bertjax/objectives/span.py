@@ -68,7 +68,7 @@ def make_head() -> Head:
         functools.partial(heads.init_task, classes=2),
         weights,
         sums,
-        needs=frozenset({"labels"}),
+        task_type="span",
         outputs=outputs,
         labels=labels,
     )

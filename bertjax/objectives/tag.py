@@ -72,7 +72,7 @@ def make_head(classes: float = 2) -> Head:
         functools.partial(heads.init_task, classes=int(classes)),
         weights,
         sums,
-        needs=frozenset({"labels"}),
+        task_type="tag",
         outputs=outputs,
         labels=labels,
     )

@@ -24,10 +24,10 @@ def to_json(
     task: what the checkpoint says (tasks/prepare.py's `facts`), {} of no task. raw: the
     config.json of a model that was imported: what it does not say is not known.
     """
-    if not task or config.objective == "retrieve":
+    if not task or prepare.task_type(config.objective) == "retrieve":
         return {}
     told = {key: config.task[key] for key in _words(config) if config.task[key]}
-    if config.objective == "span":
+    if prepare.task_type(config.objective) == "span":
         told |= {key: config.task[key] for key in Limits._fields}
         told |= {"threshold": task["threshold"]} if "threshold" in task else {}
     named = {f"{PREFIX}{key}": value for key, value in told.items()}
@@ -46,7 +46,7 @@ def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[st
         if type(said) is not str:
             raise UserError(f"{where}: {PREFIX}{key}={said!r} is no name")
         config.task[key] = said
-    for key in Limits._fields if config.objective == "span" else ():
+    for key in Limits._fields if prepare.task_type(config.objective) == "span" else ():
         said = raw.get(f"{PREFIX}{key}", config.task[key])
         if type(said) is not int or not 1 <= said <= 2**16:
             raise UserError(f"{where}: {PREFIX}{key}={said!r} is no number of pieces")
@@ -55,7 +55,7 @@ def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[st
         prepare.check_task(config)
     except UserError as e:
         raise UserError(f"{where}: {PREFIX}* in config.json: {e}") from None
-    said = raw.get(THRESHOLD) if config.objective == "span" else None
+    said = raw.get(THRESHOLD) if prepare.task_type(config.objective) == "span" else None
     if said is None:
         return {}
     if type(said) not in (int, float) or not abs(said) < 1e9:
@@ -65,4 +65,4 @@ def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[st
 
 def _words(config: ConfigDict) -> list[str]:
     """Which of WORDS say something to an objective."""
-    return [key for key in WORDS if key not in prepare.KINDS[config.objective].unused]
+    return [key for key in WORDS if key not in prepare.kind_of(config.objective).unused]

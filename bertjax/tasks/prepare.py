@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, registry
+from bertjax import UserError, objectives, registry
 from bertjax.data.stores.prepare import Prepared
 from bertjax.data.text.lines import some
 from bertjax.data.text.sources import (
@@ -130,6 +130,33 @@ CLASSES = ("classify", "tag")  # whose heads have a class for each label
 TWO_SEPARATORS = ("roberta", "xlm-roberta", "camembert")  # Liu et al. 2019's fairseq
 
 
+def task_type(objective: str) -> str | None:
+    """Return the name of the KINDS that an objective learns from; None: no labels.
+
+    One from outside the package says it itself, and is imported. Raises UserError.
+    """
+    if objective in KINDS:
+        return objective
+    (name, _), *more = objectives.parse(objective)
+    if more or "." not in name:
+        return None
+    return objectives.task_type(objective)
+
+
+def kind_of(objective: str) -> Kind:
+    """Return the kind of rows that an objective learns from. Raises UserError."""
+    found = task_type(objective)
+    if found is not None and found != objective:
+        return registry.pick(f"objective={objective}: task_type", found, KINDS)
+    (name, _), *more = objectives.parse(objective)
+    if found is None and "." in name and not more:
+        raise UserError(
+            f"objective={objective} does not say which labelled rows it learns from: "
+            f"give its Head a task_type; known: {', '.join(sorted(KINDS))}"
+        )
+    return registry.pick("objective", objective, KINDS)
+
+
 def is_task(config: ConfigDict) -> bool:
     """True for a config that learns from labelled rows."""
     return bool(config.task.name or config.task.text)
@@ -142,8 +169,8 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
     """
     if config.task.name:
         _settle_named(config, overrides)
-    if config.objective in KINDS:
-        for key, column in KINDS[config.objective].columns.items():
+    if config.objective in KINDS or (is_task(config) and task_type(config.objective)):
+        for key, column in kind_of(config.objective).columns.items():
             if f"task.{key}" not in overrides:
                 config.task[key] = config.task[key] or column
 
@@ -183,7 +210,7 @@ def check(config: ConfigDict) -> Tokenizer:
         raise UserError(f"{key}: labelled rows are one to a row, of one length")
     for key in ("train", "valid"):
         locate(config, key)
-    if config.objective == "retrieve":
+    if task_type(config.objective) == "retrieve":
         check_retrieval(config)
     return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
 
@@ -191,7 +218,7 @@ def check(config: ConfigDict) -> Tokenizer:
 def check_task(config: ConfigDict) -> None:
     """Refuse what config.task alone tells, or does not. Raises UserError."""
     task = config.task
-    kind = registry.pick("objective", config.objective, KINDS)
+    kind = kind_of(config.objective)
     if not task.text:
         raise UserError("task.text is empty: the column of the text")
     if not task.label:
@@ -201,7 +228,7 @@ def check_task(config: ConfigDict) -> None:
             told = f"says nothing to objective={config.objective}"
             told += f", where it is {only!r}" if only else ""
             raise UserError(f"task.{key}={task[key]} {told}")
-    if config.objective == "choose" and not split_sources(task.choices):
+    if task_type(config.objective) == "choose" and not split_sources(task.choices):
         raise UserError(
             "task.choices is empty: the columns of the choices, or of their list"
         )
@@ -216,7 +243,7 @@ def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
 
     Raises UserError.
     """
-    key, kind = f"data.{side}", KINDS[config.objective]
+    key, kind = f"data.{side}", kind_of(config.objective)
     found: dict[str, list[str]] = {}
     for name, part in named_sources(config.data[side], key).items():
         found[name] = []
@@ -267,11 +294,11 @@ def rename(config: ConfigDict, columns: str) -> None:
     names = split_sources(columns)
     if not names:
         raise UserError(f"--columns={columns} names no column")
-    if config.objective == "choose":
+    if task_type(config.objective) == "choose":
         text, *ends = names
         config.task.choices = ",".join(ends) or config.task.choices
         names = [part.strip() for part in text.split("+")]
-    most = {"span": 0, "tag": 1}.get(config.objective, 2)
+    most = {"span": 0, "tag": 1}.get(task_type(config.objective), 2)
     if not 1 <= len(names) <= most:
         has = (
             "no columns that have other names" if not most else f"{most} texts at most"
@@ -299,7 +326,7 @@ def make_form(config: ConfigDict) -> Form:
         label=task.label,
         labels=tuple(labels),
         separators=separators(config),
-        metrics=tuple(split_sources(task.metrics)) or KINDS[config.objective].default,
+        metrics=tuple(split_sources(task.metrics)) or kind_of(config.objective).default,
         limits=Limits(*(task[key] for key in Limits._fields)),
     )
 
@@ -310,7 +337,7 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
     Raises UserError: the user's input is at fault.
     """
     tokenizer, form = check(config), make_form(config)
-    kind = KINDS[config.objective]
+    kind = kind_of(config.objective)
     train, valid = (locate(config, side) for side in ("train", "valid"))
     for key, parts in {"data.train": train, "data.valid": valid}.items():
         for paths in parts.values():
@@ -353,10 +380,9 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
 def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:
     """Return the objective with what task.* and labels say: "classify:classes=3"."""
     task = config.task
-    if config.objective == "retrieve":
-        options = {"cls": task.pooling == "cls", "normalize": task.normalize}
-        told = ",".join(f"{key}={value:d}" for key, value in options.items())
-        return f"retrieve:{told},temperature={task.temperature}"
+    if task_type(config.objective) == "retrieve":
+        options = {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
+        return with_options(config.objective, temperature=task.temperature, **options)
     return with_labels(
         config.objective, facts(config, parts).get("task", {}).get("labels")
     )
@@ -372,8 +398,18 @@ def learn(meta: dict[str, Any], scores: Mapping[str, float | None]) -> None:
 
 def with_labels(objective: str, labels: Sequence[str] | None) -> str:
     """Give an objective as many classes as there are labels, if it has some."""
-    counts = labels and objective in CLASSES
-    return f"{objective}:classes={len(labels)}" if counts else objective
+    counts = labels and task_type(objective) in CLASSES
+    return with_options(objective, classes=len(labels)) if counts else objective
+
+
+def with_options(objective: str, **options: float) -> str:
+    """Give an objective options, after its own.
+
+    >>> with_options("lab.focal:gamma=3", classes=2)
+    'lab.focal:gamma=3,classes=2'
+    """
+    told = ",".join(f"{key}={value}" for key, value in options.items())
+    return f"{objective}{',' if ':' in objective else ':'}{told}"
 
 
 def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -386,7 +422,7 @@ def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
     if not rows:
         return {}
     told = {"task": functools.reduce(operator.or_, rows)}
-    if config.objective == "retrieve":
+    if task_type(config.objective) == "retrieve":
         task = config.task
         how = {"pooling": task.pooling, "normalize": task.normalize}
         how |= {"dot": not task.normalize, "longest": config.data.length}
