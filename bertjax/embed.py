@@ -15,7 +15,7 @@ from absl import flags
 
 from bertjax import UserError, disk, registry
 from bertjax import config as c
-from bertjax.fill_mask import bucket_lengths
+from bertjax.fill_mask import count_work, falling_batches
 from bertjax.interop import sentences
 from bertjax.tasks import prepare as tasks
 
@@ -68,8 +68,10 @@ class Embedder(NamedTuple):
         longest = self.how.longest
         asked = [self.how.prompt + line for line in lines]
         rows, cut = tokenize(self.tokenizer, asked, longest)
+        sizes = np.array([len(row) for row in rows])
+        work = count_work(falling_batches(sizes, batch_size, longest))
         parts = batches(rows, self.tokenizer.pad_id, batch_size, longest)
-        return embed(self.encode, parts, len(rows)), cut
+        return embed(self.encode, parts, len(rows), work), cut
 
 
 def open_embedder(
@@ -191,12 +193,8 @@ def batches(
     token of padding.
     """
     sizes = np.array([len(row) for row in rows])
-    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, longest))
-    order = np.argsort(-sizes, kind="stable")
     batch_size = min(batch_size, len(rows))
-    for begin in range(0, len(rows), batch_size):
-        which = order[begin : begin + batch_size]
-        length = next(n for n in lengths if n >= sizes[which[0]])
+    for which, length in falling_batches(sizes, batch_size, longest):
         ids = np.full((batch_size, length), pad_id, np.int32)
         for row, i in zip(ids, which, strict=False):
             row[: sizes[i]] = rows[i]
@@ -209,24 +207,28 @@ def embed(
     encode: Callable[[np.ndarray, np.ndarray], Any],
     parts: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
     count: int,
+    work: int | None = None,
 ) -> np.ndarray:
-    """Return the vectors of `count` rows that come in batches, in order: f32 [n, D]."""
+    """Return the vectors of `count` rows that come in batches, in order: f32 [n, D].
+
+    work: padded tokens of all batches, by which the time left is estimated.
+    """
     from bertjax.data.progress import Progress
 
     vectors, running = None, []
-    with Progress("embed", total=count, unit="lines") as progress:
+    with Progress("embed", total=count, unit="lines", work=work) as progress:
 
         def take() -> None:
             nonlocal vectors
-            which, found = running.pop(0)
+            which, length, found = running.pop(0)
             found = np.asarray(found)[: len(which)]
             if vectors is None:
                 vectors = np.empty((count, found.shape[1]), np.float32)
             vectors[which] = found
-            progress.add(len(which))
+            progress.add(len(which), work=len(which) * length)
 
         for which, ids, lengths in parts:
-            running.append((which, encode(ids, lengths)))
+            running.append((which, ids.shape[1], encode(ids, lengths)))
             if len(running) > 1:  # one computes while the next is laid out
                 take()
         while running:

@@ -154,5 +154,26 @@ def bucket_lengths(most: int) -> list[int]:
     return sorted({math.ceil(most / ratio**k) for k in range(LENGTHS)})
 
 
+def falling_batches(
+    sizes: np.ndarray, batch_size: int, longest: int
+) -> list[tuple[np.ndarray, int]]:
+    """Plan batches of rows by falling length, in at most five shapes.
+
+    sizes: tokens of the rows, i64 [n]; longest: what no row is padded beyond. Returns
+    (which rows, the length that they are padded to) of each batch.
+    """
+    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, longest))
+    order = np.argsort(-sizes, kind="stable")
+    parts = (order[i : i + batch_size] for i in range(0, len(order), batch_size))
+    return [
+        (which, next(n for n in lengths if n >= sizes[which[0]])) for which in parts
+    ]
+
+
+def count_work(planned: Sequence[tuple[np.ndarray, int]]) -> int:
+    """Return the padded tokens of planned batches: what they cost, nearly."""
+    return sum(len(which) * length for which, length in planned)
+
+
 if __name__ == "__main__":
     c.command(main)

@@ -34,7 +34,7 @@ from absl import flags
 
 from bertjax import UserError, disk
 from bertjax import config as c
-from bertjax.fill_mask import bucket_lengths
+from bertjax.fill_mask import count_work, falling_batches
 from bertjax.tasks import prepare as tasks
 from bertjax.tasks import tables
 from bertjax.tasks.rows import Form, Rows
@@ -180,15 +180,12 @@ def predict(
     held = jax.device_put(model.params)
     # Sums are of labels, which there are none of: nothing computes them.
     run = jax.jit(lambda params, batch: made.evaluate(params, batch)[1])
-    sizes = rows.lengths()
-    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, rows.length))
-    order = np.argsort(-sizes, kind="stable")
-    batch_size = min(batch_size, len(order))
+    batch_size = min(batch_size, rows.n)
+    planned = falling_batches(rows.lengths(), batch_size, rows.length)
+    work = count_work(planned)
     outputs: dict[str, list[Any]] = {}
-    with Progress("predict", total=rows.n, unit="rows") as progress:
-        for begin in range(0, rows.n, batch_size):
-            which = order[begin : begin + batch_size]
-            length = next(n for n in lengths if n >= sizes[which[0]])
+    with Progress("predict", rows.n, "rows", work) as progress:
+        for which, length in planned:
             filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
             narrow = dataclasses.replace(rows, length=length)
             batch = narrow.gather(filled[:batch_size], None, tokenizer)
@@ -198,7 +195,7 @@ def predict(
                 out = outputs.setdefault(name, [None] * rows.n)
                 for i, row in zip(which, found, strict=False):
                     out[i] = row
-            progress.add(len(which))
+            progress.add(len(which), work=len(which) * length)
     return outputs
 
 

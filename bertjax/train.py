@@ -170,6 +170,7 @@ def train(
 
     # ------------------------------------------------------------ 4. shapes and step
     from bertjax.training import dispatch, state, step
+    from bertjax.training.budget import describe_budget, make_clock
     from bertjax.training.checkpoint import Checkpoints, merge
 
     begins = *(s.start for s in course.stages), restored or 0  # what is compiled anew
@@ -191,6 +192,8 @@ def train(
     parameters = count_params(shapes.params)
     where = f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {dict(mesh.shape)}"
     speak(f"{parameters:,} parameters; {total:,} steps; mesh {where}")
+    if config.budget_minutes is not None:
+        speak(describe_budget(config.budget_minutes, total))
     with jax.set_mesh(mesh):
         lengths = (stage.length for stage in course.stages)
         speak(f"attention: {attention.describe(cfg, lengths)}")
@@ -240,7 +243,6 @@ def train(
 
     # ------------------------------------------------------------ 6. the loop
     from bertjax.data.stream import stream
-    from bertjax.training.budget import make_clock
     from bertjax.training.meter import Meter
     from bertjax.training.trace import Trace
     from bertjax.training.writer import ProgressWriter, make_writers, write
@@ -250,6 +252,8 @@ def train(
     meta |= tasks.facts(config, prepared.parts)
     tasks.learn(meta, said.get("task", {}))
     clock = make_clock(path, config.budget_minutes, mesh, done)
+    if clock and done:
+        speak(f"{clock.elapsed() / 60:.1f} minutes of the budget are spent")
     if judge.over or (clock and hosts.from_primary(clock.over)):
         total = done
     peak = peak_flops(mesh)
@@ -263,7 +267,8 @@ def train(
     def begin() -> tuple[list[Any], Iterator[Any], Iterator[Any]]:
         """Open what goes on from `done`: (writers, batches, batches on devices)."""
         files = make_writers(config.log.writers, path, done) if primary else []
-        files += [ProgressWriter(total, done)] if primary else []
+        budget = clock and clock.seconds
+        files += [ProgressWriter(total, done, budget=budget)] if primary else []
         made = stream(lambda i: course.batch(i, rows), done, total, config.data.engine)
         sizes = (course.at(i).batch_size for i in range(done, total))
         fed = feed.to_devices(made, mesh, sizes)

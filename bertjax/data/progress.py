@@ -16,16 +16,25 @@ class Progress:
       what: what is being done, the first word of the bar.
       total: units altogether, or None when nobody knows.
       unit: what is counted, for example "MB".
+      work: what all units cost together, where one costs more than another, for
+        example padded tokens of lines: the time left follows the work that is done.
 
     Example:
       >>> with Progress("prepare", total=72, unit="MB") as progress:
       ...     progress.add(1)
     """
 
-    def __init__(self, what: str, total: float | None = None, unit: str = "") -> None:
+    def __init__(
+        self,
+        what: str,
+        total: float | None = None,
+        unit: str = "",
+        work: float | None = None,
+    ) -> None:
         self.what, self.total, self.unit = what, total or None, unit
+        self.work = work or None
         self.form = ",.1f" if unit == "MB" else ",.0f"  # counts are whole
-        self.done = 0.0
+        self.done = self.worked = 0.0
         self.bar: Any = None
         self.started = self.shown = time.monotonic()
 
@@ -33,11 +42,13 @@ class Progress:
         if sys.stderr.isatty():
             import tqdm
 
-            count = f"{{n:{self.form}}}/{{total:{self.form}}}"
-            form = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {count} {{unit}}"
+            count = f"{{n:{self.form}}}/{{total:{self.form}}} {{unit}}"
+            if self.work:
+                count = "{unit}"  # `add` writes the count there
+            form = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {count}"
             self.bar = tqdm.tqdm(
                 desc=self.what,
-                total=self.total,
+                total=self.work or self.total,
                 unit=self.unit,
                 leave=False,
                 bar_format=form + " [{elapsed}<{remaining}]" if self.total else None,
@@ -59,12 +70,17 @@ class Progress:
         if self.bar is not None:
             self.bar.set_description(what)
 
-    def add(self, units: float) -> None:
-        """Count `units` more as done, and show it when it is time."""
+    def add(self, units: float, work: float = 0.0) -> None:
+        """Count `units` more as done, and their work; show it when it is time."""
         self.done += units
+        self.worked += work
         if self.bar is not None:
+            if self.work:
+                units = work
+                total = f"{self.total or 0:{self.form}}"
+                self.bar.unit = f"{self.done:{self.form}}/{total} {self.unit}"
             # An estimated total must not make the bar run over.
-            self.bar.update(min(units, max(0.0, (self.total or 1e99) - self.bar.n)))
+            self.bar.update(min(units, max(0.0, (self.bar.total or 1e99) - self.bar.n)))
             return
         now = time.monotonic()
         if now - self.shown >= LINE_SECONDS:
@@ -83,6 +99,7 @@ class Progress:
         speed = f"{rate:,.1f} {self.unit}/s"
         if self.total is None:
             return f"{self.what}: {done} {self.unit}, {speed}"
-        left = max(0.0, self.total - self.done) / rate if rate else float("inf")
+        share = self.worked / self.work if self.work else self.done / self.total
+        left = max(0.0, 1 / share - 1) * seconds if share else float("inf")
         total = f"{self.total:{self.form}} {self.unit}"
         return f"{self.what}: {done} of {total}, {speed}, {left:.0f} s left"

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data.progress import Progress
-from bertjax.fill_mask import bucket_lengths
+from bertjax.fill_mask import count_work, falling_batches
 from bertjax.models import encoder, stacks
 from bertjax.models.config import EncoderConfig
 from bertjax.models.pooling import POOLINGS
@@ -127,21 +127,17 @@ def make_batches(
 
     plan: laid out for the longest rows.
     """
-    sizes = plan.lengths()
-    longest = min(-(-int(sizes[rows].max()) // 16) * 16, plan.length)
-    lengths = bucket_lengths(longest)
-    order = rows[np.argsort(-sizes[rows], kind="stable")]
-    batch_size = min(batch_size, len(order))
-    with Progress("probe", total=len(order), unit="rows") as progress:
-        for begin in range(0, len(order), batch_size):
-            which = order[begin : begin + batch_size]
-            length = next(n for n in lengths if n >= sizes[which[0]])
+    batch_size = min(batch_size, len(rows))
+    planned = falling_batches(plan.lengths()[rows], batch_size, plan.length)
+    with Progress("probe", len(rows), "rows", count_work(planned)) as progress:
+        for found, length in planned:
+            which = rows[found]
             filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
             # As it is laid out: another plan could part sentences elsewhere.
             short = replace(plan, length=length)
             batch = short.gather(filled[:batch_size], None, tokenizer)
             yield which, {name: batch[name] for name in SEEN if name in batch}
-            progress.add(len(which))
+            progress.add(len(which), work=len(which) * length)
 
 
 def check_finite(found: np.ndarray) -> np.ndarray:

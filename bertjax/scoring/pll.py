@@ -105,15 +105,17 @@ def make_scorer(
     def score(texts: Sequence[Sequence[int]]) -> list[float]:
         totals = np.zeros(len(texts))
         running: list[Any] = []
-        with Progress("score", sum(map(len, texts)), "tokens") as progress:
+        sizes = np.array([len(ids) + 2 for ids in texts], np.int32)
+        rows = int((sizes - 2).sum())
+        with Progress("score", rows, "tokens", count_work(sizes)) as progress:
 
             def take() -> None:
-                which, found = running.pop(0)
+                which, length, found = running.pop(0)
                 np.add.at(totals, which, np.asarray(found)[: len(which)])
-                progress.add(len(which))
+                progress.add(len(which), work=len(which) * length)
 
-            for which, *arrays in batches(texts, tokenizer, variant, batch_size):
-                running.append((which, run(params, *arrays)))
+            for which, ids, *more in batches(texts, tokenizer, variant, batch_size):
+                running.append((which, ids.shape[1], run(params, ids, *more)))
                 if len(running) > 1:  # one computes while the next is laid out
                     take()
             while running:
@@ -169,6 +171,12 @@ def batches(
                 at[part],
                 np.take_along_axis(ids[which], here, 1)[:, 0],
             )
+
+
+def count_work(sizes: np.ndarray) -> int:
+    """Return the padded tokens of all rows of texts of these sizes, i32 [n]."""
+    tops = np.array(choose_lengths(sizes, LENGTHS))
+    return int(((sizes - 2) * tops[np.searchsorted(tops, sizes)].astype(int)).sum())
 
 
 def choose_lengths(sizes: np.ndarray, most: int) -> list[int]:

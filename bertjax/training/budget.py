@@ -33,6 +33,20 @@ def make_clock(
     return clock
 
 
+def describe_budget(minutes: float, total: int) -> str:
+    """Say at the start of a run what its budget means.
+
+    >>> describe_budget(5, 1000)
+    'budget_minutes=5: training ends after 5 minutes, or after 1,000 steps (total) if \
+they come first; the learning rate follows the clock'
+    """
+    return (
+        f"budget_minutes={minutes:g}: training ends after {minutes:g} minutes, or "
+        f"after {total:,} steps (total) if they come first; the learning rate follows "
+        "the clock"
+    )
+
+
 class Clock:
     """The time of a budget of `seconds`; process 0's counts for all.
 

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -179,12 +179,29 @@ def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
 
 
 class ProgressWriter:
-    """A bar with loss, tokens/s and time left on a terminal; else plain lines."""
+    """A bar with loss, tokens/s and time left on a terminal; else plain lines.
 
-    def __init__(self, total: int, step: int, seconds: float = 10.0) -> None:
+    budget: seconds of training after which a run ends, where it ends by the clock; rows
+    then have budget/share, how much of it is spent.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        step: int,
+        seconds: float = 10.0,
+        budget: float | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.total, self.first, self.seconds = total, step, seconds
-        self.begun = self.said = time.monotonic()
-        self.bar = tqdm(total=total, initial=step, unit="step", disable=None)
+        self.budget, self.now = budget, now
+        self.begun = self.said = now()
+        form = None  # with a budget tqdm's own time left, of the steps, would be wrong
+        if budget is not None:
+            form = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
+        self.bar = tqdm(
+            total=total, initial=step, unit="step", disable=None, bar_format=form
+        )
 
     def write(self, row: Row) -> None:
         if "train/loss" not in row:
@@ -193,21 +210,29 @@ class ProgressWriter:
             self.say(f"step {row['step']}: {text}")
             return
         rate = row.get("perf/tokens_per_second", 0.0)
-        now = time.monotonic()
+        now = self.now()
+        left = f"{self._left(row, now) / 60:.1f} min left"
         if not self.bar.disable:
-            self.bar.set_postfix(loss=f"{row['train/loss']:.3f}", tok_s=f"{rate:,.0f}")
+            told = f"loss={row['train/loss']:.3f}, tok_s={rate:,.0f}"
+            self.bar.set_postfix_str(told + f", {left}" * (self.budget is not None))
             self.bar.update(row["step"] - self.bar.n)
         elif now - self.said >= self.seconds or row["step"] in (
             self.first + 1,
             self.total,
         ):
             self.said = now
-            done = row["step"] - self.first
-            left = (now - self.begun) / done * (self.total - row["step"])
             text = f"step {row['step']}/{self.total}  loss {row['train/loss']:.4f}"
             if rate:  # the first step is mostly compilation
-                text += f"  {rate:,.0f} tokens/s  {left / 60:.1f} min left"
+                text += f"  {rate:,.0f} tokens/s  {left}"
             self.say(text)
+
+    def _left(self, row: Row, now: float) -> float:
+        """Return the seconds to the last step, or to the end of the budget before."""
+        done = row["step"] - self.first
+        left = (now - self.begun) / done * (self.total - row["step"])
+        if self.budget is None:
+            return left
+        return min(left, (1 - row["budget/share"]) * self.budget)
 
     def say(self, text: str) -> None:
         """Print a line without breaking the bar."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.budget import Clock, make_clock
+from bertjax.training.budget import Clock, describe_budget, make_clock
 from bertjax.training.schedules import SPAN
 
 
@@ -70,3 +70,8 @@ def test_going_back_spends_time(clock):
 def test_no_budget(tmp_path):
     assert make_clock(tmp_path, None, None, 0) is None
     assert not (tmp_path / "clock.txt").exists()
+
+
+def test_a_budget_is_said():
+    said = describe_budget(5.0, 1_000_000)
+    assert "after 5 minutes" in said and "1,000,000 steps (total)" in said

@@ -116,6 +116,32 @@ def test_a_resumed_run_says_its_first_step(monkeypatch):
     assert sys.stderr.getvalue() == "step 51/100  loss 0.5000\n"
 
 
+class Clock:
+    def __init__(self):
+        self.now = 500.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("total", "left"),
+    [(1_000_000, 4.0), (200, 1.5), (125, 0.4)],  # minutes: the budget; the steps
+)
+def test_the_time_left_is_the_budgets_or_the_steps(monkeypatch, total, left):
+    """A budget of 5 minutes, a fifth of which is gone after 100 steps of 0.9 s."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    now = Clock()
+    progress = w.ProgressWriter(total, 0, seconds=10, budget=300.0, now=now)
+    now.now += 90
+    row = {"step": 100, "train/loss": 0.5, "perf/tokens_per_second": 2000.0}
+    progress.write({**row, "budget/share": 0.2})
+    said = sys.stderr.getvalue()
+    assert said == (
+        f"step 100/{total}  loss 0.5000  2,000 tokens/s  {left:.1f} min left\n"
+    )
+
+
 # ---------------------------------------------------------------- by name
 class ListWriter:
     """A writer from outside the package."""
