@@ -140,7 +140,7 @@ def answer(
     rows = rows.plan(min(model.config.data.length, longest))
     if model.threshold is not None:
         rows = dataclasses.replace(rows, threshold=model.threshold)
-    for line in rows.notes():
+    for line in (rows.read_as(model.tokenizer, labelled=False), *rows.notes()):
         c.say(line)
     return rows.answers(predict(model, rows, batch_size), read)
 

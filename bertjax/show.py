@@ -2,21 +2,25 @@
 """Look at real batches: python -m bertjax.show --config=... [--step=N] [--batches=N]
 
 Prints rows as they are gathered, chosen from and corrupted, decoded and coloured, and
-statistics over the batches. `--json` prints the statistics alone, with the hash of
-every batch; `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
+statistics over the batches. Of a task it prints what the model gets of a row and what
+is right, and of every set how many rows are cut, how long they are, and their labels.
+`--json` prints the statistics alone, with the hash of every batch (of a task the rows
+too); `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
 `--hosts=N` makes each batch in N parts. Needs no accelerator and compiles nothing.
 """
 
+import html
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
 
 from bertjax import UserError, build, checks, disk
 from bertjax import config as c
+from bertjax.tasks import prepare as tasks
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -45,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
     from bertjax.data import rendering
     from bertjax.data.pipeline import batch_sha256
-    from bertjax.data.statistics import Statistics
+    from bertjax.data.statistics import OF_TEXT, Statistics
     from bertjax.data.stream import stream
     from bertjax.objectives.base import make_objective
 
@@ -64,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         return {name: np.concatenate([m[name] for m in made]) for name in made[0]}
 
     statistics = Statistics(tokenizer, tuple(prepared.parts))
-    rows: list[tuple[str, Any]] = []
+    rows: list[Shown] = []
     stop = args.step + args.batches
     for step, batch in enumerate(
         stream(make, args.step, stop, config.data.engine), args.step
@@ -72,24 +76,84 @@ def main(argv: Sequence[str]) -> int:
         seen = run.course.at(step).inspect(step)
         statistics.add(seen, batch_sha256(batch))
         for row in range(min(args.examples - len(rows), len(batch["input_ids"]))):
+            plan = run.course.at(step).plans[seen.found.component[row]]
             heading = headline(seen, step, row, statistics.names)
-            rows.append((heading, rendering.show_row(seen, tokenizer, row)))
+            rows.append(show_row(seen, plan, tokenizer, row, heading))
     results = statistics.results()
+    if is_task := tasks.is_task(config):
+        kept = {k: v for k, v in results.items() if k not in OF_TEXT}
+        results = {"sets": summaries(config, prepared), **kept}
     if page:
-        text = rendering.to_html("Batches", results, rows)
+        told = [(row.heading, row.markup) for row in rows]
+        legend = "" if is_task else rendering.LEGEND
+        text = rendering.to_html("Batches", results, told, legend)
         disk.write_whole(page, text.encode(), f"--html={args.html}")
         c.say(f"wrote {page}")
     if args.json:
-        print(json.dumps(results))
+        told = [{"row": row.heading} | dict(row.lines) for row in rows]
+        print(json.dumps(results | ({"examples": told} if is_task else {})))
         return 0
-    for heading, tokens in rows:
-        print(heading)
-        for stage in rendering.STAGES:
-            line = rendering.to_text(tokens, stage, colour=sys.stdout.isatty())
-            print(f"  {stage:9} {line}")
+    for row in rows:
+        print_row(row)
+    for name, summary in results.pop("sets", {}).items():
+        print("\n".join(describe_set(name, summary)))
     for key, value in results.items():
         print(f"{key:22} {value}")
     return 0
+
+
+class Shown(NamedTuple):
+    """A row for people: (name, line) pairs as text and as HTML."""
+
+    heading: str
+    lines: list[tuple[str, str]]
+    markup: list[tuple[str, str]]
+
+
+def show_row(seen: Any, plan: Any, tokenizer: Any, row: int, heading: str) -> Shown:
+    """Tell a row of a batch: of a plan of text its stages, of a task's its parts."""
+    from bertjax.data import rendering
+    from bertjax.tasks.rows import Rows
+
+    if isinstance(plan, Rows):
+        batch = {name: values[row] for name, values in seen.batch.items()}
+        lines = [*plan.tell(batch, int(seen.found.example[row]), tokenizer)]
+        if cut := int(seen.truncated[row]):
+            heading += f", cut by {cut:,} tokens"
+        return Shown(heading, lines, [(k, html.escape(v)) for k, v in lines])
+    tokens, colour = rendering.show_row(seen, tokenizer, row), sys.stdout.isatty()
+    lines = [(s, rendering.to_text(tokens, s, colour)) for s in rendering.STAGES]
+    return Shown(heading, lines, rendering.stages_html(tokens))
+
+
+def print_row(row: Shown) -> None:
+    """Print a row, its names in a column."""
+    print(row.heading)
+    width = max(9, *(len(name) for name, _ in row.lines))
+    for name, line in row.lines:
+        print(f"  {name:{width}} {line}")
+
+
+def summaries(config: Any, prepared: Any) -> dict[str, Any]:
+    """Return what the rows of every set of a task are, by the set's name."""
+    parts = {**prepared.parts, **prepared.valid}
+    return {k: rows.plan(config.data.length).summary() for k, rows in parts.items()}
+
+
+def describe_set(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a set's summary."""
+    from bertjax.tasks.rows import say_counts
+
+    told = dict(summary)
+    rows, length, cut = map(told.pop, ("rows", "length", "truncated_rows"))
+    yield f"{name}: {rows:,} rows, {cut:,} of them cut ({cut / max(rows, 1):.1%})"
+    sizes = told.pop("row_tokens")
+    yield (
+        f"  tokens a row: median {sizes['median']}, 90% up to {sizes['p90']}, at most "
+        f"{sizes['max']}; a row has room for {length}"
+    )
+    for what, counts in told.items():
+        yield f"  {say_counts(what, counts, most=50)}"
 
 
 def headline(seen: Any, step: int, row: int, names: Sequence[str]) -> str:
@@ -105,7 +169,9 @@ def headline(seen: Any, step: int, row: int, names: Sequence[str]) -> str:
     return said
 
 
-def describe(shapes: Any, shardings: Any, batch: Any, tokenizer: Any) -> None:
+def describe(
+    shapes: Any, shardings: Any, course: Any, config: Any, prepared: Any
+) -> None:
     """Print parameters, their shardings and the first row: train --dry_run."""
     import jax
 
@@ -117,9 +183,18 @@ def describe(shapes: Any, shardings: Any, batch: Any, tokenizer: Any) -> None:
         strict=True,
     ):
         print(f"{path_name(at):45} {leaf.shape!s:24} {where.spec}")
-    for name, rows in batch.items():
+    seen, tokenizer = course.at(0).inspect(0), prepared.tokenizer
+    for name, rows in seen.batch.items():
         print(f"{name:45} {rows.shape!s:24} {rows.dtype}")
-    print(" ".join(tokenizer.pieces[i] for i in batch["input_ids"][0].ravel()))
+    if not tasks.is_task(config):
+        ids = seen.batch["input_ids"][0]
+        print(" ".join(tokenizer.pieces[i] for i in ids.ravel()))
+        return
+    plan = course.at(0).plans[seen.found.component[0]]
+    heading = headline(seen, 0, 0, tuple(prepared.parts))
+    print_row(show_row(seen, plan, tokenizer, 0, heading))
+    for name, summary in summaries(config, prepared).items():
+        print("\n".join(describe_set(name, summary)))
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def train(
     if dry_run:
         from bertjax.show import describe
 
-        describe(shapes.params, shardings.params, course.batch(0), tokenizer)
+        describe(shapes.params, shardings.params, course, config, prepared)
         return 0
 
     # ------------------------------------------------------------ 5. where to begin

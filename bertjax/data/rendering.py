@@ -83,6 +83,15 @@ def surface(tokenizer: Any, token: int) -> tuple[str, bool]:
     return piece, False
 
 
+def decode(tokenizer: Any, ids: np.ndarray) -> str:
+    """Write ids [n] as a line of text, special tokens and all."""
+    out = []
+    for token in ids.tolist():
+        text, joined = surface(tokenizer, token)
+        out.append(("" if joined or not out else " ") + text)
+    return visible("".join(out))
+
+
 def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
     """Write a stage of a row in one line.
 
@@ -133,8 +142,20 @@ sub{font-weight:400;opacity:.8}.bar{background:#3b82f6;height:.7rem;border-radiu
 """
 
 
-def to_html(title: str, statistics: Mapping[str, Any], rows: Sequence[Any]) -> str:
-    """Write one self-contained page; `rows` are (heading, tokens) pairs."""
+LEGEND = (
+    "<p><span class=masked>masked</span> <span class=replaced>replaced</span> "
+    "<span class=kept>kept</span>; the token that has to be found stands beside each. "
+    "Backgrounds tell A from B and packed sequences apart."
+)
+
+
+def to_html(
+    title: str, statistics: Mapping[str, Any], rows: Sequence[Any], legend: str = ""
+) -> str:
+    """Write one self-contained page.
+
+    rows: (heading, [(name, its line as HTML)]) of each; legend: HTML before them.
+    """
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}"
         f"</title><meta name=viewport content='width=device-width'><style>{_STYLE}"
@@ -143,24 +164,23 @@ def to_html(title: str, statistics: Mapping[str, Any], rows: Sequence[Any]) -> s
     for key, value in statistics.items():
         if key != "batch_sha256":
             parts.append(f"<tr><th>{key}<td class=n>{_cell(value)}")
-    parts.append(
-        "</table><h2>Rows</h2><p><span class=masked>masked</span> "
-        "<span class=replaced>replaced</span> <span class=kept>kept</span>; the token "
-        "that has to be found stands beside each. Backgrounds tell A from B and packed "
-        "sequences apart."
-    )
-    for heading, tokens in rows:
+    parts.append(f"</table><h2>Rows</h2>{legend}")
+    for heading, lines in rows:
         parts.append(f"<div class=row><b>{html.escape(heading)}</b>")
-        for stage in STAGES:
-            line = "".join(_token(t, stage) for t in tokens)
+        for name, line in lines:
             parts.append(
-                f"<div class=stage><span class=name>{stage}</span><span>{line}"
-                "</span></div>"
+                f"<div class=stage><span class=name>{html.escape(name)}</span>"
+                f"<span>{line}</span></div>"
             )
         parts.append("</div>")
     hashes = html.escape(json.dumps(statistics.get("batch_sha256", []), indent=0))
     parts.append(f"<details><summary>Hashes of the batches</summary><pre>{hashes}")
     return "\n".join([*parts, "</pre></details></html>\n"])
+
+
+def stages_html(tokens: Sequence[Shown]) -> list[tuple[str, str]]:
+    """Return (stage, its line as HTML) of a row before, while and after masking."""
+    return [(stage, "".join(_token(t, stage) for t in tokens)) for stage in STAGES]
 
 
 def _token(t: Shown, stage: str) -> str:
@@ -181,6 +201,9 @@ def _cell(value: Any) -> str:
     if not isinstance(value, Mapping):
         said = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
         return html.escape(said)
+    if any(isinstance(v, Mapping) for v in value.values()):
+        rows = [f"<tr><td>{html.escape(k)}<td>{_cell(v)}" for k, v in value.items()]
+        return f"<table>{''.join(rows)}</table>"
     largest = max([v for v in value.values() if v], default=1)
     bars = [
         f"<tr><td>{html.escape(str(k))}<td class=n>{_cell(v)}<td style='width:12rem'>"

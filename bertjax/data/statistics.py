@@ -9,6 +9,11 @@ import numpy as np
 from bertjax.data.marks import BEGINS_WORD
 from bertjax.data.pipeline import Batch, Inspected
 
+# Of `results`, what is said of masked text alone.
+OF_TEXT = "selected_rate mask_rate random_rate keep_rate special_selected"
+OF_TEXT += " special_replacements partial_words rows_without_predictions unit_lengths"
+OF_TEXT = (*f"{OF_TEXT} pair_labels".split(),)
+
 
 class Statistics:
     """Counts over batches; `results` are what `show --json` prints."""
@@ -134,20 +139,21 @@ def number_words(
 
 
 def quantiles(counted: Counter[int]) -> dict[str, float]:
-    """Return mean, smallest, median, and largest of counted numbers.
+    """Return mean, smallest, median, the one that 90% do not pass, and largest.
 
     >>> quantiles(Counter({2: 1, 4: 3}))
-    {'mean': 3.5, 'min': 2, 'median': 4, 'max': 4}
+    {'mean': 3.5, 'min': 2, 'median': 4, 'p90': 4, 'max': 4}
     """
     if not counted:
         return {}
     values = np.array(sorted(counted))
     total = np.cumsum([counted[v] for v in values])
-    median = values[np.searchsorted(total, total[-1] / 2)]
+    median, p90 = values[np.searchsorted(total, total[-1] * np.array([0.5, 0.9]))]
     mean = sum(v * k for v, k in counted.items()) / int(total[-1])
     return {
         "mean": mean,
         "min": int(values[0]),
         "median": int(median),
+        "p90": int(p90),
         "max": int(values[-1]),
     }

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.rendering import decode
 from bertjax.data.text import datasets
 from bertjax.data.text.lines import some
 from bertjax.data.text.sources import expand, split_sources
@@ -180,6 +181,37 @@ class Asked(Rows):
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (squad.Windows.gather)."""
         return self.windows.gather(example, self.length, specials.pad_id)
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield question, context, and the pieces of the answer."""
+        rows, asked = self.windows, self.asked
+        real, second = row["attention_mask"] > 0, int(rows.second[example])
+        parts = np.arange(len(real)) < second
+        yield "question", decode(tokenizer, row["input_ids"][real & parts])
+        yield "context", decode(tokenizer, row["input_ids"][real & ~parts])
+        if asked.unlabelled:
+            return
+        question = asked.questions[rows.question[example]]
+        if rows.has_answer[example]:
+            begin, end = int(row["start_positions"]), int(row["end_positions"])
+            pieces = decode(tokenizer, row["input_ids"][begin : end + 1])
+            yield "answer", f"{pieces} (tokens {begin} to {end})"
+        elif question.span:
+            yield "answer", "none in this row, but in another one of the question"
+        else:
+            yield "answer", "not in the context" if question.answers else "none"
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        if self.asked.unlabelled:
+            return {}
+        questions = self.asked.questions
+        found = sum(q.span is not None for q in questions)
+        none = sum(not q.answers for q in questions)
+        told = {"answered": found, "without an answer": none}
+        told["answer not in the context"] = len(questions) - found - none
+        return {"questions": {name: n for name, n in told.items() if n}}
 
     def found(self, outputs: Outputs, example: np.ndarray) -> dict[str, Answer]:
         """Return the answers of the questions all of whose rows are there: {id: ...}.

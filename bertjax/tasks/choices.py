@@ -13,9 +13,18 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.rendering import decode
 from bertjax.data.text.lines import some
 from bertjax.tasks import metrics
-from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
+from bertjax.tasks.rows import (
+    Batch,
+    Form,
+    Outputs,
+    Ragged,
+    Rows,
+    count_names,
+    make_ragged,
+)
 from bertjax.tasks.tables import Row
 from bertjax.tasks.texts import cell, encode_column, kept_of, lay_out, text_of
 
@@ -101,6 +110,23 @@ class Choices(Rows):
         none = np.zeros(len(example), np.int32)
         batch["labels"] = none if self.labels is None else self.labels[example]
         return batch
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the sequence of each choice; the right one is marked."""
+        names, right = self.form.labels, int(row["labels"])
+        for k in np.flatnonzero(row["choice_weights"]).tolist():
+            name = f"choice {names[k] if names else k}"
+            name += " (right)" * (self.labels is not None and k == right)
+            real = row["attention_mask"][k] > 0
+            yield name, decode(tokenizer, row["input_ids"][k][real])
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        if self.labels is None:
+            return {}
+        names = self.form.labels or tuple(map(str, range(self.choices)))
+        return {"labels": count_names(self.labels, names)}
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Compute the metrics of "scores" f32 [n, C]."""

@@ -372,7 +372,8 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
         if rows.choices < most:
             made["train"][name] = replace(rows, choices=most)
     for name, rows in (*made["train"].items(), *made["valid"].items()):
-        for line in rows.plan(config.data.length).notes():
+        laid = rows.plan(config.data.length)
+        for line in (laid.read_as(tokenizer), *laid.notes()):
             say(f"{name}: {line}")
     return Prepared(tokenizer, made["train"], made["valid"])
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter
+from bertjax.data.rendering import decode
 from bertjax.tasks import search
 from bertjax.tasks.collection import Collection, join
 from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
@@ -60,6 +61,29 @@ class Held(Rows):
         grades = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
         told = np.array(grades, np.int64)
         return [self.texts.tokens, self.texts.offsets, told, self.own]
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the texts of a row, each of which the model sees alone."""
+        for segment, name in enumerate(self.names_of(example), 1):
+            there = row["segment_ids"] == segment
+            if there.any():
+                yield name, decode(tokenizer, row["input_ids"][there])
+
+    def names_of(self, example: int) -> Sequence[str]:
+        """Return what the texts of a row are."""
+        raise NotImplementedError
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        grades = [grade for of in self.grades for grade in of.values()]
+        answers = sum(grade > 0 for grade in grades)
+        told = {"queries": self.queries, "answers": answers}
+        told["passages"] = len(self.texts.lengths) - self.queries
+        return {"texts": told | {"given negatives": len(grades) - answers}}
+
+    def of_columns(self, labelled: bool) -> str:
+        return ""  # of a folder there are none; what was read is said with its files
 
     def notes(self) -> Iterator[str]:
         yield f"{len(self.kept):,} texts, {self.n:,} rows of {self.length} tokens"
@@ -167,6 +191,9 @@ class Pairs(Held):
             "relevant_numbers": self.relevant[query],
         }
 
+    def names_of(self, example: int) -> Sequence[str]:
+        return "query", "passage", "negative"
+
     def for_scores(self) -> "Searched":
         return Searched(self.form, self.texts, self.grades, self.own, self.counts)
 
@@ -212,6 +239,10 @@ class Searched(Held):
         """Return the texts of rows: i64 [b, TOGETHER], -1 for none."""
         text = self.starts[example][:, None] + np.arange(TOGETHER)
         return np.where(text < self.starts[example + 1][:, None], text, -1)
+
+    def names_of(self, example: int) -> Sequence[str]:
+        members = self.members(np.array([example]))[0]
+        return ["query" if text < self.queries else "passage" for text in members]
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Search with the "vectors" f32 [n, TOGETHER, D] of all rows."""

@@ -5,6 +5,7 @@
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data import counter
+from bertjax.data.rendering import decode
+from bertjax.data.statistics import quantiles
 
 Batch = dict[str, np.ndarray]
 Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
@@ -167,6 +171,43 @@ class Rows:
         """
         raise NotImplementedError
 
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield (what it is, a line) of an example as the model gets it, and of what is
+        right; row: what `gather` makes of it, without the batch's axis."""
+        yield "text", decode(tokenizer, row["input_ids"][row["attention_mask"] > 0])
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        """Return what the labels are, and how often: {"labels": {"neg": 3, ...}}."""
+        return {}
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a layout's rows are: how many, how long, how many are cut, and
+        what labels they have."""
+        return {
+            "rows": self.n,
+            "length": self.length,
+            "row_tokens": quantiles(Counter(self.lengths().tolist())),
+            "truncated_rows": int((self.truncated(slice(None)) > 0).sum()),
+            **self.label_counts(),
+        }
+
+    def read_as(self, tokenizer: Any, labelled: bool = True) -> str:
+        """Say in a line what was read: columns, rows, labels, and the first row."""
+        counts = [f"; {say_counts(*of)}" for of in self.label_counts().items()]
+        example = np.zeros(1, np.int64)
+        batch = self.gather(example, counter.fold(0, "first", example), tokenizer)
+        row = {name: values[0] for name, values in batch.items()}
+        first = "; ".join(f"{k} {short(v)}" for k, v in self.tell(row, 0, tokenizer))
+        told = f"{self.n:,} rows{self.of_columns(labelled)}{''.join(counts)}"
+        return f"{told}; the first: {first}"
+
+    def of_columns(self, labelled: bool) -> str:
+        """Say the columns that rows were read from."""
+        keys = self.form.keys(labelled).items()
+        return " of " + ", ".join(f"{k.removeprefix('task.')}={v}" for k, v in keys)
+
     @property
     def findings(self) -> Sequence[str]:
         """Lines for a file: all of what was said of the text with few examples."""
@@ -193,3 +234,37 @@ class Rows:
         largest = int(np.flatnonzero(self.counts).max(initial=0))
         if largest >= vocab_size:
             raise UserError(f"a text holds id {largest}, the vocabulary {vocab_size}")
+
+
+def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
+    """Say how often things occur, of many the most frequent.
+
+    >>> say_counts("labels", {"neg": 1200, "pos": 3})
+    'labels neg (1,200), pos (3)'
+    >>> say_counts("scores", {"min": 0.0, "max": 5.0})
+    'scores min 0, max 5'
+    """
+    names = list(counts)
+    if len(names) > most:
+        names = sorted(counts, key=counts.__getitem__, reverse=True)[:most]
+    told = [
+        f"{short(k)} {v:.4g}" if isinstance(v, float) else f"{short(k)} ({v:,})"
+        for k, v in ((name, counts[name]) for name in names)
+    ]
+    more = f" and {len(counts) - most:,} more" if len(counts) > most else ""
+    return f"{name} {', '.join(told)}{more}"
+
+
+def short(text: str, most: int = 60) -> str:
+    """Cut a text for a line of a message."""
+    return text if len(text) <= most else f"{text[:most].rstrip()}..."
+
+
+def count_names(numbers: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Count class numbers, i32 [n], by the names of the classes.
+
+    >>> count_names(np.array([1, 1]), ("neg", "pos"))
+    {'neg': 0, 'pos': 2}
+    """
+    counts = np.bincount(numbers, minlength=len(names)).tolist()
+    return dict(zip(names, counts, strict=True))

@@ -16,9 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError, registry
+from bertjax.data.rendering import decode
 from bertjax.data.text.lines import some
 from bertjax.tasks import metrics
-from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
+from bertjax.tasks.rows import (
+    Batch,
+    Form,
+    Outputs,
+    Ragged,
+    Rows,
+    count_names,
+    make_ragged,
+)
 from bertjax.tasks.tagged import Sentence
 
 OF_ENTITIES = ("f1", "precision", "recall")
@@ -122,6 +131,28 @@ class Tags(Rows):
             "labels": labels,
             "label_weights": weights,
         }
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield text, and each word's pieces with its tag."""
+        yield from super().tell(row, example, tokenizer)
+        if self.labels is None:
+            return
+        first, last = self.rows[example : example + 2]
+        begins = self.firsts[first:last].tolist()
+        ends = [*begins[1:], int(row["attention_mask"].sum()) - 1]
+        names = self.form.labels
+        words = (
+            f"{decode(tokenizer, row['input_ids'][a:b])}/{names[row['labels'][a]]}"
+            for a, b in zip(begins, ends, strict=True)
+        )
+        yield "tags", " ".join(words)
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        if self.labels is None:
+            return {}
+        return {"tags": count_names(self.labels, self.form.labels)}
 
     def joined(self, outputs: Outputs, example: np.ndarray) -> np.ndarray:
         """Return the class that is said of each word, -1 where its row is not among

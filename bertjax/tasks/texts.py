@@ -15,9 +15,18 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError, registry
+from bertjax.data.rendering import decode
 from bertjax.data.text.lines import some
 from bertjax.tasks import metrics
-from bertjax.tasks.rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
+from bertjax.tasks.rows import (
+    Batch,
+    Form,
+    Outputs,
+    Ragged,
+    Rows,
+    count_names,
+    make_ragged,
+)
 from bertjax.tasks.tables import Row
 
 WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
@@ -86,6 +95,28 @@ class Texts(Rows):
         none = np.zeros(len(example), np.int32)
         batch["labels"] = none if self.labels is None else self.labels[example]
         return batch
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield text, text_pair, and label or score."""
+        ids, types = row["input_ids"], row["token_type_ids"]
+        for k, name in enumerate(("text", "text_pair")[: len(self.texts)]):
+            there = (row["attention_mask"] > 0) & (types == k)
+            yield name, decode(tokenizer, ids[there])
+        if self.labels is not None and self.form.labels:
+            yield "label", self.form.labels[row["labels"]]
+        elif self.labels is not None:
+            yield "score", f"{row['labels']:g}"
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        found = self.labels
+        if found is None:
+            return {}
+        if self.form.labels:
+            return {"labels": count_names(found, self.form.labels)}
+        told = {"min": found.min(), "mean": found.mean(), "max": found.max()}
+        return {"scores": {name: float(value) for name, value in told.items()}}
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""

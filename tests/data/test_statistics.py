@@ -8,7 +8,7 @@ import pytest
 
 from bertjax.data.mixture import Located
 from bertjax.data.pipeline import Inspected
-from bertjax.data.rendering import show_row, surface, to_html, to_text
+from bertjax.data.rendering import show_row, stages_html, surface, to_html, to_text
 from bertjax.data.statistics import Statistics
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat ##ch <b> sat".split()  # noqa: SIM905
@@ -52,7 +52,7 @@ def test_counts_by_hand():
         "tokens": 20,
         "fill": pytest.approx(20 / 24),
         "segments_per_row": 1.0,
-        "sequence_tokens": {"mean": 5.0, "min": 4, "median": 4, "max": 6},
+        "sequence_tokens": {"mean": 5.0, "min": 4, "median": 4, "p90": 6, "max": 6},
         "selected_rate": 6 / 20,
         "mask_rate": pytest.approx(1 / 3),
         "random_rate": pytest.approx(1 / 3),
@@ -75,7 +75,9 @@ def test_counts_of_packed_rows():
     statistics.add(inspected(packed=True), "x")
     results = statistics.results()
     assert results["segments_per_row"] == 1.5
-    assert results["sequence_tokens"] == dict(mean=10 / 3, min=3, median=3, max=4)
+    assert results["sequence_tokens"] == dict(
+        mean=10 / 3, min=3, median=3, p90=4, max=4
+    )
     assert results["pair_labels"] == {"0": 1, "1": 2}  # the unused slot counts not
 
 
@@ -107,7 +109,9 @@ def test_the_stages_of_a_row():
 def test_a_page_escapes_what_it_shows():
     tokens = show_row(inspected(), TOKENIZER, 0)
     page = to_html(
-        "a < b", {"unit_lengths": {"1": 3}, "fill": 0.5}, [("<row>", tokens)]
+        "a < b",
+        {"unit_lengths": {"1": 3}, "fill": 0.5},
+        [("<row>", stages_html(tokens))],
     )
     assert "<b>" not in page.replace("<b>&lt;row&gt;</b>", "")
     assert "&lt;b&gt;" in page and "a &lt; b" in page
