@@ -207,7 +207,7 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
         read = kind.read(part, key, columns, c.say)
         made = kind.make(read, model.form, model.tokenizer, labelled=True, say=c.say)
         rows = made.plan(model.config.data.length)
-        c.say(f"{name}: {rows.read_as(model.tokenizer)}")
+        c.say(f"{name.lstrip('-')}: {rows.read_as(model.tokenizer)}")
         outputs = predict.predict(model, rows, args.batch_size or 32)
         every = np.arange(rows.n)
         values = {**rows.score(outputs, every), **rows.parts(outputs, every)}

@@ -316,3 +316,34 @@ def test_spans_are_learnt(command, trained, tmp_path):
     for key in ("score", "null_score"):
         scores = [[a[key] for a in rows] for rows in (again, found)]
         np.testing.assert_allclose(*scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["task.label=score"], "take --config.objective=regress"),
+        (["task.text=label", "task.label=text"], "nearly each row would be a class"),
+    ],
+)
+def test_columns_that_cannot_be_meant(wanted, tmp_path, monkeypatch, keys, words):
+    monkeypatch.setattr(StopSignal, "install", lambda self: None)
+    rows = [f"text {i}\t{i % 30 / 8}\t{i % 2}" for i in range(90)]
+    table = tmp_path / "rows.tsv"
+    table.write_text("\n".join(["text\tscore\tlabel", *rows]) + "\n")
+    given = [f"data.train={table}", f"data.valid={table}", "task.text_pair=", *keys]
+    with pytest.raises(UserError) as e:
+        train.main(
+            [*wanted, *(f"--config.{k}" for k in given), f"--workdir={tmp_path / 'w'}"]
+        )
+    assert words in str(e.value) and not (tmp_path / "w").exists()
+
+
+def test_a_header_among_rows_by_number_is_said(finetuned, tables, tmp_path, capsys):
+    given = ["--columns=1,2", f"--out={tmp_path / 'out.jsonl'}"]
+    predict.main([f"--model={finetuned}", f"--input={tables / 'rows.csv'}", *given])
+    said = capsys.readouterr().err
+    assert "rows.csv:1: columns are given by number" in said
+    assert "text | more | label | score" in said and "--columns=text,more" in said
+    assert "33 rows of text=1, text_pair=2; the first: text " in said
+    predict.main([f"--model={finetuned}", f"--input={tables / 'bare.tsv'}", *given])
+    assert "by number" not in capsys.readouterr().err

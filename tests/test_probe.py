@@ -164,8 +164,10 @@ def test_scores_are_no_classes(wanted, tmp_path):
     file.write_text("\n".join(["text\tlabel", *rows]) + "\n")
     with pytest.raises(UserError) as e:
         probe.main([*wanted, f"--train={file}"])
-    said = "--label=label: 40 labels in 40 rows: a probe tells classes, and these look"
-    assert str(e.value) == f"{said} like scores"
+    assert str(e.value) == (
+        "--label=label: 40 labels in 40 rows ('0.000', '0.143') are numbers with "
+        "decimals: a probe tells classes, and these look like scores"
+    )
 
 
 def test_without_a_library_for_plots(wanted, monkeypatch):

@@ -17,11 +17,13 @@ import codecs
 import csv
 import io
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bertjax import UserError, registry
+from bertjax.data.rendering import visible
 from bertjax.data.text import datasets, files
 from bertjax.data.text.lines import load_json, some
 from bertjax.data.text.sources import expand, split_sources
@@ -30,6 +32,14 @@ Say = Callable[[str], None]
 
 WANTED = "FILE.tsv, .csv or .jsonl"
 SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json)(\.gz|\.zst)?$", re.IGNORECASE)
+LOOK = 10_000  # lines, to guess whether the first one names the columns
+NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+SNAKE = re.compile(r"[a-z]+(_[a-z0-9]+)+")
+NAMES = (
+    "text texts sentence sentence1 sentence_a question question1 premise query title"
+)
+NAMES += " review comment content body input utterance document token word words label"
+NAMES = {*NAMES.split(), "文本", "句子", "内容"}  # of columns of texts, in many tables
 csv.field_size_limit(2**31 - 1)
 
 
@@ -143,6 +153,8 @@ def parse_rows(
         else:
             kept.append((number, cells))
     _tell_blank(blank, say)
+    if header == [] and is_header([cells for _, cells in kept[:LOOK]], columns):
+        _tell_header(f"{name}:{kept[0][0]}", kept[0][1], columns, say)
     for number, cells in kept:
         if header is None:
             header = [cell.strip() for cell in cells]
@@ -160,6 +172,67 @@ def parse_rows(
                 f"{len(header)}"
             )
         yield Row(dict(zip(header, cells, strict=True)), f"{name}:{number}")
+
+
+def is_header(lines: Sequence[Sequence[str]], columns: Mapping[str, str]) -> bool:
+    """Guess whether the first line names the columns, which are asked for by number.
+
+    It does where it has no number in a column that has only numbers else; or a label
+    that is there once, where others are there again and again, beside a short text; or,
+    of its texts, a name that many tables have.
+
+    >>> is_header([["sentence", "label"], ["good fun", "1"]], {"task.text": "1"})
+    True
+    """
+    first, *others = [[cell.strip() for cell in cells] for cells in lines] or [[]]
+    if not others or any(len(cells) != len(first) for cells in others):
+        return False
+    numbered = map(str, range(1, len(first) + 1))
+    place = {column: i for i, column in enumerate(numbered)}
+    at = {key: place.get(column) for key, column in columns.items()}
+    if None in at.values():
+        return False  # which is refused
+    rest = list(zip(*others, strict=True))
+    if len(others) > 2 and any(
+        _is_word(cell) and all(map(_is_number, below))
+        for cell, below in zip(first, rest, strict=True)
+    ):
+        return True
+    texts = [i for key, i in at.items() if "label" not in key]
+    if not all(_is_word(first[i]) and first[i] not in rest[i] for i in texts):
+        return False
+    for i in {*at.values()} - {*texts}:
+        often = 2 * len({*rest[i]}) <= len(others)
+        if often and _is_word(first[i]) and first[i] not in rest[i]:
+            return True
+    return any(first[i].lower() in NAMES or SNAKE.fullmatch(first[i]) for i in texts)
+
+
+def _is_number(cell: str) -> bool:
+    return NUMBER.fullmatch(cell) is not None
+
+
+def _is_word(cell: str) -> bool:
+    """True for what may be a column's name: three words at most, letters in it."""
+    return len(cell) <= 30 and len(cell.split()) <= 3 and cell[:1].isalpha()
+
+
+def _tell_header(
+    place: str, first: Sequence[str], columns: Mapping[str, str], say: Say
+) -> None:
+    asked: dict[str, list[str]] = {}
+    for key, column in columns.items():
+        key = key.partition("[")[0].partition(":")[0]
+        asked.setdefault(key, []).append(first[int(column) - 1].strip())
+    named = [
+        f"{'' if key[0] == '-' else '--config.'}{key}={shlex.quote(','.join(cells))}"
+        for key, cells in asked.items()
+    ]
+    told = visible(" | ".join(cell.strip()[:30] for cell in first))
+    say(
+        f"{place}: columns are given by number, so the first line is read as a row, "
+        f"but it looks like their names: {told}; if so, name them: {' '.join(named)}"
+    )
 
 
 def _is_blank(cells: Sequence[str]) -> bool:

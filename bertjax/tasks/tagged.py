@@ -24,6 +24,8 @@ SUFFIX = re.compile(r"\.(bio|conll|iob|iob2|tsv|txt|jsonl|json)(\.gz|\.zst)?$", 
 NUMBER = re.compile(r"-?[1-9]\d*")
 NAMES = "tokens", "tags"  # in JSON lines
 DOCUMENT = "-DOCSTART-"
+HEADER = "word words token tokens text form tag tags label labels pos upos ner pos_tag"
+HEADER = {*f"{HEADER} pos_tags ner_tag ner_tags".split()}  # of columns, in any case
 
 Say = Callable[[str], None]
 
@@ -138,6 +140,12 @@ def parse_columns(
             raise UserError(
                 f"{name}:{number}: the line has {len(cells)} columns, the first one "
                 f"{width}"
+            )
+        if not words and {cells[i].strip().lower() for i in where} <= HEADER:
+            told = ", ".join(repr(cells[i]) for i in where)
+            say(
+                f"{name}:{number}: looks like names of columns, and is read as a word "
+                f"and its tag: {told}; if so, leave the line out"
             )
         words += 1
         spaced += " " in cells[where[0]].strip()

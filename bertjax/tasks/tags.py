@@ -246,9 +246,14 @@ def find_tags(
         words = sum(len(s.words) for s in sentences)
         if len(found) < 2:
             raise UserError(f"{asking.label}={form.label}: every word has the same tag")
+        told = f"{asking.label}={form.label}: {len(found):,} tags of"
         if len(found) > words / 2 and len(found) > 20:
+            raise UserError(f"{told} {words:,} words: {some([*found])}")
+        known = len({word for s in sentences for word in s.words})
+        if len(found) > max(known, 20):
             raise UserError(
-                f"{asking.label}={form.label}: {len(found):,} tags of {words:,} words"
+                f"{told} {known:,} different words ({some([*found])}): are words and "
+                "tags swapped?"
             )
         form = form._replace(labels=tuple(sorted(found, key=_order)))
     wanted = [name for name in form.metrics if name in OF_ENTITIES]

@@ -8,8 +8,9 @@ run_classifier.py).
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ from bertjax.tasks.rows import (
     Rows,
     count_names,
     make_ragged,
+    short,
 )
-from bertjax.tasks.tables import Row
+from bertjax.tasks.tables import NUMBER, Row
 
+FEW = 10  # rows, or classes, that need no doubt
 WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
-NUMBER = re.compile(r"[-+0-9.eE]+")  # float() takes "1_0", "inf" and "٣" too
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,8 +178,24 @@ def lay_out(
 
 
 def find_labels(rows: Sequence[Row], form: Form) -> Form:
-    """Return the form with the classes of the training rows, unless it has some."""
-    return form if form.labels else form._replace(labels=read_labels(rows, form.label))
+    """Return the form with the classes of the training rows, unless it has some.
+
+    Raises UserError where they can be no classes (`read_labels`), and where there are
+    more of them than texts.
+    """
+    if form.labels:
+        return form
+    labels = read_labels(rows, form.label)
+    if len(labels) <= FEW:
+        return form._replace(labels=labels)
+    texts = {tuple(text_of(row, c) for c in form.columns) for row in rows}
+    if len(labels) > len(texts):
+        raise UserError(
+            f"task.label={form.label}: {len(labels):,} classes ({_two(labels)}) of "
+            f"{len(texts):,} different texts: are text and label swapped? The columns "
+            f"are task.text={form.columns[0]} task.label={form.label}"
+        )
+    return form._replace(labels=labels)
 
 
 def read_labels(
@@ -188,9 +206,9 @@ def read_labels(
 ) -> tuple[str, ...]:
     """Return the labels that rows have, whole numbers by size, others by the alphabet.
 
-    many: what is said where there are too many to be classes; asking: the key or flag
-    that named the column. Raises UserError for too many, for an empty label, and where
-    there is only one.
+    many: what is said where they look like scores; asking: the key or flag that named
+    the column. Raises UserError for many numbers with decimals, for a class (nearly) a
+    row, for an empty label, and where there is only one.
     """
     found: dict[str, str] = {}
     for row in rows:
@@ -200,12 +218,24 @@ def read_labels(
         found.setdefault(label, row.place)
     if len(found) == 1:
         raise UserError(f"{asking}={column}: every row has the label {min(found)!r}")
-    if len(found) > len(rows) / 2 and len(found) > 20:
+    told = f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows"
+    told += f" ({_two(found)})"
+    numbers = all(map(NUMBER.fullmatch, found))
+    if numbers and len(found) > FEW and any(float(label) % 1 for label in found):
+        raise UserError(f"{told} are numbers with decimals: {many}")
+    if len(rows) > FEW and len(found) > len(rows) / 2:
+        if numbers:
+            raise UserError(f"{told}: {many}")
         raise UserError(
-            f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows: {many}"
+            f"{told}: nearly each row would be a class of its own; name the column of "
+            f"the labels, or list the classes in {asking}s if these are meant"
         )
     whole = all(WHOLE.fullmatch(label) for label in found)
     return tuple(sorted(found, key=int if whole else None))
+
+
+def _two(labels: Iterable[str]) -> str:
+    return ", ".join(repr(short(label, 30)) for label in islice(labels, 2))
 
 
 def make_texts(
@@ -285,11 +315,8 @@ def _scores(rows: Sequence[Row], form: Form) -> np.ndarray:
     out = np.empty(len(rows), np.float32)
     for i, row in enumerate(rows):
         said = cell(row, form.label)
-        try:
-            with np.errstate(over="ignore"):
-                out[i] = float(said) if NUMBER.fullmatch(said) else np.nan
-        except ValueError:
-            out[i] = np.nan
+        with np.errstate(over="ignore"):
+            out[i] = float(said) if NUMBER.fullmatch(said) else np.nan
         if not np.isfinite(out[i]):
             raise UserError(f"{row.place}: the {form.label} {said!r} is no number")
     return out

@@ -43,6 +43,66 @@ def test_columns_without_names():
     assert [r.cells for r in found] == [{"1": "a", "2": "1"}, {"1": "b", "2": "0"}]
 
 
+BY_NUMBER = {"task.text": "1", "task.label": "2"}
+REVIEWS = [("good fun", "pos"), ("no fun", "neg"), ("fun", "pos"), ("dull", "neg")]
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "columns", "named"),
+    [
+        # Numbers but in the first row, in a column that is read and in another one.
+        (("sentence", "label"), [("a b", "0")] * 3, BY_NUMBER, "sentence label"),
+        (("review body", "stars", "i"), [("a b", "pos", "7")] * 3, BY_NUMBER, ""),
+        # A label that is there once, where others are there again and again.
+        (("Review", "Verdict"), REVIEWS, BY_NUMBER, "Review Verdict"),
+        # To predict there is no label, but names that many tables have.
+        (("sentence", "label"), REVIEWS[:1], {"--columns: TEXT": "1"}, "sentence"),
+        (("review_body",), [("good fun",)], {"--columns: TEXT": "1"}, "review_body"),
+        (("premise", "hypothesis"), [("a b", "b a")],
+         {"--columns: TEXT": "1", "--columns: TEXT_PAIR": "2"}, "premise,hypothesis"),
+    ],
+)  # fmt: skip
+def test_a_header_that_is_read_as_a_row_is_said(first, others, columns, named):
+    said = []
+    text = "\n".join("\t".join(row) for row in [first, *others])
+    found = rows(text, columns=columns, say=said.append)
+    assert len(found) == len(others) + 1  # it is a guess, and no more is done
+    (line,) = said
+    assert line.startswith("t:1: ") and " | ".join(first) in line
+    keys = [key.partition(":")[0] for key in columns]
+    if "--columns" in keys:
+        assert line.endswith(f"--columns={named}")
+    elif named:
+        text, label = named.split()
+        assert f"--config.task.text={text} --config.task.label={label}" in line
+    else:
+        assert "--config.task.text='review body'" in line
+    said.clear()
+    table = "\n".join(map("\t".join, [first, *others]))
+    rows(table, columns=dict(zip(columns, first, strict=False)), say=said.append)
+    assert not said  # by name there is nothing to guess
+
+
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [
+        (REVIEWS, BY_NUMBER),
+        ([("A fine film that moves.", "mixed"), *REVIEWS], BY_NUMBER),  # a rare class
+        ([("gj04", "1", "", "Our friends"), ("gj04", "0", "*", "Who")] * 3,
+         {"task.text": "4", "task.label": "2"}),
+        ([("A plane", "An air plane", "5.0"), ("A man", "A flute", "3.8")] * 3,
+         {"task.text": "1", "task.text_pair": "2", "task.label": "3"}),
+        ([("Awful",), ("Dull and long",), ("Fine",)], {"--columns: TEXT": "1"}),
+        ([("Good", "pos"), ("Bad", "neg")], BY_NUMBER),
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_header(table, columns):
+    said = []
+    text = "\n".join("\t".join(row) for row in table)
+    assert len(rows(text, columns=columns, say=said.append)) == len(table)
+    assert not said
+
+
 @pytest.mark.parametrize("kind", ["tsv", "csv"])
 def test_an_empty_line_of_one_column_is_an_empty_text(kind):
     said = []

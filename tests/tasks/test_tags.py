@@ -73,6 +73,19 @@ def test_columns(tmp_path):
     assert second[0].tags == ["NNP", "NNP"]
 
 
+def test_a_header_and_swapped_columns(tmp_path):
+    said = []
+    path = write(tmp_path, "word\tpos\n\nAnn\tNOUN\nis\tVERB\n")
+    assert len(read(path, say=said.append)) == 2
+    assert said == [
+        f"{path}:1: looks like names of columns, and is read as a word and its tag: "
+        "'word', 'pos'; if so, leave the line out"
+    ]
+    text = "".join(f"{['NOUN', 'VERB'][i % 2]}\tword{i % 30}\n" for i in range(90))
+    with pytest.raises(UserError, match=r"30 tags of 2 different words .*swapped"):
+        find_tags(read(write(tmp_path, text)), FORM._replace(labels=()))
+
+
 def test_what_predict_reads():
     said, words = [], {"task.text": "1"}
     plain = parse_text("Ann  is here\n\nBob\n", "-", words, said.append)

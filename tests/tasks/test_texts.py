@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bertjax import UserError
 from bertjax.tasks.rows import Form, make_ragged
 from bertjax.tasks.tables import Row
-from bertjax.tasks.texts import Texts, make_texts, read_labels
+from bertjax.tasks.texts import Texts, find_labels, make_texts, read_labels
 
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
 FORM = Form(("a", "b"), "label", ("no", "yes"), 1, ("accuracy",))
@@ -120,6 +120,46 @@ def test_what_is_refused_of_label_columns():
         with pytest.raises(UserError) as e:
             read_labels(table(*cells), "label")
         assert said in str(e.value)
+
+
+def numbered(n, label):
+    return table(*((f"text {i}", label(i)) for i in range(n)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        # STS-B's scores: few rows of many have the same.
+        (numbered(2000, lambda i: f"{i % 140 / 28:.3f}"), "objective=regress"),
+        (numbered(12, lambda i: f"a sentence {i % 7}"), "'a sentence 0', 'a sentence"),
+        (numbered(12, lambda i: f"a sentence {i % 7}"), "task.label=label: 7 labels"),
+        (numbered(400, str), "objective=regress"),
+        # Swapped, and each sentence is there three times.
+        (table(*((["no", "yes"][i % 2], f"{i // 3} is") for i in range(99))), "33"),
+    ],
+)
+def test_labels_that_no_model_could_be_meant_by(rows, said):
+    with pytest.raises(UserError) as e:
+        find_labels(rows, FORM._replace(columns=("a",), labels=()))
+    assert said in str(e.value) and "task.label=label" in str(e.value)
+    named = FORM._replace(
+        columns=("a",), labels=tuple({r.cells["label"] for r in rows})
+    )
+    assert find_labels(rows, named) is named  # who lists them means them
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes"),
+    [
+        (numbered(6, "intent {}".format), 6),  # one text of each class
+        (numbered(40, lambda i: f"{i % 9 / 2}"), 9),  # stars in halves
+        (numbered(40, lambda i: f"{i % 16}.0"), 16),  # whole, as pandas writes them
+        (numbered(600, lambda i: f"class {i % 300}"), 300),
+    ],
+)
+def test_few_rows_and_many_classes_may_be(rows, classes):
+    found = find_labels(rows, FORM._replace(columns=("a",), labels=()))
+    assert len(found.labels) == classes
 
 
 def test_empty_texts_are_kept_and_said():
