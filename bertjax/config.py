@@ -30,7 +30,7 @@ from bertjax.defaults import (
     split_arg,
 )
 from bertjax.models.config import RUNTIME, EncoderConfig
-from bertjax.models.families import FAMILIES
+from bertjax.models.families import FAMILIES, in_effect
 
 __all__ = [  # what configs are written with, by one name with the rest
     "UNITS", "base", "duration", "finetuning", "make_smoke", "read_arg", "split_arg",
@@ -43,6 +43,7 @@ FREE = re.compile(
     rf"|model\.({'|'.join(RUNTIME)})"
     r"|data\.(engine|cache|train|valid|vocab|similar|segmenter)"
 )
+SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
 
 # ---------------------------------------------------------------- reading commands
@@ -224,7 +225,9 @@ def encoder_config(
     """
     given = {k: v for k, v in config.model.items() if v is not None}
     family = registry.pick("model.family", given.pop("family"), FAMILIES)
-    size = registry.pick("model.size", given.pop("size"), family.sizes)
+    name, size = given.pop("size", ""), {}
+    if name or not SPELLED <= given.keys():  # else its shape is no size of the family
+        size = registry.pick("model.size", name, family.sizes)
     shape = {**family.fixed, **size, **given}
     shape.setdefault("intermediate_size", 4 * shape["hidden_size"])
     if shape.setdefault("vocab_size", vocab_size) < vocab_size:
@@ -334,14 +337,34 @@ def from_json(text: str) -> ConfigDict:
     return config
 
 
+def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat config in which a model's empty keys have their values."""
+    part = {k[6:]: v for k, v in config.items() if k.startswith("model.")}
+    return {**config, **{f"model.{k}": v for k, v in in_effect(part).items()}}
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of flat configs that differ in effect, sorted.
+
+    Without those of a model that nobody wrote: of tiny and mini, `model.size` alone.
+    """
+    whole = [settled(config) for config in configs]
+
+    def differ(key: str, among: Sequence[Mapping[str, Any]]) -> bool:
+        return any(one.get(key) != among[0].get(key) for one in among)
+
+    found = [k for k in sorted({k for x in whole for k in x}) if differ(k, whole)]
+    given = [key for key in found if differ(key, configs)]
+    model = {k for k in found if k.startswith("model.") and not FREE.fullmatch(k)}
+    return given if model & {*given} else sorted({*given, *model})
+
+
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """List what differs and matters: "optim.lr: 0.0001 -> 0.5"."""
-    a, b = flatten(old), flatten(new)
-    return [
-        f"{key}: {a.get(key)} -> {b.get(key)}"
-        for key in sorted({*a, *b})
-        if a.get(key) != b.get(key) and not FREE.fullmatch(key)
-    ]
+    flat = flatten(old), flatten(new)
+    a, b = map(settled, flat)
+    keys = [key for key in differing(flat) if not FREE.fullmatch(key)]
+    return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in keys]
 
 
 # ---------------------------------------------------------------- running commands

@@ -14,6 +14,7 @@ from bertjax import UserError, objectives, registry
 from bertjax import config as c
 from bertjax.interop import directories, hf, pairs, sentences
 from bertjax.models.config import RUNTIME
+from bertjax.models.families import size_name
 from bertjax.tasks import exported
 from bertjax.tasks import prepare as tasks
 from bertjax.training import kinds, manifest, workdir
@@ -312,9 +313,8 @@ def open_directory(directory: Any, flag: str) -> Opened:
 def sizes(cfg: Any, family: str) -> dict[str, Any]:
     """Return the keys of config.model that spell an encoder out."""
     keys = set(c.base().model) - {"family", "size", *RUNTIME}
-    size = next(iter(c.FAMILIES[family].sizes))
     told = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
-    return {**told, "family": family, "size": size}
+    return {**told, "family": family, "size": size_name(family, told)}
 
 
 def params_part(checkpoint: Any, weights: str = "") -> str:

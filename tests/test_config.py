@@ -274,6 +274,36 @@ def test_what_is_compared(argument):
     assert line.startswith(f"{argument.split('=')[0]}: ")
 
 
+def test_models_are_compared_by_what_is_in_effect():
+    """A run of an imported model goes on, whatever size was recorded for it."""
+    old, new = parse(), parse()
+    shape = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12)
+    for made, size in ((old, "tiny"), (new, "")):
+        made.model.update(shape | {"intermediate_size": 1536, "size": size})
+    assert config.differences(old, new) == []
+    assert config.encoder_config(new, 9).num_hidden_layers == 6
+    # Spelled out or named, a size is the same.
+    named, spelled = parse(name="bert.py:mini"), parse(name="bert.py:base")
+    spelled.model.update(dict(num_hidden_layers=4, hidden_size=256))
+    spelled.model.num_attention_heads = 4
+    assert config.differences(named, spelled) == []
+    (line,) = config.differences(named, parse(name="bert.py:tiny"))
+    assert line == "model.size: mini -> tiny"
+    # Nor is anything let through whose name alone is none.
+    small, large = parse(name="bert.py:small"), parse(name="bert.py:medium")
+    for made in (small, large):
+        made.model.hidden_size = 64
+    large.model.remat = "full"  # which is never compared
+    (line,) = config.differences(small, large)
+    assert line == "model.num_hidden_layers: 4 -> 8"
+
+
+def test_a_model_without_a_size_spells_it_out():
+    made = parse("--config.model.size=")
+    with pytest.raises(UserError, match=r"model\.size"):
+        config.encoder_config(made, 9)
+
+
 # ---------------------------------------------------------------- checks
 @pytest.mark.parametrize(
     "argument, word",

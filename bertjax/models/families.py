@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from bertjax.models.config import RUNTIME, EncoderConfig
+
 Shape = Mapping[str, Any]
 
 
@@ -112,3 +114,41 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
 }
+
+
+def size_name(family: str, model: Mapping[str, Any]) -> str:
+    """Return which of a family's sizes a model has; "" where it has none of them.
+
+    model: its layers, widths and heads by name.
+
+    >>> shape = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4}
+    >>> size_name("bert", {**shape, "intermediate_size": 1024})
+    'mini'
+    """
+    for name, size in FAMILIES[family].sizes.items():
+        whole = {"intermediate_size": 4 * size["hidden_size"], **size}
+        if all(model.get(key) == value for key, value in whole.items()):
+            return name
+    return ""
+
+
+def in_effect(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.model with the values that its empty keys stand for.
+
+    `size` is what the shape is called, whatever was recorded; "" where it has no name.
+    Empty stays what follows the tokenizer or the device. A model of an unknown family
+    is returned as it is.
+    """
+    given = {key: value for key, value in model.items() if value is not None}
+    family = FAMILIES.get(given.get("family", ""))
+    if family is None:
+        return dict(model)
+    fields = dataclasses.fields(EncoderConfig)
+    usual = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    usual = {key: value for key, value in usual.items() if key not in RUNTIME}
+    sized = family.sizes.get(given.get("size", ""), {})
+    found = {**dict.fromkeys(model), **usual, **family.fixed, **sized, **given}
+    if found.get("hidden_size") and found.get("intermediate_size") is None:
+        found["intermediate_size"] = 4 * found["hidden_size"]
+    found["size"] = size_name(given["family"], found)
+    return {key: found[key] for key in model}

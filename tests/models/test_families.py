@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.models import encoder, heads
+from bertjax.models import encoder, families, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import FAMILIES
 from bertjax.parallel.sharding import path_name
@@ -146,3 +146,24 @@ def make(family, size, vocab_size):
     shape = {**known.fixed, **known.sizes[size]}
     shape.setdefault("intermediate_size", 4 * shape["hidden_size"])
     return EncoderConfig(vocab_size=vocab_size, **shape)
+
+
+# ---------------------------------------------------------------- names of sizes
+def test_a_size_is_named_by_its_shape_alone():
+    spelled = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12)
+    spelled |= dict(intermediate_size=1536, vocab_size=30522)
+    assert families.size_name("bert", spelled) == ""
+    base = dict(num_hidden_layers=12, hidden_size=768, num_attention_heads=12)
+    base |= dict(intermediate_size=3072)
+    assert families.size_name("bert", base) == "base"
+    assert families.size_name("bert", base | {"intermediate_size": 768}) == ""
+    # Of a converted MiniLM the first size of its family used to be written down.
+    for size in ("tiny", ""):
+        found = families.in_effect({"family": "bert", "size": size, **spelled})
+        assert found["size"] == "" and found["hidden_size"] == 384
+    left = dict.fromkeys(spelled)
+    found = families.in_effect({"family": "roberta", "size": "tiny", **left})
+    assert (found["size"], found["hidden_size"], found["vocab_size"]) == (
+        "tiny", 128, None,
+    )  # fmt: skip
+    assert found["intermediate_size"] == 512
