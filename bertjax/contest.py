@@ -79,6 +79,8 @@ class Contest:
             runs, judge.metric or usual, bool(judge.metric), config.eval.patience, known
         )
         self.lost: set[int] = set()  # and said
+        # Real tokens that each run saw; None in a sweep of a version without them.
+        self.tokens: list[int] | None = [0] * len(runs)
 
     def deal(self, at_once: int | None) -> Any:
         """Deal the runs out to groups, and return these. Raises UserError."""
@@ -108,6 +110,7 @@ class Contest:
         rules = said.get("row_rules", 1)
         build.check_rows(self.config, self.prepared.parts, self.path, rules)
         self.standings.see(said["scores"])
+        self.tokens = said.get("tokens")
         self.groups.restore(done, said.get("streaks", [0] * len(self.runs)))
         c.say(f"resuming after step {done}")
         return done
@@ -155,7 +158,9 @@ class Contest:
             ) as batches,
         ):
             while not (asked or self.is_over):
-                groups.advance(next(batches), self.standings.ended)
+                batch = next(batches)
+                groups.advance(batch, self.standings.ended)
+                self.count(batch)
                 progress.add(1)
                 judged = self.is_due and self.judge()
                 asked = stop.number
@@ -172,6 +177,13 @@ class Contest:
         seeds = [seed for seed, _ in self.groups.filled]
         names = made[seeds[0]]
         return {name: np.stack([made[seed][name] for seed in seeds]) for name in names}
+
+    def count(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Count the real tokens of a batch of all runs."""
+        if self.tokens is not None:
+            rows = batch["attention_mask"][: len(self.runs)]
+            real = rows.reshape(len(rows), -1).sum(axis=1).tolist()
+            self.tokens = [n + m for n, m in zip(self.tokens, real, strict=True)]
 
     def judge(self) -> bool:
         """Evaluate the runs that go on; False where a signal broke it off."""
@@ -201,7 +213,9 @@ class Contest:
             values = {**means, **function.score(told, examples)}
             if i in self.lost:
                 values = dict.fromkeys(values, math.nan)
-            rows.append(row | {"skipped": skipped[i]} | workdir.finite(values))
+            row |= {"skipped": skipped[i]}
+            row |= {"tokens": self.tokens[i]} if self.tokens else {}
+            rows.append(row | workdir.finite(values))
         return rows
 
     def eval_batches(self, function: Any, examples: int | None) -> Iterator[Any]:
@@ -235,6 +249,7 @@ class Contest:
         self.look()
         told = {"size": self.groups.size, "scores": self.standings.rows}
         told |= {"streaks": self.groups.streaks, "row_rules": build.ROW_RULES}
+        told |= {"tokens": self.tokens} if self.tokens else {}
         self.groups.save({**self.facts, **told})
 
     def best_params(self) -> Any:

@@ -135,7 +135,7 @@ def sweep(
     import jax
 
     from bertjax.parallel import feed
-    from bertjax.parallel.mesh import make_mesh
+    from bertjax.parallel.mesh import machine, make_mesh
 
     before = kinds.read_results(path)
     if not before:
@@ -158,7 +158,7 @@ def sweep(
         took = round(time.monotonic() - begun, 1)
     found = one.standings.summarise()
     found |= {"facts": facts, "seconds": took if fresh else None}
-    keep(config, path, found, one.best_params(), prepared, overrides)
+    keep(config, path, found, one.best_params(), prepared, overrides, machine(mesh))
     shutil.rmtree(path / kinds.MEMBERS)
     return found
 
@@ -170,8 +170,13 @@ def keep(
     params: Any,
     prepared: Any,
     overrides: dict[str, Any],
+    devices: dict[str, Any],
 ) -> None:
-    """Write the best run as a workdir, and last sweep.json, which says it is done."""
+    """Write the best run as a workdir, and last sweep.json, which says it is done.
+
+    devices: what run.json says of them.
+    """
+    from bertjax.models.encoder import count_params
     from bertjax.training.checkpoint import Checkpoints
 
     config = config.copy_and_resolve_references()
@@ -182,13 +187,14 @@ def keep(
     if found["at"] == "best":  # as train says it
         name = f"eval/{best['valid']}/{metric}"
         facts["best"] = {"metric": name, "step": best["step"], "value": best[metric]}
+    sizes = {"parameters": count_params(params), "total_steps": found["steps"]}
     workdir.begin(
         path,
         {
             "config.json": c.to_json(config),
             "overrides.json": json.dumps(overrides),
         },
-        facts | {"total_steps": found["steps"]},
+        facts | devices | sizes,
         prepared.tokenizer.save,
         build.count_tokens(prepared.parts),
     )
@@ -196,7 +202,8 @@ def keep(
     if best["step"] not in manifest.steps(path):  # else killed just after it
         meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
         meta |= {"runs": found["facts"]["runs"]}  # by which a sweep knows its own
-        meta |= facts | {"tokens": 0, **tasks.facts(config, prepared.parts)}
+        meta |= facts | tasks.facts(config, prepared.parts)
+        meta |= {"tokens": best.get("tokens", 0)}
         tasks.learn(meta, best)
         saved = Checkpoints(path, 2, None)
         saved.save(best["step"], {"params": params}, meta)

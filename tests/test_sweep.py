@@ -116,6 +116,23 @@ def test_a_member_is_the_run_that_train_makes(wanted, swept, tmp_path):
     assert len({*losses(swept[1])}) == 4
 
 
+def test_its_workdir_says_what_a_run_s_says(wanted, swept, tmp_path):
+    """Tokens, parameters and devices, by which report lists it beside runs."""
+    path, found = swept
+    seed, rate = found["best"]["seed"], found["best"]["lr"]
+    more = [f"--config.seed={seed}", f"--config.optim.lr={rate}"]
+    train.main([*wanted, *more, f"--workdir={tmp_path / 'one'}"])
+    ours, alone = (
+        json.loads((p / "run.json").read_text()) for p in (path, tmp_path / "one")
+    )
+    for key in ("parameters", "devices", "device_kind", "total_steps"):
+        assert ours[key] == alone[key], key
+    rows = (tmp_path / "one/metrics.jsonl").read_text().splitlines()
+    assert found["best"]["tokens"] == json.loads(rows[-1])["tokens"] > 0
+    meta = json.loads((path / "checkpoints/8/meta.json").read_text())
+    assert meta["tokens"] == found["best"]["tokens"]
+
+
 def test_a_run_that_never_trained_has_no_score(wanted, tmp_path, capsys):
     """The greatest of nan is the first class, which half of the rows have."""
     made = config.parse([*wanted, "--config.guard.patience=3"]).config

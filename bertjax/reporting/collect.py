@@ -51,8 +51,14 @@ class Run:
         return int(max((s.steps[-1] for s in self.series.values()), default=last))
 
     @property
-    def tokens(self) -> int:
-        """Real tokens up to there."""
+    def tokens(self) -> int | None:
+        """Real tokens up to there, of a sweep those of one run; None: nobody counted.
+
+        Runs of a sweep that ended early saw fewer.
+        """
+        if self.sweep:
+            curve = self.sweep.get("curve", [])
+            return max((row.get("tokens") or 0 for row in curve), default=0) or None
         return int(max((s.tokens[-1] for s in self.series.values()), default=0))
 
 

@@ -28,6 +28,7 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[An
     """
     found = []
     wrong: Wrong = {}
+    headless = []
     for run in runs if texts else ():
         rows: dict[str, list[Any]] = {text: [] for text in texts}
         ids = None
@@ -45,9 +46,10 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[An
                 break
             try:
                 cfg, params = fill_mask.read_params(checkpoint, cfg)
-            except UserError as e:
-                note(f"no blanks filled: {e}")
-                continue
+            except UserError:
+                headless.append(run.name)
+                ids = {}  # nor have the others of this run
+                break
             top = min(TOP, tokenizer.vocab_size)
             fill = fill_mask.make_filler(cfg, params, tokenizer, top)
             for text, one in ids.items():
@@ -56,8 +58,15 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[An
             note(f"{run.name}: no checkpoint that fills blanks")
         told = [{"run": run.name, "text": t, "rows": r} for t, r in rows.items() if r]
         found += told
+    tell_headless(headless, note)
     refuse(wrong)
     return found
+
+
+def tell_headless(names: Sequence[str], note: Say) -> None:
+    """Note which runs cannot guess, as finetuned ones, in one line."""
+    if names:
+        note(f"no masked-LM head, so no guesses: {', '.join(names)}")
 
 
 def encode_all(
@@ -106,6 +115,7 @@ def view_sentences(
     """
     found = []
     wrong: Wrong = {}
+    headless = []
     for run in runs if sentences else ():
         step = manifest.newest_before(run.path, 2**62)
         if step is None:
@@ -120,12 +130,13 @@ def view_sentences(
             continue
         try:
             cfg, params = fill_mask.read_params(checkpoint, cfg)
-        except UserError as e:
-            note(f"no sentence seen: {e}")
+        except UserError:
+            headless.append(run.name)
             continue
         view = make_viewer(cfg, params, tokenizer, longest)
         for text, one in ids.items():
             found.append({"run": run.name, "step": step, "text": text, **view(one)})
+    tell_headless(headless, note)
     refuse(wrong)
     return found
 

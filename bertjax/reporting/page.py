@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bertjax import config as c
 from bertjax.reporting import sweeps, tables
 from bertjax.reporting.collect import Run
 from bertjax.reporting.curves import points
@@ -197,9 +198,10 @@ def curves_section(
 def figure(index: int, chart: tables.Chart, runs: Sequence[Run]) -> str:
     """Place a chart; where others have the same metric, dots say whose this is."""
     dots = "".join(f" {dot(i, runs[i].name)}" for i, _ in chart.curves)
+    names = text(", ".join((chart.key, *chart.same)))
     return (
-        f"<figure><figcaption>{text(chart.key)}{'' if chart.alone else dots}"
-        f"</figcaption><div class='plot' data-chart='{index}'></div></figure>"
+        f"<figure><figcaption>{names}{'' if chart.alone else dots}</figcaption>"
+        f"<div class='plot' data-chart='{index}'></div></figure>"
     )
 
 
@@ -247,7 +249,7 @@ def configs_section(runs: Sequence[Run]) -> str:
             render(
                 Table(
                     ["key", "value"],
-                    [[k, tables.written(v)] for k, v in run.config.items()],
+                    [[k, tables.written(v)] for k, v in c.settled(run.config).items()],
                 )
             ),
         )

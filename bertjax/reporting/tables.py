@@ -4,6 +4,7 @@ share a chart."""
 
 import re
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,49 +36,68 @@ class Chart(NamedTuple):
     curves: list[tuple[int, Series]]
     constant: float | None  # the value that all of them have, if they do
     alone: bool  # no other runs have it
+    same: tuple[str, ...] = ()  # metrics of these runs with the very same curves
 
 
 def overview(runs: Sequence[Run]) -> Table:
     """Say what each run is and how far it came."""
+    sources = [run.config["init_from"].rstrip("/").split("/")[-1] for run in runs]
     rows = []
-    for run in runs:
+    for run, source in zip(runs, sources, strict=True):
         facts, config = run.facts, run.config
-        total = facts.get("total_steps")
-        rows.append(
-            [
-                run.name,
-                f"{run.step:,} of {total:,}" if isinstance(total, int) else run.step,
-                run.tokens,
-                config["objective"],
-                config["model.family"],
-                config["model.size"],
-                facts.get("parameters"),
-                f"{facts.get('devices', '?')} x {facts.get('device_kind', '?')}",
-                started(facts),
-            ]
-        )
+        total, parameters = facts.get("total_steps"), facts.get("parameters")
+        devices = [facts.get("devices"), facts.get("device_kind")]
+        row = [
+            run.name,
+            f"{run.step:,} of {total:,}" if isinstance(total, int) else run.step,
+            run.tokens,
+            config["objective"],
+            config["model.family"],
+            c.settled(config)["model.size"] or millions(parameters),
+            parameters,
+            None if None in devices else "{} x {}".format(*devices),
+            started(run),
+        ]
+        rows.append(row + [source or None] * any(sources))
     head = ["run", "step", "tokens", "objective", "family", "size", "parameters"]
-    return Table([*head, "devices", "started"], rows)
+    return Table([*head, "devices", "started", *["init_from"] * any(sources)], rows)
 
 
-def started(facts: dict[str, Any]) -> str:
-    """Return when a run began, and how often it was started."""
-    starts = facts.get("starts")
-    if not isinstance(starts, list) or not starts:
+def millions(parameters: Any) -> str | None:
+    """Name a size that no family has: "22.6M"; None where nobody counted."""
+    return f"{parameters / 1e6:.3g}M" if isinstance(parameters, int) else None
+
+
+def started(run: Run) -> str:
+    """Return when a run began, and how often it was started.
+
+    A sweep notes when it ended, and how long it took unless it was resumed.
+    """
+    starts = run.facts.get("starts")
+    if not isinstance(starts, list) or not starts or not isinstance(starts[0], dict):
         return ""
-    first = starts[0].get("time", "") if isinstance(starts[0], dict) else ""
     times = f", {len(starts)} starts" * (len(starts) > 1)
-    return f"{first.replace('T', ' ')[:16]}{times}"
+    try:
+        first = datetime.fromisoformat(starts[0]["time"])
+    except (KeyError, TypeError, ValueError):
+        return times.removeprefix(", ")
+    if not run.sweep:
+        return f"{first:%Y-%m-%d %H:%M}{times}"
+    seconds = run.sweep.get("seconds")
+    if not isinstance(seconds, int | float):
+        return f"ended {first:%Y-%m-%d %H:%M}"
+    return f"{first - timedelta(seconds=seconds):%Y-%m-%d %H:%M}"
 
 
 # Of a vocabulary that a run trains: nothing where data.vocab gives one.
 TRAINED = {"data.tokenizer", "data.vocab_size", "data.vocab_alpha"}
+FIRST = "optim.lr", "data.length", "batch_size", "total", "seed"  # what is looked for
 
 
-def in_effect(run: Run, key: str) -> Any:
-    """Return a run's value of a key; None where it says nothing."""
-    given = key in TRAINED and run.config.get("data.vocab")
-    return None if given else run.config.get(key)
+def in_effect(run: Run) -> dict[str, Any]:
+    """Return a run's config without the keys that say nothing."""
+    idle = TRAINED if run.config.get("data.vocab") else set()
+    return {key: value for key, value in run.config.items() if key not in idle}
 
 
 def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
@@ -85,18 +105,38 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
 
     The parting is config.FREE's, as for resuming.
     """
+    configs = [in_effect(run) for run in runs]
+    whole = [c.settled(config) for config in configs]
     rows: tuple[list[list[Any]], list[list[Any]]] = ([], [])
-    for key in sorted({key for run in runs for key in run.config}):
-        values = [in_effect(run, key) for run in runs]
-        if any(value != values[0] for value in values):
-            rows[bool(c.FREE.fullmatch(key))].append([key, *map(written, values)])
+
+    def place(key: str) -> int:
+        heads = [key == name or key.startswith(f"{name}.") for name in FIRST]
+        return [*heads, True].index(True)
+
+    for key in sorted(c.differing(configs), key=place):
+        values = [config.get(key) for config in whole]
+        told = [*map(written, values)]
+        if len({*told}) < len({*map(str, values)}):  # too short to tell them apart
+            told = ["–" if x in (None, "") else str(x) for x in values]
+        rows[bool(c.FREE.fullmatch(key))].append([key, *told])
     head = ["key", *(run.name for run in runs)]
     return Table(head, rows[0]), Table(head, rows[1])
 
 
 def written(value: Any) -> str:
-    """Write a value of a config as it would be given; an empty one as a dash."""
-    return "–" if value is None or value == "" else str(value)
+    """Write a value of a config for readers; an empty one as a dash.
+
+    >>> [written(value) for value in (10 / 9, 2e-05, 100000.0, (0.9, 1 / 3), "")]
+    ['1.111', '2e-05', '100000', '(0.9, 0.3333)', '–']
+    """
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, float):
+        whole = value.is_integer() and abs(value) < 1e15
+        return f"{value:.0f}" if whole else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(written, value))})"
+    return str(value)
 
 
 def speed(runs: Sequence[Run]) -> Table:
@@ -204,7 +244,34 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
             constant = None  # even what never moves is a result
         found.append(Chart(key, curves, constant, keys[key] == 1))
     order = {key: i for i, key in enumerate(keys)}  # as in the rows
-    return sorted(found, key=lambda chart: (rank(chart.key), order[chart.key]))
+    found.sort(key=lambda chart: (rank(chart.key), order[chart.key]))
+    return join_equal(found)
+
+
+def join_equal(found: list[Chart]) -> list[Chart]:
+    """Draw a term once that is all of the loss of its runs: the sum has its curve."""
+    totals = {i: [] for i, chart in enumerate(found) if chart.key == "train/loss"}
+    left = {}
+    for at, chart in enumerate(found):
+        same = None
+        if chart.key.startswith("train/") and at not in totals:
+            same = next((i for i in totals if has_curves(found[i], chart)), None)
+        if same is None:
+            left[at] = chart
+        else:
+            totals[same].append(chart.key)
+    return [x._replace(same=tuple(totals.get(at, ()))) for at, x in left.items()]
+
+
+def has_curves(chart: Chart, other: Chart) -> bool:
+    """True where the runs of another chart have the same curves in this one."""
+    mine = dict(chart.curves)
+    return all(
+        i in mine
+        and np.array_equal(mine[i].steps, series.steps)
+        and np.allclose(mine[i].values, series.values, 1e-6, 0, equal_nan=True)
+        for i, series in other.curves
+    )
 
 
 def rank(key: str) -> int:

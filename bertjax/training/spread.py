@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the scores of a sweep's runs scatter, which run is best, and lines that say so.
 
-A row is a run's evaluation: {"step", "seed", "lr", "valid", "skipped", metric: value},
-a value None where it was not finite. No jax.
+A row is a run's evaluation: {"step", "seed", "lr", "valid", "skipped", "tokens" (real
+ones that the run saw until then), metric: value}, a value None where it was not finite.
+No jax.
 """
 
 import math
@@ -14,7 +15,14 @@ from typing import Any
 from bertjax import UserError
 from bertjax.training.best import GREATER, Judge, Known, falls
 
-ABOUT = "step", "seed", "lr", "valid", "skipped"  # of a row, beside its metrics
+ABOUT = (
+    "step",
+    "seed",
+    "lr",
+    "valid",
+    "skipped",
+    "tokens",
+)  # of a row, beside its metrics
 
 
 class Standings:

@@ -47,7 +47,7 @@ def articles(source, count, train, dev):
 
 def differ(ours, theirs):
     last = [json.loads(read(path))["runs"] for path in (ours, theirs)]
-    known = "step", "seed", "lr", "valid", "skipped"
+    known = "step", "seed", "lr", "valid", "skipped", "tokens"
     for metric in [k for k in last[0][0] if k not in known and k in last[1][0]]:
         a, b = ([row[metric] for row in rows] for rows in last)
         told = (

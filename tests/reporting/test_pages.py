@@ -136,6 +136,86 @@ def test_a_given_vocabulary_hides_how_one_would_be_trained(tmp_path):
     ]
 
 
+MINILM = {"model.num_hidden_layers": 6, "model.hidden_size": 384}
+MINILM |= {"model.num_attention_heads": 12, "model.intermediate_size": 1536}
+
+
+@pytest.mark.parametrize("recorded", ["tiny", ""])
+def test_an_imported_model_is_named_by_its_parameters_and_source(tmp_path, recorded):
+    """Workdirs of earlier versions record the first size of the family."""
+    own = make_run(tmp_path / "own", **{"model.size": "mini"})
+    more = {"init_from": "/models/all-MiniLM-L6-v2/", "model.size": recorded}
+    theirs = make_run(tmp_path / "theirs", **MINILM, **more)
+    facts = json.loads((theirs / "run.json").read_text()) | {"parameters": 22_613_760}
+    (theirs / "run.json").write_text(json.dumps(facts))
+    page = page_of(own, theirs)
+    head = page.tables[0][0]
+    told = [dict(zip(head, row, strict=True)) for row in page.table("run", "step")]
+    assert [row["size"] for row in told] == ["mini", "22.6M"]
+    assert [row["init_from"] for row in told] == ["–", "all-MiniLM-L6-v2"]
+    assert told[1]["parameters"] == "22,613,760"
+    sizes = {row[0]: row[1:] for row in page.table("key", "own")}
+    assert sizes["model.size"] == ["mini", "–"]
+    assert sizes["model.hidden_size"] == ["256", "384"]
+    assert not any(t[1:2] == ["tiny"] for table in page.tables for t in table)
+
+
+def test_what_differs_is_only_that_and_begins_with_what_is_looked_for(tmp_path):
+    """A run whose model is spelled out differs in nothing from one that names it."""
+    spelled = dict(num_hidden_layers=2, hidden_size=128, num_attention_heads=2)
+    spelled |= dict(intermediate_size=512, norm_type="layer_norm", hidden_act="gelu")
+    spelled = {f"model.{key}": value for key, value in spelled.items()}
+    other = {"seed": 3, "batch_size": 64, "optim.lr": 2e-5, "data.length": 64}
+    other |= {"accumulate": 2, "total.steps": 5, "optim.warmup.percent": 10 / 9}
+    a = make_run(tmp_path / "a", **{"model.size": "tiny"})
+    b = make_run(tmp_path / "b", **{"model.size": "base"}, **spelled, **other)
+    rows = page_of(a, b).table("key", "a", "b")
+    assert [row[0] for row in rows] == [
+        "optim.lr", "data.length", "batch_size", "total.steps", "seed",
+        "accumulate", "optim.warmup.percent",
+    ]  # fmt: skip
+    assert rows[-1] == ["optim.warmup.percent", "1", "1.111"]
+
+
+def test_numbers_are_short_but_tell_apart(tmp_path):
+    long = {"optim.warmup.percent": 10 / 9, "optim.lr": 1e-05}
+    page = page_of(make_run(tmp_path / "a", **long))
+    given = {row[0]: row[1] for row in page.table("key", "value")}
+    assert given == {"optim.warmup.percent": "1.111", "optim.lr": "1e-05"}
+    assert not any("1.11111" in text for text in page.texts)
+    rates = [2e-5, 2.00001e-5]
+    runs = [make_run(tmp_path / f"{r}", **{"optim.lr": r}) for r in rates]
+    runs = collect.read_runs([*map(str, runs)], print)
+    assert tables.differing(runs)[0].rows == [["optim.lr", "2e-05", "2.00001e-05"]]
+
+
+def test_equal_losses_are_one_chart(tmp_path):
+    """Where a loss has one term, the sum and the term are one curve."""
+
+    def rows(term, second=0.0):
+        made = some_rows()
+        for row in made:
+            if "train/loss" in row:
+                row[f"train/{term}"] = row["train/loss"] + second
+        return made
+
+    one = make_run(tmp_path / "one", rows("classify_loss"))
+    two = make_run(tmp_path / "two", rows("mlm_loss"), objective="mlm")
+    both = make_run(tmp_path / "both", rows("mlm_loss", 0.5), objective="mlm+nsp")
+    page = page_of(one)
+    keys = [chart["key"] for chart in page.data["charts"]]
+    assert "train/loss" in keys and "train/classify_loss" not in keys
+    assert "train/loss, train/classify_loss" in page.texts
+    # A term that another run has beside others is compared in a chart of its own.
+    charts = page_of(two, both, out=tmp_path / "2.html").data["charts"]
+    members = [
+        [curve["run"] for curve in chart["curves"]]
+        for chart in charts
+        if chart["key"] == "train/mlm_loss"
+    ]
+    assert members == [[0, 1]]
+
+
 def test_a_threshold_is_no_score(tmp_path):
     rows = some_rows()
     for row in rows:
@@ -360,6 +440,30 @@ def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypat
     assert len(notes) == 2 and notes[1] == "roberta: left out: no <mask> in a [MASK]"
     with pytest.raises(UserError, match=r"no \[MASK\] in nothing"):
         guesses.fill_blanks(runs, ["a [MASK]", "nothing"], notes.append)
+
+
+def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatch):
+    runs = [make_run(tmp_path / name) for name in ("fine", "tuned", "pretrained")]
+    runs = collect.read_runs([*map(str, runs)], print)
+
+    def read_params(checkpoint, cfg):
+        if checkpoint != "pretrained":
+            raise UserError(f"{checkpoint} has no masked-LM head")
+        return cfg, {}
+
+    tokenizer = SimpleNamespace(vocab_size=9)
+    cfg = SimpleNamespace(max_length=9)
+    opened = lambda run, step: (None, tokenizer, run.name)  # noqa: E731
+    monkeypatch.setattr(guesses, "open_step", opened)
+    monkeypatch.setattr(guesses.manifest, "steps", lambda path: [*range(1, 6)])
+    monkeypatch.setattr(guesses.c, "encoder_config", lambda *told: cfg)
+    monkeypatch.setattr(guesses.fill_mask, "encode", lambda *told, longest: [1])
+    monkeypatch.setattr(guesses.fill_mask, "read_params", read_params)
+    monkeypatch.setattr(guesses.fill_mask, "make_filler", lambda *told: len)
+    notes = []
+    found = guesses.fill_blanks(runs, ["a [MASK]", "b [MASK]"], notes.append)
+    assert {f["run"] for f in found} == {"pretrained"}
+    assert notes == ["no masked-LM head, so no guesses: fine, tuned"]
 
 
 def test_runs_without_a_checkpoint_or_a_head_are_left_out(tmp_path, capsys):

@@ -49,6 +49,28 @@ def test_curves_of_a_sweep(tmp_path):
     assert [curve["run"] for curve in one.data["charts"][0]["curves"]] == [0, 1]
 
 
+def test_a_sweep_among_the_runs(tmp_path):
+    """Its row says what it knows; of what earlier versions left out, nothing."""
+    old, new = make_sweep(tmp_path / "old"), make_sweep(tmp_path / "new")
+    (old / "run.json").write_text(json.dumps({"total_steps": 8}))
+    found = json.loads((new / "sweep.json").read_text()) | {"seconds": 90.0}
+    for row in found["curve"]:
+        row["tokens"] = 100 * row["step"] + row["seed"]
+    (new / "sweep.json").write_text(json.dumps(found))
+    facts = {"total_steps": 8, "parameters": 1234, "devices": 4, "device_kind": "cpu"}
+    facts["starts"] = [{"time": "2025-01-02T03:04:05+00:00"}]
+    (new / "run.json").write_text(json.dumps(facts))
+    page = page_of(old, new, out=tmp_path / "page.html")
+    head = page.tables[0][0]
+    first, last = (
+        dict(zip(head, row, strict=True)) for row in page.table("run", "step")
+    )
+    said = [first[k] for k in ("step", "tokens", "parameters", "devices", "started")]
+    assert said == ["8 of 8", "–", "–", "–", ""]
+    said = [last[k] for k in ("step", "tokens", "parameters", "devices", "started")]
+    assert said == ["8 of 8", "801", "1,234", "4 x cpu", "2025-01-02 03:02"]
+
+
 def test_pictures_of_a_sweep(tmp_path):
     runs = collect.read_runs([str(make_sweep(tmp_path / "a"))], print)
     ((title, axis, lines),) = plots.of_sweeps(runs)
