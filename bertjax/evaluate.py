@@ -12,6 +12,9 @@
 --what=retrieval   how well vectors (bertjax.embed) find the passages that answer
               queries: --text=FOLDER in BEIR's layout, or a table of pairs with the
               columns query and positive, or --columns=QUERY,POSITIVE
+--what=sts    how well the cosine of two texts' vectors agrees with people's scores:
+              --text=TABLE with the columns sentence1, sentence2 and score, or
+              --columns=TEXT,TEXT_PAIR and --label=SCORE (numbers: no first line)
 
 Without --what a model is scored as its training scores it, on data.valid or --text:
 by its objective's losses, rows and masks as its config has them, --examples=N of them,
@@ -33,8 +36,8 @@ from bertjax import config as c
 from bertjax.data.masks.schemes import UNITS
 from bertjax.data.text.line_files import FileSource
 from bertjax.interop.hf import Imported
+from bertjax.scoring import showing
 from bertjax.tasks import prepare as tasks
-from bertjax.training import workdir
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -64,13 +67,14 @@ REFINES = {
     "pll": ("variant",),
     "pairs": ("variant",),
     "retrieval": ("columns",),
+    "sts": ("columns", "label"),
 }
 
 
 def main(argv: Sequence[str]) -> int:
     args = c.parse(argv, define_flags, needs_config=False)
     known = {"mlm": evaluate_mlm, "pll": evaluate_pll, "pairs": evaluate_pairs}
-    known["retrieval"] = evaluate_retrieval
+    known |= {"retrieval": evaluate_retrieval, "sts": evaluate_sts}
     evaluate = evaluate_own
     if args.what is not None:
         evaluate = registry.pick("--what", args.what, known)
@@ -169,7 +173,8 @@ def evaluate_rows(
             name: {"rates": scores} if rates else next(iter(scores.values()))
             for name, scores in found.items()
         }
-        print_json(step_of(meta) | {"layout": about}, told)
+        whose = showing.about(args.workdir or args.model, meta)
+        showing.print_json(whose | {"layout": about}, told)
         return 0
     which = about.pop("name")
     print(f"layout {which}:", "; ".join(f"{k} {v}" for k, v in about.items()))
@@ -177,8 +182,8 @@ def evaluate_rows(
         for rate, values in scores.items():
             rows, every = values.pop("rows"), values.pop("all_rows")
             at = f", {rate:.0%} masked" if rates else ""
-            print(f"{name}{at_step(meta)}, {rows:,} of {every:,} rows{at}:")
-            say_values(values)
+            print(f"{name}{showing.at_step(meta)}, {rows:,} of {every:,} rows{at}:")
+            showing.say_values(values)
     return 0
 
 
@@ -212,7 +217,7 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
         every = np.arange(rows.n)
         values = {**rows.score(outputs, every), **rows.parts(outputs, every)}
         found[name.lstrip("-")] = values
-    return say_found(found, opened[-1], args.json)
+    return showing.say_found(found, args.workdir or args.model, opened[-1], args.json)
 
 
 def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
@@ -246,37 +251,36 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
         read = collection.read_collections(part, key, columns, c.say)
         values = score(model, collection.join(read), args.batch_size or 32, c.say)
         found[name.lstrip("-")] = values
-    return say_found(found, model.meta, args.json)
+    return showing.say_found(found, args.workdir or args.model, model.meta, args.json)
 
 
-def step_of(meta: dict[str, Any]) -> dict[str, int]:
-    """Return {"step": ...}: of a checkpoint its own, of an imported model 0."""
-    return {"step": meta.get("step", 0)}
+def evaluate_sts(args: Any, where: str, flag: str) -> int:
+    """Print how well the likeness of vectors agrees with people's scores of pairs."""
+    from bertjax import embed
+    from bertjax.data.text.sources import named_sources, split_sources
+    from bertjax.scoring import sts
 
-
-def at_step(meta: dict[str, Any]) -> str:
-    """Say the same in a heading; an imported model has none to tell."""
-    return f" at step {meta['step']}" if "step" in meta else ""
-
-
-def print_json(about: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
-    """Print the values of each validation set, beside what is said of all."""
-    first, *more = found.values()
-    told = about | ({"eval": found} if more else first)
-    print(json.dumps(workdir.finite(told)))
-
-
-def say_found(
-    found: dict[str, dict[str, Any]], meta: dict[str, Any], as_json: bool
-) -> int:
-    """Print the values of each validation set; returns the exit status."""
-    if as_json:
-        print_json(step_of(meta), found)
-        return 0
-    for name, values in found.items():
-        print(f"{name}{at_step(meta)}:")
-        say_values(values)
-    return 0
+    if not args.text:
+        raise UserError("--what=sts scores the pairs of --text=FILE, a table")
+    columns = dict(sts.COLUMNS)
+    if args.columns is not None:
+        names = split_sources(args.columns)
+        if len(names) != 2:
+            raise UserError(
+                f"--columns={args.columns}: of sentence similarity two columns, "
+                "TEXT,TEXT_PAIR; --label=SCORE names the third"
+            )
+        columns |= zip(columns, names, strict=False)
+    if args.label is not None:
+        columns["--label"] = args.label
+    named = named_sources(args.text, "--text").items()
+    read = {n: sts.read_pairs(part, "--text", columns, c.say) for n, part in named}
+    model = embed.open_embedder(where, flag, args.dtype, args.weights)
+    found = {
+        name.lstrip("-"): sts.score(model, pairs, args.batch_size or 32, c.say)
+        for name, pairs in read.items()
+    }
+    return showing.say_found(found, args.workdir or args.model, model.meta, args.json)
 
 
 def evaluate_pll(args: Any, where: str, flag: str) -> int:
@@ -293,13 +297,14 @@ def evaluate_pll(args: Any, where: str, flag: str) -> int:
     told = [line for line in lines if line.text.strip()]
     if not told:
         raise UserError(f"--text={args.text}: every line is empty")
-    cfg, params, tokenizer, _ = open_masked_lm(args, where, flag)
+    cfg, params, tokenizer, meta = open_masked_lm(args, where, flag)
     scores = pll.score_texts(
         cfg, params, tokenizer, [x.text for x in told], variant, args.batch_size
     )
+    whose = showing.about(args.workdir or args.model, meta)
     rows = [
-        {"file": line.file, "line": line.number, "text": line.text, **score._asdict()}
-        for line, score in zip(told, scores, strict=True)
+        {**whose, "file": x.file, "line": x.number, "text": x.text, **score._asdict()}
+        for x, score in zip(told, scores, strict=True)
     ]
     summary = totals.total(rows)
     if not summary["lines"]:
@@ -313,7 +318,7 @@ def evaluate_pll(args: Any, where: str, flag: str) -> int:
         print("\n".join(map(json.dumps, rows)))
         c.say("; ".join(f"{key} {value:,.6g}" for key, value in summary.items()))
     else:
-        say_values(summary)
+        showing.say_values(summary)
     return 0
 
 
@@ -337,8 +342,9 @@ def evaluate_pairs(args: Any, where: str, flag: str) -> int:
     ]
     found = pairs.compare(read, scores[::2], scores[1::2])
     if args.json:
-        about = {"variant": variant, "empty_lines": empty}
-        print(json.dumps(step_of(meta) | about | found))
+        about = showing.about(args.workdir or args.model, meta)
+        about |= {"variant": variant, "empty_lines": empty}
+        print(json.dumps(about | found))
         return 0
     print("\n".join(pairs.table(found)))
     if empty:
@@ -375,17 +381,6 @@ def open_masked_lm(args: Any, where: str, flag: str) -> tuple[Any, Any, Any, Any
     config.dtype = args.dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     return *fill_mask.read_params(checkpoint, cfg, args.weights), tokenizer, meta
-
-
-def say_values(values: dict[str, Any]) -> None:
-    """Print a value a line; of values by type, those of each type in one."""
-    for key, value in values.items():
-        if not isinstance(value, dict):
-            print(f"  {key:24} {value:,.4f}".rstrip("0").rstrip("."))
-            continue
-        for part, scores in value.items():
-            told = (f"{name} {score:,.4g}" for name, score in scores.items())
-            print(f"  {key}: {part:17} {', '.join(told)}")
 
 
 if __name__ == "__main__":

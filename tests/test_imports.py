@@ -50,7 +50,7 @@ ROOMS = {
     # Given a model's parameters; opening them is the command's.
     "scoring": (
         {"scoring", "build", "config", "fill_mask", "data", "models", "objectives"}
-        | {"tasks.search", "training.step"},
+        | {"tasks", "training.step", "training.workdir"},
         HEAVY - {"jax"},
     ),
     "data": ({"data", "registry"}, NO_JAX),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `bertjax.evaluate --json` printed, as tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bertjax import UserError
@@ -27,18 +27,30 @@ def read_file(name: str) -> list[Titled]:
     read = read_objects(name, "--scores")
     tables: list[Titled] = []
     if all(one.keys() >= LINE for _, one in read):
+        models: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+        for _, one in read:
+            models.setdefault((one.get("model"), one.get("step")), []).append(one)
         try:
-            return [*lay_out(total([one for _, one in read]))]
+            for (model, step), lines in models.items():
+                told = {} if step is None else {"step": step}
+                tables += name_model(model, lay_out(told | total(lines)))
+            return tables
         except (TypeError, AttributeError):
             raise refusal(name, 1, "scored lines of another kind") from None
     for number, one in read:
         if len(one) < 2 or "step" not in one:
             raise refusal(name, number, "no scores and their step in it")
         try:
-            tables += lay_out(one)
+            tables += name_model(one.pop("model", None), lay_out(one))
         except TypeError as e:
             raise refusal(name, number, str(e)) from None
     return tables
+
+
+def name_model(model: str | None, tables: Iterable[Titled]) -> Iterator[Titled]:
+    """Put the model before the titles; files of earlier versions do not name it."""
+    for title, table in tables:
+        yield ": ".join(filter(None, [model, title])), table
 
 
 def refusal(name: str, number: int, why: str) -> UserError:

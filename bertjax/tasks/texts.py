@@ -253,7 +253,8 @@ def make_texts(
     counts = sum(np.bincount(text.tokens, minlength=size) for text in texts)
     labels = None
     if labelled:
-        labels = _classes(rows, form, asking) if form.labels else _scores(rows, form)
+        classes = form.labels and _classes(rows, form, asking)
+        labels = classes if form.labels else scores_of(rows, form.label)
     return Texts(form, tuple(texts), labels, counts)
 
 
@@ -311,12 +312,13 @@ def _classes(rows: Sequence[Row], form: Form, asking: str) -> np.ndarray:
     return out
 
 
-def _scores(rows: Sequence[Row], form: Form) -> np.ndarray:
+def scores_of(rows: Sequence[Row], column: str) -> np.ndarray:
+    """Return the numbers of a column, f32 [n]. UserError for what is none."""
     out = np.empty(len(rows), np.float32)
     for i, row in enumerate(rows):
-        said = cell(row, form.label)
+        said = cell(row, column)
         with np.errstate(over="ignore"):
             out[i] = float(said) if NUMBER.fullmatch(said) else np.nan
         if not np.isfinite(out[i]):
-            raise UserError(f"{row.place}: the {form.label} {said!r} is no number")
+            raise UserError(f"{row.place}: the {column} {said!r} is no number")
     return out

@@ -120,6 +120,10 @@ NO_TOKEN = LINE | {"text": "\u200b", "score": None, "tokens": 0, "words": 0}
             "eval": [["m", 0.5], ["mm", 1]],
             "eval m types": [["f1", 0.1]],
         }),
+        ([{"model": "runs/a", "f1": 0.5} | {"step": 3, "types": {"A": 0.25}}], {
+            "runs/a": [["f1", 0.5], ["step", 3]],
+            "runs/a: types": [["A", 0.25]],
+        }),
         ([LINE | {"score": -3.0}, LINE | {"score": None}, NO_TOKEN], {
             "": [["lines", 1], ["no_tokens", 1], ["too_long", 1], ["tokens", 2],
                  ["words", 2], ["unknown", 0], ["characters", 3],
@@ -150,6 +154,16 @@ def test_scores_in_a_page(tmp_path):
     steps = [t[1:] for t in page.tables if t[-1][0] == "mrr@10"]
     assert steps == [[["step", "1"], ["mrr@10", "0.25"]],
                      [["step", "2"], ["mrr@10", "0.5"]]]  # fmt: skip
+
+
+def test_scored_lines_of_several_models(tmp_path):
+    file = tmp_path / "scores.jsonl"
+    said = [LINE | {"model": m, "step": 2, "score": -3.0} for m in ("a", "b", "a")]
+    file.write_text("\n".join(map(json.dumps, said)))
+    ((_, found),) = scores.read_scores([str(file)])
+    assert [(title, t.rows[:2]) for title, t in found] == [
+        ("a", [["step", 2], ["lines", 2]]), ("b", [["step", 2], ["lines", 1]]),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -202,3 +216,4 @@ def test_scores_of_a_run(command, trained, tmp_path):
     loss = page.table("", "0.1", "0.2")
     assert {"mlm_loss", "mlm_calibration_error"} <= {row[0] for row in loss}
     assert ["lines", "2"] in [row for table in page.tables for row in table]
+    assert f"{trained}: by_paradigm" in page.texts

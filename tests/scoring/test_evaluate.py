@@ -15,6 +15,7 @@ from bertjax.data.pipeline import Batches, batch_sha256
 from bertjax.defaults import base
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import make_objective
+from bertjax.scoring import showing
 from bertjax.scoring.mlm import Tally, make_guesser
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
@@ -185,10 +186,28 @@ def test_the_layout_and_the_rows_are_said(run, pretend, corpus):
 def test_what_is_no_number_is_null(capsys):
     """JSON has no NaN: the precision where nothing was said to be replaced."""
     rates = {0.1: {"rtd_precision": math.nan, "mlm_loss": 2.0}}
-    evaluate.print_json({"step": 3}, {"valid": {"rates": rates}})
+    showing.print_json({"step": 3}, {"valid": {"rates": rates}})
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     told = {"0.1": {"rtd_precision": None, "mlm_loss": 2.0}}
     assert found == {"step": 3, "rates": told}
+
+
+def test_each_way_names_its_model(run, trained, tmp_path):
+    """So that a page or a table of many such objects can say whose they are."""
+    (tmp_path / "lines.txt").write_text("a list of words.\n")
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(PAIR))
+    row = {"query": "a list", "positive": "a list of words."}
+    (tmp_path / "table.jsonl").write_text(json.dumps(row))
+    for given in (
+        ["--examples=8"],
+        ["--what=mlm", "--examples=8"],
+        ["--what=pll", f"--text={tmp_path}/lines.txt"],
+        ["--what=pairs", f"--text={tmp_path}/pairs.jsonl"],
+        ["--what=retrieval", f"--text={tmp_path}/table.jsonl"],
+        ["--step=12", "--what=pairs", f"--text={tmp_path}/pairs.jsonl"],
+    ):
+        found = json.loads(run("--json", *given).out)
+        assert (found["model"], found["step"]) == (str(trained), 12), given
 
 
 def test_several_rates_at_once(run):

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Semantic textual similarity: do vectors find alike what people find alike.
+
+As sentence-transformers' EmbeddingSimilarityEvaluator: Pearson's and Spearman's
+correlation of the cosines of two texts' vectors with the scores that people gave.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.scoring.statistics import correlation_half_width
+from bertjax.tasks import metrics
+from bertjax.tasks.tables import read_rows
+from bertjax.tasks.texts import scores_of, text_of
+
+Say = Callable[[str], None]
+# What asks for a column, as messages name it -> the column, unless flags name others.
+COLUMNS = {
+    "--columns: TEXT": "sentence1",
+    "--columns: TEXT_PAIR": "sentence2",
+    "--label": "score",
+}
+
+
+class Pairs(NamedTuple):
+    """Texts beside each other, and how alike people find them, f64 [n]."""
+
+    first: list[str]
+    second: list[str]
+    scores: np.ndarray
+
+
+def read_pairs(value: str, key: str, columns: Mapping[str, str], say: Say) -> Pairs:
+    """Read the tables that a flag names; columns: as COLUMNS.
+
+    Says how many texts are empty. Raises UserError, naming file and line, for what is
+    no such table, and where all scores are the same.
+    """
+    rows = read_rows(value, key, columns, say)
+    one, other, label = columns.values()
+    first, second = ([text_of(row, name) for row in rows] for name in (one, other))
+    scores = scores_of(rows, label).astype(np.float64)
+    if len({*scores.tolist()}) < 2:
+        raise UserError(
+            f"{key}={value}: every row has the {label} {scores[0]:g}: there is nothing "
+            "to correlate with"
+        )
+    if empty := sum(not text.strip() for text in (*first, *second)):
+        say(f"{value}: {empty:,} texts are empty, and are kept")
+    return Pairs(first, second, scores)
+
+
+def score(model: Any, pairs: Pairs, batch_size: int, say: Say) -> dict[str, float]:
+    """Return the correlations, *_ci95 their intervals, and how many pairs there are.
+
+    model: an embed.Embedder. Vectors are compared by the cosine, or by inner products
+    where the model was made for them, which the names of the correlations end in.
+    """
+    vectors, cut = model.embed([*pairs.first, *pairs.second], batch_size)
+    if cut:
+        say(f"{cut:,} texts cut at {model.how.longest} tokens")
+    vectors = vectors.astype(np.float64)
+    if not model.how.dot:
+        sizes = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors /= np.maximum(sizes, 1e-12)
+    similarity = np.einsum("nd,nd->n", *np.split(vectors, 2))
+    how = "dot" if model.how.dot else "cosine"
+    values: dict[str, float] = {"pairs": len(similarity)}
+    for name in ("spearman", "pearson"):
+        values[f"{name}_{how}"] = metrics.METRICS[name](similarity, pairs.scores)
+        ranked = name == "spearman"
+        width = correlation_half_width(similarity, pairs.scores, ranked)
+        if width is not None:
+            values[f"{name}_{how}_ci95"] = width
+    return values
