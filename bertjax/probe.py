@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     print(
         f"{rows['train']:,} {found['of']} for the probes, {rows['valid']:,} for the "
         f"{metric}; "
-        f"largest class: {found['majority']:.3f}; uniform code: "
+        f"{showing.tell_majority(found)}; uniform code: "
         f"{found['uniform_bits']:,.0f} bits, by frequency: "
         f"{found['frequency_bits']:,.0f} bits"
     )
@@ -199,6 +199,7 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
         "seeds": args.seeds,
         "settings": settings._asdict(),
         "majority": metric(np.full(m, common), gold),
+        "majority_accuracy": float(np.mean(gold == common)),
         "uniform_bits": mdl.uniform_bits(n, len(labels)),
         "frequency_bits": mdl.frequency_bits(known),
         "probes": results,

@@ -57,6 +57,21 @@ def test_a_table_of_forty_rows(command, wanted, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("metric", "score", "told"),
+    [
+        ("accuracy", 0.531, "always the largest class: accuracy 0.531"),
+        ("macro_f1", 0.347, "always the largest class: accuracy 0.531, macro_f1 0.347"),
+        # Matthews' of any one class is 0, which says nothing of these rows.
+        ("matthews", 0.0, "always the largest class: accuracy 0.531"),
+        ("f1", 0.0, "always the largest class: accuracy 0.531"),
+    ],
+)
+def test_what_the_largest_class_alone_scores(metric, score, told):
+    found = {"metric": metric, "majority": score, "majority_accuracy": 0.531}
+    assert showing.tell_majority(found) == told
+
+
+@pytest.mark.parametrize(
     ("argument", "words"),
     [
         ("--text=txt", ["--text='txt'", "rows.tsv", "did you mean 'text'"]),

@@ -36,6 +36,14 @@ def make_table(rows: list[dict[str, Any]], metric: str) -> str:
     )
 
 
+def tell_majority(found: dict[str, Any]) -> str:
+    """Say what the largest class scores alone, where the metric can tell."""
+    told = f"always the largest class: accuracy {found['majority_accuracy']:.3f}"
+    if found["metric"] == "accuracy" or not found["majority"]:
+        return told
+    return f"{told}, {found['metric']} {found['majority']:.3f}"
+
+
 def tell_mix(mix: dict[str, Any], metric: str) -> str:
     """Say in two lines what a scalar mix of all layers gave."""
     weights = " ".join(f"{w:.2f}" for w in mix["weights"])
@@ -77,7 +85,8 @@ def plot(found: dict[str, Any], path: Path) -> None:
             for key, label in names.items():
                 if key in rows[0]:
                     panel.plot(at, [r[key] for r in rows], label=label)
-        left.axhline(found["majority"], color="grey", lw=0.8, label="largest class")
+        if found["majority"]:  # one class alone has no Matthews correlation
+            left.axhline(found["majority"], color="grey", lw=0.8, label="largest class")
         right.axhline(found["uniform_bits"], color="grey", lw=0.8, label="uniform")
         left.set(title=f"{kind} probe", xlabel="layer", ylabel=found["metric"])
         right.set(title="online code", xlabel="layer", ylabel="bits")

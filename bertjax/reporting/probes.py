@@ -65,7 +65,8 @@ def charts(found: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]
         return {"key": key, "axis": "layer", "curves": curves}
 
     mix = {"mix of the layers 0 to l": [float(x) for x in result["mix"]["cumulative"]]}
-    common = {"largest class": [float(found["majority"])] * len(rows)}
+    majority = float(found["majority"])  # 0: one class alone tells the metric nothing
+    common = {"largest class": [majority] * len(rows)} if majority else {}
     uniform = {"each class as likely": [float(found["uniform_bits"])] * len(rows)}
     return [
         chart(found["metric"], SCORES, mix | common),
