@@ -252,9 +252,10 @@ def make_texts(
     size = tokenizer.vocab_size
     counts = sum(np.bincount(text.tokens, minlength=size) for text in texts)
     labels = None
-    if labelled:
-        classes = form.labels and _classes(rows, form, asking)
-        labels = classes if form.labels else scores_of(rows, form.label)
+    if labelled and form.labels:
+        labels = _classes(rows, form, asking)
+    elif labelled:
+        labels = scores_of(rows, form.label)
     return Texts(form, tuple(texts), labels, counts)
 
 
