@@ -114,9 +114,15 @@ def open_embedder(
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a text, without their ends. UserError names a bad one."""
+    """Return the lines of a text, without their ends. UserError names a bad one.
+
+    It may be a pipe, which is read until its writer ends.
+    """
+    file = Path(path).expanduser()
+    if file.is_socket() or file.is_char_device() or file.is_block_device():
+        raise UserError(f"--text={path}: neither a file nor a pipe")
     try:
-        content = Path(path).expanduser().read_bytes()
+        content = file.read_bytes()
     except OSError as e:
         raise UserError(f"--text={path} cannot be read: {e.strerror}") from e
     found = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")

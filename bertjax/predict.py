@@ -5,8 +5,9 @@
     [--dtype=float32] [--weights=raw|ema] [--threshold=X]
 
 The input is a table with the columns the model was finetuned on, the label aside, or
-those of --columns: TSV, CSV or JSON lines; on standard input TSV, or JSON lines where
-it begins with a brace. Where an imported model does not say it, the column is `text`.
+those of --columns: TSV, CSV or JSON lines; on standard input, and from a pipe, TSV, or
+JSON lines where it begins with a brace. Where an imported model does not say it, the
+column is `text`.
 Comes out a JSON object a row, in order: label and score (its probability), or value.
 
 Of multiple choice the columns are --columns=TEXT[+QUESTION][,CHOICE...]: one of choices
@@ -151,13 +152,16 @@ def check_out(name: str) -> Path | None:
 
 
 def read_input(name: str, columns: dict[str, str], kind: tasks.Kind) -> Sequence[Any]:
-    """Read the examples of a file, or of standard input. Raises UserError."""
-    if name != "-":
+    """Read the examples of a file, a pipe or standard input. Raises UserError."""
+    path = Path(name).expanduser()
+    if name != "-" and not path.is_fifo():
         return kind.read(name, "--input", columns, c.say)
-    text = tables.decode(sys.stdin.buffer.read(), "standard input")
-    read = kind.parse(text, "standard input", columns, c.say) if text else []
+    told = "standard input" if name == "-" else name
+    content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()
+    text = tables.decode(content, told)
+    read = kind.parse(text, told, columns, c.say) if text else []
     if not read:
-        raise UserError("--input=-: there are no rows")
+        raise UserError(f"--input={name}: there are no rows")
     return read
 
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import os
 
 import jax
 import numpy as np
@@ -153,6 +154,7 @@ def test_refusals_leave_what_was_there(trained, text, tmp_path):
         ({"model": tmp_path / "no"}, ["--model", "no"]),
         ({"text": tmp_path / "no.txt"}, ["--text", "no.txt", "No such file"]),
         ({"text": tmp_path}, ["--text", "directory"]),
+        ({"text": "/dev/zero"}, ["--text=/dev/zero", "neither a file nor a pipe"]),
         ({"text": bad}, ["bad.txt", "line 2", "UTF-8"]),
         ({"text": none}, ["none.txt", "empty"]),
         ({"out": tmp_path / "out.txt"}, ["--out", ".npy"]),
@@ -310,3 +312,12 @@ def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
     (theirs / "tokenizer.json").write_text(cased)
     with pytest.raises(UserError, match="do_lower_case=true"):
         run(theirs, text, tmp_path / "a.npy")
+
+
+def test_a_pipe_is_read_to_its_end():
+    """As of --text=<(zcat lines.txt.gz)."""
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    assert embed.read_lines(f"/dev/fd/{reader}") == ["one", "two"]
+    os.close(reader)

@@ -3,6 +3,7 @@
 
 import csv
 import json
+import os
 import shutil
 
 import jax
@@ -164,6 +165,14 @@ def test_predict_reads_standard_input(finetuned, tables, pipe, capsys):
         pipe(given)
         with pytest.raises(UserError, match=words):
             predict.main([f"--model={finetuned}", "--input=-"])
+    for given in (table, line):
+        reader, writer = os.pipe()
+        os.write(writer, given.encode())
+        os.close(writer)
+        capsys.readouterr()
+        predict.main([f"--model={finetuned}", f"--input=/dev/fd/{reader}"])
+        os.close(reader)
+        assert [json.loads(capsys.readouterr().out)] == found[0]
 
 
 def test_evaluate_says_what_training_said(command, finetuned):

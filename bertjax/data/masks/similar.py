@@ -100,6 +100,8 @@ def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
     """
     where = f"data.similar={os.fspath(path)}"
     listed: dict[str, dict[str, None]] = {}
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{where}: not a regular file")
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):

@@ -14,12 +14,21 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFMT, S_IFSOCK
 from typing import IO, Any, NamedTuple
 
 from bertjax import UserError
 
 CHUNK = 1 << 20  # bytes a read
 HASHES = "fingerprints.json"  # in the cache
+PIPE = "a pipe"
+_IRREGULAR = {
+    S_IFIFO: PIPE,
+    S_IFSOCK: "a socket",
+    S_IFCHR: "a device",
+    S_IFBLK: "a device",
+    S_IFDIR: "a directory",
+}
 
 
 def remote(path: str) -> Any:
@@ -101,7 +110,19 @@ def open_file(path: str) -> IO[bytes]:
     """Open a file or URL for reading bytes; it and reading raise OSError alone."""
     if "://" in path:
         return io.BufferedReader(_Far(path), CHUNK)
+    if what := irregular(path):
+        raise OSError(errno.EINVAL, f"{what}, not a regular file", path)
     return open(path, "rb")
+
+
+def irregular(path: str) -> str:
+    """Name what a path or URL is, "a pipe" for instance; "" for a file.
+
+    To open a pipe would wait for whoever writes it. Raises OSError.
+    """
+    if "://" in path:
+        return _IRREGULAR[S_IFDIR] if is_dir(path) else ""
+    return _IRREGULAR.get(S_IFMT(os.stat(path).st_mode), "")
 
 
 def is_dir(path: str) -> bool:
@@ -113,11 +134,14 @@ def is_dir(path: str) -> bool:
 
 
 def find(pattern: str) -> list[str]:
-    """Return the files that match a pattern, sorted; raises OSError."""
+    """Return what matches a pattern, sorted; raises OSError.
+
+    Directories are left out where the pattern cannot but match them: those that ** goes
+    through, and all that a bucket has.
+    """
     if "://" not in pattern:
-        return sorted(
-            p for p in glob.glob(pattern, recursive=True) if not os.path.isdir(p)
-        )
+        found = sorted(glob.glob(pattern, recursive=True))
+        return [p for p in found if "**" not in pattern or not os.path.isdir(p)]
     head = pattern[: re.search(r"[*?\[]", pattern).start()].rpartition("/")[0]
     with reaching():
         found = remote(head).glob(pattern[len(head) + 1 :])

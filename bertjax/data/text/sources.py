@@ -93,8 +93,8 @@ def parse_sources(
     JSON lines, Parquet and TensorFlow Datasets.
 
     Raises:
-      UserError: an empty value, a missing or empty file, a directory, a pattern that
-        matches nothing, a field asked of plain text.
+      UserError: an empty value, a missing or empty file, a directory or a pipe, a
+        pattern that matches nothing, a field asked of plain text.
     """
     if not text_field:
         raise UserError("data.text_field= names no field")
@@ -143,7 +143,7 @@ def expand(
     some_empty: whether some of a pattern's files, not all, may be empty. wanted: what
     is to be written in the place of a directory.
     """
-    entry = os.path.expanduser(entry)
+    path = entry = os.path.expanduser(entry)
     try:
         magic = glob.has_magic(entry) and ("://" in entry or not os.path.exists(entry))
         paths = files.find(entry) if magic else [entry]
@@ -151,8 +151,7 @@ def expand(
             raise UserError(f"{key}={entry}: no file matches")
         empty = []
         for path in paths:
-            if files.is_dir(path):
-                raise UserError(f"{key}={path}: a directory; write {path}/{wanted}")
+            _refuse_irregular(path, key, wanted)
             if files.stat(path)[0] == 0:
                 empty.append(path)
             if "://" not in path and not os.access(path, os.R_OK):
@@ -160,11 +159,24 @@ def expand(
         if empty and not (some_empty and len(empty) < len(paths)):
             raise UserError(f"{key}={empty[0]}: the file is empty")
     except FileNotFoundError:
-        raise UserError(f"{key}={entry}: there is no such file") from None
+        told = "there is no such file"
+        if "://" not in path and os.path.islink(path):
+            told = "a link to a file that is not there"
+        raise UserError(f"{key}={path}: {told}") from None
     except OSError as err:
         reason = err.strerror or err
-        raise UserError(f"{key}={entry}: cannot be read ({reason})") from None
+        raise UserError(f"{key}={path}: cannot be read ({reason})") from None
     return paths
+
+
+def _refuse_irregular(path: str, key: str, wanted: str) -> None:
+    """Raise UserError for a directory, a pipe, a socket or a device."""
+    what = files.irregular(path)
+    if what == "a directory":
+        raise UserError(f"{key}={path}: a directory; write {path}/{wanted}")
+    more = "; write what it gives to a file" if what == files.PIPE else ""
+    if what:
+        raise UserError(f"{key}={path}: {what}, not a regular file{more}")
 
 
 def tell_repeats(names: Iterable[str], key: str, say: Callable[[str], None]) -> None:

@@ -38,8 +38,11 @@ def read(value: str, key: str = "data.vocab") -> bytes:
         if not 0 < int(given) <= MOST:
             raise refuse(f"the number of ids is 1 to {MOST:,}")
         return json.dumps({"count": int(given)}).encode()
+    path = Path(given).expanduser()
+    if path.exists() and not path.is_file():
+        raise refuse("not a regular file")
     try:
-        lines = Path(given).expanduser().read_text("utf-8-sig").split("\n")
+        lines = path.read_text("utf-8-sig").split("\n")
     except FileNotFoundError:
         raise refuse("neither a number nor a file") from None
     except UnicodeDecodeError as err:

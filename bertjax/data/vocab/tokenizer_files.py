@@ -51,6 +51,7 @@ class Reader:
 
     def entry(self, path: Path) -> Path:
         """Return the file to begin with."""
+        found = []
         if path.is_dir():
             names = ["tokenizer.json", "vocab.txt", "vocab.json", "spiece.model"]
             names.append(plain_ids.FILE)
@@ -62,7 +63,9 @@ class Reader:
                 self.refuse(f"the directory holds {len(found)} .model files; name one")
             path = found[0]
         if not path.is_file():
-            self.refuse("no such file" if not path.exists() else "not a file")
+            name = f"{path.name} is " if found else ""
+            missing = not path.exists()
+            self.refuse("no such file" if missing else f"{name}not a regular file")
         if path.name == "merges.txt":
             near = [path.with_name(n) for n in ("vocab.json", "vocab.txt")]
             near = [p for p in near if p.is_file()]

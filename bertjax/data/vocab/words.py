@@ -280,8 +280,11 @@ def make_segmenter(segmenter: str) -> Jieba | None:
 
 def _read_dictionary(path: str, segmenter: str) -> bytes:
     where = f"data.segmenter={segmenter}"
+    file = Path(path).expanduser()
+    if file.exists() and not file.is_file():
+        raise UserError(f"{where}: not a regular file")
     try:
-        content = Path(path).expanduser().read_bytes()
+        content = file.read_bytes()
         if path.endswith(".gz"):
             content = gzip.decompress(content)
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:

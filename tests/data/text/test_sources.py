@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import pickle
+import subprocess
 import sys
 from itertools import chain
 
@@ -407,3 +408,69 @@ def test_held_out_plain_text_needs_no_groups(tmp_path):
     (source,) = parse_sources(where, "data.valid", "valid", group_field="lang")
     (document,) = source.documents(Counts(), 1 << 20)
     assert document.group == ""
+
+
+ODD_FILES = """
+import os, socket, sys
+from bertjax import UserError
+from bertjax.data.masks.similar import read_similar
+from bertjax.data.text.files import open_file
+from bertjax.data.text.sources import named_sources, parse_sources
+from bertjax.data.vocab.tokenizers import load_tokenizer
+from bertjax.data.vocab.words import make_segmenter
+
+os.mkfifo("b.txt")
+os.mkfifo("m.model")
+os.mkdir("c.txt")
+socket.socket(socket.AF_UNIX).bind("s.txt")
+os.symlink("nowhere", "l.txt")
+text = lambda value: parse_sources(value, "data.train", "train")
+for call in (
+    lambda: text("b.txt"),
+    lambda: text("[ab].txt"),
+    lambda: text("[ac].txt"),
+    lambda: text("[al].txt"),
+    lambda: text("s.txt"),
+    lambda: text("/dev/zero"),
+    lambda: named_sources("*=[ab].txt", "data.train"),
+    lambda: load_tokenizer("b.txt"),
+    lambda: load_tokenizer("."),
+    lambda: load_tokenizer("ids:b.txt"),
+    lambda: make_segmenter("jieba:b.txt"),
+    lambda: read_similar("b.txt", None),
+    lambda: open_file("b.txt"),
+):
+    try:
+        call()
+        print("nothing")
+    except (UserError, OSError) as error:
+        print(error)
+print(len(text("**/*.txt")))
+"""
+
+
+def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path):
+    """Opening a pipe waits for whoever writes it: for ever, if nobody does."""
+    (tmp_path / "a.txt").write_text("One.")
+    command = [sys.executable, "-c", ODD_FILES.replace("**/*", "**/a")]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert not found.stderr
+    pipe = "a pipe, not a regular file; write what it gives to a file"
+    assert found.stdout.splitlines() == [
+        f"data.train=b.txt: {pipe}",
+        f"data.train=b.txt: {pipe}",
+        "data.train=c.txt: a directory; write c.txt/*.txt",
+        "data.train=l.txt: a link to a file that is not there",
+        "data.train=s.txt: a socket, not a regular file",
+        "data.train=/dev/zero: a device, not a regular file",
+        f"data.train=b.txt: {pipe}",
+        "data.vocab=b.txt: not a regular file",
+        "data.vocab=.: m.model is not a regular file",
+        "data.vocab=ids:b.txt: not a regular file",
+        "data.segmenter=jieba:b.txt: not a regular file",
+        "data.similar=b.txt: not a regular file",
+        "[Errno 22] a pipe, not a regular file: 'b.txt'",
+        "1",
+    ]
