@@ -41,6 +41,7 @@ from bertjax.data.stores.encoding import (
 from bertjax.data.stores.store import Hashed, token_dtype, write_meta
 from bertjax.data.text.lines import Counts
 from bertjax.data.text.sources import Source
+from bertjax.data.vocab.engines import TextError
 
 PIECE_BYTES = 1 << 26
 PARTS = "parts-"
@@ -168,15 +169,13 @@ def _located(
     """Pass blocks on; where the tokenizer refuses a text, name its file and line."""
     try:
         yield from encoded
-    except UserError as error:
-        if encoder.tokenizer.has_sentences:
-            raise
+    except TextError as error:
         for source in piece.sources:
             for document in source.documents(Counts(), piece.max_line_bytes):
                 for paragraph in document.paragraphs:
                     try:
                         encoder.tokenizer.encode(paragraph)
-                    except UserError as refused:
+                    except TextError as refused:
                         where = source.where(paragraph, piece.max_line_bytes)
                         raise UserError(f"{where}: {refused}") from None
         raise UserError(f"{piece}: {error}") from None

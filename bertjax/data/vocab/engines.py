@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from bertjax import UserError
+
 CONTROL, USER_DEFINED = 3, 4  # the types of a piece in sentencepiece_model.proto
 # The kinds that put a space before a text, unless told that it goes on `after` another.
 SPACE_FIRST = ("unigram", "bpe")
@@ -21,6 +23,34 @@ HIDDEN = (
 
 
 Span = tuple[int, int]  # characters [begin, end) of a text
+SHOWN = 60  # characters of a text in messages
+
+
+class TextError(UserError):
+    """A text that a tokenizer cannot take."""
+
+
+def panicked(error: BaseException) -> bool:
+    """Tell whether the `tokenizers` library gave up; its error is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+def guarded(encode: Callable[[list[str]], list[Any]], texts: list[str]) -> list[Any]:
+    """Return encode(texts). Raises TextError for the text at which it panics.
+
+    A regular expression that would backtrack for ever is such a text's.
+    """
+    try:
+        return encode(texts)
+    except BaseException as error:
+        if not panicked(error):
+            raise
+        reason = str(error)
+    for text in texts if len(texts) > 1 else ():
+        guarded(encode, [text])
+    raise TextError(
+        f"data.vocab: its tokenizer cannot split {texts[0][:SHOWN]!r} ({reason})"
+    )
 
 
 class Engine(Protocol):
@@ -77,8 +107,12 @@ class TokenizersEngine:
         if self.hides:
             texts = [t.replace(HIDDEN, "") for t in texts]
         tokenizer = self.inner if after else self.tokenizer
-        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [e.ids for e in encoded]
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            return [e.ids for e in found]
+
+        return guarded(encode, texts)
 
     def encode_spans(
         self, texts: list[str], after: bool = False
@@ -86,8 +120,12 @@ class TokenizersEngine:
         if self.hides and any(HIDDEN in t for t in texts):
             return [self._spans_without_hidden(t, after) for t in texts]
         tokenizer = self.inner if after else self.tokenizer
-        encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [(e.ids, e.offsets) for e in encoded]
+
+        def encode(texts: list[str]) -> list[tuple[list[int], list[Span]]]:
+            found = tokenizer.encode_batch(texts, add_special_tokens=False)
+            return [(e.ids, e.offsets) for e in found]
+
+        return guarded(encode, texts)
 
     def _spans_without_hidden(
         self, text: str, after: bool

@@ -61,6 +61,7 @@ def separators_of(tokenizer: Tokenizer) -> int | None:
         return None
     library = Library.from_str(text.decode())
     library.no_truncation()
+    library.no_padding()
     ids = library.encode("a", "b").ids
     return max(ids.count(tokenizer.sep_id) - 1, 0) or None
 

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from bertjax import UserError
+from bertjax.data.vocab.engines import TextError
 
 FILE = "ids.json"  # {"count": N} or {"names": [...]}, of a saved tokenizer
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -109,7 +110,7 @@ class IdsEngine:
             bad = str(next(value for value in found if value >= self.count))
         else:
             bad = next(w for w in text.split() if not _INTEGERS.fullmatch(w))
-        raise UserError(
+        raise TextError(
             f"data.vocab=ids:{self.count}: {bad[:40]!r} in the text is not an integer "
             f"from 0 to {self.count - 1}"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from bertjax import UserError
-from bertjax.data.vocab import engines, plain_ids, tokenizer_options
+from bertjax.data.vocab import engines, plain_ids, tokenizer_json, tokenizer_options
 from bertjax.data.vocab.tokenizer_options import json_files
 
 ROLES = {
@@ -201,7 +201,11 @@ class Reader:
             lower = folds or bool(lower)
         elif "tokenizer.json" in files:
             data = json.loads(files["tokenizer.json"])
-            kind, pieces, special = _json_pieces(data)
+            try:
+                kind, pieces, special = tokenizer_json.read_pieces(data)
+                tokenizer_json.refuse_growth(data)
+            except ValueError as e:
+                self.refuse(f"tokenizer.json: {e}")
             if kind not in ("wordpiece", "byte_bpe", "unigram", "bpe"):
                 self.refuse(f"models of type {data['model'].get('type')} are not known")
             normalizer = data.get("normalizer")
@@ -218,9 +222,11 @@ class Reader:
             if lower is None:
                 words = (p for p in pieces if not re.fullmatch(r"\[.+\]", p))
                 lower = all(p == p.lower() for p in words)
-        for piece, i in sorted(
-            json.loads(files.get(ADDED, b"{}")).items(), key=lambda item: item[1]
-        ):
+        added = json.loads(files.get(ADDED, b"{}"))
+        for piece, i in added.items():
+            if type(i) is not int or not piece:
+                self.refuse(f"{ADDED}: {piece!r} cannot have id {i!r}")
+        for piece, i in sorted(added.items(), key=lambda item: item[1]):
             if i == len(pieces) and piece not in pieces:
                 pieces.append(piece)
             if pieces[i : i + 1] != [piece]:
@@ -276,19 +282,3 @@ def _sentencepiece(model: bytes) -> tuple[str, list[str], set[int], bool]:
     }
     kind = engines.sentencepiece_kind(model)
     return kind, pieces, special, p.normalize("A").endswith("a")
-
-
-def _json_pieces(data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
-    """Return kind, pieces and special ids of a tokenizer.json."""
-    vocab = data["model"]["vocab"]
-    if isinstance(vocab, list):
-        vocab = {piece: i for i, (piece, _) in enumerate(vocab)}
-    added = data.get("added_tokens") or []
-    vocab = {**vocab, **{t["content"]: t["id"] for t in added}}
-    pieces = [""] * (max(vocab.values()) + 1)
-    for piece, i in vocab.items():
-        pieces[i] = piece
-    kind = str(data["model"].get("type")).lower()
-    if kind == "bpe" and '"ByteLevel"' in json.dumps(data.get("pre_tokenizer")):
-        kind = "byte_bpe"
-    return kind, pieces, {t["id"] for t in added if t.get("special")}

@@ -185,7 +185,12 @@ class Tokenizer:
         [1037, 103, 1012]
         """
         if self._library is not None:
-            return self._library.encode(text, add_special_tokens=False).ids
+            library = self._library
+
+            def encode(texts: list[str]) -> list[Any]:
+                return library.encode_batch(texts, add_special_tokens=False)
+
+            return engines.guarded(encode, [text])[0].ids
         marks = {self.pieces[i]: i for i in self.roles.values()}
         longest_first = sorted(map(re.escape, marks), key=len, reverse=True)
         parts = re.split(f"({'|'.join(longest_first)})", text)
@@ -209,7 +214,7 @@ class Tokenizer:
             return None
         from tokenizers import Tokenizer as Library
 
-        made = Library.from_str(json.dumps(data))
+        made = Library.from_str(json.dumps({**data, "post_processor": None}))
         made.no_truncation()
         made.no_padding()
         return made
@@ -271,12 +276,17 @@ def load_tokenizer(
         tokenizer = Tokenizer(*reader.read(entry))
         # Makes the library read the files now, where a message can name them.
         tokenizer.encode("0")
-    except (UserError, MemoryError):
-        raise
-    except Exception as e:  # the libraries raise bare Exception and RuntimeError
+    except BaseException as e:
+        known = isinstance(e, Exception) or engines.panicked(e)
+        told = isinstance(e, UserError) and not isinstance(e, engines.TextError)
+        if told or not known or isinstance(e, MemoryError):
+            raise
         if entry.suffix == ".model":
             reader.refuse(f"{entry.name} is not a SentencePiece model")
-        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+        reason = "a part of it is of another kind than such a file has"
+        # What the libraries say; other errors are of code that trusted the file.
+        if str(e) and (type(e) in (Exception, ValueError) or engines.panicked(e)):
+            reason = str(e).splitlines()[0]
         reader.refuse(f"{entry.name} is not a tokenizer that can be read ({reason})")
     return tokenizer
 

@@ -60,6 +60,23 @@ def test_what_is_no_id_is_found(given_, tmp_path, name, content, where):
     assert left(given_["cache"]) <= {"fingerprints.json", "parts"}
 
 
+def test_a_line_at_which_the_tokenizer_gives_up_is_found(given_, tmp_path):
+    """Its regular expression would try for ever; the library panics."""
+    library = load_tokenizer(tmp_path / "vocab.txt").engine.tokenizer
+    data = json.loads(library.to_str())
+    pattern = {"Regex": "(x+x+)+y"}
+    data["normalizer"] = {"type": "Replace", "pattern": pattern, "content": ""}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    (tmp_path / "a.txt").write_text(f"the cat\n\non a mat\nit {'x' * 60}\n")
+    given_ |= {"train": f"{tmp_path}/a.txt", "valid": ""}
+    given_["vocab"] = f"{tmp_path}/tokenizer.json"
+    with pytest.raises(UserError) as caught:
+        text.prepare_data(**given_, workers=1, say=quiet)
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path}/a.txt, line 4: data.vocab: its tokenizer")
+    assert "\n" not in said
+
+
 def test_a_line_of_ids_is_one_sentence(given_, tmp_path):
     (tmp_path / "names.txt").write_text("A.\nB!\n。\nC")
     (tmp_path / "a.txt").write_text("A. C B! C 。 C\nC 。 \n\n C\n")
