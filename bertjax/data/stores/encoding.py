@@ -371,7 +371,7 @@ def _begin(tokenizer: Tokenizer, marker: Marker | None, stop: Any, done: Any) ->
 
 
 def tell_parent(megabytes: float) -> None:
-    """Let the process that started the pool know of work done in this one."""
+    """Let the process that started the pool know of text read in this one."""
     if _done is not None:
         with _done.get_lock():
             _done.value += megabytes

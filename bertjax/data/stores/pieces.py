@@ -131,7 +131,7 @@ def encode_piece(
 def _write(
     path: Path, encoder: Encoder, piece: Piece, tell: Callable[[float], None]
 ) -> None:
-    repairs = Counts()
+    repairs = Counts(read=tell)
     documents = (
         document
         for source in piece.sources
@@ -155,7 +155,6 @@ def _write(
             out["documents.bin"].write(parts)
             if MARKS in out:
                 out[MARKS].write(block.marks)
-            tell(block.characters / 1e6)
         files = {name: file.finish() for name, file in out.items()}
     for source in piece.sources:
         source.refuse_changed()

@@ -115,8 +115,8 @@ def read_documents(
     `samples` receives some of the paragraphs of each store, by its name.
     """
     total = text_bytes(source for found in sources.values() for source in found)
-    counts = Counts()  # the stores report the repairs
     with Progress("read", total and total / 1e6, "MB") as progress:
+        counts = Counts(read=progress.add)  # the stores report the repairs
         for label, found in sources.items():
             for source in found:
                 for document in source.documents(counts, max_line_bytes):
@@ -125,7 +125,6 @@ def read_documents(
                     for paragraph in document.paragraphs:
                         sample.add(paragraph)
                     yield of, source.name, document
-                    progress.add(sum(map(len, document.paragraphs)) / 1e6)
     refuse_empty([s for found in sources.values() for s in found], counts)
 
 

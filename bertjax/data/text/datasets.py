@@ -147,4 +147,4 @@ class TfdsSource(Source):
             make_document(record, self.fields, lambda: self.name, counter)
             for record in records
         )
-        yield from counted(found, counter)
+        yield from counted(found, counter, counts.read)

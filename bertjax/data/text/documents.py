@@ -102,9 +102,17 @@ def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
         raise UserError(f"{names}: holds no document, only blanks{more}")
 
 
-def counted(documents: Iterable[Document], counter: Counter[str]) -> Iterator[Document]:
-    """Count documents and paragraphs; leave out documents without text."""
+def counted(
+    documents: Iterable[Document],
+    counter: Counter[str],
+    read: Callable[[float], None] = float,
+) -> Iterator[Document]:
+    """Count documents and paragraphs; leave out documents without text.
+
+    read: is called with the millions of characters of each document.
+    """
     for document in documents:
+        read(sum(map(len, document.paragraphs)) / 1e6)
         if not document.paragraphs:
             counter["empty_documents"] += 1
             continue

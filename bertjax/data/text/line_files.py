@@ -161,6 +161,7 @@ class FileSource(Source):
         """Yield the documents of the file, or of the piece."""
         counter = counts.of(self.name)
         chunks = files.unpacked(self.path) if self.pack else self._chunks(counter)
+        chunks = counts.reading(chunks)
         if self.is_json:
             skipped = self._lines_before if self.start else int
             records = json_lines(self.name, chunks, max_line_bytes, counter, skipped)

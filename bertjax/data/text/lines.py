@@ -4,7 +4,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from bertjax import UserError
@@ -41,11 +41,25 @@ class Counts:
 
     `counts.documents`, `counts.paragraphs` and `counts.<repair>` (the names in REPAIRS)
     are the sums over all sources.
+
+    read: is called with the megabytes of text that were read, also where nothing comes
+    of them.
     """
 
-    def __init__(self, by_source: dict[str, dict[str, int]] | None = None) -> None:
+    def __init__(
+        self,
+        by_source: dict[str, dict[str, int]] | None = None,
+        read: Callable[[float], None] = float,
+    ) -> None:
         given = by_source or {}
         self.by_source = {name: Counter(kinds) for name, kinds in given.items()}
+        self.read = read
+
+    def reading(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Pass chunks on, and tell of them."""
+        for chunk in chunks:
+            self.read(len(chunk) / 1e6)
+            yield chunk
 
     def of(self, source: str) -> Counter[str]:
         """Return the counter of one source, to add to."""
@@ -98,7 +112,6 @@ def decode(data: bytes, counter: Counter[str]) -> str:
 
 
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _LINE_END = re.compile("\r\n?")
 # Before a line end they are one with it: they never make a blank line.
 _SEPARATOR = re.compile("[\u2028\u2029]+\n?")
@@ -106,7 +119,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL_TABLE: dict[int, str | None] = dict.fromkeys([*range(32), *range(127, 160)])
 _CONTROL_TABLE[0x0A] = "\n"
 # What separates words goes on doing so.
-_CONTROL_TABLE.update(dict.fromkeys([0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x1F, 0x85], " "))
+_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+_CONTROL_TABLE.update(dict.fromkeys(map(ord, _SPACES), " "))
 _CONTROL_TABLE[0x09] = " "
 
 
@@ -125,8 +139,9 @@ def clean(text: str, counter: Counter[str]) -> str:
         # Halves of a pair, from escapes in JSON: no UTF-8 can hold them.
         text, n = _SURROGATE.subn("\ufffd", text)
         counter["bad_utf8"] += n
-        counter["control_characters"] += len(_CONTROL.findall(text))
+        counter["control_characters"] += sum(map(text.count, _SPACES)) + len(text)
         text = text.translate(_CONTROL_TABLE)
+        counter["control_characters"] -= len(text)
     return text.replace("\t", " ")
 
 

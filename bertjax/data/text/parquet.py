@@ -107,7 +107,8 @@ class ParquetSource(Source):
 
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document a row."""
-        yield from counted(self._documents(counts), counts.of(self.name))
+        found = self._documents(counts)
+        yield from counted(found, counts.of(self.name), counts.read)
 
     def _documents(self, counts: Counts) -> Iterator[Document]:
         counter = counts.of(self.name)

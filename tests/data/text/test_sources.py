@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from itertools import chain
 
 import numpy as np
@@ -89,6 +90,31 @@ def test_half_pairs_in_json_are_replaced(tmp_path):
     docs, counts = read(write(tmp_path / "a.jsonl", rb'{"text": "a\ud800b\u0000"}'))
     assert docs == [["a\ufffdb"]]
     assert counts.bad_utf8 == 1 and counts.control_characters == 1
+
+
+@pytest.mark.parametrize("pack", ["", ".gz"])
+def test_what_is_read_is_told_where_nothing_comes_of_it(pack, tmp_path):
+    data = b"One.\n" + b"\0" * (3 << 20) + b"\n"
+    (source,) = parse_sources(
+        str(write(tmp_path / f"a.txt{pack}", data)), "data.train", "train"
+    )
+    told = []
+    counts = Counts(read=told.append)
+    assert [d.paragraphs for d in source.documents(counts, LIMIT)] == [["One."]]
+    assert len(told) > 3 and sum(told) == pytest.approx(len(data) / 1e6)
+
+
+def test_a_long_line_of_control_characters_takes_little_memory():
+    """Five bytes a character, the line itself, the text and what becomes of it."""
+    data = [b"\x01\x0c" * (1 << 19)] * 4
+    counter = text.Counter()
+    tracemalloc.start()
+    try:
+        assert list(text.text_lines(iter(data), LIMIT, counter)) == [""]
+        assert tracemalloc.get_traced_memory()[1] < 8 << 22
+    finally:
+        tracemalloc.stop()
+    assert +counter == {"control_characters": 1 << 22}
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 1 << 20])
