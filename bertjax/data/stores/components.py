@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -169,6 +169,12 @@ class Component:
     def _check(self, path: Path) -> None:
         for store in self._open(path).values():
             verify(store)
+
+    def paragraphs(self) -> Iterator[str]:
+        """Yield the paragraphs of its text as they are read."""
+        for source in self.sources:
+            for document in source.documents(Counts(), self.max_line_bytes):
+                yield from document.paragraphs
 
     def lacking(self, cache: Cache) -> list[Piece]:
         """List the pieces that were not encoded yet."""

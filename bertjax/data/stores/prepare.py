@@ -14,13 +14,19 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
 from bertjax.data.stores.cache import Cache, open_cache
-from bertjax.data.stores.components import Component, build_components, full_name
+from bertjax.data.stores.components import (
+    Component,
+    build_components,
+    full_name,
+    title,
+)
 from bertjax.data.stores.encoding import Encoder
 from bertjax.data.stores.pieces import Piece, encode_pieces
 from bertjax.data.stores.store import Store
-from bertjax.data.stores.trained import trained_tokenizer
+from bertjax.data.stores.trained import REPORTED, trained_tokenizer
 from bertjax.data.text.sources import Source, named_sources, parse_sources, tell_repeats
 from bertjax.data.vocab import vocabularies
+from bertjax.data.vocab.fertility import CAPITALS, measure_tokenizer, tell_capitals
 from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer
 from bertjax.data.vocab.words import make_marker, make_segmenter
 
@@ -172,7 +178,10 @@ class Work:
         found = iter(built)
         for role, components in self.components.items():
             for component in components:
-                for group, store in next(found).items():
+                stores = next(found)
+                if any(store.unknown_share >= CAPITALS for store in stores.values()):
+                    self._tell_capitals(component)
+                for group, store in stores.items():
                     name = full_name(role, component.label, group)
                     if name in named[role]:
                         raise UserError(f"data.{role}: two parts have the name {name}")
@@ -182,6 +191,19 @@ class Work:
                         )
                     named[role][name] = store
         return Prepared(self.tokenizer, named["train"], named["valid"])
+
+    def _tell_capitals(self, component: Component) -> None:
+        """Say whether the head of a text has unknown words because of capitals."""
+        texts: list[str] = []
+        size = 0
+        for text in component.paragraphs():
+            texts.append(text[:REPORTED])
+            size += len(text)
+            if size >= REPORTED:
+                break
+        fit = measure_tokenizer(self.tokenizer, texts)
+        for line in tell_capitals(title(component.role, component.label), fit):
+            self.say(line)
 
 
 def make_work(

@@ -77,14 +77,19 @@ class Store:
         """How often each id occurs, i64 [V]."""
         return self._map("counts.bin", "<i8")
 
+    @property
+    def unknown_share(self) -> float:
+        """The share of tokens that are the unknown one."""
+        return self.meta["unknowns"] / self.meta["tokens"]
+
     def lines(self, title: str = "") -> list[str]:
         """Say what is in the store and what was repaired on the way into it."""
         m = self.meta
         title = title or m["label"]
-        share = m["unknowns"] / m["tokens"]
         lines = [
             f"{title}: {m['tokens']:,} tokens, {m['sentences']:,} sentences, "
-            f"{m['documents']:,} documents, {share:.2%} unknown tokens ({self.path})"
+            f"{m['documents']:,} documents, {self.unknown_share:.2%} unknown tokens "
+            f"({self.path})"
         ]
         lines += Counts(m["repairs"]).lines()
         for key, what in (

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from bertjax.data.vocab.tokenizers import SPACELESS, Tokenizer
 
+CAPITALS = 0.005  # of the tokens: so many unknown ones are told of
 BATCH = 1000  # texts a call of the tokenizer
 SPACELESS_SHARE = 0.5  # of the characters; then words cannot be counted by spaces
 
@@ -19,6 +20,7 @@ class Fit(NamedTuple):
     spaceless: int = 0  # characters of scripts without spaces
     words: int = 0  # between spaces
     tokens: int = 0
+    capitals: int = 0  # tokens that are unknown, and known in lower case
 
     @property
     def coverage(self) -> float:
@@ -41,7 +43,7 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
     """Count tokens, words, characters and what is unknown of them.
 
     >>> measure_tokenizer(tokenizer, ["unaffable 龘"])  # una ##ffa ##ble [UNK]
-    Fit(characters=10, known=9, spaceless=1, words=2, tokens=4)
+    Fit(characters=10, known=9, spaceless=1, words=2, tokens=4, capitals=0)
     """
     total = Fit()
     every = iter(texts)
@@ -50,18 +52,41 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
         for text, (ids, spans) in zip(batch, encoded, strict=True):
             characters = len("".join(text.split()))
             unknown: set[int] = set()
+            words = []
             for i, span in zip(ids, spans, strict=True):
                 if i == tokenizer.unk_id:
                     unknown.update(at for at in range(*span) if not text[at].isspace())
+                    words.append(text[slice(*span)])
             found = Fit(
                 characters,
                 characters - len(unknown),
                 len(SPACELESS.findall(text)),
                 len(text.split()),
                 len(ids),
+                _known_in_lower_case(tokenizer, words),
             )
             total = Fit(*(a + b for a, b in zip(total, found, strict=True)))
     return total
+
+
+def _known_in_lower_case(tokenizer: Tokenizer, words: list[str]) -> int:
+    """Count the words that would be known if their capitals were lowered."""
+    lowered = [word.lower() for word in words if word != word.lower()]
+    if not lowered or tokenizer.lower_case:
+        return 0
+    encoded = tokenizer.encode_batch(lowered)
+    return sum(tokenizer.unk_id not in ids for ids in encoded)
+
+
+def tell_capitals(name: str, fit: Fit) -> list[str]:
+    """Say, in a line, when many unknown tokens are words with capitals."""
+    share = fit.capitals / max(fit.tokens, 1)
+    if share < CAPITALS:
+        return []
+    return [
+        f"{name}: {share:.2%} of the tokens are unknown words with capitals, which the "
+        "vocabulary knows in lower case: try data.lower_case=true"
+    ]
 
 
 def report_tokenizer(
@@ -83,4 +108,5 @@ def report_tokenizer(
             f"{name}: {fit.coverage:.3%} of {fit.characters:,} characters known, "
             f"{fit.fertility:.2f} tokens a {unit} ({n:,})"
         )
+        lines += tell_capitals(name, fit)
     return lines

@@ -220,7 +220,7 @@ class Reader:
         else:
             kind, pieces = "wordpiece", files["vocab.txt"].decode().split("\n")[:-1]
             if lower is None:
-                words = (p for p in pieces if not re.fullmatch(r"\[.+\]", p))
+                words = (p for p in pieces if not re.fullmatch(r"\[.+\]|<.+>", p))
                 lower = all(p == p.lower() for p in words)
         added = json.loads(files.get(ADDED, b"{}"))
         for piece, i in added.items():

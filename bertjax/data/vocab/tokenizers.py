@@ -259,8 +259,8 @@ def load_tokenizer(
         .model, tokenizer.json, a directory with one of these, or no text: "ids:N",
         "ids:FILE" (bertjax/data/vocab/plain_ids.py).
       lower_case: None takes what the files say, else True only if no piece of a
-        WordPiece vocabulary holds a capital (at most a tenth, where a TensorFlow
-        checkpoint lies beside it).
+        WordPiece vocabulary but those in [...] and <...> holds a capital (at most a
+        tenth, where a TensorFlow checkpoint lies beside it).
       key: the config key or flag to name in messages.
 
     Raises:

@@ -77,6 +77,18 @@ def test_a_line_at_which_the_tokenizer_gives_up_is_found(given_, tmp_path):
     assert "\n" not in said
 
 
+def test_capitals_that_the_vocabulary_lacks_are_told_of(given_, tmp_path):
+    (tmp_path / "a.txt").write_text("The cat sat.\n\nThe mat ran off.\n")
+    said = []
+    given_ |= {"train": f"{tmp_path}/a.txt", "valid": "", "lower_case": False}
+    for _ in range(2):  # of a store that is made, and of one that is there
+        text.prepare_data(**given_, workers=1, say=said.append)
+        told = said.pop()
+        assert told.startswith("train: 22.22% of the tokens are unknown words with cap")
+    text.prepare_data(**given_ | {"lower_case": None}, workers=1, say=said.append)
+    assert not [line for line in said if "with capitals" in line]
+
+
 def test_a_line_of_ids_is_one_sentence(given_, tmp_path):
     (tmp_path / "names.txt").write_text("A.\nB!\n。\nC")
     (tmp_path / "a.txt").write_text("A. C B! C 。 C\nC 。 \n\n C\n")

@@ -28,6 +28,21 @@ def test_what_is_counted(tmp_path):
     ]
 
 
+def test_unknown_words_with_capitals_are_told_of(tmp_path):
+    """As of bert-base-chinese where nothing says that it is lower-cased."""
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES), "utf-8")
+    cased = load_tokenizer(tmp_path, lower_case=False)
+    texts = ["我来到北京 Una XY xy", "una Unaffable"]
+    assert measure_tokenizer(cased, texts).capitals == 2
+    assert report_tokenizer(cased, {"zh": texts})[1:] == [
+        "zh: 20.00% of the tokens are unknown words with capitals, which the "
+        "vocabulary knows in lower case: try data.lower_case=true"
+    ]
+    assert len(report_tokenizer(cased, {"zh": ["我来到北京 xy"]})) == 1
+    lower = load_tokenizer(tmp_path, lower_case=True)
+    assert measure_tokenizer(lower, texts).capitals == 0
+
+
 def language(letters: str, n: int, seed: int) -> list[str]:
     """Sentences of 300 made-up words by Zipf's law."""
     rng = np.random.default_rng(seed)

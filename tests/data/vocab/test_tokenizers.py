@@ -98,6 +98,8 @@ def test_written_special_tokens_are_plain_text_but_for_blanks(words):
 def test_lower_case_is_taken_from_files_then_from_the_pieces(tmp_path):
     path = write_vocab(tmp_path, WORDS)
     assert load_tokenizer(path).lower_case  # ß has no smaller form
+    special = write_vocab(tmp_path / "a", [*WORDS, "<S>", "<T>", "[unused1]", "<"])
+    assert load_tokenizer(special).lower_case
     assert not load_tokenizer(path, lower_case=False).lower_case
     assert load_tokenizer(path, False).identity != load_tokenizer(path).identity
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
