@@ -29,7 +29,7 @@ def read_lines(value: str) -> Iterator[Line]:
     """
     for entry in split_sources(value):
         for path in expand(entry, "--text"):
-            files.refuse_foreign(path, "--text")
+            files.read_head(path, "--text")
             content = b"".join(files.unpacked(path)).removeprefix(b"\xef\xbb\xbf")
             for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):
                 try:

@@ -31,6 +31,8 @@ FORMAT = 2  # without marks a store is of format 1, which older versions read
 VERIFIED = 1 << 28  # bytes
 FILES = ("tokens.bin", "sentences.bin", "documents.bin", "counts.bin")
 MARKS = "marks.bin"
+SINGLE = 0.5  # of the documents: so many of a single sentence are told of
+LOOKED_AT = 1 << 20  # documents
 
 
 class Store:
@@ -82,6 +84,10 @@ class Store:
         """The share of tokens that are the unknown one."""
         return self.meta["unknowns"] / self.meta["tokens"]
 
+    def single_sentence_share(self) -> float:
+        """Return the share of documents of one sentence, of a large store's first."""
+        return float((np.diff(self.documents[:LOOKED_AT]) == 1).mean())
+
     def lines(self, title: str = "") -> list[str]:
         """Say what is in the store and what was repaired on the way into it."""
         m = self.meta
@@ -92,6 +98,13 @@ class Store:
             f"({self.path})"
         ]
         lines += Counts(m["repairs"]).lines()
+        plain = any(told.startswith("text") for told in m["fingerprints"])
+        single = self.single_sentence_share() if plain and m["sentence_rule"] else 0.0
+        if single > SINGLE:
+            lines.append(
+                f"{title}: {single:.0%} of the documents are a single sentence, too "
+                "short for a pair; a blank line ends a document"
+            )
         for key, what in (
             ("empty_sentences", "sentences gave no token and were left out"),
             ("empty_documents", "documents gave no token and were left out"),

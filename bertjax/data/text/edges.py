@@ -30,7 +30,12 @@ _NEWLINE = re.compile(rb"\n")
 # SPAN is as many bytes as DOCUMENT_LIMIT characters may have, so that no document is
 # cut there but those that are cut anyway; it is longer than a match of _BLANK.
 SPAN = 4 * DOCUMENT_LIMIT
-_PLACES = (_BLANK, re.compile(rb"[\r\n]"), re.compile(rb"[\x80-\xbf]{0,3}"))
+_PLACES = (re.compile(rb"[\r\n]"), re.compile(rb"[\x80-\xbf]{0,3}"))
+# Of WikiText: before a title, which `lines.group_titled` takes for one; rarer ones are
+# missing here, too.
+_TITLE = re.compile(
+    rb"\n[ \t]{0,99}\r?\n(?= = [!-<>-~][ -~]{0,200} = \r?\n[ \t]{0,99}\r?\n)"
+)
 CUTS = "spans-1"  # names these rules
 
 
@@ -50,18 +55,23 @@ def _search(
     return None
 
 
-def text_edge(raw: IO[bytes], at: int, size: int) -> tuple[int, bool]:
+def text_edge(
+    raw: IO[bytes], at: int, size: int, titled: bool = False
+) -> tuple[int, bool]:
     """Return where the piece that has `at` begins, and whether that cuts a document.
+
+    titled: documents begin at titles, as in WikiText, not behind blank lines.
 
     A function of the bytes and `at` alone, which grows with `at`: where one piece ends
     the next begins. Reads no further than 3 SPAN, however long a document is.
     """
     if at == 0:
         return 0, False
-    for pattern in _PLACES:
+    whole = _TITLE if titled else _BLANK
+    for pattern in (whole, *_PLACES):
         found = _search(raw, at, min(at + SPAN, size), pattern)
         if found is not None:
-            return found, pattern is not _BLANK
+            return found, pattern is not whole
         at += SPAN
     return size, False
 

@@ -220,8 +220,11 @@ HEAD = 512  # bytes that are looked at
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
-def refuse_foreign(path: str, key: str) -> None:
-    """Raise UserError for a file that is neither text nor compressed as it is named."""
+def read_head(path: str, key: str) -> bytes:
+    """Return the first bytes of a file, unpacked.
+
+    Raises UserError for one that is neither text nor compressed as it is named.
+    """
     try:
         with open_file(path) as raw:
             head = raw.read(HEAD)
@@ -238,6 +241,7 @@ def refuse_foreign(path: str, key: str) -> None:
     for begins, what in FOREIGN.items():
         if re.match(begins, head):
             raise UserError(f"{key}={path}: no text but {what}")
+    return head
 
 
 def refuse_changed(name: str, seen: Seen | None) -> None:

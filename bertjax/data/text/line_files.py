@@ -17,7 +17,13 @@ from bertjax.data.text.documents import (
     make_document,
 )
 from bertjax.data.text.edges import CUTS, SPAN, byte_range, json_edge, text_edge
-from bertjax.data.text.lines import Counts, group, json_lines, text_lines
+from bertjax.data.text.lines import (
+    Counts,
+    group,
+    group_titled,
+    json_lines,
+    text_lines,
+)
 
 
 @dataclass
@@ -25,12 +31,13 @@ class FileSource(Source):
     """A file of text or JSON lines, local or behind a URL that etils.epath opens.
 
     A piece (`start`, `end`) has the documents that begin between the boundaries that
-    belong to these bytes.
+    belong to these bytes. titled: documents begin at titles, as in WikiText.
     """
 
     name: str
     path: str = ""  # where it lies, if that is not its name
     fields: Fields = TEXT
+    titled: bool = False
     start: int = 0
     end: int | None = None
     seen: files.Seen | None = field(default=None, repr=False)
@@ -52,7 +59,8 @@ class FileSource(Source):
     @property
     def format(self) -> str:
         """Name how the bytes are read, e.g. "text.gz"; part of the fingerprint."""
-        told = "json" if self.is_json else "text"
+        told = "wikitext" if self.titled else "text"
+        told = "json" if self.is_json else told
         return told + self.pack + (self.fields.told() if self.is_json else "")
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
@@ -127,8 +135,10 @@ class FileSource(Source):
         if self.is_json:
             start, end = (json_edge(raw, at, size) for at in (self.start, ends))
             return start, end, False
-        start, cut = text_edge(raw, self.start, size)
-        return start, size if ends >= size else text_edge(raw, ends, size)[0], cut
+        start, cut = text_edge(raw, self.start, size, self.titled)
+        if ends < size:
+            size = text_edge(raw, ends, size, self.titled)[0]
+        return start, size, cut
 
     def _lines_before(self) -> int:
         """Count the lines before the piece."""
@@ -171,5 +181,6 @@ class FileSource(Source):
             )
         else:
             lines = text_lines(chunks, max_line_bytes, counter)
-            found = map(Document, group(lines, counter))
+            grouped = group_titled if self.titled else group
+            found = map(Document, grouped(lines, counter))
         yield from counted(found, counter)

@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 from bertjax import UserError
@@ -323,6 +324,45 @@ def group(lines: Iterator[str], counter: Counter[str]) -> Iterator[list[str]]:
         if line:
             held.append(line)
             size += len(line)
+    if held:
+        yield held
+
+
+# As WikiText has them: a space at both ends of the line and within each run of "=".
+_TITLED = re.compile(rb"(?:[ \t]*\r?\n)* = [^=\s][^\n]* = \r?\n[ \t]*\r?\n")
+_TITLE = re.compile("= [^=].* =")
+
+
+def is_titled(head: bytes) -> bool:
+    """Tell from its first bytes whether a file is WikiText's.
+
+    >>> is_titled(b" \\n = Homarus gammarus = \\n \\n Homarus gammarus , known as")
+    True
+    >>> is_titled(b"= Homarus gammarus =\\n\\nHomarus gammarus, known as")
+    False
+    """
+    return bool(_TITLED.match(head))
+
+
+def group_titled(lines: Iterator[str], counter: Counter[str]) -> Iterator[list[str]]:
+    """Group the lines of WikiText into documents, as `group` does those of others.
+
+    A document begins with a title, " = Title = " between blank lines; headings of
+    sections have more signs, " = = Section = = ".
+    """
+    held: list[str] = []
+    size = 0
+    blank = True
+    for line, after in pairwise(chain(lines, [""])):
+        if line:
+            begins = blank and not after and _TITLE.fullmatch(line)
+            if held and (begins or size > DOCUMENT_LIMIT):
+                counter["long_documents"] += not begins
+                yield held
+                held, size = [], 0
+            held.append(line)
+            size += len(line)
+        blank = not line
     if held:
         yield held
 

@@ -2,7 +2,7 @@
 """Turn the strings that name text sources into sources that documents are read from.
 
 - `a.txt`, `b/*.txt.gz`, `c.zst`: a paragraph or sentence a line, documents
-  separated by a blank line
+  separated by a blank line; in files that begin as WikiText's do, by titles
 - `d.jsonl`, `e.json.gz`: a JSON object a line, its `text` is one document
 - `f.parquet`: a row is one document, its column `text`
 - `tfds:name[/config][:version]:split`: TensorFlow Datasets on this machine, `text`
@@ -25,7 +25,7 @@ from bertjax import UserError
 from bertjax.data.text import datasets, files
 from bertjax.data.text.documents import NAME, Document, Fields, Source
 from bertjax.data.text.line_files import FileSource
-from bertjax.data.text.lines import Counts
+from bertjax.data.text.lines import Counts, is_titled
 from bertjax.data.text.parquet import ParquetSource
 
 __all__ = ["Document", "Source", "named_sources", "parse_sources", "split_sources"]
@@ -118,8 +118,8 @@ def parse_sources(
                 if path.lower().endswith(".parquet"):
                     sources.append(ParquetSource(path, fields))
                 else:
-                    files.refuse_foreign(path, key)
-                    sources.append(FileSource(path, fields=fields))
+                    titled = is_titled(files.read_head(path, key))
+                    sources.append(FileSource(path, fields=fields, titled=titled))
     if not sources:
         raise UserError(f"{key}: names no text")
     for source in sources:

@@ -89,6 +89,21 @@ def test_capitals_that_the_vocabulary_lacks_are_told_of(given_, tmp_path):
     assert not [line for line in said if "with capitals" in line]
 
 
+def test_documents_of_a_single_sentence_are_told_of(given_, tmp_path):
+    (tmp_path / "a.txt").write_text("The cat.\n\nThe mat.\n\nIt ran off. It sat.\n")
+    said = []
+    given_ |= {"train": f"{tmp_path}/a.txt", "valid": ""}
+    for vocab, number in ((given_["vocab"], 1), (f"ids:{tmp_path}/vocab.txt", 0)):
+        names = tmp_path / "vocab.txt"
+        names.write_text("\n".join(VOCAB if number else ["The", "cat."]))
+        text.prepare_data(**given_ | {"vocab": vocab}, workers=1, say=said.append)
+        told = [line for line in said if "single sentence" in line]
+        assert len(told) == number
+        said.clear()
+        if number:
+            assert told[0].startswith("train: 67% of the documents are a single sente")
+
+
 def test_a_line_of_ids_is_one_sentence(given_, tmp_path):
     (tmp_path / "names.txt").write_text("A.\nB!\n。\nC")
     (tmp_path / "a.txt").write_text("A. C B! C 。 C\nC 。 \n\n C\n")

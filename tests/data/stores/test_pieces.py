@@ -64,6 +64,71 @@ def test_pieces_of_text(tmp_path_factory, data, piece, limit, chunk):
         both(parse(path), piece, limit)
 
 
+WIKITEXT = b""" 
+ = One = 
+ 
+ A line . 
+ Another = one = 
+ 
+ = = Section = = 
+ 
+ Text . 
+ 
+ = Two ( 2 ) = 
+ 
+ = = = = Deep = = = = 
+ 
+ = not a title = 
+ Text . 
+"""
+HEADINGS = [
+    b" = \xc3\x89t\xc3\xa9 = \n",
+    b" = T = \n \n",
+    b" \n = U = \n \n",
+    b" = = S = = \n",
+]
+HEADINGS += [
+    b" = \n",
+    b" = = \n",
+    b"= V =\n\n",
+    b" = W = \r\n \r\n",
+    b" = X\x0b = \n \n",
+]
+
+
+@pytest.mark.parametrize("pack", ["", ".gz"])
+def test_documents_of_wikitext_begin_at_titles(pack, tmp_path):
+    path = tmp_path / f"wiki.tokens{pack}"
+    path.write_bytes(gzip.compress(WIKITEXT) if pack else WIKITEXT)
+    source = parse(path)
+    assert source.format == "wikitext" + pack
+    documents = both(source, 40)[0]
+    assert [(d.paragraphs[0], len(d.paragraphs)) for d in documents] == [
+        ("= One =", 5),
+        ("= Two ( 2 ) =", 4),
+    ]
+    # The form of other corpora: a blank line ends a document.
+    for other in (WIKITEXT.replace(b" = One = ", b"= One ="), WIKITEXT[10:]):
+        path.write_bytes(gzip.compress(other) if pack else other)
+        assert parse(path).format == "text" + pack
+        assert len(read([parse(path)])[0]) == 7 - (other == WIKITEXT[10:])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from([*HEADINGS, *TEXTS, b" Text . \n"]), max_size=30),
+    st.integers(1, 90),
+    st.sampled_from([7, 1 << 20]),
+)
+def test_pieces_of_wikitext(tmp_path_factory, drawn, piece, chunk):
+    path = tmp_path_factory.mktemp("t") / "a.txt"
+    path.write_bytes(b" \n = First = \n \n Text . \n" + b"".join(drawn))
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(files, "CHUNK", chunk)
+        m.setattr(edges, "CHUNK", chunk)
+        both(parse(path), piece)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from([*TEXTS, b"x" * 700, b"line.\n" * 99]), max_size=30),
