@@ -89,7 +89,8 @@ def make_json(
     known = {t["content"] for t in data["added_tokens"] if t["special"]}
     ours = {tokenizer.pieces[i] for i in tokenizer.roles.values()}
     ours |= json.loads(tokenizer.files.get(ADDED, b"{}")).keys()
-    spaces = tokenizer.kind != "wordpiece"  # a blank stands for " word", space and all
+    # A blank stands for " word", space and all.
+    spaces = tokenizer.kind != "wordpiece" and tokenizer.mask_lstrip
     for i in tokenizer.special_ids.tolist():
         piece = tokenizer.pieces[i]
         if piece in known or not piece:

@@ -23,6 +23,7 @@ RESERVED = re.compile(
 )
 CONFIG = "tokenizer_config.json"
 ADDED = "added_tokens.json"
+TOKEN_MAP = "special_tokens_map.json"
 ENTRIES = (
     "tokenizer.json, vocab.txt, vocab.json or vocab.txt with merges.txt, or a .model"
 )
@@ -37,6 +38,7 @@ class Parts(NamedTuple):
     roles: dict[str, int]
     special: set[int]
     files: dict[str, bytes]
+    mask_lstrip: bool
 
 
 class Reader:
@@ -136,8 +138,12 @@ class Reader:
         beside, model = path.with_name(CONFIG), path.with_name("config.json")
         config = self.json(beside) if beside.is_file() else {}
         family = self.json(model).get("model_type") if model.is_file() else None
+        tokens = path.with_name(TOKEN_MAP)
+        tokens = self.json(tokens) if tokens.is_file() else {}
         try:
-            return tokenizer_options.looked_at(config, family)
+            lstrip = tokenizer_options.mask_lstrip(config, tokens, family)
+            config = tokenizer_options.looked_at(config, family)
+            return {**config, tokenizer_options.LSTRIP: lstrip}
         except ValueError as e:
             self.refuse(f"{CONFIG}: {e}")
 
@@ -244,7 +250,8 @@ class Reader:
         if kind != "ids":
             reserved = RESERVED.fullmatch
             special |= {i for i, p in enumerate(pieces) if not p or reserved(p)}
-        return Parts(kind, pieces, lower, roles, special, files)
+        lstrip = kind != "byte_bpe" or config.get(tokenizer_options.LSTRIP, True)
+        return Parts(kind, pieces, lower, roles, special, files, lstrip)
 
     def role(self, role: str, numbers: dict[str, int], config: dict[str, Any]) -> int:
         said = config.get(f"{role}_token")

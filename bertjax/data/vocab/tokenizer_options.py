@@ -18,6 +18,7 @@ NORMALIZING = {
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
 PREFIX = "add_prefix_space"
+LSTRIP = "mask_lstrip"  # ours: whether the mask takes the space before it
 
 
 def looked_at(config: dict[str, Any], family: str | None) -> dict[str, Any]:
@@ -47,6 +48,30 @@ def looked_at(config: dict[str, Any], family: str | None) -> dict[str, Any]:
         if not isinstance(config.get(key), bool | None):
             raise ValueError(f"{key}={config[key]!r} is neither true nor false")
     return config
+
+
+def mask_lstrip(
+    config: dict[str, Any], token_map: dict[str, Any], family: str | None
+) -> bool:
+    """Say whether the mask takes the space before it, where no tokenizer.json does.
+
+    To transformers 5 it does so where its files say it, and those of RoBERTa as it was
+    released do not. To a vocabulary without a class, which is none of theirs, it does.
+
+    token_map: special_tokens_map.json.
+
+    >>> mask_lstrip({}, {}, "roberta"), mask_lstrip({}, {}, None)
+    (False, True)
+    """
+    said = token_map.get("mask_token", config.get("mask_token"))
+    name = said.get("content") if isinstance(said, dict) else said
+    decoder = config.get("added_tokens_decoder")
+    for token in decoder.values() if isinstance(decoder, dict) else ():
+        if isinstance(token, dict) and token.get("content") in (name, "<mask>"):
+            said = token
+    if isinstance(said, dict) and "lstrip" in said:
+        return bool(said["lstrip"])
+    return not (config.get("tokenizer_class") or family)
 
 
 def json_files(data: dict[str, Any]) -> dict[str, bytes]:

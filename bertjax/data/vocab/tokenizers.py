@@ -37,6 +37,8 @@ class Tokenizer:
       lower_case: whether text is lower-cased before it is split.
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
       mask_token: what users write for a blank, "[MASK]" or "<mask>".
+      mask_lstrip: whether a blank takes the space before it; a tokenizer.json that
+        knows the special tokens says it itself.
       files: name -> content, from which `load_tokenizer` makes the same tokenizer.
     """
 
@@ -48,6 +50,7 @@ class Tokenizer:
         roles: dict[str, int],
         special: Iterable[int],
         files: dict[str, bytes],
+        mask_lstrip: bool = True,
     ) -> None:
         self.kind = kind
         self.pieces = pieces
@@ -59,6 +62,7 @@ class Tokenizer:
         self.mask_token = pieces[self.mask_id]
         self.special_ids = np.array(sorted({*special, *roles.values()}), dtype=np.int32)
         self.files = files
+        self.mask_lstrip = mask_lstrip
 
     @property
     def vocab_size(self) -> int:
@@ -178,8 +182,9 @@ class Tokenizer:
         The other special tokens, written in the text, are those tokens too, as users of
         transformers know it: "a [MASK] [SEP] b".
 
-        A blank stands for " word": the space before it is its own. A tokenizer.json
-        says itself what is whose: then it is the library that finds the tokens.
+        A blank stands for " word": the space before it is its own, unless the files say
+        otherwise (`mask_lstrip`). A tokenizer.json says itself what is whose: then it
+        is the library that finds the tokens.
 
         >>> tokenizer.encode_with_masks("a [MASK].")  # mask_id is 103
         [1037, 103, 1012]
@@ -199,7 +204,7 @@ class Tokenizer:
             if i % 2:
                 ids.append(marks[part])
                 continue
-            if parts[i + 1 : i + 2] == [self.mask_token]:
+            if self.mask_lstrip and parts[i + 1 : i + 2] == [self.mask_token]:
                 part = part.rstrip()
             if part:
                 ids.extend(self.engine.encode_after(part) if i else self.encode(part))
@@ -239,6 +244,8 @@ class Tokenizer:
         directory.mkdir(parents=True, exist_ok=True)
         told: dict[str, Any] = {"do_lower_case": self.lower_case}
         told |= {f"{role}_token": self.pieces[i] for role, i in self.roles.items()}
+        if not self.mask_lstrip:
+            told["mask_token"] = {"content": self.mask_token, "lstrip": False}
         for name, content in self.files.items():
             (directory / name).write_bytes(content)
         (directory / tokenizer_files.CONFIG).write_text(

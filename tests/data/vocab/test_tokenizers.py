@@ -287,6 +287,65 @@ def test_a_tokenizer_json_says_whose_the_space_before_a_blank_is(kind, tmp_path)
     assert more == (kind == "byte_bpe")  # SentencePiece drops a last space
 
 
+ROBERTA = {"config.json": {"model_type": "roberta"}}
+
+
+def mask_of(lstrip: bool) -> dict:
+    return {"content": "<mask>", "lstrip": lstrip, "rstrip": False}
+
+
+@pytest.mark.parametrize(
+    "files, strips",
+    [
+        ({}, True),  # no class, so none of transformers'
+        (ROBERTA, False),
+        ({"tokenizer_config.json": {"tokenizer_class": "RobertaTokenizer"}}, False),
+        ({**ROBERTA, "tokenizer_config.json": {"mask_token": mask_of(True)}}, True),
+        ({**ROBERTA, "special_tokens_map.json": {"mask_token": mask_of(True)}}, True),
+        (
+            {
+                **ROBERTA,
+                "tokenizer_config.json": {"mask_token": mask_of(True)},
+                "special_tokens_map.json": {"mask_token": "<mask>"},
+            },
+            False,
+        ),
+        (
+            {
+                **ROBERTA,
+                "tokenizer_config.json": {"added_tokens_decoder": {"9": mask_of(True)}},
+                "special_tokens_map.json": {"mask_token": mask_of(False)},
+            },
+            True,
+        ),
+    ],
+)
+def test_the_space_before_the_mask_of_vocab_json(files, strips, tmp_path):
+    """Ids as of AutoTokenizer of transformers 5.23."""
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *"Ġab", "Ġa", "Ġb", "<mask>"]
+    folder = tmp_path / "v"
+    write_vocab(folder, ["#version: 0.2", "Ġ a", "Ġ b"], "merges.txt")
+    files = {"vocab.json": {p: i for i, p in enumerate(pieces)}, **files}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    tokenizer = load_tokenizer(folder)
+    text = "a <mask> b </s>  <mask><mask>a"
+    want = {True: [5, 9, 8, 4, 2, 9, 9, 5], False: [5, 4, 9, 8, 4, 2, 4, 4, 9, 9, 5]}
+    saved_alike(tokenizer, tmp_path / "saved")
+    (tmp_path / "written").mkdir()
+    write_tokenizer(tokenizer, tmp_path / "written", False, 128)
+    grown = add_words(tokenizer, ["ab"], "--add_words").tokenizer
+    for found in (
+        tokenizer,
+        load_tokenizer(tmp_path / "saved"),
+        load_tokenizer(tmp_path / "written"),
+        copied(tokenizer),
+        grown,
+    ):
+        assert found.encode_with_masks(text) == want[strips]
+    assert tokenizer.encode("a b") == [5, 8]
+
+
 def test_words_after_a_joint_keep_their_spaces(tmp_path):
     """XLM-R's tokenizer.json splits at spaces, and puts "▁" before each word."""
     tokenizer = train_tokenizer(TEXTS, "unigram", 400)
