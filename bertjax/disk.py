@@ -128,7 +128,7 @@ def check_init_from(path: str, say: Say = silent) -> Any:
         found = manifest.resolve(path, say)[1]
     except OSError as e:
         if directories.is_directory(manifest.as_path(path)):
-            return open_model(path, "init_from")[2]
+            return open_model(path, "init_from", silent)[2]
         raise UserError(f"init_from={path}: {e}") from e
     if wrong := manifest.problem(found):
         raise UserError(f"init_from={path}: checkpoints/{found.name}: {wrong}")
@@ -187,7 +187,7 @@ def check_init_tokenizer(source: Any, tokenizer: Any) -> None:
     ours = not isinstance(source, hf.Imported)
     if ours and manifest.read_meta(source)["tokenizer"] == tokenizer.identity:
         return
-    there = open_model(str(source), "init_from")[1]
+    there = open_model(str(source), "init_from", silent)[1]
     said = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (there, tokenizer)]
     if said[0] != said[1]:
         raise UserError(f"init_from={source} has another tokenizer")
@@ -250,7 +250,7 @@ def open_model(path: str, flag: str, say: Say = c.say) -> Opened:
     except OSError:
         there = manifest.as_path(path)
         if directories.is_directory(there):
-            return open_directory(there, flag)
+            return open_directory(there, flag, say)
         raise UserError(f"{flag}={path}: {kinds.why_no_checkpoint(there)}") from None
     wrong = manifest.problem(checkpoint)
     if wrong:
@@ -262,7 +262,7 @@ def open_model(path: str, flag: str, say: Say = c.say) -> Opened:
     return c.from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
 
 
-def open_directory(directory: Any, flag: str) -> Opened:
+def open_directory(directory: Any, flag: str, say: Say = c.say) -> Opened:
     """Open another library's directory, as `open_model` does a workdir.
 
     In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
@@ -279,7 +279,7 @@ def open_directory(directory: Any, flag: str) -> Opened:
     tokenizer, *same = [load_tokenizer(folder, key=flag) for folder in folders]
     if any(other.identity != tokenizer.identity for other in same):
         raise UserError(f"{where}: generator and discriminator differ in the tokenizer")
-    hf.check_tokenizer(model, tokenizer, silent if flag == "init_from" else c.say)
+    hf.check_tokenizer(model, tokenizer, say)
     config = c.base()
     config.model.update(sizes(model.cfg, model.family.model_type))
     config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
@@ -293,8 +293,7 @@ def open_directory(directory: Any, flag: str) -> Opened:
         told = sentences.model_max_length(model.directory, where)
         longest = model.cfg.max_length
         tasks.tell(config, *model.task, longest=min(told or longest, longest))
-    if flag != "init_from":  # which says what it takes
-        model.report(c.say)
+    model.report(say)
     task = {}
     if model.task:
         between = separators_of(tokenizer) or tasks.separators(config)

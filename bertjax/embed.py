@@ -6,6 +6,7 @@ python -m bertjax.embed --model=DIR --text=FILE --out=FILE.npy
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +70,7 @@ class Embedder(NamedTuple):
         asked = [self.how.prompt + line for line in lines]
         rows, cut = tokenize(self.tokenizer, asked, longest)
         sizes = np.array([len(row) for row in rows])
-        work = count_work(falling_batches(sizes, batch_size, longest))
+        work = count_work(falling_batches(sizes, batch_size, longest)[1])
         parts = batches(rows, self.tokenizer.pad_id, batch_size, longest)
         return embed(self.encode, parts, len(rows), work), cut
 
@@ -170,14 +171,24 @@ def make_encoder(
     token's last hidden state, without a pooler (sentence-transformers' Pooling).
     """
     import jax
-    import jax.numpy as jnp
 
     from bertjax.models import encoder, stacks
+
+    cfg = encoder.without_pooler(cfg)
+    held = jax.device_put(stacks.unstack(params["encoder"], cfg))
+    return functools.partial(make_forward(cfg, pooling, normalize), held)
+
+
+@functools.lru_cache(maxsize=8)
+def make_forward(cfg: Any, pooling: str, normalize: bool) -> Callable[..., Any]:
+    """Make run(parameters, ids, lengths) -> vectors; the same for the same model."""
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.models import encoder
     from bertjax.models.pooling import POOLINGS, unit
 
     pool = POOLINGS[pooling]
-    cfg = encoder.without_pooler(cfg)
-    held = jax.device_put(stacks.unstack(params["encoder"], cfg))
 
     @jax.jit
     def run(held: Any, ids: Any, lengths: Any) -> Any:
@@ -187,7 +198,7 @@ def make_encoder(
         vectors = pool(hidden, batch)
         return unit(vectors) if normalize else vectors
 
-    return lambda ids, lengths: run(held, ids, lengths)
+    return run
 
 
 def batches(
@@ -199,8 +210,8 @@ def batches(
     token of padding.
     """
     sizes = np.array([len(row) for row in rows])
-    batch_size = min(batch_size, len(rows))
-    for which, length in falling_batches(sizes, batch_size, longest):
+    batch_size, planned = falling_batches(sizes, batch_size, longest)
+    for which, length in planned:
         ids = np.full((batch_size, length), pad_id, np.int32)
         for row, i in zip(ids, which, strict=False):
             row[: sizes[i]] = rows[i]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fill blanks: python -m bertjax.fill_mask --model=DIR "The [MASK] is here." ..."""
 
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,24 +100,14 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
     vocabulary (padding) have probabilities, but are no guesses.
     """
     import jax
-    import jax.numpy as jnp
 
-    from bertjax.models import encoder, heads, stacks
+    from bertjax.models import stacks
 
     params, cfg = masked_lm(params, cfg)
     params = jax.device_put(params)
     params["encoder"] = stacks.unstack(params["encoder"], cfg)
-    beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
+    guess = make_forward(cfg, tokenizer.vocab_size, top_k)
     lengths = bucket_lengths(cfg.max_length)
-
-    @jax.jit
-    def guess(params: Any, batch: Any) -> Any:
-        at = batch["mlm_positions"]
-        hidden = encoder.apply(params["encoder"], cfg, batch, at=at).hidden
-        word = params["encoder"]["embeddings"]["word"]
-        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
-        likely = jax.nn.softmax(logits[0], axis=-1)
-        return jax.lax.top_k(jnp.where(beyond, -1.0, likely), top_k)
 
     def fill(ids: list[int]) -> list[list[dict[str, Any]]]:
         blanks = [i for i, t in enumerate(ids) if t == tokenizer.mask_id]
@@ -144,6 +135,31 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
     return fill
 
 
+@functools.lru_cache(maxsize=8)
+def make_forward(cfg: Any, pieces: int, top_k: int) -> Callable[[Any, Any], Any]:
+    """Make guess(parameters, batch of one row) -> (probabilities, ids), [P, top_k].
+
+    The same function for the same model: another checkpoint of it compiles nothing.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.models import encoder, heads
+
+    beyond = np.arange(cfg.vocab_size) >= pieces
+
+    @jax.jit
+    def guess(params: Any, batch: Any) -> Any:
+        at = batch["mlm_positions"]
+        hidden = encoder.apply(params["encoder"], cfg, batch, at=at).hidden
+        word = params["encoder"]["embeddings"]["word"]
+        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
+        likely = jax.nn.softmax(logits[0], axis=-1)
+        return jax.lax.top_k(jnp.where(beyond, -1.0, likely), top_k)
+
+    return guess
+
+
 def bucket_lengths(most: int) -> list[int]:
     """Return the lengths that texts are padded to: `most`, and from 32 on less.
 
@@ -156,16 +172,26 @@ def bucket_lengths(most: int) -> list[int]:
 
 def falling_batches(
     sizes: np.ndarray, batch_size: int, longest: int
-) -> list[tuple[np.ndarray, int]]:
+) -> tuple[int, list[tuple[np.ndarray, int]]]:
     """Plan batches of rows by falling length, in at most five shapes.
 
     sizes: tokens of the rows, i64 [n]; longest: what no row is padded beyond. Returns
-    (which rows, the length that they are padded to) of each batch.
+    the rows of a batch, and (which rows, the length that they are padded to) of each.
+    Lengths end at the longest row. What is one batch has the model's lengths and a
+    power of two of rows, so that calls with a few texts find the programs of earlier
+    ones.
+
+    >>> falling_batches(np.array([7, 20, 9]), 32, 512)
+    (4, [(array([1, 2, 0]), 32)])
     """
-    lengths = bucket_lengths(min(-(-int(sizes.max()) // 16) * 16, longest))
+    if len(sizes) > batch_size:
+        longest = min(-(-int(sizes.max()) // 16) * 16, longest)
+    else:
+        batch_size = min(1 << (len(sizes) - 1).bit_length(), batch_size)
+    lengths = bucket_lengths(longest)
     order = np.argsort(-sizes, kind="stable")
     parts = (order[i : i + batch_size] for i in range(0, len(order), batch_size))
-    return [
+    return batch_size, [
         (which, next(n for n in lengths if n >= sizes[which[0]])) for which in parts
     ]
 

@@ -23,10 +23,11 @@ best on the validation set of a model that has learnt that some questions have n
 """
 
 import dataclasses
+import functools
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,8 +126,10 @@ def open_finetuned(
     between = meta["task"].get("separators", form.separators)
     form = form._replace(labels=labels, separators=between)
     objective = tasks.with_labels(config.objective, labels)
+    import jax
+
     head = config.objective if config.objective in tasks.KINDS else ""
-    params = disk.read_params(checkpoint, head, weights)
+    params = jax.device_put(disk.read_params(checkpoint, head, weights))
     threshold = meta["task"].get("threshold")
     return Finetuned(config, objective, form, tokenizer, params, threshold)
 
@@ -176,16 +179,12 @@ def predict(
     import jax
 
     from bertjax.data.progress import Progress
-    from bertjax.objectives.base import TokenIds, make_objective
+    from bertjax.objectives.base import TokenIds
 
     tokenizer = model.tokenizer
     cfg = c.encoder_config(model.config, tokenizer.vocab_size)
-    made, cfg = make_objective(model.objective, cfg, TokenIds.of(tokenizer))
-    held = jax.device_put(model.params)
-    # Sums are of labels, which there are none of: nothing computes them.
-    run = jax.jit(lambda params, batch: made.evaluate(params, batch)[1])
-    batch_size = min(batch_size, rows.n)
-    planned = falling_batches(rows.lengths(), batch_size, rows.length)
+    run = make_forward(model.objective, cfg, TokenIds.of(tokenizer))
+    batch_size, planned = falling_batches(rows.lengths(), batch_size, rows.length)
     work = count_work(planned)
     outputs: dict[str, list[Any]] = {}
     with Progress("predict", rows.n, "rows", work) as progress:
@@ -193,7 +192,7 @@ def predict(
             filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
             narrow = dataclasses.replace(rows, length=length)
             batch = narrow.gather(filled[:batch_size], None, tokenizer)
-            for name, found in jax.device_get(run(held, batch)).items():
+            for name, found in jax.device_get(run(model.params, batch)).items():
                 if not np.isfinite(found).all():
                     raise UserError(f"the model's {name} are not finite numbers")
                 out = outputs.setdefault(name, [None] * rows.n)
@@ -201,6 +200,24 @@ def predict(
                     out[i] = row
             progress.add(len(which), work=len(which) * length)
     return outputs
+
+
+@functools.lru_cache(maxsize=8)
+def make_forward(
+    objective: str, cfg: Any, tokens: Any
+) -> Callable[[Any, Any], dict[str, Any]]:
+    """Make run(parameters, batch) -> the head's outputs, compiled once a shape.
+
+    The same function for the same model, so that a second call of `predict` finds the
+    programs of the first. tokens: the TokenIds of the tokenizer.
+    """
+    import jax
+
+    from bertjax.objectives.base import make_objective
+
+    made, cfg = make_objective(objective, cfg, tokens)
+    # Sums are of labels, which there are none of: nothing computes them.
+    return jax.jit(lambda params, batch: made.evaluate(params, batch)[1])
 
 
 def write(out: Path | None, found: Iterator[dict[str, Any]]) -> None:

@@ -127,8 +127,8 @@ def make_batches(
 
     plan: laid out for the longest rows.
     """
-    batch_size = min(batch_size, len(rows))
-    planned = falling_batches(plan.lengths()[rows], batch_size, plan.length)
+    sizes = plan.lengths()[rows]
+    batch_size, planned = falling_batches(sizes, batch_size, plan.length)
     with Progress("probe", len(rows), "rows", count_work(planned)) as progress:
         for found, length in planned:
             which = rows[found]

@@ -6,6 +6,7 @@ word as well (PLL-word-l2r of Kauf and Ivanova 2023), so that long words whose e
 tells their beginning are not taken for likely ones.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -85,22 +86,13 @@ def make_scorer(
     many as is quick.
     """
     import jax
-    import jax.numpy as jnp
 
-    from bertjax.models import encoder, heads, stacks
+    from bertjax.models import stacks
 
     params, cfg = fill_mask.masked_lm(params, cfg)
     params = jax.device_put(params)
     params["encoder"] = stacks.unstack(params["encoder"], cfg)
-
-    @jax.jit
-    def run(params: Any, ids: Any, sizes: Any, at: Any, truth: Any) -> Any:
-        real = (jnp.arange(ids.shape[1]) < sizes[:, None]).astype(jnp.int32)
-        batch = {"input_ids": ids, "attention_mask": real}
-        own = at[:, None]
-        hidden = encoder.apply(params["encoder"], cfg, batch, at=own).hidden
-        word = params["encoder"]["embeddings"]["word"]
-        return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
+    run = make_forward(cfg)
 
     def score(texts: Sequence[Sequence[int]]) -> list[float]:
         totals = np.zeros(len(texts))
@@ -123,6 +115,29 @@ def make_scorer(
         return totals.tolist()
 
     return score
+
+
+@functools.lru_cache(maxsize=8)
+def make_forward(cfg: Any) -> Callable[..., Any]:
+    """Make run(parameters, ids, sizes, at, truth) -> ln p of truth, f32 [R].
+
+    The same function for the same model: scoring other texts compiles new shapes alone.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.models import encoder, heads
+
+    @jax.jit
+    def run(params: Any, ids: Any, sizes: Any, at: Any, truth: Any) -> Any:
+        real = (jnp.arange(ids.shape[1]) < sizes[:, None]).astype(jnp.int32)
+        batch = {"input_ids": ids, "attention_mask": real}
+        own = at[:, None]
+        hidden = encoder.apply(params["encoder"], cfg, batch, at=own).hidden
+        word = params["encoder"]["embeddings"]["word"]
+        return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
+
+    return run
 
 
 def batches(

@@ -106,7 +106,11 @@ def test_pll_estimates_by_padded_tokens(monkeypatch):
 
 def test_batches_by_falling_length():
     sizes = np.array([3, 40, 100, 33, 5])
-    plan = fill_mask.falling_batches(sizes, batch_size=2, longest=128)
-    assert [which.tolist() for which, _ in plan] == [[2, 1], [3, 4], [0]]
+    at_once, plan = fill_mask.falling_batches(sizes, batch_size=2, longest=128)
+    assert at_once == 2 and [which.tolist() for which, _ in plan] == [
+        [2, 1],
+        [3, 4],
+        [0],
+    ]
     assert [length for _, length in plan] == [112, 56, 7]
     assert fill_mask.count_work(plan) == 2 * 112 + 2 * 56 + 7

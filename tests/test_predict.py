@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers from Python and by the command: nothing is compiled twice, bare lines."""
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import disk, embed, fill_mask, predict, train
+from bertjax.models import encoder, heads
+from bertjax.models.config import EncoderConfig
+from bertjax.scoring import pll
+
+pytestmark = pytest.mark.usefixtures("no_listener")
+GOOD = "The result is clear and useful"
+COLUMNS = "--config.task.text=text", "--config.task.label=label"
+BAD = "The result is wrong"
+
+
+@pytest.fixture(scope="module")
+def finetuned(vocabulary, tmp_path_factory):
+    """Runs of two steps: {objective: workdir} of classes and of tags."""
+    folder = tmp_path_factory.mktemp("predicting")
+    rows = [f"{GOOD} {i}\tgood\n{BAD} {i}\tbad\n" for i in range(8)]
+    (folder / "rows.tsv").write_text("text\tlabel\n" + "".join(rows))
+    (folder / "rows.bio").write_text("The\tO\nresult\tB-X\nis\tO\n\n" * 8)
+    found = {}
+    for name, table, *more in (
+        (
+            "classify",
+            "rows.tsv",
+            "--config.task.text=text",
+            "--config.task.label=label",
+        ),
+        ("tag", "rows.bio"),
+    ):
+        arguments = [
+            f"--config=finetune/{name}.py:smoke",
+            f"--config.data.vocab={vocabulary}",
+            f"--config.data.train={folder / table}",
+            f"--config.data.valid={folder / table}",
+            "--config.data.length=64",
+            "--config.batch_size=8",
+            "--config.model.num_hidden_layers=1",
+            "--config.model.hidden_size=32",
+            "--config.total.steps=2",
+            *more,
+        ]
+        train.main([*arguments, f"--workdir={folder / name}"])
+        found[name] = folder / name
+    return found
+
+
+# ---------------------------------------------------------------- from Python
+@pytest.fixture
+def traces(monkeypatch):
+    """A list that grows each time that a program with an encoder is traced."""
+    seen, apply = [], encoder.apply
+
+    def counted(*given, **named):
+        seen.append(1)
+        return apply(*given, **named)
+
+    monkeypatch.setattr(encoder, "apply", counted)
+    return seen
+
+
+def answer(model, *texts):
+    rows = [predict.tables.Row({"text": text}, "x:1") for text in texts]
+    return list(predict.answer(model, rows))
+
+
+def test_a_second_call_compiles_nothing(finetuned, traces):
+    """Not for one text after another, a few texts, nor the model opened again."""
+    path = str(finetuned["classify"])
+    model = predict.open_finetuned(path)
+    turned = "The result is useful and clear"
+    first = answer(model, GOOD)
+    again = answer(model, turned), answer(predict.open_finetuned(path), turned)
+    assert len(traces) == 1 and again[0] == again[1]
+    together = answer(model, GOOD, turned, GOOD)
+    assert len(traces) == 2 and answer(model, turned, GOOD, turned, turned)
+    assert len(traces) == 2
+    alone = first[0]["score"], again[0][0]["score"]
+    assert [row["score"] for row in together[:2]] == pytest.approx(alone, abs=1e-5)
+
+
+def test_nor_in_vectors_blanks_and_likelihoods(traces):
+    cfg = EncoderConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=64,
+    )  # fmt: skip
+    a, b = jax.random.split(jax.random.key(3))
+    params = {"encoder": encoder.init(a, cfg), "mlm": heads.init_mlm(b, cfg)}
+
+    class Letters:
+        pad_id, unk_id, cls_id, sep_id, mask_id = range(5)
+        vocab_size, pieces = 40, [chr(60 + i) for i in range(40)]
+        word_starts = np.ones(40, bool)
+
+        def encode_batch(self, texts):
+            return [[ord(x) - 60 for x in text] for text in texts]
+
+    def vectors(*sizes):
+        encode = embed.make_encoder(cfg, params, "mean", True)
+        rows = [np.full(n, 7, np.int32) for n in sizes]
+        return embed.embed(encode, embed.batches(rows, 0, 4, 64), len(rows))
+
+    def blanks(*ids):
+        return fill_mask.make_filler(cfg, params, Letters(), 3)([2, *ids, 3])
+
+    def likely(*texts):
+        return pll.score_texts(cfg, params, Letters(), texts)
+
+    for first, second in (
+        (lambda: vectors(9), lambda: vectors(12)),
+        (lambda: blanks(4, 7, 9), lambda: blanks(8, 4, 9, 4)),
+        (lambda: likely("ABC"), lambda: likely("CBA")),
+    ):
+        first()
+        assert len(traces) == 1
+        second()
+        assert len(traces) == 1
+        traces.clear()
+
+
+def test_what_an_imported_model_lacks_goes_where_it_is_asked_for(
+    finetuned, tmp_path, capsys
+):
+    from bertjax import convert
+
+    there = tmp_path / "hf"
+    convert.main([f"--from={finetuned['classify']}", f"--to={there}", "--format=hf"])
+    capsys.readouterr()
+    said: list[str] = []
+    disk.open_model(str(there), "--model", said.append)
+    assert said and "bert, 1 layers" in said[0]
+    assert capsys.readouterr().err == ""
