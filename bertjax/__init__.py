@@ -14,3 +14,12 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run cannot go on, through no fault of its input: one clear line, status 1."""
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """Write a number of things; many: of more than one, where it is not one + "s".
+
+    >>> counted(1, "row has", "rows have"), counted(2000, "row")
+    ('1 row has', '2,000 rows')
+    """
+    return f"{n:,} {one if n == 1 else many or f'{one}s'}"

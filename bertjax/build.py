@@ -53,10 +53,11 @@ def settle(config: ConfigDict, prepared: text.Prepared) -> text.Prepared:
 def check_inputs(config: ConfigDict) -> None:
     """Refuse missing or unreadable files, in a moment and before jax is imported."""
     if not config.data.train:
-        raise UserError(
-            "data.train is empty: give text, for instance "
-            "--config.data.train='corpus/*.txt' or builtin:docs"
-        )
+        what = "text, for instance --config.data.train='corpus/*.txt' or builtin:docs"
+        if kind := tasks.KINDS.get(config.objective):
+            what = f"labelled rows, {kind.wanted}: --config.data.train=FILE and "
+            what += "--config.data.valid=FILE"
+        raise UserError(f"data.train is empty: give {what}")
     if tasks.is_task(config):
         tasks.check(config)
         return

@@ -17,7 +17,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, faults, registry
+from bertjax import RunError, UserError, faults, registry, usage
 from bertjax.data import phases, pipeline
 from bertjax.data.masks import masking
 from bertjax.defaults import (
@@ -75,11 +75,15 @@ def parse(
 
     With `words` the rest of the line is in the result's `words`. The result's `config`
     is the resolved ConfigDict (durations with one unit each) and `overrides` what the
-    command line changed. Raises UserError in one line.
+    command line changed. Raises UserError in one line; --help ends the command.
     """
     values = flags.FlagValues()
     if define:
         define(values)
+        if {"--help", "-h"} & {*argv}:
+            doc = sys.modules[define.__module__].__doc__ or ""
+            print(usage.describe(doc, values, needs_config))
+            raise SystemExit(0)
     if needs_config:
         argv = _config_first(list(argv))
         config_flags.DEFINE_config_file(
@@ -90,7 +94,7 @@ def parse(
     except UserError:
         raise
     except Exception as e:  # whatever a config file may do
-        raise UserError(faults.tell(e, argv)) from e
+        raise UserError(faults.tell(e, argv, values)) from e
     if words:
         flags.DEFINE_list("words", [], "", flag_values=values)
         values.mark_as_parsed()
@@ -375,9 +379,6 @@ def say(text: str) -> None:
 
 def command(main: Callable[[Sequence[str]], int | None]) -> None:
     """Run a command and leave with its status; a UserError is one line and status 2."""
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        print(sys.modules["__main__"].__doc__)
-        return
     try:
         status = main(sys.argv[1:]) or 0
     except UserError as e:

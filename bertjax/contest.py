@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, build, disk, updates
+from bertjax import UserError, build, counted, disk, updates
 from bertjax import config as c
 from bertjax.tasks import prepare as tasks
 from bertjax.training import kinds, manifest, spread, workdir
@@ -90,7 +90,8 @@ class Contest:
         if size is None:
             count = len(self.runs)
             size = updates.runs_at_once(self.programs, self.mesh, count, at_once)
-        c.say(f"{len(self.runs)} runs of {self.total:,} steps, {size} at once")
+        runs, steps = counted(len(self.runs), "run"), counted(self.total, "step")
+        c.say(f"{runs} of {steps}, {size} at once")
         folder, keeps = self.path / kinds.MEMBERS, self.standings.at_best
         self.groups = Groups(self.programs, self.runs, size, self.mesh, folder, keeps)
         return self.groups

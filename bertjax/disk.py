@@ -6,11 +6,12 @@ Nothing here imports jax until parameters are read.
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from bertjax import UserError, objectives, registry
+from bertjax import UserError, counted, objectives, registry
 from bertjax import config as c
 from bertjax.interop import directories, hf, pairs, sentences
 from bertjax.models.config import RUNTIME
@@ -23,6 +24,7 @@ Say = Callable[[str], None]
 # Config, tokenizer, checkpoint, what the checkpoint says of itself.
 Opened = tuple[c.ConfigDict, Any, Any, dict[str, Any]]
 FINDINGS = "answers.txt"  # in a workdir
+FEW = 5  # changes of a config that a message tells
 # Of a model's options those that a recipe decides, whatever a checkpoint had.
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
@@ -76,7 +78,8 @@ def write_findings(path: Any, prepared: Any, say: Say) -> None:
     lines = dict.fromkeys(line for one in sets for line in getattr(one, "findings", ()))
     if lines:
         workdir.write_text(path / FINDINGS, "".join(f"{line}\n" for line in lines))
-        say(f"all {len(lines):,} answers that are not where the file says: {FINDINGS}")
+        told = counted(len(lines), "answer")
+        say(f"all {told} not where the file says: {FINDINGS}")
 
 
 def check_place(path: Any) -> None:
@@ -85,8 +88,14 @@ def check_place(path: Any) -> None:
         raise UserError(f"--workdir={path} is a file")
     if not workdir.is_remote(path):
         there = next(p for p in (path, *path.parents) if p.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            raise UserError(f"--workdir={path} cannot be written")
+        try:
+            # Made and removed: permissions alone do not tell, as of /proc.
+            tempfile.TemporaryDirectory(prefix=".bertjax-", dir=there).cleanup()
+        except OSError as e:
+            why = f"nothing can be made in {there}"
+            if not isinstance(e, FileNotFoundError):
+                why += f" ({e.strerror})"
+            raise UserError(f"--workdir={path} cannot be written: {why}") from e
 
 
 def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
@@ -102,9 +111,19 @@ def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
     if changes and not allow_change:
         raise UserError(
-            f"--workdir={path} holds a run of another config: {'; '.join(changes)}; "
-            "take another workdir, or --allow_config_change to go on with this one"
+            f"--workdir={path} holds a run of another config{_tell_changes(changes)}"
         )
+
+
+def _tell_changes(changes: list[str]) -> str:
+    """Say what to do about one change in its line, of several below it: five a line."""
+    advice = "take another workdir, or --allow_config_change to go on with this one"
+    if len(changes) == 1:
+        return f": {changes[0]}; {advice}"
+    first, more = changes[:FEW], len(changes) - FEW
+    keys = ", ".join(change.partition(":")[0] for change in first)
+    rest = [f"and {more} more"] if more > 0 else []
+    return "\n  ".join([f" ({', '.join([keys, *rest])}): {advice}", *first, *rest])
 
 
 def names_its_text(path: Any, config: c.ConfigDict) -> bool:
@@ -127,9 +146,11 @@ def check_init_from(path: str, say: Say = silent) -> Any:
     try:
         found = manifest.resolve(path, say)[1]
     except OSError as e:
-        if directories.is_directory(manifest.as_path(path)):
+        there = manifest.as_path(path)
+        if directories.is_directory(there):
             return open_model(path, "init_from", silent)[2]
-        raise UserError(f"init_from={path}: {e}") from e
+        why = kinds.why_no_checkpoint(there, path)
+        raise UserError(f"init_from={path}: {why}") from e
     if wrong := manifest.problem(found):
         raise UserError(f"init_from={path}: checkpoints/{found.name}: {wrong}")
     return found
@@ -251,7 +272,9 @@ def open_model(path: str, flag: str, say: Say = c.say) -> Opened:
         there = manifest.as_path(path)
         if directories.is_directory(there):
             return open_directory(there, flag, say)
-        raise UserError(f"{flag}={path}: {kinds.why_no_checkpoint(there)}") from None
+        raise UserError(
+            f"{flag}={path}: {kinds.why_no_checkpoint(there, path)}"
+        ) from None
     wrong = manifest.problem(checkpoint)
     if wrong:
         raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
@@ -335,6 +358,21 @@ def params_part(checkpoint: Any, weights: str = "") -> str:
         said = manifest.read_meta(checkpoint)["config"]
         there = c.from_json(json.dumps(said)).eval.ema
     return "ema" if there else "params"
+
+
+def check_masked_lm(opened: Opened, what: str, then: str = "") -> None:
+    """Refuse a finetuned model where blanks are filled: UserError.
+
+    Its head took the masked-LM head's place. what: begins the message; then: what to
+    do instead, where it is not the command that uses such models.
+    """
+    config, _, _, meta = opened
+    if "task" in meta:
+        command = "embed" if config.objective == "retrieve" else "predict"
+        raise UserError(
+            f"{what} was finetuned (objective={config.objective}) and has no masked-LM "
+            f"head; {then or f'bertjax.{command} uses such models'}"
+        )
 
 
 def read_params(checkpoint: Any, head: str = "", weights: str = "") -> Any:

@@ -117,7 +117,10 @@ def test_numbers_may_be_written_1e6(text):
     [
         ("--config.optim.lrr=1", ["--config.optim.lrr", "did you mean 'lr'?"]),
         ("--config.optim.b3=0.9", ["--config.optim.b3", "b1, b2, "]),
-        ("--config.optm.lr=1", ["--config.optm.lr", "did you mean 'optim'?"]),
+        (
+            "--config.optm.lr=1",
+            ["optm.lr", "did you mean --config.optim.lr=1?"],
+        ),
         ("--config.total.step=1", ["total.step", "did you mean 'steps'?"]),
         ("--config.seed.x=1", ["--config.seed.x", "value"]),
         ("--config.batch_size=abc", ["batch_size", "abc"]),

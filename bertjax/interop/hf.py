@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, registry
+from bertjax import UserError, counted
 from bertjax.interop import tensors
 from bertjax.interop.families import ACTIVATIONS, FAMILIES, Family
 from bertjax.interop.finetuned import Task, read_task, with_head
@@ -104,7 +104,8 @@ class Imported:
         """Say what was matched, what is missing and what is not taken."""
         cfg = self.cfg
         say(
-            f"{self.where}: {self.family.model_type}, {cfg.num_hidden_layers} layers "
+            f"{self.where}: {self.family.model_type}, "
+            f"{counted(cfg.num_hidden_layers, 'layer')} "
             f"of {cfg.hidden_size}; {len(self.paths)} parameters matched"
         )
         if self.missing:
@@ -123,7 +124,12 @@ def open_model(directory: Path, where: str) -> Imported:
     raw = tensors.read_json(tensors.inside(directory, CONFIG, where), where)
     if not isinstance(raw.get("model_type"), str):
         raise UserError(f"{where}: {CONFIG} lacks model_type")
-    family = registry.pick(f"{where}: model_type", raw["model_type"], FAMILIES)
+    if raw["model_type"] not in FAMILIES:  # a program wrote it: it is no misspelling
+        raise UserError(
+            f"{where}: models with model_type={raw['model_type']!r} cannot be read; "
+            f"those that can: {', '.join(sorted(FAMILIES))}"
+        )
+    family = FAMILIES[raw["model_type"]]
     cfg = read_config(raw, family, f"{where}: {CONFIG}")
     if task := read_task(raw, f"{where}: {CONFIG}"):
         family = with_head(family, task.head)

@@ -51,11 +51,11 @@ def sums(
 def outputs(
     params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
 ) -> dict[str, jax.Array]:
-    """Return the best class of every position, `tags` i32 [B, L], and its logit `best`
-    f32 [B, L], which tells where there is none: the model is no number there."""
+    """Return the best class of every position, `tags` i32 [B, L], and its probability
+    `probability` f32 [B, L], which is no number where the model is none."""
     scores = logits(params, cfg, encoded)
     tags = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-    return {"tags": tags, "best": jnp.max(scores, axis=-1)}
+    return {"tags": tags, "probability": jnp.max(jax.nn.softmax(scores), axis=-1)}
 
 
 def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.probing.showing import COLUMNS, tell_mix
 from bertjax.reporting.given import read_objects
 from bertjax.reporting.tables import Table
@@ -27,7 +27,8 @@ def read_probe(name: str) -> dict[str, Any]:
         about = (
             f"{found['model']}: {len(found['labels'])} classes, {rows['train']:,} "
             f"{found['of']} for the probes, {rows['valid']:,} for the "
-            f"scores, {found['pooling']} pooling; means over {found['seeds']} seeds."
+            f"scores, {found['pooling']} pooling; means over "
+            f"{counted(found['seeds'], 'seed')}."
         )
         kinds = {
             kind: {

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.rendering import decode
 from bertjax.data.text import datasets
 from bertjax.data.text.lines import some
@@ -55,11 +55,13 @@ def read_questions(
                 else parse_one(tables.read_text(path), path, say)
             )
             for what, lines in (
-                ("stand elsewhere in the context than the file says", found[-1].moved),
-                ("are not in the context", found[-1].lost),
+                ("elsewhere in the context than the file says", found[-1].moved),
+                ("not in the context", found[-1].lost),
             ):
                 if lines:
-                    say(f"{path}: {len(lines):,} answers {what}: {some(lines)}")
+                    say(
+                        f"{path}: {counted(len(lines), 'answer')} {what}: {some(lines)}"
+                    )
     if not found:
         raise UserError(f"{key} is empty: give questions in SQuAD's form, FILE.json")
     return found
@@ -166,15 +168,16 @@ class Asked(Rows):
 
     def notes(self) -> Iterator[str]:
         asked, cut = len(self.asked.questions), self.windows.cut
-        yield f"{asked:,} questions make {self.n:,} rows of {self.length}"
+        rows = counted(self.n, "row")
+        yield f"{counted(asked, 'question')} in {rows} of {self.length}"
         if cut:
-            yield f"{len(cut):,} questions are too long, and cut: {some(cut)}"
+            yield f"{counted(len(cut), 'question')} too long, cut: {some(cut)}"
         rows, most = self.windows, self.form.limits.answer_length
         size = rows.end_positions - rows.start_positions + 1
         long = np.unique(rows.question[rows.has_answer & (size > most)])
         if len(long):
             yield (
-                f"{len(long):,} answers have more than {most} pieces "
+                f"{counted(len(long), 'answer')} of more than {most} pieces "
                 "(task.answer_length): none is given that long"
             )
 
@@ -315,7 +318,7 @@ def make_asked(
     if labelled and not any(q.span for q in whole.questions):
         raise UserError(f"{whole.source}: no question's answer is in its context")
     if empty := [q.id for q in whole.questions if not q.text.strip()]:
-        told = f"{whole.source}: {len(empty):,} questions are empty, and are kept"
+        told = f"{whole.source}: {counted(len(empty), 'empty question')}, kept"
         say(f"{told}: {some(empty)}")
     size, counts = tokenizer.vocab_size, np.zeros(tokenizer.vocab_size, np.int64)
     asking = [question.text for question in whole.questions]

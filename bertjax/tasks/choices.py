@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.rendering import decode
 from bertjax.data.text.lines import some
 from bertjax.tasks import metrics
@@ -164,7 +164,7 @@ def make_choices(
     context, endings, sizes, labels = [], [], [], []
     bare = [row.place for row in rows if question and row.cells[question] == []]
     if bare:
-        told = f"{len(bare):,} rows have no {question}, and are left out"
+        told = f"{counted(len(bare), 'row')} without {question}, left out"
         say(f"{told}: {some(bare)}")
     if len(bare) == len(rows):
         raise UserError(

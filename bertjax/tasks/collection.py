@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertjax import UserError, registry
+from bertjax import UserError, counted, registry
 from bertjax.data.text import files
 from bertjax.data.text.lines import some
 from bertjax.data.text.sources import split_sources
@@ -66,12 +66,14 @@ def read_collections(
         grades = [g for of in one.grades for g in of.values()]
         answers = sum(g > 0 for g in grades)
         say(
-            f"{path}: {len(one.queries):,} queries, {len(one.passages):,} passages, "
-            f"{answers:,} answers, {len(grades) - answers:,} given negatives"
+            f"{path}: {counted(len(one.queries), 'query', 'queries')}, "
+            f"{counted(len(one.passages), 'passage')}, {counted(answers, 'answer')}, "
+            f"{counted(len(grades) - answers, 'given negative')}"
         )
-        for what, texts in (("queries", one.queries), ("passages", one.passages)):
+        for what, texts in (("query", one.queries), ("passage", one.passages)):
             if empty := sum(not text.strip() for text in texts):
-                say(f"{path}: {empty:,} {what} are empty, and are kept")
+                many = {"query": "queries"}.get(what, f"{what}s")
+                say(f"{path}: {counted(empty, f'empty {what}', f'empty {many}')}, kept")
         found.append(one)
     if not found:
         raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
@@ -175,20 +177,21 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
     for what, places in unknown.items():
         if places:
             say(
-                f"{grades}: {len(places):,} rows name a {what} that is not there, and "
-                f"are left out: {some(places)}"
+                f"{grades}: {counted(len(places), 'row')} with a {what} that is not "
+                f"there, left out: {some(places)}"
             )
     if repeated:
-        say(f"{grades}: {len(repeated):,} rows repeat a grade: {some(repeated)}")
+        say(f"{grades}: {counted(len(repeated), 'repeated grade')}: {some(repeated)}")
     answered = [q for q in queries if any(g > 0 for g in said.get(q, {}).values())]
     if not answered:
         raise UserError(f"{grades}: no query has a passage that answers it")
     for lacking, why in (
-        (len(queries) - len(said), "are not in these grades"),
-        (len(said) - len(answered), "have no answer"),
+        (len(queries) - len(said), "not in these grades"),
+        (len(said) - len(answered), "without an answer"),
     ):
         if lacking:
-            say(f"{grades}: {lacking:,} queries {why}, and are left out")
+            told = counted(lacking, "query", "queries")
+            say(f"{grades}: {told} {why}, left out")
     own = [place.get(q, -1) for q in answered]
     return Collection(
         [*passages.values()],
@@ -252,18 +255,18 @@ def _read_pairs(
             given.append((query, negative, row.place))
     if repeated:
         say(
-            f"{entry}: {len(repeated):,} rows repeat a query with its positive, which "
-            f"count once: {some(repeated)}"
+            f"{entry}: {counted(len(repeated), 'row')} with a query and its positive "
+            f"that came before, counted once: {some(repeated)}"
         )
     if blank:
         say(
-            f"{entry}: {len(blank):,} given negatives are empty, and are left out: "
+            f"{entry}: {counted(len(blank), 'empty given negative')}, left out: "
             f"{some(blank)}"
         )
     if both := [at for query, p, at in given if found.grades[query][p]]:
         say(
-            f"{entry}: {len(both):,} given negatives are positives of the same query, "
-            f"and are left out: {some(both)}"
+            f"{entry}: {counted(len(both), 'given negative')} among the positives of "
+            f"the same query, left out: {some(both)}"
         )
     found.passages, found.queries = [*passages], [*queries]
     found.own = [-1] * len(queries)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data import counter
 from bertjax.data.rendering import decode
 from bertjax.tasks import search
@@ -86,7 +86,8 @@ class Held(Rows):
         return ""  # of a folder there are none; what was read is said with its files
 
     def notes(self) -> Iterator[str]:
-        yield f"{len(self.kept):,} texts, {self.n:,} rows of {self.length} tokens"
+        texts, rows = counted(len(self.kept), "text"), counted(self.n, "row")
+        yield f"{texts}, {rows} of {self.length} tokens"
         if cut := int((self.cut > 0).sum()):
             yield f"{cut:,} of {len(self.cut):,} texts are cut at {self.longest}"
 

@@ -4,6 +4,7 @@
 - `a.tsv`, `b.tsv.gz`: cells between tabs, a row a line; a quote is a quote
 - `c.csv`: as spreadsheets write it, quoted cells may hold commas, quotes, line ends
 - `d.jsonl`, `e.json.gz`: an object a line
+- `f.txt`: a text a line as it stands, where one column is asked for and no label
 - `tfds:glue/rte:train`: TensorFlow Datasets on this machine
 
 The first line of a TSV or CSV file names its columns, unless the columns asked for are
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertjax import UserError, registry
+from bertjax import UserError, counted, registry
 from bertjax.data.rendering import visible
 from bertjax.data.text import datasets, files
 from bertjax.data.text.lines import load_json, some
@@ -31,7 +32,7 @@ from bertjax.data.text.sources import expand, split_sources
 Say = Callable[[str], None]
 
 WANTED = "FILE.tsv, .csv or .jsonl"
-SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json)(\.gz|\.zst)?$", re.IGNORECASE)
+SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json|txt)(\.gz|\.zst)?$", re.IGNORECASE)
 LOOK = 10_000  # lines, to guess whether the first one names the columns
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 SNAKE = re.compile(r"[a-z]+(_[a-z0-9]+)+")
@@ -127,20 +128,24 @@ def decode(content: bytes, name: str) -> str:
 def parse_rows(
     text: str, kind: str, name: str, columns: Mapping[str, str], say: Say = silent
 ) -> Iterator[Row]:
-    """Yield the rows of a text: kind "tsv", "csv" or "json".
+    """Yield the rows of a text: kind "tsv", "csv", "json" or "txt".
 
     Says which lines are none (see above). Raises UserError.
     """
     if kind == "json":
         yield from _json_rows(text, name, columns, say)
         return
+    if kind == "txt":
+        yield from _bare_rows(text, name, columns)
+        return
     lines = [*(_tab_lines(text) if kind == "tsv" else _csv_lines(text, name))]
     at_end = []
     while lines and not any(cell.strip() for cell in lines[-1][1]):
         at_end.append(f"{name}:{lines.pop()[0]}")
     if at_end:
-        told = f"{len(at_end):,} rows without anything in them end the table, and are "
-        say(f"{told}left out: {some(at_end[::-1])}")
+        told = counted(len(at_end), "row")
+        told += " without anything in it, at the end of the table, left out"
+        say(f"{told}: {some(at_end[::-1])}")
     widths = (len(cells) for _, cells in lines if not _is_blank(cells))
     several = next(widths, 1) > 1
     header: list[str] | None = None
@@ -168,8 +173,8 @@ def parse_rows(
             _check_columns(header, name, columns)
         if len(cells) != len(header):
             raise UserError(
-                f"{name}:{number}: the row has {len(cells)} cells, the first one "
-                f"{len(header)}"
+                f"{name}:{number}: the row has {counted(len(cells), 'cell')}, "
+                f"the first one {len(header)}"
             )
         yield Row(dict(zip(header, cells, strict=True)), f"{name}:{number}")
 
@@ -241,7 +246,7 @@ def _is_blank(cells: Sequence[str]) -> bool:
 
 def _tell_blank(places: Sequence[str], say: Say) -> None:
     if places:
-        say(f"{len(places):,} lines are empty, and are skipped: {some(places)}")
+        say(f"{counted(len(places), 'empty line')}, skipped: {some(places)}")
 
 
 def _tab_lines(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -280,6 +285,18 @@ def _json_rows(
         yield Row(found, f"{name}:{number}")
 
 
+def _bare_rows(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Row]:
+    column, *more = columns.values()
+    if more:
+        raise UserError(
+            f"{name}: lines of text have one column; {', '.join(columns.values())} are "
+            "asked for: give a table, .tsv, .csv or .jsonl"
+        )
+    lines = text.removesuffix("\n").split("\n") if text else []
+    for number, line in enumerate(lines, 1):
+        yield Row({column: line.removesuffix("\r")}, f"{name}:{number}")
+
+
 def _tfds(entry: str, columns: Mapping[str, str]) -> list[Row]:
     wanted = {column: key for key, column in columns.items()}
     builder, split = datasets.open_split(entry, wanted)
@@ -314,5 +331,10 @@ def decoded(value: Any) -> Any:
 def _check_columns(header: list[str], name: str, columns: Mapping[str, str]) -> None:
     for key, column in columns.items():
         if column not in header:
+            if header and all(map(str.isdigit, (*header, column))):
+                told = f"{name}: {key}={column}: the table has "
+                told += f"{counted(len(header), 'column')} (between tabs; .csv: commas)"
+                flag = "; --columns=1 reads the first" * key.startswith("--")
+                raise UserError(told + flag)
             said = registry.unknown(key, column, header)
             raise UserError(f"{name}: {said}")

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.text.sources import expand, split_sources
 from bertjax.tasks import tables
 
@@ -138,8 +138,8 @@ def parse_columns(
             width, where = len(cells), _columns(columns, len(cells), f"{name}:{number}")
         if len(cells) != width:
             raise UserError(
-                f"{name}:{number}: the line has {len(cells)} columns, the first one "
-                f"{width}"
+                f"{name}:{number}: the line has {counted(len(cells), 'column')}, the "
+                f"first one {width}"
             )
         if not words and {cells[i].strip().lower() for i in where} <= HEADER:
             told = ", ".join(repr(cells[i]) for i in where)
@@ -158,7 +158,8 @@ def parse_columns(
             "table of texts; here a line has a word and its tag"
         )
     if documents:
-        say(f"{name}: {documents:,} lines {DOCUMENT} are skipped")
+        told = counted(documents, f"line {DOCUMENT}", f"lines {DOCUMENT}")
+        say(f"{name}: {told} skipped")
 
 
 def _tall(
@@ -181,7 +182,9 @@ def _columns(columns: Mapping[str, str], width: int, place: str) -> list[int]:
             column = "1"  # of a model that learnt from JSON lines
         i = int(column) - (int(column) > 0)
         if not -width <= i < width:
-            raise UserError(f"{place}: {key}={column}: there are {width} columns")
+            raise UserError(
+                f"{place}: {key}={column}: the line has {counted(width, 'column')}"
+            )
         where.append(i % width)
     if len({*where}) < len(where):
         raise UserError(f"{place}: words and tags are one column of {width}")
@@ -216,6 +219,7 @@ def sentence_of(
         if not isinstance(tags, list) or not all(type(t) in (str, int) for t in tags):
             raise UserError(f"{row.place}: {column} is no list of tags")
         if len(tags) != len(words):
-            raise UserError(f"{row.place}: {len(words)} words, but {len(tags)} tags")
+            told = f"{counted(len(words), 'word')}, but {counted(len(tags), 'tag')}"
+            raise UserError(f"{row.place}: {told}")
         tags = [str(tag) for tag in tags]
     return Sentence(words, tags, name, line)

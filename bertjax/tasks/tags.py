@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError, registry
+from bertjax import UserError, counted, registry
 from bertjax.data.rendering import decode
 from bertjax.data.text.lines import some
 from bertjax.tasks import metrics
@@ -154,11 +154,15 @@ class Tags(Rows):
             return {}
         return {"tags": count_names(self.labels, self.form.labels)}
 
-    def joined(self, outputs: Outputs, example: np.ndarray) -> np.ndarray:
-        """Return the class that is said of each word, -1 where its row is not among
-        the examples: i64 [words]. outputs: "tags" i32, a row an example."""
-        said = np.full(len(self.words.offsets) - 1, -1)
-        for row, r in zip(outputs["tags"], example, strict=True):
+    def joined(
+        self, outputs: Outputs, example: np.ndarray, name: str = "tags"
+    ) -> np.ndarray:
+        """Return what an output says at each word: [words], its class by "tags", -1
+        where its row is not among the examples. outputs: [L], a row an example."""
+        of = outputs[name]
+        kind = np.asarray(of[0]).dtype if len(of) else int
+        said = np.full(len(self.words.offsets) - 1, -1, kind)
+        for row, r in zip(of, example, strict=True):
             first, last = self.rows[r : r + 2]
             said[first:last] = np.asarray(row)[self.firsts[first:last]]
         return said
@@ -201,11 +205,14 @@ class Tags(Rows):
         return metrics.entity_scores(told, true)
 
     def answers(self, outputs: Outputs, read: Sequence[Sentence]) -> Iterator[Any]:
-        """Yield {"tokens", "tags"} of each sentence."""
-        said = self.joined(outputs, np.arange(self.n))
+        """Yield {"tokens", "tags", "scores"} of each sentence: of each tag its
+        probability."""
+        every = np.arange(self.n)
+        said, shares = (self.joined(outputs, every, k) for k in ("tags", "probability"))
         for sentence, (a, b) in zip(read, pairwise(self.sentences), strict=True):
             tags = [self.form.labels[i] for i in said[a:b]]
-            yield {"tokens": list(sentence.words), "tags": tags}
+            told = {"tokens": list(sentence.words), "tags": tags}
+            yield told | {"scores": [float(share) for share in shares[a:b]]}
 
 
 def split(sizes: np.ndarray, sentences: np.ndarray, room: int) -> np.ndarray:
@@ -301,12 +308,13 @@ def make_tags(
         places = [
             s.place(i) for s in sentences for i, w in enumerate(s.words) if w in bare
         ]
-        say(f"{len(places):,} words have no piece and count as unknown: {some(places)}")
+        told = f"{counted(len(places), 'word')} without a piece, taken as unknown"
+        say(f"{told}: {some(places)}")
         known |= {word: [tokenizer.unk_id] for word in bare}
     pieces = make_ragged([known[word] for s in sentences for word in s.words])
     sizes = np.array([0, *(len(s.words) for s in sentences)])
     if empty := int((sizes[1:] == 0).sum()):
-        say(f"{empty:,} sentences have no words, and are kept")
+        say(f"{counted(empty, 'sentence')} without words, kept")
     labels = None
     if labelled:
         labels = _classes(sentences, form, asking)
@@ -315,8 +323,8 @@ def make_tags(
             places = [sentences[n].place(i) for n, i in broken]
             if places:
                 say(
-                    f"{len(places):,} tags I- continue no entity and begin one: "
-                    f"{some(places)}"
+                    f"{counted(len(places), 'tag')} I- that continue no entity, and "
+                    f"begin one: {some(places)}"
                 )
     counts = np.bincount(pieces.tokens, minlength=tokenizer.vocab_size)
     return Tags(form, pieces, np.cumsum(sizes), labels, counts)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, registry
+from bertjax import UserError, counted, registry
 from bertjax.data.rendering import decode
 from bertjax.data.text.lines import some
 from bertjax.tasks import metrics
@@ -266,7 +266,7 @@ def encode_column(
     cells = [text_of(row, column) for row in rows]
     empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
     if empty:
-        told = f"{len(empty):,} rows have an empty {column}, and are kept"
+        told = f"{counted(len(empty), 'row')} with an empty {column}, kept"
         say(f"{told}: {some(empty)}")
     return make_ragged(tokenizer.encode_batch(cells))
 

@@ -5,6 +5,7 @@ Each writes checkpoints that only it can go on from, so each looks here first.
 """
 
 import json
+import re
 from typing import Any
 
 from bertjax import UserError
@@ -12,6 +13,7 @@ from bertjax.training import manifest
 from bertjax.training.workdir import read_json
 
 RESULTS = "sweep.json"  # of a sweep that is done
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MEMBERS = "members"  # the states of one that is under way
 RUN, CONVERTED = "a run", "a converted model"
 SWEEP, UNDER_WAY = "a sweep", "a sweep under way"
@@ -84,10 +86,25 @@ def read_results(path: Any) -> dict[str, Any]:
     return found
 
 
-def why_no_checkpoint(path: Any) -> str:
-    """Say what a directory without a checkpoint lacks to be a model."""
+def why_no_checkpoint(path: Any, given: str = "") -> str:
+    """Say what a directory without a checkpoint lacks to be a model.
+
+    given: how the user wrote it; it may be the name of a model on huggingface.co.
+    """
     if not path.is_dir():
-        return "a file, no directory" if path.exists() else "no such directory"
+        if path.exists():
+            return f"a file, no directory: give the one it lies in, {path.parent}"
+        if not HUB_NAME.fullmatch(given) or (path.parent.is_dir() and "/" in given):
+            return "no such directory"
+        return (
+            "no such directory, and nothing is downloaded: a model of huggingface.co "
+            f"is fetched by `hf download {given} --local-dir DIR`; then give DIR"
+        )
+    if path.name == "checkpoints" and (there := manifest.steps(path.parent)):
+        return (
+            f"these are the checkpoints of a run: give the run, {path.parent}, or one "
+            f"of them, {path / str(there[-1])}"
+        )
     if kind(path) == UNDER_WAY:
         return f"it holds {UNDER_WAY}: repeat its command to finish it"
     if not (path / "config.json").exists():

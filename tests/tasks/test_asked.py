@@ -100,7 +100,7 @@ def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
     (tmp_path / "again.json").write_text(squad(("a", "reads")))
     said = []
     read = read_questions(f"{tmp_path}/moved.json", "data.train", {}, said.append)
-    assert "1 answers stand elsewhere" in said[0] and "moved.json" in said[0]
+    assert "1 answer elsewhere" in said[0] and "moved.json" in said[0]
     more = read_questions(f"{tmp_path}/again.json", "data.train", {}, said.append)
     with pytest.raises(UserError, match=r"again.json: the id 'a' is there twice"):
         make_asked([*read, *more], FORM, tokenizer, True)
@@ -113,7 +113,7 @@ def test_empty_questions_are_kept_and_said(tokenizer):
     text = squad(("a", "reads"), ("b", "a file"))
     said, read = [], [parse_one(text.replace("What is a module?", " ", 1), "f.json")]
     assert make_asked(read, FORM, tokenizer, True, said.append).plan(96).n == 2
-    assert said == ["f.json: 1 questions are empty, and are kept: a"]
+    assert said == ["f.json: 1 empty question, kept: a"]
 
 
 def test_squad_of_tfds(monkeypatch):
@@ -192,7 +192,7 @@ def test_limits(tokenizer):
     assert rows.content_hash != few.content_hash
     few, rows = few.plan(20), rows.plan(80)
     assert few.n > rows.n and {*few.windows.cut} == {"a", "b"}
-    assert any("1 answers have more than 3 pieces" in line for line in few.notes())
+    assert any("1 answer of more than 3 pieces" in line for line in few.notes())
     assert not any("answers" in line for line in rows.notes())
     said = [one["answer"] for one in few.answers(gold_logits(few, 20), read)]
     assert said[1] == "reads" and "a file with statements" not in said[0]

@@ -117,9 +117,7 @@ def test_articles_without_questions_are_said():
     bare, said = {"article": "d", "questions": [], "options": []}, []
     found = read(RACE, one, bare, labelled=False)
     made = choices.make_choices(found, RACE, Letters(), False, said.append)
-    assert made.n == 1 and said == [
-        "1 rows have no questions, and are left out: t.json:2"
-    ]
+    assert made.n == 1 and said == ["1 row without questions, left out: t.json:2"]
     with pytest.raises(UserError, match=r"t\.json:2: no row has questions"):
         choices.make_choices(found[1:], RACE, Letters(), False)
 

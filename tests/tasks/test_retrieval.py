@@ -61,11 +61,11 @@ def test_a_folder(tmp_path):
     assert found.own == [-1, 2, -1]  # passage q2 is query q2
     path = tmp_path / "qrels/train.tsv"
     for line in (
-        f"{path}: 1 rows name a query that is not there, and are left out: {path}:7",
-        f"{path}: 1 rows name a passage that is not there, and are left out: {path}:8",
-        f"{path}: 1 queries have no answer, and are left out",
-        f"{path}: 3 queries, 5 passages, 3 answers, 1 given negatives",
-        f"{path}: 1 passages are empty, and are kept",
+        f"{path}: 1 row with a query that is not there, left out: {path}:7",
+        f"{path}: 1 row with a passage that is not there, left out: {path}:8",
+        f"{path}: 1 query without an answer, left out",
+        f"{path}: 3 queries, 5 passages, 3 answers, 1 given negative",
+        f"{path}: 1 empty passage, kept",
     ):
         assert line in said.split("\n")
     assert "not in these grades" not in said
@@ -114,8 +114,8 @@ def test_repeated_grades_count_once(tmp_path):
     (found,), said = read(write(tmp_path, ["q0 a 1", "q0 b 0", "q0 a 1"]))
     assert found.grades == [{0: 1, 1: 0}]
     path = tmp_path / "qrels/train.tsv"
-    assert f"{path}: 1 rows repeat a grade: {path}:4" in said
-    assert f"{path}: 3 queries are not in these grades, and are left out" in said
+    assert f"{path}: 1 repeated grade: {path}:4" in said
+    assert f"{path}: 3 queries not in these grades, left out" in said
 
 
 def test_bad_folders(tmp_path, monkeypatch):
@@ -160,14 +160,15 @@ def test_pairs_and_triples(tmp_path):
     assert found.passages == ["one", "two", "three"] and found.queries == ["x", "y"]
     assert found.grades == [{0: 1, 1: 0, 2: 1}, {1: 1, 0: 0}]
     assert "2 queries, 3 passages, 3 answers, 2 given negatives" in said
-    assert "1 given negatives are positives of the same query, and are l" in said
+    assert "1 given negative among the positives of the same query, left " in said
     assert f"left out: {file}:1\n" in said and "repeat" not in said
-    assert f"1 given negatives are empty, and are left out: {file}:1\n" in said
+    assert f"1 empty given negative, left out: {file}:1\n" in said
     file.write_text((json.dumps(rows[1]) + "\n") * 2)
     (found,), said = read(file)
     assert found.grades == [{0: 1, 1: 0}]
     assert (
-        f"1 rows repeat a query with its positive, which count once: {file}:2" in said
+        f"1 row with a query and its positive that came before, counted once: {file}:2"
+        in said
     )
     table = tmp_path / "pairs.tsv"
     table.write_text("q\tp\tn\nx\tone\ttwo\n")

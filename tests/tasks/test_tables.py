@@ -126,13 +126,13 @@ def test_an_empty_line_of_several_columns_is_skipped_and_said(kind, mark):
         ("t:6", "b"),
     ]
     assert "2 rows" in said[0] and "t:7, t:8" in said[0]
-    assert "2 lines are empty" in said[1] and "t:1, t:4" in said[1]
+    assert "2 empty lines" in said[1] and "t:1, t:4" in said[1]
 
 
 def test_empty_lines_between_objects_are_said():
     said = []
     assert len(rows('{"text": "a"}\n\n{"text": ""}\n\n', "json", say=said.append)) == 2
-    assert said == ["1 lines are empty, and are skipped: t:2"]
+    assert said == ["1 empty line, skipped: t:2"]
 
 
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1))

@@ -68,7 +68,7 @@ def test_columns(tmp_path):
         (["it", "New York"], ["O", "B-X"]),
     ]
     assert [s.place(1).rpartition("/")[2] for s in found] == ["t.txt:4", "t.txt:8"]
-    assert "1 lines -DOCSTART- are skipped" in said[0]
+    assert "1 line -DOCSTART- skipped" in said[0]
     second = read(f"{tmp_path}/t.txt", {"task.text": "1", "task.label": "2"})
     assert second[0].tags == ["NNP", "NNP"]
 
@@ -106,7 +106,7 @@ def test_what_predict_reads():
         ("t.bio", "a O\n", {**BOTH, "task.label": "ner"}, "'ner' is no number"),
         ("t.bio", "\n\n", BOTH, "there are no sentences"),
         ("t.csv", "a,O\n", BOTH, "t.csv: tags are read from"),
-        ("t.jsonl", '{"tokens": ["a"], "tags": []}', BOTH, "t.jsonl:1: 1 words, but 0"),
+        ("t.jsonl", '{"tokens": ["a"], "tags": []}', BOTH, "t.jsonl:1: 1 word, but 0"),
         ("t.jsonl", '{"tokens": "a", "tags": []}', BOTH, "tokens is no list of texts"),
         ("t.jsonl", '\n{"tokens": ["a"], "tags": [null]}', BOTH, "t.jsonl:2: tags is"),
         ("t.jsonl", '{"tokens": []}', BOTH, "task.label='tags'"),
@@ -153,8 +153,10 @@ def test_parted_and_joined(tmp_path_factory, drawn, length):
     real = sizes.sum() - 2 * rows.n
     assert pieces == real + rows.truncated(every).sum()
     assert real == sum(min(max(len(w), 1), length - 2) for s, _ in drawn for w in s)
-    told = {"tags": batch["labels"]}
-    assert [*rows.answers(told, read)] == [{"tokens": w, "tags": t} for w, t in drawn]
+    told = {"tags": batch["labels"], "probability": 0.5 * batch["label_weights"]}
+    assert [*rows.answers(told, read)] == [
+        {"tokens": w, "tags": t, "scores": [0.5] * len(w)} for w, t in drawn
+    ]
     scores = rows.score(told, every)
     entities = any(tag != "O" for _, tags in drawn for tag in tags)
     assert scores["f1"] == entities and scores["accuracy"] == (words > 0)
@@ -183,8 +185,8 @@ def test_what_is_said(tmp_path):
     found = read(write(tmp_path, text))
     rows = make_tags(found, FORM, Letters(), True, said.append)
     assert rows.words[1].tolist() == [3]  # unknown
-    assert "1 words have no piece" in said[0] and "t.bio:2" in said[0]
-    assert "2 tags I- continue no entity" in said[1] and "t.bio:5" in said[1]
+    assert "1 word without a piece" in said[0] and "t.bio:2" in said[0]
+    assert "2 tags I- that continue no entity" in said[1] and "t.bio:5" in said[1]
 
 
 def test_a_space_before_every_word_of_byte_bpe(tmp_path):

@@ -168,7 +168,7 @@ def test_empty_texts_are_kept_and_said():
         table(("", "yes"), ("x", "no")), FORM, Letters(), True, said.append
     )
     assert found.n == 2 and found.labels.tolist() == [1, 0]
-    assert said == ["1 rows have an empty a, and are kept: t.tsv:2"]
+    assert said == ["1 row with an empty a, kept: t.tsv:2"]
     batch = found.plan(8).gather(np.array([0]), None, SPECIALS)
     assert batch["input_ids"][0].tolist() == [1, 2, ord("y"), 2, 0, 0, 0, 0]
     assert batch["labels"].tolist() == [1]

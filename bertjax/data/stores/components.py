@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.progress import Progress
 from bertjax.data.stores import pieces
 from bertjax.data.stores.cache import Cache, open_cache
@@ -300,8 +300,9 @@ def build_components(
         number = pieces.remove_stale(cache, {c.parts for c in todo})
         if number:
             say(
-                f"{cache.root}: removed the unfinished pieces of {number} texts that "
-                f"were not gone on with for {pieces.STALE / 86_400:.0f} days"
+                f"{cache.root}: removed the unfinished pieces of "
+                f"{counted(number, 'text')} that nobody went on with for "
+                f"{pieces.STALE / 86_400:.0f} days"
             )
     for _ in range(ATTEMPTS + 1):
         todo = [c for c in components if not cache.has(c.target)]

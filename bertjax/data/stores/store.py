@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.stores.encoding import Encoded, token_dtype
 from bertjax.data.text.lines import Counts
 from bertjax.data.vocab.tokenizers import Tokenizer
@@ -93,9 +93,10 @@ class Store:
         m = self.meta
         title = title or m["label"]
         lines = [
-            f"{title}: {m['tokens']:,} tokens, {m['sentences']:,} sentences, "
-            f"{m['documents']:,} documents, {self.unknown_share:.2%} unknown tokens "
-            f"({self.path})"
+            f"{title}: {counted(m['tokens'], 'token')}, "
+            f"{counted(m['sentences'], 'sentence')}, "
+            f"{counted(m['documents'], 'document')}, "
+            f"{self.unknown_share:.2%} unknown tokens ({self.path})"
         ]
         lines += Counts(m["repairs"]).lines()
         plain = any(told.startswith("text") for told in m["fingerprints"])
@@ -106,10 +107,11 @@ class Store:
                 "short for a pair; a blank line ends a document"
             )
         for key, what in (
-            ("empty_sentences", "sentences gave no token and were left out"),
-            ("empty_documents", "documents gave no token and were left out"),
+            ("empty_sentences", "sentence"),
+            ("empty_documents", "document"),
         ):
-            lines += [f"{m[key]} {what} ({title})"] if m[key] else []
+            told = f"{counted(m[key], what)} without a token, left out ({title})"
+            lines += [told] if m[key] else []
         return lines
 
 

@@ -300,7 +300,7 @@ def test_pieces_that_nobody_goes_on_with_are_removed(given_, tmp_path):
     text.prepare_data(**other, workers=1, say=said.append)
     # The validation text is the same one: its pieces were used.
     assert [p.name for p in cache.glob("parts-*")] == [parts[1]]
-    assert sum("unfinished pieces of 1 texts" in line for line in said) == 1
+    assert sum("unfinished pieces of 1 text that" in line for line in said) == 1
     said.clear()
     text.prepare_data(**other, workers=1, say=said.append)
     assert not [line for line in said if "unfinished" in line]

@@ -77,8 +77,8 @@ def test_what_is_in_a_store(tokenizer, tmp_path):
     assert said[0].startswith("train: 11 tokens, 4 sentences, 2 documents, 36.36% unk")
     assert said[1].startswith("4 byte sequences that are not UTF-8")
     assert said[2:] == [
-        "2 sentences gave no token and were left out (train)",
-        "1 documents gave no token and were left out (train)",
+        "2 sentences without a token, left out (train)",
+        "1 document without a token, left out (train)",
     ]
     assert os.listdir(tmp_path / "c") == [store.path.name]
     verify(store)
