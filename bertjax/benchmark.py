@@ -27,13 +27,29 @@ from bertjax.measuring.turns import compare, serve, split
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("what", "step", "", flag_values=values)
-    flags.DEFINE_string("peer", None, "", flag_values=values)
-    flags.DEFINE_integer("rounds", 5, "", lower_bound=1, flag_values=values)
-    flags.DEFINE_integer("sequences", 10**6, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_string(
+        "what",
+        "step",
+        "step, input, loop, packing, plan or fill_mask; see above",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "peer", None, "another program to measure against, in turns", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "rounds", 5, "times that each is measured", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_integer(
+        "sequences", 10**6, "plan: how many", lower_bound=1, flag_values=values
+    )
     flags.DEFINE_boolean("json", False, "", flag_values=values)
     # Speak the line protocol on stdin and stdout: what a comparison starts.
-    flags.DEFINE_boolean("serve", False, "", flag_values=values)
+    flags.DEFINE_boolean(
+        "serve",
+        False,
+        "answer on standard output, for a program that compares",
+        flag_values=values,
+    )
 
 
 def main(argv: Sequence[str]) -> int:

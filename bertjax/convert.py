@@ -28,11 +28,23 @@ Grow = Callable[[Any], Any]
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("from", None, "", flag_values=values)
-    flags.DEFINE_string("to", None, "", flag_values=values)
+    flags.DEFINE_string("from", None, "what to convert", flag_values=values)
+    flags.DEFINE_string(
+        "to", None, "the directory to write; it must be new", flag_values=values
+    )
     flags.DEFINE_integer("step", None, "", flag_values=values)
-    flags.DEFINE_string("format", "bertjax", "", flag_values=values)
-    flags.DEFINE_string("add_words", None, "", flag_values=values)
+    flags.DEFINE_string(
+        "format",
+        "bertjax",
+        "bertjax, what --model takes, or hf, what transformers takes",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "add_words",
+        None,
+        "a file with a word a line, which the vocabulary gets",
+        flag_values=values,
+    )
     flags.DEFINE_string("weights", "", "", flag_values=values)
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of sentences, a line each: a .npy of float32 [lines, hidden_size].
 
-python -m bertjax.embed --model=DIR --text=FILE --out=FILE.npy
-    [--pooling=mean|cls] [--normalize] [--batch_size=32] [--dtype=float32]
+python -m bertjax.embed --model=DIR --text=FILE|- --out=FILE.npy
 """
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, disk, registry
+from bertjax import UserError, counted, disk, registry
 from bertjax import config as c
 from bertjax.fill_mask import count_work, falling_batches
 from bertjax.interop import sentences
@@ -25,10 +25,29 @@ BLOCK = 1000  # lines that are tokenized at a time
 
 def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("model", None, "", flag_values=values)
-    flags.DEFINE_string("text", None, "", flag_values=values)
-    flags.DEFINE_string("out", None, "", flag_values=values)
-    flags.DEFINE_string("pooling", None, "", flag_values=values)
-    flags.DEFINE_boolean("normalize", None, "", flag_values=values)
+    flags.DEFINE_string(
+        "text", None, "a sentence a line; - is standard input", flag_values=values
+    )
+    flags.DEFINE_string(
+        "out", None, "the .npy to write, a row a line", flag_values=values
+    )
+    flags.DEFINE_string(
+        "pooling",
+        None,
+        "mean or cls, unless given what the model was made for",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "normalize", None, "make each vector of length 1", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "max_length",
+        None,
+        "tokens of a line, special ones included; longer lines are cut; unless given "
+        "what the model was made for",
+        lower_bound=3,
+        flag_values=values,
+    )
     flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
     flags.DEFINE_string("weights", "", "", flag_values=values)
@@ -41,17 +60,24 @@ def main(argv: Sequence[str]) -> int:
     out = disk.check_out(args.out, "--out", ".npy")
     lines = read_lines(args.text)
     model = open_embedder(
-        args.model, "--model", args.dtype, args.weights, args.pooling, args.normalize
+        args.model,
+        "--model",
+        args.dtype,
+        args.weights,
+        args.pooling,
+        args.normalize,
+        args.max_length,
     )
     vectors, cut = model.embed(lines, args.batch_size)
     write(out, vectors)
     how = model.how
-    told = f"{out}: {len(lines):,} rows of {vectors.shape[1]}, {how.pooling} pooling"
+    told = f"{out}: {counted(len(lines), 'row')} of {vectors.shape[1]}, "
+    told += f"{how.pooling} pooling"
     told += ", of length 1" * how.normalize
     told += f", each after {how.prompt!r}" * bool(how.prompt)
-    told += f"; {cut:,} lines cut at {how.longest} tokens" if cut else ""
+    told += f"; {counted(cut, 'line')} cut at {how.longest} tokens" if cut else ""
     empty = sum(not line.strip() for line in lines)
-    c.say(told + (f"; {empty:,} lines are empty" if empty else ""))
+    c.say(told + (f"; {counted(empty, 'empty line')}" if empty else ""))
     return 0
 
 
@@ -82,6 +108,7 @@ def open_embedder(
     weights: str = "",
     pooling: str | None = None,
     normalize: bool | None = None,
+    max_length: int | None = None,
 ) -> Embedder:
     """Open a model for its vectors; None: as it was made for. Raises UserError."""
     config, tokenizer, checkpoint, meta = disk.open_model(path, flag)
@@ -100,7 +127,11 @@ def open_embedder(
         )
     pooling = made_for.pooling if pooling is None else pooling
     registry.pick("--pooling", pooling, tasks.POOLINGS)
-    longest = min(made_for.longest or cfg.max_length, cfg.max_length)
+    if max_length is not None and max_length > cfg.max_length:
+        raise UserError(
+            f"--max_length={max_length}: the model has {cfg.max_length} positions"
+        )
+    longest = min(max_length or made_for.longest or cfg.max_length, cfg.max_length)
     if longest < 2:
         raise UserError(f"{flag}={path}: texts of {longest} tokens are too short")
     how = dataclasses.replace(
@@ -115,15 +146,16 @@ def open_embedder(
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a text, without their ends. UserError names a bad one.
+    """Return the lines of a file, or of standard input (-), without their ends.
 
-    It may be a pipe, which is read until its writer ends.
+    A file may be a pipe, which is read until its writer ends. UserError names a bad
+    line.
     """
     file = Path(path).expanduser()
     if file.is_socket() or file.is_char_device() or file.is_block_device():
         raise UserError(f"--text={path}: neither a file nor a pipe")
     try:
-        content = file.read_bytes()
+        content = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
     except OSError as e:
         raise UserError(f"--text={path} cannot be read: {e.strerror}") from e
     found = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")

@@ -45,15 +45,26 @@ def define_flags(values: flags.FlagValues) -> None:
     string("model", None, "", flag_values=values)
     string("workdir", None, "", flag_values=values)
     flags.DEFINE_integer("step", None, "", flag_values=values)
-    string("text", None, "", flag_values=values)
-    string("what", None, "", flag_values=values)
-    string("rates", None, "", flag_values=values)
-    string("mask_unit", None, "", flag_values=values)
-    string("variant", None, "", flag_values=values)
-    string("columns", None, "", flag_values=values)
-    string("label", None, "", flag_values=values)
-    flags.DEFINE_integer("length", None, "", lower_bound=3, flag_values=values)
-    flags.DEFINE_integer("examples", None, "", lower_bound=0, flag_values=values)
+    string(
+        "text",
+        None,
+        "files to score instead of data.valid: globs, with commas, or named",
+        flag_values=values,
+    )
+    string("what", None, "mlm, pll, pairs or retrieval; see above", flag_values=values)
+    string("rates", None, "mlm: mask rates, with commas", flag_values=values)
+    string("mask_unit", None, "mlm: token or word", flag_values=values)
+    string(
+        "variant", None, "pll and pairs: original, or within_word", flag_values=values
+    )
+    string("columns", None, "names of the texts' columns", flag_values=values)
+    string("label", None, "name of the label's column", flag_values=values)
+    flags.DEFINE_integer(
+        "length", None, "mlm: tokens of a sequence", lower_bound=3, flag_values=values
+    )
+    flags.DEFINE_integer(
+        "examples", None, "rows at most; 0 is all", lower_bound=0, flag_values=values
+    )
     flags.DEFINE_integer("batch_size", None, "", lower_bound=1, flag_values=values)
     string("dtype", "float32", "", flag_values=values)
     string("weights", "", "", flag_values=values)
@@ -123,12 +134,9 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
     from bertjax.scoring.layout import take_common_rows
 
     rates = read_rates(args.rates) if args.rates is not None else ()
-    opened = config, tokenizer, _, meta = disk.open_model(where, flag)
-    if "task" in meta:
-        raise UserError(  # its head took the masked-LM head's place
-            f"--what=mlm: {where} was finetuned (objective={config.objective}) and "
-            "has no masked-LM head; without --what its task is scored"
-        )
+    opened = config, tokenizer, *_ = disk.open_model(where, flag)
+    then = "without --what its task is scored"
+    disk.check_masked_lm(opened, f"--what=mlm: {where}", then)
     unit = args.mask_unit or "token"
     registry.pick("--mask_unit", unit, UNITS)
     longest = c.encoder_config(config, tokenizer.vocab_size).max_length
@@ -377,7 +385,9 @@ def pick_variant(name: str | None) -> str:
 
 def open_masked_lm(args: Any, where: str, flag: str) -> tuple[Any, Any, Any, Any]:
     """Return (cfg, parameters, tokenizer, what the checkpoint says of itself)."""
-    config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
+    opened = config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
+    then = "without --what its task is scored"
+    disk.check_masked_lm(opened, f"--what={args.what}: {where}", then)
     config.dtype = args.dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     return *fill_mask.read_params(checkpoint, cfg, args.weights), tokenizer, meta

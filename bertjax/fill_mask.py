@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill blanks: python -m bertjax.fill_mask --model=DIR "The [MASK] is here." ..."""
+"""Fill blanks: python -m bertjax.fill_mask --model=DIR "The [MASK] is here." ...
+
+Each blank gets a line of guesses, the best first; a piece that goes on with the word
+before it begins with ##. The last line is the text with the best guesses in it. With
+--json comes an object a text: text and masks, a list a blank of guesses, which have
+token (the piece as the vocabulary has it), id, probability, and sequence, the text with
+this one blank filled.
+"""
 
 import functools
 import json
@@ -12,6 +19,7 @@ from absl import flags
 
 from bertjax import UserError, disk
 from bertjax import config as c
+from bertjax.data import rendering
 
 # Few programs are compiled for texts of all lengths: so many lengths, each with so many
 # blanks at once.
@@ -20,7 +28,9 @@ LENGTHS, BLANKS = 5, 8
 
 def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("model", None, "", flag_values=values)
-    flags.DEFINE_integer("top_k", 5, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        "top_k", 5, "guesses for each blank", lower_bound=1, flag_values=values
+    )
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
     flags.DEFINE_string("weights", "", "", flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
@@ -35,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
         )
     if not texts:
         raise UserError("no text: give sentences with blanks, such as 'A [MASK].'")
-    config, tokenizer, checkpoint, _ = disk.open_model(args.model, "--model")
+    opened = config, tokenizer, checkpoint, _ = disk.open_model(args.model, "--model")
+    disk.check_masked_lm(opened, f"--model={args.model}")
     config.dtype = args.dtype
     cfg = c.encoder_config(config, tokenizer.vocab_size)
     rows = [encode(tokenizer, text, cfg.max_length) for text in texts]
@@ -44,13 +55,35 @@ def main(argv: Sequence[str]) -> int:
     for text, ids in zip(texts, rows, strict=True):
         masks = fill(ids)
         if args.json:
+            add_sequences(tokenizer, ids, masks)
             print(json.dumps({"text": text, "masks": masks}), flush=True)
             continue
         print(text)
         for blank in masks:
-            words = (f"{g['token']} {g['probability']:.3f}" for g in blank)
-            print("  " + "   ".join(words), flush=True)
+            words = (readable(tokenizer, g["id"]) for g in blank)
+            told = zip(words, blank, strict=True)
+            print("  " + "   ".join(f"{w} {g['probability']:.3f}" for w, g in told))
+        best = iter(blank[0]["id"] for blank in masks)
+        filled = [next(best) if t == tokenizer.mask_id else t for t in ids[1:-1]]
+        print("  =", tokenizer.decode(filled), flush=True)
     return 0
+
+
+def readable(tokenizer: Any, token: int) -> str:
+    """Return the text of a piece; ## begins one that a word goes on with."""
+    text, joined = rendering.surface(tokenizer, token)
+    return "##" * joined + rendering.visible(text)
+
+
+def add_sequences(
+    tokenizer: Any, ids: Sequence[int], masks: list[list[dict[str, Any]]]
+) -> None:
+    """Give each guess its sequence: the text with this blank filled, others not."""
+    blanks = [i for i, t in enumerate(ids) if t == tokenizer.mask_id]
+    for i, blank in zip(blanks, masks, strict=True):
+        for guess in blank:
+            filled = [*ids[1:i], guess["id"], *ids[i + 1 : -1]]
+            guess["sequence"] = tokenizer.decode(filled)
 
 
 def read_params(checkpoint: Any, cfg: Any, weights: str = "") -> tuple[Any, Any]:
@@ -94,7 +127,8 @@ def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
 
 
 def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
-    """Make fill(ids) -> for each blank its top_k {"token", "probability"}, best first.
+    """Make fill(ids) -> for each blank its top_k {"token", "id", "probability"}, best
+    first.
 
     The head is computed at the blanks alone. Rows of the embedding beyond the
     vocabulary (padding) have probabilities, but are no guesses.
@@ -125,7 +159,11 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
             )
             found += [
                 [
-                    {"token": tokenizer.pieces[t], "probability": float(p)}
+                    {
+                        "token": tokenizer.pieces[t],
+                        "id": int(t),
+                        "probability": float(p),
+                    }
                     for t, p in zip(*guesses, strict=True)
                 ]
                 for guesses in zip(tokens[: len(some)], values, strict=False)

@@ -21,7 +21,7 @@ from typing import Any
 
 from absl import flags
 
-from bertjax import UserError, disk, registry, sweep
+from bertjax import UserError, counted, disk, registry, sweep
 from bertjax import config as c
 from bertjax.data.text.sources import named_sources
 from bertjax.predict import answer, open_finetuned
@@ -43,8 +43,15 @@ NUMBERS = ("index", "id", "idx")  # columns of a test: of the files, QQP's, TFDS
 
 def define_flags(values: flags.FlagValues) -> None:
     sweep.define_flags(values)
-    flags.DEFINE_string("data", "", "", flag_values=values)
-    flags.DEFINE_list("tasks", list(GLUE), "", flag_values=values)
+    flags.DEFINE_string(
+        "data",
+        "",
+        "the folder with GLUE's own; unless given TensorFlow Datasets",
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "tasks", list(GLUE), "some of them, with commas", flag_values=values
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -158,7 +165,7 @@ def even(file: Path, copies: Path) -> Path:
     lost = sum(map(bool, map(str.strip, lines))) - len(kept)
     if lost <= 0 or len(kept) < 2:
         return file
-    c.say(f"{file}: {lost:,} rows have more or fewer cells, and are left out")
+    c.say(f"{file}: {counted(lost, 'row')} with more or fewer cells, left out")
     out = copies / file.name.removesuffix(".gz")
     disk.write_whole(out, ("\n".join(kept) + "\n").encode(), f"{out}")
     return out

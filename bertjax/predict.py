@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a finetuned model: python -m bertjax.predict --model=DIR --input=FILE|-
 
-    [--out=FILE|-] [--columns=TEXT[,TEXT_PAIR]] [--step=N] [--batch_size=32]
-    [--dtype=float32] [--weights=raw|ema] [--threshold=X]
-
 The input is a table with the columns the model was finetuned on, the label aside, or
-those of --columns: TSV, CSV or JSON lines; on standard input, and from a pipe, TSV, or
-JSON lines where it begins with a brace. Where an imported model does not say it, the
-column is `text`.
-Comes out a JSON object a row, in order: label and score (its probability), or value.
+those of --columns=TEXT[,TEXT_PAIR]: TSV, CSV or JSON lines; on standard input, and
+from a pipe, TSV, or JSON lines where it begins with a brace. Where an imported model does not say it, the
+column is `text`. A model of one text column takes bare lines too, a text each: FILE.txt
+and, with --format=text, any file and standard input. Comes out a JSON object a row, in
+order: label and score (its probability), or value.
 
 Of multiple choice the columns are --columns=TEXT[+QUESTION][,CHOICE...]: one of choices
 each, or one that holds their list (`choices`, where such a model does not say it).
 
 A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
-sentence a line (.txt, standard input); of each sentence come tokens and tags. A model
+sentence a line (.txt, standard input); of each sentence come tokens, tags and the tags'
+scores (probabilities). A model
 of questions takes SQuAD's JSON, or JSON lines with question and context; of each
 question come id, answer, its score and the null_score of no answer; the answer is ""
 where null_score is above score by more than --threshold. Unless given, that is what was
@@ -34,8 +33,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, disk
+from bertjax import UserError, disk, registry
 from bertjax import config as c
+from bertjax.data.text.sources import expand
 from bertjax.fill_mask import count_work, falling_batches
 from bertjax.tasks import prepare as tasks
 from bertjax.tasks import tables
@@ -44,14 +44,34 @@ from bertjax.tasks.rows import Form, Rows
 
 def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("model", None, "", flag_values=values)
-    flags.DEFINE_string("input", None, "", flag_values=values)
-    flags.DEFINE_string("out", "-", "", flag_values=values)
+    flags.DEFINE_string(
+        "input", None, "the rows to answer; - is standard input", flag_values=values
+    )
+    flags.DEFINE_string(
+        "out", "-", "JSON lines, one a row; - is standard output", flag_values=values
+    )
+    flags.DEFINE_string(
+        "format",
+        None,
+        "text: the input is a text a line, whatever its name",
+        flag_values=values,
+    )
     flags.DEFINE_integer("step", None, "", flag_values=values)
-    flags.DEFINE_string("columns", "", "", flag_values=values)
+    flags.DEFINE_string(
+        "columns",
+        "",
+        "names of the columns, where they are not those of the training",
+        flag_values=values,
+    )
     flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
     flags.DEFINE_string("weights", "", "", flag_values=values)
-    flags.DEFINE_float("threshold", None, "", flag_values=values)
+    flags.DEFINE_float(
+        "threshold",
+        None,
+        "of questions: how much better no answer has to be",
+        flag_values=values,
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
             )
         model = model._replace(threshold=args.threshold)
     columns = model.form.keys(labelled=False, flags=True)
-    read = read_input(args.input, columns, kind)
+    read = read_input(args.input, columns, kind, args.format)
     write(out, answer(model, read, args.batch_size))
     return 0
 
@@ -154,18 +174,48 @@ def check_out(name: str) -> Path | None:
     return None if name == "-" else disk.check_out(name, "--out")
 
 
-def read_input(name: str, columns: dict[str, str], kind: tasks.Kind) -> Sequence[Any]:
-    """Read the examples of a file, a pipe or standard input. Raises UserError."""
+def read_input(
+    name: str, columns: dict[str, str], kind: tasks.Kind, form: str | None = None
+) -> Sequence[Any]:
+    """Read the examples of a file, a pipe or standard input. Raises UserError.
+
+    form: "text" where each line is a text; None: as the file's name says.
+    """
+    if form is not None:
+        registry.pick("--format", form, {"text": ""})
+        if kind.parse is not tables.parse_text or len(columns) > 1:
+            raise UserError("--format=text: this model reads more than one text a row")
     path = Path(name).expanduser()
-    if name != "-" and not path.is_fifo():
+    if name == "-" or path.is_fifo():
+        told = "standard input" if name == "-" else name
+        content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()
+        parts = [(tables.decode(content, told), told)]
+    elif form is None:
         return kind.read(name, "--input", columns, c.say)
-    told = "standard input" if name == "-" else name
-    content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()
-    text = tables.decode(content, told)
-    read = kind.parse(text, told, columns, c.say) if text else []
+    else:
+        paths = expand(name, "--input", wanted="FILE")
+        parts = [(tables.read_text(path), path) for path in paths]
+    if form is not None:
+        rows = (tables.parse_rows(text, "txt", at, columns) for text, at in parts)
+        read = [row for part in rows for row in part]
+    else:
+        read = _parse(*parts[0], columns, kind)
     if not read:
         raise UserError(f"--input={name}: there are no rows")
     return read
+
+
+def _parse(
+    text: str, told: str, columns: dict[str, str], kind: tasks.Kind
+) -> Sequence[Any]:
+    """Read the examples of a pipe or standard input, which `told` names."""
+    try:
+        return kind.parse(text, told, columns, c.say) if text else []
+    except UserError as e:
+        bare = "\t" not in text and text.lstrip()[:1] != "{"
+        if not bare or kind.parse is not tables.parse_text or len(columns) > 1:
+            raise
+        raise UserError(f"{e}; --format=text reads a text a line") from e
 
 
 def predict(

@@ -5,11 +5,6 @@ python -m bertjax.probe --model=DIR --train=FILES --valid=FILES
     --text=COLUMN [--text_pair=COLUMN] --label=COLUMN   texts: tables, a row a text
     | [--text=1] --tag=-1       words: FILE.bio, .conll, .jsonl, tfds:, a tag a word
     | [--text=text] --targets=COLUMN    spans, or pairs of them: FILE.jsonl
-    [--labels=A,B] [--max_words=20000] [--pooling=mean|cls|first]
-    [--probes=linear,mlp] [--metric=accuracy|f1|macro_f1|matthews]
-    [--seeds=3] [--seed=0] [--steps=300] [--lr=0.01] [--weight_decay=1]
-    [--random_encoder=True] [--out=FILE.json] [--png=FILE.png] [--json]
-    [--batch_size=32] [--dtype=float32] [--weights=raw|ema]
 """
 
 import json
@@ -21,7 +16,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, disk, registry
+from bertjax import UserError, counted, disk, registry
 from bertjax import config as c
 from bertjax.probing import showing, spans, targets
 from bertjax.tasks import metrics, tables
@@ -35,21 +30,60 @@ OTHER = "a probe tells classes, and these look like scores"
 KINDS = {"label": "rows", "tag": "words", "targets": "spans"}  # flag -> its examples
 TEXTS = {"tag": tasks.TAGS["text"], "targets": "text"}  # unless --text says another
 
+HELP = {
+    "train": "labelled files for the probes",
+    "valid": "labelled files for the scores",
+    "out": "a .json to write, which bertjax.report takes",
+    "png": "a picture to write",
+    "text": "the column of the text or the words",
+    "text_pair": "the column of a second text",
+    "label": "of texts: the column of the label",
+    "tag": "of words: the column of the tags",
+    "targets": "of spans: the column of the targets",
+    "labels": "the labels that count, with commas",
+    "seeds": "of each probe",
+    "seed": "the first of them",
+    "steps": "updates of a probe",
+}
+
 
 def define_flags(values: flags.FlagValues) -> None:
     for name in ("model", "train", "valid", "out", "png"):
-        flags.DEFINE_string(name, None, "", flag_values=values)
+        flags.DEFINE_string(name, None, HELP.get(name, ""), flag_values=values)
     for name in ("text", "text_pair", *KINDS, "labels"):
-        flags.DEFINE_string(name, "", "", flag_values=values)
-    flags.DEFINE_integer("max_words", 20_000, "", lower_bound=2, flag_values=values)
-    flags.DEFINE_list("probes", ["linear"], "", flag_values=values)
-    flags.DEFINE_string("pooling", "mean", "", flag_values=values)
-    flags.DEFINE_string("metric", "accuracy", "", flag_values=values)
+        flags.DEFINE_string(name, "", HELP[name], flag_values=values)
+    flags.DEFINE_integer(
+        "max_words",
+        20_000,
+        "words for the probes, and for the scores, at most",
+        lower_bound=2,
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "probes", ["linear"], "linear, mlp, with commas", flag_values=values
+    )
+    flags.DEFINE_string(
+        "pooling", "mean", "of texts and spans: mean, cls or first", flag_values=values
+    )
+    flags.DEFINE_string(
+        "metric", "accuracy", "accuracy, f1, macro_f1 or matthews", flag_values=values
+    )
     for name, value, least in (("seeds", 3, 1), ("seed", 0, 0), ("steps", 300, 1)):
-        flags.DEFINE_integer(name, value, "", lower_bound=least, flag_values=values)
-    flags.DEFINE_float("lr", 0.01, "", lower_bound=0, flag_values=values)
-    flags.DEFINE_float("weight_decay", 1.0, "", lower_bound=0, flag_values=values)
-    flags.DEFINE_boolean("random_encoder", True, "", flag_values=values)
+        flags.DEFINE_integer(
+            name, value, HELP[name], lower_bound=least, flag_values=values
+        )
+    flags.DEFINE_float(
+        "lr", 0.01, "learning rate of the probes", lower_bound=0, flag_values=values
+    )
+    flags.DEFINE_float(
+        "weight_decay", 1.0, "of the probes", lower_bound=0, flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "random_encoder",
+        True,
+        "probe an encoder that has learnt nothing too; false leaves it out",
+        flag_values=values,
+    )
     flags.DEFINE_boolean("json", False, "", flag_values=values)
     flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("dtype", "float32", "", flag_values=values)
@@ -85,8 +119,9 @@ def main(argv: Sequence[str]) -> int:
         f"{found['uniform_bits']:,.0f} bits, by frequency: "
         f"{found['frequency_bits']:,.0f} bits"
     )
+    seeds = counted(found["seeds"], "seed")
     for kind, result in found["probes"].items():
-        print(f"\n{kind} probes, {found['seeds']} seeds, {found['pooling']} pooling")
+        print(f"\n{kind} probes, {seeds}, {found['pooling']} pooling")
         print(showing.make_table(result["layers"], metric))
         print(showing.tell_mix(result["mix"], metric))
     return 0

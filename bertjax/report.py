@@ -17,18 +17,34 @@ from pathlib import Path
 
 from absl import flags
 
-from bertjax import UserError, disk
+from bertjax import UserError, counted, disk
 from bertjax import config as c
 from bertjax.reporting import collect, page, probes, scores
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("out", None, "", flag_values=values)
-    flags.DEFINE_string("png", None, "", flag_values=values)
-    flags.DEFINE_multi_string("fill", [], "", flag_values=values)
-    flags.DEFINE_multi_string("sentence", [], "", flag_values=values)
-    flags.DEFINE_multi_string("probes", [], "", flag_values=values)
-    flags.DEFINE_multi_string("scores", [], "", flag_values=values)
+    flags.DEFINE_string("out", None, "the page to write", flag_values=values)
+    flags.DEFINE_string(
+        "png", None, "a folder for each chart as a picture", flag_values=values
+    )
+    flags.DEFINE_multi_string(
+        "fill",
+        [],
+        "a text with blanks, filled from every kept checkpoint",
+        flag_values=values,
+    )
+    flags.DEFINE_multi_string(
+        "sentence",
+        [],
+        "a text whose tokens are guessed one by one, and its attention",
+        flag_values=values,
+    )
+    flags.DEFINE_multi_string(
+        "probes", [], "what bertjax.probe --out wrote", flag_values=values
+    )
+    flags.DEFINE_multi_string(
+        "scores", [], "what bertjax.evaluate --json printed", flag_values=values
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         for name, picture in plots.draw(runs, found):
             disk.write_whole(folder / name, picture, f"--png={args.png}")
             count += 1
-        c.say(f"{folder}: {count} pictures")
+        c.say(f"{folder}: {counted(count, 'picture')}")
     return 0
 
 

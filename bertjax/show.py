@@ -25,12 +25,30 @@ from bertjax.tasks import prepare as tasks
 
 def define_flags(values: flags.FlagValues) -> None:
     integer = flags.DEFINE_integer
-    integer("step", 0, "", lower_bound=0, upper_bound=2**40, flag_values=values)
-    integer("batches", 1, "", lower_bound=1, flag_values=values)
-    integer("hosts", 1, "", lower_bound=1, flag_values=values)
-    integer("examples", 3, "", lower_bound=0, flag_values=values)
-    flags.DEFINE_boolean("json", False, "", flag_values=values)
-    flags.DEFINE_string("html", None, "", flag_values=values)
+    integer(
+        "step",
+        0,
+        "the first batch",
+        lower_bound=0,
+        upper_bound=2**40,
+        flag_values=values,
+    )
+    integer("batches", 1, "how many", lower_bound=1, flag_values=values)
+    integer(
+        "hosts",
+        1,
+        "make each batch in so many parts",
+        lower_bound=1,
+        flag_values=values,
+    )
+    integer("examples", 3, "rows that are shown", lower_bound=0, flag_values=values)
+    flags.DEFINE_boolean(
+        "json",
+        False,
+        "print the statistics alone, with the hash of every batch",
+        flag_values=values,
+    )
+    flags.DEFINE_string("html", None, "write it all as one page", flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:

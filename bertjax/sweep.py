@@ -38,9 +38,22 @@ SILENT = "log.", "checkpoint.", "guard.rewinds"
 
 def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("workdir", None, "", flag_values=values)
-    flags.DEFINE_integer("seeds", 5, "", lower_bound=1, flag_values=values)
-    flags.DEFINE_list("lrs", [], "", flag_values=values)
-    flags.DEFINE_integer("at_once", None, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        "seeds", 5, "runs of each learning rate", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_list(
+        "lrs",
+        [],
+        "learning rates, with commas; unless given optim.lr",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "at_once",
+        None,
+        "runs side by side; unless given as many as fit",
+        lower_bound=1,
+        flag_values=values,
+    )
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
@@ -78,9 +91,9 @@ def run(
     rates = read_rates(lrs or [str(config.optim.lr)])
     check(config, overrides)
     c.set_flags(config)
-    build.check_inputs(config)
     if config.init_from:
         disk.check_init_from(config.init_from)
+    build.check_inputs(config)
     disk.check_place(path)
     first = config.seed
     runs = [(seed, rate) for rate in rates for seed in range(first, first + seeds)]

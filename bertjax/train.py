@@ -2,9 +2,6 @@
 """Pretrain a masked language model: python -m bertjax.train --config=... --workdir=...
 
 Repeat the command to resume: the run ends with the same parameters, bit for bit.
-  --config.KEY=VALUE      any key of bertjax/defaults.py
-  --dry_run --multihost   build all and stop; one of several processes of a run
-  --allow_config_change   go on in a workdir whose config was another
 """
 
 import functools
@@ -31,9 +28,21 @@ LAG = 1  # steps in flight while the host looks at the one before
 
 def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("workdir", None, "", flag_values=values)
-    flags.DEFINE_boolean("multihost", False, "", flag_values=values)
-    flags.DEFINE_boolean("dry_run", False, "", flag_values=values)
-    flags.DEFINE_boolean("allow_config_change", False, "", flag_values=values)
+    flags.DEFINE_boolean(
+        "multihost",
+        False,
+        "one of several processes of a run, one a host",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "dry_run", False, "build everything, print it and stop", flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "allow_config_change",
+        False,
+        "go on in a workdir whose run had another config",
+        flag_values=values,
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,10 +86,10 @@ def train(
 
     # ------------------------------------------------------------ 1. what can be seen
     checks.check(config)
-    build.check_inputs(config)
     path = None if dry_run else manifest.as_path(directory)
     if config.init_from and not (path and manifest.steps(path)):
         disk.check_init_from(config.init_from)
+    build.check_inputs(config)
     if path is not None:
         disk.check_workdir(path, config, allow_config_change)
 

@@ -104,9 +104,7 @@ def run(model, text, out, *more):
 def test_workdir_checkpoint_and_exported(trained, exported, text, tmp_path, capsys):
     first = run(trained, text, tmp_path / "a.npy")
     said = capsys.readouterr().err
-    assert (
-        "5 rows of" in said and "mean pooling" in said and "1 lines are empty" in said
-    )
+    assert "5 rows of" in said and "mean pooling" in said and "1 empty line" in said
     assert first.dtype == np.float32 and first.shape[0] == len(LINES)
     assert np.isfinite(first).all() and np.ptp(first, axis=0).max() > 0
     run(trained, text, tmp_path / "b.npy")
@@ -130,6 +128,21 @@ def test_options(trained, text, tmp_path):
     rough = run(trained, text, tmp_path / "a.npy", "--dtype=bfloat16")
     assert rough.dtype == np.float32
     np.testing.assert_allclose(rough, mean, atol=0.1)
+
+
+def test_standard_input_and_a_shorter_length(trained, tmp_path, pipe, capsys):
+    first, line = tmp_path / "first.txt", "a list of words"
+    first.write_text("a list\n")
+    pipe(f"{line} {line}\n{line}\n")
+    cut = run(trained, "-", tmp_path / "a.npy", "--max_length=4")
+    assert "2 lines cut at 4 tokens" in capsys.readouterr().err
+    np.testing.assert_array_equal(cut[0], cut[1])
+    whole = run(trained, first, tmp_path / "b.npy")
+    np.testing.assert_allclose(cut[:1], whole, atol=1e-5)
+    with pytest.raises(
+        UserError, match=r"--max_length=9999: the model has .* positions"
+    ):
+        run(trained, first, tmp_path / "b.npy", "--max_length=9999")
 
 
 def test_as_the_process_does(command, trained, text, tmp_path):
@@ -216,7 +229,7 @@ def test_what_a_directory_says_is_followed_and_kept(exported, text, tmp_path, ca
     sentences.write(theirs, Sentences("cls", True, 16), 32, 512)
     capsys.readouterr()
     first = run(theirs, text, tmp_path / "a.npy")
-    assert "cls pooling, of length 1; 1 lines cut at 16" in capsys.readouterr().err
+    assert "cls pooling, of length 1; 1 line cut at 16" in capsys.readouterr().err
     np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-6)
     convert.main([f"--from={theirs}", f"--to={tmp_path / 'w'}"])
     np.testing.assert_array_equal(run(tmp_path / "w", text, tmp_path / "b.npy"), first)
@@ -287,7 +300,7 @@ def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
     prompts.write_text('{"prompts": {"q": "the cat "}, "default_prompt_name": "q"}')
     capsys.readouterr()
     got = run(theirs, text, tmp_path / "a.npy")
-    assert "each after 'the cat '; 1 lines cut at 20" in capsys.readouterr().err
+    assert "each after 'the cat '; 1 line cut at 20" in capsys.readouterr().err
     longer = tmp_path / "longer.txt"
     longer.write_text("\n".join(f"the cat {x}" for x in LINES) + "\n")
     prompts.unlink()

@@ -9,6 +9,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import fill_mask
+from bertjax.data.vocab.tokenizers import train_tokenizer
 from bertjax.models import encoder, heads, stacks
 from bertjax.models.config import EncoderConfig
 
@@ -70,3 +71,26 @@ def test_many_blanks_and_the_padding_of_the_vocabulary(name):
         for guess in guesses:
             want = row[int(guess["token"][1:])]
             assert guess["probability"] == pytest.approx(want, rel=1e-3, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe", "unigram", "bpe"])
+def test_guesses_can_be_read_and_fill_the_text(kind):
+    """The vocabulary's piece stays as token; people see no mark of a space."""
+    lines = ["a small dog sees a cat", "the dog and the cat sleep in a house"] * 20
+    known = train_tokenizer(lines, kind, 300 if kind == "byte_bpe" else 60, False)
+    marked = "" if kind == "wordpiece" else {"byte_bpe": "Ġ"}.get(kind, "▁")
+    words = {f"{marked}{word}": word for word in ("the", "and", "cat", "dog")}
+    dog = next(i for i, piece in enumerate(known.pieces) if piece in words)
+    word = words[known.pieces[dog]]
+    inner = next(i for i, p in enumerate(known.pieces) if p in ("##o", "o"))
+    assert fill_mask.readable(known, dog) == word
+    assert fill_mask.readable(known, inner) == "##o"
+    mask = known.mask_token
+    ids = fill_mask.encode(known, f"the {mask} sees a {mask}", 64)
+    guess = {"token": known.pieces[dog], "id": dog, "probability": 0.5}
+    masks = [[dict(guess)], [dict(guess)]]
+    fill_mask.add_sequences(known, ids, masks)
+    assert [blank[0]["sequence"] for blank in masks] == [
+        f"the {word} sees a {mask}",
+        f"the {mask} sees a {word}",
+    ]

@@ -221,7 +221,7 @@ def test_rows_of_other_widths_are_left_out_of_a_copy(folder, tmp_path, capsys):
     file.write_text("\n".join([rows[0], "1\tno label", rows[1], "", "2\t\t\t\t"]))
     made = glue.even(file, tmp_path / "copies")
     assert made.read_text().splitlines() == rows
-    assert "2 rows have more or fewer cells" in capsys.readouterr().err
+    assert "2 rows with more or fewer cells" in capsys.readouterr().err
 
 
 @pytest.fixture

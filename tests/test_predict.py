@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers from Python and by the command: nothing is compiled twice, bare lines."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
-from bertjax import disk, embed, fill_mask, predict, train
+from bertjax import UserError, disk, embed, evaluate, fill_mask, predict, train
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.scoring import pll
@@ -133,5 +135,57 @@ def test_what_an_imported_model_lacks_goes_where_it_is_asked_for(
     capsys.readouterr()
     said: list[str] = []
     disk.open_model(str(there), "--model", said.append)
-    assert said and "bert, 1 layers" in said[0]
+    assert said and "bert, 1 layer of" in said[0]
     assert capsys.readouterr().err == ""
+
+
+# ---------------------------------------------------------------- the command
+def said(capsys, model, *arguments):
+    capsys.readouterr()
+    predict.main([f"--model={model}", *map(str, arguments)])
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_bare_lines(finetuned, tmp_path, pipe, capsys):
+    """A text a line, of .txt or where --format=text says so; an empty one is a text."""
+    model, other = finetuned["classify"], tmp_path / "lines.dat"
+    lines = tmp_path / "lines.txt"
+    table = tmp_path / "table.tsv"
+    texts = [GOOD, "", BAD]
+    lines.write_text("\n".join(texts) + "\n")
+    other.write_text("\r\n".join(texts))
+    table.write_text("\n".join(["text", *texts]) + "\n")
+    found = said(capsys, model, f"--input={table}")
+    assert len(found) == 3 and said(capsys, model, f"--input={lines}") == found
+    assert said(capsys, model, f"--input={other}", "--format=text") == found
+    pipe(lines.read_bytes())
+    assert said(capsys, model, "--input=-", "--format=text") == found
+    pipe(lines.read_bytes())
+    with pytest.raises(UserError, match=r"TEXT='text' is unknown.*--format=text reads"):
+        said(capsys, model, "--input=-")
+    with pytest.raises(
+        UserError, match=r"lines\.txt: lines of text have one column; a"
+    ):
+        said(capsys, model, f"--input={lines}", "--columns=a,b")
+    with pytest.raises(UserError, match="--format=text: this model reads more"):
+        said(capsys, finetuned["tag"], f"--input={lines}", "--format=text")
+
+
+def test_tags_have_probabilities(finetuned, tmp_path, capsys):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("The result is\n\nresult\n")
+    found = said(capsys, finetuned["tag"], f"--input={lines}")
+    assert [len(row["scores"]) for row in found] == [3, 0, 1]
+    assert [len(row["tags"]) for row in found] == [3, 0, 1]
+    scores = [score for row in found for score in row["scores"]]
+    assert all(0.5 <= score <= 1 for score in scores) and len({*scores}) == 4
+
+
+def test_a_finetuned_model_fills_no_blanks(finetuned, tmp_path):
+    model, text = finetuned["classify"], tmp_path / "text.txt"
+    text.write_text(GOOD)
+    named = r"was finetuned \(objective=classify\) and has no masked-LM head; "
+    with pytest.raises(UserError, match=f"--model={model} {named}bertjax.predict uses"):
+        fill_mask.main([f"--model={model}", "A [MASK]."])
+    with pytest.raises(UserError, match=f"--what=pll: {model} {named}without --what"):
+        evaluate.main([f"--model={model}", "--what=pll", f"--text={text}"])

@@ -155,7 +155,7 @@ def test_words_and_spans(of_words, capsys, tmp_path, name, flag, of, there):
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("--tag=3", ["words.bio:1: --tag=3: there are 2 columns"]),
+        ("--tag=3", ["words.bio:1: --tag=3: the line has 2 columns"]),
         ("--tag=ner", ["words.bio:1: --tag='ner' is no number of a column"]),
         ("--text=2", ["words and tags are one column of 2"]),
         ("--text=-1", ["--text=-1 and --tag=-1 are one column"]),

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said to a user who made a mistake: what is wrong, where, what to do."""
+
+import pytest
+
+from bertjax import (
+    UserError,
+    config,
+    convert,
+    counted,
+    disk,
+    fill_mask,
+    registry,
+    train,
+)
+from bertjax.training import kinds
+
+pytestmark = pytest.mark.usefixtures("no_listener")
+SMOKE = "--config=bert.py:smoke"
+TASK = (
+    "--config=finetune/classify.py:smoke",
+    "--config.task.text=text",
+    "--config.task.label=label",
+)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory, this process's own, with a model's file, a run and a table."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("hf", "deberta", "run/checkpoints/12"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "hf/model.safetensors").write_bytes(b"")
+    (tmp_path / "deberta/config.json").write_text('{"model_type": "deberta-v2"}')
+    (tmp_path / "run/checkpoints/12/meta.json").write_text("{}")
+    (tmp_path / "run/config.json").write_text("{}")
+    (tmp_path / "one.tsv").write_text("a\nb\n")
+    return tmp_path
+
+
+def learn(*arguments):
+    return train.main([*arguments, "--workdir=w"])
+
+
+def fill(model):
+    return fill_mask.main([f"--model={model}", "A [MASK]."])
+
+
+CASES = {
+    "a duration": (
+        lambda: learn(SMOKE, "--config.total=3"),
+        "--config.total=3: write --config.total.steps=3, or .epochs, .examples",
+    ),
+    "a group": (
+        lambda: learn(SMOKE, "--config.optim=lamb"),
+        "--config.optim=lamb: optim is a group of keys: write --config.optim.name=lamb",
+    ),
+    "no rows": (
+        lambda: learn(*TASK),
+        "data.train is empty: give labelled rows, FILE.tsv, .csv or .jsonl: "
+        "--config.data.train=FILE and --config.data.valid=FILE",
+    ),
+    "another name": (
+        lambda: learn(SMOKE, "--config.learning_rate=3"),
+        "--config.learning_rate is unknown; did you mean --config.optim.lr=3?",
+    ),
+    "another name in its group": (
+        lambda: learn(SMOKE, "--config.optim.learning_rate=3"),
+        "--config.optim.learning_rate is unknown; did you mean --config.optim.lr=3?",
+    ),
+    "no group": (
+        lambda: learn(SMOKE, "--config.lr=3"),
+        "--config.lr is unknown; did you mean --config.optim.lr=3?",
+    ),
+    "no config": (
+        lambda: learn(SMOKE, "--epochs=3"),
+        "--epochs is unknown; did you mean --config.total.epochs=3?",
+    ),
+    "another meaning": (
+        lambda: learn(SMOKE, "--warmup_ratio=0.1"),
+        "--warmup_ratio is unknown; did you mean --config.optim.warmup.percent? (a ",
+    ),
+    "a flag's other name": (
+        lambda: learn(SMOKE, "--output_dir=x"),
+        "--output_dir is unknown; did you mean --workdir=x?",
+    ),
+    "no config to name": (
+        lambda: fill_mask.main(["--model=x", "--max_length=3", "A [MASK]."]),
+        "--max_length is unknown; known: dtype, json, model, top_k, weights",
+    ),
+    "no whole number": (
+        lambda: learn(SMOKE, "--config.batch_size=3.5"),
+        "--config.batch_size=3.5: '3.5' is not a whole number",
+    ),
+    "no number of a flag": (
+        lambda: fill_mask.main(["--model=x", "--top_k=few", "A [MASK]."]),
+        "--top_k=few: 'few' is not a whole number",
+    ),
+    "a model of the hub": (
+        lambda: fill("bert-base-uncased"),
+        "--model=bert-base-uncased: no such directory, and nothing is downloaded: a "
+        "model of huggingface.co is fetched by `hf download bert-base-uncased "
+        "--local-dir DIR`; then give DIR",
+    ),
+    "init_from the hub": (
+        lambda: learn(*TASK, "--config.data.train=x", "--config.init_from=a/b"),
+        "init_from=a/b: no such directory, and nothing is downloaded: a model of",
+    ),
+    "its file": (lambda: fill("hf/model.safetensors"), "no directory: give the one"),
+    "another family": (
+        lambda: fill("deberta"),
+        "deberta: models with model_type='deberta-v2' cannot be read; those "
+        "that can: albert, bert, ",
+    ),
+    "no config near": (
+        lambda: learn("--config=nope.py"),
+        "--config='nope.py' is unknown; known: albert.py",
+    ),
+    "no place": (
+        lambda: train.main([SMOKE, "--workdir=/proc/x"]),
+        "--workdir=/proc/x cannot be written: nothing can be made in /proc",
+    ),
+    "its checkpoints": (
+        lambda: convert.main(["--from=run/checkpoints", "--to=x"]),
+        "these are the checkpoints of a run: give the run, ",
+    ),
+    "one column": (
+        lambda: tables("task.text"),
+        "one.tsv: task.text=4: the table has 1 column (between tabs; .csv: commas)",
+    ),
+    "one column to answer": (
+        lambda: tables("--columns: TEXT"),
+        "(between tabs; .csv: commas); --columns=1 reads the first",
+    ),
+}
+
+
+def tables(key):
+    from bertjax.tasks import tables
+
+    return tables.read_rows("one.tsv", "data.train", {key: "4"})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_plain_line(name, place, capsys):
+    """Nothing is prepared or written before."""
+    run, words = CASES[name]
+    with pytest.raises(UserError) as caught:
+        run()
+    said = str(caught.value)
+    assert words in said and "\n" not in said
+    assert not (place / "w").exists() and "tokens" not in capsys.readouterr().err
+
+
+def test_another_config(tmp_path):
+    """One difference in the line itself; of several the first five, a line each."""
+    made = config.parse([SMOKE]).config
+    (tmp_path / "config.json").write_text(config.to_json(made))
+    made.seed = 3
+    with pytest.raises(UserError, match=r"another config: seed: 0 -> 3; take another"):
+        disk.check_workdir(tmp_path, made, allow_change=False)
+    made.batch_size, made.accumulate, made.data.length = 16, 2, 32
+    made.data.alpha, made.optim.lr, made.optim.wd = 0.5, 1.0, 0.5
+    with pytest.raises(UserError) as caught:
+        disk.check_workdir(tmp_path, made, allow_change=False)
+    first, *lines = str(caught.value).split("\n")
+    assert "(accumulate, batch_size, data.alpha, data.length, optim.lr, and 2" in first
+    assert "--allow_config_change" in first
+    assert lines == [
+        "  accumulate: 1 -> 2",
+        "  batch_size: 8 -> 16",
+        "  data.alpha: None -> 0.5",
+        "  data.length: 64 -> 32",
+        "  optim.lr: 0.001 -> 1.0",
+        "  and 2 more",
+    ]
+    disk.check_workdir(tmp_path, made, allow_change=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_what_may_be_a_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for given, may in {
+        "bert-base-uncased": True,
+        "org/name-1.5": True,
+        "runs/mine": False,
+        "./x": False,
+        "/a/b": False,
+        "a/b/c": False,
+    }.items():
+        said = kinds.why_no_checkpoint(tmp_path / given, given)
+        assert ("hf download" in said) == may, given
+
+
+def test_only_near_names_are_meant():
+    for name, known, meant in (
+        ("lrr", ["lr", "eps"], "did you mean 'lr'"),
+        ("clasify", ["classify", "tag"], "did you mean 'classify'"),
+        ("nope.py", ["roberta.py", "bert.py"], ""),
+        ("deberta", ["roberta", "albert"], ""),
+    ):
+        said = registry.hint(name, known)
+        assert meant in said and ("did you" in said) == bool(meant)
+
+
+def test_one_thing_and_more():
+    assert counted(1, "tag") == "1 tag" and counted(0, "tag") == "0 tags"
+    assert counted(2000, "query", "queries") == "2,000 queries"
