@@ -302,7 +302,6 @@ def check_same(
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         raise UserError(f"--workdir={path}: its sweep cannot be read: {e!r}") from e
     if told or not same:
-        said = "; ".join(told) or "of another tokenizer, or other runs"
-        raise UserError(
-            f"--workdir={path} holds another sweep: {said}; take another workdir"
-        )
+        told = told or ["of another tokenizer, or other runs"]
+        said = disk.tell_changes(told, "take another workdir")
+        raise UserError(f"--workdir={path} holds another sweep{said}")

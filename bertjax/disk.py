@@ -110,14 +110,13 @@ def check_workdir(path: Any, config: c.ConfigDict, allow_change: bool) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
     if changes and not allow_change:
-        raise UserError(
-            f"--workdir={path} holds a run of another config{_tell_changes(changes)}"
-        )
+        advice = "take another workdir, or --allow_config_change to go on with this one"
+        said = tell_changes(changes, advice)
+        raise UserError(f"--workdir={path} holds a run of another config{said}")
 
 
-def _tell_changes(changes: list[str]) -> str:
-    """Say what to do about one change in its line, of several below it: five a line."""
-    advice = "take another workdir, or --allow_config_change to go on with this one"
+def tell_changes(changes: list[str], advice: str) -> str:
+    """Say what to do about "KEY: OLD -> NEW": one in this line, several a line each."""
     if len(changes) == 1:
         return f": {changes[0]}; {advice}"
     first, more = changes[:FEW], len(changes) - FEW
