@@ -3,10 +3,10 @@
 
 The input is a table with the columns the model was finetuned on, the label aside, or
 those of --columns=TEXT[,TEXT_PAIR]: TSV, CSV or JSON lines; on standard input, and
-from a pipe, TSV, or JSON lines where it begins with a brace. Where an imported model does not say it, the
-column is `text`. A model of one text column takes bare lines too, a text each: FILE.txt
-and, with --format=text, any file and standard input. Comes out a JSON object a row, in
-order: label and score (its probability), or value.
+from a pipe, TSV, or JSON lines where it begins with a brace. Where an imported model
+does not say it, the column is `text`. A model of one text column takes bare lines too,
+a text each: FILE.txt and, with --format=text, any file and standard input. Comes out a
+JSON object a row, in order: label and score (its probability), or value.
 
 Of multiple choice the columns are --columns=TEXT[+QUESTION][,CHOICE...]: one of choices
 each, or one that holds their list (`choices`, where such a model does not say it).
