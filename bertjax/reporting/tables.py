@@ -53,7 +53,7 @@ def overview(runs: Sequence[Run]) -> Table:
             run.tokens,
             config["objective"],
             config["model.family"],
-            c.settled(config)["model.size"] or millions(parameters),
+            c.settled(config)["model.size"] or sized(parameters),
             parameters,
             None if None in devices else "{} x {}".format(*devices),
             started(run),
@@ -63,9 +63,12 @@ def overview(runs: Sequence[Run]) -> Table:
     return Table([*head, "devices", "started", *["init_from"] * any(sources)], rows)
 
 
-def millions(parameters: Any) -> str | None:
-    """Name a size that no family has: "22.6M"; None where nobody counted."""
-    return f"{parameters / 1e6:.3g}M" if isinstance(parameters, int) else None
+def sized(parameters: Any) -> str | None:
+    """Name a size that no family has: "22.6M", "591k"; None where nobody counted."""
+    if not isinstance(parameters, int):
+        return None
+    whole = parameters < 1e6
+    return f"{parameters / (1e3 if whole else 1e6):.3g}{'k' if whole else 'M'}"
 
 
 def started(run: Run) -> str:
