@@ -178,7 +178,9 @@ def test_predict_reads_standard_input(finetuned, tables, pipe, capsys):
 def test_evaluate_says_what_training_said(command, finetuned):
     said = succeeded(command("evaluate", f"--workdir={finetuned}", "--json"))
     last = read_rows(finetuned)[-1]["eval/valid/accuracy"]
-    assert json.loads(said.stdout) == {"step": 40, "accuracy": last}
+    assert json.loads(said.stdout) == {
+        "model": str(finetuned), "step": 40, "accuracy": last,
+    }  # fmt: skip
     refused(command("evaluate", f"--workdir={finetuned}", "--rates=0.3"), "--rates")
     with pytest.raises(UserError, match=r"--what=mlm: .* has no masked-LM head; witho"):
         evaluate.main([f"--workdir={finetuned}", "--what=mlm"])
@@ -208,7 +210,8 @@ def test_there_and_back(finetuned, tables, tmp_path, capsys):
     text = f"--text={tables / 'rows.csv'}"
     evaluate.main([f"--model={theirs}", text, "--json"])
     told = capsys.readouterr()
-    assert json.loads(told.out) == {"step": 0, "accuracy": 1.0}
+    whose = {"model": str(theirs), "step": 0}
+    assert json.loads(told.out) == {**whose, "accuracy": 1.0}
     assert told.err.count("matched") == 1
     with pytest.raises(UserError, match="--label='x' is unknown"):
         evaluate.main([f"--model={theirs}", text, "--label=x"])
