@@ -25,7 +25,8 @@ def hint(name: str, known: Iterable[str]) -> str:
     """Say which known name is the nearest, and all of them."""
     known = sorted(known)
     near = [k for k in known if k.endswith(f"/{name}")]  # a file in a folder
-    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    alike = 0.75 if len(name) > 3 else 0.65  # a wrong letter of three is a third
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=alike)
     meant = f" did you mean {near[0]!r}?" if near else ""
     return f";{meant} known: {', '.join(known)}"
 

@@ -46,7 +46,8 @@ def test_only_labelled_positions_count():
     assert float(objective.weights(batch)["tag_loss"]) == counted
     # By hand: the mean of what the classes' head says is near that of guessing.
     assert float(sums["tag_loss"].value) / counted == pytest.approx(np.log(C), rel=0.1)
-    assert outputs["best"].shape == (B, L)
+    likely = outputs["probability"]
+    assert likely.shape == (B, L) and (likely >= 1 / C).all() and (likely <= 1).all()
     assert outputs["tags"].shape == (B, L) and outputs["tags"].dtype == np.int32
     # Labels that do not count may be anything, even out of range.
     other = dict(batch, labels=np.where(weights > 0, batch["labels"], 77))
