@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.training.state import State
+from bertjax.training.step import add_sums, mean_on_host
 
 T = TypeVar("T")
 Update = Callable[[State, Mapping[str, jax.Array]], tuple[State, dict[str, jax.Array]]]
@@ -121,19 +122,17 @@ def score(
 
     evaluate(params of a group, batch) -> sums with a leading axis of the runs.
     """
-    totals: list[dict[str, np.ndarray]] = [{} for _ in groups]
+    totals: list[dict[str, Any]] = [{} for _ in groups]
     told: list[list[Any]] = [[] for _ in groups]
     for batch in batches:
         for i, params in enumerate(groups):
             found = jax.device_get(evaluate(params, batch))
             told[i].append(found.pop("outputs", {}))
-            for term, (value, weight) in found.items():
-                pair = np.float64([value, weight])
-                totals[i][term] = totals[i].get(term, 0) + pair
+            add_sums(totals[i], found)
     out = []
     for total, outputs in zip(totals, told, strict=True):
         runs = len(jax.tree.leaves(outputs)[0])
         for run in range(runs):
-            means = {k: float(v[0, run] / v[1, run]) for k, v in total.items()}
+            means = {k: mean_on_host(take(v, run)) for k, v in total.items()}
             out.append((means, [take(o, run) for o in outputs]))
     return out

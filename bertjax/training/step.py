@@ -211,10 +211,7 @@ def run_eval(
             told = found.pop("outputs", None)
             if told is not None and outputs is not None:
                 outputs.append(told)
-            for term, part in found.items():
-                part = jax.tree.map(np.float64, part)
-                known = total.get(term)
-                total[term] = jax.tree.map(np.add, known, part) if known else part
+            add_sums(total, found)
 
     for batch in batches:
         pending.append(evaluate(params, batch))
@@ -223,13 +220,22 @@ def run_eval(
             return None
     collect(keep=0)
     total.pop("stop", None)
+    return {term: mean_on_host(sums) for term, sums in total.items()}
 
-    def on_host(sums: Any) -> float:  # no array of jax: that would be a transfer
-        if hasattr(sums, "mean"):
-            return float(sums.mean())
-        return float(sums[0] / sums[1]) if sums[1] else math.nan
 
-    return {term: on_host(sums) for term, sums in total.items()}
+def add_sums(total: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Add a batch's sums of each term, on the host, to those in `total`, in float64."""
+    for term, part in found.items():
+        part = jax.tree.map(np.float64, part)
+        known = total.get(term)
+        total[term] = jax.tree.map(np.add, known, part) if known else part
+
+
+def mean_on_host(sums: Any) -> float:
+    """Return what a term's sums on the host say; nan where nothing weighs."""
+    if hasattr(sums, "mean"):
+        return float(sums.mean())
+    return float(sums[0] / sums[1]) if sums[1] else math.nan
 
 
 def non_finite(metrics: Mapping[str, Any]) -> list[str]:
