@@ -272,13 +272,17 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
 
     That is where its coefficient is negative. params: shapes; batches: of a phase.
     Everything is traced as a step does it, so that terms that do not go with each other
-    are refused here: UserError.
+    and outputs by which a task's rows cannot be scored are refused here: UserError.
     """
     import jax
 
     batch = batches.batch(batches.start, slice(0, 1))
     losses = jax.eval_shape(objective.weights, batch)
-    terms = jax.eval_shape(objective.sums, params, batch, None)
+    if objective.task_type:
+        terms, found = jax.eval_shape(objective.evaluate, params, batch)
+        tasks.check_outputs(objective.task_type, found)
+    else:
+        terms = jax.eval_shape(objective.sums, params, batch, None)
     if lost := sorted(losses.keys() - terms.keys()):
         raise UserError(
             f"objective: weights() names {', '.join(lost)}, which sums() does not "

@@ -4,7 +4,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -127,6 +127,13 @@ KINDS = {
 }
 POOLINGS = dict.fromkeys(("mean", "cls"))  # models/pooling.py, which needs jax
 CLASSES = ("classify", "tag")  # whose heads have a class for each label
+# What a head's `outputs` returns, by which rows are scored and answered.
+OUTPUTS = {
+    **dict.fromkeys(("classify", "regress", "choose"), ("scores",)),
+    "tag": ("tags", "probability"),
+    "span": ("start_logits", "end_logits"),
+    "retrieve": ("vectors",),
+}
 TWO_SEPARATORS = ("roberta", "xlm-roberta", "camembert")  # Liu et al. 2019's fairseq
 
 
@@ -155,6 +162,15 @@ def kind_of(objective: str) -> Kind:
             f"give its Head a task_type; known: {', '.join(sorted(KINDS))}"
         )
     return registry.pick("objective", objective, KINDS)
+
+
+def check_outputs(task_type: str, found: Iterable[str]) -> None:
+    """Refuse a head that does not return what rows are answered by: UserError."""
+    if lacking := [name for name in OUTPUTS[task_type] if name not in found]:
+        raise UserError(
+            f"objective: `outputs` of a head for rows of {task_type} lacks "
+            f"{', '.join(lacking)}; it returns {', '.join(found) or 'nothing'}"
+        )
 
 
 def is_task(config: ConfigDict) -> bool:

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -97,6 +98,10 @@ def head_of(**changed):
         ),
         ({"task_type": "tags"}, "task_type='tags' is unknown; did you mean 'tag'?"),
         ({"outputs": None}, "a head for rows of classify needs `outputs`"),
+        (
+            {"outputs": lambda params, cfg, encoded, batch: {"x": encoded.pooled}},
+            "`outputs` of a head for rows of classify lacks scores; it returns x",
+        ),
     ],
 )
 def test_what_is_refused(wanted, monkeypatch, changed, said):
@@ -111,6 +116,15 @@ def test_a_head_takes_the_number_of_classes(wanted, monkeypatch):
     monkeypatch.setattr(focal, "make_head", lambda gamma: make_head(3, gamma))
     with pytest.raises(UserError, match=r"option of lab\.focal='classes' is unknown"):
         train.main([*wanted, "--dry_run"])
+
+
+def test_the_page_names_what_outputs_return():
+    page = (ROOT / "docs/add_an_objective.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|[^|]*\|$", page, re.MULTILINE)
+    told = {kind: tuple(re.findall(r"`(\w+)`", names)) for kind, names in told}
+    # No head of its own: it sees the choices of a row as rows.
+    assert {**told, "choose": ("scores",)} == prepare.OUTPUTS
+    assert prepare.OUTPUTS.keys() == prepare.KINDS.keys()
 
 
 def test_what_objectives_learn_from():
