@@ -288,6 +288,11 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
             f"objective: weights() names {', '.join(lost)}, which sums() does not "
             f"return; it returns {', '.join(terms)}"
         )
+    if unknown := sorted(objective.coefficients.keys() - losses.keys()):
+        raise UserError(
+            f"objective: there are coefficients for {', '.join(unknown)}, which are no "
+            f"losses; weights() names {', '.join(losses)}"
+        )
     return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
 
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import re
 from types import SimpleNamespace
 
 import jax
@@ -13,7 +14,7 @@ from conftest import read_rows
 from lab import blanks, contrast
 from test_objectives import CFG, TOKENIZER, B, L, make_batch
 
-from bertjax import UserError, evaluate, train
+from bertjax import UserError, evaluate, train, updates
 from bertjax.data.vocab.tokenizers import load_tokenizer
 from bertjax.measuring import estimates, measures
 from bertjax.models.config import flops_per_token
@@ -57,6 +58,26 @@ def test_two_heads_with_one_term(arguments, tmp_path, flag):
     said = "the heads mlm and again both return 'mlm_loss'"
     assert said in str(e.value) and "\n" not in str(e.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"coefficients": {"mlm_los": 2.0}}, "coefficients for mlm_los, which are no"),
+        (
+            {"weights": lambda batch: {"other": 1.0}},
+            "weights() names other, which",
+        ),
+    ],
+)
+def test_terms_that_do_not_go_together(change, said):
+    objective, _ = make_objective("mlm", CFG)
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+    batches = SimpleNamespace(start=0, batch=lambda step, rows: make_batch())
+    assert updates.directions(objective, params, batches) == {"mlm_loss": False}
+    wrong = dataclasses.replace(objective, **change)
+    with pytest.raises(UserError, match=re.escape(said)):
+        updates.directions(wrong, params, batches)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
