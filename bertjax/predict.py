@@ -5,20 +5,23 @@ The input is a table with the columns the model was finetuned on, the label asid
 those of --columns=TEXT[,TEXT_PAIR]: TSV, CSV or JSON lines; on standard input, and
 from a pipe, TSV, or JSON lines where it begins with a brace. Where an imported model
 does not say it, the column is `text`. A model of one text column takes bare lines too,
-a text each: FILE.txt and, with --format=text, any file and standard input. Comes out a
-JSON object a row, in order: label and score (its probability), or value.
+a text each: FILE.txt and, with --format=text, any file and standard input; so does one
+of tags, a sentence each. Comes out a JSON object a row, in order: label and score (its
+probability), or value.
 
 Of multiple choice the columns are --columns=TEXT[+QUESTION][,CHOICE...]: one of choices
 each, or one that holds their list (`choices`, where such a model does not say it).
 
 A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
-sentence a line (.txt, standard input); of each sentence come tokens, tags and the tags'
-scores (probabilities). A model
-of questions takes SQuAD's JSON, or JSON lines with question and context; of each
-question come id, answer, its score and the null_score of no answer; the answer is ""
-where null_score is above score by more than --threshold. Unless given, that is what was
-best on the validation set of a model that has learnt that some questions have no answer
-(0 where it had none); of others each has one.
+sentence a line (.txt, standard input; of these a text with a tab is columns unless
+--format=text is given); of each sentence come tokens, tags and the tags' scores
+(probabilities).
+
+A model of questions takes SQuAD's JSON, or JSON lines with question and context; of
+each question come id, answer, its score and the null_score of no answer; the answer is
+"" where null_score is above score by more than --threshold. Unless given, that is what
+was best on the validation set of a model that has learnt that some questions have no
+answer (0 where it had none); of others each has one.
 """
 
 import dataclasses
@@ -89,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
         asks = tasks.task_type(model.config.objective) == "span"
         if not asks or not math.isfinite(args.threshold):
             raise UserError(
-                f"--threshold={args.threshold}: a number, for a model of questions"
+                f"--threshold={args.threshold}: it has to be a finite number, and is "
+                "for models of questions alone"
             )
         model = model._replace(threshold=args.threshold)
     columns = model.form.keys(labelled=False, flags=True)
@@ -183,8 +187,11 @@ def read_input(
     """
     if form is not None:
         registry.pick("--format", form, {"text": ""})
-        if kind.parse is not tables.parse_text or len(columns) > 1:
-            raise UserError("--format=text: this model reads more than one text a row")
+        if kind.bare is None or len(columns) > 1:
+            raise UserError(
+                f"--format=text: of this model a row has {', '.join(columns.values())}, "
+                f"and a line of text has one column: give {kind.wanted}"
+            )
     path = Path(name).expanduser()
     if name == "-" or path.is_fifo():
         told = "standard input" if name == "-" else name
@@ -195,9 +202,9 @@ def read_input(
     else:
         paths = expand(name, "--input", wanted="FILE")
         parts = [(tables.read_text(path), path) for path in paths]
-    if form is not None:
-        rows = (tables.parse_rows(text, "txt", at, columns) for text, at in parts)
-        read = [row for part in rows for row in part]
+    if form is not None and kind.bare:
+        found = (kind.bare(text, at, columns, c.say) for text, at in parts if text)
+        read = [row for part in found for row in part]
     else:
         read = _parse(*parts[0], columns, kind)
     if not read:
@@ -213,7 +220,7 @@ def _parse(
         return kind.parse(text, told, columns, c.say) if text else []
     except UserError as e:
         bare = "\t" not in text and text.lstrip()[:1] != "{"
-        if not bare or kind.parse is not tables.parse_text or len(columns) > 1:
+        if not bare or kind.bare is None or len(columns) > 1:
             raise
         raise UserError(f"{e}; --format=text reads a text a line") from e
 

@@ -167,8 +167,8 @@ def test_bare_lines(finetuned, tmp_path, pipe, capsys):
         UserError, match=r"lines\.txt: lines of text have one column; a"
     ):
         said(capsys, model, f"--input={lines}", "--columns=a,b")
-    with pytest.raises(UserError, match="--format=text: this model reads more"):
-        said(capsys, finetuned["tag"], f"--input={lines}", "--format=text")
+    with pytest.raises(UserError, match="--format=text: of this model a row has a, b"):
+        said(capsys, model, f"--input={lines}", "--columns=a,b", "--format=text")
 
 
 def test_tags_have_probabilities(finetuned, tmp_path, capsys):
@@ -179,6 +179,9 @@ def test_tags_have_probabilities(finetuned, tmp_path, capsys):
     assert [len(row["tags"]) for row in found] == [3, 0, 1]
     scores = [score for row in found for score in row["scores"]]
     assert all(0.5 <= score <= 1 for score in scores) and len({*scores}) == 4
+    other = tmp_path / "lines.dat"
+    other.write_text("The\tresult is\n\nresult\n")  # a tab is a space in plain text
+    assert said(capsys, finetuned["tag"], f"--input={other}", "--format=text") == found
 
 
 def test_a_finetuned_model_fills_no_blanks(finetuned, tmp_path):

@@ -48,7 +48,7 @@ class Kind(NamedTuple):
     that say nothing, and the only value that they may have beside "". columns: keys of
     config.task that need not be given, and what they then are. wanted: what is
     written in the place of a directory. locate(entry, key) -> the file that an entry of
-    a source names.
+    a source names. bare: as parse, of plain text, a text a line; None: it has no rows.
     """
 
     read: Callable[..., Sequence[Any]]
@@ -61,6 +61,7 @@ class Kind(NamedTuple):
     columns: Mapping[str, str] = {}
     wanted: str = tables.WANTED
     locate: Callable[[str, str], str] = lambda entry, key: entry
+    bare: Callable[..., Iterable[Any]] | None = None
 
 
 TABLE = tables.read_rows, tables.parse_text
@@ -74,6 +75,7 @@ KINDS = {
         [*metrics.OF_CLASSES],
         ("accuracy",),
         {"choices": ""},
+        bare=tables.parse_lines,
     ),
     "regress": Kind(
         *TABLE,
@@ -82,6 +84,7 @@ KINDS = {
         [*metrics.OF_NUMBERS],
         ("pearson", "spearman"),
         {"labels": "", "choices": ""},
+        bare=tables.parse_lines,
     ),
     "tag": Kind(
         tagged.read_sentences,
@@ -93,6 +96,7 @@ KINDS = {
         {"text_pair": "", "choices": ""},
         TAGS,
         tagged.WANTED,
+        bare=tagged.parse_sentences,
     ),
     "span": Kind(
         asked.read_questions,

@@ -98,6 +98,13 @@ def parse_text(
     return list(parse_rows(text, kind, name, columns, say))
 
 
+def parse_lines(
+    text: str, name: str, columns: Mapping[str, str], say: Say = silent
+) -> Iterator[Row]:
+    """Yield a row for each line, which is a text."""
+    return parse_rows(text, "txt", name, columns, say)
+
+
 def read_file(path: str, columns: Mapping[str, str], say: Say = silent) -> list[Row]:
     """Read the rows of one file, as `read_rows` does."""
     suffix = SUFFIX.search(path)

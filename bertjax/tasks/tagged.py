@@ -114,8 +114,15 @@ def parse_lines(
     if tall:
         yield from parse_columns(text, name, columns, say)
     elif text:
-        for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-            yield Sentence(line.split(), None, name, number)
+        yield from parse_sentences(text, name)
+
+
+def parse_sentences(
+    text: str, name: str, columns: object = None, say: object = None
+) -> Iterator[Sentence]:
+    """Yield the sentences of plain text, a line each, words between spaces."""
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        yield Sentence(line.split(), None, name, number)
 
 
 def parse_columns(
