@@ -65,6 +65,7 @@ OURS = {
     "do_lower_case": "data.lower_case",
     "task_name": "task.name",
     "model_name_or_path": "init_from",
+    "model": "init_from",  # of a command that makes a model
     "init_checkpoint": "init_from",
     "bf16": "dtype; bfloat16, or float32",
     "fp16": "dtype; bfloat16, or float32",
@@ -192,4 +193,5 @@ def _wrong_value(error: Exception, values: flags.FlagValues) -> str:
     kind = KINDS.get(values[name].flag_type(), "")
     if kind and re.search("invalid literal|could not convert|Non-boolean", line):
         return f"{flag}: {value!r} is not {kind}"
-    return line.removeprefix("flag ")
+    # absl leaves the article out: "2 is not integer >= 3".
+    return line.removeprefix("flag ").replace(" is not integer", " is not an integer")

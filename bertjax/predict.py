@@ -189,8 +189,8 @@ def read_input(
         registry.pick("--format", form, {"text": ""})
         if kind.bare is None or len(columns) > 1:
             raise UserError(
-                f"--format=text: of this model a row has {', '.join(columns.values())}, "
-                f"and a line of text has one column: give {kind.wanted}"
+                f"--format=text: lines of text have one column; this model's rows have "
+                f"{', '.join(columns.values())}: give {kind.wanted}"
             )
     path = Path(name).expanduser()
     if name == "-" or path.is_fifo():

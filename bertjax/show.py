@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, build, checks, disk
+from bertjax import UserError, build, checks, counted, disk
 from bertjax import config as c
 from bertjax.tasks import prepare as tasks
 
@@ -164,7 +164,7 @@ def describe_set(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
 
     told = dict(summary)
     rows, length, cut = map(told.pop, ("rows", "length", "truncated_rows"))
-    yield f"{name}: {rows:,} rows, {cut:,} of them cut ({cut / max(rows, 1):.1%})"
+    yield f"{name}: {counted(rows, 'row')}, {cut:,} of them cut ({cut / max(rows, 1):.1%})"
     sizes = told.pop("row_tokens")
     yield (
         f"  tokens a row: median {sizes['median']}, 90% up to {sizes['p90']}, at most "

@@ -21,6 +21,7 @@ CONFIG = (
     ("config.KEY=VALUE", "change a key; bertjax/defaults.py has them all"),
 )
 NO_HELP = "(no help available)"  # absl's word for ""
+REPEATED = ";\n    repeat this option"  # absl adds it to a flag that may be repeated
 WIDTH, COLUMN = 79, 26
 
 
@@ -60,5 +61,5 @@ def _head(flag: flags.Flag) -> str:
 def help_of(flag: flags.Flag) -> str:
     """Return what is said of a flag."""
     several = " (can be repeated)" * isinstance(flag, flags.MultiFlag)
-    help = "" if flag.help == NO_HELP else flag.help
+    help = "" if flag.help == NO_HELP else flag.help.partition(REPEATED)[0]
     return (help or SHARED.get(flag.name, "")) + several

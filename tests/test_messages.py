@@ -9,8 +9,10 @@ from bertjax import (
     convert,
     counted,
     disk,
+    embed,
     fill_mask,
     registry,
+    show,
     train,
 )
 from bertjax.training import kinds
@@ -91,6 +93,18 @@ CASES = {
     "no whole number": (
         lambda: learn(SMOKE, "--config.batch_size=3.5"),
         "--config.batch_size=3.5: '3.5' is not a whole number",
+    ),
+    "a model to begin with": (
+        lambda: learn(SMOKE, "--model=dir"),
+        "--model is unknown; did you mean --config.init_from=dir?",
+    ),
+    "too small": (
+        lambda: embed.main(["--model=x", "--text=x", "--out=x.npy", "--max_length=2"]),
+        "--max_length=2: 2 is not an integer >= 3",
+    ),
+    "classes without columns": (
+        lambda: show.main([TASK[0], "--config.data.train=one.tsv"]),
+        "objective='classify' learns labels: task.text and task.label say where",
     ),
     "no number of a flag": (
         lambda: fill_mask.main(["--model=x", "--top_k=few", "A [MASK]."]),

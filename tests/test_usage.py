@@ -53,6 +53,7 @@ def test_help_lists_every_flag(name, capsys):
     for flag in usage.own_flags(values):
         assert re.search(rf"^  --{flag.name}(=| |$)", listed, re.MULTILINE), flag.name
         assert usage.help_of(flag), flag.name
+    assert "repeat this option" not in listed  # said once, in few words
     assert ("--config.KEY=VALUE" in listed) == (name in WITH_CONFIG)
 
 

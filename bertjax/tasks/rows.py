@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data import counter
 from bertjax.data.rendering import decode
 from bertjax.data.statistics import quantiles
@@ -200,7 +200,7 @@ class Rows:
         batch = self.gather(example, counter.fold(0, "first", example), tokenizer)
         row = {name: values[0] for name, values in batch.items()}
         first = "; ".join(f"{k} {short(v)}" for k, v in self.tell(row, 0, tokenizer))
-        told = f"{self.n:,} rows{self.of_columns(labelled)}{''.join(counts)}"
+        told = f"{counted(self.n, 'row')}{self.of_columns(labelled)}{''.join(counts)}"
         return f"{told}; the first: {first}"
 
     def of_columns(self, labelled: bool) -> str:
