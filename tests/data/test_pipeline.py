@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import importlib.util
+import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -246,6 +249,15 @@ def test_a_failing_import_of_tensorflow_surfaces(monkeypatch):
 
 
 @needs_tf
+def test_tensorflow_writes_nothing_when_it_is_loaded():
+    code = "from bertjax.data.stream import _import_tensorflow as load; load()"
+    silent = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=silent
+    )
+    assert done.returncode == 0 and done.stderr == ""
+
+
 def test_tf_engine_yields_the_same_batches_after_an_exact_seek():
     engines._import_tensorflow()
     b = batches()
