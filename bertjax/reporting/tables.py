@@ -106,7 +106,7 @@ def in_effect(run: Run) -> dict[str, Any]:
 def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
     """Compare configs: (what matters, what says only where and how runs ran).
 
-    The parting is config.FREE's, as for resuming.
+    The parting is config.FREE's, as for resuming, but that other text matters.
     """
     configs = [in_effect(run) for run in runs]
     whole = [c.settled(config) for config in configs]
@@ -121,9 +121,24 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
         told = [*map(written, values)]
         if len({*told}) < len({*map(str, values)}):  # too short to tell them apart
             told = ["–" if x in (None, "") else str(x) for x in values]
-        rows[bool(c.FREE.fullmatch(key))].append([key, *told])
+        free = c.FREE.fullmatch(key) and not _is_other_text(key, runs)
+        rows[bool(free)].append([key, *told])
     head = ["key", *(run.name for run in runs)]
     return Table(head, rows[0]), Table(head, rows[1])
+
+
+def _is_other_text(key: str, runs: Sequence[Run]) -> bool:
+    """True for data.train and data.valid where what runs read differs, not its path."""
+    if key not in ("data.train", "data.valid"):
+        return False
+
+    def read(run: Run) -> dict[str, str]:
+        stores = run.facts.get("stores") or {}
+        train = {k: v for k, v in stores.items() if k.split("/")[0] == "train"}
+        valid = {k: v for k, v in stores.items() if k not in {*train, "data.similar"}}
+        return train if key == "data.train" else valid
+
+    return any(read(run) != read(runs[0]) for run in runs)
 
 
 def written(value: Any) -> str:

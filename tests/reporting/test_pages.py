@@ -177,6 +177,18 @@ def test_what_differs_is_only_that_and_begins_with_what_is_looked_for(tmp_path):
     assert rows[-1] == ["optim.warmup.percent", "1", "1.111"]
 
 
+def test_other_text_matters_and_its_path_does_not(tmp_path):
+    stores = {"train": "x", "valid": "y"}
+    train, valid = "data.train", "data.valid"
+    a = make_run(tmp_path / "a", stores=stores, **{train: "a.txt", valid: "c.txt"})
+    other = {**stores, "train": "z"}
+    b = make_run(tmp_path / "b", stores=other, **{train: "b.txt", valid: "d.txt"})
+    runs = collect.read_runs([str(a), str(b)], print)
+    matters, free = (table.rows for table in tables.differing(runs))
+    assert matters == [[train, "a.txt", "b.txt"]]
+    assert free == [[valid, "c.txt", "d.txt"]]
+
+
 def test_numbers_are_short_but_tell_apart(tmp_path):
     long = {"optim.warmup.percent": 10 / 9, "optim.lr": 1e-05}
     page = page_of(make_run(tmp_path / "a", **long))
