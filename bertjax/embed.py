@@ -16,6 +16,7 @@ from absl import flags
 
 from bertjax import UserError, counted, disk, registry
 from bertjax import config as c
+from bertjax.data.text import files
 from bertjax.fill_mask import count_work, falling_batches
 from bertjax.interop import sentences
 from bertjax.tasks import prepare as tasks
@@ -148,14 +149,19 @@ def open_embedder(
 def read_lines(path: str) -> list[str]:
     """Return the lines of a file, or of standard input (-), without their ends.
 
-    A file may be a pipe, which is read until its writer ends. UserError names a bad
-    line.
+    A file may be packed (.gz, .zst), or a pipe, which is read until its writer ends.
+    UserError names a bad line.
     """
     file = Path(path).expanduser()
     if file.is_socket() or file.is_char_device() or file.is_block_device():
         raise UserError(f"--text={path}: neither a file nor a pipe")
     try:
-        content = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
+        if path == "-":
+            content = sys.stdin.buffer.read()
+        elif file.is_file() and path.lower().endswith((".gz", ".zst")):
+            content = b"".join(files.unpacked(str(file)))
+        else:
+            content = file.read_bytes()
     except OSError as e:
         raise UserError(f"--text={path} cannot be read: {e.strerror}") from e
     found = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")

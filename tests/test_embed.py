@@ -2,6 +2,7 @@
 """Vectors of sentences: equal to one sentence at a time, in order, from any model."""
 
 import dataclasses
+import gzip
 import json
 import os
 
@@ -137,7 +138,9 @@ def test_standard_input_and_a_shorter_length(trained, tmp_path, pipe, capsys):
     cut = run(trained, "-", tmp_path / "a.npy", "--max_length=4")
     assert "2 lines cut at 4 tokens" in capsys.readouterr().err
     np.testing.assert_array_equal(cut[0], cut[1])
-    whole = run(trained, first, tmp_path / "b.npy")
+    packed = tmp_path / "first.txt.gz"
+    packed.write_bytes(gzip.compress(first.read_bytes()))
+    whole = run(trained, packed, tmp_path / "b.npy")
     np.testing.assert_allclose(cut[:1], whole, atol=1e-5)
     with pytest.raises(
         UserError, match=r"--max_length=9999: the model has .* positions"
