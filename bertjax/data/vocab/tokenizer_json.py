@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+ADDING = "Replace", "Prepend"  # steps that write what the file says
 GROWTH = 100  # characters that steps may make of one; Unicode's own make at most 18
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 ROOM = 1 << 16  # ids without a piece; more than ten times the pieces is a mistake
@@ -78,13 +79,13 @@ def _added(tokens: Any) -> dict[str, Any]:
 
 
 def refuse_growth(data: dict[str, Any]) -> None:
-    """Raise ValueError where steps of `Replace` make a text GROWTH times as long.
+    """Raise ValueError where steps that add to a text make it GROWTH times as long.
 
     A few that multiply each other would take all memory at the first text. They are
     tried one after another on their own patterns, and on each character of these.
     """
     for name in ("normalizer", "decoder"):
-        steps = [s for s in _steps(data.get(name)) if s.get("type") == "Replace"]
+        steps = [s for s in _steps(data.get(name)) if s.get("type") in ADDING]
         told = [
             str(p)[:GROWTH] for s in steps for p in (s.get("pattern") or {}).values()
         ]

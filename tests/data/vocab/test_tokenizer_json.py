@@ -47,6 +47,11 @@ ODD_JSON = {
         replacing({"String": "a"}, "a" * 10, 9),
         "its normalizer makes 'a' over 100 times as long",
     ),
+    "growth at the start": (
+        ("normalizer",),
+        {"type": "Prepend", "prepend": "a" * 10**6},
+        "its normalizer makes ' ' over 100 times as long",
+    ),
     "growth by nothing": (
         ("normalizer",),
         replacing({"Regex": "(?=b)"}, "b", 40),
