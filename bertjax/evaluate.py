@@ -51,7 +51,9 @@ def define_flags(values: flags.FlagValues) -> None:
         "files to score instead of data.valid: globs, with commas, or named",
         flag_values=values,
     )
-    string("what", None, "mlm, pll, pairs, retrieval or sts; see above", flag_values=values)
+    string(
+        "what", None, "mlm, pll, pairs, retrieval or sts; see above", flag_values=values
+    )
     string("rates", None, "mlm: mask rates, with commas", flag_values=values)
     string("mask_unit", None, "mlm: token or word", flag_values=values)
     string(

@@ -137,7 +137,7 @@ def show_row(seen: Any, plan: Any, tokenizer: Any, row: int, heading: str) -> Sh
         batch = {name: values[row] for name, values in seen.batch.items()}
         lines = [*plan.tell(batch, int(seen.found.example[row]), tokenizer)]
         if cut := int(seen.truncated[row]):
-            heading += f", cut by {cut:,} tokens"
+            heading += f", cut by {counted(cut, 'token')}"
         return Shown(heading, lines, [(k, html.escape(v)) for k, v in lines])
     tokens, colour = rendering.show_row(seen, tokenizer, row), sys.stdout.isatty()
     lines = [(s, rendering.to_text(tokens, s, colour)) for s in rendering.STAGES]
@@ -164,7 +164,8 @@ def describe_set(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
 
     told = dict(summary)
     rows, length, cut = map(told.pop, ("rows", "length", "truncated_rows"))
-    yield f"{name}: {counted(rows, 'row')}, {cut:,} of them cut ({cut / max(rows, 1):.1%})"
+    share = cut / max(rows, 1)
+    yield f"{name}: {counted(rows, 'row')}, {cut:,} of them cut ({share:.1%})"
     sizes = told.pop("row_tokens")
     yield (
         f"  tokens a row: median {sizes['median']}, 90% up to {sizes['p90']}, at most "

@@ -167,7 +167,7 @@ def test_bare_lines(finetuned, tmp_path, pipe, capsys):
         UserError, match=r"lines\.txt: lines of text have one column; a"
     ):
         said(capsys, model, f"--input={lines}", "--columns=a,b")
-    with pytest.raises(UserError, match="--format=text: .*; this model's rows have a, b"):
+    with pytest.raises(UserError, match=r"text: .*; this model's rows have a, b"):
         said(capsys, model, f"--input={lines}", "--columns=a,b", "--format=text")
 
 

@@ -185,7 +185,7 @@ def test_rows_of_a_task(objective, task, tmp_path, capsys):
     # What was read is said in a line, with the first row.
     (line,) = (x for x in told.err.splitlines() if "; the first: " in x)
     assert f"; the first: {next(iter(wanted))} [CLS] " in line
-    assert ("rows of text=" in line) == (objective != "retrieve")
+    assert (" of text=" in line) == (objective != "retrieve")
     # For people, and by the trainer, the same.
     assert show.main([*given, "--examples=8"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -213,4 +213,4 @@ def test_cut_rows_are_counted(task, capsys):
     given = [*task("classify"), "--config.data.length=8", "--examples=8"]
     assert show.main(given) == 0
     out = capsys.readouterr().out
-    assert "train: 4 rows, 3 of them cut (75.0%)" in out and ", cut by 1 tokens" in out
+    assert "train: 4 rows, 3 of them cut (75.0%)" in out and ", cut by 1 token\n" in out
