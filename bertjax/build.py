@@ -61,8 +61,6 @@ def check_inputs(config: ConfigDict) -> None:
     if tasks.is_task(config):
         tasks.check(config)
         return
-    if config.objective in tasks.KINDS:
-        c.check_plan(config, frozenset({"labels"}))  # before a tokenizer is trained
     data = config.data
     train = named_sources(data.train, "data.train")
     valid = named_sources(data.valid, "data.valid")

@@ -63,17 +63,19 @@ def main(argv: Sequence[str]) -> int:
             )
     page = disk.check_out(args.html, "--html") if args.html else None
 
+    from bertjax.objectives.base import make_objective
+
+    # Of a model with one piece: what can be refused before the text is read.
+    needs = make_objective(config.objective, c.encoder_config(config, 1))[0].needs
+    c.check_plan(config, needs)
     prepared = build.prepare(config, c.say)
 
     from bertjax.data import rendering
     from bertjax.data.pipeline import batch_sha256
     from bertjax.data.statistics import OF_TEXT, Statistics
     from bertjax.data.stream import stream
-    from bertjax.objectives.base import make_objective
 
     tokenizer = prepared.tokenizer
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
-    needs = make_objective(config.objective, cfg)[0].needs
     counts = build.count_tokens(prepared.parts)
     tables = build.make_tables(config, tokenizer, counts, c.say)
     run = build.make_run(config, needs, tokenizer, prepared.parts, tables, say=c.say)
