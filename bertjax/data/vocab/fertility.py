@@ -84,8 +84,8 @@ def tell_capitals(name: str, fit: Fit) -> list[str]:
     if share < CAPITALS:
         return []
     return [
-        f"{name}: {share:.2%} of the tokens are unknown words with capitals, which the "
-        "vocabulary knows in lower case: try data.lower_case=true"
+        f"{name}: {share:.2%} of a sample's tokens are unknown words with capitals, "
+        "which the vocabulary knows in lower case: try data.lower_case=true"
     ]
 
 

@@ -84,7 +84,7 @@ def test_capitals_that_the_vocabulary_lacks_are_told_of(given_, tmp_path):
     for _ in range(2):  # of a store that is made, and of one that is there
         text.prepare_data(**given_, workers=1, say=said.append)
         told = said.pop()
-        assert told.startswith("train: 22.22% of the tokens are unknown words with cap")
+        assert told.startswith("train: 22.22% of a sample's tokens are unknown words")
     text.prepare_data(**given_ | {"lower_case": None}, workers=1, say=said.append)
     assert not [line for line in said if "with capitals" in line]
 

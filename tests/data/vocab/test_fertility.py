@@ -35,7 +35,7 @@ def test_unknown_words_with_capitals_are_told_of(tmp_path):
     texts = ["我来到北京 Una XY xy", "una Unaffable"]
     assert measure_tokenizer(cased, texts).capitals == 2
     assert report_tokenizer(cased, {"zh": texts})[1:] == [
-        "zh: 20.00% of the tokens are unknown words with capitals, which the "
+        "zh: 20.00% of a sample's tokens are unknown words with capitals, which the "
         "vocabulary knows in lower case: try data.lower_case=true"
     ]
     assert len(report_tokenizer(cased, {"zh": ["我来到北京 xy"]})) == 1
