@@ -145,8 +145,9 @@ class Asked(Rows):
         return self.windows.n
 
     def arrays(self) -> list[np.ndarray | None]:
-        told = repr((self.asked.contexts, self.asked.questions)).encode()
-        return [np.frombuffer(told, np.uint8)]
+        questions = ", ".join(q.identity for q in self.asked.questions)
+        text = f"({self.asked.contexts!r}, [{questions}])"
+        return [np.frombuffer(text.encode(), np.uint8)]
 
     def plan(self, length: int) -> "Asked":
         if length not in self.layouts:

@@ -34,6 +34,15 @@ class Question(NamedTuple):
     answers: tuple[str, ...]
     span: tuple[int, int] | None
 
+    @property
+    def identity(self) -> str:
+        """Return the text that content hashes cover; its words must stay as they are
+        (rows.Form.identity)."""
+        return (
+            f"Question(id={self.id!r}, text={self.text!r}, context={self.context!r}, "
+            f"answers={self.answers!r}, span={self.span!r})"
+        )
+
 
 @dataclass
 class Questions:

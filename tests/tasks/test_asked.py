@@ -188,7 +188,7 @@ def test_limits(tokenizer):
         make_asked(read, FORM._replace(limits=limits), tokenizer, True)
         for limits in (Limits(), Limits(5, 3, 3))
     )
-    assert "limits" not in repr(FORM).replace(f", limits={Limits()!r}", "")
+    assert "limits" not in rows.form.identity
     assert rows.content_hash != few.content_hash
     few, rows = few.plan(20), rows.plan(80)
     assert few.n > rows.n and {*few.windows.cut} == {"a", "b"}
