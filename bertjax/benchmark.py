@@ -8,7 +8,7 @@ packing    one update on rows of data.train, padded and packed in turn
 plan       planning `--sequences` sequences of made-up lengths
 fill_mask  latency of one text of 32 and of 128 tokens, with random parameters
 
-`--peer=FILE` measures against another program (bertjax/measuring/turns.py); what it is
+`--peer=FILE` measures against another program (measuring/alternate.py); what it is
 to be told stands behind: `--peer='tests/peers/hf_mlm.py --compile'`.
 """
 
@@ -19,11 +19,12 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bertjax import UserError, checks, registry
-from bertjax import config as c
-from bertjax.measuring.measures import MEASURES
+from bertjax import UserError, registry
+from bertjax.assembly import command_line, resolve, validate
+from bertjax.config import cli
+from bertjax.measuring.alternate import compare, serve, split
+from bertjax.measuring.measurements import MEASURES
 from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
-from bertjax.measuring.turns import compare, serve, split
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -53,10 +54,10 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags)
+    args = command_line.parse(argv, define_flags)
     config = args.config
-    checks.check(config)
-    c.set_flags(config)
+    validate.check(config)
+    resolve.set_flags(config)
     make = registry.pick("--what", args.what, MEASURES)
     if args.what == "plan":
         make = functools.partial(make, sequences=args.sequences)
@@ -84,4 +85,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

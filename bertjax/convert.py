@@ -18,11 +18,13 @@ from typing import Any
 
 from absl import flags
 
-from bertjax import UserError, disk, registry
-from bertjax import config as c
-from bertjax.interop import hf, sentences
-from bertjax.tasks import exported
-from bertjax.tasks import prepare as tasks
+from bertjax import UserError, registry
+from bertjax.assembly import command_line, resolve
+from bertjax.assembly import models as open_models
+from bertjax.config import cli, serialize
+from bertjax.interop import hf_read, sentence_transformers
+from bertjax.tasks import hf_task_config
+from bertjax.tasks import prepare_task as tasks
 
 Grow = Callable[[Any], Any]
 
@@ -49,18 +51,21 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, define_flags, needs_config=False)
     source, target = args["from"].value, args.to
     if not source or not target:
         raise UserError("--from and --to are needed: what to convert, and where to")
     forms = {"bertjax": to_workdir, "hf": to_hf}
     write = registry.pick("--format", args.format, forms)
     into = check_target(target)
-    opened, grow = disk.open_model(disk.at_step(source, args.step), "--from"), None
+    opened, grow = (
+        open_models.open_model(open_models.at_step(source, args.step), "--from"),
+        None,
+    )
     if args.add_words:
         opened, grow = add_words(args.add_words, *opened)
     write_whole(into, lambda draft: write(draft, *opened, grow, args.weights))
-    c.say(f"{target} is written")
+    cli.say(f"{target} is written")
     return 0
 
 
@@ -101,12 +106,12 @@ def add_words(
     path: str, config: Any, tokenizer: Any, source: Any, meta: dict[str, Any]
 ) -> tuple[Any, Grow]:
     """Return the arguments with a larger vocabulary, and what gives parameters rows."""
-    from bertjax.data.vocab import growth
-    from bertjax.interop.growth import grow_rows
+    from bertjax.data.tokenizers import add_words as tokenizers_add_words
+    from bertjax.interop.resize_embeddings import grow_rows
 
-    words = growth.read_words(path, "--add_words")
-    grown = growth.add_words(tokenizer, words, f"--add_words={path}")
-    c.say(f"--add_words={path}: {grown}")
+    words = tokenizers_add_words.read_words(path, "--add_words")
+    grown = tokenizers_add_words.add_words(tokenizer, words, f"--add_words={path}")
+    cli.say(f"--add_words={path}: {grown}")
     pieces, larger = tokenizer.vocab_size, grown.tokenizer
     if config.model.vocab_size is not None:
         config.model.vocab_size = max(config.model.vocab_size, larger.vocab_size)
@@ -128,18 +133,18 @@ def to_workdir(
     weights: str = "",
 ) -> None:
     """Write a workdir with one checkpoint, of step 0."""
-    from bertjax.training.checkpoint import Checkpoints
+    from bertjax.checkpoints.manager import Checkpoints
 
-    if not isinstance(source, hf.Imported) and not grow:
+    if not isinstance(source, hf_read.Imported) and not grow:
         raise UserError("--from is a workdir already: give --format=hf")
-    params = disk.read_params(source, weights=weights)
+    params = open_models.read_params(source, weights=weights)
     params = grow(params) if grow else params
     tokenizer.save(into / "tokenizer")
-    (into / "config.json").write_text(c.to_json(config), "utf-8")
+    (into / "config.json").write_text(serialize.to_json(config), "utf-8")
     (into / "overrides.json").write_text("{}\n", "utf-8")
     saved = Checkpoints(into, keep_last=2, keep_every=None)
     told = {k: meta[k] for k in ("config", "tokenizer", "hf", "task") if k in meta}
-    told["sentences"] = dataclasses.asdict(sentences.wanted(source, meta))
+    told["sentences"] = dataclasses.asdict(sentence_transformers.wanted(source, meta))
     saved.save(0, {"params": params}, {**told, "tokens": 0})
     saved.close()
 
@@ -159,18 +164,18 @@ def to_hf(
     does, or by mean pooling. What ELECTRA trained are two models, each in a directory
     of its own: generator/ and discriminator/.
     """
-    from bertjax.data.vocab.exports import write_tokenizer
-    from bertjax.interop import export
-    from bertjax.interop.growth import drop_rows
+    from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
+    from bertjax.interop import hf_write
+    from bertjax.interop.resize_embeddings import drop_rows
 
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
-    raw, pooled = meta.get("hf"), sentences.wanted(source, meta)
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+    raw, pooled = meta.get("hf"), sentence_transformers.wanted(source, meta)
     task, between = meta.get("task", {}), None
     if task and tasks.task_type(config.objective) != "retrieve":
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
-    export.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
-    params = disk.read_params(source, weights=weights)
+    hf_write.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
+    params = open_models.read_params(source, weights=weights)
     params = grow(params) if grow else params
     pieces = tokenizer.vocab_size
     if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
@@ -182,31 +187,31 @@ def to_hf(
         from bertjax.objectives.electra import halves
 
         models = halves(params, cfg)
-    if pooled.pooling not in sentences.MODES.values():
-        c.say(
+    if pooled.pooling not in sentence_transformers.MODES.values():
+        cli.say(
             f"not written: that vectors of sentences are made by {pooled.pooling}; "
             "sentence-transformers will take the mean"
         )
     for name, (part, cfg) in models.items():
         folder = into / name
         folder.mkdir(exist_ok=True)
-        export.write_model(
+        hf_write.write_model(
             folder,
             part,
             cfg,
             tokenizer.roles,
             model_type,
             raw,
-            c.say,
+            cli.say,
             task.get("labels", ()),
-            exported.to_json(task, config, raw),
+            hf_task_config.to_json(task, config, raw),
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them
             longest = min(config.data.length, longest)
         write_tokenizer(tokenizer, folder, types, longest, between)
-        sentences.write(folder, pooled, cfg.hidden_size, cfg.max_length)
+        sentence_transformers.write(folder, pooled, cfg.hidden_size, cfg.max_length)
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

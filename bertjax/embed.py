@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, counted, disk, registry
-from bertjax import config as c
-from bertjax.data.text import files
+from bertjax import UserError, counted, registry
+from bertjax.assembly import command_line, models, resolve
+from bertjax.config import cli
+from bertjax.data.corpus import files
 from bertjax.fill_mask import count_work, falling_batches
-from bertjax.interop import sentences
-from bertjax.tasks import prepare as tasks
+from bertjax.interop import sentence_transformers
+from bertjax.storage import atomic
+from bertjax.tasks import prepare_task as tasks
 
 BLOCK = 1000  # lines that are tokenized at a time
 
@@ -55,10 +57,10 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, define_flags, needs_config=False)
     if not args.model or not args.text or not args.out:
         raise UserError("--model, --text and --out are needed: see --help")
-    out = disk.check_out(args.out, "--out", ".npy")
+    out = atomic.check_out(args.out, "--out", ".npy")
     lines = read_lines(args.text)
     model = open_embedder(
         args.model,
@@ -78,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     told += f", each after {how.prompt!r}" * bool(how.prompt)
     told += f"; {counted(cut, 'line')} cut at {how.longest} tokens" if cut else ""
     empty = sum(not line.strip() for line in lines)
-    c.say(told + (f"; {counted(empty, 'empty line')}" if empty else ""))
+    cli.say(told + (f"; {counted(empty, 'empty line')}" if empty else ""))
     return 0
 
 
@@ -87,7 +89,7 @@ class Embedder(NamedTuple):
 
     encode: Callable[[np.ndarray, np.ndarray], Any]
     tokenizer: Any
-    how: sentences.Sentences
+    how: sentence_transformers.Sentences
     config: Any
     meta: dict[str, Any]
 
@@ -112,10 +114,10 @@ def open_embedder(
     max_length: int | None = None,
 ) -> Embedder:
     """Open a model for its vectors; None: as it was made for. Raises UserError."""
-    config, tokenizer, checkpoint, meta = disk.open_model(path, flag)
+    config, tokenizer, checkpoint, meta = models.open_model(path, flag)
     config.dtype = dtype
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
-    made_for = sentences.wanted(checkpoint, meta)
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+    made_for = sentence_transformers.wanted(checkpoint, meta)
     if pooling is None and made_for.pooling not in tasks.POOLINGS:
         raise UserError(
             f"{flag}={path}: its vectors are made by {made_for.pooling}, which "
@@ -123,8 +125,8 @@ def open_embedder(
         )
     if made_for.lower and not tokenizer.lower_case:
         raise UserError(
-            f"{flag}={path}: {sentences.LIMITS} has do_lower_case=true, which "
-            "is not known here where the tokenizer keeps capitals"
+            f"{flag}={path}: {sentence_transformers.LIMITS} has do_lower_case=true, "
+            "which is not known here where the tokenizer keeps capitals"
         )
     pooling = made_for.pooling if pooling is None else pooling
     registry.pick("--pooling", pooling, tasks.POOLINGS)
@@ -141,7 +143,7 @@ def open_embedder(
         normalize=made_for.normalize if normalize is None else normalize,
         longest=longest,
     )
-    params = disk.read_params(checkpoint, weights=weights)
+    params = models.read_params(checkpoint, weights=weights)
     encode = make_encoder(cfg, params, how.pooling, how.normalize)
     return Embedder(encode, tokenizer, how, config, meta)
 
@@ -210,10 +212,10 @@ def make_encoder(
     """
     import jax
 
-    from bertjax.models import encoder, stacks
+    from bertjax.models import encoder, stacked_layers
 
     cfg = encoder.without_pooler(cfg)
-    held = jax.device_put(stacks.unstack(params["encoder"], cfg))
+    held = jax.device_put(stacked_layers.unstack(params["encoder"], cfg))
     return functools.partial(make_forward(cfg, pooling, normalize), held)
 
 
@@ -293,8 +295,8 @@ def embed(
 
 def write(out: Path, vectors: np.ndarray) -> None:
     """Write an array, whole or not at all. Raises UserError."""
-    disk.write_whole(out, lambda file: np.save(file, vectors), f"--out={out}")
+    atomic.write_whole(out, lambda file: np.save(file, vectors), f"--out={out}")
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

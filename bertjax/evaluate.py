@@ -31,13 +31,14 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, disk, fill_mask, registry
-from bertjax import config as c
-from bertjax.data.masks.schemes import UNITS
-from bertjax.data.text.line_files import FileSource
-from bertjax.interop.hf import Imported
-from bertjax.scoring import showing
-from bertjax.tasks import prepare as tasks
+from bertjax import UserError, fill_mask, registry
+from bertjax.assembly import command_line, models, resolve
+from bertjax.config import cli
+from bertjax.data.corpus.line_files import FileSource
+from bertjax.data.masking.presets import UNITS
+from bertjax.interop.hf_read import Imported
+from bertjax.scoring import print_scores
+from bertjax.tasks import prepare_task as tasks
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -85,7 +86,7 @@ REFINES = {
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, define_flags, needs_config=False)
     known = {"mlm": evaluate_mlm, "pll": evaluate_pll, "pairs": evaluate_pairs}
     known |= {"retrieval": evaluate_retrieval, "sts": evaluate_sts}
     evaluate = evaluate_own
@@ -98,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
     where = args.workdir or args.model
     if not where:
         raise UserError("--workdir or --model is missing: what to evaluate")
-    return evaluate(args, disk.at_step(where, args.step), flag)
+    return evaluate(args, models.at_step(where, args.step), flag)
 
 
 def check_refinements(args: Any) -> None:
@@ -112,7 +113,7 @@ def check_refinements(args: Any) -> None:
 
 def evaluate_own(args: Any, where: str, flag: str) -> int:
     """Print what a model's own training would: its objective's losses, or a task's."""
-    opened = config, _, checkpoint, meta = disk.open_model(where, flag)
+    opened = config, _, checkpoint, meta = models.open_model(where, flag)
     if "task" in meta:
         if args.examples is not None:
             raise UserError("--examples says nothing to a finetuned model")
@@ -133,15 +134,15 @@ def evaluate_own(args: Any, where: str, flag: str) -> int:
 
 def evaluate_mlm(args: Any, where: str, flag: str) -> int:
     """Print held-out losses on the rows and masks that all models are compared on."""
-    from bertjax.scoring.layout import take_common_rows
+    from bertjax.scoring.scoring_rows import take_common_rows
 
     rates = read_rates(args.rates) if args.rates is not None else ()
-    opened = config, tokenizer, *_ = disk.open_model(where, flag)
+    opened = config, tokenizer, *_ = models.open_model(where, flag)
     then = "without --what its task is scored"
-    disk.check_masked_lm(opened, f"--what=mlm: {where}", then)
+    models.check_masked_lm(opened, f"--what=mlm: {where}", then)
     unit = args.mask_unit or "token"
     registry.pick("--mask_unit", unit, UNITS)
-    longest = c.encoder_config(config, tokenizer.vocab_size).max_length
+    longest = resolve.encoder_config(config, tokenizer.vocab_size).max_length
     if args.length is not None and args.length > longest:
         raise UserError(f"--length={args.length}: the model has {longest} positions")
     take_common_rows(config, args.length or min(128, longest), unit)
@@ -150,14 +151,14 @@ def evaluate_mlm(args: Any, where: str, flag: str) -> int:
 
 
 def evaluate_rows(
-    args: Any, opened: disk.Opened, head: str, rates: Sequence[float] = ()
+    args: Any, opened: models.Opened, head: str, rates: Sequence[float] = ()
 ) -> int:
     """Print the scores of rows and masks as a config has them, at each mask rate.
 
     head: which the model must have. Raises UserError where it has not, or no text is.
     """
-    from bertjax.data.text.sources import named_sources, parse_sources
-    from bertjax.scoring import layout, mlm
+    from bertjax.data.corpus.sources import named_sources, parse_sources
+    from bertjax.scoring import mlm_loss, scoring_rows
 
     config, tokenizer, checkpoint, meta = opened
     config.dtype = args.dtype
@@ -168,7 +169,7 @@ def evaluate_rows(
         config.data.group_field = ""  # the text has what names the flag gives it
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
-    params = disk.read_params(checkpoint, head, args.weights)
+    params = models.read_params(checkpoint, head, args.weights)
     counts = None
     # Of an imported model nobody knows what it was trained on.
     if not isinstance(checkpoint, Imported):
@@ -176,15 +177,15 @@ def evaluate_rows(
         if file.exists():
             with file.open("rb") as f:
                 counts = np.load(f)
-    found = mlm.evaluate(config, tokenizer, params, counts, args.batch_size, rates)
-    about = layout.tell(config, "own" if args.what is None else "common")
+    found = mlm_loss.evaluate(config, tokenizer, params, counts, args.batch_size, rates)
+    about = scoring_rows.tell(config, "own" if args.what is None else "common")
     if args.json:
         told = {
             name: {"rates": scores} if rates else next(iter(scores.values()))
             for name, scores in found.items()
         }
-        whose = showing.about(args.workdir or args.model, meta)
-        showing.print_json(whose | {"layout": about}, told)
+        whose = print_scores.about(args.workdir or args.model, meta)
+        print_scores.print_json(whose | {"layout": about}, told)
         return 0
     which = about.pop("name")
     print(f"layout {which}:", "; ".join(f"{k} {v}" for k, v in about.items()))
@@ -192,16 +193,18 @@ def evaluate_rows(
         for rate, values in scores.items():
             rows, every = values.pop("rows"), values.pop("all_rows")
             at = f", {rate:.0%} masked" if rates else ""
-            print(f"{name}{showing.at_step(meta)}, {rows:,} of {every:,} rows{at}:")
-            showing.say_values(values)
+            print(
+                f"{name}{print_scores.at_step(meta)}, {rows:,} of {every:,} rows{at}:"
+            )
+            print_scores.say_values(values)
     return 0
 
 
-def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
+def evaluate_task(args: Any, where: str, flag: str, opened: models.Opened) -> int:
     """Print a finetuned model's metrics, on all rows of each validation set."""
     from bertjax import predict
-    from bertjax.data.text.sources import named_sources
-    from bertjax.tasks.rows import check_label
+    from bertjax.data.corpus.sources import named_sources
+    from bertjax.tasks.task_rows import check_label
 
     for name in ("columns", "label"):
         if args[name].value == "":
@@ -219,15 +222,17 @@ def evaluate_task(args: Any, where: str, flag: str, opened: disk.Opened) -> int:
     key = "--text" if args.text else "data.valid"
     found = {}
     for name, part in named_sources(args.text or model.config.data.valid, key).items():
-        read = kind.read(part, key, columns, c.say)
-        made = kind.make(read, model.form, model.tokenizer, labelled=True, say=c.say)
+        read = kind.read(part, key, columns, cli.say)
+        made = kind.make(read, model.form, model.tokenizer, labelled=True, say=cli.say)
         rows = made.plan(model.config.data.length)
-        c.say(f"{name.lstrip('-')}: {rows.read_as(model.tokenizer)}")
+        cli.say(f"{name.lstrip('-')}: {rows.read_as(model.tokenizer)}")
         outputs = predict.predict(model, rows, args.batch_size or 32)
         every = np.arange(rows.n)
         values = {**rows.score(outputs, every), **rows.parts(outputs, every)}
         found[name.lstrip("-")] = values
-    return showing.say_found(found, args.workdir or args.model, opened[-1], args.json)
+    return print_scores.say_found(
+        found, args.workdir or args.model, opened[-1], args.json
+    )
 
 
 def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
@@ -236,38 +241,40 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
     Vectors are compared by their angle, or as the model was made for.
     """
     from bertjax import embed
-    from bertjax.data.text.sources import named_sources, split_sources
-    from bertjax.scoring.retrieval import score
-    from bertjax.tasks import collection
+    from bertjax.data.corpus.sources import named_sources, split_sources
+    from bertjax.scoring.retrieval_scores import score
+    from bertjax.tasks import passages
 
     model = embed.open_embedder(where, flag, args.dtype, args.weights)
-    named, text, key = collection.COLUMNS, args.text, "--text"
+    named, text, key = passages.COLUMNS, args.text, "--text"
     if tasks.task_type(model.config.objective) == "retrieve":
         named = tasks.make_form(model.config).keys()
         if not text:
             text, key = model.config.data.valid, "data.valid"
-    columns = dict(zip(collection.FLAGS, named.values(), strict=True))
+    columns = dict(zip(passages.FLAGS, named.values(), strict=True))
     if args.columns is not None:
         names = split_sources(args.columns)
         if len(names) != 2:
             raise UserError(
                 f"--columns={args.columns}: of pairs two columns, QUERY,POSITIVE"
             )
-        columns |= zip(collection.FLAGS, names, strict=False)
+        columns |= zip(passages.FLAGS, names, strict=False)
     if not text:
         raise UserError("--what=retrieval searches --text=FOLDER, in BEIR's layout")
     found = {}
     for name, part in named_sources(text, key).items():
-        read = collection.read_collections(part, key, columns, c.say)
-        values = score(model, collection.join(read), args.batch_size or 32, c.say)
+        read = passages.read_collections(part, key, columns, cli.say)
+        values = score(model, passages.join(read), args.batch_size or 32, cli.say)
         found[name.lstrip("-")] = values
-    return showing.say_found(found, args.workdir or args.model, model.meta, args.json)
+    return print_scores.say_found(
+        found, args.workdir or args.model, model.meta, args.json
+    )
 
 
 def evaluate_sts(args: Any, where: str, flag: str) -> int:
     """Print how well the likeness of vectors agrees with people's scores of pairs."""
     from bertjax import embed
-    from bertjax.data.text.sources import named_sources, split_sources
+    from bertjax.data.corpus.sources import named_sources, split_sources
     from bertjax.scoring import sts
 
     if not args.text:
@@ -284,19 +291,21 @@ def evaluate_sts(args: Any, where: str, flag: str) -> int:
     if args.label is not None:
         columns["--label"] = args.label
     named = named_sources(args.text, "--text").items()
-    read = {n: sts.read_pairs(part, "--text", columns, c.say) for n, part in named}
+    read = {n: sts.read_pairs(part, "--text", columns, cli.say) for n, part in named}
     model = embed.open_embedder(where, flag, args.dtype, args.weights)
     found = {
-        name.lstrip("-"): sts.score(model, pairs, args.batch_size or 32, c.say)
+        name.lstrip("-"): sts.score(model, pairs, args.batch_size or 32, cli.say)
         for name, pairs in read.items()
     }
-    return showing.say_found(found, args.workdir or args.model, model.meta, args.json)
+    return print_scores.say_found(
+        found, args.workdir or args.model, model.meta, args.json
+    )
 
 
 def evaluate_pll(args: Any, where: str, flag: str) -> int:
     """Print pseudo-log-likelihoods: of each line with --json, else of all."""
     from bertjax.scoring import pll, totals
-    from bertjax.scoring.lines import read_lines
+    from bertjax.scoring.read_lines import read_lines
 
     variant = pick_variant(args.variant)
     if not args.text:
@@ -311,7 +320,7 @@ def evaluate_pll(args: Any, where: str, flag: str) -> int:
     scores = pll.score_texts(
         cfg, params, tokenizer, [x.text for x in told], variant, args.batch_size
     )
-    whose = showing.about(args.workdir or args.model, meta)
+    whose = print_scores.about(args.workdir or args.model, meta)
     rows = [
         {**whose, "file": x.file, "line": x.number, "text": x.text, **score._asdict()}
         for x, score in zip(told, scores, strict=True)
@@ -326,37 +335,37 @@ def evaluate_pll(args: Any, where: str, flag: str) -> int:
     summary["empty_lines"] = len(lines) - len(told)
     if args.json:
         print("\n".join(map(json.dumps, rows)))
-        c.say("; ".join(f"{key} {value:,.6g}" for key, value in summary.items()))
+        cli.say("; ".join(f"{key} {value:,.6g}" for key, value in summary.items()))
     else:
-        showing.say_values(summary)
+        print_scores.say_values(summary)
     return 0
 
 
 def evaluate_pairs(args: Any, where: str, flag: str) -> int:
     """Print how often the good sentence of a minimal pair is likelier."""
-    from bertjax.scoring import pairs, pll
-    from bertjax.scoring.lines import read_lines
+    from bertjax.scoring import minimal_pairs, pll
+    from bertjax.scoring.read_lines import read_lines
 
     variant = pick_variant(args.variant)
     if not args.text:
         raise UserError("--what=pairs compares the pairs of --text=FILE, JSON lines")
-    read, empty = pairs.read_pairs(read_lines(args.text))
+    read, empty = minimal_pairs.read_pairs(read_lines(args.text))
     cfg, params, tokenizer, meta = open_masked_lm(args, where, flag)
     texts = [sentence for pair in read for sentence in pair.sentences]
-    pairs.refuse_empty(read, tokenizer.encode_batch(texts))
+    minimal_pairs.refuse_empty(read, tokenizer.encode_batch(texts))
     scores = [
         s.score
         for s in pll.score_texts(
             cfg, params, tokenizer, texts, variant, args.batch_size
         )
     ]
-    found = pairs.compare(read, scores[::2], scores[1::2])
+    found = minimal_pairs.compare(read, scores[::2], scores[1::2])
     if args.json:
-        about = showing.about(args.workdir or args.model, meta)
+        about = print_scores.about(args.workdir or args.model, meta)
         about |= {"variant": variant, "empty_lines": empty}
         print(json.dumps(about | found))
         return 0
-    print("\n".join(pairs.table(found)))
+    print("\n".join(minimal_pairs.table(found)))
     if empty:
         print(f"empty lines: {empty:,}")
     return 0
@@ -387,13 +396,13 @@ def pick_variant(name: str | None) -> str:
 
 def open_masked_lm(args: Any, where: str, flag: str) -> tuple[Any, Any, Any, Any]:
     """Return (cfg, parameters, tokenizer, what the checkpoint says of itself)."""
-    opened = config, tokenizer, checkpoint, meta = disk.open_model(where, flag)
+    opened = config, tokenizer, checkpoint, meta = models.open_model(where, flag)
     then = "without --what its task is scored"
-    disk.check_masked_lm(opened, f"--what={args.what}: {where}", then)
+    models.check_masked_lm(opened, f"--what={args.what}: {where}", then)
     config.dtype = args.dtype
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     return *fill_mask.read_params(checkpoint, cfg, args.weights), tokenizer, meta
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, disk
-from bertjax import config as c
+from bertjax import UserError
+from bertjax.assembly import command_line, models, resolve
+from bertjax.config import cli
 from bertjax.data import rendering
 
 # Few programs are compiled for texts of all lengths: so many lengths, each with so many
@@ -37,7 +38,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags, needs_config=False, words=True)
+    args = command_line.parse(argv, define_flags, needs_config=False, words=True)
     texts = args.words
     if not args.model:
         raise UserError(
@@ -45,10 +46,10 @@ def main(argv: Sequence[str]) -> int:
         )
     if not texts:
         raise UserError("no text: give sentences with blanks, such as 'A [MASK].'")
-    opened = config, tokenizer, checkpoint, _ = disk.open_model(args.model, "--model")
-    disk.check_masked_lm(opened, f"--model={args.model}")
+    opened = config, tokenizer, checkpoint, _ = models.open_model(args.model, "--model")
+    models.check_masked_lm(opened, f"--model={args.model}")
     config.dtype = args.dtype
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     rows = [encode(tokenizer, text, cfg.max_length) for text in texts]
     cfg, params = read_params(checkpoint, cfg, args.weights)
     fill = make_filler(cfg, params, tokenizer, min(args.top_k, tokenizer.vocab_size))
@@ -91,7 +92,7 @@ def read_params(checkpoint: Any, cfg: Any, weights: str = "") -> tuple[Any, Any]
 
     cfg: the encoder's. Raises UserError where there is none.
     """
-    params, cfg = masked_lm(disk.read_params(checkpoint, "mlm", weights), cfg)
+    params, cfg = masked_lm(models.read_params(checkpoint, "mlm", weights), cfg)
     return cfg, params
 
 
@@ -135,11 +136,11 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Any:
     """
     import jax
 
-    from bertjax.models import stacks
+    from bertjax.models import stacked_layers
 
     params, cfg = masked_lm(params, cfg)
     params = jax.device_put(params)
-    params["encoder"] = stacks.unstack(params["encoder"], cfg)
+    params["encoder"] = stacked_layers.unstack(params["encoder"], cfg)
     guess = make_forward(cfg, tokenizer.vocab_size, top_k)
     lengths = bucket_lengths(cfg.max_length)
 
@@ -240,4 +241,4 @@ def count_work(planned: Sequence[tuple[np.ndarray, int]]) -> int:
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

@@ -21,10 +21,13 @@ from typing import Any
 
 from absl import flags
 
-from bertjax import UserError, counted, disk, registry, sweep
-from bertjax import config as c
-from bertjax.data.text.sources import named_sources
+from bertjax import UserError, counted, registry, sweep
+from bertjax.assembly import command_line
+from bertjax.config import cli
+from bertjax.config import flags as config_flags
+from bertjax.data.corpus.sources import named_sources
 from bertjax.predict import answer, open_finetuned
+from bertjax.storage import atomic
 from bertjax.tasks import catalog
 from bertjax.tasks.catalog import TASKS, Files, Task
 from bertjax.tasks.tables import Row, read_rows, read_text
@@ -57,7 +60,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(argv: Sequence[str]) -> int:
     stop = StopSignal()
     stop.install()
-    args = c.parse(argv, define_flags)
+    args = command_line.parse(argv, define_flags)
     for name in args.tasks:
         registry.pick("--tasks", name, GLUE)
     if not args.workdir:
@@ -66,14 +69,14 @@ def main(argv: Sequence[str]) -> int:
     if folder and not folder.is_dir():
         raise UserError(f"--data={args.data} is no directory")
     path = Path(args.workdir).expanduser().absolute()
-    asked = c.config_arguments(argv)
+    asked = config_flags.config_arguments(argv)
     rows: list[dict[str, Any]] = []
     troubles: dict[str, dict[str, str]] = {what: {} for what in TROUBLES}
     for name in args.tasks:
         task, own, trouble = GLUE[name], path / name, "not_found"
         try:
             there = find(task, folder)
-            c.say(f"{name}:")
+            cli.say(f"{name}:")
             trouble = "failed"
             given = [*asked, f"--config.task.name={name}"]
             given += arguments(task, there, path / "text")
@@ -85,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
             return e.status
         except UserError as e:
             troubles[trouble][name] = str(e)
-            c.say(f"{name}: {TROUBLES[trouble]}: {e}")
+            cli.say(f"{name}: {TROUBLES[trouble]}: {e}")
     if not rows:
         lacking = troubles["not_found"] | troubles["failed"]
         told = [f"{name}: {why}" for name, why in lacking.items()]
@@ -111,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 def write(out: Path, text: str, path: Path) -> None:
     """Write a file of the workdir, whole or not at all. Raises UserError."""
-    disk.write_whole(out, f"{text}\n".encode(), f"--workdir={path}: {out}")
+    atomic.write_whole(out, f"{text}\n".encode(), f"--workdir={path}: {out}")
 
 
 def find(task: Task, folder: Path | None) -> dict[str, Path]:
@@ -121,7 +124,7 @@ def find(task: Task, folder: Path | None) -> dict[str, Path]:
     Datasets', {}.
     """
     if folder is None:
-        from bertjax.data.text.datasets import open_split
+        from bertjax.data.corpus.tfds_source import open_split
 
         open_split(task.train, {task.label: "task.label"})
         return {}
@@ -165,9 +168,9 @@ def even(file: Path, copies: Path) -> Path:
     lost = sum(map(bool, map(str.strip, lines))) - len(kept)
     if lost <= 0 or len(kept) < 2:
         return file
-    c.say(f"{file}: {counted(lost, 'row')} with more or fewer cells, left out")
+    cli.say(f"{file}: {counted(lost, 'row')} with more or fewer cells, left out")
     out = copies / file.name.removesuffix(".gz")
-    disk.write_whole(out, ("\n".join(kept) + "\n").encode(), f"{out}")
+    atomic.write_whole(out, ("\n".join(kept) + "\n").encode(), f"{out}")
     return out
 
 
@@ -245,11 +248,11 @@ def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
     for name, source in tests(task, folder).items():
         out = path / "submission" / named.submit[name]
         try:
-            rows = read_rows(source, "--data", keys, c.say)
+            rows = read_rows(source, "--data", keys, cli.say)
         except UserError as e:
             if folder:
                 raise
-            c.say(f"no {out.name}: {e}")
+            cli.say(f"no {out.name}: {e}")
             continue
         said = {}
         for i, one in zip(numbers(rows), answer(opened, rows), strict=True):
@@ -258,7 +261,7 @@ def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
                 said[i] = named.labels[opened.form.labels.index(said[i])]
         lines = [f"{i}\t{said[i]}" for i in sorted(said)]
         write(out, "\n".join(["index\tprediction", *lines]), path)
-        c.say(f"wrote {out}")
+        cli.say(f"wrote {out}")
 
 
 def numbers(rows: Sequence[Row]) -> list[int]:
@@ -297,9 +300,9 @@ def tests(task: Task, folder: Path | None) -> dict[str, str]:
                 found.setdefault(name, str(table_file(folder, file)))
         if name not in found:
             missing = folder / files.split(",")[0]
-            c.say(f"no {task.files.submit[name]}: {missing} is not there")
+            cli.say(f"no {task.files.submit[name]}: {missing} is not there")
     return found
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

@@ -36,13 +36,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, disk, registry
-from bertjax import config as c
-from bertjax.data.text.sources import expand
+from bertjax import UserError, registry
+from bertjax.assembly import command_line, models, resolve
+from bertjax.config import cli
+from bertjax.data.corpus.sources import expand
 from bertjax.fill_mask import count_work, falling_batches
-from bertjax.tasks import prepare as tasks
+from bertjax.storage import atomic
+from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks import tables
-from bertjax.tasks.rows import Form, Rows
+from bertjax.tasks.task_rows import Form, Rows
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -78,14 +80,14 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, define_flags, needs_config=False)
     if not args.model or not args.input:
         raise UserError("--model and --input are needed: see --help")
     out = check_out(args.out)
     given = Path(args.input).expanduser()
     if out and out.exists() and given.exists() and out.samefile(given):
         raise UserError(f"--out={args.out} is --input, which it would replace")
-    where = disk.at_step(args.model, args.step)
+    where = models.at_step(args.model, args.step)
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
     kind = tasks.kind_of(model.config.objective)
     if args.threshold is not None:
@@ -122,14 +124,14 @@ def open_finetuned(
     weights: str = "",
     flag: str = "--model",
     columns: str = "",
-    opened: disk.Opened | None = None,
+    opened: models.Opened | None = None,
 ) -> Finetuned:
     """Open a finetuned model. Raises UserError for one that was not finetuned.
 
     columns: of the texts, with a comma, where they are not those it learnt from.
     opened: by disk.open_model, where the model is open already.
     """
-    config, tokenizer, checkpoint, meta = opened or disk.open_model(path, flag)
+    config, tokenizer, checkpoint, meta = opened or models.open_model(path, flag)
     if "task" not in meta:
         there = meta.get("hf", {})
         known = {k: there[k] for k in ("architectures", "problem_type") if k in there}
@@ -153,7 +155,7 @@ def open_finetuned(
     import jax
 
     head = config.objective if config.objective in tasks.KINDS else ""
-    params = jax.device_put(disk.read_params(checkpoint, head, weights))
+    params = jax.device_put(models.read_params(checkpoint, head, weights))
     threshold = meta["task"].get("threshold")
     return Finetuned(config, objective, form, tokenizer, params, threshold)
 
@@ -163,19 +165,19 @@ def answer(
 ) -> Iterator[dict[str, Any]]:
     """Yield what a model says of each example, in order."""
     kind = tasks.kind_of(model.config.objective)
-    rows = kind.make(read, model.form, model.tokenizer, labelled=False, say=c.say)
-    longest = c.encoder_config(model.config, 1).max_length
+    rows = kind.make(read, model.form, model.tokenizer, labelled=False, say=cli.say)
+    longest = resolve.encoder_config(model.config, 1).max_length
     rows = rows.plan(min(model.config.data.length, longest))
     if model.threshold is not None:
         rows = dataclasses.replace(rows, threshold=model.threshold)
     for line in (rows.read_as(model.tokenizer, labelled=False), *rows.notes()):
-        c.say(line)
+        cli.say(line)
     return rows.answers(predict(model, rows, batch_size), read)
 
 
 def check_out(name: str) -> Path | None:
     """Return the file to write, None for standard output. Raises UserError."""
-    return None if name == "-" else disk.check_out(name, "--out")
+    return None if name == "-" else atomic.check_out(name, "--out")
 
 
 def read_input(
@@ -198,12 +200,12 @@ def read_input(
         content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()
         parts = [(tables.decode(content, told), told)]
     elif form is None:
-        return kind.read(name, "--input", columns, c.say)
+        return kind.read(name, "--input", columns, cli.say)
     else:
         paths = expand(name, "--input", wanted="FILE")
         parts = [(tables.read_text(path), path) for path in paths]
     if form is not None and kind.bare:
-        found = (kind.bare(text, at, columns, c.say) for text, at in parts if text)
+        found = (kind.bare(text, at, columns, cli.say) for text, at in parts if text)
         read = [row for part in found for row in part]
     else:
         read = _parse(*parts[0], columns, kind)
@@ -217,7 +219,7 @@ def _parse(
 ) -> Sequence[Any]:
     """Read the examples of a pipe or standard input, which `told` names."""
     try:
-        return kind.parse(text, told, columns, c.say) if text else []
+        return kind.parse(text, told, columns, cli.say) if text else []
     except UserError as e:
         bare = "\t" not in text and text.lstrip()[:1] != "{"
         if not bare or kind.bare is None or len(columns) > 1:
@@ -239,7 +241,7 @@ def predict(
     from bertjax.objectives.base import TokenIds
 
     tokenizer = model.tokenizer
-    cfg = c.encoder_config(model.config, tokenizer.vocab_size)
+    cfg = resolve.encoder_config(model.config, tokenizer.vocab_size)
     run = make_forward(model.objective, cfg, TokenIds.of(tokenizer))
     batch_size, planned = falling_batches(rows.lengths(), batch_size, rows.length)
     work = count_work(planned)
@@ -283,8 +285,8 @@ def write(out: Path | None, found: Iterator[dict[str, Any]]) -> None:
     if out is None:
         sys.stdout.write(lines)
         return
-    disk.write_whole(out, lines.encode(), f"--out={out}")
+    atomic.write_whole(out, lines.encode(), f"--out={out}")
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

@@ -27,10 +27,13 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, build, checks, updates
-from bertjax import config as c
+from bertjax import UserError
+from bertjax.assembly import batches as run_batches
+from bertjax.assembly import command_line, prepared_text, resolve, train_step, validate
+from bertjax.config import cli
+from bertjax.config import flags as config_flags
 from bertjax.measuring import topologies
-from bertjax.measuring.synthetic import with_choices
+from bertjax.measuring.synthetic_data import with_choices
 from bertjax.training.signals import StopCommand, Stopped
 
 LOOK = 4  # batches of a phase that are looked at, and of each at most
@@ -67,14 +70,14 @@ def main(argv: Sequence[str]) -> int:
 
 def show(argv: Sequence[str]) -> int:
     """Print what one config needs on one topology."""
-    args = c.parse(argv, define_flags)
-    checks.check(args.config)
+    args = command_line.parse(argv, define_flags)
+    validate.check(args.config)
     topology = args.topology or topologies.DEFAULT
     topologies.parse(topology)
     topologies.prepare()
     if not args.topology:
-        c.say(f"no --topology: {topology}, eight chips of the smallest kind")
-    results = preflight(args.config, topology, c.say, args.quick)
+        cli.say(f"no --topology: {topology}, eight chips of the smallest kind")
+    results = preflight(args.config, topology, cli.say, args.quick)
     if args.json:
         print(json.dumps(results))
     else:
@@ -84,15 +87,15 @@ def show(argv: Sequence[str]) -> int:
 
 def write_table(argv: Sequence[str]) -> int:
     """Write the table of shipped configs; what was compiled before is not again."""
-    if c.config_arguments(argv):
+    if config_flags.config_arguments(argv):
         raise UserError("--table takes the shipped configs: leave --config out")
-    args = c.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, define_flags, needs_config=False)
     if args.json:
         raise UserError("--json does not go with --table, which is Markdown")
     topologies.prepare()
-    from bertjax.measuring import table
+    from bertjax.measuring import estimates_table
 
-    table.write(args.table, args.topology, args.quick, preflight, c.say)
+    estimates_table.write(args.table, args.topology, args.quick, preflight, cli.say)
     return 0
 
 
@@ -109,16 +112,16 @@ def preflight(
     Raises UserError when the config and the topology do not go together.
     """
     if config.data.train:
-        build.check_inputs(config)
+        prepared_text.check_inputs(config)
     devices = topologies.find_devices(topology)
 
-    from bertjax.measuring import compiled, estimates
+    from bertjax.measuring import compile_steps, estimates
 
     vocab_size, text = look_at_text(config, say)
     config = with_choices(config, text)
-    target = compiled.Target(config, vocab_size, topology, devices)
+    target = compile_steps.Target(config, vocab_size, topology, devices)
     if not target.objective.flops:
-        say(updates.no_mfu(config))
+        say(train_step.no_mfu(config))
     found = []
     for shape in target.shapes():
         said = {"attention": target.attention(shape)}
@@ -136,7 +139,7 @@ def preflight(
         "phases": found,
         "data": text,
         "tensorflow": tensorflow_grabs(config),
-        "versions": compiled.versions(),
+        "versions": compile_steps.versions(),
     }
 
 
@@ -151,12 +154,14 @@ def look_at_text(
         return config.model.vocab_size or config.data.vocab_size, None
     from bertjax.objectives.base import make_objective
 
-    prepared = build.prepare(config, say)
+    prepared = prepared_text.prepare(config, say)
     tokenizer = prepared.tokenizer
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     needs = make_objective(config.objective, cfg)[0].needs
-    tables = build.make_tables(config, tokenizer, build.count_tokens(prepared.parts))
-    run = build.make_run(config, needs, tokenizer, prepared.parts, tables)
+    tables = run_batches.make_tables(
+        config, tokenizer, prepared_text.count_tokens(prepared.parts)
+    )
+    run = run_batches.make_run(config, needs, tokenizer, prepared.parts, tables)
     found = []
     for stage in run.course.stages:
         batches = [stage.batch(stage.start + i, slice(0, ROWS)) for i in range(LOOK)]
@@ -207,7 +212,7 @@ def describe(results: dict[str, Any]) -> list[str]:
 
 
 def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
-    from bertjax.measuring import estimates, memory
+    from bertjax.measuring import estimates, memory_analysis
 
     def line(name: str, said: str) -> str:
         return f"  {name:26} {said}"
@@ -219,7 +224,7 @@ def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
     lines.append(line("attention", phase["attention"]))
     need, have = phase["hbm_gib"], phase["hbm_gib_available"]
     said = "more than there is" if need is None else f"{need:.2f} GiB"
-    free = f", and {memory.PROGRAM / 2**30:g} kept free for the program's code"
+    free = f", and {memory_analysis.PROGRAM / 2**30:g} kept free for the program's code"
     code = "" if "program" in phase["hbm_parts_gib"] else free
     lines.append(line("memory a device", f"{said} of {have:.2f} GiB{code}"))
     for part, gib in phase["hbm_parts_gib"].items():
@@ -294,4 +299,4 @@ def verdict(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

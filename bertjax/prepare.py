@@ -18,17 +18,18 @@ from typing import Any
 
 from absl import flags
 
-from bertjax import UserError, build, checks
-from bertjax import config as c
-from bertjax.data.stores import prepare
-from bertjax.data.stores.cache import open_cache
-from bertjax.data.stores.store import Store
-from bertjax.data.stores.trained import read_documents
-from bertjax.data.text.report import report_corpus
-from bertjax.data.text.sources import Source
-from bertjax.data.vocab.fertility import report_tokenizer
-from bertjax.data.vocab.tokenizers import Tokenizer
-from bertjax.data.vocab.vocabularies import Sample
+from bertjax import UserError
+from bertjax.assembly import command_line, prepared_text, validate
+from bertjax.config import cli
+from bertjax.data.corpus.duplicates import report_corpus
+from bertjax.data.corpus.sources import Source
+from bertjax.data.token_store import prepare_data
+from bertjax.data.token_store.cache import open_cache
+from bertjax.data.token_store.store import Store
+from bertjax.data.token_store.trained_tokenizer import read_documents
+from bertjax.data.tokenizers.fertility import report_tokenizer
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.data.tokenizers.train_vocab import Sample
 
 
 def define(values: flags.FlagValues) -> None:
@@ -102,33 +103,33 @@ def report_text(
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define)
+    args = command_line.parse(argv, define)
     config = args.config
-    build.refuse_task(config)
-    checks.check(config)
+    prepared_text.refuse_task(config)
+    validate.check(config)
     if args.shard is not None and args.merge is not None:
         raise UserError("--shard and --merge: give one of them")
     if args.shard is not None and args.report:
         raise UserError("--report needs the whole text: give it with --merge")
     shard = None if args.shard is None else read_shard(args.shard)
     merge = None if args.merge is None else read_merge(args.merge)
-    build.check_inputs(config)
-    given = build.inputs(config)
+    prepared_text.check_inputs(config)
+    given = prepared_text.inputs(config)
 
     if shard is not None:
-        prepare.prepare_shard(*shard, say=c.say, **given)
+        prepare_data.prepare_shard(*shard, say=cli.say, **given)
         return 0
     if merge is not None:
-        prepared = prepare.merge_shards(merge, say=c.say, **given)
+        prepared = prepare_data.merge_shards(merge, say=cli.say, **given)
     else:
-        prepared = prepare.prepare_data(say=c.say, **given)
-    prepared = build.settle(config, prepared)
+        prepared = prepare_data.prepare_data(say=cli.say, **given)
+    prepared = prepared_text.settle(config, prepared)
     for role, stores in (("train", prepared.parts), ("valid", prepared.valid)):
         for name, store in stores.items():
             told = role if name == role else f"{role}/{name}"
             print(f"{told} {store.path} {store.content_hash}")
     if args.report:
-        inputs = prepare.check_inputs(**given)
+        inputs = prepare_data.check_inputs(**given)
         for role, stores, sources in (
             ("train", prepared.parts, inputs.train),
             ("valid", prepared.valid, inputs.valid),
@@ -141,4 +142,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

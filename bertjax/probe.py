@@ -15,16 +15,19 @@ from typing import Any
 
 import numpy as np
 from absl import flags
+from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted, disk, registry
-from bertjax import config as c
-from bertjax.probing import showing, spans, targets
+from bertjax import UserError, counted, registry
+from bertjax.assembly import command_line, models, resolve
+from bertjax.config import cli
+from bertjax.probing import labelled_spans, probe_table, targets
+from bertjax.storage import atomic
 from bertjax.tasks import metrics, tables
-from bertjax.tasks import prepare as tasks
-from bertjax.tasks.rows import check_label
-from bertjax.tasks.texts import Form, Texts, make_texts, read_labels
+from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_rows import check_label
+from bertjax.tasks.text_rows import Form, Texts, make_texts, read_labels
 
-Examples = Texts | spans.Spans
+Examples = Texts | labelled_spans.Spans
 PROBE_ROWS = 128  # rows of an update
 OTHER = "a probe tells classes, and these look like scores"
 KINDS = {"label": "rows", "tag": "words", "targets": "spans"}  # flag -> its examples
@@ -91,7 +94,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, define_flags, needs_config=False)
     for name in ("model", "train", "valid"):
         if not args[name].value:
             raise UserError(f"--{name} is missing: see --help")
@@ -100,14 +103,14 @@ def main(argv: Sequence[str]) -> int:
     text = json.dumps(found)
     if args.out:
         out = Path(args.out).expanduser()
-        disk.write_whole(out, f"{text}\n".encode(), f"--out={args.out}")
+        atomic.write_whole(out, f"{text}\n".encode(), f"--out={args.out}")
     if args.png:
         from io import BytesIO
 
         picture = BytesIO()
-        showing.plot(found, picture)
+        probe_table.plot(found, picture)
         out = Path(args.png).expanduser()
-        disk.write_whole(out, picture.getvalue(), f"--png={args.png}")
+        atomic.write_whole(out, picture.getvalue(), f"--png={args.png}")
     if args.json:
         print(text)
         return 0
@@ -115,15 +118,15 @@ def main(argv: Sequence[str]) -> int:
     print(
         f"{rows['train']:,} {found['of']} for the probes, {rows['valid']:,} for the "
         f"{metric}; "
-        f"{showing.tell_majority(found)}; uniform code: "
+        f"{probe_table.tell_majority(found)}; uniform code: "
         f"{found['uniform_bits']:,.0f} bits, by frequency: "
         f"{found['frequency_bits']:,.0f} bits"
     )
     seeds = counted(found["seeds"], "seed")
     for kind, result in found["probes"].items():
         print(f"\n{kind} probes, {seeds}, {found['pooling']} pooling")
-        print(showing.make_table(result["layers"], metric))
-        print(showing.tell_mix(result["mix"], metric))
+        print(probe_table.make_table(result["layers"], metric))
+        print(probe_table.tell_mix(result["mix"], metric))
     return 0
 
 
@@ -137,7 +140,7 @@ def check(args: flags.FlagValues) -> None:
     idle = "max_words" if kind == "label" else "text_pair"
     if args[idle].present:
         raise UserError(f"--{idle} says nothing to --{kind}")
-    poolings = tasks.POOLINGS if kind == "label" else spans.POOLINGS
+    poolings = tasks.POOLINGS if kind == "label" else labelled_spans.POOLINGS
     registry.pick("--pooling", args.pooling, poolings)
     for name in args.probes:
         registry.pick("--probes", name, PROBES)
@@ -145,10 +148,10 @@ def check(args: flags.FlagValues) -> None:
     if not args.probes:
         raise UserError("--probes is empty: linear, mlp, or both")
     if args.out:
-        disk.check_out(args.out, "--out")
+        atomic.check_out(args.out, "--out")
     if args.png:
-        disk.check_out(args.png, "--png", ".png")
-        showing.check_plot()
+        atomic.check_out(args.png, "--png", ".png")
+        probe_table.check_plot()
 
 
 def kind_of(args: flags.FlagValues) -> str:
@@ -166,11 +169,11 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
     import jax
 
     from bertjax.models import encoder
-    from bertjax.probing import features, layers, mdl, probes
+    from bertjax.probing import layer_features, layer_scores, mdl, probes
 
-    config, tokenizer, checkpoint, _ = disk.open_model(args.model, "--model")
+    config, tokenizer, checkpoint, _ = models.open_model(args.model, "--model")
     config.dtype = args.dtype
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     kind, longest = kind_of(args), cfg.max_length
     train, valid = read_examples(args, config, tokenizer, longest)
     if args.pooling == "first":
@@ -181,10 +184,10 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
     if kind == "targets":
         width *= train.spans.shape[1]
     if kind == "tag" and args.metric == "f1":
-        metric = spans.entity_f1(valid.words)
-    c.say(f"features: {features.check_memory(n + m, depth, width)}")
+        metric = labelled_spans.entity_f1(valid.words)
+    cli.say(f"features: {layer_features.check_memory(n + m, depth, width)}")
     order = np.random.default_rng(args.seed).permutation(n)
-    params = disk.read_params(checkpoint, weights=args.weights)["encoder"]
+    params = models.read_params(checkpoint, weights=args.weights)["encoder"]
     types = mdl.text_types([ids for part in (train, valid) for ids in ids_of(part)])
     types[:n] = types[:n][order]
     known = known[order]
@@ -193,23 +196,25 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
     )
     settings = probes.Settings(args.steps, PROBE_ROWS, args.lr, args.weight_decay)
 
-    def read(params: Any) -> layers.Data:
+    def read(params: Any) -> layer_scores.Data:
         pooling = args.pooling if kind == "label" else "spans"
-        reader = features.make_reader(cfg, params, pooling)
-        read_all = features.read_texts if kind == "label" else features.read_spans
+        reader = layer_features.make_reader(cfg, params, pooling)
+        read_all = (
+            layer_features.read_texts if kind == "label" else layer_features.read_spans
+        )
         sizes = (depth, cfg.hidden_size, args.batch_size, longest)
         made = [read_all(reader, part, tokenizer, *sizes) for part in (train, valid)]
         for one in made[0]:  # a depth at a time, so that there is no copy of all
             one[:] = one[order]
         probes.standardise(*made)
-        return layers.Data(made[0], known, made[1], gold)
+        return layer_scores.Data(made[0], known, made[1], gold)
 
     results = {}
     data = read(params)
     for name in args.probes:
         told = (metric, args.seed, settings)
-        rows = layers.probe_layers(name, data, len(labels), control, *told)
-        mix = layers.probe_mix(
+        rows = layer_scores.probe_layers(name, data, len(labels), control, *told)
+        mix = layer_scores.probe_mix(
             name, data, len(labels), metric, args.seeds, args.seed, settings
         )
         results[name] = {"layers": rows, "mix": mix}
@@ -219,7 +224,9 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
         data = read(encoder.init(jax.random.key(args.seed), small))
         for name in args.probes:
             told = (metric, args.seed, settings)
-            rows = layers.probe_layers(name, data, len(labels), control[:, :0], *told)
+            rows = layer_scores.probe_layers(
+                name, data, len(labels), control[:, :0], *told
+            )
             for row, there in zip(results[name]["layers"], rows, strict=True):
                 row |= {"random": there["score"], "random_bits": there["bits"]}
     common = np.bincount(known).argmax()
@@ -242,7 +249,7 @@ def probe(args: flags.FlagValues) -> dict[str, Any]:
 
 
 def read_examples(
-    args: flags.FlagValues, config: c.ConfigDict, tokenizer: Any, longest: int
+    args: flags.FlagValues, config: ConfigDict, tokenizer: Any, longest: int
 ) -> Sequence[Examples]:
     """Read and encode --train and --valid. Raises UserError."""
     kind = kind_of(args)
@@ -259,17 +266,17 @@ def read_examples(
     asked[f"--{kind}"] = form.label
     check_label(asked)
     values = {f"--{name}": args[name].value for name in ("train", "valid")}
-    few = (args.max_words, args.seed, c.say)
+    few = (args.max_words, args.seed, cli.say)
     if kind == "label":
         made = read_tables(values, asked, form, tokenizer)
     elif kind == "tag":
-        made = spans.read_words(values, asked, form, tokenizer, *few)
+        made = labelled_spans.read_words(values, asked, form, tokenizer, *few)
     else:
         made = targets.read_spans(values, asked, form, tokenizer, *few, OTHER)
     for flag, part in zip(values, made, strict=True):
-        words = isinstance(part, spans.Spans)
+        words = isinstance(part, labelled_spans.Spans)
         for note in part.notes(longest) if words else part.plan(longest).notes():
-            c.say(f"{flag}: {note}")
+            cli.say(f"{flag}: {note}")
     return made
 
 
@@ -277,20 +284,22 @@ def read_tables(
     values: Mapping[str, str], asked: Mapping[str, str], form: Form, tokenizer: Any
 ) -> list[Texts]:
     """Read texts out of tables: {flag: files}, the training rows' first."""
-    rows = [tables.read_rows(v, flag, asked, c.say) for flag, v in values.items()]
+    rows = [tables.read_rows(v, flag, asked, cli.say) for flag, v in values.items()]
     if not form.labels:
         found = read_labels(rows[0], form.label, OTHER, "--label")
         form = form._replace(labels=found)
-    return [make_texts(part, form, tokenizer, True, c.say, "--labels") for part in rows]
+    return [
+        make_texts(part, form, tokenizer, True, cli.say, "--labels") for part in rows
+    ]
 
 
 def ids_of(part: Examples) -> Iterator[np.ndarray]:
     """Yield the ids of each example, -1 behind each text or span: its type."""
-    words = isinstance(part, spans.Spans)
+    words = isinstance(part, labelled_spans.Spans)
     for i in range(len(part.labels)):
         texts = part.pieces(i) if words else [text[i] for text in part.texts]
         yield np.concatenate([x for ids in texts for x in (ids, [-1])])
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

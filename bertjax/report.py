@@ -17,9 +17,11 @@ from pathlib import Path
 
 from absl import flags
 
-from bertjax import UserError, counted, disk
-from bertjax import config as c
-from bertjax.reporting import collect, page, probes, scores
+from bertjax import UserError, counted
+from bertjax.assembly import command_line
+from bertjax.config import cli
+from bertjax.reporting import page, probe_charts, read_runs, score_tables
+from bertjax.storage import atomic
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -48,40 +50,40 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags, needs_config=False, words=True)
+    args = command_line.parse(argv, define_flags, needs_config=False, words=True)
     if not args.words:
         raise UserError("no run: give one workdir or several")
     if not args.out:
         raise UserError("--out is missing: the page to write, --out=FILE.html")
-    out = disk.check_out(args.out, "--out")
+    out = atomic.check_out(args.out, "--out")
     folder = check_png(args.png)
     notes: list[str] = []
 
     def note(line: str) -> None:
         notes.append(line)
-        c.say(line)
+        cli.say(line)
 
-    runs = collect.read_runs(args.words, note)
-    found = probes.read_probes(args.probes)
-    scored = scores.read_scores(args.scores)
+    runs = read_runs.read_runs(args.words, note)
+    found = probe_charts.read_probes(args.probes)
+    scored = score_tables.read_scores(args.scores)
     blanks, views = [], []
     if args.fill or args.sentence:
-        from bertjax.reporting import guesses  # which needs jax
+        from bertjax.reporting import predictions  # which needs jax
 
-        blanks = guesses.fill_blanks(runs, args.fill, note)
-        views = guesses.view_sentences(runs, args.sentence, note)
+        blanks = predictions.fill_blanks(runs, args.fill, note)
+        views = predictions.view_sentences(runs, args.sentence, note)
     # A directory's name may be no text.
     text = page.write_page(runs, notes, blanks, views, found, scored)
-    disk.write_whole(out, text.encode(errors="replace"), f"--out={args.out}")
-    c.say(f"{out}: {', '.join(run.name for run in runs)}")
+    atomic.write_whole(out, text.encode(errors="replace"), f"--out={args.out}")
+    cli.say(f"{out}: {', '.join(run.name for run in runs)}")
     if folder is not None:
         from bertjax.reporting import plots
 
         count = 0
         for name, picture in plots.draw(runs, found):
-            disk.write_whole(folder / name, picture, f"--png={args.png}")
+            atomic.write_whole(folder / name, picture, f"--png={args.png}")
             count += 1
-        c.say(f"{folder}: {counted(count, 'picture')}")
+        cli.say(f"{folder}: {counted(count, 'picture')}")
     return 0
 
 
@@ -98,4 +100,4 @@ def check_png(name: str | None) -> Path | None:
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

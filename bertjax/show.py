@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from bertjax import UserError, build, checks, counted, disk
-from bertjax import config as c
-from bertjax.tasks import prepare as tasks
+from bertjax import UserError, counted
+from bertjax.assembly import batches, command_line, prepared_text, resolve, validate
+from bertjax.config import cli
+from bertjax.storage import atomic
+from bertjax.tasks import prepare_task as tasks
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -52,33 +54,35 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = c.parse(argv, define_flags)
+    args = command_line.parse(argv, define_flags)
     config = args.config
-    checks.check(config)
-    build.check_inputs(config)
-    for phase in c.wanted_phases(config):
+    validate.check(config)
+    prepared_text.check_inputs(config)
+    for phase in resolve.wanted_phases(config):
         if phase.batch_size % args.hosts:
             raise UserError(
                 f"--hosts={args.hosts} does not divide {phase.batch_size} rows"
             )
-    page = disk.check_out(args.html, "--html") if args.html else None
+    page = atomic.check_out(args.html, "--html") if args.html else None
 
     from bertjax.objectives.base import make_objective
 
     # Of a model with one piece: what can be refused before the text is read.
-    needs = make_objective(config.objective, c.encoder_config(config, 1))[0].needs
-    c.check_plan(config, needs)
-    prepared = build.prepare(config, c.say)
+    needs = make_objective(config.objective, resolve.encoder_config(config, 1))[0].needs
+    resolve.check_plan(config, needs)
+    prepared = prepared_text.prepare(config, cli.say)
 
     from bertjax.data import rendering
-    from bertjax.data.pipeline import batch_sha256
-    from bertjax.data.statistics import OF_TEXT, Statistics
-    from bertjax.data.stream import stream
+    from bertjax.data.batch_statistics import OF_TEXT, Statistics
+    from bertjax.data.batches import batch_sha256
+    from bertjax.data.loader import stream
 
     tokenizer = prepared.tokenizer
-    counts = build.count_tokens(prepared.parts)
-    tables = build.make_tables(config, tokenizer, counts, c.say)
-    run = build.make_run(config, needs, tokenizer, prepared.parts, tables, say=c.say)
+    counts = prepared_text.count_tokens(prepared.parts)
+    tables = batches.make_tables(config, tokenizer, counts, cli.say)
+    run = batches.make_run(
+        config, needs, tokenizer, prepared.parts, tables, say=cli.say
+    )
 
     def make(step: int) -> dict[str, np.ndarray]:
         stage = run.course.at(step)
@@ -107,8 +111,8 @@ def main(argv: Sequence[str]) -> int:
         told = [(row.heading, row.markup) for row in rows]
         legend = "" if is_task else rendering.LEGEND
         text = rendering.to_html("Batches", results, told, legend)
-        disk.write_whole(page, text.encode(), f"--html={args.html}")
-        c.say(f"wrote {page}")
+        atomic.write_whole(page, text.encode(), f"--html={args.html}")
+        cli.say(f"wrote {page}")
     if args.json:
         told = [{"row": row.heading} | dict(row.lines) for row in rows]
         print(json.dumps(results | ({"examples": told} if is_task else {})))
@@ -133,7 +137,7 @@ class Shown(NamedTuple):
 def show_row(seen: Any, plan: Any, tokenizer: Any, row: int, heading: str) -> Shown:
     """Tell a row of a batch: of a plan of text its stages, of a task's its parts."""
     from bertjax.data import rendering
-    from bertjax.tasks.rows import Rows
+    from bertjax.tasks.task_rows import Rows
 
     if isinstance(plan, Rows):
         batch = {name: values[row] for name, values in seen.batch.items()}
@@ -162,7 +166,7 @@ def summaries(config: Any, prepared: Any) -> dict[str, Any]:
 
 def describe_set(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a set's summary."""
-    from bertjax.tasks.rows import say_counts
+    from bertjax.tasks.task_rows import say_counts
 
     told = dict(summary)
     rows, length, cut = map(told.pop, ("rows", "length", "truncated_rows"))
@@ -219,4 +223,4 @@ def describe(
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

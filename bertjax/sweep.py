@@ -21,13 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
+from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, build, checks, disk
-from bertjax import config as c
-from bertjax.contest import Contest, check_same
-from bertjax.tasks import prepare as tasks
-from bertjax.training import kinds, manifest, spread, workdir
-from bertjax.training.best import GREATER
+from bertjax import UserError
+from bertjax.assembly import (
+    command_line,
+    init_from,
+    prepared_text,
+    resolve,
+    validate,
+    workdirs,
+)
+from bertjax.checkpoints import manifest, workdir, workdir_kinds
+from bertjax.checkpoints.best import GREATER
+from bertjax.config import cli, schema, serialize
+from bertjax.config import flags as config_flags
+from bertjax.sweeps import score_spread
+from bertjax.sweeps.trainer import Contest, check_same
+from bertjax.tasks import prepare_task as tasks
 from bertjax.training.signals import Stopped, StopSignal
 
 # Keys of single runs: those that a sweep cannot follow, and those that tell it nothing.
@@ -60,16 +71,16 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(argv: Sequence[str]) -> int:
     stop = StopSignal()
     stop.install()
-    args = c.parse(argv, define_flags)
+    args = command_line.parse(argv, define_flags)
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
     path = Path(args.workdir).expanduser().absolute()  # orbax wants one
-    given = c.config_arguments(argv)
+    given = config_flags.config_arguments(argv)
     try:
         found = run(given, args.seeds, args.lrs, args.at_once, path, stop)
     except Stopped as e:
         return e.status
-    print(json.dumps(found) if args.json else "\n".join(spread.describe(found)))
+    print(json.dumps(found) if args.json else "\n".join(score_spread.describe(found)))
     return 0
 
 
@@ -86,15 +97,15 @@ def run(
     argv: the config and its overrides; lrs: none takes the config's. Raises UserError,
     and Stopped when `stop` told of a signal and all runs are saved.
     """
-    args = c.parse(argv)
+    args = command_line.parse(argv)
     config, overrides = args.config, json.loads(args.overrides)
     rates = read_rates(lrs or [str(config.optim.lr)])
     check(config, overrides)
-    c.set_flags(config)
+    resolve.set_flags(config)
     if config.init_from:
-        disk.check_init_from(config.init_from)
-    build.check_inputs(config)
-    disk.check_place(path)
+        init_from.check_init_from(config.init_from)
+    prepared_text.check_inputs(config)
+    workdirs.check_place(path)
     first = config.seed
     runs = [(seed, rate) for rate in rates for seed in range(first, first + seeds)]
     lock = workdir.lock(path)
@@ -116,12 +127,12 @@ def read_rates(given: Sequence[str]) -> list[float]:
     return rates
 
 
-def check(config: c.ConfigDict, overrides: Mapping[str, Any]) -> None:
+def check(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     """Refuse what can be seen to be no sweep: UserError."""
-    checks.check(config)
+    validate.check(config)
     if not tasks.is_task(config) or not config.data.valid:
         raise UserError("a sweep needs a task and data.valid, which says what is best")
-    flat, usual = c.flatten(config), c.flatten(c.base())
+    flat, usual = serialize.flatten(config), serialize.flatten(schema.base())
     for key in FOREIGN:
         if flat[key] != usual[key]:
             raise UserError(f"{key}={flat[key]} does not go with a sweep")
@@ -129,12 +140,12 @@ def check(config: c.ConfigDict, overrides: Mapping[str, Any]) -> None:
         if key.startswith(SILENT) and flat.get(key) != usual.get(key):
             raise UserError(
                 f"{key}={flat.get(key)} says nothing to a sweep, which saves with each "
-                f"evaluation (eval.every) and tells all in {kinds.RESULTS}"
+                f"evaluation (eval.every) and tells all in {workdir_kinds.RESULTS}"
             )
 
 
 def sweep(
-    config: c.ConfigDict,
+    config: ConfigDict,
     path: Path,
     runs: Sequence[tuple[int, float]],
     at_once: int | None,
@@ -150,18 +161,18 @@ def sweep(
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import machine, make_mesh
 
-    before = kinds.read_results(path)
+    before = workdir_kinds.read_results(path)
     if not before:
-        kinds.check_sweep(path, runs)
+        workdir_kinds.check_sweep(path, runs)
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
-    prepared = build.prepare(config, c.say)
-    hashes = build.content_hashes(config, prepared)
+    prepared = prepared_text.prepare(config, cli.say)
+    hashes = prepared_text.content_hashes(config, prepared)
     facts = {"config": config.to_dict(), "runs": runs, "stores": hashes}
     facts = json.loads(json.dumps(facts | {"tokenizer": prepared.tokenizer.identity}))
     if before:
         check_same(path, before.get("facts"), facts, config)
-        c.say(f"{path} is done")
+        cli.say(f"{path} is done")
         return before
     one = Contest(config, path, runs, prepared, facts, mesh, stop or StopSignal())
     with jax.set_mesh(mesh), contextlib.closing(one.deal(at_once)):
@@ -172,12 +183,12 @@ def sweep(
     found = one.standings.summarise()
     found |= {"facts": facts, "seconds": took if fresh else None}
     keep(config, path, found, one.best_params(), prepared, overrides, machine(mesh))
-    shutil.rmtree(path / kinds.MEMBERS)
+    shutil.rmtree(path / workdir_kinds.MEMBERS)
     return found
 
 
 def keep(
-    config: c.ConfigDict,
+    config: ConfigDict,
     path: Path,
     found: dict[str, Any],
     params: Any,
@@ -189,8 +200,8 @@ def keep(
 
     devices: what run.json says of them.
     """
+    from bertjax.checkpoints.manager import Checkpoints
     from bertjax.models.encoder import count_params
-    from bertjax.training.checkpoint import Checkpoints
 
     config = config.copy_and_resolve_references()
     best, metric = found["best"], found["metric"]
@@ -204,14 +215,14 @@ def keep(
     workdir.begin(
         path,
         {
-            "config.json": c.to_json(config),
+            "config.json": serialize.to_json(config),
             "overrides.json": json.dumps(overrides),
         },
         facts | devices | sizes,
         prepared.tokenizer.save,
-        build.count_tokens(prepared.parts),
+        prepared_text.count_tokens(prepared.parts),
     )
-    disk.write_findings(path, prepared, c.say)
+    workdirs.write_findings(path, prepared, cli.say)
     if best["step"] not in manifest.steps(path):  # else killed just after it
         meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
         meta |= {"runs": found["facts"]["runs"]}  # by which a sweep knows its own
@@ -221,8 +232,8 @@ def keep(
         saved = Checkpoints(path, 2, None)
         saved.save(best["step"], {"params": params}, meta)
         saved.close()
-    workdir.write_text(path / kinds.RESULTS, json.dumps(found, indent=1) + "\n")
+    workdir.write_text(path / workdir_kinds.RESULTS, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

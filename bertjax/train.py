@@ -15,12 +15,23 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, __version__, build, checks, disk, updates
-from bertjax import config as c
+from bertjax import RunError, UserError, __version__
+from bertjax.assembly import (
+    batches,
+    best_metric,
+    command_line,
+    init_from,
+    prepared_text,
+    resolve,
+    train_step,
+    validate,
+    workdirs,
+)
+from bertjax.checkpoints import best, manifest, workdir
+from bertjax.config import cli, serialize
 from bertjax.data import phases
 from bertjax.parallel.watch import Watch
-from bertjax.tasks import prepare as tasks
-from bertjax.training import best, manifest, workdir
+from bertjax.tasks import prepare_task as tasks
 from bertjax.training.signals import StopSignal
 
 LAG = 1  # steps in flight while the host looks at the one before
@@ -48,7 +59,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(argv: Sequence[str]) -> int:
     stop = StopSignal()
     stop.install()
-    args = c.parse(argv, define_flags)
+    args = command_line.parse(argv, define_flags)
     if not args.workdir and not args.dry_run:
         raise UserError("--workdir is missing: the directory the run lives in")
     with Watch(args.config.hosts.timeout) as watch:
@@ -85,13 +96,13 @@ def train(
     begun = time.monotonic()
 
     # ------------------------------------------------------------ 1. what can be seen
-    checks.check(config)
+    validate.check(config)
     path = None if dry_run else manifest.as_path(directory)
     if config.init_from and not (path and manifest.steps(path)):
-        disk.check_init_from(config.init_from)
-    build.check_inputs(config)
+        init_from.check_init_from(config.init_from)
+    prepared_text.check_inputs(config)
     if path is not None:
-        disk.check_workdir(path, config, allow_config_change)
+        workdirs.check_workdir(path, config, allow_config_change)
 
     finished = functools.partial(
         workdir.is_done, scored=bool(config.data.valid), longer=allow_config_change
@@ -100,12 +111,12 @@ def train(
     over = same = False  # it is at its end; by the names its text need not be looked at
     if path is not None and not multihost:
         held = workdir.lock(path)
-        restored = manifest.newest_intact(path, c.say)
-        over, same = finished(path, restored), disk.names_its_text(path, config)
+        restored = manifest.newest_intact(path, cli.say)
+        over, same = finished(path, restored), workdirs.names_its_text(path, config)
         if over and same:
-            c.say(f"{path} is done: step {restored}")
+            cli.say(f"{path} is done: step {restored}")
             return 0
-    c.set_flags(config)
+    resolve.set_flags(config)
 
     # ------------------------------------------------------------ 2. the processes
     import jax
@@ -120,32 +131,35 @@ def train(
         watch.start(*hosts.initialize(watch.limit, watch.heartbeats))
         if hosts.is_primary() and path is not None:
             held = workdir.lock(path)
-            restored = manifest.newest_intact(path, c.say)
+            restored = manifest.newest_intact(path, cli.say)
         restored = hosts.from_primary(restored)
         over = finished(path, restored)
-        same = over and disk.names_its_text(path, config)
+        same = over and workdirs.names_its_text(path, config)
         over, same = hosts.from_primary([over, same])
         if over and same:
             if hosts.is_primary():
-                c.say(f"{path} is done: step {restored}")
+                cli.say(f"{path} is done: step {restored}")
             return 0
     primary = hosts.is_primary()
-    speak = c.say if primary else lambda text: None
+    speak = cli.say if primary else lambda text: None
     mesh = make_mesh(**config.mesh)
-    for size in {config.batch_size, *(p.batch_size for p in c.wanted_phases(config))}:
+    for size in {
+        config.batch_size,
+        *(p.batch_size for p in resolve.wanted_phases(config)),
+    }:
         feed.check_batch_size(mesh, size, config.accumulate)
     # Of a model with one piece: what can be refused before the text is read.
-    objective, _ = make_objective(config.objective, c.encoder_config(config, 1))
-    c.check_plan(config, objective.needs)
-    updates.check_whole_batch(config, objective, mesh)
+    objective, _ = make_objective(config.objective, resolve.encoder_config(config, 1))
+    resolve.check_plan(config, objective.needs)
+    train_step.check_whole_batch(config, objective, mesh)
 
     # ------------------------------------------------------------ 3. the data
     if primary:
-        prepared = build.prepare(config, speak)
+        prepared = prepared_text.prepare(config, speak)
     hosts.barrier("prepared")
     if not primary:  # finds it on a shared disk, makes its own elsewhere
-        prepared = build.prepare(config, speak)
-    hashes = build.content_hashes(config, prepared)
+        prepared = prepared_text.prepare(config, speak)
+    hashes = prepared_text.content_hashes(config, prepared)
     hosts.check_equal("the prepared text", [*hashes.values()])
     said = {}
     if path is not None and restored is not None:
@@ -157,47 +171,47 @@ def train(
             speak(f"{path} is done: step {restored}{left}")
             return 0
         rules = workdir.read_json(path / "run.json").get("row_rules", 1)
-        build.check_rows(config, prepared.parts, path, rules)
+        prepared_text.check_rows(config, prepared.parts, path, rules)
     tokenizer = prepared.tokenizer
-    cfg = c.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     name, tokens = tasks.objective_of(config, prepared.parts), TokenIds.of(tokenizer)
     objective, cfg = make_objective(name, cfg, tokens)
-    counts = build.count_tokens(prepared.parts)
-    tables = build.make_tables(config, tokenizer, counts, speak)
+    counts = prepared_text.count_tokens(prepared.parts)
+    tables = batches.make_tables(config, tokenizer, counts, speak)
     make_run = functools.partial(
-        build.make_run, config, objective.needs, tokenizer, prepared.parts, tables
+        batches.make_run, config, objective.needs, tokenizer, prepared.parts, tables
     )
     past = phases.from_plain(said.get("phases", []))
     run = make_run(past=past, at=restored or 0, say=speak)
     course, total = run.course, run.total
-    valid = build.make_valid(
+    valid = batches.make_valid(
         config, objective.needs, tokenizer, prepared.valid, tables, speak
     )
     if (restored or 0) > total:
         raise UserError(f"total is {total} steps, and {path} is at step {restored}")
-    every = updates.intervals(config, run.phases[0], total)
+    every = train_step.intervals(config, run.phases[0], total)
 
     # ------------------------------------------------------------ 4. shapes and step
-    from bertjax.training import dispatch, state, step
+    from bertjax.checkpoints.manager import Checkpoints, merge
+    from bertjax.training import multi_step, state, step
     from bertjax.training.budget import describe_budget, make_clock
-    from bertjax.training.checkpoint import Checkpoints, merge
 
     begins = *(s.start for s in course.stages), restored or 0  # what is compiled anew
     most = config.steps_per_call
-    calls = dispatch.Calls(most, total, (*every.values(),), begins)
+    calls = multi_step.Calls(most, total, (*every.values(),), begins)
     calls.check()
-    warmup, decay, span = updates.schedule_lengths(config, run.phases, total)
-    update = updates.make_update(config, objective, mesh, warmup, span, decay)
+    warmup, decay, span = train_step.schedule_lengths(config, run.phases, total)
+    update = train_step.make_update(config, objective, mesh, warmup, span, decay)
     shapes, shardings = update.shapes, update.shardings
-    directions = updates.directions(objective, shapes.params, course.stages[0])
-    judge = updates.make_judge(
+    directions = best_metric.directions(objective, shapes.params, course.stages[0])
+    judge = best_metric.make_judge(
         config, objective, shapes.params, valid, path, restored, directions
     )
     evaluate = jax.jit(
         step.make_eval_step(objective.sums, objective.weights, objective.evaluate)
     )
     rows = functools.cache(functools.partial(feed.local_rows, mesh))
-    micro = updates.eval_rows(config, objective)
+    micro = train_step.eval_rows(config, objective)
     parameters = count_params(shapes.params)
     where = f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {dict(mesh.shape)}"
     speak(f"{parameters:,} parameters; {total:,} steps; mesh {where}")
@@ -226,7 +240,7 @@ def train(
     else:
         current = state.born(update.init, update.tx, mesh, shardings)
         if config.init_from:
-            taken = disk.take(
+            taken = init_from.take(
                 config.init_from,
                 tokenizer,
                 wanted.params,
@@ -238,20 +252,23 @@ def train(
     lived = {"phases": phases.to_plain(run.phases), **judge.facts}
     lived["rewinds"] = rewinds = said.get("rewinds", [])
     facts = {"stores": hashes, "parameters": parameters, "total_steps": total}
-    facts |= {"row_rules": build.ROW_RULES, best.GREATER: directions}
+    facts |= {"row_rules": prepared_text.ROW_RULES, best.GREATER: directions}
     if primary:  # only now: a refused command leaves the workdir as it was
         workdir.begin(
             path,
-            {"config.json": c.to_json(config), "overrides.json": json.dumps(overrides)},
+            {
+                "config.json": serialize.to_json(config),
+                "overrides.json": json.dumps(overrides),
+            },
             facts | lived | machine(mesh),
             tokenizer.save,
             counts,
         )
-        disk.write_findings(path, prepared, speak)
+        workdirs.write_findings(path, prepared, speak)
     hosts.barrier("workdir")
 
     # ------------------------------------------------------------ 6. the loop
-    from bertjax.data.stream import stream
+    from bertjax.data.loader import stream
     from bertjax.training.meter import Meter
     from bertjax.training.trace import Trace
     from bertjax.training.writer import ProgressWriter, make_writers, write
@@ -267,7 +284,7 @@ def train(
         total = done
     peak = peak_flops(mesh)
     if peak and not objective.flops:
-        speak(updates.no_mfu(config))
+        speak(train_step.no_mfu(config))
     meter = Meter(peak if objective.flops else None, lambda: peak_memory(mesh))
     pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
     asked = unscored = False
@@ -282,7 +299,7 @@ def train(
         sizes = (course.at(i).batch_size for i in range(done, total))
         fed = feed.to_devices(made, mesh, sizes)
         if most > 1:
-            fed = dispatch.to_devices(made, mesh, sizes, calls.sizes(done), most)
+            fed = multi_step.to_devices(made, mesh, sizes, calls.sizes(done), most)
         fed = feed.with_flag(fed, mesh, lambda: bool(stop.number))
         return files, made, clock.stamp(fed, done) if clock else fed
 
@@ -306,12 +323,12 @@ def train(
             seen, count, metrics = pending.popleft()
             fresh = seen in begins
             metrics = meter.timed("blocked", jax.device_get, metrics)
-            for values in dispatch.rows(metrics, count):
+            for values in multi_step.rows(metrics, count):
                 seen += 1
                 asked = values.pop("stop", 0) > 0 or asked  # popped: it is no metric
                 real = values.pop("tokens")
                 tokens += real
-                meter.count(real, *updates.cost(objective, course.at(seen - 1)))
+                meter.count(real, *train_step.cost(objective, course.at(seen - 1)))
                 bad = values.pop("streak", 0)
                 if bad == 1:
                     speak(f"step {seen}: not finite, or a spike: skipped (guard)")
@@ -460,4 +477,4 @@ def train(
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

@@ -27,13 +27,14 @@ from collections.abc import Iterable, Sequence
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from bertjax import RunError, build, checks
-from bertjax import config as c
-from bertjax.data.stores import prepare
-from bertjax.data.stores.cache import Cache, open_cache
-from bertjax.data.stores.components import Component
-from bertjax.data.stores.encoding import Encoder
-from bertjax.data.stores.pieces import Piece, encode_piece
+from bertjax import RunError
+from bertjax.assembly import command_line, prepared_text, validate
+from bertjax.config import cli, flags
+from bertjax.data.token_store import prepare_data
+from bertjax.data.token_store.cache import Cache, open_cache
+from bertjax.data.token_store.components import Component
+from bertjax.data.token_store.encoding import Encoder
+from bertjax.data.token_store.pieces import Piece, encode_piece
 
 
 def say(text: str) -> None:
@@ -68,13 +69,13 @@ class MergeComponent(_Worker):
 
 
 def main(argv: Sequence[str]) -> int:
-    own, others = c.part_arguments(argv)
-    config = c.parse(own).config
-    build.refuse_task(config)
-    checks.check(config)
-    build.check_inputs(config)
+    own, others = flags.part_arguments(argv)
+    config = command_line.parse(own).config
+    prepared_text.refuse_task(config)
+    validate.check(config)
+    prepared_text.check_inputs(config)
     options = PipelineOptions(others)
-    work = prepare.make_work(build.inputs(config), 1, say)
+    work = prepare_data.make_work(prepared_text.inputs(config), 1, say)
     lacking = [x for x in work.all if not work.cache.has(x.target)]
     pieces = [p for x in lacking for p in x.lacking(work.cache)]
     say(f"{len(pieces)} pieces to encode, {len(lacking)} stores to make")
@@ -102,4 +103,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    c.command(main)
+    cli.command(main)

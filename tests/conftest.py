@@ -70,7 +70,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vocabulary(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a WordPiece tokenizer of 1,000 pieces, trained on the corpus."""
-    from bertjax.data.vocab.tokenizers import train_tokenizer
+    from bertjax.data.tokenizers.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("vocabulary")
     lines = (corpus / "train.txt").read_text(encoding="utf-8").splitlines()

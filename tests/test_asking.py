@@ -6,10 +6,11 @@ import json
 import pytest
 from conftest import read_rows
 
-from bertjax import UserError, convert, disk, predict, train
-from bertjax.tasks import exported
-from bertjax.tasks.rows import Limits
-from bertjax.training import manifest
+from bertjax import UserError, convert, predict, train
+from bertjax.assembly import workdirs
+from bertjax.checkpoints import manifest
+from bertjax.tasks import hf_task_config
+from bertjax.tasks.task_rows import Limits
 
 pytestmark = pytest.mark.usefixtures("no_listener")
 CONTEXT = "The interpreter reads a file. A module is a file with statements."
@@ -78,7 +79,10 @@ def test_predict_answers_by_the_threshold_of_the_evaluation(run, tmp_path, capsy
     )
     theirs = tmp_path / "hf"
     convert.main([f"--from={path}", f"--to={theirs}", "--format=hf"])
-    assert json.loads((theirs / "config.json").read_text())[exported.THRESHOLD] == kept
+    assert (
+        json.loads((theirs / "config.json").read_text())[hf_task_config.THRESHOLD]
+        == kept
+    )
     again = said(capsys, f"--model={theirs}", questions)
     assert [row["answer"] for row in again] == [row["answer"] for row in found]
     assert all(len(row["answer"].split()) < 3 for row in whole)
@@ -89,7 +93,7 @@ def test_predict_answers_by_the_threshold_of_the_evaluation(run, tmp_path, capsy
 
 def test_answers_that_are_elsewhere_are_all_in_a_file(run):
     path, table = run
-    (line,) = (path / disk.FINDINGS).read_text().splitlines()
+    (line,) = (path / workdirs.FINDINGS).read_text().splitlines()
     assert line.startswith(f"{table}: data[0]") and "is at 22, not at 23" in line
 
 

@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 from conftest import succeeded
 
-from bertjax import UserError, benchmark, build
-from bertjax import config as c
-from bertjax.measuring import compiled, measures, pacer, results, synthetic
+from bertjax import UserError, benchmark
+from bertjax.assembly import batches as run_batches
+from bertjax.assembly import command_line
+from bertjax.measuring import (
+    compile_steps,
+    measurements,
+    pacer,
+    results,
+    synthetic_data,
+)
 
 CONTRACT = {
     "tokens_per_second",
@@ -58,7 +65,7 @@ def run(capsys, *argv):
 
 
 def config_of(*argv):
-    return c.parse([*SMOKE, *argv], benchmark.define_flags).config
+    return command_line.parse([*SMOKE, *argv], benchmark.define_flags).config
 
 
 def test_step_needs_no_data(capsys):
@@ -155,10 +162,10 @@ def test_unknown_what():
 def made_up(config, needs=frozenset({"mlm", "nsp"})):
     """Make a batch of 100 pieces: (its arrays' shapes and types, it)."""
     objective = types.SimpleNamespace(needs=needs, labels=lambda rows, length: {})
-    predictions = build.predictions(config, config.data.length)
-    shape = compiled.Shape(config.batch_size, config.data.length, predictions)
-    arrays = compiled.batch_arrays(config, objective, shape)
-    batch = synthetic.synthetic_batch(arrays, 100)
+    predictions = run_batches.predictions(config, config.data.length)
+    shape = compile_steps.Shape(config.batch_size, config.data.length, predictions)
+    arrays = compile_steps.batch_arrays(config, objective, shape)
+    batch = synthetic_data.synthetic_batch(arrays, 100)
     for name, (dims, dtype) in arrays.items():
         assert (batch[name].shape, batch[name].dtype) == (dims, dtype)
     assert batch.keys() == arrays.keys()
@@ -171,7 +178,7 @@ def test_synthetic_batch_fits_the_objective():
     ids, at = batch["input_ids"], batch["mlm_positions"]
     assert ids.shape == (8, 64) and at.shape == (
         8,
-        build.predictions(config, config.data.length),
+        run_batches.predictions(config, config.data.length),
     )
     assert ids.min() >= 5 and ids.max() < 100
     np.testing.assert_array_equal(np.take_along_axis(ids, at, axis=1), batch["mlm_ids"])
@@ -197,9 +204,9 @@ def test_synthetic_packed_rows(most, held):
 
 def test_of_phases_the_longest_is_measured():
     config = config_of()
-    assert synthetic.one_phase(config) is config
+    assert synthetic_data.one_phase(config) is config
     config.phases = "percent=90 length=32 batch_size=16; length=64 mask_rate=0.3"
-    one = synthetic.one_phase(config)
+    one = synthetic_data.one_phase(config)
     assert (one.batch_size, one.data.length, one.data.mask_rate) == (8, 64, 0.3)
     assert not one.phases and config.phases
 
@@ -215,13 +222,13 @@ def test_of_phases_the_longest_is_measured():
     ],
 )  # fmt: skip
 def test_steps_of_other_rows(capsys, monkeypatch, given, rows, segments):
-    seen, real = [], measures.compile_step
+    seen, real = [], measurements.compile_step
 
     def watch(config, batches, vocab_size):
         seen.extend(batches)
         return real(config, batches, vocab_size)
 
-    monkeypatch.setattr(measures, "compile_step", watch)
+    monkeypatch.setattr(measurements, "compile_step", watch)
     found = run(capsys, "--what=step", *given)
     assert seen[0]["input_ids"].shape == rows
     assert ("segment_ids" in seen[0]) == bool(segments)

@@ -6,10 +6,12 @@ import json
 import pytest
 from conftest import read_rows
 
-from bertjax import UserError, config, predict, show, train
-from bertjax.tasks import prepare, tables
+from bertjax import UserError, predict, show, train
+from bertjax.assembly import command_line
+from bertjax.config import schema
+from bertjax.tasks import prepare_task, tables
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.rows import Form
+from bertjax.tasks.task_rows import Form
 from bertjax.training.signals import StopSignal
 
 
@@ -89,17 +91,17 @@ def test_what_is_refused(wanted, tmp_path, monkeypatch, key, words):
 
 
 def test_columns_of_a_table():
-    made = config.base()
-    prepare.tell(made, "choose", (), 64)
+    made = schema.base()
+    prepare_task.tell(made, "choose", (), 64)
     for asked, columns in (
         ("given", ("given", "", "choices")),
         ("given,ends", ("given", "", "ends")),
         ("first+second,a,b", ("first", "second", "a", "b")),
     ):
-        prepare.rename(made, asked)
-        assert prepare.make_form(made).columns == columns
+        prepare_task.rename(made, asked)
+        assert prepare_task.make_form(made).columns == columns
     with pytest.raises(UserError, match=r"--columns=a\+b\+c,d: choose has 2 texts at"):
-        prepare.rename(made, "a+b+c,d")
+        prepare_task.rename(made, "a+b+c,d")
 
 
 def test_a_column_that_is_not_there():
@@ -112,7 +114,7 @@ def test_a_column_that_is_not_there():
 
 def test_named_tasks():
     for name in ("swag", "hellaswag", "race", "copa"):
-        made = config.parse(
+        made = command_line.parse(
             [f"--config=finetune/choose.py:task={name}", "--config.data.vocab=x"]
         ).config
         assert made.objective == "choose" and made.task.text

@@ -10,7 +10,7 @@ import sys
 import pytest
 from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
-from bertjax.training import manifest
+from bertjax.checkpoints import manifest
 
 STEPS = 12
 FILES = {"config.json", "overrides.json", "run.json", "tokenizer", "metrics.jsonl"}
@@ -21,7 +21,7 @@ def parameters(workdir):
     """Return the parameters of the newest checkpoint by their bytes."""
     import jax
 
-    from bertjax.training.checkpoint import restore_params
+    from bertjax.checkpoints.manager import restore_params
 
     params = restore_params(manifest.resolve(workdir)[1])
     leaves = jax.tree_util.tree_leaves_with_path(params)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bertjax import UserError, checks, config, registry
+from bertjax import UserError, registry
+from bertjax.assembly import command_line, resolve, validate
+from bertjax.config import durations, flags, recipes, schema, serialize
 from bertjax.data.phases import place_phases
 from bertjax.models.families import FAMILIES
 
@@ -20,12 +22,12 @@ SIZES_OF = {
 
 
 def parse(*arguments, name="bert.py:smoke"):
-    return config.parse([f"--config={name}", *arguments]).config
+    return command_line.parse([f"--config={name}", *arguments]).config
 
 
 def first(made, rows):
     """Make the first phase of a run, whose epoch has these rows."""
-    return place_phases(config.wanted_phases(made), 100, {made.data.length: rows})[0]
+    return place_phases(resolve.wanted_phases(made), 100, {made.data.length: rows})[0]
 
 
 # ---------------------------------------------------------------- shipped configs
@@ -34,14 +36,16 @@ def first(made, rows):
 )
 def test_every_shipped_config_resolves(name, size):
     made = parse(name=f"{name}:{size}" if size else name)
-    checks.check(made)
-    cfg = config.encoder_config(made, 30_522)
+    validate.check(made)
+    cfg = resolve.encoder_config(made, 30_522)
     if size in SIZES_OF[name]:
         assert cfg.hidden_size == SIZES_OF[name][size]["hidden_size"]
-    assert set(config.flatten(made)) == set(config.flatten(config.base()))
-    for duration in config.durations(made):
-        assert config.steps(made, duration, first(made, 10_000), total=1000) >= 0
-    assert config.differences(config.from_json(config.to_json(made)), made) == []
+    assert set(serialize.flatten(made)) == set(serialize.flatten(schema.base()))
+    for duration in durations.durations(made):
+        assert durations.steps(made, duration, first(made, 10_000), total=1000) >= 0
+    assert (
+        serialize.differences(serialize.from_json(serialize.to_json(made)), made) == []
+    )
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -54,13 +58,13 @@ def test_smoke_takes_seconds(name):
 
 
 def test_read_arg():
-    assert config.read_arg(None, "base") == ("base", False)
-    assert config.read_arg("", "base") == ("base", False)
-    assert config.read_arg("large", "base") == ("large", False)
-    assert config.read_arg("smoke", "base") == ("tiny", True)
-    assert config.read_arg("smoke,mini", "base") == ("mini", True)
+    assert recipes.read_arg(None, "base") == ("base", False)
+    assert recipes.read_arg("", "base") == ("base", False)
+    assert recipes.read_arg("large", "base") == ("large", False)
+    assert recipes.read_arg("smoke", "base") == ("tiny", True)
+    assert recipes.read_arg("smoke,mini", "base") == ("mini", True)
     with pytest.raises(UserError, match="did you mean 'small'"):
-        config.read_arg("smal", "base")
+        recipes.read_arg("smal", "base")
 
 
 def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
@@ -87,12 +91,12 @@ def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
     ],
 )
 def test_arguments_are_parted(given, own, others):
-    found = config.part_arguments(given.split())
+    found = flags.part_arguments(given.split())
     assert [len(part) for part in found] == [own, others]
 
 
 def test_overrides():
-    values = config.parse(
+    values = command_line.parse(
         ["--config.batch_size=32", "--config", "bert.py:smoke", "--config.seed=1e6"]
     )
     assert (values.config.batch_size, values.config.seed) == (32, 1_000_000)
@@ -138,7 +142,7 @@ def test_numbers_may_be_written_1e6(text):
 )
 def test_bad_arguments_get_one_line(argument, words):
     with pytest.raises(UserError) as caught:
-        config.parse(["--config=bert.py:smoke", argument])
+        command_line.parse(["--config=bert.py:smoke", argument])
     text = str(caught.value)
     assert "\n" not in text
     assert all(word in text for word in words), text
@@ -150,15 +154,15 @@ def test_an_installed_package_has_its_own_configs(tmp_path, monkeypatch):
     for folder, name in ((own, "bert.py"), (others, "other.py")):
         folder.mkdir(parents=True)
         (folder / name).write_text("")
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "bertjax/config.py"))
-    assert config.find_config("bert.py:mini") == f"{own / 'bert.py'}:mini"
+    monkeypatch.setattr(flags, "__file__", str(tmp_path / "bertjax/config/flags.py"))
+    assert flags.find_config("bert.py:mini") == f"{own / 'bert.py'}:mini"
     with pytest.raises(UserError, match=r"known: bert\.py$"):
-        config.find_config("other.py")
+        flags.find_config("other.py")
 
 
 def test_config_is_needed():
     with pytest.raises(UserError, match="--config is missing"):
-        config.parse([])
+        command_line.parse([])
 
 
 # ---------------------------------------------------------------- durations
@@ -168,8 +172,8 @@ def test_a_unit_given_clears_the_others():
         steps=None, epochs=2.5, examples=None, tokens=None, percent=None
     )
     assert made.optim.warmup.steps is None
-    assert config.steps(made, "total", first(made, 320), 0) == 100  # batches of 8
-    assert config.steps(made, "optim.warmup", first(made, 320), total=100) == 10
+    assert durations.steps(made, "total", first(made, 320), 0) == 100  # batches of 8
+    assert durations.steps(made, "optim.warmup", first(made, 320), total=100) == 10
 
 
 @pytest.mark.parametrize(
@@ -189,16 +193,16 @@ def test_a_unit_given_clears_the_others():
 )
 def test_units(given, steps):
     made = parse()
-    made.eval.every = config.duration(**given)
-    assert config.steps(made, "eval.every", first(made, 100), total=200) == steps
+    made.eval.every = durations.duration(**given)
+    assert durations.steps(made, "eval.every", first(made, 100), total=200) == steps
 
 
 def test_rounding_does_not_add_a_step():
     """0.1 + 0.2 and its like: 30 percent of 1,000 is 300."""
     made = parse()
     for percent in range(1, 101):
-        made.eval.every = config.duration(percent=percent)
-        found = config.steps(made, "eval.every", first(made, 1), total=1000)
+        made.eval.every = durations.duration(percent=percent)
+        found = durations.steps(made, "eval.every", first(made, 1), total=1000)
         assert found == percent * 10
 
 
@@ -219,15 +223,15 @@ def test_bad_durations(arguments, word):
 def test_percent_of_nothing():
     made = parse("--config.total.percent=50")
     with pytest.raises(UserError, match="no whole"):
-        checks.check(made)
+        validate.check(made)
 
 
 # ---------------------------------------------------------------- what differs
 def test_differences():
     a = parse()
     b = parse("--config.optim.lr=0.5", "--config.total.epochs=1")
-    assert config.differences(a, a.copy_and_resolve_references()) == []
-    lines = config.differences(a, b)
+    assert serialize.differences(a, a.copy_and_resolve_references()) == []
+    lines = serialize.differences(a, b)
     assert [x.split(":")[0] for x in lines] == [
         "optim.lr",
         "total.epochs",
@@ -253,7 +257,7 @@ def test_differences():
     ],
 )
 def test_what_is_never_compared(argument):
-    assert config.differences(parse(), parse(f"--config.{argument}")) == []
+    assert serialize.differences(parse(), parse(f"--config.{argument}")) == []
 
 
 @pytest.mark.parametrize(
@@ -273,7 +277,7 @@ def test_what_is_never_compared(argument):
     ],
 )
 def test_what_is_compared(argument):
-    (line,) = config.differences(parse(), parse(f"--config.{argument}"))
+    (line,) = serialize.differences(parse(), parse(f"--config.{argument}"))
     assert line.startswith(f"{argument.split('=')[0]}: ")
 
 
@@ -283,28 +287,28 @@ def test_models_are_compared_by_what_is_in_effect():
     shape = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12)
     for made, size in ((old, "tiny"), (new, "")):
         made.model.update(shape | {"intermediate_size": 1536, "size": size})
-    assert config.differences(old, new) == []
-    assert config.encoder_config(new, 9).num_hidden_layers == 6
+    assert serialize.differences(old, new) == []
+    assert resolve.encoder_config(new, 9).num_hidden_layers == 6
     # Spelled out or named, a size is the same.
     named, spelled = parse(name="bert.py:mini"), parse(name="bert.py:base")
     spelled.model.update(dict(num_hidden_layers=4, hidden_size=256))
     spelled.model.num_attention_heads = 4
-    assert config.differences(named, spelled) == []
-    (line,) = config.differences(named, parse(name="bert.py:tiny"))
+    assert serialize.differences(named, spelled) == []
+    (line,) = serialize.differences(named, parse(name="bert.py:tiny"))
     assert line == "model.size: mini -> tiny"
     # Nor is anything let through whose name alone is none.
     small, large = parse(name="bert.py:small"), parse(name="bert.py:medium")
     for made in (small, large):
         made.model.hidden_size = 64
     large.model.remat = "full"  # which is never compared
-    (line,) = config.differences(small, large)
+    (line,) = serialize.differences(small, large)
     assert line == "model.num_hidden_layers: 4 -> 8"
 
 
 def test_a_model_without_a_size_spells_it_out():
     made = parse("--config.model.size=")
     with pytest.raises(UserError, match=r"model\.size"):
-        config.encoder_config(made, 9)
+        resolve.encoder_config(made, 9)
 
 
 # ---------------------------------------------------------------- checks
@@ -343,7 +347,7 @@ def test_a_model_without_a_size_spells_it_out():
 def test_wrong_values_are_seen_without_data(argument, word):
     made = parse(f"--config.{argument}")
     with pytest.raises(UserError, match=word):
-        checks.check(made)
+        validate.check(made)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +369,7 @@ def test_wrong_values_are_seen_without_data(argument, word):
 )
 def test_settings_that_optimizer_or_schedule_do_not_read(given, word):
     with pytest.raises(UserError, match=word):
-        checks.check(parse(*(f"--config.optim.{x}" for x in given.split())))
+        validate.check(parse(*(f"--config.optim.{x}" for x in given.split())))
 
 
 @pytest.mark.parametrize(
@@ -379,47 +383,47 @@ def test_settings_that_optimizer_or_schedule_do_not_read(given, word):
     ],
 )
 def test_settings_that_they_do_read(given):
-    checks.check(parse(*(f"--config.optim.{x}" for x in given.split())))
+    validate.check(parse(*(f"--config.optim.{x}" for x in given.split())))
 
 
 def test_an_objective_and_a_plan_that_do_not_go_together():
     made = parse("--config.data.plan=full_sentences")
     with pytest.raises(UserError, match=r"needs sentence pairs.*not 'full_sentences'"):
-        config.check_plan(made, frozenset({"mlm", "nsp"}))
-    config.check_plan(made, frozenset({"mlm"}))
+        resolve.check_plan(made, frozenset({"mlm", "nsp"}))
+    resolve.check_plan(made, frozenset({"mlm"}))
 
 
 def test_model_sizes_follow_and_override():
     made = parse("--config.model.hidden_size=96", "--config.model.num_hidden_layers=1")
-    cfg = config.encoder_config(made, 1000)
+    cfg = resolve.encoder_config(made, 1000)
     assert (cfg.hidden_size, cfg.num_hidden_layers, cfg.head_dim) == (96, 1, 48)
     assert (cfg.intermediate_size, cfg.vocab_size) == (384, 1000)
     made.model.vocab_size = 1024  # padding
-    assert config.encoder_config(made, 1000).vocab_size == 1024
+    assert resolve.encoder_config(made, 1000).vocab_size == 1024
     made.model.vocab_size = 999
     with pytest.raises(UserError, match="999 is smaller than the tokenizer's 1000"):
-        config.encoder_config(made, 1000)
+        resolve.encoder_config(made, 1000)
 
 
 def test_dtype_by_backend():
     made = parse(name="bert.py:tiny")
-    assert config.encoder_config(made, 9, "cpu").dtype == "float32"
-    assert config.encoder_config(made, 9, "tpu").dtype == "bfloat16"
+    assert resolve.encoder_config(made, 9, "cpu").dtype == "float32"
+    assert resolve.encoder_config(made, 9, "tpu").dtype == "bfloat16"
 
 
 def test_a_config_of_an_earlier_version_keeps_its_values():
-    old = json.loads(config.to_json(parse("--config.optim.lr=0.25")))
+    old = json.loads(serialize.to_json(parse("--config.optim.lr=0.25")))
     del old["optim"]["schedule"], old["deterministic"]
-    made = config.from_json(json.dumps(old))
+    made = serialize.from_json(json.dumps(old))
     assert made.optim.lr == 0.25 and made.optim.schedule == "linear"
 
 
 def test_flags_of_xla(monkeypatch):
     """Those that were given stay."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
-    config.set_flags(parse())
+    resolve.set_flags(parse())
     assert os.environ["XLA_FLAGS"] == "--xla_a=1"
-    config.set_flags(parse("--config.deterministic=True"))
+    resolve.set_flags(parse("--config.deterministic=True"))
     assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_deterministic_ops=true"
 
 
@@ -458,8 +462,8 @@ def test_registry():
 def test_senseless_values_are_refused(override):
     name = override.split("=")[0]
     with pytest.raises(UserError, match=name.replace(".", r"\.")):
-        checks.check(
-            config.parse(["--config=bert.py:mini", f"--config.{override}"]).config
+        validate.check(
+            command_line.parse(["--config=bert.py:mini", f"--config.{override}"]).config
         )
 
 
@@ -487,5 +491,5 @@ def test_senseless_values_are_refused(override):
 def test_a_broken_config_file_is_one_line(tmp_path, text, words):
     (tmp_path / "broken.py").write_text(text)
     with pytest.raises(UserError, match=words) as caught:
-        checks.check(config.parse([f"--config={tmp_path}/broken.py"]).config)
+        validate.check(command_line.parse([f"--config={tmp_path}/broken.py"]).config)
     assert "\n" not in str(caught.value)

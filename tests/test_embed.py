@@ -12,8 +12,8 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError, convert, embed
-from bertjax.interop import sentences
-from bertjax.interop.sentences import Sentences
+from bertjax.interop import sentence_transformers
+from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
 
@@ -214,9 +214,9 @@ def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     ],
 )
 def test_files_there_and_back(told, tmp_path):
-    sentences.write(tmp_path, told, 16, 128)
+    sentence_transformers.write(tmp_path, told, 16, 128)
     longest = told.longest or 128
-    got = sentences.read(tmp_path, "here")
+    got = sentence_transformers.read(tmp_path, "here")
     assert got == dataclasses.replace(told, longest=longest)
     types = [m["type"] for m in json.loads((tmp_path / "modules.json").read_text())]
     assert len(types) == 2 + told.normalize
@@ -229,7 +229,7 @@ def test_what_a_directory_says_is_followed_and_kept(exported, text, tmp_path, ca
     theirs = tmp_path / "theirs"
     shutil.copytree(exported, theirs)
     shutil.rmtree(theirs / "1_Pooling")
-    sentences.write(theirs, Sentences("cls", True, 16), 32, 512)
+    sentence_transformers.write(theirs, Sentences("cls", True, 16), 32, 512)
     capsys.readouterr()
     first = run(theirs, text, tmp_path / "a.npy")
     assert "cls pooling, of length 1; 1 line cut at 16" in capsys.readouterr().err
@@ -238,7 +238,7 @@ def test_what_a_directory_says_is_followed_and_kept(exported, text, tmp_path, ca
     np.testing.assert_array_equal(run(tmp_path / "w", text, tmp_path / "b.npy"), first)
     back = tmp_path / "back"
     convert.main([f"--from={tmp_path / 'w'}", f"--to={back}", "--format=hf"])
-    assert sentences.read(back, "") == Sentences("cls", True, 16)
+    assert sentence_transformers.read(back, "") == Sentences("cls", True, 16)
     plain = run(theirs, text, tmp_path / "c.npy", "--pooling=mean", "--nonormalize")
     assert np.abs(np.linalg.norm(plain, axis=1) - 1).max() > 1e-2
 
@@ -281,25 +281,29 @@ def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
 
     theirs = tmp_path / "theirs"
     shutil.copytree(exported, theirs)
-    (theirs / sentences.LIMITS).unlink()
-    config = json.loads((theirs / sentences.TOKENIZER).read_text())
+    (theirs / sentence_transformers.LIMITS).unlink()
+    config = json.loads((theirs / sentence_transformers.TOKENIZER).read_text())
 
     def longest(value):
         told = json.dumps({**config, "model_max_length": value})
-        (theirs / sentences.TOKENIZER).write_text(told)
-        return sentences.read(theirs, "here").longest
+        (theirs / sentence_transformers.TOKENIZER).write_text(told)
+        return sentence_transformers.read(theirs, "here").longest
 
     assert [longest(n) for n in (10**30, 1e30, None, 16)] == [0, 0, 0, 16]
     with pytest.raises(UserError, match="model_max_length='x'"):
         longest("x")
     longest(16)
-    (theirs / sentences.OLD_LIMITS[0]).write_text('{"max_seq_length": 20}')
-    assert sentences.read(theirs, "here").longest == 20
-    (theirs / sentences.MODULES).rename(tmp_path / sentences.MODULES)
-    assert sentences.read(theirs, "here").longest == 16
-    (tmp_path / sentences.MODULES).rename(theirs / sentences.MODULES)
+    (theirs / sentence_transformers.OLD_LIMITS[0]).write_text('{"max_seq_length": 20}')
+    assert sentence_transformers.read(theirs, "here").longest == 20
+    (theirs / sentence_transformers.MODULES).rename(
+        tmp_path / sentence_transformers.MODULES
+    )
+    assert sentence_transformers.read(theirs, "here").longest == 16
+    (tmp_path / sentence_transformers.MODULES).rename(
+        theirs / sentence_transformers.MODULES
+    )
 
-    prompts = theirs / sentences.PROMPTS
+    prompts = theirs / sentence_transformers.PROMPTS
     prompts.write_text('{"prompts": {"q": "the cat "}, "default_prompt_name": "q"}')
     capsys.readouterr()
     got = run(theirs, text, tmp_path / "a.npy")
@@ -317,10 +321,10 @@ def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
     out = tmp_path / "out"
     convert.main([f"--from={theirs}", f"--to={out}", "--format=hf"])
     assert "vectors of sentences are made by mean cut" in capsys.readouterr().err
-    assert not (out / sentences.MODULES).exists()
+    assert not (out / sentence_transformers.MODULES).exists()
     prompts.unlink()
 
-    (theirs / sentences.LIMITS).write_text('{"do_lower_case": true}')
+    (theirs / sentence_transformers.LIMITS).write_text('{"do_lower_case": true}')
     run(theirs, text, tmp_path / "a.npy")  # the tokenizer does it
     tokenizer = (theirs / "tokenizer.json").read_text()
     cased = tokenizer.replace('"lowercase": true', '"lowercase": false')

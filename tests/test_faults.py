@@ -18,7 +18,7 @@ import pytest
 from conftest import read_rows, refused, succeeded, train_losses
 from test_hosts import NO_DROPOUT, start
 
-from bertjax.training import manifest
+from bertjax.checkpoints import manifest
 
 LIMIT = 20  # seconds, hosts.timeout
 STEPS = 90

@@ -9,8 +9,8 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import fill_mask
-from bertjax.data.vocab.tokenizers import train_tokenizer
-from bertjax.models import encoder, heads, stacks
+from bertjax.data.tokenizers.tokenizer import train_tokenizer
+from bertjax.models import encoder, heads, stacked_layers
 from bertjax.models.config import EncoderConfig
 
 SIZES = dict(
@@ -43,7 +43,7 @@ def test_unstacked_layers_compute_the_same(name):
     batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32)}
     apply = jax.jit(lambda params: encoder.apply(params, cfg, batch).hidden)
     want = apply(params["encoder"])
-    got = apply(stacks.unstack(params["encoder"], cfg))
+    got = apply(stacked_layers.unstack(params["encoder"], cfg))
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 

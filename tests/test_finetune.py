@@ -12,7 +12,7 @@ import pytest
 from conftest import read_rows, refused, succeeded, timeless
 
 from bertjax import UserError, convert, evaluate, predict, train
-from bertjax.training.checkpoint import restore_params
+from bertjax.checkpoints.manager import restore_params
 from bertjax.training.signals import StopSignal
 
 GOOD = ["clear", "useful", "simple", "fast", "exact"]

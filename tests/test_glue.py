@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from conftest import refused, succeeded
 
-from bertjax import UserError, config, glue
-from bertjax.tasks.prepare import make_form
-from bertjax.tasks.rows import Form
+from bertjax import UserError, glue
+from bertjax.assembly import command_line
+from bertjax.tasks.prepare_task import make_form
 from bertjax.tasks.tables import Row, read_rows
+from bertjax.tasks.task_rows import Form
 
 pytestmark = pytest.mark.usefixtures("no_listener")
 # What the benchmark's own files begin with.
@@ -70,7 +71,7 @@ def test_files_are_read_as_the_benchmark_has_them(folder, name, cells, sets):
     task = glue.GLUE[name]
     told = glue.arguments(task, glue.find(task, folder), folder / "copies")
     args = ["--config=finetune/classify.py", f"--config.task.name={name}", *told]
-    made = config.parse(args).config
+    made = command_line.parse(args).config
     form = make_form(made)
     row = read_rows(made.data.train, "data.train", form.keys())[0]
     assert tuple(row.cells[c] for c in (*form.columns, form.label)) == cells
@@ -82,15 +83,17 @@ def test_files_are_read_as_the_benchmark_has_them(folder, name, cells, sets):
 
 def test_other_text_than_a_named_task_has():
     base = ["--config=finetune/classify.py:task=rte"]
-    told = config.parse(base).config.data
+    told = command_line.parse(base).config.data
     assert told.train == "tfds:glue/rte:train" and "validation" in told.valid
-    told = config.parse([*base, "--config.data.train=tfds:glue/rte:train[:9]"]).config
+    told = command_line.parse(
+        [*base, "--config.data.train=tfds:glue/rte:train[:9]"]
+    ).config
     assert told.data.valid == "tfds:glue/rte:validation"
     with pytest.raises(UserError, match=r"data\.valid is empty: data\.train=a\.tsv is"):
-        config.parse([*base, "--config.data.train=a.tsv"])
+        command_line.parse([*base, "--config.data.train=a.tsv"])
     for valid in "", "b.tsv":
         given = ["--config.data.train=a.tsv", f"--config.data.valid={valid}"]
-        assert config.parse([*base, *given]).config.data.valid == valid
+        assert command_line.parse([*base, *given]).config.data.valid == valid
 
 
 def test_what_is_not_there(folder, tmp_path):

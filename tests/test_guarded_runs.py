@@ -10,10 +10,9 @@ import pytest
 from conftest import read_rows, refused, succeeded, timeless
 from test_hosts import launch
 
-from bertjax import build
-from bertjax import config as c
-from bertjax.training import manifest
-from bertjax.training.checkpoint import restore_params
+from bertjax.assembly import batches, command_line, prepared_text
+from bertjax.checkpoints import manifest
+from bertjax.checkpoints.manager import restore_params
 
 BAD = (1, 6, 7, 8)  # of the run's batches; steps 2, 7, 8 and 9
 POISON = """
@@ -43,14 +42,14 @@ def poisoned(arguments, tmp_path_factory):
     more += ["checkpoint.keep_every=4", "guard.patience=3", "optim.ema=0.9"]
     more += ["eval.every.steps=16", "log.writers=jsonl"]
     given = [*arguments, *(f"--config.{m}" for m in more)]
-    config = c.parse(given).config
-    prepared = build.prepare(config, lambda text: None)
-    run = build.make_run(
+    config = command_line.parse(given).config
+    prepared = prepared_text.prepare(config, lambda text: None)
+    run = batches.make_run(
         config,
         frozenset({"mlm"}),
         prepared.tokenizer,
         prepared.parts,
-        build.make_tables(config, prepared.tokenizer, None),
+        batches.make_tables(config, prepared.tokenizer, None),
     )
     sums = [str(run.course.batch(i)["mlm_ids"].sum()) for i in range(16)]
     assert len({*sums}) == 16

@@ -14,8 +14,8 @@ import pytest
 from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
 from bertjax import RunError, UserError
+from bertjax.checkpoints import manifest
 from bertjax.parallel.hosts import ADDRESS, INDEX, NUMBER, check_equal, initialize
-from bertjax.training import manifest
 
 NO_DROPOUT = [
     "--config.model.hidden_dropout_prob=0.0",

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import config, disk
+from bertjax.assembly import init_from
+from bertjax.checkpoints.manager import Checkpoints
+from bertjax.config import schema
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import make_objective
-from bertjax.training.checkpoint import Checkpoints
 
 CFG = EncoderConfig(
     vocab_size=20,
@@ -33,7 +34,7 @@ def first(tmp_path_factory):
     """A finetuned run of three classes: (its workdir, its parameters)."""
     path, params = tmp_path_factory.mktemp("first"), parameters(NLI, 1)
     saved = Checkpoints(path, 2, None)
-    meta = {"config": config.base().to_dict(), "tokenizer": "t", "tokens": 0}
+    meta = {"config": schema.base().to_dict(), "tokenizer": "t", "tokens": 0}
     saved.save(1, {"params": params}, meta | {"task": {"labels": NLI}})
     saved.close()
     return path, params
@@ -52,7 +53,7 @@ def test_a_head_is_taken_with_its_labels(first, labels, kept):
     path, there = first
     asked, said = parameters(labels, 2), []
     tokenizer = SimpleNamespace(identity="t")
-    taken = disk.take(str(path), tokenizer, asked, said.append, {"labels": labels})
+    taken = init_from.take(str(path), tokenizer, asked, said.append, {"labels": labels})
     jax.tree.map(np.testing.assert_array_equal, taken["encoder"], there["encoder"])
     assert ("classify" in taken) == kept
     others = "its labels are others, so their head begins anew"

@@ -12,8 +12,8 @@ import jax
 import pytest
 from conftest import ROOT, read_rows, succeeded, timeless
 
-from bertjax.training import manifest
-from bertjax.training.checkpoint import restore_params
+from bertjax.checkpoints import manifest
+from bertjax.checkpoints.manager import restore_params
 
 
 def kill_at(moment, arguments, environment, workdir):

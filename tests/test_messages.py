@@ -3,19 +3,10 @@
 
 import pytest
 
-from bertjax import (
-    UserError,
-    config,
-    convert,
-    counted,
-    disk,
-    embed,
-    fill_mask,
-    registry,
-    show,
-    train,
-)
-from bertjax.training import kinds
+from bertjax import UserError, convert, counted, embed, fill_mask, registry, show, train
+from bertjax.assembly import command_line, workdirs
+from bertjax.checkpoints import workdir_kinds
+from bertjax.config import serialize
 
 pytestmark = pytest.mark.usefixtures("no_listener")
 SMOKE = "--config=bert.py:smoke"
@@ -168,15 +159,15 @@ def test_one_plain_line(name, place, capsys):
 
 def test_another_config(tmp_path):
     """One difference in the line itself; of several the first five, a line each."""
-    made = config.parse([SMOKE]).config
-    (tmp_path / "config.json").write_text(config.to_json(made))
+    made = command_line.parse([SMOKE]).config
+    (tmp_path / "config.json").write_text(serialize.to_json(made))
     made.seed = 3
     with pytest.raises(UserError, match=r"another config: seed: 0 -> 3; take another"):
-        disk.check_workdir(tmp_path, made, allow_change=False)
+        workdirs.check_workdir(tmp_path, made, allow_change=False)
     made.batch_size, made.accumulate, made.data.length = 16, 2, 32
     made.data.alpha, made.optim.lr, made.optim.wd = 0.5, 1.0, 0.5
     with pytest.raises(UserError) as caught:
-        disk.check_workdir(tmp_path, made, allow_change=False)
+        workdirs.check_workdir(tmp_path, made, allow_change=False)
     first, *lines = str(caught.value).split("\n")
     assert "(accumulate, batch_size, data.alpha, data.length, optim.lr, and 2" in first
     assert "--allow_config_change" in first
@@ -188,7 +179,7 @@ def test_another_config(tmp_path):
         "  optim.lr: 0.001 -> 1.0",
         "  and 2 more",
     ]
-    disk.check_workdir(tmp_path, made, allow_change=True)
+    workdirs.check_workdir(tmp_path, made, allow_change=True)
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
@@ -203,7 +194,7 @@ def test_what_may_be_a_name_of_the_hub(tmp_path, monkeypatch):
         "/a/b": False,
         "a/b/c": False,
     }.items():
-        said = kinds.why_no_checkpoint(tmp_path / given, given)
+        said = workdir_kinds.why_no_checkpoint(tmp_path / given, given)
         assert ("hf download" in said) == may, given
 
 

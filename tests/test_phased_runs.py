@@ -7,7 +7,7 @@ import shutil
 import pytest
 from conftest import read_rows, refused, succeeded, timeless
 
-from bertjax.training import manifest
+from bertjax.checkpoints import manifest
 
 PHASES = "steps=5 mask_rate=0.3; steps=4 length=16 batch_size=16; length=32"
 

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import UserError, disk, embed, evaluate, fill_mask, predict, train
+from bertjax import UserError, embed, evaluate, fill_mask, predict, train
+from bertjax.assembly import models
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.scoring import pll
@@ -134,7 +135,7 @@ def test_what_an_imported_model_lacks_goes_where_it_is_asked_for(
     convert.main([f"--from={finetuned['classify']}", f"--to={there}", "--format=hf"])
     capsys.readouterr()
     said: list[str] = []
-    disk.open_model(str(there), "--model", said.append)
+    models.open_model(str(there), "--model", said.append)
     assert said and "bert, 1 layer of" in said[0]
     assert capsys.readouterr().err == ""
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, refused
 
 from bertjax import UserError, preflight
-from bertjax.measuring import table
+from bertjax.measuring import estimates_table
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -245,12 +245,16 @@ def test_a_step_takes_time_and_memory_by_its_rows(run):
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("name", table.FITS)
+@pytest.mark.parametrize("name", estimates_table.FITS)
 def test_every_shipped_config_fits_somewhere(name, command):
     """What was compiled before is looked up in the user's own cache."""
-    config = table.shipped(name)
-    arguments = [f"--config={name}", f"--topology={table.FITS[name]}", "--json"]
-    arguments += table.FLAGS.get(name, ())
+    config = estimates_table.shipped(name)
+    arguments = [
+        f"--config={name}",
+        f"--topology={estimates_table.FITS[name]}",
+        "--json",
+    ]
+    arguments += estimates_table.FLAGS.get(name, ())
     arguments += ["--quick", "--config.data.train=", "--config.data.valid="]
     found = read(command("preflight", *arguments, env={"XLA_FLAGS": ""}))
     if not found["fits"]:
@@ -372,7 +376,7 @@ def test_tensorflow_is_looked_at_without_loading_it(
 
 
 def test_rows_of_several_texts_are_looked_at(tmp_path):
-    from bertjax import config as c
+    from bertjax.assembly import command_line
 
     table = tmp_path / "table.csv"
     table.write_text("q,x,y,right\na b,c,d,0\na,b c d,d,1\n")
@@ -383,7 +387,7 @@ def test_rows_of_several_texts_are_looked_at(tmp_path):
     given = {"data.train": table, "data.vocab": vocab, "data.cache": tmp_path}
     given |= {"task.text": "q", "task.choices": "x,y", "task.label": "right"}
     flags = [f"--config.{key}={value}" for key, value in given.items()]
-    config = c.parse(["--config=finetune/choose.py:smoke", *flags]).config
+    config = command_line.parse(["--config=finetune/choose.py:smoke", *flags]).config
     size, (facts,) = preflight.look_at_text(config, print)
     assert (size, facts["sequences_per_row"]) == (9, 2)
     # [CLS] q [SEP] choice [SEP], of the two rows over and over.

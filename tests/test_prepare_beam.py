@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("apache_beam")
 
 from bertjax import UserError
-from bertjax.data.stores import pieces, prepare
+from bertjax.data.token_store import pieces, prepare_data
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_pipeline_makes_the_same_stores(launch, tmp_path, monkeypatch, capsys)
 
     given |= {"tokenizer_kind": "unigram", "vocab_size": 60, "lower_case": None}
     given["cache"] = f"{tmp_path}/here"
-    want = prepare.prepare_data(**given, workers=1, say=lambda line: None)
+    want = prepare_data.prepare_data(**given, workers=1, say=lambda line: None)
     stores = [*want.parts.values(), *want.valid.values()]
     assert [Path(m).name for m in made] == [s.path.name for s in stores]
     for path, store in zip(made, stores, strict=True):

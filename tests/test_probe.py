@@ -7,7 +7,7 @@ import pytest
 from conftest import refused, succeeded
 
 from bertjax import UserError, probe
-from bertjax.probing import showing
+from bertjax.probing import probe_table
 
 GOOD, BAD = (
     ["clear", "useful", "simple", "fast", "exact"],
@@ -68,7 +68,7 @@ def test_a_table_of_forty_rows(command, wanted, tmp_path):
 )
 def test_what_the_largest_class_alone_scores(metric, score, told):
     found = {"metric": metric, "majority": score, "majority_accuracy": 0.531}
-    assert showing.tell_majority(found) == told
+    assert probe_table.tell_majority(found) == told
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_scores_are_no_classes(wanted, tmp_path):
 
 
 def test_without_a_library_for_plots(wanted, monkeypatch):
-    monkeypatch.setattr(showing.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(probe_table.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="--png needs matplotlib"):
         probe.main([*wanted, "--png=x.png"])
 
@@ -203,5 +203,5 @@ def test_a_plot_is_a_picture(tmp_path):
         "mix": {"cumulative": [0.5, 0.6, 0.7]},
     }
     told = {"majority": 0.5, "uniform_bits": 40.0, "metric": "accuracy"}
-    showing.plot({"probes": {"linear": result}, **told}, tmp_path / "x.png")
+    probe_table.plot({"probes": {"linear": result}, **told}, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
-from bertjax import config
-from bertjax.training import manifest
+from bertjax.assembly import command_line, resolve
+from bertjax.checkpoints import manifest
 
 PAGE = ROOT / "docs/add_an_objective.md"
 
 
 def parse(name):
-    return config.parse([f"--config={name}"]).config
+    return command_line.parse([f"--config={name}"]).config
 
 
 # ---------------------------------------------------------------- what recipes say
 def test_the_recipe_of_albert():
     made = parse("albert.py:xxlarge")
-    cfg = config.encoder_config(made, 30_000)
+    cfg = resolve.encoder_config(made, 30_000)
     assert (cfg.hidden_size, cfg.embedding_width, cfg.groups) == (4096, 128, (0,) * 12)
     assert cfg.hidden_dropout_prob == cfg.attention_probs_dropout_prob == 0
-    masking = config.make_masking(made)
+    masking = resolve.make_masking(made)
     assert [round(11 * share) for share in masking.lengths] == [6, 3, 2]
     assert (made.batch_size, made.data.length, made.total.steps) == (4096, 512, 125_000)
     assert (made.optim.name, made.optim.lr, made.objective) == (
@@ -50,9 +50,9 @@ def test_the_recipes_of_electra(size, batch, length, lr, rate, generator):
     from bertjax.objectives import parse as parse_objective
 
     made = parse(f"electra.py:{size}")
-    cfg = config.encoder_config(made, 30_522)
+    cfg = resolve.encoder_config(made, 30_522)
     assert (made.batch_size, made.data.length, made.optim.lr) == (batch, length, lr)
-    assert config.make_masking(made).rate == rate
+    assert resolve.make_masking(made).rate == rate
     share = parse_objective(made.objective)[0][1]["generator"]
     small = electra.generator_config(cfg, round(cfg.hidden_size * share))
     assert small.hidden_size == generator
@@ -161,7 +161,7 @@ def parameters(workdir):
     """Return the parameters of the newest checkpoint by their bytes."""
     import jax
 
-    from bertjax.training.checkpoint import restore_params
+    from bertjax.checkpoints.manager import restore_params
 
     params = restore_params(manifest.resolve(workdir)[1])
     leaves = jax.tree_util.tree_leaves_with_path(params)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from bertjax import UserError, config, show, train
+from bertjax import UserError, show, train
+from bertjax.assembly import command_line
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def test_rows_of_a_task(objective, task, tmp_path, capsys):
 def test_a_dry_run_tells_the_first_row(task, capsys):
     assert (
         train.train(
-            config.parse(task("classify"), train.define_flags).config,
+            command_line.parse(task("classify"), train.define_flags).config,
             None,
             dry_run=True,
         )

@@ -16,8 +16,8 @@ from conftest import read_rows, succeeded, timeless
 from test_faults import strike
 from test_hosts import NO_DROPOUT, launch
 
-from bertjax.training import manifest
-from bertjax.training.checkpoint import restore_params
+from bertjax.checkpoints import manifest
+from bertjax.checkpoints.manager import restore_params
 
 STEPS = 40
 LAYOUTS = {  # for two processes, and for all

@@ -12,8 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import UserError, config, disk, predict, sweep, train, updates
-from bertjax.training import kinds, members, spread
+from bertjax import UserError, predict, sweep, train
+from bertjax.assembly import command_line, models
+from bertjax.checkpoints import workdir_kinds
+from bertjax.sweeps import programs as sweep_programs
+from bertjax.sweeps import score_spread, stacked_runs
 from bertjax.training.signals import Stopped, StopSignal
 
 pytestmark = pytest.mark.usefixtures("no_listener")
@@ -46,7 +49,7 @@ def wanted(vocabulary, tmp_path_factory):
 
 
 def run(wanted, path, at_once=None, runs=RUNS):
-    made = config.parse(wanted).config
+    made = command_line.parse(wanted).config
     return sweep.sweep(made, path, runs, at_once, {})
 
 
@@ -64,8 +67,8 @@ def get_worse(wanted, folder):
 
 
 def read_best(path):
-    opened = disk.open_model(str(path), "--model")
-    return opened[3]["step"], disk.read_params(opened[2])
+    opened = models.open_model(str(path), "--model")
+    return opened[3]["step"], models.read_params(opened[2])
 
 
 def losses(found):
@@ -90,14 +93,14 @@ def compiled_once(tmp_path_factory):
 @pytest.fixture(scope="module")
 def swept(wanted, tmp_path_factory):
     path = tmp_path_factory.mktemp("swept") / "run"
-    real, made = updates.make_programs, []
+    real, made = sweep_programs.make_programs, []
 
     def make_programs(*arguments):
         made.append(real(*arguments))
         return made[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "make_programs", make_programs)
+        patch.setattr(sweep_programs, "make_programs", make_programs)
         found = run(wanted, path)
     (programs,) = made  # one compilation, whatever the seed, the rate and the step
     assert programs.advance._cache_size() == programs.evaluate._cache_size() == 1
@@ -135,7 +138,7 @@ def test_its_workdir_says_what_a_run_s_says(wanted, swept, tmp_path):
 
 def test_a_run_that_never_trained_has_no_score(wanted, tmp_path, capsys):
     """The greatest of nan is the first class, which half of the rows have."""
-    made = config.parse([*wanted, "--config.guard.patience=3"]).config
+    made = command_line.parse([*wanted, "--config.guard.patience=3"]).config
     runs = [(0, 3e-3), (0, 1e30)]
     found = sweep.sweep(made, tmp_path / "run", runs, None, {})
     good, bad = found["runs"]
@@ -145,8 +148,10 @@ def test_a_run_that_never_trained_has_no_score(wanted, tmp_path, capsys):
     assert (rows[1e30]["n"], rows[1e30]["lost"], rows[3e-3]["n"]) == (0, 1, 1)
     assert found["best"] == good
     assert "seed 0, lr 1e+30: 3 updates in a row were not finite" in told(capsys)
-    assert re.search(r"lr 1e\+30: \d of 8 .* lost", "\n".join(spread.describe(found)))
-    assert json.loads((tmp_path / "run" / kinds.RESULTS).read_text()) == found
+    assert re.search(
+        r"lr 1e\+30: \d of 8 .* lost", "\n".join(score_spread.describe(found))
+    )
+    assert json.loads((tmp_path / "run" / workdir_kinds.RESULTS).read_text()) == found
 
 
 @pytest.mark.slow  # compiles once more, half a minute
@@ -168,10 +173,10 @@ def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
     """Nor does one of a version that knew less keys; another one's is refused."""
     path = tmp_path / "run"
     path.mkdir()
-    found = json.loads((swept[0] / kinds.RESULTS).read_text())
+    found = json.loads((swept[0] / workdir_kinds.RESULTS).read_text())
     found["facts"]["config"]["task"].pop("stride")
     found["facts"]["size"] = 1
-    (path / kinds.RESULTS).write_text(json.dumps(found))
+    (path / workdir_kinds.RESULTS).write_text(json.dumps(found))
     assert run(wanted, path) == found
     assert "is done" in told(capsys)
     with pytest.raises(
@@ -185,7 +190,7 @@ def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
         UserError, match=r"seeds: 0, 1 -> 0, 2\n  rates: 0.003, 0.001 -> "
     ):
         run(wanted, path, runs=others)
-    (path / kinds.RESULTS).write_text("{")
+    (path / workdir_kinds.RESULTS).write_text("{")
     with pytest.raises(UserError, match=r"sweep\.json cannot be read: "):
         run(wanted, path)
 
@@ -203,7 +208,7 @@ def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch
     with pytest.raises(UserError, match="holds a sweep under way: repeat its command"):
         train.main([*wanted, f"--workdir={path}"])
     with pytest.raises(UserError, match="holds a sweep under way: repeat its command"):
-        disk.open_model(str(path), "--model")
+        models.open_model(str(path), "--model")
     other = [*wanted, "--config.optim.wd=0.5"]
     with pytest.raises(
         UserError, match=r"another sweep: optim\.wd: 0\.01 -> 0\.5; take"
@@ -220,7 +225,7 @@ def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch
         run(wanted, path)
     meta.write_text(whole)
     assert run(wanted, path)["best"] == swept[1]["best"]
-    (path / kinds.RESULTS).unlink()
+    (path / workdir_kinds.RESULTS).unlink()
     with pytest.raises(UserError, match="holds a sweep: take another workdir"):
         run(wanted, path)
 
@@ -238,13 +243,15 @@ def test_a_relative_workdir(wanted, tmp_path, monkeypatch):
 
 
 def test_sizes_of_groups():
-    sizes = {n: members.group_size(n, lambda size: size <= 4) for n in range(1, 14)}
+    sizes = {
+        n: stacked_runs.group_size(n, lambda size: size <= 4) for n in range(1, 14)
+    }
     assert sizes == {1: 1, 2: 2, 3: 3, 4: 4, 5: 3, 6: 3, 7: 4, 8: 4, 9: 3, 10: 4,
                      11: 4, 12: 4, 13: 4}  # fmt: skip
     for runs, size in sizes.items():
-        assert len(members.fill(range(runs), size)) % size == 0
+        assert len(stacked_runs.fill(range(runs), size)) % size == 0
         assert size * -(-runs // size) - runs < -(-runs // size)
-    assert members.group_size(7, lambda size: False) == 1
+    assert stacked_runs.group_size(7, lambda size: False) == 1
 
 
 @pytest.mark.slow  # a minute; test_spread.py and test_best.py have what decides
@@ -272,10 +279,12 @@ def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
     mine = json.loads((path / "run.json").read_text())
     assert mine["best"]["value"] == found["best"]["classify_loss"]
     assert "ends here (eval.patience): step" in told(capsys)
-    assert run(worse, path, runs=runs) == json.loads((path / kinds.RESULTS).read_text())
+    assert run(worse, path, runs=runs) == json.loads(
+        (path / workdir_kinds.RESULTS).read_text()
+    )
     assert "is done" in told(capsys)
 
-    again, real, calls = tmp_path / "again", members.score, []
+    again, real, calls = tmp_path / "again", stacked_runs.score, []
 
     def some(*arguments):
         calls.append(1)
@@ -283,10 +292,10 @@ def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(members, "score", some)
+    monkeypatch.setattr(stacked_runs, "score", some)
     with pytest.raises(KeyboardInterrupt):
         run(worse, again, runs=runs)
-    monkeypatch.setattr(members, "score", real)
+    monkeypatch.setattr(stacked_runs, "score", real)
     shutil.rmtree(again / f"members/1/checkpoints/{step + 2}")
     resumed = run(worse, again, runs=runs)
     assert f"resuming after step {step + 1}" in told(capsys)
@@ -299,7 +308,7 @@ def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
-    path, real, calls = tmp_path / "cut", members.score, []
+    path, real, calls = tmp_path / "cut", stacked_runs.score, []
 
     def once(*arguments):
         calls.append(1)
@@ -307,18 +316,18 @@ def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(members, "score", once)
+    monkeypatch.setattr(stacked_runs, "score", once)
     with pytest.raises(KeyboardInterrupt):
         run(wanted, path)
-    monkeypatch.setattr(members, "score", real)
-    assert not (path / kinds.RESULTS).exists()
+    monkeypatch.setattr(stacked_runs, "score", real)
+    assert not (path / workdir_kinds.RESULTS).exists()
     other = [*wanted, "--config.optim.wd=0.5"]
     with pytest.raises(UserError, match="holds another sweep"):
         run(other, path)
     found = run(wanted, path)
     assert found["curve"] == swept[1]["curve"] and found["best"] == swept[1]["best"]
     assert not (path / "members").exists()
-    assert run(wanted, path) == json.loads((path / kinds.RESULTS).read_text())
+    assert run(wanted, path) == json.loads((path / workdir_kinds.RESULTS).read_text())
     # Of a finished one nothing is overwritten: its best run is another's no more.
     before = (path / "config.json").read_text()
     with pytest.raises(UserError, match="take another workdir"):
@@ -352,13 +361,13 @@ class After(StopSignal):
 def test_a_signal_saves_all(wanted, swept, tmp_path, capsys, looks, late):
     """Between two evaluations, and in the midst of one."""
     path, stop = tmp_path / "cut", After(looks, late)
-    made = config.parse(wanted).config
+    made = command_line.parse(wanted).config
     with pytest.raises(Stopped) as stopped:
         sweep.sweep(made, path, RUNS, None, {}, stop)
     assert stopped.value.status == 143
     (said,) = re.findall(r"stopped .* after step (\d+), which is saved", told(capsys))
     assert said == ("4" if late else "3")
-    assert not (path / kinds.RESULTS).exists()
+    assert not (path / workdir_kinds.RESULTS).exists()
     if late:  # once more, while it makes up for the evaluation
         with pytest.raises(Stopped):
             sweep.sweep(made, path, RUNS, None, {}, After(1, late))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax import UserError, registry
-from bertjax.data import counter
+from bertjax.data import counter_rng
 
 BLOCK = 256  # positions shuffled together: each such stretch has its shares of rows
 
@@ -55,19 +55,21 @@ class Mixture:
         if len(self.sizes) == 1:
             if epoch.size and epoch.min() == epoch.max():  # nearly always, and cheaper
                 epoch = epoch[:1]
-            example = counter.permute(slot, self.n, counter.fold(seed, "order", epoch))
-            keys = counter.fold(seed, epoch, example)
+            example = counter_rng.permute(
+                slot, self.n, counter_rng.fold(seed, "order", epoch)
+            )
+            keys = counter_rng.fold(seed, epoch, example)
             return Located(np.zeros_like(example), example, keys)
         component, nth = self._draw(seed, epoch, slot)
         example = np.zeros_like(nth)
         keys = np.zeros(nth.shape, np.uint64)
         for k in np.unique(component):
             mine = np.flatnonzero(component == k)
-            own = counter.fold(seed, self.names[k])
+            own = counter_rng.fold(seed, self.names[k])
             turn, at = np.divmod(nth[mine], self.sizes[k])
-            order = counter.fold(own, "order", turn)
-            example[mine] = counter.permute(at, self.sizes[k], order)
-            keys[mine] = counter.fold(own, turn, example[mine])
+            order = counter_rng.fold(own, "order", turn)
+            example[mine] = counter_rng.permute(at, self.sizes[k], order)
+            keys[mine] = counter_rng.fold(own, turn, example[mine])
         return Located(component, example, keys)
 
     def _draw(
@@ -80,7 +82,7 @@ class Mixture:
         epochs, begin = np.divmod(number, blocks)
         begin *= BLOCK
         size = np.minimum(self.n - begin, BLOCK)
-        key = counter.fold(seed, "mixture", epochs)
+        key = counter_rng.fold(seed, "mixture", epochs)
         before = self._count(key, begin)
         held = self._count(key, begin + size) - before
         # Components in order, and one more that fills up the last block of an epoch.
@@ -88,7 +90,7 @@ class Mixture:
         kinds = np.tile(np.arange(held.shape[1]), len(number))
         ordered = np.repeat(kinds, held.reshape(-1)).reshape(-1, BLOCK)
         place = np.arange(BLOCK)
-        words = counter.bits(counter.fold(key, begin)[:, None], place)
+        words = counter_rng.bits(counter_rng.fold(key, begin)[:, None], place)
         words[place >= size[:, None]] = np.iinfo(np.uint64).max
         shuffled = np.take_along_axis(ordered, np.argsort(words, 1, "stable"), 1)
         # The places of a component, in order, are its next rows.
@@ -108,7 +110,9 @@ class Mixture:
         left, and so on: floor(share x rows + a random phase), which grows by 0 or 1
         with each row, is right on average, and exact at the end of an epoch.
         """
-        phase = counter.bits(key[:, None], np.arange(len(self.slots))).astype(object)
+        phase = counter_rng.bits(key[:, None], np.arange(len(self.slots))).astype(
+            object
+        )
         rows, of = end.astype(object), self.n  # Python's integers: no product overflows
         found = []
         for k, slots in enumerate(self.slots):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax.data.pipeline import Inspected
-from bertjax.data.vocab.tokenizers import byte_text
+from bertjax.data.batches import Inspected
+from bertjax.data.tokenizers.tokenizer import byte_text
 
 # What becomes of a token: its name, terminal colour, and sign without colours.
 FATES = {

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
-from bertjax.interop import hf, tensors
-from bertjax.interop.families import FAMILIES, Family
-from bertjax.interop.layout import leaves, names_of
+from bertjax.interop import hf_read, tensor_files
+from bertjax.interop.hf_families import FAMILIES, Family
+from bertjax.interop.tensor_layout import leaves, names_of
 
 CONFIGS = {"albert_config.json": "albert", "bert_config.json": "bert"}
 INDEX = ".index"
@@ -127,7 +127,7 @@ def is_directory(path: Any) -> bool:
     )
 
 
-def open_models(directory: Path, where: str) -> list[hf.Imported]:
+def open_models(directory: Path, where: str) -> list[hf_read.Imported]:
     """Open a directory: [model], or ELECTRA's [discriminator, generator].
 
     Raises UserError, in a line that `where` begins, when there is no checkpoint or
@@ -135,7 +135,7 @@ def open_models(directory: Path, where: str) -> list[hf.Imported]:
     in the encoder that are not known.
     """
     config = next((name for name in CONFIGS if (directory / name).exists()), None)
-    raw = tensors.read_json(directory / config, where) if config else {}
+    raw = tensor_files.read_json(directory / config, where) if config else {}
     prefix = find_prefix(directory, where)
     there = f"{where}: {prefix.name}"
     stored = read_index(prefix, there)
@@ -152,7 +152,7 @@ def open_models(directory: Path, where: str) -> list[hf.Imported]:
         told = raw if config else sizes(stored, scope, there)
         told |= {"model_type": family.model_type, "layer_norm_eps": 1e-12}
         said = config or "each other"
-        cfg = hf.read_config(told, family, f"{where}: {config or prefix.name}")
+        cfg = hf_read.read_config(told, family, f"{where}: {config or prefix.name}")
         found, named = {}, {}
         for name in {n for p in leaves(family, cfg) for n in names_of(p, family, cfg)}:
             own = name_in_file(name, family, scope)
@@ -166,12 +166,12 @@ def open_models(directory: Path, where: str) -> list[hf.Imported]:
             if own in stored:
                 found[name] = stored[own]
                 left.pop(own, None)
-        model = hf.Imported(directory, where, family, told, cfg, found)
-        models.append(hf.check_tensors(model, said, named.__getitem__))
+        model = hf_read.Imported(directory, where, family, told, cfg, found)
+        models.append(hf_read.check_tensors(model, said, named.__getitem__))
     if unknown := [n for n in sorted(left) if n.startswith(SCOPES)]:
         raise UserError(
             f"{there}: tensors of the encoder that {family.model_type} as {said} has it"
-            f" does not know: {hf.few(unknown)}"
+            f" does not know: {hf_read.few(unknown)}"
         )
     models[0] = dataclasses.replace(models[0], unexpected=tuple(sorted(left)))
     return models
@@ -189,13 +189,13 @@ def find_prefix(directory: Path, where: str) -> Path:
         name = re.split(r"[/\\]", named[1])[-1] if named else ""
         if name not in names:
             raise UserError(
-                f"{where} holds {len(names)} checkpoints ({hf.few(names)}), and no "
-                "file `checkpoint` that names one of them"
+                f"{where} holds {len(names)} checkpoints ({hf_read.few(names)}), and "
+                "no file `checkpoint` that names one of them"
             )
         names = [name]
     for file in directory.glob("*"):
         if file.name.startswith((names[0] + INDEX, names[0] + ".data-")):
-            tensors.inside(directory, file.name, where)
+            tensor_files.inside(directory, file.name, where)
     return directory / names[0]
 
 

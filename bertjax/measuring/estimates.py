@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bertjax.measuring import kernels
-from bertjax.measuring.compiled import Shape, Target, early_facts, memory_bytes
-from bertjax.measuring.memory import PROGRAM
+from bertjax.measuring import kernel_costs
+from bertjax.measuring.compile_steps import Shape, Target, early_facts, memory_bytes
+from bertjax.measuring.memory_analysis import PROGRAM
 from bertjax.models.config import EncoderConfig, keys_seen
 from bertjax.parallel.chips import Chip
 
@@ -95,7 +95,7 @@ def time_estimate(
     out |= {"kernels": 0, "uncounted_loops": []}
     if "cycles" not in facts:
         return out
-    by_formula = kernels.seconds(
+    by_formula = kernel_costs.seconds(
         facts["kernels"], chip, share_of_keys(target.cfg, shape.length)
     )
     seconds = facts["cycles"] / (1e9 * chip.ghz) + by_formula

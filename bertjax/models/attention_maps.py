@@ -4,7 +4,7 @@
 import jax
 import jax.numpy as jnp
 
-from bertjax.models import encoder, stacks
+from bertjax.models import encoder, stacked_layers
 from bertjax.models.attention import Sight, attend, rotate
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, linear
@@ -29,7 +29,7 @@ def attention_maps(
 
     params: the encoder's, layers stacked; batch: as `encoder.apply` takes it.
     """
-    params = stacks.unstack(params, cfg)
+    params = stacked_layers.unstack(params, cfg)
     x = encoder.embed(params["embeddings"], cfg, batch).astype(cfg.dtype)
     if cfg.embedding_size:
         x = linear(params["embeddings"]["projection"], x)

@@ -40,7 +40,7 @@ from bertjax.models.layers import (
     stack_specs,
 )
 from bertjax.models.pooling import first_positions, lead, pool
-from bertjax.models.stacks import depths
+from bertjax.models.stacked_layers import depths
 from bertjax.parallel.sharding import constrain
 
 

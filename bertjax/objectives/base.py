@@ -70,7 +70,7 @@ class TokenIds:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "TokenIds":
-        """Take them from a tokenizer (data/vocab/tokenizers.py)."""
+        """Take them from a tokenizer (data/tokenizers/tokenizer.py)."""
         names = "pad_id", "unk_id", "cls_id", "sep_id", "mask_id"
         special = tuple(int(i) for i in tokenizer.special_ids)
         return cls(*(int(getattr(tokenizer, name)) for name in names), special)
@@ -125,7 +125,7 @@ class Head:
     that an evaluation takes at once, so that its figures depend on no batch size; 0
     where they do not anyway. A step's batch is not parted then (accumulate). None: each
     row is by itself.
-    task_type: the labelled rows that it learns from, a name of tasks/prepare.py's KINDS
+    task_type: the labelled rows that it learns from, a name of tasks/prepare_task.py
     ("classify", "regress", "tag", "span", "retrieve"), which reads their columns, gives
     it the number of classes, and scores its outputs; None: running text.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A two-way head on the pooled vector: is a pair of segments in order (0) or not (1)?
 
-What "not" means is the host's affair (data/plans/pairs.py): a random partner
+What "not" means is the host's affair (sequences/sentence_pairs.py): a random partner
 (next-sentence prediction) or the two halves swapped (sentence-order prediction).
 """
 

@@ -51,7 +51,7 @@ def sums(
 def outputs(
     params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
 ) -> dict[str, jax.Array]:
-    """Return `start_logits` and `end_logits` f32 [B, L], for tasks/answers.py."""
+    """Return `start_logits` and `end_logits` f32 [B, L], for tasks/answer_spans.py."""
     starts, ends = logits(params, cfg, encoded, batch)
     return {"start_logits": starts, "end_logits": ends}
 

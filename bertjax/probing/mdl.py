@@ -5,7 +5,7 @@ import hashlib
 
 import numpy as np
 
-from bertjax.data import counter
+from bertjax.data import counter_rng
 
 # Those of Voita and Titov 2020: what of the rows each probe has learned from.
 SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -72,5 +72,5 @@ def control_labels(
     A label depends on the input's type alone and means nothing. Its distribution is
     that of `labels`.
     """
-    keys = counter.fold(seed, "control", draw, types)
-    return labels[counter.below(keys, 0, len(labels))]
+    keys = counter_rng.fold(seed, "control", draw, types)
+    return labels[counter_rng.below(keys, 0, len(labels))]

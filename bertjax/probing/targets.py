@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError, registry
-from bertjax.probing.spans import Say, Spans, choose
-from bertjax.tasks import tables, tags
-from bertjax.tasks.rows import Form
+from bertjax.probing.labelled_spans import Say, Spans, choose
+from bertjax.tasks import tables, tag_rows
 from bertjax.tasks.tables import Row
-from bertjax.tasks.tagged import Sentence
-from bertjax.tasks.texts import cell, read_labels
+from bertjax.tasks.tag_files import Sentence
+from bertjax.tasks.task_rows import Form
+from bertjax.tasks.text_rows import cell, read_labels
 
 NAMES = ("span1", "span2")
 
@@ -67,7 +67,7 @@ def read_spans(
     for flag, parsed in zip(values, read, strict=True):
         taken = choose([len(targets) for _, targets in parsed], most, seed, flag, say)
         some = [parsed[i] for i in taken]
-        words = tags.make_tags([s for s, _ in some], form, tokenizer, False, say)
+        words = tag_rows.make_tags([s for s, _ in some], form, tokenizer, False, say)
         at = np.repeat(words.sentences[:-1], [len(targets) for _, targets in some])
         targets = [target for _, targets in some for target in targets]
         places = np.array([target.spans for target in targets]) + at[:, None, None]

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from bertjax.reporting.collect import Series
+from bertjax.reporting.read_runs import Series
 
 BUCKETS = 400  # of a curve's width: about one a pixel of a small chart
 SPAN = 1 / 40  # of a series: the window of its moving average

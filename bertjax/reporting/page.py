@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax import config as c
-from bertjax.reporting import sweeps, tables
-from bertjax.reporting.collect import Run
+from bertjax.config import serialize
+from bertjax.reporting import run_tables, sweep_curves
 from bertjax.reporting.curves import points
-from bertjax.reporting.tables import Table
+from bertjax.reporting.read_runs import Run
+from bertjax.reporting.run_tables import Table
 
 HERE = Path(__file__).parent
 # Whatever a name may hold: the browser itself refuses to load anything.
@@ -40,7 +40,7 @@ def write_page(
     """Return the page. notes: lines to say; blanks, views: see guesses.py; probes,
     scores: see the files of these names."""
     names = [run.name for run in runs]
-    every = tables.charts(runs)
+    every = run_tables.charts(runs)
     drawn = [chart for chart in every if chart.constant is None]
     data = {
         "runs": names,
@@ -146,13 +146,15 @@ def folded(title: str, body: str) -> str:
 
 def runs_section(runs: Sequence[Run], notes: Sequence[str]) -> str:
     said = "".join(f"<li>{text(note)}</li>" for note in notes)
-    return render(tables.overview(runs), marks=True) + (
+    return render(run_tables.overview(runs), marks=True) + (
         f"<ul class='notes'>{said}</ul>" if said else ""
     )
 
 
 def curves_section(
-    runs: Sequence[Run], every: Sequence[tables.Chart], drawn: Sequence[tables.Chart]
+    runs: Sequence[Run],
+    every: Sequence[run_tables.Chart],
+    drawn: Sequence[run_tables.Chart],
 ) -> str:
     """Place the charts; page.js draws them."""
     if not every:  # as in sweeps, whose curves stand by themselves
@@ -195,7 +197,7 @@ def curves_section(
     return "".join(parts)
 
 
-def figure(index: int, chart: tables.Chart, runs: Sequence[Run]) -> str:
+def figure(index: int, chart: run_tables.Chart, runs: Sequence[Run]) -> str:
     """Place a chart; where others have the same metric, dots say whose this is."""
     dots = "".join(f" {dot(i, runs[i].name)}" for i, _ in chart.curves)
     names = text(", ".join((chart.key, *chart.same)))
@@ -213,12 +215,14 @@ def dot(run: int, name: str = "") -> str:
 
 def differing_section(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
-        given = [[k, tables.written(v)] for k, v in sorted(runs[0].overrides.items())]
+        given = [
+            [k, run_tables.written(v)] for k, v in sorted(runs[0].overrides.items())
+        ]
         if not given:
             return ""
         said = "<p>What the command line changed in the config file:</p>"
         return said + render(Table(["key", "value"], given))
-    matters, free = tables.differing(runs)
+    matters, free = run_tables.differing(runs)
     body = render(matters) if matters.rows else "<p>Nothing that matters.</p>"
     if free.rows:
         body += folded("Where and how they ran, without effect", render(free))
@@ -226,9 +230,9 @@ def differing_section(runs: Sequence[Run]) -> str:
 
 
 def evaluations_section(runs: Sequence[Run]) -> str:
-    table, leading = tables.evaluations(runs)
+    table, leading = run_tables.evaluations(runs)
     body = render(table, leading) if table.rows else ""
-    sweeps = tables.sweeps(runs)
+    sweeps = run_tables.sweeps(runs)
     if sweeps.rows:
         body += f"<p>Seeds of sweeps, by learning rate:</p>{render(sweeps)}"
     return body
@@ -239,7 +243,7 @@ def speed_section(runs: Sequence[Run]) -> str:
         "<p>Medians over the logged rows. Memory is the most that the fullest device "
         "had in use; on CPUs, the process.</p>"
     )
-    return said + render(tables.speed(runs), marks=True)
+    return said + render(run_tables.speed(runs), marks=True)
 
 
 def configs_section(runs: Sequence[Run]) -> str:
@@ -249,7 +253,10 @@ def configs_section(runs: Sequence[Run]) -> str:
             render(
                 Table(
                     ["key", "value"],
-                    [[k, tables.written(v)] for k, v in c.settled(run.config).items()],
+                    [
+                        [k, run_tables.written(v)]
+                        for k, v in serialize.settled(run.config).items()
+                    ],
                 )
             ),
         )
@@ -271,7 +278,7 @@ def probe_section(found: dict[str, Any], charts: list[dict[str, Any]]) -> str:
 
 def sweep_section(run: Run, charts: list[dict[str, Any]]) -> str:
     """Place the curves of a sweep's runs; what page.js is to draw goes to `charts`."""
-    titled = [(chart["key"], chart) for chart in sweeps.charts(run)]
+    titled = [(chart["key"], chart) for chart in sweep_curves.charts(run)]
     title = f"<h3>Runs of the sweep {text(run.name)}</h3>"
     return title + figures(titled, charts) if titled else ""
 

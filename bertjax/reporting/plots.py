@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bertjax.reporting import curves, sweeps, tables
-from bertjax.reporting.collect import Run
+from bertjax.reporting import curves, run_tables, sweep_curves
+from bertjax.reporting.read_runs import Run
 
 # Number of a colour, name, x, y.
 Curve = tuple[int, str, Sequence[float], Sequence[float]]
@@ -32,7 +32,7 @@ def draw(runs: Sequence[Run], probes: Sequence[Any]) -> Iterator[tuple[str, byte
 
 def of_runs(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Curve]]]:
     """Yield (title, name of the x axis, curves) for each metric of the runs."""
-    for chart in tables.charts(runs):
+    for chart in run_tables.charts(runs):
         if chart.constant is not None:
             continue
         lines = []
@@ -45,7 +45,7 @@ def of_runs(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Curve]]]:
 def of_sweeps(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Curve]]]:
     """Yield the same for each metric of the sweeps."""
     for run in runs:
-        for chart in sweeps.charts(run):
+        for chart in sweep_curves.charts(run):
             yield f"{run.name} {chart['key']}", chart["axis"], lines_of(chart)
 
 

@@ -87,11 +87,11 @@ def make_scorer(
     """
     import jax
 
-    from bertjax.models import stacks
+    from bertjax.models import stacked_layers
 
     params, cfg = fill_mask.masked_lm(params, cfg)
     params = jax.device_put(params)
-    params["encoder"] = stacks.unstack(params["encoder"], cfg)
+    params["encoder"] = stacked_layers.unstack(params["encoder"], cfg)
     run = make_forward(cfg)
 
     def score(texts: Sequence[Sequence[int]]) -> list[float]:

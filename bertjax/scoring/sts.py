@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
-from bertjax.scoring.statistics import correlation_half_width
+from bertjax.scoring.confidence import correlation_half_width
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_rows
-from bertjax.tasks.texts import scores_of, text_of
+from bertjax.tasks.text_rows import scores_of, text_of
 
 Say = Callable[[str], None]
 # What asks for a column, as messages name it -> the column, unless flags name others.

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertjax import UserError, counted, registry
+from bertjax.data.corpus import files, tfds_source
+from bertjax.data.corpus.line_repair import load_json, some
+from bertjax.data.corpus.sources import expand, split_sources
 from bertjax.data.rendering import visible
-from bertjax.data.text import datasets, files
-from bertjax.data.text.lines import load_json, some
-from bertjax.data.text.sources import expand, split_sources
 
 Say = Callable[[str], None]
 
@@ -306,7 +306,7 @@ def _bare_rows(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Row
 
 def _tfds(entry: str, columns: Mapping[str, str]) -> list[Row]:
     wanted = {column: key for key, column in columns.items()}
-    builder, split = datasets.open_split(entry, wanted)
+    builder, split = tfds_source.open_split(entry, wanted)
     features = builder.info.features
 
     def plain(column: str, value: Any) -> Any:
@@ -320,7 +320,7 @@ def _tfds(entry: str, columns: Mapping[str, str]) -> list[Row]:
 
     return [
         Row({k: plain(k, v) for k, v in record.items()}, f"{entry}[{i}]")
-        for i, record in enumerate(datasets.read_split(builder, split, wanted))
+        for i, record in enumerate(tfds_source.read_split(builder, split, wanted))
     ]
 
 

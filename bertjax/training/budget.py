@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bertjax.checkpoints.workdir import is_remote, write_text
 from bertjax.parallel import feed
 from bertjax.training.schedules import SPAN
-from bertjax.training.workdir import is_remote, write_text
 
 
 def make_clock(

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bertjax.training.workdir import is_remote
+from bertjax.checkpoints.workdir import is_remote
 
 
 class Trace:

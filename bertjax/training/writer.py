@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from bertjax import RunError, UserError, registry
-from bertjax.training.workdir import finite, is_remote, rows_up_to
+from bertjax.checkpoints.workdir import finite, is_remote, rows_up_to
 
 Row = dict[str, Any]
 

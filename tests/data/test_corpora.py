@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from odd_corpora import Corpus, integers, texts
 
 from bertjax import UserError
-from bertjax.data import counter
-from bertjax.data.masks.masking import PRESETS, make_masking, make_tables, read_similar
+from bertjax.data import counter_rng
+from bertjax.data.batches import Batches, batch_sha256
+from bertjax.data.masking.masker import PRESETS, make_masking, make_tables, read_similar
 from bertjax.data.mixture import make_mixture
-from bertjax.data.pipeline import Batches, batch_sha256
-from bertjax.data.plans.plan import Plan, gather, make_plan, truncated
-from bertjax.data.stores.prepare import prepare_data
-from bertjax.data.stores.store import Store
-from bertjax.data.vocab.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from bertjax.data.sequences.plan import Plan, gather, make_plan, truncated
+from bertjax.data.token_store.prepare_data import prepare_data
+from bertjax.data.token_store.store import Store
+from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 PLANS = [
     ("full_sentences", None), ("doc_sentences", None), ("document", None),
@@ -149,7 +149,7 @@ def check_rows(
     `other` is the plan without packing, or None where this is it (or makes pairs).
     """
     ids = np.arange(plan.n)
-    keys = counter.fold(5, ids)
+    keys = counter_rng.fold(5, ids)
     rows = gather(plan, ids, keys, tokenizer)
     pairs = plan.kind == "pairs"
     found = undo(rows, tokenizer, pairs)

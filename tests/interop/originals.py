@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bertjax import UserError, convert
-from bertjax.interop import directories
+from bertjax.interop import hf_directories
 
 V, E, D, M, P, LAYERS = 40, 6, 16, 24, 20, 2
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -221,7 +221,7 @@ def same_leaves(a, b):
 
 
 def opened(folder):
-    return directories.open_model(folder, f"--model={folder}")
+    return hf_directories.open_model(folder, f"--model={folder}")
 
 
 def refused(folder, *words):

@@ -3,8 +3,8 @@
 
 import pytest
 
-from bertjax.data.vocab.exports import write_tokenizer
-from bertjax.data.vocab.tokenizers import train_tokenizer
+from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
+from bertjax.data.tokenizers.tokenizer import train_tokenizer
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,9 +8,10 @@ import pytest
 from conftest import read_rows, refused, succeeded, train_losses
 from safetensors.numpy import load_file
 
-from bertjax import UserError, config, convert
-from bertjax.training import kinds
-from bertjax.training.manifest import newest_intact
+from bertjax import UserError, convert
+from bertjax.assembly import command_line
+from bertjax.checkpoints import workdir_kinds
+from bertjax.checkpoints.manifest import newest_intact
 
 TEXTS = ["The [MASK] is [MASK].", "A [MASK] of words."]
 
@@ -39,7 +40,10 @@ def test_there_and_back(command, arguments, trained, exported, tmp_path):
     done = command("convert", f"--from={exported}", f"--to={there}")
     assert "30 parameters matched" in succeeded(done).stderr
     assert newest_intact(there, pytest.fail) == 0
-    assert kinds.kind(there) == kinds.CONVERTED and kinds.kind(trained) == kinds.RUN
+    assert (
+        workdir_kinds.kind(there) == workdir_kinds.CONVERTED
+        and workdir_kinds.kind(trained) == workdir_kinds.RUN
+    )
     more = [f"--workdir={there}", "--allow_config_change"]
     refused(command("train", *arguments, *more), "a converted model", "init_from")
     back = tmp_path / "back"
@@ -62,7 +66,7 @@ def test_the_architecture_is_the_checkpoint_s(exported):
 
     def parsed(*more):
         given = ["--config=roberta.py", f"--config.init_from={exported}", *more]
-        return config.parse(given).config.model
+        return command_line.parse(given).config.model
 
     model = parsed()
     assert (model.family, model.type_vocab_size) == ("bert", 2)

@@ -23,8 +23,9 @@ from originals import (
 )
 from safetensors.numpy import load_file
 
-from bertjax import convert, disk
-from bertjax.interop import hf
+from bertjax import convert
+from bertjax.assembly import models
+from bertjax.interop import hf_read
 
 
 # ---------------------------------------------------------------- one model
@@ -32,7 +33,7 @@ def test_bert(tmp_path):
     made = bert()
     ours = opened(write_bert(tmp_path / "tf", made.tf))
     write_hf(tmp_path / "hf", made.hf, "bert", hidden_act="gelu_new")
-    theirs = hf.open_model(tmp_path / "hf", "x")
+    theirs = hf_read.open_model(tmp_path / "hf", "x")
     same_leaves(ours, theirs)
     assert (ours.cfg, ours.heads) == (theirs.cfg, {"mlm", "nsp"})
     assert not ours.missing and not ours.unexpected
@@ -48,7 +49,7 @@ def test_albert(tmp_path):
     folder = write(tmp_path / "tf", "model.ckpt-best", made.tf, name, **more)
     more["hidden_act"] = "gelu_new"
     write_hf(tmp_path / "hf", made.hf, "albert", **more)
-    ours, theirs = opened(folder), hf.open_model(tmp_path / "hf", "x")
+    ours, theirs = opened(folder), hf_read.open_model(tmp_path / "hf", "x")
     same_leaves(ours, theirs)
     assert (ours.cfg, ours.heads) == (theirs.cfg, {"mlm", "sop"})
     (folder / "vocab.txt").unlink()
@@ -65,7 +66,7 @@ def test_albert(tmp_path):
             eos_id=-1,
             minloglevel=2,
         )
-    _, tokenizer, *_ = disk.open_model(str(folder), "--model")
+    _, tokenizer, *_ = models.open_model(str(folder), "--model")
     assert tokenizer.lower_case  # ALBERT's own steps before SentencePiece
     assert tokenizer.encode("The Cát") == tokenizer.encode("the cat")
 
@@ -88,16 +89,16 @@ def test_the_vocabulary_tells_whether_it_is_lower_cased(tmp_path, capitals, lowe
     words = [w.upper() if i < capitals else w for i, w in enumerate(VOCABULARY[5:])]
     text = "\n".join(SPECIAL + words) + "\n"
     (folder / "vocab.txt").write_text(text)
-    assert disk.open_model(str(folder), "--model")[1].lower_case is lower
+    assert models.open_model(str(folder), "--model")[1].lower_case is lower
     said = json.dumps({"do_lower_case": False})
     (folder / "tokenizer_config.json").write_text(said)
-    assert not disk.open_model(str(folder), "--model")[1].lower_case
+    assert not models.open_model(str(folder), "--model")[1].lower_case
 
 
 def test_heads_that_are_not_there_or_not_known_are_said(tmp_path, capsys):
     tensors = {k: v for k, v in bert().tf.items() if not k.startswith("cls/pred")}
     tensors |= {"output_weights": np.zeros((3, D), np.float32)}
-    disk.open_model(str(write_bert(tmp_path / "tf", tensors)), "--model")
+    models.open_model(str(write_bert(tmp_path / "tf", tensors)), "--model")
     said = capsys.readouterr().err
     assert "mlm/transform/kernel" in said
     assert "there and not taken: output_weights\n" in said

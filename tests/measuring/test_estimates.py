@@ -8,11 +8,11 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh
 
-from bertjax import UserError, preflight, updates
-from bertjax import config as c
-from bertjax.measuring import compiled, estimates, memory, synthetic
-from bertjax.measuring.compiled import Parts, Shape
-from bertjax.measuring.memory import PROGRAM
+from bertjax import UserError, preflight
+from bertjax.assembly import command_line, resolve, train_step
+from bertjax.measuring import compile_steps, estimates, memory_analysis, synthetic_data
+from bertjax.measuring.compile_steps import Parts, Shape
+from bertjax.measuring.memory_analysis import PROGRAM
 from bertjax.objectives.base import make_objective
 from bertjax.parallel.chips import CHIPS
 
@@ -116,8 +116,8 @@ def test_the_search_leaves_room_for_a_large_program():
 
 def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
     """Until the program was compiled to the end: then it is known."""
-    monkeypatch.setattr(compiled.Target, "chip", CHIPS["TPU v5 lite"])
-    config = c.parse(["--config=bert.py:smoke"]).config
+    monkeypatch.setattr(compile_steps.Target, "chip", CHIPS["TPU v5 lite"])
+    config = command_line.parse(["--config=bert.py:smoke"]).config
     config.model.attention = "xla"
     for needed, fits, refused in (
         (15.2, True, False),
@@ -125,9 +125,9 @@ def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
         (15.8, False, True),
     ):
         early = {"fits": True, "needed": int(needed * GIB), "collectives": {}}
-        monkeypatch.setattr(memory, "needed", lambda *_, early=early: early)
+        monkeypatch.setattr(memory_analysis, "needed", lambda *_, early=early: early)
         config.data.cache = str(tmp_path / str(needed))
-        target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+        target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
         shape = target.shapes()[0]
         found = target.memory("train", shape)
         assert found == {**early, "fits": fits, "refused": refused}
@@ -137,7 +137,9 @@ def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
         assert target.memory("train", shape) == found
         whole = {"fits": True, "arguments": 0, "temporaries": early["needed"]}
         whole |= {"outputs": 0, "program": GIB // 10, "collectives": {}}
-        monkeypatch.setattr(compiled, "compile_lowered", lambda *_, w=whole: dict(w))
+        monkeypatch.setattr(
+            compile_steps, "compile_lowered", lambda *_, w=whole: dict(w)
+        )
         assert target.facts("train", shape)["fits"] == (needed < 15.6)
         found = target.memory("train", shape)
         assert found == {**early, "fits": needed < 15.6, "refused": refused}
@@ -186,36 +188,40 @@ def test_windows_count_the_keys_they_see():
     ],
 )
 def test_the_compiler_says_how_much_it_needs(said, gib):
-    assert compiled.needed_bytes(said) == (gib and gib * GIB)
+    assert compile_steps.needed_bytes(said) == (gib and gib * GIB)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("needs", [{"mlm"}, {"mlm", "nsp"}])
 def test_batches_have_the_arrays_that_the_pipeline_makes(packed, needs, tmp_path):
-    from bertjax import build
-    from bertjax.measuring.synthetic import synthetic_text
+    from bertjax.assembly import batches
+    from bertjax.measuring.synthetic_data import synthetic_text
 
-    config = c.parse(["--config=bert.py:smoke"]).config
+    config = command_line.parse(["--config=bert.py:smoke"]).config
     config.data.packed = packed
     config.data.plan = "pairs" if "nsp" in needs else "full_sentences"
     config.objective = "+".join(sorted(needs))
-    objective, _ = make_objective(config.objective, c.encoder_config(config, 1000))
+    objective, _ = make_objective(
+        config.objective, resolve.encoder_config(config, 1000)
+    )
     config.data.cache = str(tmp_path)
     tokenizer, store = synthetic_text(1000)
-    tables = build.make_tables(config, tokenizer, store.counts)
-    run = build.make_run(config, frozenset(needs), tokenizer, {"train": store}, tables)
+    tables = batches.make_tables(config, tokenizer, store.counts)
+    run = batches.make_run(
+        config, frozenset(needs), tokenizer, {"train": store}, tables
+    )
     stage = run.course.stages[0]
     made = {k: (v.shape, v.dtype) for k, v in stage.batch(0).items()}
     shape = Shape(stage.batch_size, stage.length, stage.P)
-    assert made == compiled.batch_arrays(config, objective, shape)
+    assert made == compile_steps.batch_arrays(config, objective, shape)
 
 
 @pytest.mark.parametrize("name", ["classify", "regress", "tag", "span"])
 def test_labels_of_tasks_are_made_up(name):
-    config = c.parse(["--config=finetune/classify.py:smoke"]).config
+    config = command_line.parse(["--config=finetune/classify.py:smoke"]).config
     config.objective = name
-    objective, _ = make_objective(name, c.encoder_config(config, 1000))
-    arrays = compiled.batch_arrays(config, objective, Shape(8, 64, 1))
+    objective, _ = make_objective(name, resolve.encoder_config(config, 1000))
+    arrays = compile_steps.batch_arrays(config, objective, Shape(8, 64, 1))
     batch = {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
     params = jax.eval_shape(objective.init, jax.random.key(0))
     assert jax.eval_shape(objective.sums, params, batch, None).keys() == {
@@ -225,11 +231,11 @@ def test_labels_of_tasks_are_made_up(name):
 
 def test_what_is_compiled_is_what_will_run():
     """Calls of several updates; evaluations of their own length and mask rate."""
-    config = c.parse(["--config=bert.py:smoke"]).config
+    config = command_line.parse(["--config=bert.py:smoke"]).config
     config.batch_size, config.accumulate, config.steps_per_call = 8, 2, 3
     config.data.length, config.phases = 64, "steps=30 length=32; length=48"
     config.eval.mask_rate, config.model.attention = 0.5, "xla"
-    target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+    target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
     longest, _ = target.shapes()
     _, batch = target.lower("train", longest).args_info[0]
     assert batch["input_ids"].shape == (3, 8, 48) and batch["count"].shape == ()
@@ -240,23 +246,25 @@ def test_what_is_compiled_is_what_will_run():
 
 def test_an_evaluation_of_a_task_keeps_what_the_model_says():
     columns = ["--config.task.text=text", "--config.task.label=label"]
-    config = c.parse(["--config=finetune/classify.py:smoke", *columns]).config
+    config = command_line.parse(
+        ["--config=finetune/classify.py:smoke", *columns]
+    ).config
     config.model.attention = "xla"
-    target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+    target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
     said = target.lower("eval", target.eval_shape).out_info
     assert len(jax.tree.leaves(said["outputs"])) > 0
 
 
 @pytest.mark.parametrize("columns, n", [("a,b,c", 3), ("list", 0)])
 def test_choices_are_counted_by_their_columns(columns, n):
-    config = c.parse(["--config=finetune/choose.py:smoke"]).config
+    config = command_line.parse(["--config=finetune/choose.py:smoke"]).config
     config.task.text, config.task.choices, config.task.label = "q", columns, "label"
     config.model.attention = "xla"
-    found = synthetic.with_choices(config, [{"sequences_per_row": 5}])
+    found = synthetic_data.with_choices(config, [{"sequences_per_row": 5}])
     assert found.objective == "choose:choices=5"
-    config = synthetic.with_choices(config)
+    config = synthetic_data.with_choices(config)
     assert config.objective == f"choose:choices={n}"
-    target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+    target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
     shape = target.eval_shape
     if not n:
         with pytest.raises(UserError, match=r"task\.choices"):
@@ -269,14 +277,14 @@ def test_choices_are_counted_by_their_columns(columns, n):
 
 def test_what_was_compiled_is_kept_on_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    config = c.parse(["--config=bert.py:smoke"]).config
+    config = command_line.parse(["--config=bert.py:smoke"]).config
     config.model.attention = "xla"
     for given, wanted in (
         ("gs://bucket/cache", tmp_path / ".cache" / "bertjax" / "compiled"),
         (str(tmp_path / "own"), tmp_path / "own" / "compiled"),
     ):
         config.data.cache = given
-        target = compiled.Target(config, 1000, "here", jax.devices()[:1])
+        target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
         assert target.cache == wanted
 
 
@@ -286,19 +294,19 @@ def test_state_falls_with_fsdp(name):
 
     Of what is split at all: norms and biases, which are not, are less than a hundredth.
     """
-    config = c.parse([f"--config={name}"]).config
-    cfg = c.encoder_config(config, config.data.vocab_size, backend="tpu")
+    config = command_line.parse([f"--config={name}"]).config
+    cfg = resolve.encoder_config(config, config.data.vocab_size, backend="tpu")
     objective, _ = make_objective(config.objective, cfg)
     whole: dict[str, int] = {}
     for n in (1, 4, 16, 64, 256):
         mesh = AbstractMesh((1, n, 1), ("data", "fsdp", "tensor"))
-        steps = compiled.WARMUP, compiled.TOTAL
-        update = updates.make_update(config, objective, mesh, *steps)
+        steps = compile_steps.WARMUP, compile_steps.TOTAL
+        update = train_step.make_update(config, objective, mesh, *steps)
         for part in ("params", "opt_state"):
             shapes = jax.tree.leaves(getattr(update.shapes, part))
             places = jax.tree.leaves(getattr(update.shardings, part))
             leaves = list(zip(shapes, places, strict=True))
-            size = compiled.shard_bytes(*zip(*leaves, strict=True))
+            size = compile_steps.shard_bytes(*zip(*leaves, strict=True))
             entire = [
                 leaf.size * leaf.dtype.itemsize
                 for leaf, where in leaves

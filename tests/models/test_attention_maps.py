@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import ENCODERS
 
-from bertjax.models import encoder, stacks
+from bertjax.models import encoder, stacked_layers
 from bertjax.models.attention import Sight, attend
 from bertjax.models.attention_maps import attention_maps, weights
 from bertjax.models.config import EncoderConfig
@@ -57,7 +57,7 @@ def test_maps_are_those_of_the_encoder(name, monkeypatch):
 
     @jax.jit
     def both(params):
-        encoder.apply(stacks.unstack(params, cfg), cfg, batch)
+        encoder.apply(stacked_layers.unstack(params, cfg), cfg, batch)
         return attention_maps(params, cfg, batch), jnp.stack(seen[:3])
 
     got, want = both(params)

@@ -9,7 +9,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError
-from bertjax.models import encoder, heads, stacks
+from bertjax.models import encoder, heads, stacked_layers
 from bertjax.models.config import EncoderConfig, flops_per_token
 from bertjax.models.families import SIZES
 
@@ -358,7 +358,7 @@ def test_hidden_at_positions_alone(name, packed, change):
     near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     jax.tree.map(near, found, whole)
     # What serves one text after the other gives each layer arrays of its own.
-    held = stacks.unstack(params, cfg)
+    held = stacked_layers.unstack(params, cfg)
     hidden = jax.jit(lambda p: encoder.apply(p, cfg, batch, at=at).hidden)(held)
     near(hidden, found[0][1][0])
 

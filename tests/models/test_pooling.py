@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.models.pooling import POOLINGS, first_tokens, means, unit
-from bertjax.tasks import prepare
+from bertjax.tasks import prepare_task
 
 X = jnp.arange(12.0).reshape(1, 6, 2)
 
@@ -28,7 +28,7 @@ def test_each_sequence_of_a_packed_row():
 
 
 def test_names_are_known_where_jax_is_not():
-    assert [*POOLINGS] == [*prepare.POOLINGS]
+    assert [*POOLINGS] == [*prepare_task.POOLINGS]
 
 
 def test_vectors_of_length_1():

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from bertjax import UserError
-from bertjax.data.masks.masking import make_masking, make_tables, mask_tokens
+from bertjax.data.masking.masker import make_masking, make_tables, mask_tokens
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives import mlm, nsp

@@ -14,13 +14,14 @@ from conftest import read_rows
 from lab import blanks, contrast
 from test_objectives import CFG, TOKENIZER, B, L, make_batch
 
-from bertjax import UserError, evaluate, train, updates
-from bertjax.data.vocab.tokenizers import load_tokenizer
-from bertjax.measuring import estimates, measures
+from bertjax import UserError, evaluate, train
+from bertjax.assembly import best_metric
+from bertjax.checkpoints import manifest
+from bertjax.data.tokenizers.tokenizer import load_tokenizer
+from bertjax.measuring import estimates, measurements
 from bertjax.models.config import flops_per_token
 from bertjax.objectives.base import TokenIds, combine, make_objective, row_keys
 from bertjax.parallel.chips import CHIPS
-from bertjax.training import manifest
 from bertjax.training.state import make_state
 from bertjax.training.step import make_eval_step, make_train_step, run_eval
 
@@ -74,10 +75,10 @@ def test_terms_that_do_not_go_together(change, said):
     objective, _ = make_objective("mlm", CFG)
     params = jax.eval_shape(objective.init, jax.random.key(0))
     batches = SimpleNamespace(start=0, batch=lambda step, rows: make_batch())
-    assert updates.directions(objective, params, batches) == {"mlm_loss": False}
+    assert best_metric.directions(objective, params, batches) == {"mlm_loss": False}
     wrong = dataclasses.replace(objective, **change)
     with pytest.raises(UserError, match=re.escape(said)):
-        updates.directions(wrong, params, batches)
+        best_metric.directions(wrong, params, batches)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -211,12 +212,14 @@ def test_flops_of_heads_add_up(capsys):
     found = counted.flops(length, predictions)
     everywhere = flops_per_token(cfg, length, predictions, everywhere=True)
     assert found == everywhere + 9 > plain.flops(length, predictions) + 9
-    assert measures.flops_facts(None, counted, length, 20) == {"flops_per_token": found}
+    assert measurements.flops_facts(None, counted, length, 20) == {
+        "flops_per_token": found
+    }
     config = SimpleNamespace(objective="lab.blanks")
     for name in ("lab.blanks", "lab.contrast"):
         objective, _ = make_objective(name, CFG)
         assert objective.flops is None
-        assert measures.flops_facts(config, objective, length, predictions) == {}
+        assert measurements.flops_facts(config, objective, length, predictions) == {}
     assert "no MFU: objective=lab.blanks" in capsys.readouterr().err
 
 

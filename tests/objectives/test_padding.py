@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import UserError, config
-from bertjax.interop.growth import drop_rows
+from bertjax import UserError
+from bertjax.assembly import command_line, resolve
+from bertjax.interop.resize_embeddings import drop_rows
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives import electra
@@ -130,8 +131,8 @@ def test_a_generator_draws_no_padding():
 
 def test_pieces_are_the_tokenizers_unless_all_are_predicted():
     def pieces(*given, size=1000):
-        made = config.parse(["--config=bert.py:tiny", *given]).config
-        return config.encoder_config(made, size).pieces
+        made = command_line.parse(["--config=bert.py:tiny", *given]).config
+        return resolve.encoder_config(made, size).pieces
 
     padded = "--config.model.vocab_size=1024"
     assert pieces() == pieces("--config.model.vocab_size=1000") == 0

@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bertjax import UserError, config
+from bertjax import UserError
+from bertjax.assembly import command_line, resolve
 from bertjax.models.families import FAMILIES
 from bertjax.objectives.base import make_objective
 from bertjax.parallel import feed
@@ -34,8 +35,8 @@ LAYOUTS = [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2)]
 
 def shapes_of(name):
     """Return (cfg, shapes of the parameters) of a shipped config."""
-    values = config.parse([f"--config={name}"])
-    cfg = config.encoder_config(values.config, 30_522)
+    values = command_line.parse([f"--config={name}"])
+    cfg = resolve.encoder_config(values.config, 30_522)
     objective, cfg = make_objective(values.config.objective, cfg)
     return objective, cfg, jax.eval_shape(lambda: objective.init(jax.random.key(0)))
 
@@ -61,9 +62,11 @@ def test_each_leaf_has_one_row_and_each_row_a_leaf():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_rounded_and_decays_goes_by_name_in_every_family(family):
     """The rule by axes, for heads from outside, changes nothing in shipped models."""
-    made = config.parse(["--config=bert.py", f"--config.model.family={family}"]).config
+    made = command_line.parse(
+        ["--config=bert.py", f"--config.model.family={family}"]
+    ).config
     made.model.size = next(iter(FAMILIES[family].sizes))
-    cfg = config.encoder_config(made, 1000)
+    cfg = resolve.encoder_config(made, 1000)
     names = "mlm+nsp", "sop", "classify", "regress", "tag", "span", "choose"
     for name in (*names, "electra") if cfg.hidden_size % 4 == 0 else names:
         objective, _ = make_objective(name, cfg)

@@ -2,7 +2,7 @@
 """A peer of `bertjax.benchmark --what=step` with finetune/classify.py: torch.
 
 transformers' BertForSequenceClassification with AdamW and clipping, eager, float32.
-Started by --peer; the protocol is in bertjax/measuring/turns.py.
+Started by --peer; the protocol is in bertjax/measuring/alternate.py.
 """
 
 import json

@@ -3,7 +3,7 @@
 
 FlaxBertForMaskedLM where it is there (transformers 4.57, JAX 0.10, Python 3.11), else
 BertForMaskedLM on torch, one thread; what its fill-mask pipeline does between ids and
-guesses. The protocol is in bertjax/measuring/turns.py.
+guesses. The protocol is in bertjax/measuring/alternate.py.
 """
 
 import json

@@ -22,11 +22,12 @@ import torch
 import transformers as hf
 from absl import flags
 
-from bertjax import build, updates
-from bertjax import config as c
+from bertjax.assembly import batches as run_batches
+from bertjax.assembly import command_line, prepared_text, resolve, train_step
+from bertjax.config import cli
 from bertjax.objectives.base import make_objective
-from bertjax.tasks import prepare as tasks
-from bertjax.training import spread
+from bertjax.sweeps import score_spread
+from bertjax.tasks import prepare_task as tasks
 
 CLASSES = {
     "classify": hf.AutoModelForSequenceClassification,
@@ -113,25 +114,27 @@ def score(model, objective, batches, size):
 
 
 def main(argv):
-    args = c.parse(argv, define_flags)
+    args = command_line.parse(argv, define_flags)
     config, objective = args.config, args.config.objective
     torch.set_num_threads(args.threads)
     form = tasks.make_form(config)
-    prepared = build.prepare(config, c.say)
+    prepared = prepared_text.prepare(config, cli.say)
     tokenizer, parts = prepared.tokenizer, prepared.parts
     form = next(iter(parts.values())).form
-    cfg = c.encoder_config(config, tokenizer.vocab_size)
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     task, _ = make_objective(tasks.objective_of(config, parts), cfg)
     needs = task.needs
-    tables = build.make_tables(config, tokenizer, build.count_tokens(parts))
-    valid = build.make_valid(config, needs, tokenizer, prepared.valid, tables)
+    tables = run_batches.make_tables(
+        config, tokenizer, prepared_text.count_tokens(parts)
+    )
+    valid = run_batches.make_valid(config, needs, tokenizer, prepared.valid, tables)
     rows, walls, cpus, losses = [], [], [], {}
     for seed in range(config.seed, config.seed + args.seeds):
         own = config.copy_and_resolve_references()
         own.seed = seed
-        run = build.make_run(own, needs, tokenizer, parts, tables)
-        warmup, decay, span = updates.schedule_lengths(config, run.phases, run.total)
-        schedule, _ = updates.make_tx(config, warmup, span, decay)
+        run = run_batches.make_run(own, needs, tokenizer, parts, tables)
+        warmup, decay, span = train_step.schedule_lengths(config, run.phases, run.total)
+        schedule, _ = train_step.make_tx(config, warmup, span, decay)
         model = make_model(args.model, objective, form, seed)
         if args.head == "ours":
             give_head(model, task.init(jax.random.key(seed)))
@@ -159,23 +162,23 @@ def main(argv):
             walls.append(time.monotonic() - wall)
             cpus.append(time.process_time() - cpu)
             if at % 50 == 0:
-                c.say(f"seed {seed} step {at}/{run.total} loss {loss.item():.4f}")
+                cli.say(f"seed {seed} step {at}/{run.total} loss {loss.item():.4f}")
         for name, batches in valid.items():
             found = score(model, objective, batches, config.batch_size)
             row = {"step": run.total, "seed": seed, "lr": o.lr, "valid": name}
             rows.append(row | {"skipped": 0} | found)
-            c.say(f"seed {seed}: {found}")
+            cli.say(f"seed {seed}: {found}")
     metric = form.metrics[0]
     runs = [(row["seed"], row["lr"]) for row in rows]
     metric = f"eval/{next(iter(valid))}/{metric}"
-    standings = spread.Standings(runs, metric, best=False, patience=None)
+    standings = score_spread.Standings(runs, metric, best=False, patience=None)
     standings.see(rows)
     found = standings.summarise() | {"step_seconds": statistics.median(walls)}
     found |= {"step_cpu_seconds": statistics.median(cpus), "losses": losses}
     if args.out:
         with open(args.out, "w") as file:
             json.dump(found, file, indent=1)
-    print("\n".join(spread.describe(found)))
+    print("\n".join(score_spread.describe(found)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """A peer of `bertjax.benchmark --what=step`: FlaxBertForMaskedLM and optax.adamw.
 
 Needs transformers 4.57 and JAX 0.10 (Python 3.11). Started by --peer; the protocol is
-in bertjax/measuring/turns.py.
+in bertjax/measuring/alternate.py.
 """
 
 import json

@@ -5,7 +5,7 @@ transformers' BertForMaskedLM with its own choice of attention, fused AdamW, cli
 bfloat16 by autocast where ours computes in it; on a GPU if torch sees one. Eager, or
 with --compile by torch.compile. As transformers has it, every position is scored.
 Started by --peer='tests/peers/hf_mlm.py [--compile]'; the protocol is in
-bertjax/measuring/turns.py.
+bertjax/measuring/alternate.py.
 """
 
 import json

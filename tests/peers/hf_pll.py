@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from bertjax import config as c
-from bertjax import disk
-from bertjax.scoring import pairs, pll
-from bertjax.scoring.lines import read_lines
+from bertjax.assembly import models, resolve
+from bertjax.scoring import minimal_pairs, pll
+from bertjax.scoring.read_lines import read_lines
 
 parser = argparse.ArgumentParser()
 parser.add_argument("vocab")
@@ -47,11 +46,11 @@ model = BertForMaskedLM(shape).eval()
 with tempfile.TemporaryDirectory() as folder:
     model.save_pretrained(folder)
     (Path(folder) / "vocab.txt").write_bytes(vocab)
-    config, tokenizer, checkpoint, _ = disk.open_model(folder, "--model")
-    params = disk.read_params(checkpoint, "mlm")
+    config, tokenizer, checkpoint, _ = models.open_model(folder, "--model")
+    params = models.read_params(checkpoint, "mlm")
 config.dtype = "float32"
-cfg = c.encoder_config(config, tokenizer.vocab_size)
-read, _ = pairs.read_pairs(read_lines(args.pairs))
+cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+read, _ = minimal_pairs.read_pairs(read_lines(args.pairs))
 texts = [text for pair in read for text in (pair.good, pair.bad)]
 order = np.random.default_rng(0).permutation(len(texts))[: args.sentences]
 texts = tokenizer.encode_batch([texts[i] for i in order])

@@ -26,8 +26,8 @@ import numpy as np
 import transformers as hf
 from absl import flags
 
-from bertjax.data.vocab.tokenizers import load_tokenizer
-from bertjax.tasks import squad, tables
+from bertjax.data.tokenizers.tokenizer import load_tokenizer
+from bertjax.tasks import squad_files, tables
 
 CALL = 1000
 
@@ -77,8 +77,8 @@ def theirs(tokenizer, examples, length, overlap):
 
 def ours(tokenizer, data, length, stride):
     """Return the batch of all rows, in calls of as many."""
-    windows = squad.featurize(
-        squad.questions_of(data, "the file"), tokenizer, length, stride
+    windows = squad_files.featurize(
+        squad_files.questions_of(data, "the file"), tokenizer, length, stride
     )
     parts = [
         windows.gather(np.arange(a, min(a + CALL, windows.n)), length, tokenizer.pad_id)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 OURS = """
 import json, sys
-from bertjax.data.stores.prepare import prepare_data
+from bertjax.data.token_store.prepare_data import prepare_data
 if __name__ == "__main__":
     given = dict(valid="", tokenizer_kind="unigram", vocab_size=0, lower_case=None)
     prepare_data(**given, **json.loads(sys.argv[1]), say=lambda line: None)
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
 
-    from bertjax.data.text.sentences import split_sentences
+    from bertjax.data.corpus.sentences import split_sentences
 
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)

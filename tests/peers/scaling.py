@@ -4,9 +4,9 @@
   python tests/peers/scaling.py [--config=bert.py:base] [--chips=1,4,8,16,64,256]
 
 A Markdown row for each v5e slice, 32 rows of 128 tokens a chip, layers in a loop. No
-TPU is needed, and no machine code is waited for (bertjax/measuring/memory.py); a loop's
-collectives count as often as it runs. Beside the state what theory says: parameters and
-two moments, 12 bytes each parameter, are split evenly.
+TPU is needed, and no machine code is waited for (measuring/memory_analysis.py); a
+loop's collectives count as often as it runs. Beside the state what theory says:
+parameters and two moments, 12 bytes each parameter, are split evenly.
 """
 
 import argparse
@@ -22,15 +22,15 @@ def measure(name, chips):
     """Return what the compiler says of the step on so many chips."""
     import jax
 
-    from bertjax.measuring import compiled, table
+    from bertjax.measuring import compile_steps, estimates_table
 
-    config = table.shipped(name)
+    config = estimates_table.shipped(name)
     config.batch_size = ROWS * chips
     config.mesh.data, config.mesh.fsdp = 1, chips
     config.model.unroll = 1
     topology = f"v5e:{SLICES[chips]}"
     devices = topologies.find_devices(topology)
-    target = compiled.Target(config, config.data.vocab_size, topology, devices)
+    target = compile_steps.Target(config, config.data.vocab_size, topology, devices)
     found = target.memory("train", target.shapes()[0])
     number = sum(x.size for x in jax.tree.leaves(target.update.shapes.params))
     return {**found, "parameters": number, "state": sum(target.state_parts())}

@@ -11,17 +11,20 @@ import sys
 
 import numpy as np
 
-from bertjax import build
-from bertjax import config as c
+from bertjax.assembly import batches as run_batches
+from bertjax.assembly import command_line, prepared_text
+from bertjax.config import cli
 from bertjax.train import define_flags
 
 out, *argv = sys.argv[1:]
-config = c.parse(argv, define_flags).config
-prepared = build.prepare(config, c.say)
+config = command_line.parse(argv, define_flags).config
+prepared = prepared_text.prepare(config, cli.say)
 tokenizer = prepared.tokenizer
-tables = build.make_tables(config, tokenizer, build.count_tokens(prepared.parts))
+tables = run_batches.make_tables(
+    config, tokenizer, prepared_text.count_tokens(prepared.parts)
+)
 ((name, store),) = prepared.valid.items()
-batches = build.make_eval_batches(
+batches = run_batches.make_eval_batches(
     config, frozenset({"mlm"}), tokenizer, name, store, tables
 )
 found = {"input_ids": [], "attention_mask": [], "labels": []}

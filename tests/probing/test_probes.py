@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.probing import layers, mdl, probes, showing
+from bertjax.probing import layer_scores, mdl, probe_table, probes
 from bertjax.tasks.metrics import accuracy
 
 DEPTHS, N, M, D, KNOWN = 5, 200, 100, 8, 3
@@ -20,7 +20,7 @@ def make_data(seed=0, from_layer=KNOWN):
     x[from_layer:, :, 0] += 8 * gold
     train, valid = x[:, :N].copy(), x[:, N:].copy()
     probes.standardise(train, valid)
-    return layers.Data(train, gold[:N], valid, gold[N:])
+    return layer_scores.Data(train, gold[:N], valid, gold[N:])
 
 
 DATA = make_data()
@@ -30,7 +30,7 @@ CONTROL = np.stack(
 
 
 def probe(kind="linear", data=DATA, seed=0):
-    return layers.probe_layers(kind, data, 2, CONTROL, accuracy, seed, SETTINGS)
+    return layer_scores.probe_layers(kind, data, 2, CONTROL, accuracy, seed, SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_linear_probes_find_the_layer(rows):
 def test_seeds_of_a_linear_probe_differ_in_the_control_alone(rows):
     """Both controls at once are those of each."""
     each = [
-        layers.probe_layers("linear", DATA, 2, one[None], accuracy, 0, SETTINGS)
+        layer_scores.probe_layers("linear", DATA, 2, one[None], accuracy, 0, SETTINGS)
         for one in CONTROL
     ]
     for both, first, second in zip(rows, *each, strict=True):
@@ -85,7 +85,7 @@ def test_same_seed_same_numbers(rows):
 
 
 def test_a_mix_finds_the_layer():
-    mix = layers.probe_mix("linear", DATA, 2, accuracy, 2, 0, SETTINGS)
+    mix = layer_scores.probe_mix("linear", DATA, 2, accuracy, 2, 0, SETTINGS)
     assert sum(mix["weights"]) == pytest.approx(1)
     assert min(mix["weights"][KNOWN:]) > 2 * max(mix["weights"][:KNOWN])
     assert 3 < mix["centre_of_gravity"] < 4
@@ -104,8 +104,10 @@ def test_what_a_mix_does_not_see_has_no_weight():
 
 def test_expected_layer():
     """Rises of 0.2 at 1 and 0.6 at 3: (1 * 0.2 + 3 * 0.6) / 0.8 = 2.5."""
-    assert layers.expected_layer(np.array([0.1, 0.3, 0.3, 0.9])) == pytest.approx(2.5)
-    assert layers.expected_layer(np.array([0.5, 0.7, 0.5])) is None
+    assert layer_scores.expected_layer(np.array([0.1, 0.3, 0.3, 0.9])) == pytest.approx(
+        2.5
+    )
+    assert layer_scores.expected_layer(np.array([0.5, 0.7, 0.5])) is None
 
 
 # ---------------------------------------------------------------- the online code
@@ -132,7 +134,9 @@ def test_code_length_by_hand():
 def test_bits_are_minus_log_probabilities():
     """A probe that has learned nothing codes each row in log2(C) bits."""
     still = SETTINGS._replace(steps=1, lr=0.0)
-    found = layers.probe_layers("linear", DATA, 2, CONTROL[:, :0], accuracy, 0, still)
+    found = layer_scores.probe_layers(
+        "linear", DATA, 2, CONTROL[:, :0], accuracy, 0, still
+    )
     assert [r["bits"] for r in found] == pytest.approx([N] * DEPTHS, rel=1e-5)
     assert [r["compression"] for r in found] == pytest.approx([1] * DEPTHS, rel=1e-5)
     assert not {"control", "selectivity", "memorised"} & set(found[0])
@@ -188,7 +192,7 @@ def test_standardising():
 
 
 def test_the_table_has_a_line_a_layer(rows):
-    lines = showing.make_table(rows, "accuracy").splitlines()
+    lines = probe_table.make_table(rows, "accuracy").splitlines()
     assert len(lines) == 1 + DEPTHS and len(set(map(len, lines))) == 1
     assert lines[0].split()[:4] == ["layer", "accuracy", "sd", "control"]
     assert len(lines[1].split()) == len(lines[0].split()) - 1  # no sd

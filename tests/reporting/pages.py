@@ -5,8 +5,8 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-from bertjax import config as c
 from bertjax import report
+from bertjax.config import schema, serialize
 
 VOID = {"meta", "input", "br", "link", "img"}
 
@@ -56,9 +56,9 @@ class Page(HTMLParser):
 def make_run(folder: Path, rows=None, stores=None, **changed) -> Path:
     """Write a workdir by hand: its config with changes, and rows of metrics."""
     folder.mkdir(parents=True)
-    config = c.base()
+    config = schema.base()
     config.update_from_flattened_dict(changed)
-    (folder / "config.json").write_text(c.to_json(config))
+    (folder / "config.json").write_text(serialize.to_json(config))
     (folder / "overrides.json").write_text(json.dumps(changed))
     facts = {"total_steps": 30, "parameters": 1234, "stores": stores or {"valid": "x"}}
     (folder / "run.json").write_text(json.dumps(facts))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax.reporting import curves
-from bertjax.reporting.collect import Series
+from bertjax.reporting.read_runs import Series
 
 VALUES = st.floats(allow_infinity=False, width=32)
 

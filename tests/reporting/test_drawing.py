@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pages import make_probes, make_run, some_rows
-from test_scores import make_sweep
+from test_score_tables import make_sweep
 
-from bertjax.reporting import collect, page, probes
+from bertjax.reporting import page, probe_charts, read_runs
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
 TOKENS = ["[CLS]", "the", "<b>", "[SEP]"]
@@ -43,10 +43,10 @@ def written(tmp_path):
     view["attention"] = {"layers": LAYERS, "heads": HEADS, "tokens": TOKENS}
     view["attention"]["weights"] = maps
     text = page.write_page(
-        collect.read_runs([*map(str, folders)], print),
+        read_runs.read_runs([*map(str, folders)], print),
         blanks=[blank],
         views=[view],
-        probes=probes.read_probes([str(make_probes(tmp_path / "probes.json"))]),
+        probes=probe_charts.read_probes([str(make_probes(tmp_path / "probes.json"))]),
     )
     file = tmp_path / "page.html"
     file.write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from conftest import refused, succeeded
 from pages import Page, make_probes, make_run, page_of, some_rows
 
 from bertjax import UserError, report
-from bertjax.reporting import collect, guesses, plots, probes, tables
+from bertjax.reporting import plots, predictions, probe_charts, read_runs, run_tables
 
 
 # ---------------------------------------------------------------- what is in a page
@@ -99,8 +99,8 @@ def test_the_best_of_runs_that_compare_is_marked(tmp_path):
     paths = [
         make_run(tmp_path / n, some_rows(shift=s)) for n, s in (("a", 0), ("b", 1))
     ]
-    runs = collect.read_runs([*map(str, paths)], print)
-    table, leading = tables.evaluations(runs)
+    runs = read_runs.read_runs([*map(str, paths)], print)
+    table, leading = run_tables.evaluations(runs)
     best = {tuple(table.rows[i][:2]) for i in leading}
     assert ("eval/valid/mlm_loss", "a") in best
     assert ("eval/valid/mlm_loss", "b") not in best
@@ -116,8 +116,8 @@ def test_the_best_of_a_loss_that_is_not_called_one(tmp_path):
     facts["greater_is_better"] = {"contrast": False}
     (paths[1] / "run.json").write_text(json.dumps(facts))
     for path, said in zip(paths, ("highest", "lowest"), strict=True):
-        (run,) = collect.read_runs([str(path)], print)
-        found = {row[0]: row[-1] for row in tables.evaluations([run])[0].rows}
+        (run,) = read_runs.read_runs([str(path)], print)
+        found = {row[0]: row[-1] for row in run_tables.evaluations([run])[0].rows}
         assert found["eval/valid/contrast"] == said
 
 
@@ -128,9 +128,9 @@ def test_a_given_vocabulary_hides_how_one_would_be_trained(tmp_path):
         {"data.tokenizer": "bpe"},
     ]
     paths = [make_run(tmp_path / str(i), **x) for i, x in enumerate(changes)]
-    runs = collect.read_runs([*map(str, paths)], print)
-    assert not tables.differing(runs[:2])[0].rows
-    assert tables.differing(runs)[0].rows == [
+    runs = read_runs.read_runs([*map(str, paths)], print)
+    assert not run_tables.differing(runs[:2])[0].rows
+    assert run_tables.differing(runs)[0].rows == [
         ["data.tokenizer", "–", "–", "bpe"],
         ["data.vocab_size", "–", "–", "32768"],
     ]
@@ -183,8 +183,8 @@ def test_other_text_matters_and_its_path_does_not(tmp_path):
     a = make_run(tmp_path / "a", stores=stores, **{train: "a.txt", valid: "c.txt"})
     other = {**stores, "train": "z"}
     b = make_run(tmp_path / "b", stores=other, **{train: "b.txt", valid: "d.txt"})
-    runs = collect.read_runs([str(a), str(b)], print)
-    matters, free = (table.rows for table in tables.differing(runs))
+    runs = read_runs.read_runs([str(a), str(b)], print)
+    matters, free = (table.rows for table in run_tables.differing(runs))
     assert matters == [[train, "a.txt", "b.txt"]]
     assert free == [[valid, "c.txt", "d.txt"]]
 
@@ -197,8 +197,8 @@ def test_numbers_are_short_but_tell_apart(tmp_path):
     assert not any("1.11111" in text for text in page.texts)
     rates = [2e-5, 2.00001e-5]
     runs = [make_run(tmp_path / f"{r}", **{"optim.lr": r}) for r in rates]
-    runs = collect.read_runs([*map(str, runs)], print)
-    assert tables.differing(runs)[0].rows == [["optim.lr", "2e-05", "2.00001e-05"]]
+    runs = read_runs.read_runs([*map(str, runs)], print)
+    assert run_tables.differing(runs)[0].rows == [["optim.lr", "2e-05", "2.00001e-05"]]
 
 
 def test_equal_losses_are_one_chart(tmp_path):
@@ -232,8 +232,8 @@ def test_a_threshold_is_no_score(tmp_path):
     rows = some_rows()
     for row in rows:
         row["eval/valid/threshold"] = row["step"] / 7
-    (run,) = collect.read_runs([str(make_run(tmp_path / "a", rows))], print)
-    named = {row[0] for row in tables.evaluations([run])[0].rows}
+    (run,) = read_runs.read_runs([str(make_run(tmp_path / "a", rows))], print)
+    named = {row[0] for row in run_tables.evaluations([run])[0].rows}
     assert "eval/valid/mlm_loss" in named and "eval/valid/threshold" not in named
 
 
@@ -254,7 +254,7 @@ def test_probes_by_layer(tmp_path):
 
 def test_probes_are_drawn_too(tmp_path):
     file = make_probes(tmp_path / "probes.json")
-    made = [*plots.of_probes(probes.read_probes([str(file)]))]
+    made = [*plots.of_probes(probe_charts.read_probes([str(file)]))]
     assert [chart[:2] for chart in made] == [
         ("linear f1", "layer"),
         ("linear bits of the online code", "layer"),
@@ -425,7 +425,7 @@ def test_texts_that_cannot_be_shown(trained, tmp_path):
 def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypatch):
     """Two families write a blank in two ways: each fills its own."""
     runs = [make_run(tmp_path / name) for name in ("bert", "roberta")]
-    runs = collect.read_runs([*map(str, runs)], print)
+    runs = read_runs.read_runs([*map(str, runs)], print)
 
     def encode(tokenizer, text, longest):
         if tokenizer.mask not in text:
@@ -437,26 +437,26 @@ def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypat
         return None, SimpleNamespace(mask=mask, vocab_size=9), None
 
     cfg = SimpleNamespace(max_length=9)
-    monkeypatch.setattr(guesses, "open_step", opened)
-    monkeypatch.setattr(guesses.manifest, "steps", lambda path: [1, 2])
-    monkeypatch.setattr(guesses.c, "encoder_config", lambda *told: cfg)
-    monkeypatch.setattr(guesses.fill_mask, "encode", encode)
-    monkeypatch.setattr(guesses.fill_mask, "read_params", lambda *told: told)
-    monkeypatch.setattr(guesses.fill_mask, "make_filler", lambda *told: len)
+    monkeypatch.setattr(predictions, "open_step", opened)
+    monkeypatch.setattr(predictions.manifest, "steps", lambda path: [1, 2])
+    monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)
+    monkeypatch.setattr(predictions.fill_mask, "encode", encode)
+    monkeypatch.setattr(predictions.fill_mask, "read_params", lambda *told: told)
+    monkeypatch.setattr(predictions.fill_mask, "make_filler", lambda *told: len)
     notes = []
-    found = guesses.fill_blanks(runs, ["a [MASK]", "a <mask>"], notes.append)
+    found = predictions.fill_blanks(runs, ["a [MASK]", "a <mask>"], notes.append)
     assert [(f["run"], f["text"], f["rows"]) for f in found] == [
         ("bert", "a [MASK]", [(1, 1), (2, 1)]),
         ("roberta", "a <mask>", [(1, 1), (2, 1)]),
     ]
     assert len(notes) == 2 and notes[1] == "roberta: left out: no <mask> in a [MASK]"
     with pytest.raises(UserError, match=r"no \[MASK\] in nothing"):
-        guesses.fill_blanks(runs, ["a [MASK]", "nothing"], notes.append)
+        predictions.fill_blanks(runs, ["a [MASK]", "nothing"], notes.append)
 
 
 def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatch):
     runs = [make_run(tmp_path / name) for name in ("fine", "tuned", "pretrained")]
-    runs = collect.read_runs([*map(str, runs)], print)
+    runs = read_runs.read_runs([*map(str, runs)], print)
 
     def read_params(checkpoint, cfg):
         if checkpoint != "pretrained":
@@ -466,14 +466,14 @@ def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatc
     tokenizer = SimpleNamespace(vocab_size=9)
     cfg = SimpleNamespace(max_length=9)
     opened = lambda run, step: (None, tokenizer, run.name)  # noqa: E731
-    monkeypatch.setattr(guesses, "open_step", opened)
-    monkeypatch.setattr(guesses.manifest, "steps", lambda path: [*range(1, 6)])
-    monkeypatch.setattr(guesses.c, "encoder_config", lambda *told: cfg)
-    monkeypatch.setattr(guesses.fill_mask, "encode", lambda *told, longest: [1])
-    monkeypatch.setattr(guesses.fill_mask, "read_params", read_params)
-    monkeypatch.setattr(guesses.fill_mask, "make_filler", lambda *told: len)
+    monkeypatch.setattr(predictions, "open_step", opened)
+    monkeypatch.setattr(predictions.manifest, "steps", lambda path: [*range(1, 6)])
+    monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)
+    monkeypatch.setattr(predictions.fill_mask, "encode", lambda *told, longest: [1])
+    monkeypatch.setattr(predictions.fill_mask, "read_params", read_params)
+    monkeypatch.setattr(predictions.fill_mask, "make_filler", lambda *told: len)
     notes = []
-    found = guesses.fill_blanks(runs, ["a [MASK]", "b [MASK]"], notes.append)
+    found = predictions.fill_blanks(runs, ["a [MASK]", "b [MASK]"], notes.append)
     assert {f["run"] for f in found} == {"pretrained"}
     assert notes == ["no masked-LM head, so no guesses: fine, tuned"]
 

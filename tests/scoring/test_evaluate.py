@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from conftest import succeeded
 
-from bertjax import UserError, build, disk, evaluate
-from bertjax import config as c
-from bertjax.data.pipeline import Batches, batch_sha256
-from bertjax.defaults import base
+from bertjax import UserError, evaluate
+from bertjax.assembly import models, prepared_text, resolve
+from bertjax.config.schema import base
+from bertjax.data.batches import Batches, batch_sha256
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import make_objective
-from bertjax.scoring import showing
-from bertjax.scoring.mlm import Tally, make_guesser
+from bertjax.scoring import print_scores
+from bertjax.scoring.mlm_loss import Tally, make_guesser
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
 
@@ -98,21 +98,21 @@ OTHERS = (
 @pytest.fixture
 def pretend(monkeypatch):
     """Let the model that is opened be one that was trained with other keys."""
-    open_model, read_params = disk.open_model, disk.read_params
+    open_model, read_params = models.open_model, models.read_params
 
     def change(keys):
         def opened(*given):
             config, tokenizer, *rest = open_model(*given)
             config.update_from_flattened_dict(keys)
-            cfg = c.encoder_config(config, tokenizer.vocab_size)
+            cfg = resolve.encoder_config(config, tokenizer.vocab_size)
             if "electra" in config.objective:
                 made, _ = make_objective(config.objective, cfg)
                 params = made.init(jax.random.key(0))
-                monkeypatch.setattr(disk, "read_params", lambda *_: params)
+                monkeypatch.setattr(models, "read_params", lambda *_: params)
             return config, tokenizer, *rest
 
-        monkeypatch.setattr(disk, "open_model", opened)
-        monkeypatch.setattr(disk, "read_params", read_params)
+        monkeypatch.setattr(models, "open_model", opened)
+        monkeypatch.setattr(models, "read_params", read_params)
 
     return change
 
@@ -186,7 +186,7 @@ def test_the_layout_and_the_rows_are_said(run, pretend, corpus):
 def test_what_is_no_number_is_null(capsys):
     """JSON has no NaN: the precision where nothing was said to be replaced."""
     rates = {0.1: {"rtd_precision": math.nan, "mlm_loss": 2.0}}
-    showing.print_json({"step": 3}, {"valid": {"rates": rates}})
+    print_scores.print_json({"step": 3}, {"valid": {"rates": rates}})
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     told = {"0.1": {"rtd_precision": None, "mlm_loss": 2.0}}
     assert found == {"step": 3, "rates": told}
@@ -302,10 +302,10 @@ def test_a_cache_of_another_machine(tmp_path):
     (tmp_path / "file").write_text("")
     config, said = base(), []
     config.data.cache = str(tmp_path / "file" / "cache")
-    build.settle_cache(config, said.append)
+    prepared_text.settle_cache(config, said.append)
     assert config.data.cache == base().data.cache
     assert len(said) == 1 and "is not a directory: ~/.cache/bertjax is taken" in said[0]
-    build.settle_cache(config, pytest.fail)
+    prepared_text.settle_cache(config, pytest.fail)
 
 
 def test_what_is_guessed_costs_no_second_encoder():

@@ -8,7 +8,7 @@ import pytest
 
 from bertjax import UserError, embed, evaluate
 from bertjax.scoring import sts
-from bertjax.scoring.statistics import correlation_half_width
+from bertjax.scoring.confidence import correlation_half_width
 from bertjax.tasks import metrics
 
 ROWS = [

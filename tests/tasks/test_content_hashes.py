@@ -9,9 +9,8 @@ import json
 
 import pytest
 
-from bertjax import build
-from bertjax import config as c
-from bertjax.tasks.prepare import prepare
+from bertjax.assembly import command_line, prepared_text
+from bertjax.tasks.prepare_task import prepare
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcde'?"]
 TABLE = "one\ttwo\tkind\na b\tc\tit's\nd\te a\tno\n"
@@ -61,8 +60,8 @@ def test_they_stay_what_workdirs_hold(tmp_path, file, keys, name, text, expected
     keys = [*keys, f"data.vocab={tmp_path}/vocab.txt"]
     keys += [f"data.{side}={path}" for side in ("train", "valid")]
     given = [f"--config=finetune/{file}.py:smoke", *(f"--config.{k}" for k in keys)]
-    config = c.parse(given).config
-    hashes = build.content_hashes(config, prepare(config, print))
+    config = command_line.parse(given).config
+    hashes = prepared_text.content_hashes(config, prepare(config, print))
     assert {k: v[:16] for k, v in hashes.items()} == dict.fromkeys(
         ("train", "valid"), expected
     )

@@ -4,9 +4,9 @@
 import pytest
 
 from bertjax import UserError
-from bertjax import config as c
+from bertjax.assembly import command_line
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.prepare import KINDS, check, make_form, prepare
+from bertjax.tasks.prepare_task import KINDS, check, make_form, prepare
 
 TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
 
@@ -43,7 +43,7 @@ def test_what_says_nothing_is_refused(config, given, said):
     file, *more = config
     more = [f"--config.{key}" for key in (*more, *given, "data.vocab=none")]
     with pytest.raises(UserError) as e:
-        check(c.parse([f"--config={file}", *more]).config)
+        check(command_line.parse([f"--config={file}", *more]).config)
     assert said in str(e.value)
 
 
@@ -85,7 +85,7 @@ def test_what_says_nothing_is_refused(config, given, said):
 def test_columns_that_need_not_be_given(given, objective, columns, train):
     file, *keys = given
     keys = [f"--config.{key}" for key in keys]
-    made = c.parse([f"--config=finetune/{file}", *keys]).config
+    made = command_line.parse([f"--config=finetune/{file}", *keys]).config
     task = made.task
     assert (task.text, task.text_pair, task.label) == columns
     assert made.objective == objective and made.data.train == train
@@ -99,7 +99,7 @@ def test_every_named_task_passes(vocabulary):
             f"--config=finetune/tag.py:task={name}",
             f"--config.data.vocab={vocabulary}",
         ]
-        check(c.parse(args).config)
+        check(command_line.parse(args).config)
 
 
 def test_the_first_measure_of_a_benchmark_counts():
@@ -113,7 +113,9 @@ def test_the_first_measure_of_a_benchmark_counts():
 
 def test_labels_are_different():
     file, *more = *TEXTS, "task.labels=0,1,0"
-    made = c.parse([f"--config={file}", *(f"--config.{key}" for key in more)]).config
+    made = command_line.parse(
+        [f"--config={file}", *(f"--config.{key}" for key in more)]
+    ).config
     with pytest.raises(UserError, match="'0' is there twice"):
         make_form(made)
 
@@ -121,7 +123,11 @@ def test_labels_are_different():
 @pytest.mark.parametrize("name", ["tag", "qa", "retrieve"])
 def test_the_configs_pass(name):
     with pytest.raises(UserError, match=r"data\.vocab=x: no such file"):
-        check(c.parse([f"--config=finetune/{name}.py", "--config.data.vocab=x"]).config)
+        check(
+            command_line.parse(
+                [f"--config=finetune/{name}.py", "--config.data.vocab=x"]
+            ).config
+        )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +142,9 @@ def test_a_directory_is_told_what_is_wanted(tmp_path, name, wanted):
     file = {"tag": "tag.py", "span": "qa.py"}.get(name, "classify.py")
     more = TEXTS[1:] if name == "classify" else ()
     more = [f"--config.{key}" for key in (*more, f"data.train={tmp_path}")]
-    config = c.parse([f"--config=finetune/{file}", "--config.data.vocab=x", *more])
+    config = command_line.parse(
+        [f"--config=finetune/{file}", "--config.data.vocab=x", *more]
+    )
     said = rf"data\.train={tmp_path}: a directory; write {tmp_path}/{wanted}$"
     with pytest.raises(UserError, match=said):
         check(config.config)
@@ -150,7 +158,9 @@ def test_what_is_read_twice_is_said(vocabulary, tmp_path):
     more = f"data.vocab={vocabulary}", f"data.train={table},{table}"
     keys = [f"--config.{key}" for key in (*TEXTS[1:], *more, f"data.valid={table}")]
     said = []
-    made = prepare(c.parse([f"--config={TEXTS[0]}", *keys]).config, said.append)
+    made = prepare(
+        command_line.parse([f"--config={TEXTS[0]}", *keys]).config, said.append
+    )
     assert made.parts["train"].n == 4
     assert said[:2] == [
         f"data.train reads {table} 2 times: what is in it counts as often",

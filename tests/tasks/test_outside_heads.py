@@ -11,8 +11,8 @@ from conftest import ROOT, read_rows, refused, succeeded
 from lab import contrast, focal
 
 from bertjax import UserError, evaluate, predict, train
-from bertjax.tasks import prepare
-from bertjax.training.checkpoint import restore_params
+from bertjax.checkpoints.manager import restore_params
+from bertjax.tasks import prepare_task
 
 pytestmark = pytest.mark.usefixtures("no_listener")
 WORDS = {"no": ["wrong", "slow"], "so": ["some", "other"], "yes": ["clear", "fast"]}
@@ -123,17 +123,17 @@ def test_the_page_names_what_outputs_return():
     told = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|[^|]*\|$", page, re.MULTILINE)
     told = {kind: tuple(re.findall(r"`(\w+)`", names)) for kind, names in told}
     # No head of its own: it sees the choices of a row as rows.
-    assert {**told, "choose": ("scores",)} == prepare.OUTPUTS
-    assert prepare.OUTPUTS.keys() == prepare.KINDS.keys()
+    assert {**told, "choose": ("scores",)} == prepare_task.OUTPUTS
+    assert prepare_task.OUTPUTS.keys() == prepare_task.KINDS.keys()
 
 
 def test_what_objectives_learn_from():
-    found = {name: prepare.task_type(name) for name in prepare.KINDS}
+    found = {name: prepare_task.task_type(name) for name in prepare_task.KINDS}
     assert all(name == kind for name, kind in found.items())
     others = "mlm", "mlm+nsp", "electra:generator=0.25", "classify:classes=3"
-    assert {prepare.task_type(name) for name in others} == {None}
-    assert prepare.task_type("lab.focal") == "classify"
-    assert prepare.task_type("lab.contrast") is None and contrast.make_head()
-    assert prepare.with_labels("lab.focal", "abc") == "lab.focal:classes=3"
-    told = prepare.with_labels("lab.focal:gamma=1", "abc")
+    assert {prepare_task.task_type(name) for name in others} == {None}
+    assert prepare_task.task_type("lab.focal") == "classify"
+    assert prepare_task.task_type("lab.contrast") is None and contrast.make_head()
+    assert prepare_task.with_labels("lab.focal", "abc") == "lab.focal:classes=3"
+    told = prepare_task.with_labels("lab.focal:gamma=1", "abc")
     assert told == "lab.focal:gamma=1,classes=3"

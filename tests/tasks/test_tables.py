@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.data.text import datasets
+from bertjax.data.corpus import tfds_source
 from bertjax.tasks.tables import parse_rows, read_rows
 
 TEXT = {"task.text": "text"}
@@ -201,8 +201,10 @@ def test_classes_of_tfds_have_names(monkeypatch):
     }
     builder = SimpleNamespace(info=SimpleNamespace(features=features))
     told = [{"text": "é".encode(), "label": 1}, {"text": b"x", "label": -1}]
-    monkeypatch.setattr(datasets, "open_split", lambda name, wanted: (builder, "train"))
-    monkeypatch.setattr(datasets, "read_split", lambda *a: iter(told))
+    monkeypatch.setattr(
+        tfds_source, "open_split", lambda name, wanted: (builder, "train")
+    )
+    monkeypatch.setattr(tfds_source, "read_split", lambda *a: iter(told))
     found = read_rows("tfds:glue/rte:train", "data.train", {"task.text": "text"})
     assert [r.cells for r in found] == [
         {"text": "é", "label": "yes"},

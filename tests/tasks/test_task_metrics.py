@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.tasks import answer_scores, metrics
-from bertjax.tasks.answer_scores import cmrc_scores, squad_scores
+from bertjax.tasks import metrics, squad_metrics
 from bertjax.tasks.metrics import bio_violations, entity_scores
+from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
 
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2)
 
 
-@pytest.mark.parametrize("module", [metrics, answer_scores])
+@pytest.mark.parametrize("module", [metrics, squad_metrics])
 def test_examples(module):
     done = doctest.testmod(module)
     assert done.attempted > 3 and not done.failed
@@ -132,6 +132,6 @@ def test_answers_in_chinese():
     assert found["exact"] == pytest.approx(100 / 3)
     assert found["f1"] == pytest.approx(100 * (1 + 4 / 6) / 3)
     assert cmrc_scores({"a": "，"}, {"a": ["字"]}) == {"exact": 0.0, "f1": 0.0}
-    assert answer_scores.cmrc_units("Roy H. Re (3.5%)，1,000人.") == [
+    assert squad_metrics.cmrc_units("Roy H. Re (3.5%)，1,000人.") == [
         *("roy", "h.", "re", "(", "3.5", "%", ")", "1,000", "人", ".")
     ]

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a config and prepared text to the batches of a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.assembly import resolve
+from bertjax.config import durations
+from bertjax.data import batches, mixture, phases
+from bertjax.data.masking import masker
+from bertjax.data.sequences import plan
+from bertjax.data.token_store.cache import open_cache
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.tasks import prepare_task as tasks
+
+
+class Run(NamedTuple):
+    """What a run sees: its batches, how many steps there are, and its phases."""
+
+    course: batches.Course
+    total: int
+    phases: tuple[phases.Phase, ...]
+
+
+def make_run(
+    config: ConfigDict,
+    needs: frozenset[str],
+    tokenizer: Tokenizer,
+    parts: Mapping[str, Any],
+    tables: masker.Tables,
+    past: Sequence[phases.Phase] = (),
+    at: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Run:
+    """Make the batch function of a run from its config and the stores of data.train.
+
+    past: the phases that led to step `at` where a run goes on with another config.
+    Raises UserError when the objective needs what the plan cannot give.
+    """
+    resolve.check_plan(config, needs)
+    wanted = resolve.wanted_phases(config)
+    weights = mixture.read_weights(config.data.weights)
+    plans, mixtures = {}, {}
+    for length in {p.length for p in wanted}:
+        plans[length] = make_plans(config, needs, parts, length, say)
+        rows = {name: p.n for name, p in plans[length].items()}
+        mixtures[length] = mixture.make_mixture(rows, weights, config.data.alpha)
+        for line in mixtures[length].lines():
+            say(line)
+    sizes = {length: m.n for length, m in mixtures.items()}
+
+    def place(total: int) -> tuple[phases.Phase, ...]:
+        planned = phases.place_phases(wanted, total, sizes)
+        return phases.change_phases(planned, past, at)
+
+    total = phases.count_steps(*durations.unit_of(config, "total"), place)
+    placed = place(total)
+    for repeat in phases.find_repeats(placed):
+        if repeat.phase not in past:  # else it was said when the run began
+            say(str(repeat))
+    stages = [
+        batches.Batches(
+            plans=tuple(plans[phase.length].values()),
+            mixture=mixtures[phase.length],
+            masking=resolve.make_masking(config, phase.mask_rate),
+            tables=tables,
+            specials=tokenizer,
+            batch_size=phase.batch_size,
+            seed=config.seed,
+            needs=needs,
+            max_predictions=slots(config, placed, phase),
+            start=phase.start,
+            first=phase.first,
+        )
+        for phase in placed
+        if phase.start >= at or phase is [p for p in placed if p.start <= at][-1]
+    ]
+    return Run(batches.Course(tuple(stages)), total, placed)
+
+
+def slots(
+    config: ConfigDict, placed: Sequence[phases.Phase], phase: phases.Phase
+) -> int:
+    """Return P of a phase: enough for the highest rate of all phases of its shape."""
+    shape = phase.length, phase.batch_size
+    rates = {p.mask_rate for p in placed if (p.length, p.batch_size) == shape}
+    return max(predictions(config, phase.length, rate) for rate in rates)
+
+
+def predictions(config: ConfigDict, length: int, rate: float | None = None) -> int:
+    """Return P, the prediction slots of a row of this length."""
+    if config.data.max_predictions is not None:
+        return min(config.data.max_predictions, length)
+    made = resolve.make_masking(config, rate)
+    return masker.predictions_per_sequence(made, length)
+
+
+def make_eval_batches(
+    config: ConfigDict,
+    needs: frozenset[str],
+    tokenizer: Tokenizer,
+    name: str,
+    store: Any,
+    tables: masker.Tables,
+    say: Callable[[str], None] = lambda text: None,
+) -> batches.Batches:
+    """Make the batches of a validation store, the same for every run on this text.
+
+    One length and one mask rate, however the run's phases change theirs, and rows that
+    do not depend on the run's seed.
+    """
+    resolve.check_plan(config, needs)
+    seed = batches.EVAL_SEED
+    length = config.data.length
+    plans = make_plans(config, needs, {name: store}, length, say, seed=seed)
+    return batches.Batches(
+        plans=tuple(plans.values()),
+        mixture=mixture.make_mixture({name: p.n for name, p in plans.items()}),
+        masking=resolve.make_masking(config, config.eval.mask_rate),
+        tables=tables,
+        specials=tokenizer,
+        batch_size=config.batch_size,
+        seed=seed,
+        needs=needs,
+        max_predictions=config.data.max_predictions,
+    )
+
+
+def make_valid(
+    config: ConfigDict,
+    needs: frozenset[str],
+    tokenizer: Tokenizer,
+    stores: Any,
+    *more: Any,
+) -> dict[str, batches.Batches]:
+    """Make the batches of each validation store; `more` as make_eval_batches has it."""
+    return {
+        name: make_eval_batches(config, needs, tokenizer, name, store, *more)
+        for name, store in stores.items()
+    }
+
+
+def make_tables(
+    config: ConfigDict,
+    tokenizer: Tokenizer,
+    counts: np.ndarray | None,
+    say: Callable[[str], None] = lambda text: None,
+) -> masker.Tables:
+    """Make what masking knows of the vocabulary and of the training text's counts [V].
+
+    Reads data.similar, and says which of its words cannot be used.
+    """
+    data = config.data
+    if not len(tokenizer.replacement_ids):
+        raise UserError(f"data.vocab={data.vocab}: every piece is a special one")
+    words = None
+    if data.similar:
+        words = masker.read_similar(Path(data.similar).expanduser(), tokenizer)
+        left = ", ".join(f"{n:,} {why}" for why, n in words.skipped.items() if n)
+        say(f"{data.similar}: {len(words.keys):,} words; left out: {left or 'none'}")
+    return masker.make_tables(tokenizer, counts, words)
+
+
+def make_plans(
+    config: ConfigDict,
+    needs: frozenset[str],
+    stores: Mapping[str, Any],
+    length: int,
+    say: Callable[[str], None] = lambda text: None,
+    cache: Path | None = None,
+    seed: int | None = None,
+) -> dict[str, plan.Plan]:
+    """Plan the rows of each store; say what the plan leaves out.
+
+    Large plans are kept in `cache` (None: data.cache). seed: None is the config's.
+    """
+    if tasks.is_task(config):
+        return {name: rows.plan(length) for name, rows in stores.items()}
+    data = config.data
+    cache = cache or open_cache(data.cache).root
+    rule = batches.pair_rule(needs)
+    made = {}
+    for name, store in stores.items():
+        try:
+            made[name] = plan.make_plan(
+                store,
+                data.plan,
+                length,
+                config.seed if seed is None else seed,
+                short_seq_prob=data.short_seq_prob,
+                pair_rule=rule,
+                packed=data.packed,
+                max_segments=data.max_segments,
+                cache=cache,
+            )
+        except UserError as e:
+            which = str(e).removeprefix("data.train or data.valid: ")
+            raise UserError(f"the text `{name}`: {which}") from None
+        for what, number in made[name].skipped.items():
+            if number:
+                say(f"{name}: {number:,} {what} left out of the plan")
+        if rule == "nsp" and len(store.documents) == 2:
+            say(
+                f"{name}: a single document, so that random next sentences come from "
+                "it as well; a blank line parts documents"
+            )
+    return made

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the command line of a command: its flags, its resolved config."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+from ml_collections import config_flags
+
+from bertjax import UserError
+from bertjax.assembly.init_from import follow_init_from
+from bertjax.config import flag_errors, flag_help
+from bertjax.config.durations import settle_durations
+from bertjax.config.flags import config_first
+from bertjax.config.schema import base
+from bertjax.config.serialize import flatten
+from bertjax.tasks import prepare_task as tasks
+
+
+def parse(
+    argv: Sequence[str],
+    define: Callable[[flags.FlagValues], None] | None = None,
+    needs_config: bool = True,
+    words: bool = False,
+) -> flags.FlagValues:
+    """Read a command's flags; `define` adds the command's own.
+
+    With `words` the rest of the line is in the result's `words`. The result's `config`
+    is the resolved ConfigDict (durations with one unit each) and `overrides` what the
+    command line changed. Raises UserError in one line; --help ends the command.
+    """
+    values = flags.FlagValues()
+    if define:
+        define(values)
+        if {"--help", "-h"} & {*argv}:
+            doc = sys.modules[define.__module__].__doc__ or ""
+            print(flag_help.describe(doc, values, needs_config))
+            raise SystemExit(0)
+    if needs_config:
+        argv = config_first(list(argv))
+        config_flags.DEFINE_config_file(
+            "config", None, "", flag_values=values, sys_argv=["", *argv]
+        )
+    try:
+        rest = values([sys.argv[0], *argv])
+    except UserError:
+        raise
+    except Exception as e:  # whatever a config file may do
+        raise UserError(flag_errors.tell(e, argv, values)) from e
+    if words:
+        flags.DEFINE_list("words", [], "", flag_values=values)
+        values.mark_as_parsed()
+        values["words"].value = rest[1:]
+    elif len(rest) > 1:
+        raise UserError(f"{rest[1]!r} is no flag: write --name=value")
+    if needs_config:
+        if values.config is None:
+            raise UserError("--config is missing, for instance --config=bert.py:mini")
+        overrides = config_flags.get_override_values(values["config"])
+        lacking = sorted(flatten(base()).keys() - flatten(values.config).keys())
+        if lacking:
+            raise UserError(f"the config file: it lacks {', '.join(lacking[:5])}")
+        settle_durations(values.config, overrides)
+        tasks.settle(values.config, overrides)
+        follow_init_from(values.config, overrides)
+        flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)
+        values.mark_as_parsed()
+    return values

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""init_from: parameters, architecture and vocabulary of another run or model."""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, objectives
+from bertjax.assembly.models import Say, open_model, params_part, silent
+from bertjax.checkpoints import manifest, workdir_kinds
+from bertjax.interop import hf_directories, hf_read
+from bertjax.models.config import RUNTIME
+
+# Of a model's options those that a recipe decides, whatever a checkpoint had.
+OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+
+
+def check_init_from(path: str, say: Say = silent) -> Any:
+    """Return what init_from names: a checkpoint, or an imported model.
+
+    say: is told where it is the best one. Raises UserError unless it is whole.
+    """
+    try:
+        found = manifest.resolve(path, say)[1]
+    except OSError as e:
+        there = manifest.as_path(path)
+        if hf_directories.is_directory(there):
+            return open_model(path, "init_from", silent)[2]
+        why = workdir_kinds.why_no_checkpoint(there, path)
+        raise UserError(f"init_from={path}: {why}") from e
+    if wrong := manifest.problem(found):
+        raise UserError(f"init_from={path}: checkpoints/{found.name}: {wrong}")
+    return found
+
+
+def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None:
+    """Take an imported init_from's architecture, and vocabulary where none is given.
+
+    overrides: keys that the command line gave, which stay; so does what the config
+    says of OPEN, if it says something. A config file's own shapes are its recipe's,
+    not the checkpoint's. Finetuning follows runs of ours too; nothing happens for
+    others, and where nothing is (yet). Raises UserError for a size in overrides.
+    """
+    folder = manifest.as_path(config.init_from) if config.init_from else None
+    try:
+        if folder is None or not (_is_imported(folder) or config.task.text):
+            return
+    except OSError:
+        return
+    if "model.size" in overrides:
+        raise UserError(
+            f"model.size={config.model.size}: the sizes are those of "
+            f"init_from={config.init_from}; leave it out"
+        )
+    # Silently: `take` says which checkpoint it is.
+    there, *_ = open_model(config.init_from, "init_from", silent)
+    for key, value in there.model.items():
+        stays = key in RUNTIME or (key in OPEN and config.model[key] is not None)
+        if not stays and f"model.{key}" not in overrides:
+            config.model[key] = value
+    if not config.data.vocab:
+        if not hf_directories.is_directory(folder):
+            folder = manifest.resolve(config.init_from)[0]
+        own = folder / "tokenizer"
+        found = own if own.is_dir() else hf_directories.tokenizer_folders(folder)[0]
+        config.data.vocab = str(found)
+    # A generator's width is a size, though the objective tells it.
+    (name, options), *_ = objectives.parse(config.objective)
+    if name == "electra" and there.objective.startswith("electra:"):
+        options |= objectives.parse(there.objective)[0][1]
+        told = ",".join(f"{key}={value}" for key, value in options.items())
+        config.objective = f"electra:{told}"
+
+
+def _is_imported(path: Any) -> bool:
+    """True for another library's directory and for what convert made of one."""
+    try:
+        return "hf" in manifest.read_meta(manifest.resolve(path)[1])
+    except FileNotFoundError:
+        return hf_directories.is_directory(path)
+
+
+def check_init_tokenizer(source: Any, tokenizer: Any) -> None:
+    """Refuse init_from's parameters where a token has another id in them."""
+    ours = not isinstance(source, hf_read.Imported)
+    if ours and manifest.read_meta(source)["tokenizer"] == tokenizer.identity:
+        return
+    there = open_model(str(source), "init_from", silent)[1]
+    said = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (there, tokenizer)]
+    if said[0] != said[1]:
+        raise UserError(f"init_from={source} has another tokenizer")
+
+
+def take(
+    path: str, tokenizer: Any, params: Any, say: Say, task: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Read what init_from and these parameters (shapes, shardings) have in common.
+
+    task: what a checkpoint will keep of the task (tasks/prepare_task.py): a head of
+    classes is taken where they have the same names in the same order. Raises
+    UserError where it cannot be, or a token has another id in it.
+    """
+    from bertjax.checkpoints.manager import warm_start
+
+    source = check_init_from(path, say)
+    check_init_tokenizer(source, tokenizer)
+    fresh: tuple[str, ...] = ()
+    known, wanted = _labels(source), task.get("labels", [])
+    if known and wanted and known != wanted:
+        fresh = tuple(f"{part}/" for part in params if part != "encoder")
+        say(f"init_from={path}: its labels are others, so their head begins anew")
+    return warm_start(source, params, say, params_part(source), fresh)
+
+
+def _labels(source: Any) -> list[str]:
+    """Return the labels of what init_from names, [] where it has none."""
+    if isinstance(source, hf_read.Imported):
+        return list(source.task.labels) if source.task else []
+    return manifest.read_meta(source).get("task", {}).get("labels", [])

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open models: workdirs, their checkpoints, Hugging Face's directories.
+
+Nothing here imports jax until parameters are read.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, registry
+from bertjax.checkpoints import manifest, workdir, workdir_kinds
+from bertjax.config import cli, schema, serialize
+from bertjax.interop import electra_pair, hf_directories, hf_read, sentence_transformers
+from bertjax.models.config import RUNTIME
+from bertjax.models.families import size_name
+from bertjax.tasks import hf_task_config
+from bertjax.tasks import prepare_task as tasks
+
+Say = Callable[[str], None]
+
+
+# Config, tokenizer, checkpoint, what the checkpoint says of itself.
+Opened = tuple[ConfigDict, Any, Any, dict[str, Any]]
+
+
+def silent(text: str) -> None:
+    """Say nothing."""
+
+
+def at_step(path: str, step: int | None) -> str:
+    """Return a workdir's checkpoint of a step; without a step, the workdir.
+
+    Raises UserError where it has none of that step.
+    """
+    if step is None or not manifest.as_path(path).is_dir():
+        return path  # which whoever opens it says
+    there = manifest.steps(manifest.as_path(path))
+    if step not in there:
+        have = f"; there are {', '.join(map(str, there))}" if there else ", nor another"
+        raise UserError(f"--step={step}: {path} has no checkpoint of that step{have}")
+    return f"{path.rstrip('/')}/checkpoints/{step}"
+
+
+def open_model(path: str, flag: str, say: Say = cli.say) -> Opened:
+    """Open a workdir (its newest checkpoint, or the best where the run kept that), a
+    checkpoint, or another library's directory.
+
+    Returns (config, tokenizer, checkpoint, what the checkpoint says of itself);
+    `read_params` reads the checkpoint. Raises UserError naming `flag` when there is
+    no whole one.
+    """
+    from bertjax.data.tokenizers.tokenizer import load_tokenizer
+
+    try:
+        directory, checkpoint = manifest.resolve(path, say)
+    except OSError:
+        there = manifest.as_path(path)
+        if hf_directories.is_directory(there):
+            return open_directory(there, flag, say)
+        raise UserError(
+            f"{flag}={path}: {workdir_kinds.why_no_checkpoint(there, path)}"
+        ) from None
+    wrong = manifest.problem(checkpoint)
+    if wrong:
+        raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
+    meta = manifest.read_meta(checkpoint)
+    tokenizer = workdir.read_directory(directory / "tokenizer", load_tokenizer)
+    if tokenizer.identity != meta["tokenizer"]:
+        raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")
+    return serialize.from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
+
+
+def open_directory(directory: Any, flag: str, say: Say = cli.say) -> Opened:
+    """Open another library's directory, as `open_model` does a workdir.
+
+    In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
+    model and tokenizer are not of one piece.
+    """
+    from bertjax.data.tokenizers.export_tokenizer import separators_of
+    from bertjax.data.tokenizers.tokenizer import load_tokenizer
+
+    where = f"{flag}={directory}"
+    if workdir.is_remote(directory):
+        raise UserError(f"{where} is another library's: copy it to a disk first")
+    model = hf_directories.open_model(Path(directory), where)
+    folders = hf_directories.tokenizer_folders(directory)
+    tokenizer, *same = [load_tokenizer(folder, key=flag) for folder in folders]
+    if any(other.identity != tokenizer.identity for other in same):
+        raise UserError(f"{where}: generator and discriminator differ in the tokenizer")
+    hf_read.check_tokenizer(model, tokenizer, say)
+    config = schema.base()
+    config.model.update(sizes(model.cfg, model.family.model_type))
+    config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
+    config.objective = config.objective or "mlm"
+    if isinstance(model, electra_pair.Pair):
+        config.objective = f"electra:generator={model.share:g}"
+    if "+" not in config.objective:
+        config.data.plan = "full_sentences"
+    config.data.length = min(config.data.length, model.cfg.max_length)
+    if model.task:
+        told = sentence_transformers.model_max_length(model.directory, where)
+        longest = model.cfg.max_length
+        tasks.tell(config, *model.task, longest=min(told or longest, longest))
+    model.report(say)
+    task = {}
+    if model.task:
+        between = separators_of(tokenizer) or tasks.separators(config)
+        task = {"labels": list(model.task.labels), "separators": between}
+        task |= hf_task_config.from_json(model.raw, config, where)
+    meta = {
+        "tokenizer": tokenizer.identity,
+        "config": config.to_dict(),
+        "hf": model.raw,
+    }
+    if task:
+        meta["task"] = task
+    return config, tokenizer, model, meta
+
+
+def sizes(cfg: Any, family: str) -> dict[str, Any]:
+    """Return the keys of config.model that spell an encoder out."""
+    keys = set(schema.base().model) - {"family", "size", *RUNTIME}
+    told = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
+    return {**told, "family": family, "size": size_name(family, told)}
+
+
+def params_part(checkpoint: Any, weights: str = "") -> str:
+    """Return which part of a checkpoint's state is used: "params", or "ema".
+
+    weights: "raw", "ema", or "" for the average where there is one, unless the run's
+    config says otherwise (eval.ema). Raises UserError where there is none.
+    """
+    if weights:
+        registry.pick("--weights", weights, dict.fromkeys(("raw", "ema")))
+    there = False
+    if weights != "raw" and not isinstance(checkpoint, hf_read.Imported):
+        from bertjax.checkpoints.manager import has_average
+
+        there = has_average(checkpoint)
+    if weights == "ema" and not there:
+        raise UserError(f"--weights=ema: {checkpoint} has no moving average")
+    if there and not weights:
+        said = manifest.read_meta(checkpoint)["config"]
+        there = serialize.from_json(json.dumps(said)).eval.ema
+    return "ema" if there else "params"
+
+
+def check_masked_lm(opened: Opened, what: str, then: str = "") -> None:
+    """Refuse a finetuned model where blanks are filled: UserError.
+
+    Its head took the masked-LM head's place. what: begins the message; then: what to
+    do instead, where it is not the command that uses such models.
+    """
+    config, _, _, meta = opened
+    if "task" in meta:
+        command = "embed" if config.objective == "retrieve" else "predict"
+        raise UserError(
+            f"{what} was finetuned (objective={config.objective}) and has no masked-LM "
+            f"head; {then or f'bertjax.{command} uses such models'}"
+        )
+
+
+def read_params(checkpoint: Any, head: str = "", weights: str = "") -> Any:
+    """Read the parameters that `open_model` found, as numpy arrays.
+
+    weights: see params_part. Raises UserError when they lack the `head` that is asked
+    for.
+    """
+    part = params_part(checkpoint, weights)
+    if isinstance(checkpoint, hf_read.Imported):
+        params = checkpoint.params()
+    else:
+        from bertjax.checkpoints.manager import restore_params
+
+        params = restore_params(checkpoint, part=part)
+    if head and head not in params:
+        name = {"mlm": "masked-LM"}.get(head, head)
+        raise UserError(f"{checkpoint} has no {name} head")
+    return params

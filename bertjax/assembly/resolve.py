@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a ConfigDict to frozen values: the encoder's config, phases, masking."""
+
+import os
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, registry
+from bertjax.data import batches, phases
+from bertjax.data.masking import masker
+from bertjax.models.config import EncoderConfig
+from bertjax.models.families import FAMILIES
+
+SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
+
+
+def encoder_config(
+    config: ConfigDict, vocab_size: int, backend: str = "cpu"
+) -> EncoderConfig:
+    """Build the encoder's config; `vocab_size` is the tokenizer's.
+
+    A larger model.vocab_size is padding, which is never predicted unless model.pieces
+    says so; a smaller one is refused. `backend` (jax's
+    default_backend()) decides what dtype="auto" is.
+    """
+    given = {k: v for k, v in config.model.items() if v is not None}
+    family = registry.pick("model.family", given.pop("family"), FAMILIES)
+    name, size = given.pop("size", ""), {}
+    if name or not SPELLED <= given.keys():  # else its shape is no size of the family
+        size = registry.pick("model.size", name, family.sizes)
+    shape = {**family.fixed, **size, **given}
+    shape.setdefault("intermediate_size", 4 * shape["hidden_size"])
+    if shape.setdefault("vocab_size", vocab_size) < vocab_size:
+        raise UserError(
+            f"model.vocab_size={shape['vocab_size']} is smaller than the tokenizer's "
+            f"{vocab_size} pieces: token ids would be >= vocab_size"
+        )
+    padded = shape["vocab_size"] > vocab_size
+    if 0 < shape.setdefault("pieces", vocab_size if padded else 0) < vocab_size:
+        raise UserError(
+            f"model.pieces={shape['pieces']} is smaller than the tokenizer's "
+            f"{vocab_size}: leave it empty"
+        )
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if backend == "cpu" else "bfloat16"
+    # A loop over the layers compiles in a minute and keeps matrix products alone.
+    # Layers one after the other are a fifth faster on a TPU (docs/benchmarks.md), and
+    # compile the longer the more. On a CPU recomputing costs more than memory does.
+    if backend != "cpu":
+        unrolled = backend == "tpu" and shape["num_hidden_layers"] <= 12
+        defaults = {"unroll": 0 if unrolled else 1, "remat": "dots"}
+        shape = defaults | {"max_logits_mb": 512} | shape
+        shape.setdefault("attention", {"tpu": "tpu"}.get(backend, "gpu"))
+    cfg = EncoderConfig(**shape, dtype=dtype)
+    longest = max(config.data.length, *(p.length for p in wanted_phases(config)))
+    if longest > cfg.max_length:
+        raise UserError(
+            f"{'data.' if longest == config.data.length else 'phases: '}"
+            f"length={longest} is more than "
+            f"model.max_position_embeddings={cfg.max_position_embeddings}"
+            + f" less model.position_offset={cfg.position_offset}"
+            * bool(cfg.position_offset)
+        )
+    return cfg
+
+
+def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
+    """Read config.phases; without it, one phase of the config's own values."""
+    data = config.data
+    return phases.parse_phases(
+        config.phases, config.batch_size, data.length, data.mask_rate
+    )
+
+
+def make_masking(config: ConfigDict, rate: float | None = None) -> masker.Masking:
+    """Make the masking of data.masking and its refinements, at `rate` where given."""
+    data = config.data
+    return masker.make_masking(
+        data.masking,
+        rate=data.mask_rate if rate is None else rate,
+        unit=data.mask_unit,
+        lengths=data.mask_lengths,
+        corruption=data.corruption,
+        replacement=data.replacement,
+        paper_compat=data.paper_compat,
+    )
+
+
+def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
+    """Refuse an objective that needs what the plan cannot give."""
+    labelled = bool(config.task.text)
+    if ("labels" in needs) != labelled:
+        why = (
+            "task.text and task.label say where" if not labelled else "task.* has none"
+        )
+        what = "learns labels" if not labelled else "learns from text"
+        raise UserError(f"objective={config.objective!r} {what}: {why}")
+    if batches.pair_rule(needs) and config.data.plan != "pairs":
+        raise UserError(
+            f"objective={config.objective!r} needs sentence pairs: data.plan must be "
+            f"pairs, not {config.data.plan!r}"
+        )
+
+
+def set_flags(config: ConfigDict) -> None:
+    """Add what `deterministic` asks of XLA to XLA_FLAGS, which jax reads only once.
+
+    So it comes before the first use of a device.
+    """
+    if config.deterministic:
+        chosen = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{chosen} --xla_gpu_deterministic_ops=true"

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a config to the train step of a run: its schedule, optimizer, intervals.
+
+jax is imported only where it is needed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.config import durations
+from bertjax.data import phases
+
+
+def cost(objective: Any, stage: Any) -> tuple[int, float]:
+    """Return a step's slots, and its forward and backward FLOPs; 0 of unknown ones."""
+    each = objective.flops(stage.length, stage.P) if objective.flops else 0.0
+    return stage.slots, stage.slots * each
+
+
+def no_mfu(config: ConfigDict) -> str:
+    """Say why there is no MFU of an objective that does not say its FLOPs."""
+    return (
+        f"no MFU: objective={config.objective} does not say its FLOPs (Head.flops, "
+        "docs/add_an_objective.md)"
+    )
+
+
+def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
+    """Refuse what parts the rows that an objective compares with each other."""
+    if objective.whole_batch is None:
+        return
+    name = config.objective
+    if config.accumulate > 1:
+        raise UserError(
+            f"accumulate={config.accumulate}: objective={name} compares the rows of "
+            "the whole batch (in-batch negatives), and micro-batches would part it; "
+            f"take more devices, or batch_size={config.batch_size // config.accumulate}"
+        )
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if objective.whole_batch % parts:
+        raise UserError(
+            f"objective={name} is evaluated on {objective.whole_batch} rows at once "
+            f"(whole_batch), not divisible by the mesh's data x fsdp = {parts}"
+        )
+
+
+def eval_rows(config: ConfigDict, objective: Any) -> int:
+    """Return the rows of a batch of evaluations: as many as fit in memory at once, or
+    what an objective that compares them wants."""
+    return objective.whole_batch or config.batch_size // config.accumulate
+
+
+class Update(NamedTuple):
+    """The update of a config: `step(state, batch) -> (state, metrics)`, jitted.
+
+    many: several in a call (training/multi_step.py), jitted too. init() -> parameters,
+    tx the optax transform, shapes and shardings of the state.
+    """
+
+    init: Callable[[], Any]
+    tx: Any
+    shapes: Any
+    shardings: Any
+    step: Any
+    many: Any
+
+
+def make_tx(
+    config: ConfigDict, warmup: int, total: int, decay: int = 0, lr: Any = None
+) -> tuple[Any, Any]:
+    """Make the schedule and the optax transform; durations are in steps.
+
+    decay: the length of the last part of schedules that have one. lr: instead of the
+    config's. Raises UserError for settings that do not go together.
+    """
+    from bertjax.training import optim, schedules
+
+    o = config.optim
+    schedule = schedules.make_schedule(
+        o.schedule, o.lr if lr is None else lr, warmup, total, decay, o.power
+    )
+    settings = {k: o[k] for k in ("wd", "b1", "b2", "eps", "clip")}
+    settings |= {k: o[k] for k in ("bias_correction", "layer_decay")}
+    return schedule, optim.make_optimizer(o.name, schedule, **settings)
+
+
+def intervals(config: ConfigDict, first: phases.Phase, total: int) -> dict[str, int]:
+    """Return after how many steps a row, an evaluation, a checkpoint is due."""
+    names = "log", "eval", "checkpoint"
+    return {
+        n: max(1, durations.steps(config, f"{n}.every", first, total)) for n in names
+    }
+
+
+def schedule_lengths(
+    config: ConfigDict, placed: Sequence[phases.Phase], total: int
+) -> tuple[int, int, int]:
+    """Return warm-up, decay and whole of the schedule, in steps or in its own SPAN."""
+    from bertjax.training.schedules import SPAN
+
+    span = total if config.budget_minutes is None else SPAN
+
+    def length(name: str, end: bool) -> int:
+        return phases.steps_within(*durations.unit_of(config, name), placed, span, end)
+
+    return length("optim.warmup", False), length("optim.decay", True), span
+
+
+def make_function(
+    config: ConfigDict, objective: Any, tx: Any, schedule: Any, seed: Any = None
+) -> Callable[..., Any]:
+    """Make update(state, batch) -> (state, metrics); seed: instead of the config's."""
+    from bertjax.training import step
+
+    return step.make_train_step(
+        objective.sums,
+        objective.weights,
+        objective.coefficients,
+        tx,
+        schedule,
+        seed=config.seed if seed is None else seed,
+        accumulate=config.accumulate,
+        guard_factor=config.guard.factor,
+        ema=config.optim.ema,
+    )
+
+
+def make_evaluate(objective: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    """Make evaluate(params, batch) -> the sums and weights of an objective's terms."""
+    from bertjax.training import step
+
+    return step.make_eval_step(objective.sums, objective.weights, objective.evaluate)
+
+
+def make_update(
+    config: ConfigDict,
+    objective: Any,
+    mesh: Any,
+    warmup: int,
+    total: int,
+    decay: int = 0,
+) -> Update:
+    """Make optimizer, state layout and update; durations are in steps (make_tx).
+
+    Raises UserError where the config does not go with the objective or the mesh.
+    """
+    import jax
+
+    from bertjax.training import multi_step, state, step
+
+    check_whole_batch(config, objective, mesh)
+    schedule, tx = make_tx(config, warmup, total, decay)
+
+    def init() -> Any:
+        return objective.init(jax.random.key(config.seed))
+
+    watch, ema = config.guard, config.optim.ema
+    guarded = watch.nonfinite == "skip" or watch.factor > 0
+    shapes, shardings = state.plan_state(
+        init, tx, mesh, objective.shardings, guarded, averaged=ema > 0
+    )
+    update = make_function(config, objective, tx, schedule)
+    one, many = (
+        step.compile_train_step(function, shardings)
+        for function in (update, multi_step.many_steps(update))
+    )
+    return Update(init, tx, shapes, shardings, one, many)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse configs that can be seen to be wrong without data and without jax."""
+
+import os
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, registry
+from bertjax.assembly import resolve
+from bertjax.config import durations, schema, serialize
+from bertjax.data import mixture
+from bertjax.data.sequences import plan
+from bertjax.data.tokenizers import train_vocab
+from bertjax.objectives import SUPPORT
+from bertjax.objectives import parse as parse_objective
+from bertjax.tasks import prepare_task as tasks
+from bertjax.training import OPTIMIZERS, SCHEDULES, writer
+
+# Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
+OF_TEXT = "masking mask_rate mask_unit mask_lengths corruption replacement similar plan"
+OF_TEXT += " max_predictions paper_compat short_seq_prob text_field group_field"
+OF_TEXT += " entity_field segmenter"
+OF_TEXT = {*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"}
+
+# What a value may be, ends included; where None means a default it may be that too.
+RANGES = {
+    "seed": (0, 2**31 - 1),
+    "batch_size": (1, 2**20),
+    "accumulate": (1, 2**20),
+    "steps_per_call": (1, 2**10),
+    "data.length": (8, 2**16),
+    "data.short_seq_prob": (0, 1),
+    "data.max_line_bytes": (1, 2**40),
+    "data.max_segments": (1, 2**16),
+    "data.vocab_size": (train_vocab.LEAST, 2**24),
+    "data.alpha": (0, 1),
+    "data.vocab_alpha": (0, 1),
+    "task.temperature": (1e-6, 1e6),
+    "task.stride": (1, 2**16),
+    "task.question_length": (1, 2**16),
+    "task.answer_length": (1, 2**16),
+    "optim.lr": (0, 3e38),
+    "optim.wd": (0, 3e38),
+    "optim.b1": (0, 1 - 1e-9),
+    "optim.b2": (0, 1 - 1e-9),
+    "optim.eps": (0, 1),
+    "optim.clip": (0, 3e38),
+    "optim.layer_decay": (0, 1),
+    "optim.power": (0, 100),
+    "optim.ema": (0, 1 - 1e-9),
+    "guard.factor": (0, 3e38),
+    "guard.patience": (1, 2**31 - 1),
+    "guard.rewinds": (0, 2**31 - 1),
+    "budget_minutes": (1e-6, 1e9),
+    "eval.examples": (0, 2**62),
+    "eval.patience": (1, 2**31 - 1),
+    "hosts.timeout": (2, 86_400),
+    "checkpoint.keep_every": (1, 2**62),
+    "profile.start": (0, 2**62),
+    "profile.steps": (0, 2**20),
+}
+
+
+def check(config: ConfigDict) -> None:
+    """Refuse what can be seen to be wrong without data and without jax."""
+    for name, _ in parse_objective(config.objective):
+        registry.check_module("objective", name, "bertjax.objectives", SUPPORT)
+    registry.pick("data.engine", config.data.engine, dict.fromkeys(("tf", "python")))
+    flat = serialize.flatten(config)
+    for key, (least, most) in RANGES.items():
+        if flat[key] is not None and not least <= flat[key] <= most:
+            raise UserError(f"{key}={flat[key]} is not in [{least}, {most}]")
+    if config.checkpoint.keep_last < 2:
+        raise UserError(
+            f"checkpoint.keep_last={config.checkpoint.keep_last} is less than 2: a "
+            "damaged newest checkpoint needs one before it"
+        )
+    unit, most = durations.unit_of(config, "total")
+    if unit == "percent":
+        raise UserError("total.percent: there is no whole to take a share of")
+    if not most:
+        raise UserError(f"total.{unit}={most}: a run has a step at least")
+    registry.pick(
+        "guard.nonfinite", config.guard.nonfinite, dict.fromkeys(("skip", "stop"))
+    )
+    if 0 < config.guard.factor < 1:
+        raise UserError(
+            f"guard.factor={config.guard.factor} would skip gradients below their "
+            "mean: 0 is none, and 1 the least"
+        )
+    if (config.eval.best or config.eval.patience) and not config.data.valid:
+        key = "best" if config.eval.best else "patience"
+        raise UserError(
+            f"eval.{key}={config.eval[key]}: data.valid is empty: there is nothing to "
+            "evaluate"
+        )
+    usual = schema.base().task
+    own = dict.fromkeys(("pooling", "normalize", "temperature"), "retrieve")
+    own |= dict.fromkeys(("stride", "question_length", "answer_length"), "span")
+    learns = config.objective
+    if tasks.is_task(config):  # else nobody need import an objective from outside
+        learns = tasks.task_type(config.objective)
+    for key, objective in own.items():
+        if learns != objective and config.task[key] != usual[key]:
+            raise UserError(
+                f"task.{key}={config.task[key]} says nothing to "
+                f"objective={config.objective}"
+            )
+    if config.task.text:
+        for key, default in serialize.flatten(schema.base()).items():
+            if key in OF_TEXT and flat[key] != default:
+                raise UserError(f"{key}={flat[key]} says nothing to rows of a task")
+    _check_optimizer(config)
+    _check_budget(config)
+    _check_phases(config)
+    _check_data(config)
+    resolve.encoder_config(config, vocab_size=1)
+    registry.pick("data.plan", config.data.plan, plan.KINDS)
+    for name in writer.split_names(config.log.writers):
+        writer.find_writer(name)
+
+
+def _check_optimizer(config: ConfigDict) -> None:
+    """Refuse unknown names, and settings that optimizer or schedule does not read."""
+    flat, usual = (
+        serialize.flatten(config.optim),
+        serialize.flatten(schema.base().optim),
+    )
+    for choice, known in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
+        takes = registry.pick(f"optim.{choice}", config.optim[choice], known)
+        others = {key for keys in known.values() for key in keys} - {*takes}
+        for key in flat:
+            setting = key.partition(".")[0]  # of a duration: optim.decay.steps
+            if setting in others and flat[key] not in (usual[key], None):
+                users = [name for name, keys in known.items() if setting in keys]
+                was = usual[key]
+                default = "" if was is None else f" (default: {was})"
+                raise UserError(
+                    f"optim.{key}={flat[key]} says nothing to optim.{choice}="
+                    f"{config.optim[choice]}, but to {' '.join(users)}{default}"
+                )
+
+
+def _check_budget(config: ConfigDict) -> None:
+    """Refuse durations that mean nothing where the clock ends a run."""
+    if config.budget_minutes is None:
+        return
+    if config.steps_per_call != 1:
+        raise UserError(
+            f"steps_per_call={config.steps_per_call}: with budget_minutes each update "
+            "has a time of its own, and a call"
+        )
+    shares = ["optim.warmup", "optim.decay"]
+    counts = ["log.every", "eval.every", "checkpoint.every"]
+    units = {name: durations.unit_of(config, name)[0] for name in (*shares, *counts)}
+    for name in shares:
+        if units[name] != "percent":
+            raise UserError(
+                f"{name}.{units[name]}: with budget_minutes the schedule follows the "
+                f"clock: give {name}.percent"
+            )
+    wrong = [f"{name}.percent" for name in counts if units[name] == "percent"]
+    if any(p.unit == "percent" for p in resolve.wanted_phases(config)):
+        wrong.append("phases: percent")
+    if wrong:
+        raise UserError(
+            f"{', '.join(wrong)}: with budget_minutes nobody knows the number of "
+            "steps: give steps"
+        )
+
+
+def _check_phases(config: ConfigDict) -> None:
+    """Refuse phases whose length, batch size or mask rate no run can have."""
+    planned = resolve.wanted_phases(config)
+    rates = [("phases: mask_rate", p.mask_rate) for p in planned if config.phases]
+    rates.append(("eval.mask_rate", config.eval.mask_rate))
+    for key, rate in rates:
+        if rate is not None and not 0 < rate <= 1:
+            raise UserError(f"{key}={rate} must be above 0 and at most 1")
+    for phase in planned:
+        for key in ("length", "batch_size"):
+            least, most = RANGES["data.length" if key == "length" else key]
+            if not least <= getattr(phase, key) <= most:
+                value = getattr(phase, key)
+                raise UserError(f"phases: {key}={value} is not in [{least}, {most}]")
+    longest = max(p.length for p in planned)
+    slots = config.data.max_predictions
+    if slots is not None and not 0 < slots <= longest:
+        raise UserError(f"data.max_predictions={slots} is not in [1, {longest}]")
+
+
+def _check_data(config: ConfigDict) -> None:
+    """Refuse values of data.* that do not go together."""
+    data = config.data
+    if not data.cache:
+        raise UserError("data.cache is empty: the directory where token stores lie")
+    chosen = resolve.make_masking(config)
+    if chosen.similar and not data.similar:
+        raise UserError(
+            f"data.masking={data.masking} puts in similar words: give a file of them, "
+            "--config.data.similar=FILE"
+        )
+    if data.similar and not chosen.similar:
+        raise UserError(
+            f"data.similar={data.similar}: data.masking={data.masking} has no use for "
+            "it; macbert has"
+        )
+    if data.similar and not os.path.isfile(os.path.expanduser(data.similar)):
+        what = "a directory" if os.path.isdir(data.similar) else "no such file"
+        raise UserError(f"data.similar={data.similar}: {what}")
+    if chosen.unit == "entity" and not data.entity_field:
+        raise UserError(
+            "data.mask_unit=entity needs data.entity_field, the field with the names"
+        )
+    if data.max_segments is not None and not data.packed:
+        raise UserError(
+            f"data.max_segments={data.max_segments} says nothing without data.packed"
+        )
+    mixture.read_weights(data.weights)
+    if data.weights and data.alpha is not None:
+        raise UserError("data.weights and data.alpha: give one of them")

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a workdir holds, compared with the config of a command."""
+
+import tempfile
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, counted
+from bertjax.assembly.models import Say
+from bertjax.checkpoints import workdir, workdir_kinds
+from bertjax.config import serialize
+from bertjax.tasks import prepare_task as tasks
+
+FINDINGS = "answers.txt"  # in a workdir
+
+
+FEW = 5  # changes of a config that a message tells
+
+
+def write_findings(path: Any, prepared: Any, say: Say) -> None:
+    """Write what was said of a task's text, whole, into a workdir, and say where."""
+    sets = (*prepared.parts.values(), *prepared.valid.values())
+    lines = dict.fromkeys(line for one in sets for line in getattr(one, "findings", ()))
+    if lines:
+        workdir.write_text(path / FINDINGS, "".join(f"{line}\n" for line in lines))
+        told = counted(len(lines), "answer")
+        say(f"all {told} not where the file says: {FINDINGS}")
+
+
+def check_place(path: Any) -> None:
+    """Refuse a workdir that cannot be one: UserError."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--workdir={path} is a file")
+    if not workdir.is_remote(path):
+        there = next(p for p in (path, *path.parents) if p.exists())
+        try:
+            # Made and removed: permissions alone do not tell, as of /proc.
+            tempfile.TemporaryDirectory(prefix=".bertjax-", dir=there).cleanup()
+        except OSError as e:
+            why = f"nothing can be made in {there}"
+            if not isinstance(e, FileNotFoundError):
+                why += f" ({e.strerror})"
+            raise UserError(f"--workdir={path} cannot be written: {why}") from e
+
+
+def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
+    """Refuse a workdir that holds a sweep, or a run of another config: UserError."""
+    check_place(path)
+    workdir_kinds.check_run(path)
+    file = path / "config.json"
+    if not file.exists():
+        return
+    try:
+        changes = serialize.differences(serialize.from_json(file.read_text()), config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
+    if changes and not allow_change:
+        advice = "take another workdir, or --allow_config_change to go on with this one"
+        said = tell_changes(changes, advice)
+        raise UserError(f"--workdir={path} holds a run of another config{said}")
+
+
+def tell_changes(changes: list[str], advice: str) -> str:
+    """Say what to do about "KEY: OLD -> NEW": one in this line, several a line each."""
+    if len(changes) == 1:
+        return f": {changes[0]}; {advice}"
+    first, more = changes[:FEW], len(changes) - FEW
+    keys = ", ".join(change.partition(":")[0] for change in first)
+    rest = [f"and {more} more"] if more > 0 else []
+    return "\n  ".join([f" ({', '.join([keys, *rest])}): {advice}", *first, *rest])
+
+
+def names_its_text(path: Any, config: ConfigDict) -> bool:
+    """True where a workdir's run was made of running text by the names of this config.
+
+    Then nobody prepares it, which may take hours, to say that the run is done. A task's
+    rows are read in a moment, so that a table that was changed in its place is noticed.
+    """
+    there = workdir.read_json(path / "config.json").get("data", {})
+    keys = "train", "valid", "vocab", "similar", "segmenter"
+    same = all(there.get(key) == config.data[key] for key in keys)
+    return same and not tasks.is_task(config)

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving and restoring with orbax; the layout is in manifest.py.
+
+A save goes to checkpoints/saving-<step>, gets its manifest, and only then its plain
+number: a kill at any moment leaves no number on something half-written. In a bucket
+directories have no names that could change at once, so there a save goes to its number,
+which counts once it has its manifest.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from bertjax import RunError, UserError
+from bertjax.checkpoints import manifest
+from bertjax.checkpoints.workdir import is_remote
+from bertjax.parallel.sharding import path_name
+from bertjax.parallel.watch import is_broken_collective
+from bertjax.training.state import State, complete
+
+
+class Checkpoints:
+    """The checkpoints of one workdir, saved in the background.
+
+    Raises UserError where a file is in the place of their folder.
+    """
+
+    def __init__(self, workdir: Any, keep_last: int, keep_every: int | None) -> None:
+        self.workdir = workdir
+        self.folder = workdir / "checkpoints"
+        self.keep_last, self.keep_every = keep_last, keep_every
+        self.primary = jax.process_index() == 0
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder} is no directory")
+        hush()
+        self.saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self.finisher: threading.Thread | None = None
+        self.failed: tuple[str, BaseException] | None = None
+        if self.primary and self.folder.is_dir():
+            for left in manifest.unfinished(workdir):  # of a killed run
+                _remove(left)
+
+    def save(
+        self,
+        step: int,
+        state: State | dict[str, Any],
+        meta: dict[str, Any],
+        keep: Collection[int | None] = (),
+    ) -> None:
+        """Begin to save a state, or parts of one by name; returns when it is copied.
+
+        keep: steps of checkpoints that are kept beside the newest ones. Raises
+        RunError where it cannot be written, or the one before could not.
+        """
+        self.wait()
+        parts = state.parts() if isinstance(state, State) else state
+        remote = is_remote(self.folder)
+        temporary = self.folder / (str(step) if remote else f"saving-{step}")
+        try:
+            if self.primary:
+                if remote and temporary.exists():
+                    self._delete(step)
+                temporary.mkdir(parents=True, exist_ok=True)
+                text = json.dumps({"format": manifest.FORMAT, "step": step, **meta})
+                (temporary / manifest.META).write_text(text)
+            self.saver.save(
+                temporary / "state",
+                args=ocp.args.PyTreeSave(parts),
+                force=True,
+            )
+        except (OSError, ValueError) as e:
+            raise self._error(self._writing(step), e) from e
+        self.finisher = threading.Thread(
+            target=self._finish, args=(step, temporary, keep)
+        )
+        self.finisher.start()
+
+    def wait(self) -> None:
+        """Wait for the save under way. Raises RunError if it could not be written."""
+        if self.finisher is not None:
+            self.finisher.join()
+            self.finisher = None
+        if self.failed is not None:
+            what, error = self.failed
+            self.failed = None
+            raise self._error(what, error) from error
+
+    def _finish(self, step: int, temporary: Any, keep: Collection[int | None]) -> None:
+        try:
+            self.saver.wait_until_finished()
+            if self.primary:
+                manifest.write_manifest(temporary)
+                if temporary.name != str(step):
+                    temporary.rename(self.folder / str(step))
+        except BaseException as e:  # handed to the loop's thread
+            self.failed = (self._writing(step), e)
+            if self.primary:
+                with contextlib.suppress(OSError):
+                    (temporary / manifest.MANIFEST).unlink(missing_ok=True)
+                    _remove(temporary)
+            return
+        try:  # this one is whole, whatever becomes of older ones
+            if self.primary:
+                self._prune(keep)
+        except BaseException as e:
+            self.failed = (f"cannot delete an older checkpoint in {self.folder}", e)
+
+    def _writing(self, step: int) -> str:
+        return f"cannot write {self.folder}/{step}"
+
+    def _error(self, what: str, error: BaseException) -> BaseException:
+        if is_broken_collective(error):  # another process is gone: watch.py says which
+            return error
+        said = " ".join(str(error).split())
+        if len(said) > 300:  # the reason stands at the end
+            said = f"{said[:100]} ... {said[-180:]}"
+        return RunError(f"{what}: {said}")
+
+    def _prune(self, keep: Collection[int | None]) -> None:
+        for step in manifest.steps(self.workdir)[: -self.keep_last]:
+            every = self.keep_every and step % self.keep_every == 0
+            if step not in keep and not every:
+                self._delete(step)
+
+    def _delete(self, step: int) -> None:
+        doomed = self.folder / str(step)
+        if is_remote(doomed):
+            (doomed / manifest.MANIFEST).unlink(missing_ok=True)
+        else:
+            doomed = doomed.rename(self.folder / f"deleting-{step}")
+        _remove(doomed)
+
+    def restore(self, step: int, abstract: State) -> State:
+        """Restore a state; `abstract` holds shapes, dtypes and shardings.
+
+        Raises UserError when the checkpoint is of another model or optimizer.
+        """
+        folder = self.folder / str(step)
+        there = describe(folder)
+        asked = _shapes(abstract.params)
+        for name in sorted({*there, *asked}):
+            if there.get(name) != asked.get(name):
+                raise UserError(
+                    f"{folder} is of another model: {name} has shape "
+                    f"{there.get(name)} there, {asked.get(name)} here"
+                )
+        held = _tree(folder)
+        if _shapes(held["opt_state"]) != _shapes(abstract.opt_state):
+            raise UserError(
+                f"{folder} is of another optimizer, whose moments fit no other: keep "
+                "optim.name and optim.clip, or begin another workdir with "
+                f"--config.init_from={self.workdir}"
+            )
+        item = {k: v for k, v in abstract.parts().items() if k in held}
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            parts = reader.restore(
+                folder / "state",
+                args=ocp.args.PyTreeRestore(
+                    item=item,
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+                    partial_restore=item.keys() != held.keys(),
+                ),
+            )
+        return complete(parts, abstract)
+
+    def drop_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps."""
+        self.wait()
+        for later in manifest.steps(self.workdir):
+            if self.primary and later > step:
+                self._delete(later)
+
+    def close(self) -> None:
+        """Finish the save under way and stop."""
+        self.wait()
+        self.saver.close()
+
+
+def hush() -> None:
+    """Keep orbax and tensorstore from printing what they also raise.
+
+    A full disk is one line of ours, not twenty tracebacks of their threads.
+    """
+
+    def ignore_closed_loops(raised: Any) -> None:
+        if str(raised.exc_value) != "Event loop is closed":  # writes under way
+            sys.__unraisablehook__(raised)
+
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    sys.unraisablehook = ignore_closed_loops
+
+
+def _tree(folder: Any) -> Any:
+    """Return the metadata of a checkpoint's state by part."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.metadata(folder / "state").item_metadata.tree
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def describe(folder: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's parameters by path, without reading them."""
+    return _shapes(_tree(folder)["params"])
+
+
+def has_average(folder: Any) -> bool:
+    """True for a checkpoint that holds a moving average of the parameters."""
+    return "ema" in _tree(folder)
+
+
+def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> Any:
+    """Restore the parameters alone, or their average, the `part` "ema".
+
+    With `abstract` (part of the tree: shapes and shardings) onto its devices, else
+    all of them as numpy arrays.
+    """
+    if abstract is None:
+        item = jax.tree.map(
+            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), _tree(folder)[part]
+        )
+        args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+    else:
+        item = abstract
+        args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(
+            folder / "state",
+            args=ocp.args.PyTreeRestore(
+                item={part: item},
+                restore_args={part: args},
+                partial_restore=True,
+            ),
+        )[part]
+
+
+def warm_start(
+    folder: Any,
+    abstract: Any,
+    say: Callable[[str], None],
+    part: str = "params",
+    fresh: tuple[str, ...] = (),
+) -> Any:
+    """Restore what other parameters, or their average, have in common (init_from).
+
+    folder: a checkpoint, or what has describe() -> {path: shape} and read(path).
+    Returns the matching part of the tree. Says what is missing there (heads, as a
+    rule) and unexpected; heads of more or fewer classes count as missing, and what
+    begins as one of `fresh` does. Raises UserError when a leaf has another shape or
+    either side's encoder has what the other's lacks, the pooler aside.
+    """
+    foreign = hasattr(folder, "describe")
+    there = dict(folder.describe() if foreign else describe(folder))
+    here = _shapes(abstract)
+    there = {k: v for k, v in there.items() if not k.startswith(fresh)}
+    for name in sorted(there.keys() & here.keys()):
+        if there[name] != here[name]:
+            if name.startswith(("classify/", "tag/")):
+                say(f"init_from={folder}: {name} is of {there.pop(name)[-1]} classes")
+                continue
+            raise UserError(
+                f"init_from={folder}: {name} has shape {there[name]} there, "
+                f"{here[name]} here"
+            )
+    missing = sorted(here.keys() - there.keys())
+    lost = [n for n in missing if n.startswith("encoder/") and "/pooler/" not in n]
+    if lost:
+        raise UserError(f"init_from={folder} lacks {', '.join(lost)}")
+    unexpected = sorted(there.keys() - here.keys())
+    odd = [n for n in unexpected if n.startswith("encoder/") and "/pooler/" not in n]
+    if odd:
+        raise UserError(f"init_from={folder} has {', '.join(odd)}, the config has not")
+    say(f"init_from={folder}: {len(here) - len(missing)} parameters matched")
+    if missing:
+        say(f"missing there, initialised: {', '.join(missing)}")
+    if unexpected:
+        say(f"there and not taken: {', '.join(unexpected)}")
+    wanted = _without(abstract, missing)
+    if not foreign:
+        return restore_params(folder, wanted, part)
+
+    def read(path: Any, leaf: Any) -> jax.Array:
+        values = folder.read(path_name(path))
+        return jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: values[index]
+        )
+
+    return jax.tree_util.tree_map_with_path(read, wanted)
+
+
+def _without(tree: dict[str, Any], missing: list[str], prefix: str = "") -> Any:
+    out = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            if kept := _without(value, missing, f"{prefix}{key}/"):
+                out[key] = kept
+        elif f"{prefix}{key}" not in missing:
+            out[key] = value
+    return out
+
+
+def merge(params: dict[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
+    """Return `params` with the leaves of `taken` in place of their own."""
+    return {
+        key: merge(value, taken[key])
+        if key in taken and isinstance(value, dict)
+        else taken.get(key, value)
+        for key, value in params.items()
+    }
+
+
+def _remove(folder: Any) -> None:
+    if is_remote(folder):
+        folder.rmtree(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

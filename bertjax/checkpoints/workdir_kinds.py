@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a workdir holds: a run, a sweep, a converted model. No jax.
+
+Each writes checkpoints that only it can go on from, so each looks here first.
+"""
+
+import json
+import re
+from typing import Any
+
+from bertjax import UserError
+from bertjax.checkpoints import manifest
+from bertjax.checkpoints.workdir import read_json
+
+RESULTS = "sweep.json"  # of a sweep that is done
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+MEMBERS = "members"  # the states of one that is under way
+RUN, CONVERTED = "a run", "a converted model"
+SWEEP, UNDER_WAY = "a sweep", "a sweep under way"
+
+
+def kind(path: Any) -> str:
+    """Return what a workdir holds: one of the names above, "" without a checkpoint."""
+    if (path / RESULTS).exists():
+        return SWEEP
+    if (path / MEMBERS).exists():
+        return UNDER_WAY
+    there = manifest.steps(path)
+    if not there:
+        return ""
+    said = read_meta(path, there[-1])
+    if "runs" in said:  # sweep.json is lost
+        return SWEEP
+    return CONVERTED if "config" in said and "stores" not in said else RUN
+
+
+def check_run(path: Any) -> None:
+    """Refuse a workdir in which no run can begin or go on: UserError."""
+    what = kind(path)
+    if what == UNDER_WAY:
+        raise UserError(
+            f"--workdir={path} holds {what}: repeat its command to finish it, or take "
+            "another workdir"
+        )
+    if what in (SWEEP, CONVERTED):
+        raise UserError(
+            f"--workdir={path} holds {what}, no state to train on from: take another "
+            f"workdir, with --config.init_from={path}"
+        )
+
+
+def check_sweep(path: Any, runs: Any) -> None:
+    """Refuse a workdir without sweep.json whose checkpoints are not this sweep's own.
+
+    runs: (seed, rate) of each. A sweep killed in its last moment leaves one. Raises
+    UserError.
+    """
+    what, mine = kind(path), [list(run) for run in runs]
+    for step in manifest.steps(path):
+        if what != UNDER_WAY:
+            raise UserError(f"--workdir={path} holds {what}: take another workdir")
+        if read_meta(path, step).get("runs") != mine:
+            raise UserError(
+                f"--workdir={path}: checkpoints/{step} is not of the sweep under way "
+                "there: take another workdir"
+            )
+
+
+def read_meta(path: Any, step: int) -> dict[str, Any]:
+    """Return what a checkpoint says of itself; {} where that is damaged."""
+    return read_json(path / "checkpoints" / str(step) / manifest.META)
+
+
+def read_results(path: Any) -> dict[str, Any]:
+    """Return what sweep.json says; {} without one. Raises UserError: damaged."""
+    file = path / RESULTS
+    try:
+        found = json.loads(file.read_text())
+        if not isinstance(found, dict) or not found:
+            raise ValueError("no object with something in it")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as e:
+        said = " ".join(str(e).split())
+        raise UserError(f"{file} cannot be read: {said}") from e
+    return found
+
+
+def why_no_checkpoint(path: Any, given: str = "") -> str:
+    """Say what a directory without a checkpoint lacks to be a model.
+
+    given: how the user wrote it; it may be the name of a model on huggingface.co.
+    """
+    if not path.is_dir():
+        if path.exists():
+            return f"a file, no directory: give the one it lies in, {path.parent}"
+        if not HUB_NAME.fullmatch(given) or (path.parent.is_dir() and "/" in given):
+            return "no such directory"
+        return (
+            "no such directory, and nothing is downloaded: a model of huggingface.co "
+            f"is fetched by `hf download {given} --local-dir DIR`; then give DIR"
+        )
+    if path.name == "checkpoints" and (there := manifest.steps(path.parent)):
+        return (
+            f"these are the checkpoints of a run: give the run, {path.parent}, or one "
+            f"of them, {path / str(there[-1])}"
+        )
+    if kind(path) == UNDER_WAY:
+        return f"it holds {UNDER_WAY}: repeat its command to finish it"
+    if not (path / "config.json").exists():
+        return f"{path} holds no checkpoint, and no config.json"
+    what = "empty" if (path / "checkpoints").is_dir() else "missing"
+    return f"{path} holds no checkpoint: its config.json is there, checkpoints/ {what}"

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Durations: one of steps, epochs, examples, tokens, percent."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict, placeholder
+
+from bertjax import UserError
+
+UNITS = {
+    "steps": int,
+    "epochs": float,
+    "examples": int,
+    "tokens": int,
+    "percent": float,
+}
+
+
+def duration(**given: float) -> ConfigDict:
+    """Make a duration: one of steps, epochs, examples, tokens, percent (of the run)."""
+    return ConfigDict(
+        {u: t(given[u]) if u in given else placeholder(t) for u, t in UNITS.items()}
+    )
+
+
+def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
+    """Find every duration of a config by its dotted name."""
+    found = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            if set(UNITS) <= set(value):
+                found[prefix + key] = value
+            else:
+                found.update(durations(value, f"{prefix}{key}."))
+    return found
+
+
+def settle_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+    """Let a unit given on the command line clear the others; two are an error."""
+    for name, value in durations(config).items():
+        given = [u for u in UNITS if f"{name}.{u}" in overrides]
+        if given:
+            for unit in UNITS:
+                if unit not in given:
+                    value[unit] = None
+        units = [u for u in UNITS if value[u] is not None]
+        if len(units) != 1:
+            what = " and ".join(units) or "nothing"
+            raise UserError(f"{name} needs one of {', '.join(UNITS)}; it has {what}")
+        if not 0 <= value[units[0]] < 1e18:
+            raise UserError(f"{name}.{units[0]}={value[units[0]]} is no length of time")
+
+
+def unit_of(config: ConfigDict, name: str) -> tuple[str, float]:
+    """Return the one unit of a settled duration and its number."""
+    value = durations(config)[name]
+    unit = next(u for u in UNITS if value[u] is not None)
+    return unit, value[unit]
+
+
+def steps(config: ConfigDict, name: str, first: Any, total: int) -> int:
+    """Convert a duration to steps, rounded up; percent is of the `total` steps.
+
+    Where the batch changes in mid-run, examples, tokens (slots, padding included) and
+    epochs are those of the `first` phase (bertjax/data/phases.py).
+    """
+    unit, number = unit_of(config, name)
+    a_step = {
+        "steps": 1.0,
+        "percent": 100 / max(total, 1),
+        "examples": first.batch_size,
+        "tokens": first.batch_size * first.length,
+        "epochs": first.batch_size / first.n,
+    }[unit]
+    return math.ceil(number / a_step - 1e-9)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a command's flags or its config file, in a line."""
+
+import os
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import registry
+from bertjax.config.durations import UNITS
+from bertjax.config.schema import base
+
+# What Hugging Face, T5X, fairseq and Google's BERT call our keys and flags. Behind a
+# semicolon: what the number means here, where it means something else there.
+OURS = {
+    "learning_rate": "optim.lr",
+    "peak_learning_rate": "optim.lr",
+    "weight_decay": "optim.wd",
+    "adam_beta1": "optim.b1",
+    "adam_beta2": "optim.b2",
+    "adam_epsilon": "optim.eps",
+    "adam_eps": "optim.eps",
+    "max_grad_norm": "optim.clip",
+    "clip_norm": "optim.clip",
+    "optimizer": "optim.name",
+    "lr_scheduler": "optim.schedule",
+    "lr_scheduler_type": "optim.schedule",
+    "warmup_steps": "optim.warmup.steps",
+    "num_warmup_steps": "optim.warmup.steps",
+    "warmup_updates": "optim.warmup.steps",
+    "warmup_ratio": "optim.warmup.percent; a share of 0.1 is 10 here",
+    "warmup_proportion": "optim.warmup.percent; a share of 0.1 is 10 here",
+    "epochs": "total.epochs",
+    "num_epochs": "total.epochs",
+    "num_train_epochs": "total.epochs",
+    "max_epoch": "total.epochs",
+    "max_steps": "total.steps",
+    "num_train_steps": "total.steps",
+    "train_steps": "total.steps",
+    "max_update": "total.steps",
+    "max_length": "data.length",
+    "max_seq_len": "data.length",
+    "max_seq_length": "data.length",
+    "seq_length": "data.length",
+    "tokens_per_sample": "data.length",
+    "per_device_train_batch_size": "batch_size; of all devices together",
+    "train_batch_size": "batch_size; of all devices together",
+    "gradient_accumulation_steps": "accumulate; batch_size stays what a step sees",
+    "update_freq": "accumulate; batch_size stays what a step sees",
+    "mlm_probability": "data.mask_rate",
+    "mask_prob": "data.mask_rate",
+    "masked_lm_prob": "data.mask_rate",
+    "max_predictions_per_seq": "data.max_predictions",
+    "hidden_dropout": "model.hidden_dropout_prob",
+    "dropout": "model.hidden_dropout_prob",
+    "attention_dropout": "model.attention_probs_dropout_prob",
+    "train_file": "data.train",
+    "input_file": "data.train",
+    "validation_file": "data.valid",
+    "vocab_file": "data.vocab",
+    "tokenizer_name": "data.vocab",
+    "do_lower_case": "data.lower_case",
+    "task_name": "task.name",
+    "model_name_or_path": "init_from",
+    "model": "init_from",  # of a command that makes a model
+    "init_checkpoint": "init_from",
+    "bf16": "dtype; bfloat16, or float32",
+    "fp16": "dtype; bfloat16, or float32",
+    "logging_steps": "log.every.steps",
+    "log_interval": "log.every.steps",
+    "eval_steps": "eval.every.steps",
+    "save_steps": "checkpoint.every.steps",
+    "save_interval_updates": "checkpoint.every.steps",
+    "save_total_limit": "checkpoint.keep_last",
+    "report_to": "log.writers",
+    "output_dir": "--workdir",
+    "save_dir": "--workdir",
+    "model_dir": "--workdir",
+}
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def tell(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> str:
+    """Name the flag at fault, or FILE:LINE of the config, given as --config=FILE.
+
+    values: the flags that the command knows.
+    """
+    given = (a.split("=", 1)[1] for a in argv if re.match("--?config=", a))
+    file = next(given, "").partition(":")[0]
+    path = os.path.abspath(file)
+    for cause in _chain(error):
+        frames = traceback.extract_tb(cause.__traceback__)
+        lines = [x.lineno for x in frames if os.path.abspath(x.filename) == path]
+        if lines:
+            return f"{file}:{lines[-1]}: {type(cause).__name__}: {_line(cause)}"
+    if isinstance(error, (AttributeError, KeyError)):
+        return _unknown_key(error, argv)
+    if isinstance(error, flags.UnrecognizedFlagError):
+        return _unknown_flag(error.flagname, argv, values)
+    if isinstance(error, flags.IllegalFlagValueError):
+        return _wrong_value(error, values)
+    if isinstance(error, (flags.Error, TypeError, ValueError, OSError)):
+        return _line(error)
+    return f"the config file: {type(error).__name__}: {_line(error)}"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield what led to an error, the first first: libraries say it again."""
+    if error is not None:
+        yield from _chain(error.__context__)
+        yield error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
+    """Name the flag whose key no config has, and the keys there are beside it."""
+    for arg in argv:
+        flag, _, value = arg.partition("=")
+        command, *names = flag.lstrip("-").split(".")
+        known: Any = base()
+        for name in names if command == "config" else ():
+            if not isinstance(known, ConfigDict):
+                return f"{flag} is unknown: there are no keys within a value"
+            if name not in known:
+                ours = meant(names[-1], value) or registry.hint(name, known)
+                return f"{flag} is unknown{ours}"
+            known = known[name]
+    return f"the config file: {_line(error)}"
+
+
+def _unknown_flag(name: str, argv: Sequence[str], values: flags.FlagValues) -> str:
+    """Name the flag, and the key or flag that was probably meant."""
+    own = [known for known in values if known.partition(".")[0] != "config"]
+    given = next((a for a in argv if a.lstrip("-").partition("=")[0] == name), "")
+    ours = meant(name, given.partition("=")[2]) if "config" in values else ""
+    return f"--{name} is unknown{ours or registry.hint(name, own)}"
+
+
+def meant(name: str, value: str = "") -> str:
+    """Say which key of a config has another library's name, or a key's last part.
+
+    "" where none does, or several do.
+
+    >>> meant("num_train_epochs", "3")
+    '; did you mean --config.total.epochs=3?'
+    """
+    name = name.lower()
+    key, _, note = OURS.get(name, "").partition("; ")
+    if not key:
+        keys = [k for k in _keys(base()) if k == name or k.endswith(f".{name}")]
+        key = keys[0] if len(keys) == 1 else ""
+    if not key:
+        return ""
+    flag = key if key.startswith("--") else f"--config.{key}"
+    if note or not value:
+        return f"; did you mean {flag}?" + f" ({note})" * bool(note)
+    return f"; did you mean {flag}={value}?"
+
+
+def _keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of what has a value; a duration is one."""
+    for key, value in config.items():
+        if isinstance(value, ConfigDict) and not set(UNITS) <= set(value):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def _wrong_value(error: Exception, values: flags.FlagValues) -> str:
+    """Say which kind of value a flag takes; a duration and a group take none."""
+    line = _line(error)
+    found = re.match(r"flag --([\w.]+)=(.*?): ", line)
+    if not found:
+        return line
+    name, value = found.groups()
+    flag, key = f"--{name}={value}", name.removeprefix("config.")
+    known: Any = base()
+    for part in key.split("."):
+        known = known.get(part) if isinstance(known, ConfigDict) else None
+    if name != key and isinstance(known, ConfigDict):
+        if set(UNITS) <= set(known):
+            number = value if re.fullmatch(r"[\d.]+", value) else "N"
+            others = ", ".join(f".{unit}" for unit in [*UNITS][1:])
+            return f"{flag}: write --{name}.steps={number}, or {others} for .steps"
+        whole = f": write --{name}.name={value}" if "name" in known else ""
+        return f"{flag}: {key} is a group of keys{whole}; known: {', '.join(known)}"
+    kind = KINDS.get(values[name].flag_type(), "")
+    if kind and re.search("invalid literal|could not convert|Non-boolean", line):
+        return f"{flag}: {value!r} is not {kind}"
+    # absl leaves the article out: "2 is not integer >= 3".
+    return line.removeprefix("flag ").replace(" is not integer", " is not an integer")

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read --config=FILE:ARG and its overrides from a command line."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertjax import registry
+
+
+def find_config(path: str) -> str:
+    """Return the file of "configs/x.py:ARG", or of a name shipped in the package.
+
+    Raises UserError when there is none.
+    """
+    file, colon, arg = path.partition(":")
+    package = Path(__file__).parents[1]
+    shipped = package / "configs"
+    if not shipped.is_dir():  # a checkout; beside an installed package lie others'
+        shipped = package.parent / "configs"
+    for folder in (Path(), shipped):
+        if (folder / file).is_file():
+            return f"{folder / file}{colon}{arg}"
+    known = [p for p in shipped.rglob("*.py") if p.stem != "__init__"]
+    names = [p.relative_to(shipped).as_posix() for p in known]
+    raise registry.unknown("--config", file, names)
+
+
+def config_arguments(argv: Sequence[str]) -> list[str]:
+    """Return the arguments that name a config and change its keys.
+
+    >>> config_arguments(["--seeds=3", "--config", "a.py", "--config.seed=1"])
+    ['--config', 'a.py', '--config.seed=1']
+    """
+    return part_arguments(argv)[0]
+
+
+def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part the arguments into config_arguments and the others.
+
+    >>> part_arguments(["--config.data.packed", "--n", "3", "--config.seed", "-3"])
+    (['--config.data.packed', '--config.seed', '-3'], ['--n', '3'])
+    """
+    own: list[str] = []
+    others: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if re.match(r"--?config(?![^=.])", word):
+            own.append(word)
+            if "=" not in word and rest and not re.match("-+[a-z]", rest[0]):
+                own.append(rest.pop(0))
+        else:
+            others.append(word)
+    return own, others
+
+
+def config_first(argv: list[str]) -> list[str]:
+    """Put --config=FILE before its overrides, and whole numbers as absl takes them."""
+    first, rest = [], []
+    while argv:
+        arg = argv.pop(0)
+        if re.fullmatch("--?config", arg) and argv:
+            arg = f"--config={argv.pop(0)}"
+        if match := re.fullmatch(r"--?config=(.*)", arg):
+            first = [f"--config={find_config(match[1])}"]
+            continue
+        match = re.fullmatch(r"(--?config\.[\w.]+=)(\d+\.?\d*[eE]\+?\d+)", arg)
+        if match and float(match[2]).is_integer():
+            arg = f"{match[1]}{int(float(match[2]))}"
+        rest.append(arg)
+    return first + rest

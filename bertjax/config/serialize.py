@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write configs as JSON, read them back, and compare them."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import config_dict
+from ml_collections.config_dict import ConfigDict
+
+from bertjax.config.schema import base
+from bertjax.models.config import RUNTIME
+from bertjax.models.families import in_effect
+
+# What may differ between a workdir's config and the command's: where and how, not
+# what. Data is compared by content (run.json), not by the spelling of its path.
+FREE = re.compile(
+    r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
+    rf"|model\.({'|'.join(RUNTIME)})"
+    r"|data\.(engine|cache|train|valid|vocab|similar|segmenter)"
+)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Write a nested config as {"optim.lr": 1e-4}, sorted."""
+    out = {}
+    for key in sorted(config):
+        value = config[key]
+        if isinstance(value, (Mapping, ConfigDict)):
+            out.update(flatten(value, f"{prefix}{key}."))
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def to_json(config: ConfigDict) -> str:
+    """Write a config as JSON with sorted keys."""
+    return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def from_json(text: str) -> ConfigDict:
+    """Read a config back; keys of a later version than its own keep their defaults."""
+    config = base()
+    config.update(config_dict.ConfigDict(json.loads(text)))
+    return config
+
+
+def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat config in which a model's empty keys have their values."""
+    part = {k[6:]: v for k, v in config.items() if k.startswith("model.")}
+    return {**config, **{f"model.{k}": v for k, v in in_effect(part).items()}}
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of flat configs that differ in effect, sorted.
+
+    Without those of a model that nobody wrote: of tiny and mini, `model.size` alone.
+    """
+    whole = [settled(config) for config in configs]
+
+    def differ(key: str, among: Sequence[Mapping[str, Any]]) -> bool:
+        return any(one.get(key) != among[0].get(key) for one in among)
+
+    found = [k for k in sorted({k for x in whole for k in x}) if differ(k, whole)]
+    given = [key for key in found if differ(key, configs)]
+    model = {k for k in found if k.startswith("model.") and not FREE.fullmatch(k)}
+    return given if model & {*given} else sorted({*given, *model})
+
+
+def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """List what differs and matters: "optim.lr: 0.0001 -> 0.5"."""
+    flat = flatten(old), flatten(new)
+    a, b = map(settled, flat)
+    keys = [key for key in differing(flat) if not FREE.fullmatch(key)]
+    return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in keys]

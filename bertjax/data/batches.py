@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make batch number `step`, a pure function of (config, seed, step).
+
+Nothing here remembers anything between batches: step -> phase -> row of the run is
+arithmetic, row -> (component, example) arithmetic and a seeded bijection, and all
+other draws are addressed by (seed, epoch, example). So seeking costs nothing, and rows,
+hosts, threads, prefetching and the engine cannot change a batch.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data import counter_rng
+from bertjax.data.masking.masker import (
+    Masking,
+    Tables,
+    mask_tokens,
+    predictions_per_sequence,
+)
+from bertjax.data.mixture import Located, Mixture
+from bertjax.data.sequences.plan import Plan
+
+Batch = dict[str, np.ndarray]
+Rows = slice | np.ndarray | None  # of the global batch; None: all
+EVAL_SEED = (
+    20181011  # the same for every run: evaluations of all runs share their masks
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """The batches of one phase: B = `batch_size` rows, global over all hosts.
+
+    `plans` are the mixture's components in its order. `masking` and `tables` may be
+    None where no objective predicts masked tokens; `specials` has pad_id, cls_id and
+    sep_id, as a Tokenizer does; `needs` names what the objectives want: "mlm" masks,
+    any other name is the plans' pair rule. `max_predictions` is P; None derives it from
+    the masking. From step `start` on, whose first row is number `first` of the run.
+    Raises UserError when a store holds an id that the vocabulary of `tables` lacks.
+    """
+
+    plans: tuple[Plan, ...]
+    mixture: Mixture
+    masking: Masking | None
+    tables: Tables | None
+    specials: Any
+    batch_size: int
+    seed: int
+    needs: frozenset[str] = frozenset({"mlm", "nsp"})
+    max_predictions: int | None = None
+    start: int = 0
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if "mlm" in self.needs and (self.masking is None or self.tables is None):
+            raise ValueError("masked tokens are needed: give a masking and its tables")
+        if self.tables is not None:
+            for plan in self.plans:
+                plan.check_ids(self.tables.vocab_size)
+
+    @property
+    def n(self) -> int:
+        """The number of rows in an epoch."""
+        return self.mixture.n
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.plans[0].length
+
+    @property
+    def slots(self) -> int:
+        """Tokens that a batch has room for: B x L, times the choices of a row."""
+        choices = getattr(self.plans[0], "choices", 1)
+        return self.batch_size * self.length * choices
+
+    @property
+    def P(self) -> int:
+        """The number of prediction slots in a row; 0 where no token is predicted."""
+        if "mlm" not in self.needs:
+            return 0
+        if self.max_predictions is not None:
+            return self.max_predictions
+        return predictions_per_sequence(self.masking, self.length)
+
+    def batch(self, step: int, rows: Rows = None) -> Batch:
+        """Make the rows `rows` (default: all) of batch `step`.
+
+        Returns the arrays of `plan.gather` and `masking.mask_tokens` by name.
+
+        Worked example: n = 10, B = 4, step 3: rows 12 to 15 of the run, so epoch 1,
+        slots 2 to 5; permute(slot, 10, fold(seed, "order", 1)) makes them examples.
+        """
+        found = self.located(step, rows)
+        return self._mask(self._gather(found), found.keys)
+
+    def inspect(self, step: int) -> "Inspected":
+        """Make batch `step` and keep what it was made from, for people to look at."""
+        found = self.located(step)
+        gathered = self._gather(found)
+        drawn: list[np.ndarray] = []
+        batch = self._mask(dict(gathered), found.keys, drawn)
+        lengths = np.concatenate([np.zeros(0, np.int64), *drawn])
+        return Inspected(found, gathered, batch, lengths, self.truncated(step))
+
+    def located(self, step: int, rows: Rows = None) -> Located:
+        """Find the components and examples of rows of batch `step`."""
+        index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
+        position = self.first + (step - self.start) * self.batch_size + index
+        return self.mixture.locate(self.seed, position)
+
+    def truncated(self, step: int) -> np.ndarray:
+        """Count the tokens cut off each row of batch `step`, i64 [B]."""
+        found = self.located(step)
+        out = np.zeros(self.batch_size, np.int64)
+        for plan, rows in self._by_plan(found.component):
+            out[rows] = plan.truncated(found.example[rows], found.keys[rows])
+        return out
+
+    def eval_batches(
+        self, batch_size: int, examples: int | None = None, rows: Rows = None
+    ) -> Iterator[Batch]:
+        """Yield one pass in natural order over all examples, or a fixed subset of them.
+
+        Draws depend on the example alone: never on batch size, run seed or host. The
+        last batch is filled up with copies of its last row, with mlm_weights 0.
+        `example_weights` f32 [b] is 0 for copies, and else 1, or what the row has (0
+        where nothing says what is right). There must be a single component.
+        """
+        ids = self.eval_ids(examples)
+        mine = np.arange(batch_size)[slice(None) if rows is None else rows]
+        for low in range(0, len(ids), batch_size):
+            real = low + mine < len(ids)
+            example = ids[np.minimum(low + mine, len(ids) - 1)]
+            keys = counter_rng.fold(EVAL_SEED, "eval", example)
+            found = Located(np.zeros_like(example), example, keys)
+            batch = self._mask(self._gather(found), keys)
+            known = batch.get("example_weights", np.float32(1))
+            batch["example_weights"] = real.astype(np.float32) * known
+            if "mlm_weights" in batch:
+                batch["mlm_weights"] *= batch["example_weights"][:, None]
+            yield batch
+
+    def eval_ids(self, examples: int | None) -> np.ndarray:
+        """Return the examples that `eval_batches` goes through: i64, ascending."""
+        (plan,) = self.plans
+        ids = np.arange(plan.n)
+        if examples is not None and examples < plan.n:
+            key = counter_rng.fold(EVAL_SEED, "subset")
+            ids = np.sort(counter_rng.permute(ids[:examples], plan.n, key))
+        return ids
+
+    def score(
+        self, outputs: Sequence[Mapping[str, np.ndarray]], examples: int | None
+    ) -> dict[str, float]:
+        """Compute the metrics of what a model said of the `eval_batches`, in order.
+
+        nan, all of them, where some of it is not finite: the greatest of nan is the
+        first class, whose accuracy would look like a score.
+        """
+        ids = self.eval_ids(examples)
+        whole = {k: np.concatenate([o[k] for o in outputs]) for k in outputs[0]}
+        told = {name: values[: len(ids)] for name, values in whole.items()}
+        if not all(np.isfinite(values).all() for values in told.values()):
+            return dict.fromkeys(self.plans[0].scores, math.nan)
+        return self.plans[0].score(told, ids)
+
+    def _by_plan(
+        self, component: np.ndarray
+    ) -> Iterator[tuple[Plan, slice | np.ndarray]]:
+        if len(self.plans) == 1:
+            yield self.plans[0], slice(None)
+            return
+        for k in np.unique(component):
+            yield self.plans[k], np.flatnonzero(component == k)
+
+    def _gather(self, found: Located) -> Batch:
+        """Make the rows before anything is masked; `marks` is for the masking alone."""
+        batch: Batch = {}
+        for plan, rows in self._by_plan(found.component):
+            part = plan.gather(found.example[rows], found.keys[rows], self.specials)
+            if len(self.plans) == 1:
+                return part
+            for name, values in part.items():
+                if name not in batch:
+                    shape = (len(found.component), *values.shape[1:])
+                    batch[name] = np.empty(shape, values.dtype)
+                batch[name][rows] = values
+        return batch
+
+    def _mask(
+        self, batch: Batch, keys: np.ndarray, drawn: list[np.ndarray] | None = None
+    ) -> Batch:
+        marks = batch.pop("marks", None)
+        if "mlm" in self.needs:
+            masked = mask_tokens(
+                batch["input_ids"], batch["attention_mask"], keys, self.masking,
+                self.tables, self.P, marks, drawn,
+            )  # fmt: skip
+            batch |= masked._asdict()
+        return batch
+
+
+class Inspected(NamedTuple):
+    """A batch and how it came about.
+
+    gathered: the batch before masking; drawn: the lengths, in units, of what was
+    chosen as one; truncated: the tokens that each row had no room for, i64 [B].
+    """
+
+    found: Located
+    gathered: Batch
+    batch: Batch
+    drawn: np.ndarray
+    truncated: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """The batches of a whole run: one `Batches` a phase, in order of `start`."""
+
+    stages: tuple[Batches, ...]
+
+    def at(self, step: int) -> Batches:
+        """Return the phase that step belongs to."""
+        return [s for s in self.stages if s.start <= step][-1]
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line a phase, for people."""
+        for stage in self.stages:
+            predicted = f", {stage.masking.rate:.0%} predicted" if stage.P else ""
+            yield (
+                f"from step {stage.start:,}: {stage.batch_size:,} rows a step, of "
+                f"{stage.n:,}, each of {stage.length} tokens{predicted}"
+            )
+
+    def batch(self, step: int, rows: Callable[[int], Rows] | None = None) -> Batch:
+        """Make batch `step`; rows(batch size) says which of its rows."""
+        stage = self.at(step)
+        return stage.batch(step, rows and rows(stage.batch_size))
+
+
+def pair_rule(needs: frozenset[str]) -> str | None:
+    """Return what pairs are drawn by: the one name beside "mlm" and "labels"."""
+    rules = sorted(needs - {"mlm", "labels"})
+    if len(rules) > 1:
+        raise UserError(f"one pair objective at a time, not {' and '.join(rules)}")
+    return rules[0] if rules else None
+
+
+def batch_sha256(batch: Mapping[str, np.ndarray]) -> str:
+    """Hash a global batch: names, types, shapes and values, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(batch):
+        array = np.ascontiguousarray(batch[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.data)
+    return digest.hexdigest()

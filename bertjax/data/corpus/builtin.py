@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded corpus `builtin:docs`: English prose that every installation has.
+
+Python's help topics, the docstrings of its standard library and of the packages that
+bertjax depends on, and those packages' descriptions. Sources are parsed, never
+imported. The text is cleaned to paragraphs of prose, made into documents, split into
+train and valid with near-duplicates on one side, and written once to
+`cache/builtin-docs/`; from then on that copy is used, whatever is installed later.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.corpus.prose import prose
+
+FORMAT = 1
+# Base dependencies and what comes with them; what else is installed plays no part.
+PACKAGES = (
+    "jax jaxlib flax optax orbax-checkpoint tensorflow-cpu tensorflow keras "
+    "tensorflow-datasets numpy scipy sentencepiece ml-collections tokenizers "
+    "safetensors tensorboardX tqdm absl-py etils ml-dtypes opt-einsum treescope h5py "
+    "huggingface-hub fsspec protobuf pyarrow requests urllib3 rich pygments "
+    "setuptools packaging simple-parsing grpcio optree tensorstore wrapt click attrs "
+    "psutil gast array-record dm-tree tensorflow-metadata typing-extensions msgpack "
+    "humanize immutabledict promise simplejson pyyaml markdown-it-py anyio filelock"
+)
+VALID_PERCENT = 3
+DOCUMENT_LENGTH = 2000  # characters; docstrings of a module are joined up to this
+SHINGLE = 5  # words
+NEAR = 0.3  # share of common shingles from which documents belong together
+
+_SKIPPED = re.compile(
+    r"(^|/)(tests?|testing|_vendor|_vendored|vendor|_bundled|site-packages|lib2to3"
+    r"|idle_test|pydoc_data|_api|_tf_keras)/|(_pb2(_grpc)?|_test|conftest|/topics)\.py$"
+    r"|(^|/)test_[^/]*\.py$"
+)
+
+
+# What is read
+
+
+def _distributions() -> Iterator[tuple[str, Any]]:
+    for name in PACKAGES.split():
+        try:
+            yield name, importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # tensorflow or tensorflow-cpu: one of them is there
+
+
+def _python_files() -> list[str]:
+    """List the .py files of the standard library and the packages, in fixed order."""
+    root = sysconfig.get_paths()["stdlib"]
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        inside = os.path.relpath(folder, root).replace(os.sep, "/") + "/"
+        if _SKIPPED.search(inside):
+            folders.clear()
+            continue
+        paths = (os.path.join(folder, n) for n in sorted(names) if n.endswith(".py"))
+        files += [p for p in paths if not _SKIPPED.search(p[len(root) :])]
+    for _, found in _distributions():
+        inner = sorted(str(f) for f in found.files or () if f.suffix == ".py")
+        files += [str(found.locate_file(f)) for f in inner if not _SKIPPED.search(f)]
+    return files
+
+
+_COMMENTS = re.compile(r"(?:^[ \t]*#(?: .*)?\n){3,}", re.MULTILINE)
+
+
+def _texts(source: str) -> Iterator[str]:
+    """Yield the docstrings and other long strings of a module, then its comments."""
+    yield from _strings(source)
+    for found in _COMMENTS.finditer(source):
+        yield re.sub(r"(?m)^[ \t]*# ?", "", found[0])
+
+
+_BODIES = ("body", "handlers", "orelse", "finalbody")
+
+
+def _strings(source: str) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    waiting: list[ast.AST] = [tree]
+    while waiting:  # statements only: expressions are most of a tree
+        node = waiting.pop()
+        inner = [n for part in _BODIES for n in getattr(node, part, ())]
+        waiting.extend(reversed(inner))
+        value = getattr(node, "value", None)
+        # Besides docstrings: constants, and arguments as of numpy's add_newdoc.
+        args = value.args if isinstance(value, ast.Call) else [value]
+        for arg in args:
+            if isinstance(arg, ast.Constant) and isinstance(arg.value, str):
+                yield arg.value
+
+
+# Documents
+
+
+def _normal(text: str) -> str:
+    return " ".join(re.findall(r"[a-z]+", text.lower()))
+
+
+def _documents(say: Callable[[str], None]) -> list[list[str]]:
+    """Make documents of paragraphs, each paragraph used once."""
+    seen: set[bytes] = set()
+    documents: list[list[str]] = []
+
+    def add(parts: Iterator[str] | list[str]) -> None:
+        held: list[str] = []
+        size = 0
+        for part in parts:
+            for paragraph in prose(part):
+                key = hashlib.sha1(_normal(paragraph).encode()).digest()
+                if key not in seen:
+                    seen.add(key)
+                    held.append(paragraph)
+                    size += len(paragraph)
+            if size >= DOCUMENT_LENGTH:
+                documents.append(held)
+                held, size = [], 0
+        if size >= 200:
+            documents.append(held)
+        elif held and documents:
+            documents[-1].extend(held)
+
+    topics = importlib.import_module("pydoc_data.topics").topics
+    for name in sorted(topics):
+        add([topics[name]])
+    for _, found in _distributions():
+        add([found.metadata.get_payload() or found.metadata.get("Description") or ""])
+    files = _python_files()
+    for number, file in enumerate(files):
+        if number % 1000 == 999:
+            say(f"builtin:docs: read {number + 1} of {len(files)} files")
+        try:
+            source = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        add(_texts(source))
+    return documents
+
+
+# Train and valid
+
+
+def _shingles(documents: list[list[str]]) -> list[list[np.ndarray]]:
+    """Hash the word 5-grams of each paragraph: one u64 array a paragraph, distinct."""
+    numbers: dict[str, int] = {}
+    result = []
+    for document in documents:
+        arrays = []
+        for paragraph in document:
+            words = _normal(paragraph).split()
+            ids = np.array(
+                [numbers.setdefault(w, len(numbers) + 1) for w in words], np.uint64
+            )
+            n = max(len(ids) - SHINGLE + 1, 1)
+            value = np.zeros(n, np.uint64)
+            for shift in range(min(SHINGLE, len(ids))):
+                value = value * np.uint64(0x9E3779B97F4A7C15) + ids[shift : shift + n]
+                value ^= value >> np.uint64(29)
+            arrays.append(np.unique(value))
+        result.append(arrays)
+    return result
+
+
+def _clusters(shingles: list[list[np.ndarray]]) -> list[int]:
+    """Return for each document the first document of its cluster of near-duplicates.
+
+    Two documents belong together when they have NEAR of the smaller one's shingles in
+    common (of shingles in many documents, only neighbours are compared).
+    """
+    whole = [np.unique(np.concatenate(arrays)) for arrays in shingles]
+    sizes = np.array([len(w) for w in whole])
+    value = np.concatenate(whole)
+    owner = np.repeat(np.arange(len(whole), dtype=np.uint64), sizes)
+    order = np.argsort(value, kind="stable")  # owners stay in ascending order
+    value, owner = value[order], owner[order]
+    pairs = []
+    for lag in range(1, 8):
+        same = value[lag:] == value[:-lag]
+        pairs.append(owner[:-lag][same] << np.uint64(32) | owner[lag:][same])
+    pair, common = np.unique(np.concatenate(pairs), return_counts=True)
+    first = (pair >> np.uint64(32)).astype(int)
+    second = (pair & np.uint64(0xFFFFFFFF)).astype(int)
+    near = common >= NEAR * np.minimum(sizes[first], sizes[second])
+    root = list(range(len(whole)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    for a, b in zip(first[near].tolist(), second[near].tolist(), strict=True):
+        a, b = find(a), find(b)
+        root[max(a, b)] = min(a, b)
+    return [find(i) for i in range(len(whole))]
+
+
+def split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+    """Split documents into train and valid, in an order drawn by their hashes.
+
+    Near-duplicates go to one side together; a paragraph of valid that shares NEAR of
+    its shingles with train is dropped.
+    """
+    shingles = _shingles(documents)
+    clusters = _clusters(shingles)
+    keys = [hashlib.sha256("\n".join(d).encode()).hexdigest() for d in documents]
+    sides = [int(keys[c], 16) % 1000 < 10 * VALID_PERCENT for c in clusters]
+    order = sorted(range(len(documents)), key=keys.__getitem__)
+    train = [documents[i] for i in order if not sides[i]]
+    trained = [a for i in order if not sides[i] for a in shingles[i]]
+    known = np.unique(np.concatenate([np.zeros(1, np.uint64), *trained]))
+    valid = []
+    for i in order:
+        if sides[i]:
+            pairs = zip(documents[i], shingles[i], strict=True)
+            kept = [p for p, a in pairs if _share(a, known) < NEAR]
+            if sum(map(len, kept)) >= 100:
+                valid.append(kept)
+    return train, valid
+
+
+def _share(values: np.ndarray, known: np.ndarray) -> float:
+    """Return the share of `values` that are in the sorted array `known`."""
+    at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return float((known[at] == values).mean())
+
+
+# Writing it once
+
+
+def materialise(
+    cache_dir: str | os.PathLike[str], say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Make the corpus in `cache_dir`/builtin-docs unless it is there; return where.
+
+    The result holds the paths `train` and `valid`, `hash` (of both files' content) and
+    `meta` (format version, hashes, sizes, counts, package versions). The directory
+    appears by one rename when it is complete. Raises UserError where it cannot be
+    written.
+    """
+    target = Path(cache_dir) / "builtin-docs"
+    meta = _read_meta(target)
+    if meta is None:
+        part = target.with_name(f"{target.name}.{os.getpid()}.part")
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            try:
+                _write(part, say)
+                shutil.rmtree(target, ignore_errors=True)
+                os.rename(part, target)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+        except OSError as err:
+            # Another process may have been first.
+            if _read_meta(target) is None:
+                raise UserError(
+                    f"data.cache={cache_dir}: cannot write ({err.strerror or err})"
+                ) from None
+        meta = _read_meta(target)
+    sums = "".join(meta["files"][side]["sha256"] for side in ("train", "valid"))
+    return {
+        "train": str(target / "train.txt"),
+        "valid": str(target / "valid.txt"),
+        "hash": hashlib.sha256(sums.encode()).hexdigest(),
+        "meta": meta,
+    }
+
+
+def _read_meta(target: Path) -> dict[str, Any] | None:
+    """Return meta.json where the corpus is complete, of this format and size."""
+    try:
+        meta = json.loads((target / "meta.json").read_text())
+        same = meta["format"] == FORMAT and all(
+            (target / f"{side}.txt").stat().st_size == meta["files"][side]["bytes"]
+            for side in ("train", "valid")
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return meta if same else None
+
+
+def _write(folder: Path, say: Callable[[str], None]) -> None:
+    say("builtin:docs: reading the documentation of Python and its packages (once)")
+    files = {}
+    for side, documents in zip(("train", "valid"), split(_documents(say)), strict=True):
+        data = "\n".join("\n".join(d) + "\n" for d in documents).encode()
+        (folder / f"{side}.txt").write_bytes(data)
+        files[side] = {
+            "bytes": len(data),
+            "documents": len(documents),
+            "paragraphs": sum(map(len, documents)),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+    versions = {name: found.version for name, found in _distributions()}
+    versions["python"] = ".".join(map(str, sys.version_info[:3]))
+    meta = {"format": FORMAT, "files": files, "versions": versions}
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
+    for path in sorted(folder.iterdir()):  # on the disk before the rename is
+        with open(path, "rb") as written:
+            os.fsync(written.fileno())
+    say(
+        f"builtin:docs: {files['train']['bytes'] / 1e6:.1f} MB in "
+        f"{files['train']['documents']} documents, and "
+        f"{files['valid']['bytes'] / 1e6:.2f} MB held out"
+    )

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sources give: documents; and how a record with fields becomes one."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bertjax import UserError
+from bertjax.data.corpus.line_repair import Counts, clean, decode, paragraphs, some
+
+
+class Document(NamedTuple):
+    """One document: cleaned lines, none of them empty.
+
+    group: the value of data.group_field (a language, a site), "" without;
+    entities: the strings of data.entity_field.
+    """
+
+    paragraphs: list[str]
+    group: str = ""
+    entities: tuple[str, ...] = ()
+
+
+class Fields(NamedTuple):
+    """Which fields (columns) of a record are read; "" reads none."""
+
+    text: str = "text"
+    group: str = ""
+    entities: str = ""
+
+    def keys(self) -> dict[str, str]:
+        """Return the config key of each field that is read, by the field's name."""
+        named = zip(self, ("text_field", "group_field", "entity_field"), strict=True)
+        return {field: f"data.{key}" for field, key in named if field}
+
+    def told(self) -> str:
+        """Return what a fingerprint has to say of them; "" for the usual."""
+        return "" if self == TEXT else f":{'|'.join(self)}"
+
+
+TEXT = Fields()
+
+
+class Source:
+    """A thing that documents are read from.
+
+    `name` is for people. Call `fingerprint` before `documents` and `split`: it also
+    puts sources that are made (`builtin:docs`) in place.
+    """
+
+    name: str
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Return a string that is another whenever the documents may be others."""
+        raise NotImplementedError
+
+    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield the documents in order; count them and every repair in `counts`.
+
+        Raises UserError naming the file (and line) where it cannot be read or is
+        damaged. It may hold none: who has read all there is calls `refuse_empty`.
+        """
+        raise NotImplementedError
+
+    def split(self, piece_bytes: int) -> list["Source"]:
+        """Cut into independent pieces of about `piece_bytes`, which can be pickled.
+
+        Read one after another they give the documents, and the counts, of the whole,
+        but that a document over DOCUMENT_LIMIT may be split elsewhere. A function of
+        the file and of `piece_bytes` alone.
+        """
+        return [self]
+
+    def span(self) -> tuple[int, int | None]:
+        """Return what is this one's of the whole, as `split` counts it."""
+        return 0, None
+
+    def text_bytes(self) -> int | None:
+        """Estimate the bytes of its text, or None where nobody knows; reads no text."""
+        return None
+
+    def cuts(self) -> str:
+        """Name the rule by which `split` may cut a document, or "" if it cuts none."""
+        return ""
+
+    def refuse_changed(self) -> None:
+        """Raise UserError where it is not what `fingerprint` saw any more."""
+
+    def where(self, paragraph: str, max_line_bytes: int) -> str:
+        """Say where a paragraph first stands: the file, and the line if known."""
+        return self.name
+
+
+def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
+    """Raise UserError where `counts` has no document of any of the sources."""
+    counters = [counts.of(source.name) for source in sources]
+    if not any(counter["documents"] for counter in counters):
+        long = sum(counter["long_records"] for counter in counters)
+        more = f" and {long} JSON lines over data.max_line_bytes" if long else ""
+        names = some([source.name for source in sources])
+        raise UserError(f"{names}: holds no document, only blanks{more}")
+
+
+def counted(
+    documents: Iterable[Document],
+    counter: Counter[str],
+    read: Callable[[float], None] = float,
+) -> Iterator[Document]:
+    """Count documents and paragraphs; leave out documents without text.
+
+    read: is called with the millions of characters of each document.
+    """
+    for document in documents:
+        read(sum(map(len, document.paragraphs)) / 1e6)
+        if not document.paragraphs:
+            counter["empty_documents"] += 1
+            continue
+        counter["documents"] += 1
+        counter["paragraphs"] += len(document.paragraphs)
+        yield document
+
+
+def make_document(
+    record: Mapping[str, Any],
+    fields: Fields,
+    where: Callable[[], str],
+    counter: Counter[str],
+) -> Document:
+    """Turn a record into a document; `where()` begins the messages.
+
+    The text is a string, or a list: of paragraphs, of integers (one paragraph of ids,
+    for data.vocab="ids:..."), or of lists of integers. Null is a document without
+    text.
+
+    >>> record = {"text": "One.\\n\\nTwo.", "lang": "en", "names": ["One"]}
+    >>> make_document(record, Fields("text", "lang", "names"), str, Counter())
+    Document(paragraphs=['One.', 'Two.'], group='en', entities=('One',))
+    >>> make_document({"text": [[3, 1], [4]]}, Fields(), str, Counter()).paragraphs
+    ['3 1', '4']
+    """
+    for field, key in fields.keys().items():
+        if field not in record:
+            there = ", ".join(f"`{name}`" for name in record) or "none"
+            raise UserError(
+                f"{where()}: there is no `{field}` field ({key}); there are: {there}"
+            )
+
+    def text(value: Any, field: str) -> str:
+        if isinstance(value, bytes):
+            value = decode(value, counter)
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            raise UserError(f"{where()}: `{field}` is not a string but {kind}")
+        return clean(value, counter)
+
+    group = ""
+    if fields.group:
+        value = record[fields.group]
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        group = str(value) if is_number else text(value, fields.group).strip()
+        if not 0 < len(group) <= LONGEST or not group.isprintable():
+            raise UserError(
+                f"{where()}: `{fields.group}` is {group[: LONGEST + 1]!r}, but names "
+                f"of groups are 1 to {LONGEST} printable characters"
+            )
+    entities: list[str] = []
+    if fields.entities:
+        for value in _as_list(record[fields.entities], fields.entities, where):
+            entities += [" ".join(text(value, fields.entities).split())]
+    value = record[fields.text]
+    if value is None:
+        found = []
+    elif isinstance(value, str | bytes):
+        found = paragraphs(text(value, fields.text))
+    else:
+        parts = _as_list(value, fields.text, where)
+        if parts and all(map(_is_int, parts)):
+            parts = [parts]
+        found = []
+        for part in parts:
+            if not isinstance(part, str | bytes):
+                part = _as_list(part, fields.text, where)
+                if not all(map(_is_int, part)):
+                    raise UserError(
+                        f"{where()}: `{fields.text}` holds neither text nor integers"
+                    )
+                found += [" ".join(map(str, part))] if part else []
+            else:
+                found += paragraphs(text(part, fields.text))
+    return Document(found, group, tuple(e for e in dict.fromkeys(entities) if e))
+
+
+NAME = re.compile(r"\w[\w.-]*")  # of a component
+LONGEST = 100  # characters of a group's name: it is part of the names of metrics
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_list(value: Any, field: str, where: Callable[[], str]) -> list[Any]:
+    if value is None:
+        return []
+    if hasattr(value, "tolist"):  # numpy, from TensorFlow Datasets
+        value = value.tolist()
+    if not isinstance(value, list):
+        kind = type(value).__name__
+        raise UserError(
+            f"{where()}: `{field}` is not a string nor a list of them but {kind}"
+        )
+    return value

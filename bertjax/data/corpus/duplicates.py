@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in a corpus twice: repeated lines, and documents that are nearly the same.
+
+Both in one pass and bounded memory: lines are counted exactly, of a large corpus in a
+part of the space of their hashes; documents are compared by MinHash (Broder 1997, the
+library datasketch), of a large corpus a sample that keeps likes together.
+"""
+
+import hashlib
+import heapq
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from bertjax.data.corpus.documents import Document
+from bertjax.data.tokenizers.tokenizer import SPACELESS
+
+LINES = 1 << 19  # distinct lines that are held
+FREQUENT = 1000  # of them kept, wherever their hashes lie
+DOCUMENTS = 20_000  # that are compared
+SHINGLE = 5  # words
+UNITS = 2_000  # words of a document that are looked at
+NEAR = 0.8  # Jaccard similarity
+EXAMPLES = 5
+SHOWN = 60  # characters of an example
+SPACE = 1 << 64
+_UNIT = re.compile(rf"{SPACELESS.pattern}|\w+")
+
+
+class Line(NamedTuple):
+    """A line that was seen: how often, its characters, and where first."""
+
+    count: int
+    size: int
+    source: str
+    text: str
+
+
+class RepeatedLines:
+    """Counts lines; those with a hash below `limit`, and the most frequent ones."""
+
+    def __init__(self, held: int = LINES) -> None:
+        self.held = held
+        self.limit = SPACE
+        self.lines: dict[int, Line] = {}
+        self.frequent: dict[int, Line] = {}
+        self.total = self.characters = 0
+
+    def add(self, text: str, source: str) -> None:
+        """Count a line."""
+        self.total += 1
+        self.characters += len(text)
+        digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8)
+        key = int.from_bytes(digest.digest())
+        if key in self.frequent:
+            line = self.frequent[key]
+            self.frequent[key] = line._replace(count=line.count + 1)
+        elif key < self.limit:
+            line = self.lines.get(key) or Line(0, len(text), source, text[:SHOWN])
+            self.lines[key] = line._replace(count=line.count + 1)
+            if len(self.lines) > self.held:
+                self._halve()
+
+    def _halve(self) -> None:
+        """Move the most frequent lines aside, and halve the space of the others."""
+        both = self.frequent | self.lines
+        most = heapq.nlargest(FREQUENT, both, key=lambda k: (both[k].count, -k))
+        kept = {key: both[key] for key in most if both[key].count > 1}
+        # What is frequent no more lies in a part of the space that was given up.
+        self.limit //= 2
+        self.lines = {
+            key: line
+            for key, line in both.items()
+            if key not in kept and key < self.limit
+        }
+        self.frequent = kept
+
+    def report(self) -> list[str]:
+        """Say how much is repeated, and what most often."""
+        if not self.total:
+            return []
+        part = self.limit / SPACE
+        seen = [(line, 1.0) for line in self.frequent.values()]
+        seen += [(line, 1 / part) for line in self.lines.values()]
+        again = [(line, weight) for line, weight in seen if line.count > 1]
+        inside = sum(w * line.count * line.size for line, w in again)
+        saved = sum(w * (line.count - 1) * line.size for line, w in again)
+        whole = max(self.characters, 1)
+        estimated = f" (estimated from {part:.2%} of the lines)" if part < 1 else ""
+        lines = [
+            f"{self.total:,} lines: {inside / whole:.2%} of the characters are in "
+            f"lines that occur more than once; each of them once would save "
+            f"{saved / whole:.2%}{estimated}"
+        ]
+        most = heapq.nsmallest(EXAMPLES, again, key=lambda p: (-p[0].count, p[0].text))
+        lines += [f"  {n.count:,} times {n.text!r} ({n.source})" for n, _ in most]
+        return lines
+
+
+class Near(NamedTuple):
+    """A document that is held for comparison."""
+
+    number: int
+    where: str
+    text: str
+    minhash: Any
+
+
+class NearDuplicates:
+    """Compares documents by MinHash; of many, those with the least keys.
+
+    The key of a document is the smallest hash of its shingles, so near-duplicates
+    mostly have the same one and are in the sample together.
+    """
+
+    def __init__(self, held: int = DOCUMENTS) -> None:
+        self.held = held
+        self.limit = 1 << 32
+        self.total = 0
+        self.documents: dict[int, list[Near]] = {}  # by key
+        self.size = 0
+        self.numbers: Counter[str] = Counter()  # documents of each source
+
+    def add(self, document: Document, source: str) -> None:
+        """Look at a document."""
+        from datasketch import MinHash
+
+        number = self.total
+        self.total += 1
+        self.numbers[source] += 1
+        units: list[str] = []
+        for paragraph in document.paragraphs:
+            units += _UNIT.findall(paragraph.lower())
+            if len(units) >= UNITS:
+                break
+        shingles = _shingles(units[:UNITS])
+        key = min(map(zlib.crc32, shingles), default=0)
+        # crc32 of short texts is not even enough to be a share of the space.
+        key = zlib.crc32(hashlib.blake2b(key.to_bytes(4), digest_size=8).digest())
+        if key >= self.limit:
+            return
+        minhash = MinHash(num_perm=128, seed=1)
+        minhash.update_batch(shingles)
+        where = f"{source}, document {self.numbers[source]:,}"
+        text = document.paragraphs[0][:SHOWN]
+        self.documents.setdefault(key, []).append(Near(number, where, text, minhash))
+        self.size += 1
+        while self.size > self.held and self.limit > 1:
+            self.limit //= 2
+            kept = {k: v for k, v in self.documents.items() if k < self.limit}
+            self.documents, self.size = kept, sum(map(len, kept.values()))
+
+    def report(self) -> list[str]:
+        """Say which share is near to a document before, with examples."""
+        from datasketch import MinHashLSH
+
+        if not self.total:
+            return []
+        index = MinHashLSH(threshold=NEAR, num_perm=128)
+        every = sorted(n for found in self.documents.values() for n in found)
+        pairs = []
+        held: dict[int, Near] = {}
+        for near in every:
+            others = (
+                (near.minhash.jaccard(held[i].minhash), -i)
+                for i in index.query(near.minhash)
+            )
+            best, first = max(others, default=(0.0, 0))
+            if best >= NEAR:
+                pairs.append((best, held[-first], near))
+            held[near.number] = near
+            index.insert(near.number, near.minhash)
+        sampled = (
+            "" if len(every) == self.total else f" (in a sample of {len(every):,})"
+        )
+        share = len(pairs) / max(len(every), 1)
+        lines = [
+            f"{self.total:,} documents: {share:.2%} are near-duplicates of one before, "
+            f"by {NEAR:.0%} of their shingles of {SHINGLE} words{sampled}"
+        ]
+        best_first = sorted(pairs, key=lambda p: (-p[0], p[2].number))
+        for alike, one, other in best_first[:EXAMPLES]:
+            lines.append(
+                f"  {alike:.0%} {one.where}, {one.text!r} and "
+                f"{other.where}, {other.text!r}"
+            )
+        return lines
+
+
+def _shingles(units: list[str]) -> list[bytes]:
+    """Return the distinct shingles of a document, ascending; a short one is its own.
+
+    >>> _shingles(["a", "b", "c", "d", "e", "f"])
+    [b'a b c d e', b'b c d e f']
+    """
+    n = max(len(units) - SHINGLE + 1, 1)
+    return sorted({" ".join(units[i : i + SHINGLE]).encode() for i in range(n)})
+
+
+def report_corpus(documents: Iterable[tuple[str, Document]]) -> list[str]:
+    """Say what is in a corpus more than once; deterministic, in bounded memory.
+
+    Args:
+      documents: (name of the source, document), in order.
+
+    Returns:
+      lines for people: the share of repeated lines and the most frequent ones; the
+      share of near-duplicate documents and some pairs (they need datasketch, the extra
+      `dedup`). Both shares are estimates where the corpus is large, and say so.
+
+    >>> twice = Document(["See also", "A long line."])
+    >>> report_corpus([("a.txt", twice), ("b.txt", twice)])[:2]
+    ['4 lines: 100.00% of the characters are in lines that occur more than once; \
+each of them once would save 50.00%',
+     "  2 times 'A long line.' (a.txt)"]
+    """
+    lines, near = RepeatedLines(), NearDuplicates()
+    try:
+        import datasketch  # noqa: F401
+
+        compares = True
+    except ImportError:
+        compares = False
+    for source, document in documents:
+        for paragraph in document.paragraphs:
+            lines.add(paragraph, source)
+        if compares:
+            near.add(document, source)
+    if compares:
+        return lines.report() + near.report()
+    missing = "near-duplicate documents: not looked for, pip install 'bertjax[dedup]'"
+    return [*lines.report(), missing]

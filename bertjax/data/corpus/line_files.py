@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of text and of JSON lines: cut into pieces, read as documents."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import IO
+
+from bertjax.data.corpus import files
+from bertjax.data.corpus.boundaries import CUTS, SPAN, byte_range, json_edge, text_edge
+from bertjax.data.corpus.documents import (
+    TEXT,
+    Document,
+    Fields,
+    Source,
+    counted,
+    make_document,
+)
+from bertjax.data.corpus.line_repair import (
+    Counts,
+    group,
+    group_titled,
+    json_lines,
+    text_lines,
+)
+
+
+@dataclass
+class FileSource(Source):
+    """A file of text or JSON lines, local or behind a URL that etils.epath opens.
+
+    A piece (`start`, `end`) has the documents that begin between the boundaries that
+    belong to these bytes. titled: documents begin at titles, as in WikiText.
+    """
+
+    name: str
+    path: str = ""  # where it lies, if that is not its name
+    fields: Fields = TEXT
+    titled: bool = False
+    start: int = 0
+    end: int | None = None
+    seen: files.Seen | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.path = self.path or self.name
+
+    @property
+    def pack(self) -> str:
+        """How the file is compressed: ".gz", ".zst" or ""."""
+        return next((p for p in (".gz", ".zst") if self.path.lower().endswith(p)), "")
+
+    @property
+    def is_json(self) -> bool:
+        """Whether each line is a record."""
+        path = self.path.lower().removesuffix(self.pack)
+        return path.endswith((".jsonl", ".ndjson", ".json"))
+
+    @property
+    def format(self) -> str:
+        """Name how the bytes are read, e.g. "text.gz"; part of the fingerprint."""
+        told = "wikitext" if self.titled else "text"
+        told = "json" if self.is_json else told
+        return told + self.pack + (self.fields.told() if self.is_json else "")
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Return format and SHA-256 of the bytes."""
+        digest, self.seen = files.file_hash(self.path, cache_dir)
+        return f"{self.format}:{digest}"
+
+    def refuse_changed(self) -> None:
+        """Raise UserError where the file is not what `fingerprint` saw any more."""
+        files.refuse_changed(self.path, self.seen)
+
+    def cuts(self) -> str:
+        """Name the rule for large text: a document over SPAN is cut where pieces are.
+
+        `fingerprint` comes first.
+        """
+        large = self.seen is not None and self.seen.stamp[0] > SPAN
+        return CUTS if large and not (self.is_json or self.pack) else ""
+
+    def split(self, piece_bytes: int) -> list[Source]:
+        """Cut into ranges of `piece_bytes`; a compressed file is one piece."""
+        if self.pack:
+            return [self]
+        try:
+            size = files.stat(self.path)[0]
+        except OSError as err:
+            raise files.unreadable(self.name, err) from None
+        ends = [*range(piece_bytes, size, piece_bytes), size]
+        starts = [0, *ends[:-1]]
+        return [
+            replace(self, start=a, end=b) for a, b in zip(starts, ends, strict=True)
+        ]
+
+    def span(self) -> tuple[int, int | None]:
+        """Return the range of bytes."""
+        return self.start, self.end
+
+    def text_bytes(self) -> int | None:
+        """Return the bytes, unpacked where the file says how many; None otherwise.
+
+        Raises UserError for a file behind a URL that cannot be read: how files are cut
+        depends on their sizes, so that a moment without network must not pass for one.
+        """
+        if self.end is not None:
+            return self.end - self.start
+        try:
+            size = files.stat(self.path)[0]
+            if size and self.pack == ".gz":
+                # A gzip file ends with the size of its text modulo 2**32.
+                with files.open_file(self.path) as file:
+                    file.seek(-4, os.SEEK_END)
+                    size = max(size, int.from_bytes(file.read(4), "little"))
+        except OSError as err:
+            if "://" in self.path:
+                raise files.unreadable(self.name, err) from None
+            return None
+        return None if self.pack == ".zst" else size
+
+    def _chunks(self, counter: Counter[str]) -> Iterator[bytes]:
+        try:
+            size = files.stat(self.path)[0]
+            with files.open_file(self.path) as raw:
+                start, end, cut = self._edges(raw, size)
+                counter["long_documents"] += cut and start < end
+                yield from byte_range(raw, start, end, files.CHUNK)
+        except OSError as err:
+            raise files.unreadable(self.name, err) from None
+
+    def _edges(self, raw: IO[bytes], size: int) -> tuple[int, int, bool]:
+        """Return where the piece begins and ends, and if it begins in a document."""
+        ends = size if self.end is None else self.end
+        if self.is_json:
+            start, end = (json_edge(raw, at, size) for at in (self.start, ends))
+            return start, end, False
+        start, cut = text_edge(raw, self.start, size, self.titled)
+        if ends < size:
+            size = text_edge(raw, ends, size, self.titled)[0]
+        return start, size, cut
+
+    def _lines_before(self) -> int:
+        """Count the lines before the piece."""
+        try:
+            with files.open_file(self.path) as raw:
+                start, _, _ = self._edges(raw, files.stat(self.path)[0])
+                chunks = byte_range(raw, 0, start, files.CHUNK)
+                return sum(chunk.count(b"\n") for chunk in chunks)
+        except OSError as err:
+            raise files.unreadable(self.name, err) from None
+
+    def where(self, paragraph: str, max_line_bytes: int) -> str:
+        """Name the file and the line, counted as lines are read."""
+        whole = replace(self, start=0, end=None)
+        counter: Counter[str] = Counter()
+        chunks = files.unpacked(self.path) if self.pack else whole._chunks(counter)
+        if self.is_json:
+            for record, where in json_lines(self.name, chunks, max_line_bytes, counter):
+                found = make_document(record, self.fields, where, counter)
+                if paragraph in found.paragraphs:
+                    return where()
+        else:
+            lines = text_lines(chunks, max_line_bytes, counter)
+            for number, line in enumerate(lines, 1):
+                if line == paragraph:
+                    return f"{self.name}, line {number}"
+        return self.name
+
+    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield the documents of the file, or of the piece."""
+        counter = counts.of(self.name)
+        chunks = files.unpacked(self.path) if self.pack else self._chunks(counter)
+        chunks = counts.reading(chunks)
+        if self.is_json:
+            skipped = self._lines_before if self.start else int
+            records = json_lines(self.name, chunks, max_line_bytes, counter, skipped)
+            found = (
+                make_document(record, self.fields, where, counter)
+                for record, where in records
+            )
+        else:
+            lines = text_lines(chunks, max_line_bytes, counter)
+            grouped = group_titled if self.titled else group
+            found = map(Document, grouped(lines, counter))
+        yield from counted(found, counter)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet files: a row is a document."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bertjax import UserError
+from bertjax.data.corpus.documents import (
+    TEXT,
+    Document,
+    Fields,
+    Source,
+    counted,
+    make_document,
+)
+from bertjax.data.corpus.files import (
+    CHUNK,
+    Seen,
+    file_hash,
+    open_file,
+    refuse_changed,
+    stat,
+    unreadable,
+)
+from bertjax.data.corpus.line_repair import Counts
+
+ROWS = 64  # decoded at once; a row may be a whole book
+
+
+@dataclass
+class ParquetSource(Source):
+    """A Parquet file, or its row groups `first` to `last` (without it)."""
+
+    name: str
+    fields: Fields = TEXT
+    first: int = 0
+    last: int | None = None
+    size: int | None = None  # the bytes of these row groups
+    seen: Seen | None = field(default=None, repr=False)
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Return format and SHA-256 of the bytes."""
+        digest, self.seen = file_hash(self.name, cache_dir)
+        return f"parquet{self.fields.told()}:{digest}"
+
+    def refuse_changed(self) -> None:
+        """Raise UserError where the file is not what `fingerprint` saw any more."""
+        refuse_changed(self.name, self.seen)
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(
+                f"{self.name}: reading Parquet needs pyarrow "
+                "(pip install 'bertjax[parquet]')"
+            ) from None
+        try:
+            with (
+                open_file(self.name) as raw,
+                # A column is read as it is decoded, not whole.
+                parquet.ParquetFile(raw, buffer_size=CHUNK, pre_buffer=False) as file,
+            ):
+                names = file.schema_arrow.names
+                for field, key in self.fields.keys().items():
+                    if field not in names:
+                        there = ", ".join(f"`{name}`" for name in names)
+                        raise UserError(
+                            f"{self.name}: there is no column `{field}` ({key}); "
+                            f"there are: {there}"
+                        )
+                yield file
+        except pyarrow.ArrowException as err:
+            reason = " ".join(str(err).split())[:200]
+            raise UserError(f"{self.name}: damaged Parquet file ({reason})") from None
+        except OSError as err:  # Arrow's own have no errno
+            if err.errno is None:
+                raise UserError(f"{self.name}: damaged Parquet file ({err})") from None
+            raise unreadable(self.name, err) from None
+
+    def split(self, piece_bytes: int) -> list[Source]:
+        """Cut between row groups."""
+        found: list[Source] = []
+        first = held = 0
+        with self._open() as file:
+            for group in range(file.num_row_groups):
+                held += file.metadata.row_group(group).total_byte_size
+                if held >= piece_bytes or group == file.num_row_groups - 1:
+                    found.append(replace(self, first=first, last=group + 1, size=held))
+                    first, held = group + 1, 0
+        return found
+
+    def span(self) -> tuple[int, int | None]:
+        """Return the range of row groups."""
+        return self.first, self.last
+
+    def text_bytes(self) -> int | None:
+        """Return the bytes of the row groups; of a whole file, its size."""
+        try:
+            return stat(self.name)[0] if self.size is None else self.size
+        except OSError:
+            return None
+
+    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield one document a row."""
+        found = self._documents(counts)
+        yield from counted(found, counts.of(self.name), counts.read)
+
+    def _documents(self, counts: Counts) -> Iterator[Document]:
+        counter = counts.of(self.name)
+        columns = list(self.fields.keys())
+        with self._open() as file:
+            last = file.num_row_groups if self.last is None else self.last
+            sizes = [file.metadata.row_group(g).num_rows for g in range(last)]
+            row = sum(sizes[: self.first])
+
+            def where() -> str:
+                return f"{self.name}, row {row}"
+
+            groups = range(self.first, last)
+            for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
+                for record in _as_bytes(batch).to_pylist():
+                    row += 1
+                    yield make_document(record, self.fields, where, counter)
+
+
+def _as_bytes(batch: Any) -> Any:
+    """Return a batch with bytes for strings, which may be no UTF-8 and are repaired."""
+    import pyarrow as pa
+
+    strings = {"string": pa.binary(), "large_string": pa.large_binary()}
+    strings["string_view"] = pa.binary()  # by name: older versions have no such type
+
+    def bare(kind: Any) -> Any:
+        if pa.types.is_dictionary(kind):
+            return bare(kind.value_type)
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+            return make(bare(kind.value_type))
+        return strings.get(str(kind), kind)
+
+    columns = [column.cast(bare(column.type)) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn the strings that name text sources into sources that documents are read from.
+
+- `a.txt`, `b/*.txt.gz`, `c.zst`: a paragraph or sentence a line, documents
+  separated by a blank line; in files that begin as WikiText's do, by titles
+- `d.jsonl`, `e.json.gz`: a JSON object a line, its `text` is one document
+- `f.parquet`: a row is one document, its column `text`
+- `tfds:name[/config][:version]:split`: TensorFlow Datasets on this machine, `text`
+- `builtin:docs`, `builtin:docs:train`, `builtin:docs:valid`: the documentation that
+  came with Python and the installed packages (bertjax/data/corpus/builtin.py)
+
+Several are separated by commas. Files are read in chunks; no line, document or file
+is ever held whole beyond a fixed size. Odd bytes are repaired and counted, damaged
+files are refused.
+"""
+
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from bertjax import UserError
+from bertjax.data.corpus import files, tfds_source
+from bertjax.data.corpus.documents import NAME, Document, Fields, Source
+from bertjax.data.corpus.line_files import FileSource
+from bertjax.data.corpus.line_repair import Counts, is_titled
+from bertjax.data.corpus.parquet import ParquetSource
+
+__all__ = ["Document", "Source", "named_sources", "parse_sources", "split_sources"]
+
+
+@dataclass
+class BuiltinSource(Source):
+    """One side ("train" or "valid") of the embedded corpus."""
+
+    name: str
+    side: str
+    path: str = ""  # known once it has been put in place
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Put the corpus in `cache_dir` unless it is there; return its hash."""
+        from bertjax.data.corpus import builtin
+
+        made = builtin.materialise(cache_dir, say)
+        self.path = made[self.side]
+        return f"builtin:{self.side}:{made['hash']}"
+
+    def _file(self) -> FileSource:
+        if not self.path:
+            raise RuntimeError("fingerprint(cache_dir) has to come first")
+        return FileSource(self.name, self.path)
+
+    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield the documents of this side."""
+        return self._file().documents(counts, max_line_bytes)
+
+    def split(self, piece_bytes: int) -> list[Source]:
+        """Cut the file of this side."""
+        return self._file().split(piece_bytes)
+
+    def text_bytes(self) -> int | None:
+        """Return the bytes of this side."""
+        return self._file().text_bytes()
+
+
+# Strings -> sources
+
+
+def split_sources(text: str) -> list[str]:
+    """Split a comma-separated list.
+
+    >>> split_sources("a.txt, b/*.txt.gz,tfds:wiki40b/en:train[:1%]")
+    ['a.txt', 'b/*.txt.gz', 'tfds:wiki40b/en:train[:1%]']
+    """
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parse_sources(
+    value: str,
+    key: str,
+    role: str,
+    *,
+    text_field: str = "text",
+    group_field: str = "",
+    entity_field: str = "",
+) -> list[Source]:
+    """Turn a config value into sources, patterns expanded in sorted order.
+
+    `key` is the config key that messages name; `role` ("train" or "valid") is the side
+    of `builtin:docs` where the string names none. The fields are those of records: of
+    JSON lines, Parquet and TensorFlow Datasets.
+
+    Raises:
+      UserError: an empty value, a missing or empty file, a directory or a pipe, a
+        pattern that matches nothing, a field asked of plain text.
+    """
+    if not text_field:
+        raise UserError("data.text_field= names no field")
+    fields = Fields(text_field, group_field, entity_field)
+    sources: list[Source] = []
+    for entry in split_sources(value):
+        if entry.startswith("builtin:"):
+            sides = {"builtin:docs": role, "builtin:docs:train": "train"}
+            sides["builtin:docs:valid"] = "valid"
+            if entry not in sides:
+                raise UserError(f"{key}={entry}: known: {', '.join(sides)}")
+            sources.append(BuiltinSource(entry, sides[entry]))
+        elif entry.startswith("tfds:"):
+            if not tfds_source.WRITTEN.fullmatch(entry):
+                raise UserError(
+                    f"{key}={entry}: written as tfds:name[/config][:version]:split"
+                )
+            sources.append(tfds_source.TfdsSource(entry, fields))
+        else:
+            for path in expand(entry, key, some_empty=True):
+                if path.lower().endswith(".parquet"):
+                    sources.append(ParquetSource(path, fields))
+                else:
+                    titled = is_titled(files.read_head(path, key))
+                    sources.append(FileSource(path, fields=fields, titled=titled))
+    if not sources:
+        raise UserError(f"{key}: names no text")
+    for source in sources:
+        plain = isinstance(source, FileSource) and not source.is_json
+        if plain or isinstance(source, BuiltinSource):
+            for field, name in zip(fields[1:], ("group", "entity"), strict=True):
+                # Held-out text without groups is a validation set of its own.
+                if field and (name, role) != ("group", "valid"):
+                    raise UserError(
+                        f"data.{name}_field={field}: {source.name} is plain text, "
+                        "which has no fields"
+                    )
+    return sources
+
+
+def expand(
+    entry: str, key: str, some_empty: bool = False, wanted: str = "*.txt"
+) -> list[str]:
+    """Return the files that a path or pattern names, each looked at; ~ is a home.
+
+    some_empty: whether some of a pattern's files, not all, may be empty. wanted: what
+    is to be written in the place of a directory.
+    """
+    path = entry = os.path.expanduser(entry)
+    try:
+        magic = glob.has_magic(entry) and ("://" in entry or not os.path.exists(entry))
+        paths = files.find(entry) if magic else [entry]
+        if not paths:
+            raise UserError(f"{key}={entry}: no file matches")
+        empty = []
+        for path in paths:
+            _refuse_irregular(path, key, wanted)
+            if files.stat(path)[0] == 0:
+                empty.append(path)
+            if "://" not in path and not os.access(path, os.R_OK):
+                raise UserError(f"{key}={path}: no permission to read the file")
+        if empty and not (some_empty and len(empty) < len(paths)):
+            raise UserError(f"{key}={empty[0]}: the file is empty")
+    except FileNotFoundError:
+        told = "there is no such file"
+        if "://" not in path and os.path.islink(path):
+            told = "a link to a file that is not there"
+        raise UserError(f"{key}={path}: {told}") from None
+    except OSError as err:
+        reason = err.strerror or err
+        raise UserError(f"{key}={path}: cannot be read ({reason})") from None
+    return paths
+
+
+def _refuse_irregular(path: str, key: str, wanted: str) -> None:
+    """Raise UserError for a directory, a pipe, a socket or a device."""
+    what = files.irregular(path)
+    if what == "a directory":
+        raise UserError(f"{key}={path}: a directory; write {path}/{wanted}")
+    more = "; write what it gives to a file" if what == files.PIPE else ""
+    if what:
+        raise UserError(f"{key}={path}: {what}, not a regular file{more}")
+
+
+def tell_repeats(names: Iterable[str], key: str, say: Callable[[str], None]) -> None:
+    """Say which sources are read more than once: it may be meant, to weigh them."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            say(f"{key} reads {name} {times} times: what is in it counts as often")
+
+
+def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
+    """Split a value that may give names to its parts; unnamed is the key's own name.
+
+    `*=pattern` names each file by its name up to the first dot.
+
+    >>> named_sources("wiki=a.txt,b.txt,novels=c.txt")
+    {'wiki': 'a.txt,b.txt', 'novels': 'c.txt'}
+    >>> named_sources("a.txt,b.txt")
+    {'valid': 'a.txt,b.txt'}
+    >>> named_sources("*=multilingual/*.txt.gz", "data.train")
+    {'en': 'multilingual/en.txt.gz', 'zh': 'multilingual/zh.txt.gz'}
+
+    Raises:
+      UserError: a name given twice, or given to some of the parts alone.
+    """
+    parts: dict[str, list[str]] = {}
+    name = ""
+
+    def begin(name: str) -> None:
+        if name in parts:
+            raise UserError(f"{key}: the name {name!r} is given twice")
+
+    for entry in split_sources(value):
+        found = re.match(r"([A-Za-z][\w.-]*|\*)=", entry)
+        if found:
+            if parts and not name:
+                raise UserError(f"{key}: {entry!r} has a name, the entries before not")
+            name = found[1]
+            begin(name)
+            entry = entry[found.end() :].strip()
+            if not entry:
+                raise UserError(f"{key}: {name!r} names no text")
+        if name != "*":
+            parts.setdefault(name or key.rpartition(".")[2], []).append(entry)
+            continue
+        for path in expand(entry, key):
+            stem = path.replace(os.sep, "/").rpartition("/")[2].partition(".")[0]
+            if not NAME.fullmatch(stem):
+                raise UserError(f"{key}={entry}: {path} gives the name {stem!r}")
+            begin(stem)
+            parts[stem] = [path]
+    return {name: ",".join(entries) for name, entries in parts.items()}

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets of TensorFlow Datasets that lie on this machine."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bertjax import UserError
+from bertjax.data.corpus.documents import (
+    TEXT,
+    Document,
+    Fields,
+    Source,
+    counted,
+    make_document,
+)
+from bertjax.data.corpus.line_repair import Counts
+
+WRITTEN = re.compile(r"tfds:([^:\[\]]+)(?::(\d+\.\d+\.\d+))?:([^:].*)")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question after the name most like `name`; "" if none is.
+
+    >>> _nearest("wikipeda/20230601.en", ["mnist", "wikipedia"])
+    "; did you mean 'wikipedia'?"
+    """
+    near = difflib.get_close_matches(name.partition("/")[0], known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def open_split(name: str, wanted: Mapping[str, str]) -> tuple[Any, str]:
+    """Open "tfds:name:split": (its builder, the split).
+
+    wanted: {feature: the config key that asks for it}. Raises UserError.
+    """
+    found = WRITTEN.fullmatch(name)
+    if not found:
+        raise UserError(f"{name}: written as tfds:name[/config][:version]:split")
+    data_set, version, split = found.groups()
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as err:
+        raise UserError(
+            f"{name}: needs tensorflow and tensorflow_datasets ({err})"
+        ) from None
+    full = f"{data_set}:{version}" if version else data_set
+    try:
+        builder = tfds.builder(full, try_gcs=False)
+        builder.info.splits[split]
+    except tfds.core.DatasetNotFoundError:
+        raise UserError(
+            f"{name}: not on this machine, no data set of that name"
+            + _nearest(data_set, tfds.list_builders())
+        ) from None
+    except Exception as err:  # tfds raises errors of many kinds
+        reason = " ".join(str(err).split())
+        reason = reason if len(reason) <= 100 else reason[:100] + "..."
+        raise UserError(
+            f"{name}: not on this machine; tensorflow_datasets' download_and_prepare() "
+            f"gets it ({reason})"
+        ) from None
+    there = list(builder.info.features or {})
+    for feature, key in wanted.items():
+        if feature not in there:
+            names = ", ".join(f"`{n}`" for n in sorted(there))
+            raise UserError(
+                f"{name}: has no feature `{feature}` ({key}); there are: {names}"
+            )
+    return builder, split
+
+
+def read_split(
+    builder: Any, split: Any, wanted: Iterable[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the examples of a split, in the order of the files, as plain values."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    tf.config.set_visible_devices([], "GPU")  # the accelerator is jax's
+    decoders = tfds.decode.PartialDecoding(dict.fromkeys(wanted, True))
+    data = builder.as_dataset(split=split, shuffle_files=False, decoders=decoders)
+    for example in tfds.as_numpy(data):
+        yield {name: as_plain(value) for name, value in example.items()}
+
+
+def as_plain(value: Any) -> Any:
+    """Return an array, or lists of unequal lengths, as lists; a scalar as it is."""
+    for name in ("tolist", "to_list"):  # of numpy, of TensorFlow's RaggedTensor
+        if hasattr(value, name):
+            return getattr(value, name)()
+    return value
+
+
+@dataclass
+class TfdsSource(Source):
+    """A split, or the `piece`-th of `pieces` even ranges of it; nothing is loaded."""
+
+    name: str
+    fields: Fields = TEXT
+    piece: int = 0
+    pieces: int = 0  # 0: the whole
+    _opened: Any = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            self._opened = open_split(self.name, self.fields.keys())
+        return self._opened
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Return name, version, split and number of examples and bytes."""
+        builder, split = self._open()
+        info = builder.info
+        size = info.splits[split].num_examples
+        told = f"tfds:{info.full_name}:{split}:{size}:{int(info.dataset_size)}"
+        return told + self.fields.told()
+
+    def split(self, piece_bytes: int) -> list[Source]:
+        """Cut into even ranges of examples of about `piece_bytes` together."""
+        builder, split = self._open()
+        every = builder.info.splits
+        examples = sum(s.num_examples for s in every.values())
+        mean = sum(s.num_bytes for s in every.values()) / max(examples, 1)
+        number = every[split].num_examples
+        pieces = max(1, min(number, round(number * mean / piece_bytes)))
+        return [replace(self, piece=i, pieces=pieces) for i in range(pieces)]
+
+    def span(self) -> tuple[int, int | None]:
+        """Return which range of how many."""
+        return self.piece, self.pieces
+
+    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield one document an example, in the order of the files."""
+        builder, split = self._open()
+        counter = counts.of(self.name)
+        if self.pieces:
+            import tensorflow_datasets as tfds
+
+            split = tfds.even_splits(split, self.pieces)[self.piece]
+        records = read_split(builder, split, self.fields.keys())
+        found = (
+            make_document(record, self.fields, lambda: self.name, counter)
+            for record in records
+        )
+        yield from counted(found, counter, counts.read)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose the tokens to predict: single tokens and whole units, exactly to a budget.
+
+Drawing without replacement: each token gets 64 bits of noise whose low bits are
+replaced by its position, and the smallest of a row win. n-grams are in ngrams.py.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.data import counter_rng
+from bertjax.data.masking.presets import Masking
+from bertjax.data.masking.vocab_tables import Tables
+from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY, SPECIAL
+
+TOP = np.uint64(1 << 63)
+NEVER = ~np.uint64(0)
+
+
+class Chosen(NamedTuple):
+    """What is predicted, i64 [b, W] columns of the row, ascending; L where unused."""
+
+    column: np.ndarray
+    word: np.ndarray  # where the unit of each begins
+    span: np.ndarray  # where the units that were chosen together begin
+    weight: np.ndarray | None = None  # f32 [b, W]; None: 1 each
+
+
+class Units(NamedTuple):
+    """The units of a block that may be chosen, in order; positions count from the
+    block's first token."""
+
+    first: np.ndarray  # i64 [U]
+    size: np.ndarray  # i64 [U], in tokens
+    bounds: np.ndarray  # i64 [b + 1]: the units of row r are bounds[r] : bounds[r + 1]
+
+
+def eligible(
+    ids: np.ndarray,
+    real: np.ndarray,
+    marks: np.ndarray | None,
+    masking: Masking,
+    tables: Tables,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which tokens may be predicted, and which of them begin a unit.
+
+    Both are bool [b, L]; they are the same array where tokens are the units. A unit
+    begins where the table (or the marks) says so, and behind a token that may not be
+    predicted, so that no unit reaches over a special token.
+    """
+    flags = tables.flags
+    if masking.eligible == "unknown":
+        flags = flags.copy()
+        flags[tables.unk_id] &= ~np.uint8(SPECIAL)
+    elif masking.eligible == "all":
+        flags = flags & ~np.uint8(SPECIAL)
+    flags = flags.take(ids)
+    free = (flags & SPECIAL) == 0
+    free &= real != 0
+    if masking.unit == "token":
+        return free, free
+    if marks is not None:
+        flags = marks
+    elif masking.unit == "entity":
+        flags = np.zeros(ids.shape, np.uint8)
+    if masking.unit == "entity":
+        free &= (flags & ENTITY) != 0
+    begins = (flags & (BEGINS_ENTITY if masking.unit == "entity" else BEGINS_WORD)) != 0
+    begins[:, 0] = True
+    begins[:, 1:] |= ~free[:, :-1]
+    begins &= free
+    return free, begins
+
+
+def budgets(
+    real: np.ndarray, keys: np.ndarray, masking: Masking, most: int
+) -> np.ndarray:
+    """Return how many tokens each row predicts at most, i64 [b]."""
+    # counts the real tokens; summing booleans takes three times as long
+    share = masking.rate * np.bitwise_count(np.packbits(real != 0, axis=1)).sum(axis=1)
+    if masking.count == "stochastic":
+        number = np.floor(
+            share + counter_rng.uniform(counter_rng.fold(keys, "count"), 0)
+        )
+    else:
+        rounded = np.rint if masking.count == "round" else _ceil  # rint: half to even
+        number = np.maximum(1, rounded(share))
+    return np.minimum(most, number).astype(np.int64)
+
+
+def _ceil(share: np.ndarray) -> np.ndarray:
+    return np.ceil(share - 1e-9)  # 0.15 * 20 is 3.0000000000000004 in floats
+
+
+def low_bits(length: int) -> np.uint64:
+    """Return the mask of the bits that hold a position below `length`."""
+    return np.uint64((1 << (length - 1).bit_length()) - 1)
+
+
+def draw_noise(
+    keys: np.ndarray, length: int, patience: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw the order in which a row's tokens are chosen, the smallest first: u64
+    [b, L] below 2^63, the position in the low bits.
+
+    With `patience` f64 [b, L], 1 / weight of each token, -log(U) * patience is the time
+    until it is drawn, and the order of these times is that of weighted draws without
+    replacement (Efraimidis and Spirakis 2006). Positive floats sort as their bits do.
+    """
+    column = np.arange(length, dtype=np.uint64)
+    noise = counter_rng.bits(counter_rng.fold(keys, "choose")[:, None], column)
+    if patience is not None:
+        time = (noise >> np.uint64(11)).astype(np.float64)
+        time = np.log((time + 0.5) * 2.0**-53)
+        time *= -patience
+        noise = time.view(np.uint64)
+    noise &= (TOP - np.uint64(1)) ^ low_bits(length)
+    noise |= column
+    return noise
+
+
+def choose_tokens(noise: np.ndarray, free: np.ndarray, budget: np.ndarray) -> Chosen:
+    """Choose the `budget` free tokens with the smallest noise."""
+    length = noise.shape[1]
+    np.putmask(noise, ~free, NEVER)
+    most = min(int(budget.max(initial=0)), length)
+    if most < length:
+        noise = np.partition(noise, most, axis=1)[:, :most]
+    noise.sort(axis=1)
+    unused = (np.arange(most) >= budget[:, None]) | (noise >= TOP)
+    column = (noise & low_bits(length)).astype(np.int64)
+    column[unused] = length
+    column.sort(axis=1)
+    return Chosen(column, column, column)
+
+
+def choose_repeatedly(keys: np.ndarray, free: np.ndarray, budget: np.ndarray) -> Chosen:
+    """Draw `budget` free tokens with replacement; weigh by how often one was drawn."""
+    b, length = free.shape
+    where = np.flatnonzero(free)
+    bounds = np.searchsorted(where, np.arange(b + 1) * length)
+    slot = np.arange(int(budget.max(initial=0)))
+    n = np.diff(bounds)[:, None]
+    drawn = counter_rng.below(
+        counter_rng.fold(keys, "choose")[:, None], slot, np.maximum(n, 1)
+    )
+    used = (slot < budget[:, None]) & (n > 0)
+    token, times = np.unique(
+        where[(bounds[:-1, None] + drawn)[used]], return_counts=True
+    )
+    [column] = in_rows([token], (b, length))
+    weight = np.zeros(column.shape, np.float32)
+    weight[column < length] = times
+    return Chosen(column, column, column, weight)
+
+
+def find_units(free: np.ndarray, begins: np.ndarray) -> Units:
+    """List the units of a block."""
+    b, length = free.shape
+    first = np.flatnonzero(begins)
+    if begins is free:
+        size = np.ones_like(first)
+    else:
+        last = free.reshape(-1).copy()
+        goes_on = (free & ~begins).reshape(-1)
+        last[:-1] &= ~goes_on[1:]
+        size = np.flatnonzero(last)
+        size -= first
+        size += 1
+    return Units(first, size, np.searchsorted(first, np.arange(b + 1) * length))
+
+
+def choose_units(
+    noise: np.ndarray, units: Units, candidate: np.ndarray, budget: np.ndarray
+) -> np.ndarray:
+    """Return the units that are taken, ascending.
+
+    `candidate` bool [b, L] is true where units begin that may be taken. Going through
+    those of a row in the order of their noise, one is taken if it fits in what is left
+    of the budget.
+    """
+    b, length = noise.shape
+    size_at = np.zeros(b * length, np.int64)
+    size_at[units.first] = units.size
+    order = candidate.astype(np.uint64)
+    order -= np.uint64(1)  # all bits where no candidate is
+    order |= noise
+    order.sort(axis=1)
+    chosen = [np.zeros(0, np.int64)]
+    todo, width = np.arange(b), int(budget.max(initial=0)) + 8
+    while todo.size:
+        ahead = order[todo, :width]
+        is_unit = ahead < TOP
+        at = (ahead & low_bits(length)).astype(np.int64)
+        at *= is_unit
+        at += todo[:, None] * length
+        size = size_at.take(at) * is_unit
+        taken = take_in_order(size, budget[todo])
+        # nearly all rows are full by now; the others look at all of their units
+        short = (size * taken).sum(axis=1) < budget[todo]
+        short &= is_unit[:, -1] & (width < length)
+        chosen.append(at[taken & ~short[:, None]])
+        todo, width = todo[short], length
+    return np.searchsorted(units.first, np.sort(np.concatenate(chosen)))
+
+
+def take_in_order(size: np.ndarray, budget: np.ndarray) -> np.ndarray:
+    """Say which sizes [b, W] a row takes from its budget, in order; 0 is no unit.
+
+    In rounds: take units up to the first that does not fit; strike out every unit
+    that no longer fits, since what is left only shrinks; repeat. A few rounds do.
+    """
+    size = size * (size <= budget[:, None])
+    taken = np.zeros(size.shape, bool)
+    todo = np.arange(len(size))
+    while todo.size:
+        left = budget[todo]
+        total = np.cumsum(size, axis=1)
+        fits = (total <= left[:, None]) & (size > 0)
+        taken[todo] = fits
+        left = left - (size * fits).sum(axis=1)
+        size = size * (fits | (size <= left[:, None]))
+        more = ((size > 0) & ~fits).any(axis=1)
+        todo, size = todo[more], size[more]
+    return taken
+
+
+def ramps(size: np.ndarray) -> np.ndarray:
+    """Count 0, 1, ... within each of the stretches of these sizes.
+
+    >>> ramps(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    return np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+
+
+def all_tokens(
+    units: Units, unit: np.ndarray, span: np.ndarray | None, shape: tuple[int, int]
+) -> Chosen:
+    """Return the tokens of these units (ascending) of a block [b, L]; `span` says where
+    the span of each begins, counted from the block's first token (None: the unit is
+    one)."""
+    first, size = units.first.take(unit), units.size.take(unit)
+    token = np.repeat(first, size)
+    values = [token + ramps(size), token]
+    if span is not None:
+        values.append(np.repeat(span, size))
+    column, word, *rest = in_rows(values, shape)
+    return Chosen(column, word, rest[0] if rest else word)
+
+
+def in_rows(values: list[np.ndarray], shape: tuple[int, int]) -> list[np.ndarray]:
+    """Lay positions out in rows: columns i64 [b, W] of a block [b, L].
+
+    values: i64 [n] each, counted from the block's first token; the first ascends, and
+    says which row all of them stand in. W is the most of any row; L fills the rest.
+    """
+    b, length = shape
+    base = np.arange(b + 1) * length
+    number = np.diff(np.searchsorted(values[0], base))
+    base = base[:-1, None]
+    used = np.arange(number.max(initial=0)) < number[:, None]
+    slots = np.flatnonzero(used)
+    out = []
+    for value in values:
+        row = np.empty(used.shape, np.int64)
+        row[:] = base + length
+        row.reshape(-1)[slots] = value
+        row -= base
+        out.append(row)
+    return out

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Corrupt the chosen tokens: mask, random token, similar word, or kept as they are."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data import counter_rng
+from bertjax.data.masking.choose import Chosen
+from bertjax.data.masking.presets import Masking
+from bertjax.data.masking.vocab_tables import Tables
+
+
+class Masked(NamedTuple):
+    """The corrupted ids i32 [b, L], and where, what and whether to predict [b, P]."""
+
+    input_ids: np.ndarray
+    mlm_positions: np.ndarray
+    mlm_ids: np.ndarray
+    mlm_weights: np.ndarray
+
+
+def corrupt(
+    out: Masked, chosen: Chosen, keys: np.ndarray, masking: Masking, tables: Tables
+) -> None:
+    """Write what is predicted into `out`, whose input_ids are still the originals."""
+    length = out.input_ids.shape[1]
+    ids = out.input_ids.reshape(-1)
+    used = chosen.column < length
+    column = np.where(used, chosen.column, 0)
+    at = column + np.arange(len(column))[:, None] * length
+    truth = ids.take(at)
+    part = slice(0, at.shape[1])
+    out.mlm_positions[:, part] = column
+    np.multiply(truth, used, out=out.mlm_ids[:, part])
+    out.mlm_weights[:, part] = (
+        used if chosen.weight is None else np.where(used, chosen.weight, 0)
+    )
+    together = {"piece": chosen.column, "word": chosen.word, "span": chosen.span}
+    draws = counter_rng.uniform(
+        counter_rng.fold(keys, "outcome")[:, None], together[masking.outcome]
+    )
+    masked = draws < masking.mask_share
+    swap = draws < masking.mask_share + masking.random_share
+    if masking.similar:
+        new, found = _similar_words(truth, used & masked, chosen, keys, tables)
+        swap &= ~found
+    else:
+        new = np.where(masked, tables.mask_id, truth)
+        swap &= ~masked
+    if used.all():
+        ids[at] = new
+    else:
+        swap &= used
+        ids[at[used]] = new[used]
+    swap = np.flatnonzero(swap)
+    key = counter_rng.fold(keys, "replace")[swap // max(1, column.shape[1])]
+    ids[at.take(swap)] = _random_tokens(key, column.take(swap), masking, tables)
+
+
+def _random_tokens(
+    key: np.ndarray, column: np.ndarray, masking: Masking, tables: Tables
+) -> np.ndarray:
+    """Draw random tokens, i32 [n]."""
+    if masking.replacement == "unigram":
+        if tables.unigram is None:
+            raise UserError("data.replacement='unigram' needs the counts of a text")
+        index = np.searchsorted(
+            tables.unigram, counter_rng.uniform(key, column), "right"
+        )
+        return tables.replacement_ids[index]
+    if masking.random_from == "vocabulary":
+        return counter_rng.below(key, column, tables.vocab_size).astype(np.int32)
+    index = counter_rng.below(key, column, len(tables.replacement_ids))
+    return tables.replacement_ids[index]
+
+
+def _similar_words(
+    truth: np.ndarray,
+    wanted: np.ndarray,
+    chosen: Chosen,
+    keys: np.ndarray,
+    tables: Tables,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Put similar words in place of the wanted ones, [b, W], wanted as a whole.
+
+    Returns the new ids, and where a similar word was found, bool [b, W].
+    """
+    if tables.similar is None:
+        raise UserError("data.masking='macbert' needs data.similar, a table of words")
+    new, found = truth.copy(), np.zeros(truth.shape, bool)
+    row, slot = np.nonzero(wanted)
+    column, word = chosen.column[row, slot], chosen.word[row, slot]
+    first = np.flatnonzero(column == word)
+    size = np.diff(first, append=len(word))
+    key = counter_rng.fold(keys, "similar")[row[first]]
+    similar = tables.similar.draw(truth[row, slot], first, size, key, word[first])
+    hit = similar >= 0
+    row, slot = row[hit], slot[hit]
+    new[row, slot], found[row, slot] = similar[hit], True
+    return new, found

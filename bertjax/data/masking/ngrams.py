@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose n-grams: stretches of neighbouring units whose lengths follow a law.
+
+Official code draws a place, then a length, and tries again where it overlaps, so that
+long ones are rejected more often and the lengths drift from their law. Here the lengths
+are drawn first and kept; then as many points as there are lengths are thrown among the
+units left over, and each n-gram is put in at its point. No overlap, no second try.
+"""
+
+import numpy as np
+
+from bertjax.data import counter_rng
+from bertjax.data.masking import choose
+from bertjax.data.masking.choose import Chosen, Units
+
+
+def choose_ngrams(
+    keys: np.ndarray,
+    units: Units,
+    begins: np.ndarray,
+    budget: np.ndarray,
+    law: tuple[float, ...],
+    drawn: list[np.ndarray] | None = None,
+) -> Chosen:
+    """Choose n-grams of units up to a budget of tokens, i64 [b].
+
+    `begins` bool [b, L] is true where the units begin. n-grams never overlap and never
+    reach over a token that may not be predicted. In the order in which they were drawn
+    they are taken; the first that overflows the budget is cut to the units that fit,
+    and what is left then goes to the first units of the n-grams behind it, at last to
+    any single unit that fits. A stretch of text with fewer units than were drawn for it
+    cuts its last n-gram. `drawn` receives the lengths i64 [n] of what was taken, before
+    the budget's cut: they follow the law where stretches are long (in short ones it is
+    the law cut at their end). At the ends of a stretch fewer places fit,
+    so that its outermost units are chosen more seldom.
+
+    Worked example: units a b c d e f g, one token each, budget 3; lengths 2, 1, 3 are
+    drawn, and points 0.1, 0.9, 0.5 of the row. One unit is left over, so the points
+    fall before it (0.1) or behind it (0.5, 0.9); put in: ab, c left over, def, g. In
+    the order of drawing ab and g use the budget up; def is not taken.
+    """
+    if not len(units.first):
+        return choose.all_tokens(units, np.zeros(0, np.int64), None, begins.shape)
+    start, count, back = _place(keys, units, budget, law, begins.shape[1])
+    kept, left = _spend(start, count, units, budget, drawn)
+    start, kept = start.take(back), kept.take(back)  # in the order of the text
+    taken = kept > 0
+    start, kept = start[taken], kept[taken]
+    unit = np.repeat(start, kept) + choose.ramps(kept)
+    span = np.repeat(units.first[start], kept)
+    rows = np.flatnonzero(left > 0)
+    if rows.size:
+        more = _fill(keys, rows, unit, units, begins, left)
+        at = np.searchsorted(unit, more)
+        unit = np.insert(unit, at, more)
+        span = np.insert(span, at, units.first[more])
+    return choose.all_tokens(units, unit, span, begins.shape)
+
+
+def _place(
+    keys: np.ndarray,
+    units: Units,
+    budget: np.ndarray,
+    law: tuple[float, ...],
+    length: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw n-grams and their places.
+
+    Returns the first unit and the number of units (0: no n-gram) of each, i64 [b, K] in
+    the order of drawing, and i64 [b * K] that takes them to the order of the text.
+    """
+    bounds = units.bounds
+    n = np.diff(bounds)[:, None]
+    # A quarter more than the budget should need: units differ in size.
+    tokens = np.diff(np.append(0, np.cumsum(units.size))[bounds])
+    goal = np.minimum(n[:, 0], 5 * budget * n[:, 0] // np.maximum(4 * tokens, 1) + 3)
+    goal[budget <= 0] = 0
+    lengths = _draw_lengths(keys, goal, law)
+    lengths *= np.cumsum(lengths, axis=1) - lengths < goal[:, None]
+    b, K = lengths.shape
+    # A word to sort by: a point of the row, the slot and the length of the draw.
+    of_slot, of_length = (choose.low_bits(m).item() for m in (length, len(law) + 1))
+    low, high = np.uint64(of_length.bit_length()), np.uint64(of_slot.bit_length())
+    high += low
+    point = counter_rng.bits(counter_rng.fold(keys, "place")[:, None], np.arange(K))
+    point >>= np.uint64(1)
+    point |= (lengths == 0) * choose.TOP  # behind all others
+    point &= ~((np.uint64(1) << high) - np.uint64(1))
+    point |= (np.arange(K) << low.astype(int)).astype(np.uint64)
+    point |= lengths.astype(np.uint64)
+    point.sort(axis=1)
+    lengths = (point & np.uint64(of_length)).astype(np.int64)
+    back = ((point >> low) & np.uint64(of_slot)).astype(np.int64)
+    back += np.arange(b)[:, None] * K
+    # The point in units of the row; the stretch of text it falls in, and where there.
+    x = (point >> high) * (n * 2.0 ** (int(high) - 63))
+    unit = np.minimum(x.astype(np.int64), n - 1) + bounds[:-1, None]
+    opens, stretch = _stretches(units)
+    stretch = stretch.take(unit, mode="clip")
+    first = opens.take(stretch)
+    room = opens.take(stretch + 1) - first
+    at = (x - (first - bounds[:-1, None])) / room
+    # The units in all n-grams of a stretch, and in those of it that come before each.
+    total = np.bincount(stretch.reshape(-1), lengths.reshape(-1), len(opens))
+    total = total.astype(np.int64)
+    offset = (np.cumsum(lengths) - lengths.reshape(-1)).reshape(b, K)
+    offset -= (np.cumsum(total) - total).take(stretch)
+    spare = np.maximum(room - total.take(stretch), 0)
+    offset += np.minimum((at * (spare + 1)).astype(np.int64), spare)
+    lengths = np.clip(room - offset, 0, lengths)
+    start, count = np.empty((2, b, K), np.int64)
+    start.reshape(-1)[back] = first + offset
+    count.reshape(-1)[back] = lengths
+    return start, count, back.reshape(-1)
+
+
+def _draw_lengths(
+    keys: np.ndarray, goal: np.ndarray, law: tuple[float, ...]
+) -> np.ndarray:
+    """Draw lengths i64 [b, K], enough for each row's sum to reach its goal."""
+    bounds = np.cumsum(law) / np.sum(law)
+    # as words of 64 bits; a law that ends in shares of 0 reaches 1 before its end
+    bounds = (bounds[:-1][bounds[:-1] < 1] * 2.0**53).astype(np.uint64) << np.uint64(11)
+    n = np.arange(1, len(law) + 1)
+    mean = np.dot(law, n)
+    # shares that sum to a little more than 1 can have less than no variance
+    spread = 3 * np.sqrt(max(np.dot(law, n**2) - mean**2, 0.0))
+    most = int(goal.max(initial=0))
+    # K * mean - spread * sqrt(K) = most: a row that gets less is very rare
+    K = int(((spread + np.sqrt(spread**2 + 4 * mean * most)) / (2 * mean)) ** 2) + 1
+    while True:
+        K = min(K, most)
+        word = counter_rng.bits(counter_rng.fold(keys, "length")[:, None], np.arange(K))
+        lengths = np.ones(word.shape, np.uint16)
+        for bound in bounds:
+            lengths += word >= bound
+        lengths = lengths.astype(np.int64)
+        if K == most or (lengths.sum(axis=1) >= goal).all():
+            return lengths
+        K *= 2
+
+
+def _stretches(units: Units) -> tuple[np.ndarray, np.ndarray]:
+    """Find the stretches of neighbouring units.
+
+    Returns the unit where each begins, with U at the end, and the stretch of each unit.
+    """
+    begins = np.ones(len(units.first), bool)
+    end = units.first + units.size
+    np.not_equal(units.first[1:], end[:-1], out=begins[1:])
+    rows = units.bounds[:-1]
+    begins[rows[rows < len(begins)]] = True
+    opens = np.append(np.flatnonzero(begins), len(begins))
+    stretch = np.cumsum(begins)
+    stretch -= 1
+    return opens, stretch
+
+
+def _spend(
+    start: np.ndarray,
+    count: np.ndarray,
+    units: Units,
+    budget: np.ndarray,
+    drawn: list[np.ndarray] | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many units of each n-gram [b, K] are taken, and what is left [b]."""
+    last = start + count
+    last -= 1
+    tokens = units.first.take(last, mode="clip")
+    tokens += units.size.take(last, mode="clip")
+    tokens -= units.first.take(start, mode="clip")
+    tokens *= count > 0
+    total = np.cumsum(tokens, axis=1)
+    over = total > budget[:, None]
+    kept = count * ~over
+    left = budget - np.max(total, axis=1, initial=0, where=~over)
+    if not over.size:  # no row has a budget
+        return kept, left
+    rows = np.flatnonzero(over[:, -1])
+    at = over[rows].argmax(axis=1)
+    first = start[rows, at]
+    low = units.first[first]
+    end = units.first + units.size
+    fits = np.searchsorted(end, low + left[rows], "right") - first
+    kept[rows, at] = fits
+    left[rows] -= np.where(fits > 0, end[first + fits - 1] - low, 0)
+    if drawn is not None:
+        drawn.append(count[kept > 0])
+    hungry = left[rows] > 0
+    rows, at = rows[hungry], at[hungry]
+    if rows.size:
+        behind = np.arange(start.shape[1]) > at[:, None]
+        size = units.size.take(start[rows], mode="clip")
+        size *= behind & (count[rows] > 0)
+        taken = choose.take_in_order(size, left[rows])
+        left[rows] -= (size * taken).sum(axis=1)
+        kept[rows] += taken
+    return kept, left
+
+
+def _fill(
+    keys: np.ndarray,
+    rows: np.ndarray,
+    taken: np.ndarray,
+    units: Units,
+    begins: np.ndarray,
+    left: np.ndarray,
+) -> np.ndarray:
+    """Choose single units for what is left in these rows, beside those taken."""
+    length = begins.shape[1]
+    free = np.ones(len(units.first), bool)
+    free[taken] = False
+    low, high = units.bounds[rows], units.bounds[rows + 1]
+    number = high - low
+    mine = np.repeat(low, number) + choose.ramps(number)  # the units of these rows
+    first = units.first[mine] - np.repeat(rows - np.arange(len(rows)), number) * length
+    part = Units(first, units.size[mine], np.append(0, np.cumsum(number)))
+    candidate = begins[rows]
+    candidate.reshape(-1)[first] = free[mine]
+    noise = choose.draw_noise(keys[rows], length)
+    return mine[choose.choose_units(noise, part, candidate, left[rows])]

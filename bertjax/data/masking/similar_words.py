@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of similar words, looked up by the ids of a word's pieces (MacBERT).
+
+A word is found by a 64-bit hash of its ids, so that all words of a batch are looked up
+at once. Only similar words of as many pieces are kept: rows do not change their length.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data import counter_rng
+from bertjax.data.tokenizers.tokenizer import SPACELESS
+
+
+@dataclass(frozen=True, eq=False)
+class Similar:
+    """Similar words of n words.
+
+    keys: u64 [n] ascending, hashes of the words' ids.
+    first, number: i64 [n], where the similar words of each begin in `ids`, and how
+        many there are; each has as many ids as the word.
+    ids: i32 [m].
+    skipped: why similar words were left out, and how many: "other length" (another
+        number of pieces), "unknown" (a piece that is no text), "same" (as the word).
+    """
+
+    keys: np.ndarray
+    first: np.ndarray
+    number: np.ndarray
+    ids: np.ndarray
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def draw(
+        self,
+        ids: np.ndarray,
+        first: np.ndarray,
+        size: np.ndarray,
+        keys: np.ndarray,
+        slot: np.ndarray,
+    ) -> np.ndarray:
+        """Draw a similar word for each word, i64 as `ids`; -1 where there is none.
+
+        Word w has the ids [first[w] : first[w] + size[w]], which together make up all
+        of `ids`; it draws at the address (keys[w], slot[w]).
+        """
+        if not len(self.keys) or not len(ids):
+            return np.full(len(ids), -1)
+        code = hash_words(ids, first, size)
+        at = np.minimum(np.searchsorted(self.keys, code), len(self.keys) - 1)
+        pick = self.first[at] + size * counter_rng.below(keys, slot, self.number[at])
+        found = np.repeat(self.keys[at] == code, size)
+        piece = np.repeat(pick - first, size) + np.arange(len(ids))
+        return np.where(found, self.ids.take(piece, mode="clip"), -1)
+
+
+def hash_words(ids: np.ndarray, first: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Hash the ids of each word, and how many they are, to u64."""
+    code = counter_rng.fold(0, "word", size)
+    for piece in range(int(size.max(initial=0))):
+        more = np.flatnonzero(size > piece)
+        code[more] = counter_rng.fold(code[more], ids[first[more] + piece])
+    return code
+
+
+def make_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]]) -> Similar:
+    """Make the table of words as ids; similar words must have as many.
+
+    >>> make_similar({(7, 8): [(9, 9), (5, 6)]}).ids.tolist()
+    [9, 9, 5, 6]
+    """
+    words = {word: near for word, near in words.items() if near}
+    size = np.array([len(w) for w in words], np.int64)
+    flat = np.array([i for word in words for i in word], np.int64)
+    code = hash_words(flat, np.cumsum(size) - size, size)
+    order = np.argsort(code)
+    number = np.array([len(near) for near in words.values()], np.int64)
+    taken = size * number
+    ids = [i for near in words.values() for word in near for i in word]
+    return Similar(
+        code[order], (np.cumsum(taken) - taken)[order], number[order],
+        np.array(ids, np.int32),
+    )  # fmt: skip
+
+
+def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
+    """Read data.similar: UTF-8 text, a word and then its similar words on each line.
+
+    White space separates the words; a word on several lines has the words of all. The
+    pieces of a word are those it has within a sentence: behind a space where its script
+    writes one. Similar words that cannot stand in are left out and counted in
+    `skipped`.
+
+    Raises UserError, which names the file and the line: no such file, no UTF-8, a word
+    without similar words, no words at all.
+    """
+    where = f"data.similar={os.fspath(path)}"
+    listed: dict[str, dict[str, None]] = {}
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{where}: not a regular file")
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    words = line.decode("utf-8-sig" if number == 1 else "utf-8").split()
+                except UnicodeDecodeError as e:
+                    raise UserError(f"{where}: line {number} is not UTF-8 ({e})") from e
+                if len(words) == 1:
+                    raise UserError(
+                        f"{where}: line {number} holds {words[0]!r} and no similar word"
+                    )
+                for word in words[1:]:
+                    listed.setdefault(words[0], {})[word] = None
+    except OSError as e:
+        raise UserError(f"{where} cannot be read ({e.strerror})") from e
+    if not listed:
+        raise UserError(f"{where} holds no words")
+    texts = list(
+        dict.fromkeys(w for near in listed.items() for w in (near[0], *near[1]))
+    )
+    ids = dict(zip(texts, ids_within_sentences(texts, tokenizer), strict=True))
+    special = set(map(int, tokenizer.special_ids))
+    known: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
+    skipped = dict.fromkeys(("other length", "unknown", "same"), 0)
+    for word, near in listed.items():
+        for other in near:
+            if not ids[other] or not special.isdisjoint(ids[other]):
+                skipped["unknown"] += 1
+            elif len(ids[other]) != len(ids[word]):
+                skipped["other length"] += 1
+            elif ids[other] == ids[word]:
+                skipped["same"] += 1
+            else:
+                known.setdefault(ids[word], {})[ids[other]] = None
+    table = make_similar({word: list(near) for word, near in known.items()})
+    return Similar(table.keys, table.first, table.number, table.ids, skipped)
+
+
+def ids_within_sentences(texts: list[str], tokenizer: Any) -> list[tuple[int, ...]]:
+    """Return the ids that words have in the middle of a sentence."""
+    joined = [bool(SPACELESS.match(t)) for t in texts]
+    ids = tokenizer.encode_batch(
+        [t if j else f" {t}" for t, j in zip(texts, joined, strict=True)]
+    )
+    if tokenizer.kind in ("unigram", "bpe"):  # these put a space before a text
+        for i in np.flatnonzero(joined):
+            ids[i] = tokenizer.engine.encode_after(texts[i])
+            if ids[i] and tokenizer.pieces[ids[i][0]] == "▁":
+                ids[i] = ids[i][1:]
+    return [tuple(map(int, word)) for word in ids]

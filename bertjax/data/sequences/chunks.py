@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find where the sequences of a text begin and end, a window of it at a time.
+
+Everything here is a function of two arrays of offsets, which may be memory maps of
+any size: `sentences` [S+1] (token offsets) and `documents` [D+1] (sentence offsets),
+both from 0 to the total and strictly increasing. Pages that were read are given back.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.data import counter_rng
+from bertjax.data.sequences import memory_maps
+
+WINDOW = 1 << 20  # offsets looked at together: bounds the memory, changes no result
+LANES = 1024  # walkers that go through a window side by side
+_LANE = 4  # longest sequences, at least, to a lane: there two paths meet
+_FAR = np.iinfo(np.int64).max
+
+
+class Text(NamedTuple):
+    """Offsets of a text of `tokens` tokens."""
+
+    tokens: int
+    sentences: np.ndarray
+    documents: np.ndarray
+
+
+class Block(NamedTuple):
+    """Sequences in order, each array i64 [k]: sequence i is [start, stop) in tokens, or
+    in sentences for pairs; `slots` is what it fills of a row, special tokens and all;
+    `document` is the one it begins in, where `gather` will ask for it."""
+
+    start: np.ndarray
+    stop: np.ndarray
+    slots: np.ndarray
+    document: np.ndarray | None = None
+
+
+def is_clean(offsets: np.ndarray) -> bool:
+    """Tell whether offsets strictly increase, so that nothing is empty."""
+    for low in range(0, len(offsets) - 1, WINDOW):
+        if not (np.diff(offsets[low : low + WINDOW + 1]) > 0).all():
+            return False
+        memory_maps.release(offsets)
+    return True
+
+
+def without_empty(text: Text) -> Text:
+    """Drop sentences without tokens, and the documents that are or become empty."""
+    if is_clean(text.sentences) and is_clean(text.documents):
+        return text
+    sentences = np.unique(text.sentences)
+    edges = text.sentences[np.unique(text.documents)]
+    return Text(text.tokens, sentences, np.unique(np.searchsorted(sentences, edges)))
+
+
+def document_blocks(text: Text, length: int) -> Iterator[Block]:
+    """Yield one sequence a document; a longer one is cut every length - 2 tokens.
+
+    Documents of 3 and 6 tokens at length 6 (room for 4): [0, 3) [3, 7) [7, 9).
+    """
+    room = length - 2
+    for low in range(0, len(text.documents) - 1, WINDOW):
+        edges = text.sentences[text.documents[low : low + WINDOW + 1]]
+        start = _cut(edges, room)
+        yield Block(start[:-1], start[1:], np.diff(start) + 2)
+        memory_maps.release(text.documents)
+        memory_maps.release(text.sentences)
+
+
+def _cut(offsets: np.ndarray, room: int) -> np.ndarray:
+    """Put offsets into every stretch between two offsets that is longer than `room`."""
+    more = (np.diff(offsets) - 1) // room
+    long = np.flatnonzero(more)
+    if not long.size:
+        return offsets
+    count = more[long]
+    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + 1
+    new = np.repeat(offsets[long], count) + nth * room
+    return np.insert(offsets, np.repeat(long + 1, count), new)
+
+
+def sentence_blocks(text: Text, length: int, cross: bool) -> Iterator[Block]:
+    """Yield as many whole sentences as fit, and across documents if `cross`.
+
+    Sentences longer than the room are cut into pieces of it. Each change of document
+    moves the tokens behind it up by a gap of one separator, or by more than a row where
+    sequences must not cross; then a piece fits if its moved end does.
+    """
+    tok, room = text.sentences, length - 2
+    gap = 1 if cross else room + 1
+    begin = 0
+    for low in range(0, len(tok) - 1, WINDOW):
+        high = min(low + WINDOW, len(tok) - 1)
+        # a sequence that begins before `high` ends at most `room` and a piece later
+        last = int(np.searchsorted(tok, min(tok[high] + 2 * room, text.tokens)))
+        base = int(tok[low])
+        window = tok[low : last + 1] - base
+        bounds = _cut(window, room)
+        document, edges = _documents(text, low, last)
+        edges -= low
+        if len(bounds) > len(window):
+            edges = np.searchsorted(bounds, window[edges])
+        moved = np.zeros(len(bounds) - 1, np.int64)
+        moved[edges[edges < len(moved)]] = gap
+        np.cumsum(moved, out=moved)
+        starts, ends = bounds[:-1] + moved, np.append(bounds[1:] + moved, _FAR)
+        i, stop = (
+            int(n) for n in np.searchsorted(bounds, (begin - base, window[high - low]))
+        )
+        limit = starts[:stop] + room
+        visited, i = chase(ends, limit, room, i, stop)
+        begin = base + int(bounds[i])
+        after = np.append(visited[1:], i)[: len(visited)]
+        yield Block(
+            bounds[visited] + base,
+            bounds[after] + base,
+            ends[after - 1] - starts[visited] + 2,
+            document - 1 + moved[visited] // gap,
+        )
+        memory_maps.release(text.documents)
+        memory_maps.release(tok)
+
+
+def _documents(text: Text, low: int, high: int) -> tuple[int, np.ndarray]:
+    """Return the first document that begins in sentences [low, high], and where it and
+    the others do, a copy."""
+    first, last = np.searchsorted(text.documents, (low, high + 1))
+    return int(first), text.documents[first:last].copy()
+
+
+# What chunks of so many tokens and sentences, with such targets, fill of a row.
+Slots = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def pair_blocks(
+    text: Text, length: int, seed: int, short: float, slots: Slots
+) -> Iterator[Block]:
+    """Yield chunks of sentences that reach their target (see `targets`), or the end of
+    their document."""
+    tok, room = text.sentences, length - 3
+    begin = 0
+    for low in range(0, len(tok) - 1, WINDOW):
+        high = min(low + WINDOW, len(tok) - 1)
+        last = min(high + room, len(tok) - 1)
+        window = tok[low : last + 1] - tok[low]
+        first, edges = _documents(text, low + 1, last)
+        document = np.zeros(len(window), np.int64)
+        document[edges - low] = 1
+        np.cumsum(document, out=document)
+        # moved so far that no target reaches into the next document
+        moved = window + document * (room + 1)
+        target = targets(seed, short, room, np.arange(low, high))
+        limit = moved[: high - low] + target - 1
+        visited, i = chase(moved, limit, room, begin - low, high - low)
+        begin = low + i
+        after = np.append(visited[1:], i)[: len(visited)]
+        size = window[after] - window[visited]
+        yield Block(
+            visited + low,
+            after + low,
+            slots(size, after - visited, target[visited]),
+            document[visited] + first - 1,
+        )
+        memory_maps.release(text.documents)
+        memory_maps.release(tok)
+
+
+def targets(seed: int, short: float, room: int, first: np.ndarray) -> np.ndarray:
+    """Return how many tokens chunks aim at that begin at the sentences `first`: i64,
+    `room`, but for a share `short` of them anything from 2 to it.
+
+    BERT draws for a document and pass. Chunks are cut once for the run, so that this
+    would give a document with a short target many times its share of the rows for good.
+    """
+    key = counter_rng.fold(seed, "target", "chunk", first)
+    target = np.full(len(first), room)
+    at = np.flatnonzero(counter_rng.uniform(key, 0) < short)
+    target[at] = 2 + counter_rng.below(key[at], 1, room - 1)
+    return target
+
+
+def chase(
+    ends: np.ndarray, limit: np.ndarray, most: int, i: int, stop: int
+) -> tuple[np.ndarray, int]:
+    """Go from i to the first j > i with ends[j] > limit[i] until `stop` is reached.
+
+    Returns the visited places below `stop`, i64, and the first not below it. `ends`
+    increases, ends[i] <= limit[i] for `limit` [stop], and j - i <= `most`.
+
+    Walkers set out from LANES places at once. One that starts in the wrong place soon
+    meets the right path, as a rule: the path that reaches a lane from the one before it
+    is followed until it meets what the lane's own walker has seen. Where it does not
+    (all sentences of one length), everything is walked once more, a step at a time.
+
+    >>> visited, next = chase(np.arange(1, 9), np.arange(8) + 3, 8, 1, 8)
+    >>> visited.tolist(), next
+    ([1, 4, 7], 8)
+    """
+    lanes = min(LANES, (stop - i) // (_LANE * most))
+    if lanes < 2:
+        return _one_by_one(ends, limit, most, i, stop)
+    first = i + np.arange(lanes) * (stop - i) // lanes
+    edge = np.append(first[1:], stop)
+    seen = np.zeros(stop + 1, bool)
+    out = _walk(ends, limit, most, first, edge, seen)
+    # from the lane before into this one, until the paths meet
+    met = np.append(first[0], out[:-1])
+    ahead = np.flatnonzero((met < edge) & ~seen[np.minimum(met, stop)])
+    own = []
+    while ahead.size:
+        now = met[ahead]
+        own.append(now)
+        met[ahead] = now = follow(ends, limit[now], most, now)
+        ahead = ahead[(now < edge[ahead]) & ~seen[np.minimum(now, stop)]]
+    if (met >= edge).any():
+        return _one_by_one(ends, limit, most, i, stop)
+    for a, b in zip(first.tolist(), met.tolist(), strict=True):
+        seen[a:b] = False
+    for now in own:
+        seen[now] = True
+    return np.flatnonzero(seen[:stop]), int(out[-1])
+
+
+def _walk(
+    ends: np.ndarray,
+    limit: np.ndarray,
+    most: int,
+    first: np.ndarray,
+    edge: np.ndarray,
+    seen: np.ndarray,
+) -> np.ndarray:
+    """Walk from each `first` until its `edge`, marking `seen`; return where it ends."""
+    out = np.empty_like(first)
+    lane, now = np.arange(len(first)), first
+    while lane.size:
+        seen[now] = True
+        now = follow(ends, limit[now], most, now)
+        inside = now < edge[lane]
+        if not inside.all():
+            out[lane[~inside]] = now[~inside]
+            lane, now = lane[inside], now[inside]
+    return out
+
+
+def follow(
+    ends: np.ndarray, limit: np.ndarray, most: int, now: np.ndarray
+) -> np.ndarray:
+    """Return the first j > now with ends[j] > limit, i64 [k]; it is at most now + most.
+
+    By halving `most`: unlike a search of all `ends`, it looks at a few pages of them.
+    """
+    at = now.copy()
+    step = 1 << (most.bit_length() - 1)
+    while step:
+        at += step * (ends.take(at + step, mode="clip") <= limit)
+        step >>= 1
+    return at + 1
+
+
+def _one_by_one(
+    ends: np.ndarray, limit: np.ndarray, most: int, i: int, stop: int
+) -> tuple[np.ndarray, int]:
+    visited = []
+    if i < stop:
+        reach = ends[: min(stop + most, len(ends))]
+        follow = (np.searchsorted(reach, limit[i:stop], "right")).tolist()
+        first = i
+        while i < stop:
+            visited.append(i)
+            i = follow[i - first]
+    return np.array(visited, np.int64), i

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make rows of a plan: fetch the tokens of its sequences and frame them.
+
+A sequence is `cls`, then its parts, each followed by `sep`: the two halves of a pair,
+or what a row holds of each document. A row is one sequence, or several if packed.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from bertjax.data import counter_rng
+from bertjax.data.sequences import chunks, sentence_pairs
+
+if TYPE_CHECKING:
+    from bertjax.data.sequences.plan import Plan
+
+
+class Specials(NamedTuple):
+    """The ids a row is framed with; a Tokenizer serves as well."""
+
+    pad_id: int
+    cls_id: int
+    sep_id: int
+
+
+class _Sequences(NamedTuple):
+    """The sequences of some rows in order, each array [k]: the row, from 0; which of
+    the row's it is, from 0; its number in the plan; and its key."""
+
+    row: np.ndarray
+    nth: np.ndarray
+    number: np.ndarray
+    keys: np.ndarray
+
+
+class _Parts(NamedTuple):
+    """Token ranges in order, each [p]; `of` says of which sequence, not falling."""
+
+    start: np.ndarray
+    stop: np.ndarray
+    of: np.ndarray
+
+
+def gather(
+    plan: "Plan", ids: np.ndarray, keys: np.ndarray, specials: Any
+) -> dict[str, np.ndarray]:
+    """Make the rows of examples `ids` [b], drawing with `keys` u64 [b].
+
+    Returns input_ids, token_type_ids and attention_mask, i32 [b, L], and the labels of
+    the plan's pair rule, i32 [b]; without a rule B is the rest of the chunk. `specials`
+    has pad_id, cls_id and sep_id. A store with marks gives `marks`, u8 [b, L], 0 at
+    special tokens.
+
+    Packed rows have besides segment_ids, i32 [b, L] (1, 2, ... in order, 0 for padding)
+    and position_ids, i32 [b, L], which restart with each sequence, and with S the most
+    sequences a row may hold cls_positions, i32 [b, S], and cls_weights, f32 [b, S],
+    1 where there is a sequence; labels are then i32 [b, S].
+
+    Worked example (pairs, L = 9, chunk of sentences [10 11] [12 13], split after the
+    first, not random): input_ids `cls 10 11 sep 12 13 sep pad pad`, token_type_ids
+    `0 0 0 0 1 1 1 0 0`, attention_mask `1 1 1 1 1 1 1 0 0`, nsp_labels `0`. A pair of
+    more than L - 3 tokens loses tokens from its longer side (B when both are equal)
+    until it fits, each from the front or the back with equal chance.
+
+    Packed (documents [10 11] and [12], L = 8): `cls 10 11 sep cls 12 sep pad`,
+    segment_ids `1 1 1 1 2 2 2 0`, position_ids `0 1 2 3 0 1 2 0`, cls_positions `0 4`.
+    """
+    s = _sequences(plan, ids, keys)
+    labels: dict[str, np.ndarray] = {}
+    if plan.kind == "pairs":
+        parts, labels = _pair_parts(plan, s)
+    elif plan.kind == "full_sentences":
+        parts = _parts_by_document(plan, s)
+    else:
+        start, stop = plan.starts[s.number], plan.stops[s.number]
+        parts = _Parts(start, stop, np.arange(len(start)))
+    rows, begin = _framed(plan, parts, s, len(ids), specials)
+    if plan.packed:
+        shape = (len(ids), plan.max_segments)
+        spread = {"cls_positions": begin - s.row * plan.length} | labels
+        labels = {name: np.zeros(shape, np.int32) for name in spread}
+        for name, values in spread.items():
+            labels[name][s.row, s.nth] = values
+        labels["cls_weights"] = np.zeros(shape, np.float32)
+        labels["cls_weights"][s.row, s.nth] = 1
+    return rows | labels
+
+
+def truncated(plan: "Plan", ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Count the tokens that `gather` cuts off each row, i64 [b]; 0 but for pairs."""
+    if plan.kind != "pairs":
+        return np.zeros(len(ids), np.int64)
+    s = _sequences(plan, ids, keys)
+    _, cut_a, cut_b = _draw_pairs(plan, s)
+    lost = np.bincount(s.row, cut_a + cut_b, minlength=len(ids))
+    return lost.astype(np.int64)
+
+
+def _sequences(plan: "Plan", ids: np.ndarray, keys: np.ndarray) -> _Sequences:
+    ids = np.asarray(ids)
+    row = np.arange(len(ids))
+    if not plan.packed:
+        return _Sequences(row, np.zeros_like(row), ids, keys)
+    first = plan.rows[ids]
+    held = plan.rows[ids + 1] - first
+    row = np.repeat(row, held)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(held) - held, held)
+    number = plan.members[np.repeat(first, held) + nth]
+    if plan.kind == "pairs":
+        keys = counter_rng.fold(keys[row], "sequence", nth)
+    return _Sequences(row, nth, number, keys)
+
+
+def _parts_by_document(plan: "Plan", s: _Sequences) -> _Parts:
+    """Cut sequences where a document ends within them."""
+    start, stop = plan.starts[s.number], plan.stops[s.number]
+    tok, docs = plan.sentences, plan.documents
+    edge = plan.document[s.number].astype(np.int64) + 1
+    of = at = np.arange(len(start))
+    crossings = [(of, start)]
+    while at.size:
+        cut = tok[docs[edge[at]]]
+        inside = cut < stop[at]
+        at = at[inside]
+        edge[at] += 1
+        crossings.append((at, cut[inside]))
+    if len(crossings) == 2 and not at.size:
+        return _Parts(start, stop, of)
+    of = np.concatenate([c[0] for c in crossings])
+    order = np.argsort(of, kind="stable")
+    of = of[order]
+    start = np.concatenate([c[1] for c in crossings])[order]
+    last = np.append(of[1:] != of[:-1], True)
+    return _Parts(start, np.where(last, stop[of], np.append(start[1:], 0)), of)
+
+
+def _draw_pairs(
+    plan: "Plan", s: _Sequences
+) -> tuple[sentence_pairs.Pairs, np.ndarray, np.ndarray]:
+    """Return the pairs of chunks and how many tokens of A and of B do not fit."""
+    start, stop = plan.starts[s.number], plan.stops[s.number]
+    document = plan.document[s.number].astype(np.int64)
+    m = stop - start
+    split = counter_rng.below(
+        counter_rng.fold(s.keys, "split"), 0, np.maximum(m - 1, 1)
+    )
+    room: Any = plan.room
+    target = chunks.targets(plan.seed, plan.short_seq_prob, room, start)
+    if plan.packed:
+        size = plan.sentences[stop] - plan.sentences[start]
+        room = target = plan.reserve.tokens(size, m, target)
+    c = sentence_pairs.Chunks(
+        plan.sentences, plan.documents, s.keys, document,
+        start, start + 1 + split, stop, target, plan.room,
+    )  # fmt: skip
+    pair = sentence_pairs.draw(plan.pair_rule, c)
+    sizes = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
+    return pair, *sentence_pairs.trim(*sizes, room)
+
+
+def _pair_parts(plan: "Plan", s: _Sequences) -> tuple[_Parts, dict[str, np.ndarray]]:
+    pair, cut_a, cut_b = _draw_pairs(plan, s)
+    front_a = _front(s.keys, "front of a", cut_a)
+    front_b = _front(s.keys, "front of b", cut_b)
+    start = np.stack([pair.a_start + front_a, pair.b_start + front_b], 1)
+    stop = np.stack([pair.a_stop + front_a - cut_a, pair.b_stop + front_b - cut_b], 1)
+    there = np.stack([np.ones(len(start), bool), stop[:, 1] > start[:, 1]], 1)
+    return _Parts(start[there], stop[there], np.nonzero(there)[0]), pair.labels
+
+
+def _front(keys: np.ndarray, name: str, cut: np.ndarray) -> np.ndarray:
+    """Draw how many of `cut` removed tokens go from the front, each by a fair coin."""
+    return counter_rng.binomial_half(counter_rng.fold(keys, name), cut)
+
+
+def _framed(
+    plan: "Plan", parts: _Parts, s: _Sequences, b: int, specials: Any
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Lay parts out in b rows; return the arrays [b, L] and where sequences begin, in
+    the flattened rows, i64 [k].
+
+    What is the same for a part is repeated over its slots; the last part of a row is
+    spread over the padding as well, which is blanked afterwards.
+    """
+    shape, slots = (b, plan.length), b * plan.length
+    row = s.row[parts.of]
+    opens = np.append(True, parts.of[1:] != parts.of[:-1])[: len(row)]
+    size = parts.stop - parts.start + 1 + opens
+    used = np.bincount(row, size, minlength=b).astype(np.int64)
+    at = np.cumsum(size) - size  # in rows without padding
+    at += np.arange(b)[row] * plan.length - (np.cumsum(used) - used)[row]
+    count = np.diff(at, append=slots)
+    slot = np.arange(slots)
+    source = np.repeat(parts.start - at - opens, count)
+    source += slot
+    real = np.arange(plan.length) < used[:, None]
+    sep = at + size - 1
+    cls = at[opens]
+
+    ids = plan.tokens.take(source, mode="clip").astype(np.int32)
+    ids[sep] = specials.sep_id
+    ids[cls] = specials.cls_id
+    ids = ids.reshape(shape)
+    np.copyto(ids, np.int32(specials.pad_id), where=~real)
+    mask = real.astype(np.int32)
+    rows = {"input_ids": ids, "attention_mask": mask}
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values.astype(np.int32), count).reshape(shape) * mask
+
+    if plan.kind == "pairs":
+        rows["token_type_ids"] = spread(~opens)
+    else:
+        rows["token_type_ids"] = np.zeros(shape, np.int32)
+    if plan.packed:
+        rows["segment_ids"] = spread(s.nth[parts.of] + 1)
+        place = slot.astype(np.int32) - np.repeat(cls[parts.of].astype(np.int32), count)
+        rows["position_ids"] = place.reshape(shape) * mask
+    if plan.marks is not None:
+        marks = plan.marks.take(source, mode="clip")
+        marks[sep] = 0
+        marks[cls] = 0
+        rows["marks"] = marks.reshape(shape) * real
+    return rows, cls

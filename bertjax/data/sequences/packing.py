@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pack sequences of any lengths into rows, decided once for the run.
+
+On the histogram of lengths (Krell et al. 2021, arXiv 2107.02027): rows that are alike
+are handled together, so that the cost depends on the lengths, not on how many there
+are. Best fit decreasing (Johnson 1973) is nearly optimal while a row has places enough.
+Where the cap on sequences binds it leaves the short ones for the end, in rows that are
+full in number and half empty; then every row takes its share of them instead.
+"""
+
+import bisect
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.data import counter_rng
+
+WINDOW = 1 << 20  # sequences packed together: part of what decides a plan
+_LOCAL = np.uint64(WINDOW - 1)
+_S20, _S40, _S44 = (np.uint64(s) for s in (20, 40, 44))
+
+
+class Placed(NamedTuple):
+    """Sequences of one length put into rows: `each` a row, from row `first` on."""
+
+    length: int
+    first: int
+    rows: int
+    each: int
+
+
+def best_fit(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], int]:
+    """Place counts[l] sequences of every l <= `length` into rows of that length.
+
+    A row holds at most `cap` sequences. Longer sequences come first, each into the
+    fullest row with room for it. Returns what was placed, longest first, and the
+    number of rows.
+
+    Worked example (rows of 10; two sequences of 6, three of 4, one of 2):
+
+    >>> placed, rows = best_fit(np.array([0, 0, 1, 0, 3, 0, 2]), 10, 8)
+    >>> [tuple(p) for p in placed], rows
+    ([(6, 0, 2, 1), (4, 0, 2, 1), (4, 2, 1, 1), (2, 2, 1, 1)], 3)
+    """
+    placed: list[Placed] = []
+    free: list[int] = []  # the kinds of space left, sorted
+    alike: dict[int, list[tuple[int, int, int]]] = {}  # space: (first, rows, held)
+    total = 0
+
+    def leave(space: int, first: int, rows: int, held: int) -> None:
+        if rows and space and held < cap:
+            if space not in alike:
+                bisect.insort(free, space)
+                alike[space] = []
+            alike[space].append((first, rows, held))
+
+    for size in np.flatnonzero(counts)[::-1].tolist():
+        left = int(counts[size])
+        while left:
+            at = bisect.bisect_left(free, size)
+            if at < len(free):
+                space = free[at]
+                first, rows, held = alike[space].pop()
+                if not alike[space]:
+                    del alike[space], free[at]
+            else:
+                space, first, held = length, total, 0
+                rows = -(-left // min(length // size, cap))
+                total += rows
+            each = min(space // size, cap - held)
+            full = min(rows, left // each)
+            some = left - full * each if full < rows else 0
+            if full:
+                placed.append(Placed(size, first, full, each))
+                leave(space - each * size, first, full, held + each)
+            if some:
+                placed.append(Placed(size, first + full, 1, some))
+                leave(space - some * size, first + full, 1, held + some)
+            done = full + (some > 0)
+            leave(space, first + done, rows - done, held)
+            left -= full * each + some
+    return placed, total
+
+
+def fair_shares(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], int]:
+    """Place the same as `best_fit`, as many to a row as there are to a full row left.
+
+    A row begins with the longest; each further one is the longest that leaves room for
+    the row's share of the shortest. Rows are repeated while the lengths last.
+
+    Worked example (rows of 10, two sequences each; of 2, 3 and 7, two each):
+
+    >>> placed, rows = fair_shares(np.array([0, 0, 2, 2, 0, 0, 0, 2]), 10, 2)
+    >>> [tuple(p) for p in placed], rows
+    ([(7, 0, 2, 1), (3, 0, 2, 1), (2, 2, 1, 2)], 3)
+    """
+    left = counts.tolist()
+    sizes = np.flatnonzero(counts).tolist()
+    n, tokens = int(counts.sum()), int(counts @ np.arange(len(counts)))
+    placed: list[Placed] = []
+    total = 0
+    while n:
+        row: dict[int, int] = {}
+        share = min(cap, round(n * length / tokens))
+        held, free, at, least = 0, length, len(sizes) - 1, sizes[0]
+        while held < cap and free >= least and at >= 0:
+            more = max(share - held, 1)
+            limit = max(free - (more - 1) * least, least)
+            at = bisect.bisect_right(sizes, limit, 0, at + 1) - 1
+            size = sizes[at]
+            # the next choice is the same while the limit, which sinks, allows it
+            again = (limit - size) // (size - least) + 1 if size > least else free
+            unused = left[size] - row.get(size, 0)
+            each = min(unused, more, free // size, again)
+            row[size] = row.get(size, 0) + each
+            held, free = held + each, free - each * size
+            at -= each == unused
+        rows = min(left[size] // each for size, each in row.items())
+        for size, each in row.items():
+            placed.append(Placed(size, total, rows, each))
+            left[size] -= rows * each
+            n, tokens = n - rows * each, tokens - rows * each * size
+            if not left[size]:
+                del sizes[bisect.bisect_left(sizes, size)]
+        total += rows
+    return sorted(placed, key=lambda p: -p.length), total
+
+
+def place(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], int]:
+    """Place sequences by best fit, or by fair shares where that needs fewer rows."""
+    ways = best_fit(counts, length, cap), fair_shares(counts, length, cap)
+    return min(ways, key=lambda placed_and_rows: placed_and_rows[1])
+
+
+def pack(
+    sizes: np.ndarray, length: int, cap: int, seed: int, window: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pack one window of sequences; `sizes` [n <= WINDOW], each from 1 to `length`.
+
+    Sequences of one length are shuffled before they are dealt out. Returns how many
+    sequences each row holds, i64 [rows], and which, i64 [n], row after row, rising
+    within a row.
+    """
+    local = np.arange(len(sizes), dtype=np.uint64)
+    shuffled = (
+        counter_rng.bits(counter_rng.fold(seed, "pack", window), local) >> _S40 << _S20
+    )
+    order = np.sort((sizes.astype(np.uint64) << _S44) | shuffled | local)[::-1]
+    placed, total = place(np.bincount(sizes), length, cap)
+    _, first, rows, each = (np.array(column) for column in zip(*placed, strict=True))
+    count = rows * each
+    nth = np.arange(len(sizes)) - np.repeat(np.cumsum(count) - count, count)
+    row = np.repeat(first, count) + nth // np.repeat(each, count)
+    dealt = np.sort((row.astype(np.uint64) << _S20) | (order & _LOCAL))
+    return np.bincount(row, minlength=total), (dealt & _LOCAL).astype(np.int64)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make sentence pairs of chunks: the rules that give them labels, and truncation.
+
+BERT's create_pretraining_data (Devlin et al. 2019, appendix A.2) with two changes:
+chunk boundaries are drawn once for the run, the split, the coin, the random partner and
+the side of truncation for each (epoch, example); the official code rechunks each pass
+and rewinds after a random partner.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.data import counter_rng
+from bertjax.data.sequences import chunks
+
+
+class Chunks(NamedTuple):
+    """What a pair rule decides upon, each array [k]: the keys and documents of chunks,
+    their sentences [start, stop), of which those before `split` are A, and how many
+    tokens a pair aims at, `room` at most. `sentences` and `documents` are the offsets
+    of the text."""
+
+    sentences: np.ndarray
+    documents: np.ndarray
+    keys: np.ndarray
+    document: np.ndarray
+    start: np.ndarray
+    split: np.ndarray
+    stop: np.ndarray
+    target: np.ndarray
+    room: int
+
+
+class Pairs(NamedTuple):
+    """Two token ranges a pair, each i64 [k], and the labels i32 [k] of the rule."""
+
+    a_start: np.ndarray
+    a_stop: np.ndarray
+    b_start: np.ndarray
+    b_stop: np.ndarray
+    labels: dict[str, np.ndarray]
+
+
+def _in_order(c: Chunks) -> Pairs:
+    """Take the rest of the chunk as B; a chunk of one sentence has no B."""
+    tok = c.sentences
+    return Pairs(tok[c.start], tok[c.split], tok[c.split], tok[c.stop], {})
+
+
+def _next_sentence(c: Chunks) -> Pairs:
+    """Let B follow A (label 0), or be drawn from another document (label 1).
+
+    Devlin et al. 2019, section 3.1, task 2. B is random by a fair coin, and always when
+    the chunk is one sentence. With a single document the partner comes from it, yet is
+    not the true next sentence as long as there is another.
+    """
+    tok, docs = c.sentences, c.documents
+    key = counter_rng.fold(c.keys, "next")
+    random = (c.split == c.stop) | (counter_rng.bits(key, 0) >> np.uint64(63) == 1)
+    n = len(docs) - 1
+    if n > 1:
+        other = counter_rng.below(key, 1, n - 1)
+        other += other >= c.document
+        first, size = docs[other], docs[other + 1] - docs[other]
+        begin = first + counter_rng.below(key, 2, size)
+    else:
+        other, size = c.document, docs[1]
+        shun = (c.split < size) & (size > 1)
+        begin = counter_rng.below(key, 2, size - shun)
+        begin += shun & (begin >= c.split)
+    missing = c.target - (tok[c.split] - tok[c.start])
+    # a sentence at least, and each has a token
+    end = chunks.follow(tok, tok[begin] + missing - 1, c.room, begin)
+    end = np.minimum(end, docs[other + 1])
+    b_start = np.where(random, tok[begin], tok[c.split])
+    b_stop = np.where(random, tok[end], tok[c.stop])
+    labels = {"nsp_labels": random.astype(np.int32)}
+    return Pairs(tok[c.start], tok[c.split], b_start, b_stop, labels)
+
+
+def _sentence_order(c: Chunks) -> Pairs:
+    """Let B follow A (label 0), or A follow B (label 1), by a fair coin.
+
+    Lan et al. 2020, section 3.1. The official code turns chunks of one sentence into
+    pairs of two documents; here there are none (`SKIPS_SINGLE`). As there, the second
+    half is longer by some tokens, since the chunk's last sentence is the one that
+    reaches its target: on Wikipedia at L = 128 lengths alone tell 54% of the labels.
+    """
+    tok = c.sentences
+    swap = counter_rng.bits(counter_rng.fold(c.keys, "order"), 0) >> np.uint64(63) == 1
+    a, middle, b = tok[c.start], tok[c.split], tok[c.stop]
+    return Pairs(
+        np.where(swap, middle, a), np.where(swap, b, middle),
+        np.where(swap, a, middle), np.where(swap, middle, b),
+        {"sop_labels": swap.astype(np.int32)},
+    )  # fmt: skip
+
+
+PAIR_RULES = {"nsp": _next_sentence, "sop": _sentence_order}
+SKIPS_SINGLE = {"sop"}  # rules that need two sentences of one chunk
+
+
+def draw(rule: str | None, chunks: Chunks) -> Pairs:
+    """Make pairs by a name in PAIR_RULES, or by None: A and B in order, no label."""
+    return PAIR_RULES[rule](chunks) if rule else _in_order(chunks)
+
+
+class Reserve(NamedTuple):
+    """How much of a packed row pairs may have, fixed before they are drawn.
+
+    `room` is the most tokens of a pair, `document` the mean tokens of a document.
+    """
+
+    rule: str | None
+    room: int
+    document: int
+
+    def tokens(
+        self, size: np.ndarray, sentences: np.ndarray, target: np.ndarray
+    ) -> np.ndarray:
+        """Return the tokens that pairs of chunks of `size` tokens may have, i64 [k].
+
+        Their own, and `room` at most. Under NSP one sentence needs a partner: its pair
+        may reach the chunk's target, as far as documents have the tokens.
+        """
+        if self.rule == "nsp":
+            alone = np.maximum(size, np.minimum(target, size + self.document))
+            size = np.where(sentences == 1, alone, size)
+        return np.minimum(size, self.room)
+
+    def slots(
+        self, size: np.ndarray, sentences: np.ndarray, target: np.ndarray
+    ) -> np.ndarray:
+        """Return the same with the special tokens, i64 [k]."""
+        halves = 2 - ((sentences == 1) & (self.rule is None))
+        return self.tokens(size, sentences, target) + 1 + halves
+
+
+def trim(
+    a: np.ndarray, b: np.ndarray, room: int | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count the tokens to remove from lengths a and b, i64 [k], so that they fit.
+
+    Closed form of "while too long, remove one from the longer; from B if equal".
+
+    >>> [int(n) for n in trim(np.array(9), np.array(4), 8)]
+    [5, 0]
+    >>> [int(n) for n in trim(np.array(9), np.array(8), 8)]
+    [5, 4]
+    """
+    excess = np.maximum(a + b - room, 0)
+    first = np.minimum(excess, np.abs(a - b))
+    rest = excess - first
+    longer = a > b
+    return first * longer + rest // 2, first * ~longer + (rest + 1) // 2

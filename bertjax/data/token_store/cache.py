@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""data.cache: a directory of whole directories, on this machine or behind a URL.
+
+Behind a URL (gs://..., whatever etils.epath opens) things are made in a mirror on the
+local disk and uploaded whole, the file that says so last; what is found there is
+copied to the mirror, checked, and then used from it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError
+from bertjax.data.corpus.files import HASHES, reaching, remember, remembered
+from bertjax.storage import directories
+
+LAST = ("meta.json", "identity")  # a remote directory is whole when one is there
+SAME = ".uploaded"  # in a directory of the mirror that is there as well
+MIRRORS = "BERTJAX_LOCAL_CACHE"  # the environment variable
+
+
+class Cache:
+    """Named directories that are there whole or not at all; it can be pickled.
+
+    Attributes:
+      root: where they lie on this machine.
+      url: "" or what the mirror `root` belongs to.
+    """
+
+    def __init__(self, root: Path, url: str = "") -> None:
+        self.root = root
+        self.url = url
+
+    def _far(self, name: str) -> Any:
+        from etils import epath
+
+        return epath.Path(self.url) / name
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Any:
+        try:
+            with reaching():
+                yield
+        except OSError as err:
+            reason = err.strerror or err
+            raise UserError(f"data.cache={self.url}: {reason}") from None
+
+    def has(self, name: str) -> bool:
+        """Tell whether a directory is there."""
+        here = self.root / name
+        if here.is_dir() and (not self.url or (here / SAME).exists()):
+            return True
+        if not self.url:
+            return False
+        with self._reaching():
+            return any((self._far(name) / last).exists() for last in LAST)
+
+    def make(self, name: str, write: Callable[[Path], None], keep: bool = True) -> None:
+        """Have `write` fill a directory; see directories.make_whole.
+
+        Without `keep` nothing but the uploaded directory stays behind a URL.
+        """
+        path = self.root / name
+        if not path.is_dir():
+            directories.make_whole(path, write, self.root)
+        if self.url:
+            with self._reaching():
+                _upload(path, self._far(name))
+                (path / SAME).touch()
+            if not keep:
+                directories.remove(path)
+
+    def get(self, name: str, check: Callable[[Path], None] | None = None) -> Path:
+        """Return where a directory lies on this machine.
+
+        `check` is called on a copy of a remote one; its UserError says that this is
+        damaged.
+        """
+        path = self.root / name
+
+        def copy(to: Path) -> None:
+            with self._reaching():
+                _download(self._far(name), to)
+            (to / SAME).touch()
+            if check:
+                try:
+                    check(to)
+                except UserError:
+                    raise UserError(
+                        f"{self.where(name)}: damaged, a file is not what was written; "
+                        "delete the directory and it will be made again"
+                    ) from None
+
+        if self.url and not path.is_dir():
+            directories.make_whole(path, copy, self.root)
+        return path
+
+    def where(self, name: str) -> str:
+        """Return the path or URL of a directory, for people."""
+        return f"{self.url}/{name}" if self.url else os.fspath(self.root / name)
+
+    def here(self) -> "Cache":
+        """Return the cache of this machine alone."""
+        return Cache(self.root)
+
+    def remove(self, name: str) -> None:
+        """Remove a directory, here and there."""
+        directories.remove(self.root / name)
+        if self.url:
+            with self._reaching():
+                far = self._far(name)
+                if far.exists():
+                    far.rmtree()
+
+    @contextlib.contextmanager
+    def sharing_hashes(self) -> Iterator[None]:
+        """Share the hashes of texts behind URLs with all who use a cache behind one.
+
+        So that a machine that has never seen them finds their stores without reading
+        them. A bucket that cannot be read or written only means hashing again.
+        """
+        if not self.url:
+            yield
+            return
+        root, there = os.fspath(self.root), {}
+        with self._reaching():
+            far = self._far(HASHES)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            with reaching():
+                told = far.read_text()
+            there = {k: v for k, v in json.loads(told).items() if "://" in k}
+            remember(root, there)
+        try:
+            yield
+        finally:
+            here = {k: v for k, v in remembered(root).items() if "://" in k}
+            if any(there.get(path) != told for path, told in here.items()):
+                with contextlib.suppress(OSError), reaching():
+                    far.parent.mkdir(parents=True, exist_ok=True)
+                    far.write_text(json.dumps({**there, **here}, indent=1))
+
+
+def open_cache(cache: str | os.PathLike[str] | Cache) -> Cache:
+    """Return data.cache; a URL's mirror is below $BERTJAX_LOCAL_CACHE or ~/.cache.
+
+    Raises UserError where no directory can be made or written.
+    """
+    if isinstance(cache, Cache):
+        return cache
+    where, url = os.fspath(cache), ""
+    if "://" in where:
+        url = where.rstrip("/")
+        mirrors = os.environ.get(MIRRORS) or "~/.cache/bertjax/remote"
+        where = f"{mirrors}/{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+    path = Path(where).expanduser()
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise UserError(f"data.cache={where}: {there} is not a directory")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"data.cache={where}: {there} cannot be written to")
+    return Cache(path, url)
+
+
+def _upload(path: Path, far: Any) -> None:
+    files = [p for p in path.rglob("*") if p.is_file() and p.name != SAME]
+    # What says that the directory is whole comes last.
+    files.sort(key=lambda p: (p.parent == path and p.name in LAST, str(p)))
+    for file in files:
+        to = far / file.relative_to(path).as_posix()
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "rb") as source, to.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 22)
+
+
+def _download(far: Any, path: Path) -> None:
+    for entry in far.iterdir():
+        to = path / entry.name
+        if entry.is_dir():
+            to.mkdir()
+            _download(entry, to)
+            continue
+        with entry.open("rb") as source, open(to, "wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 22)
+            sink.flush()
+            os.fsync(sink.fileno())

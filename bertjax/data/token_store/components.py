@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Components of a text: named sources that become a token store each.
+
+With data.group_field a component is <cache>/groups-<label>-<key>/, a directory of
+stores, one a value of the field, and a meta.json that names them.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError, counted
+from bertjax.data.corpus import sentences
+from bertjax.data.corpus.documents import refuse_empty
+from bertjax.data.corpus.line_repair import CLEANING, Counts, some
+from bertjax.data.corpus.sources import Source
+from bertjax.data.progress import Progress
+from bertjax.data.token_store import pieces
+from bertjax.data.token_store.cache import Cache, open_cache
+from bertjax.data.token_store.encoding import Encoder, Marker
+from bertjax.data.token_store.pieces import Piece, encode_pieces
+from bertjax.data.token_store.store import (
+    FORMAT,
+    VERIFIED,
+    Store,
+    open_store,
+    verify,
+    write_meta,
+    write_store,
+)
+from bertjax.data.tokenizers.backends import SPACE_FIRST
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+
+ATTEMPTS = 3  # at a component whose parts turn out to be damaged
+
+
+def title(role: str, name: str) -> str:
+    """Name a store for people, who give training and validation text the same names.
+
+    >>> title("train", "en"), title("valid", "valid")
+    ('train en', 'valid')
+    """
+    return name if role in ("", name) else f"{role} {name}"
+
+
+def full_name(role: str, label: str, group: str) -> str:
+    """Name a store: by its component, its group, or both; else by its role.
+
+    >>> full_name("train", "web", "en"), full_name("train", "train", "en")
+    ('web.en', 'en')
+    """
+    if label == role:
+        return group or role
+    return f"{label}.{group}" if group else label
+
+
+class Component:
+    """Sources with one name, and where what is made of them lies in the cache.
+
+    Args:
+      label: its name.
+      sources: its text; their fingerprints are taken here.
+      encoder: the tokenizer and marker that it is made with.
+      role: "train" or "valid", for people.
+      group_field: what makes a store of its own of each group, or "".
+    """
+
+    def __init__(
+        self,
+        label: str,
+        sources: list[Source],
+        encoder: Encoder,
+        cache: Cache,
+        *,
+        max_line_bytes: int,
+        group_field: str = "",
+        role: str = "",
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.label = label
+        self.role = role
+        self.sources = sources
+        self.grouped = bool(group_field)
+        self.max_line_bytes = max_line_bytes
+        root = os.fspath(cache.root)
+        tokenizer, marker = encoder.tokenizer, encoder.marker
+        settings = {
+            "format": 1 if marker is None else FORMAT,
+            "fingerprints": [s.fingerprint(root, say) for s in sources],
+            "tokenizer": tokenizer.identity,
+            "sentence_rule": sentences.RULE if tokenizer.has_sentences else "",
+            "cleaning": CLEANING,
+            "max_line_bytes": max_line_bytes,
+        }
+        settings |= {"joins": 1} if tokenizer.kind in SPACE_FIRST else {}
+        settings |= {} if marker is None else {"marks": marker.identity}
+        settings |= {"group_field": group_field} if group_field else {}
+        cuts = sorted({s.cuts() for s in sources} - {""})
+        settings |= {"cuts": cuts} if cuts else {}
+        told = json.dumps(settings, sort_keys=True)
+        key = hashlib.sha256(told.encode()).hexdigest()
+        self.meta = {"label": label, "key": key, **settings}
+        self.meta["sources"] = [s.name for s in sources]
+        name = re.sub(r"[^\w.-]", "_", label) + f"-{key[:16]}"
+        self.target = f"groups-{name}" if group_field else f"store-{name}"
+        self._name = name
+
+    @cached_property
+    def _cut(self) -> list[tuple[list[Source], int | None]]:
+        return pieces.cut(self.sources)
+
+    @cached_property
+    def parts(self) -> str:
+        """The directory of its encoded pieces."""
+        return f"{pieces.PARTS}{self._name}-{pieces.layout(self._cut)}"
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """What it is cut into."""
+        found = self._cut
+        return [
+            Piece(
+                self.label,
+                number,
+                len(found),
+                sources,
+                self.max_line_bytes,
+                size,
+                f"{self.parts}/{number:06d}",
+                self.target,
+            )
+            for number, (sources, size) in enumerate(found)
+        ]
+
+    def open(self, cache: Cache, say: Callable[[str], None]) -> dict[str, Store]:
+        """Open its finished stores: {"": store}, or one a group; small ones verified.
+
+        What is in them and what was repaired on the way there goes to `say`.
+        """
+        path = cache.get(self.target, self._check)
+        stores = self._open(path)
+        for group, store in stores.items():
+            if store.nbytes <= VERIFIED:
+                verify(store)
+            name = full_name(self.role, self.label, group)
+            for line in store.lines(title(self.role, name)):
+                say(line)
+        if self.grouped:
+            meta = _read_groups(path)
+            for line in Counts(meta["repairs"]).lines():
+                say(line)
+            for group in meta["empty"]:
+                name = title(self.role, self.label)
+                say(f"{group!r} ({name}): no document holds a token; left out")
+        return stores
+
+    def _open(self, path: Path) -> dict[str, Store]:
+        if not self.grouped:
+            return {"": open_store(path)}
+        found = _read_groups(path)["stores"]
+        return {group: open_store(path / name) for group, name in found.items()}
+
+    def _check(self, path: Path) -> None:
+        for store in self._open(path).values():
+            verify(store)
+
+    def paragraphs(self) -> Iterator[str]:
+        """Yield the paragraphs of its text as they are read."""
+        for source in self.sources:
+            for document in source.documents(Counts(), self.max_line_bytes):
+                yield from document.paragraphs
+
+    def lacking(self, cache: Cache) -> list[Piece]:
+        """List the pieces that were not encoded yet."""
+        return [p for p in self.pieces if not cache.has(p.target)]
+
+    def merge(
+        self, encoder: Encoder, cache: Cache, parts: Cache, say: Callable[[str], None]
+    ) -> None:
+        """Make the stores in `cache` of the pieces in `parts`, and remove those.
+
+        Where a piece is not there nothing happens, but for removing damaged ones.
+
+        Raises:
+          UserError: no document at all, or a full disk.
+        """
+        found = [parts.get(p.target) for p in self.pieces if parts.has(p.target)]
+        metas = [(path, pieces.read_meta(path)) for path in found]
+        damaged = [path for path, meta in metas if meta is None]
+        # Another process may have finished, and removed the pieces, at any moment.
+        if not cache.has(self.target):
+            for path in damaged:
+                say(f"{path}: damaged, it is made again")
+                parts.remove(f"{self.parts}/{path.name}")
+            if damaged or len(found) < len(self.pieces):
+                return
+            try:
+                repairs = self._repairs(metas)
+            except UserError:  # there is nothing in them
+                parts.remove(self.parts)
+                raise
+            try:
+                cache.make(
+                    self.target,
+                    lambda path: self._write(path, encoder, metas, repairs),
+                )
+            except UserError:
+                if not cache.has(self.target):
+                    raise
+        parts.remove(self.parts)
+
+    def _repairs(self, metas: list[tuple[Path, dict[str, Any]]]) -> Counts:
+        """Add up what was repaired; refuse where no source has a document."""
+        repairs = Counts()
+        for _, meta in metas:
+            repairs.merge(Counts(meta["repairs"]))
+        refuse_empty(self.sources, repairs)
+        if not any(m["files"]["tokens.bin"]["bytes"] for _, m in metas):
+            names = some([s.name for s in self.sources])
+            raise UserError(f"{names}: no document holds a token ({self.label})")
+        for source in self.sources:
+            counter = repairs.of(source.name)
+            counter["empty_files"] = 0 if counter["documents"] else 1
+        return repairs
+
+    def _write(
+        self,
+        path: Path,
+        encoder: Encoder,
+        metas: list[tuple[Path, dict[str, Any]]],
+        repairs: Counts,
+    ) -> None:
+        total = sum(m["files"]["tokens.bin"]["bytes"] for _, m in metas) / 1e6
+        with Progress(f"merge {self.label}", total, "MB") as progress:
+
+            def write(to: Path, group: str, meta: dict[str, Any]) -> int:
+                parts = (pieces.read_blocks(p, m, group) for p, m in metas)
+                blocks = _told(chain.from_iterable(parts), progress)
+                return write_store(to, blocks, encoder.tokenizer, meta)
+
+            if not self.grouped:
+                write(path, "", {**self.meta, "repairs": repairs.as_dict()})
+                return
+            stores, empty = {}, []
+            for group in sorted({g for _, m in metas for g in m["groups"]}):
+                name = f"{len(stores):06d}"
+                (path / name).mkdir()
+                meta = {**self.meta, "label": group, "repairs": {}}
+                if write(path / name, group, meta):
+                    stores[group] = name
+                else:
+                    empty.append(group)
+                    for file in (path / name).iterdir():
+                        file.unlink()
+                    (path / name).rmdir()
+        told = {"stores": stores, "empty": empty, "repairs": repairs.as_dict()}
+        write_meta(path, {**self.meta, **told})
+
+
+def _told(blocks: Iterable[Any], progress: Progress) -> Iterable[Any]:
+    for block in blocks:
+        yield block
+        progress.add(block.tokens.nbytes / 1e6)
+
+
+def _read_groups(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((path / "meta.json").read_text("utf-8"))
+        if {"stores", "empty", "repairs"} <= meta.keys():
+            return meta
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise UserError(
+        f"{path / 'meta.json'} cannot be read: the token stores are damaged; "
+        f"delete the directory {path} and they will be made again"
+    )
+
+
+def build_components(
+    components: list[Component],
+    encoder: Encoder,
+    cache: Cache,
+    parts: Cache,
+    say: Callable[[str], None],
+) -> list[dict[str, Store]]:
+    """Encode, merge and open components, or open what is there: {group: store} each.
+
+    Encoded pieces are kept in `parts`: `cache`, or its directory here. The pieces of
+    all components share one pool. What was finished before the process died, or by
+    other processes, is not done again.
+    """
+    todo = [c for c in components if not cache.has(c.target)]
+    if todo:
+        number = pieces.remove_stale(cache, {c.parts for c in todo})
+        if number:
+            say(
+                f"{cache.root}: removed the unfinished pieces of "
+                f"{counted(number, 'text')} that nobody went on with for "
+                f"{pieces.STALE / 86_400:.0f} days"
+            )
+    for _ in range(ATTEMPTS + 1):
+        todo = [c for c in components if not cache.has(c.target)]
+        if not todo:
+            break
+        encode_pieces(encoder, [p for c in todo for p in c.pieces], parts)
+        for component in todo:
+            component.merge(encoder, cache, parts, say)
+    else:
+        raise UserError(f"data.cache={cache.root}: what was written there is damaged")
+    return [c.open(cache, say) for c in components]
+
+
+def build_store(
+    sources: list[Source],
+    tokenizer: Tokenizer,
+    cache: str | os.PathLike[str],
+    *,
+    max_line_bytes: int,
+    workers: int | None = None,
+    say: Callable[[str], None] = print,
+    label: str = "train",
+    marker: Marker | None = None,
+) -> Store:
+    """Tokenise sources into a store under `cache`, or reuse the one that is there.
+
+    The result does not depend on `workers` (None: all cores), bit for bit. Memory is
+    bounded. What is found and repaired goes to `say`, also when a store is reused.
+
+    Raises:
+      UserError: unreadable or empty sources, a full disk, a damaged store.
+    """
+    place = open_cache(cache)
+    with Encoder(tokenizer, marker, workers) as encoder:
+        component = Component(
+            label, sources, encoder, place, max_line_bytes=max_line_bytes, say=say
+        )
+        (stores,) = build_components([component], encoder, place, place.here(), say)
+    return stores[""]

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents to ids, on all cores, in order, in bounded memory."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.corpus.sentences import split_sentences
+from bertjax.data.corpus.sources import Document
+from bertjax.data.tokenizers.backends import SPACE_FIRST, encode_sentences
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+
+BLOCK = 1 << 20  # characters of a piece of work
+PARAGRAPH = 1 << 20  # characters of the longest piece of a paragraph; part of FORMAT
+SMALL = 4  # so many blocks are done without processes, which take longer to start
+HELD = 16  # blocks' worth of characters that are waited with, over all groups
+BATCH = 1 << 17  # characters a call of the tokenizer: it takes 100 bytes for each
+_NO_MARKS = np.zeros(0, np.uint8)
+
+
+class Block(NamedTuple):
+    """A piece of work: paragraphs of parts of documents, all of one group.
+
+    `begins` says of each part whether a document begins with it, `entities` are those
+    of its document (empty where no document has any).
+    """
+
+    parts: list[list[str]]
+    begins: list[bool]
+    characters: int
+    group: str = ""
+    entities: Sequence[tuple[str, ...]] = ()
+
+
+class Encoded(NamedTuple):
+    """What became of a block.
+
+    tokens: u16 or u32 [n]; lengths: i64 [s], tokens of each sentence;
+    sentences: how many of them each part has; empty: sentences without a token, which
+    are left out; characters: of the block; marks: u8 [n], or None without a marker.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    sentences: Sequence[int]
+    begins: Sequence[bool]
+    empty: int
+    characters: int
+    group: str = ""
+    marks: np.ndarray | None = None
+
+
+class Marker(Protocol):
+    """Encodes sentences and marks their tokens (tokenizers/word_starts.py).
+
+    `identity` is another string whenever the marks may be others; markers are sent to
+    other processes.
+    """
+
+    identity: str
+
+    def encode(
+        self,
+        sentences: list[str],
+        joined: list[bool],
+        entities: tuple[str, ...],
+    ) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Return (ids, marks) of each sentence, equally many of both.
+
+        joined: whether it follows another without a space (engines.SPACE_FIRST).
+        """
+
+
+class _Pending:
+    """A block that is being filled."""
+
+    def __init__(self) -> None:
+        self.parts: list[list[str]] = []
+        self.begins: list[bool] = []
+        self.entities: list[tuple[str, ...]] = []
+        self.characters = 0
+
+    def finish(self, group: str) -> Block:
+        entities = self.entities if any(self.entities) else ()
+        return Block(self.parts, self.begins, self.characters, group, entities)
+
+
+def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[Block]:
+    """Cut documents into blocks of about `characters`, between paragraphs.
+
+    Documents of a group stay in order; of several groups at most HELD blocks are
+    waited with.
+
+    >>> [b.parts for b in blocks([Document(["ab", "c"]), Document(["d"])], 2)]
+    [[['ab']], [['c'], ['d']]]
+    """
+    pending: dict[str, _Pending] = {}
+    held = 0  # characters in all of them
+    for document in documents:
+        group = document.group
+        first = True
+        part: list[str] = []
+        for paragraph in chain.from_iterable(map(pieces, document.paragraphs)):
+            if not part:
+                block = pending.setdefault(group, _Pending())
+                block.parts.append(part)
+                block.begins.append(first)
+                block.entities.append(document.entities)
+                first = False
+            part.append(paragraph)
+            block.characters += len(paragraph)
+            held += len(paragraph)
+            if block.characters >= characters:
+                held -= block.characters
+                yield pending.pop(group).finish(group)
+                part = []
+        if held > HELD * characters:
+            group = max(pending, key=lambda g: pending[g].characters)
+            held -= pending[group].characters
+            yield pending.pop(group).finish(group)
+    for group, block in pending.items():
+        yield block.finish(group)
+
+
+def pieces(paragraph: str, longest: int = PARAGRAPH) -> Iterator[str]:
+    """Cut a paragraph of extreme length, behind a full stop, a space, or anywhere.
+
+    >>> list(pieces("One. Two three.", longest=10))
+    ['One.', 'Two three.']
+    """
+    start = 0
+    while len(paragraph) - start > longest:
+        end = start + longest
+        stop = paragraph.rfind(". ", start, end) + 1
+        cut = stop or paragraph.rfind(" ", start + 1, end)
+        cut = cut if cut > start else end
+        yield paragraph[start:cut]
+        start = cut + (paragraph[cut] == " ")
+    yield paragraph[start:]
+
+
+def token_dtype(vocab_size: int) -> str:
+    """Return the type of stored ids: u16 where they fit."""
+    return "<u2" if vocab_size <= 1 << 16 else "<u4"
+
+
+def encode_block(
+    tokenizer: Tokenizer, block: Block, marker: Marker | None = None
+) -> Encoded:
+    """Split a block's paragraphs into sentences and these into ids.
+
+    Raises UserError where the tokenizer gives an id that its vocabulary has not.
+    """
+    split = split_sentences if tokenizer.has_sentences else _one_sentence
+    texts: list[str] = []
+    owners: list[int] = []
+    joined: list[bool] = []  # to the sentence before, by no space
+    space_first = tokenizer.kind in SPACE_FIRST
+    for number, part in enumerate(block.parts):
+        for paragraph in part:
+            found = split(paragraph)
+            after = [False] * len(found)
+            if tokenizer.joins_with_space:
+                found = with_spaces(paragraph, found)
+            elif space_first and not all(map(str.isascii, found[:-1])):
+                after = without_space(paragraph, found)
+            texts += found
+            owners += [number] * len(found)
+            joined += after
+    dtype = token_dtype(tokenizer.vocab_size)
+    lengths: list[int] = []
+    arrays: list[np.ndarray] = []
+    marks: list[np.ndarray] = []
+    for start, end in _batches(texts, owners if block.entities else None):
+        if marker is None:
+            encode = tokenizer.engine.encode_batch
+            ids = encode_sentences(encode, texts[start:end], joined[start:end])
+        else:
+            entities = block.entities[owners[start]] if block.entities else ()
+            both = marker.encode(texts[start:end], joined[start:end], entities)
+            ids = [i for i, _ in both]
+            marks.append(np.fromiter(chain.from_iterable(m for _, m in both), np.uint8))
+        lengths += map(len, ids)
+        flat = np.fromiter(chain.from_iterable(ids), np.int64)
+        if len(flat) and not 0 <= flat.min() <= flat.max() < tokenizer.vocab_size:
+            raise UserError(
+                f"data.vocab: the tokenizer gave id {flat.max()}, but its vocabulary "
+                f"has {tokenizer.vocab_size} pieces"
+            )
+        arrays.append(flat.astype(dtype))
+    every = np.array(lengths, np.int64)
+    kept = every > 0
+    return Encoded(
+        tokens=np.concatenate(arrays) if arrays else np.zeros(0, dtype),
+        lengths=every[kept],
+        sentences=np.bincount(
+            np.array(owners, np.int64)[kept], minlength=len(block.parts)
+        ).tolist(),
+        begins=block.begins,
+        empty=int(len(every) - kept.sum()),
+        characters=block.characters,
+        group=block.group,
+        marks=None if marker is None else np.concatenate([*marks, _NO_MARKS]),
+    )
+
+
+def _one_sentence(paragraph: str) -> list[str]:
+    return [paragraph] if paragraph.strip() else []
+
+
+def with_spaces(paragraph: str, sentences: list[str]) -> list[str]:
+    """Give sentences back the space before them, which byte BPE puts into its pieces.
+
+    >>> with_spaces("One.  Two.", ["One.", "Two."])
+    ['One.', ' Two.']
+    """
+    text = " ".join(paragraph.split())
+    spaced, at = [], 0
+    for sentence in sentences:
+        before = text[at] == " "
+        at += before + len(sentence)
+        spaced.append(" " + sentence if before else sentence)
+    return spaced
+
+
+def without_space(paragraph: str, sentences: list[str]) -> list[bool]:
+    """Tell which sentences follow another without a space.
+
+    >>> without_space("好。是！ One.", ["好。", "是！", "One."])
+    [False, True, False]
+    """
+    text = " ".join(paragraph.split())
+    if len(text) == sum(map(len, sentences)):  # no spaces: the usual one, and faster
+        return [False, *[True] * (len(sentences) - 1)]
+    joined, at = [], 0
+    for sentence in sentences:
+        before = text[at] == " "
+        joined.append(at > 0 and not before)
+        at += before + len(sentence)
+    return joined
+
+
+def _batches(texts: list[str], owners: list[int] | None) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of calls to the tokenizer; with `owners` of one part each."""
+    start = size = 0
+    for at, text in enumerate(texts):
+        size += len(text)
+        last = at + 1 == len(texts)
+        ends = owners is not None and not last and owners[at + 1] != owners[at]
+        if size >= BATCH or last or ends:
+            yield start, at + 1
+            start, size = at + 1, 0
+
+
+class Encoder:
+    """Encodes documents, in this process or over the processes of a pool.
+
+    The number of workers (None: all cores) changes nothing but speed. The pool starts
+    with the first work for it and ends with the `with` block.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        marker: Marker | None = None,
+        workers: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.marker = marker
+        self.workers = workers or available_cores()
+        self._pool: ProcessPoolExecutor | None = None
+        self._stop: Any = None
+        self._done: Any = None
+
+    def __enter__(self) -> "Encoder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._stop.set()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def encode(self, block: Block) -> Encoded:
+        """Encode one block here."""
+        return encode_block(self.tokenizer, block, self.marker)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Have `function(encoder, *args)` done in a process of the pool.
+
+        `encoder` is one of that process, with one worker.
+        """
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._stop = context.Event()
+            self._done = context.Value("d", 0.0)
+            given = (self.tokenizer, self.marker, self._stop, self._done)
+            self._pool = ProcessPoolExecutor(self.workers, context, _begin, given)
+        return self._pool.submit(_call, function, args)
+
+    def done(self) -> float:
+        """Return the megabytes that workers have told of with `tell_parent`."""
+        return self._done.value if self._done is not None else 0.0
+
+    def documents(self, documents: Iterable[Document]) -> Iterator[Encoded]:
+        """Yield the encoded blocks of documents, in order.
+
+        A short text is done in this process; else at most 2 `workers` + 1 blocks are
+        under way at once.
+        """
+        work = blocks(documents)
+        head = list(islice(work, SMALL + 1)) if self.workers > 1 else []
+        if len(head) <= SMALL:
+            for block in chain(head, work):
+                if _stop is not None and _stop.is_set():
+                    raise RuntimeError("stopped, since another piece failed")
+                yield self.encode(block)
+            return
+        with broken_pool():
+            under_way: deque[Future[Encoded]] = deque()
+            for block in chain(head, work):
+                under_way.append(self.submit(Encoder.encode, block))
+                if len(under_way) > 2 * self.workers:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+
+
+@contextlib.contextmanager
+def broken_pool() -> Iterator[None]:
+    """Say what it means that a worker is gone."""
+    try:
+        yield
+    except BrokenProcessPool as e:
+        raise RuntimeError(
+            "a worker of prepare was killed (out of memory?); "
+            "what was finished is kept, the command can be repeated"
+        ) from e
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# Of a worker process
+_encoder: Encoder
+_stop: Any = None
+_done: Any = None
+
+
+def _begin(tokenizer: Tokenizer, marker: Marker | None, stop: Any, done: Any) -> None:
+    global _encoder, _stop, _done
+    _encoder, _stop, _done = Encoder(tokenizer, marker, 1), stop, done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def tell_parent(megabytes: float) -> None:
+    """Let the process that started the pool know of text read in this one."""
+    if _done is not None:
+        with _done.get_lock():
+            _done.value += megabytes
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent was killed: a pool's worker waits for ever."""
+    parent = multiprocessing.parent_process()
+    with contextlib.suppress(OSError):
+        wait([parent.sentinel])
+    os._exit(1)
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return function(_encoder, *args)

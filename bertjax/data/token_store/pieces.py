@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text in independent pieces: any process, shard or machine encodes any of them.
+
+<cache>/parts-<label>-<key>-<layout>/<number>/  one piece; kept until all are merged
+  blocks.bin     i64 [B, 6]: group, tokens, sentences, parts, empty, characters
+  tokens.bin     u16 or u32 [n]
+  lengths.bin    u32 [S], tokens of each sentence
+  documents.bin  i64 [P]: 2 x sentences of a part of a document + whether it begins one
+  marks.bin      u8 [n], where a marker was used
+  meta.json      names of the groups, repairs, sizes, a sha256 a file
+
+These are encoded blocks one after another, as encoding.py gives them. Which documents
+a piece has depends on the files and PIECE_BYTES alone; <layout> tells other pieces of
+the same text apart.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.corpus.line_repair import Counts
+from bertjax.data.corpus.sources import Source
+from bertjax.data.progress import Progress
+from bertjax.data.token_store.cache import Cache
+from bertjax.data.token_store.encoding import (
+    BLOCK,
+    SMALL,
+    Encoded,
+    Encoder,
+    broken_pool,
+    tell_parent,
+)
+from bertjax.data.token_store.store import Hashed, token_dtype, write_meta
+from bertjax.data.tokenizers.backends import TextError
+from bertjax.storage import directories
+
+PIECE_BYTES = 1 << 26
+PARTS = "parts-"
+STALE = 30 * 86_400.0  # seconds
+FILES = ("blocks.bin", "tokens.bin", "lengths.bin", "documents.bin")
+MARKS = "marks.bin"
+
+
+class Piece(NamedTuple):
+    """Sources that are encoded together; it can be sent to another machine.
+
+    label, number, of: of its component; bytes: about how many, None: nobody knows;
+    target: where it goes in the cache; store: what makes it needless there.
+    """
+
+    label: str
+    number: int
+    of: int
+    sources: list[Source]
+    max_line_bytes: int
+    bytes: int | None
+    target: str
+    store: str
+
+    def __str__(self) -> str:
+        first, more = self.sources[0].name, len(self.sources) - 1
+        names = first + (f" and {more} more" if more else "")
+        return f"{self.label} piece {self.number} of {self.of} ({names})"
+
+
+def cut(
+    sources: Iterable[Source], piece_bytes: int = PIECE_BYTES
+) -> list[tuple[list[Source], int | None]]:
+    """Cut sources into pieces of about `piece_bytes`.
+
+    Large sources are split, small ones put together. Returns (sources, bytes) of each
+    piece, in order.
+    """
+    pieces: list[tuple[list[Source], int | None]] = []
+    for source in sources:
+        for part in source.split(piece_bytes):
+            size = text_bytes([part])
+            held = pieces[-1][1] if pieces else None
+            if size is None or held is None or held + size > piece_bytes:
+                pieces.append(([part], size))
+            else:
+                pieces[-1] = ([*pieces[-1][0], part], held + size)
+    return pieces
+
+
+def text_bytes(sources: Iterable[Source]) -> int | None:
+    """Estimate the bytes of text, or None where nobody knows; never reads text."""
+    sizes = [source.text_bytes() for source in sources]
+    return None if None in sizes else sum(filter(None, sizes))
+
+
+def layout(found: Iterable[tuple[list[Source], int | None]]) -> str:
+    """Name what `cut` has found: the same string only for the same pieces."""
+    spans = [[source.span() for source in sources] for sources, _ in found]
+    return hashlib.sha256(json.dumps(spans).encode()).hexdigest()[:8]
+
+
+def encode_piece(
+    encoder: Encoder,
+    piece: Piece,
+    cache: Cache,
+    tell: Callable[[float], None] = tell_parent,
+) -> None:
+    """Encode a piece into its directory in the cache, unless it is needless.
+
+    Raises UserError for unreadable sources and full disks; then nothing is there.
+    """
+    if cache.has(piece.target) or cache.has(piece.store):
+        return
+    try:
+        cache.make(
+            piece.target, lambda path: _write(path, encoder, piece, tell), keep=False
+        )
+    except Exception:
+        with contextlib.suppress(OSError):  # unless other pieces are there
+            (cache.root / piece.target).parent.rmdir()
+        # Somebody may have finished the store and removed the parts meanwhile.
+        if not cache.has(piece.store):
+            raise
+
+
+def _write(
+    path: Path, encoder: Encoder, piece: Piece, tell: Callable[[float], None]
+) -> None:
+    repairs = Counts(read=tell)
+    documents = (
+        document
+        for source in piece.sources
+        for document in source.documents(repairs, piece.max_line_bytes)
+    )
+    dtype = token_dtype(encoder.tokenizer.vocab_size)
+    types = dict(zip(FILES, ("<i8", dtype, "<u4", "<i8"), strict=True))
+    if encoder.marker is not None:
+        types[MARKS] = "u1"
+    groups: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        out = {n: stack.enter_context(Hashed(path / n, t)) for n, t in types.items()}
+        encoded = stack.enter_context(contextlib.closing(encoder.documents(documents)))
+        for block in _located(encoded, encoder, piece):
+            group = groups.setdefault(block.group, len(groups))
+            parts = np.array(block.sentences, np.int64) * 2 + np.array(block.begins)
+            sizes = (len(block.tokens), len(block.lengths), len(parts))
+            out["blocks.bin"].write([group, *sizes, block.empty, block.characters])
+            out["tokens.bin"].write(block.tokens)
+            out["lengths.bin"].write(block.lengths)
+            out["documents.bin"].write(parts)
+            if MARKS in out:
+                out[MARKS].write(block.marks)
+        files = {name: file.finish() for name, file in out.items()}
+    for source in piece.sources:
+        source.refuse_changed()
+    told = {"dtype": dtype, "files": files, "repairs": repairs.as_dict()}
+    write_meta(path, {"piece": str(piece), "groups": list(groups), **told})
+
+
+def _located(
+    encoded: Iterable[Encoded], encoder: Encoder, piece: Piece
+) -> Iterator[Encoded]:
+    """Pass blocks on; where the tokenizer refuses a text, name its file and line."""
+    try:
+        yield from encoded
+    except TextError as error:
+        for source in piece.sources:
+            for document in source.documents(Counts(), piece.max_line_bytes):
+                for paragraph in document.paragraphs:
+                    try:
+                        encoder.tokenizer.encode(paragraph)
+                    except TextError as refused:
+                        where = source.where(paragraph, piece.max_line_bytes)
+                        raise UserError(f"{where}: {refused}") from None
+        raise UserError(f"{piece}: {error}") from None
+
+
+def read_meta(path: Path) -> dict[str, Any] | None:
+    """Read the meta.json of an encoded piece and compare every checksum.
+
+    Returns None where anything is missing or damaged.
+    """
+    try:
+        meta = json.loads((path / "meta.json").read_text("utf-8"))
+        for name, told in meta["files"].items():
+            with open(path / name, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != told["sha256"]:
+                    return None
+        return meta
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_blocks(path: Path, meta: dict[str, Any], group: str) -> Iterator[Encoded]:
+    """Yield the encoded blocks of a group of one piece, in order."""
+    if group not in meta["groups"]:
+        return
+    wanted = meta["groups"].index(group)
+    types = {"tokens.bin": meta["dtype"], "lengths.bin": "<u4", "documents.bin": "<i8"}
+    if MARKS in meta["files"]:
+        types[MARKS] = "u1"
+    with contextlib.ExitStack() as stack:
+        index = stack.enter_context(open(path / "blocks.bin", "rb"))
+        files = {n: stack.enter_context(open(path / n, "rb")) for n in types}
+        while len(row := np.fromfile(index, "<i8", 6)) == 6:
+            number, tokens, sentences, parts, empty, characters = row.tolist()
+            sizes = dict(zip(types, (tokens, sentences, parts, tokens), strict=False))
+            if number != wanted:
+                for name, file in files.items():
+                    file.seek(sizes[name] * np.dtype(types[name]).itemsize, 1)
+                continue
+            read = {n: np.fromfile(f, types[n], sizes[n]) for n, f in files.items()}
+            yield Encoded(
+                tokens=read["tokens.bin"],
+                lengths=read["lengths.bin"],
+                sentences=(read["documents.bin"] >> 1).tolist(),
+                begins=(read["documents.bin"] & 1).astype(bool).tolist(),
+                empty=empty,
+                characters=characters,
+                group=group,
+                marks=read.get(MARKS),
+            )
+
+
+def remove_stale(cache: Cache, keep: set[str]) -> int:
+    """Remove the pieces of texts that have changed since; return of how many texts.
+
+    Whatever no process touched for STALE seconds, but for the directories `keep`.
+    Looks at this machine's disk alone; a bucket has rules of its own for old files.
+    """
+    number = 0
+    for path in sorted(cache.root.glob(f"{PARTS}*")):
+        try:
+            touched = max(p.stat().st_mtime for p in (path, *path.iterdir()))
+        except OSError:  # somebody removes it just now
+            continue
+        if path.name not in keep and time.time() - touched > STALE:
+            directories.remove(path)
+            number += 1
+    return number
+
+
+def encode_pieces(encoder: Encoder, pieces: Iterable[Piece], cache: Cache) -> None:
+    """Encode the pieces that the cache lacks, on all of the encoder's workers.
+
+    A piece that would keep one worker busy after the others are done (one big .gz) is
+    spread over all of them, block by block; the others are done a worker each.
+    """
+    todo = [p for p in pieces if not cache.has(p.target) and not cache.has(p.store)]
+    todo.sort(key=lambda p: -math.inf if p.bytes is None else -p.bytes)
+    sizes = [p.bytes for p in todo]
+    rest = None if None in sizes else sum(filter(None, sizes))
+    title = "prepare " + ", ".join(dict.fromkeys(p.label for p in todo))
+    alone = encoder.workers == 1 or (rest is not None and rest <= SMALL * BLOCK)
+    with (
+        Progress(title[:40], rest and rest / 1e6, "MB") as progress,
+        broken_pool(),
+    ):
+        left = sum(filter(None, sizes))
+        pending: set[Future[None]] = set()
+        for number, piece in enumerate(todo):
+            size = piece.bytes
+            if not alone and size is not None and 2 * encoder.workers * size <= left:
+                pending = {
+                    encoder.submit(encode_piece, p, cache) for p in todo[number:]
+                }
+                break
+            before = progress.done
+            progress.name(f"prepare {piece.label} {number + 1}/{len(todo)}")
+            encode_piece(encoder, piece, cache, progress.add)
+            if size is not None:
+                left -= size
+                progress.add(size / 1e6 - (progress.done - before))
+        before = progress.done
+        while pending:
+            progress.name(f"prepare {len(todo) - len(pending)}/{len(todo)} pieces")
+            for future in wait(pending, 1.0, FIRST_COMPLETED).done:
+                future.result()
+                pending.remove(future)
+            progress.add(before + encoder.done() - progress.done)

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From config values to a tokenizer and token stores; what train and prepare share.
+
+One process does it (`prepare_data`), or shards that share nothing but data.cache do
+(`prepare_shard`, any number of them, in any order), and then one process merges
+(`merge_shards`). The stores are the same bit for bit. Shards that find no trained
+tokenizer each train it, from the same text and so the same one; the first to finish
+is kept and used by all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bertjax import UserError, registry
+from bertjax.data.corpus.sources import (
+    Source,
+    named_sources,
+    parse_sources,
+    tell_repeats,
+)
+from bertjax.data.token_store.cache import Cache, open_cache
+from bertjax.data.token_store.components import (
+    Component,
+    build_components,
+    full_name,
+    title,
+)
+from bertjax.data.token_store.encoding import Encoder
+from bertjax.data.token_store.pieces import Piece, encode_pieces
+from bertjax.data.token_store.store import Store
+from bertjax.data.token_store.trained_tokenizer import REPORTED, trained_tokenizer
+from bertjax.data.tokenizers import train_vocab
+from bertjax.data.tokenizers.fertility import CAPITALS, measure_tokenizer, tell_capitals
+from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from bertjax.data.tokenizers.word_starts import make_marker, make_segmenter
+
+NAMED = 5  # pieces that a message names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The config values of data.* that decide what is prepared.
+
+    train, valid: the sources' strings, either may have named components; valid may be
+    empty. vocab: the tokenizer's path; empty: `tokenizer_kind` with `vocab_size`
+    pieces is trained on `train`, its components in shares of size^vocab_alpha or of
+    vocab_weights.
+    """
+
+    train: str
+    valid: str
+    vocab: str
+    tokenizer_kind: str
+    vocab_size: int
+    lower_case: bool | None
+    cache: str
+    max_line_bytes: int = 64 << 20
+    text_field: str = "text"
+    group_field: str = ""
+    entity_field: str = ""
+    segmenter: str = ""
+    vocab_alpha: float | None = None
+    vocab_weights: dict[str, float] | None = None
+
+
+class Inputs(NamedTuple):
+    """What the config names, looked at; `tokenizer` is None where one is trained."""
+
+    train: dict[str, list[Source]]
+    valid: dict[str, list[Source]]
+    tokenizer: Tokenizer | None
+    cache: Cache
+
+
+class Prepared(NamedTuple):
+    """What training needs of its data.
+
+    parts, valid: a store a component: the names given in data.train, else "train"
+    (data.valid: "valid"); with data.group_field the values of the field, behind the
+    component's name and a dot where that is given.
+    """
+
+    tokenizer: Tokenizer
+    parts: dict[str, Store]
+    valid: dict[str, Store]
+
+
+def check_inputs(**given: Any) -> Inputs:
+    """Look at every path and at the vocabulary, and build nothing.
+
+    Takes the fields of `Wanted`.
+
+    Raises:
+      UserError: naming the config key and what is wrong with it.
+    """
+    wanted = Wanted(**given)
+    train = _sources(wanted, "train")
+    if not train:
+        raise UserError("data.train: names no text")
+    valid = _sources(wanted, "valid")
+    make_segmenter(wanted.segmenter)
+    if wanted.vocab:
+        tokenizer = load_tokenizer(wanted.vocab, wanted.lower_case)
+    else:
+        tokenizer = None
+        registry.pick("data.tokenizer", wanted.tokenizer_kind, train_vocab.MAKERS)
+        if wanted.vocab_size < train_vocab.LEAST:
+            raise UserError(
+                f"data.vocab_size={wanted.vocab_size} is too small; "
+                f"the least is {train_vocab.LEAST}"
+            )
+    return Inputs(train, valid, tokenizer, open_cache(wanted.cache))
+
+
+def _sources(wanted: Wanted, role: str) -> dict[str, list[Source]]:
+    key = f"data.{role}"
+    return {
+        name: parse_sources(
+            value,
+            key,
+            role,
+            text_field=wanted.text_field,
+            group_field=wanted.group_field,
+            entity_field=wanted.entity_field,
+        )
+        for name, value in named_sources(getattr(wanted, role), key).items()
+    }
+
+
+class Work:
+    """Everything that is to be prepared: an encoder, and components by their role.
+
+    sources: of each component of "train" and "valid".
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        tokenizer: Tokenizer,
+        sources: dict[str, dict[str, list[Source]]],
+        workers: int | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.cache = open_cache(wanted.cache)
+        self.say = say
+        marker = make_marker(tokenizer, wanted.segmenter, bool(wanted.entity_field))
+        self.encoder = Encoder(tokenizer, marker, workers)
+        self.components = {
+            role: [
+                Component(
+                    name,
+                    found,
+                    self.encoder,
+                    self.cache,
+                    max_line_bytes=wanted.max_line_bytes,
+                    group_field=wanted.group_field,
+                    role=role,
+                    say=say,
+                )
+                for name, found in named.items()
+            ]
+            for role, named in sources.items()
+        }
+
+    @property
+    def all(self) -> list[Component]:
+        """Every component, training text first."""
+        return [c for components in self.components.values() for c in components]
+
+    def pieces(self) -> list[Piece]:
+        """Every piece; a number of shards deals them out in turn."""
+        return [p for c in self.all for p in c.pieces]
+
+    def finish(self, parts: Cache) -> Prepared:
+        """Encode what is lacking in `parts`, merge, and open the stores."""
+        with self.encoder:
+            built = build_components(
+                self.all, self.encoder, self.cache, parts, self.say
+            )
+        named: dict[str, dict[str, Store]] = {"train": {}, "valid": {}}
+        found = iter(built)
+        for role, components in self.components.items():
+            for component in components:
+                stores = next(found)
+                if any(store.unknown_share >= CAPITALS for store in stores.values()):
+                    self._tell_capitals(component)
+                for group, store in stores.items():
+                    name = full_name(role, component.label, group)
+                    if name in named[role]:
+                        raise UserError(f"data.{role}: two parts have the name {name}")
+                    if role == "valid" and f"{name}/".startswith("train/"):
+                        raise UserError(
+                            f"data.valid: `{name}` is a name of training text"
+                        )
+                    named[role][name] = store
+        return Prepared(self.tokenizer, named["train"], named["valid"])
+
+    def _tell_capitals(self, component: Component) -> None:
+        """Say whether the head of a text has unknown words because of capitals."""
+        texts: list[str] = []
+        size = 0
+        for text in component.paragraphs():
+            texts.append(text[:REPORTED])
+            size += len(text)
+            if size >= REPORTED:
+                break
+        fit = measure_tokenizer(self.tokenizer, texts)
+        for line in tell_capitals(title(component.role, component.label), fit):
+            self.say(line)
+
+
+def make_work(
+    given: dict[str, Any], workers: int | None, say: Callable[[str], None]
+) -> Work:
+    """Look at the inputs and load or train the tokenizer.
+
+    Raises:
+      UserError: the user's input is at fault.
+    """
+    wanted = Wanted(**given)
+    inputs = check_inputs(**given)
+    with inputs.cache.sharing_hashes():
+        tokenizer = inputs.tokenizer or trained_tokenizer(
+            inputs.train,
+            inputs.cache,
+            kind=wanted.tokenizer_kind,
+            vocab_size=wanted.vocab_size,
+            lower_case=wanted.lower_case,
+            max_line_bytes=wanted.max_line_bytes,
+            alpha=wanted.vocab_alpha,
+            weights=wanted.vocab_weights,
+            say=say,
+        )
+        sources = {"train": inputs.train, "valid": inputs.valid}
+        for role, named in sources.items():
+            for found in named.values():
+                tell_repeats((source.name for source in found), f"data.{role}", say)
+        return Work(wanted, tokenizer, sources, workers, say)
+
+
+def prepare_data(
+    *,
+    workers: int | None = None,
+    say: Callable[[str], None] = print,
+    **given: Any,
+) -> Prepared:
+    """Load or train the tokenizer, build the stores, or reuse what lies in `cache`.
+
+    Args:
+      workers: processes (None: all cores); the result does not depend on it.
+      say: is called with each line that people should read.
+      given: the fields of `Wanted`.
+
+    Raises:
+      UserError: the user's input is at fault; nothing unfinished is left behind that
+        could be taken for a store.
+    """
+    work = make_work(given, workers, say)
+    return work.finish(work.cache.here())
+
+
+def prepare_valid(
+    tokenizer: Tokenizer,
+    *,
+    say: Callable[[str], None] = print,
+    **given: Any,
+) -> dict[str, Store]:
+    """Prepare or reuse the stores of data.valid alone, as `prepare_data` does."""
+    wanted = Wanted(**given)
+    sources = {"valid": _sources(wanted, "valid")}
+    with open_cache(wanted.cache).sharing_hashes():
+        work = Work(wanted, tokenizer, sources, None, say)
+    return work.finish(work.cache.here()).valid
+
+
+def prepare_shard(
+    index: int,
+    count: int,
+    *,
+    workers: int | None = None,
+    say: Callable[[str], None] = print,
+    **given: Any,
+) -> None:
+    """Encode the pieces of shard `index` of `count`: those whose number divides so.
+
+    Finished pieces are not done again, whatever the number of shards was.
+    """
+    work = make_work(given, workers, say)
+    with work.encoder:
+        mine = work.pieces()[index::count]
+        encode_pieces(work.encoder, mine, work.cache)
+    say(f"shard {index}/{count}: {len(mine)} of {len(work.pieces())} pieces are there")
+
+
+def merge_shards(
+    count: int,
+    *,
+    workers: int | None = None,
+    say: Callable[[str], None] = print,
+    **given: Any,
+) -> Prepared:
+    """Make the stores of the pieces that shards have encoded.
+
+    Raises:
+      UserError: pieces are lacking; names them and the shards of `count` to run.
+    """
+    work = make_work(given, workers, say)
+    lacking: dict[str, int] = {}
+    number = 0
+    for component in work.all:
+        there = work.cache.has(component.target)
+        for piece in component.pieces:
+            if not there and not work.cache.has(piece.target):
+                lacking[str(piece)] = number
+            number += 1
+    if lacking:
+        shards = sorted({n % count for n in lacking.values()})
+        names = "; ".join(list(lacking)[:NAMED])
+        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+        raise UserError(
+            f"--merge={count}: {len(lacking)} of {number} pieces are not there, "
+            f"run --shard="
+            + ", ".join(f"{i}/{count}" for i in shards[:NAMED])
+            + (" ..." if len(shards) > NAMED else "")
+            + f" first ({names}{more})"
+        )
+    return work.finish(work.cache)

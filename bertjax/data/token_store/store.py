@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The token store: a corpus as flat arrays of ids, mapped into memory.
+
+<cache>/store-<label>-<key>/
+  tokens.bin     u16 (u32 for vocabularies over 65,536) [n], no special tokens
+  sentences.bin  i64 [S+1], offsets into tokens, first 0, last n
+  documents.bin  i64 [D+1], offsets into sentences, first 0, last S
+  counts.bin     i64 [V], how often each id occurs
+  marks.bin      u8 [n], only where a marker was used (format 2): words, entities
+  meta.json      what it was made of, sizes, a sha256 a file
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.data.corpus.line_repair import Counts
+from bertjax.data.token_store.encoding import Encoded, token_dtype
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+
+FORMAT = 2  # without marks a store is of format 1, which older versions read
+# A smaller store is checked against its checksums at every start, in a moment.
+VERIFIED = 1 << 28  # bytes
+FILES = ("tokens.bin", "sentences.bin", "documents.bin", "counts.bin")
+MARKS = "marks.bin"
+SINGLE = 0.5  # of the documents: so many of a single sentence are told of
+LOOKED_AT = 1 << 20  # documents
+
+
+class Store:
+    """A finished store; `open_store` and `build_store` make it."""
+
+    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
+        self.path = path
+        self.meta = meta
+        self.content_hash: str = meta["content_hash"]
+
+    def _map(self, name: str, dtype: str) -> np.ndarray:
+        return np.memmap(self.path / name, dtype=dtype, mode="r")
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """All ids, u16 or u32 [n]."""
+        return self._map("tokens.bin", self.meta["dtype"])
+
+    @cached_property
+    def sentences(self) -> np.ndarray:
+        """Token offsets of the sentences, i64 [S+1]."""
+        return self._map("sentences.bin", "<i8")
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """Sentence offsets of the documents, i64 [D+1]."""
+        return self._map("documents.bin", "<i8")
+
+    @cached_property
+    def marks(self) -> np.ndarray | None:
+        """Bits of each token, u8 [n], or None.
+
+        1: begins a word, 2: part of an entity, 4: begins an entity.
+        """
+        return self._map(MARKS, "u1") if MARKS in self.meta["files"] else None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its files together."""
+        return sum(file["bytes"] for file in self.meta["files"].values())
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """How often each id occurs, i64 [V]."""
+        return self._map("counts.bin", "<i8")
+
+    @property
+    def unknown_share(self) -> float:
+        """The share of tokens that are the unknown one."""
+        return self.meta["unknowns"] / self.meta["tokens"]
+
+    def single_sentence_share(self) -> float:
+        """Return the share of documents of one sentence, of a large store's first."""
+        return float((np.diff(self.documents[:LOOKED_AT]) == 1).mean())
+
+    def lines(self, title: str = "") -> list[str]:
+        """Say what is in the store and what was repaired on the way into it."""
+        m = self.meta
+        title = title or m["label"]
+        lines = [
+            f"{title}: {counted(m['tokens'], 'token')}, "
+            f"{counted(m['sentences'], 'sentence')}, "
+            f"{counted(m['documents'], 'document')}, "
+            f"{self.unknown_share:.2%} unknown tokens ({self.path})"
+        ]
+        lines += Counts(m["repairs"]).lines()
+        plain = any(told.startswith("text") for told in m["fingerprints"])
+        single = self.single_sentence_share() if plain and m["sentence_rule"] else 0.0
+        if single > SINGLE:
+            lines.append(
+                f"{title}: {single:.0%} of the documents are a single sentence, too "
+                "short for a pair; a blank line ends a document"
+            )
+        for key, what in (
+            ("empty_sentences", "sentence"),
+            ("empty_documents", "document"),
+        ):
+            told = f"{counted(m[key], what)} without a token, left out ({title})"
+            lines += [told] if m[key] else []
+        return lines
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a store; read nothing but meta.json.
+
+    Raises:
+      UserError: there is none, it is of a later format, or a file has another size
+        than was written.
+    """
+    path = Path(path)
+    try:
+        meta = json.loads((path / "meta.json").read_text("utf-8"))
+        version, files = int(meta["format"]), dict(meta["files"])
+    except FileNotFoundError:
+        raise UserError(f"{path} is not a token store: no meta.json") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _damaged(path, "meta.json", "cannot be read") from None
+    if version > FORMAT:
+        raise UserError(f"{path} was written by a later version (format {version})")
+    if not set(FILES) <= files.keys() or "content_hash" not in meta:
+        raise _damaged(path, "meta.json", "cannot be read")
+    for name in files:
+        try:
+            size = (path / name).stat().st_size
+        except OSError:
+            raise _damaged(path, name, "is missing") from None
+        if size != files[name]["bytes"]:
+            why = f"holds {size} bytes, not {files[name]['bytes']}"
+            raise _damaged(path, name, why)
+    return Store(path, meta)
+
+
+def verify(store: Store) -> None:
+    """Read a whole store and compare its checksums; UserError names a damaged file."""
+    for name, told in store.meta["files"].items():
+        with open(store.path / name, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != told["sha256"]:
+            raise _damaged(store.path, name, "has another checksum than was written")
+
+
+def _damaged(path: Path, name: str, why: str) -> UserError:
+    return UserError(
+        f"{path / name} {why}: the token store is damaged; "
+        f"delete the directory {path} and it will be made again"
+    )
+
+
+class Hashed:
+    """A file being written, with its size and sha256."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.file = open(path, "wb")  # noqa: SIM115
+        self.dtype = dtype
+        self.digest = hashlib.sha256()
+
+    def write(self, values: np.ndarray | list[int]) -> None:
+        data = np.asarray(values, dtype=self.dtype).tobytes()
+        self.digest.update(data)
+        self.file.write(data)
+
+    def finish(self) -> dict[str, Any]:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return {"bytes": self.file.tell(), "sha256": self.digest.hexdigest()}
+
+    def __enter__(self) -> "Hashed":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+
+def write_meta(path: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json, the last file of a directory."""
+    with open(path / "meta.json", "w", encoding="utf-8") as file:
+        json.dump(meta, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_store(
+    path: Path, blocks: Iterable[Encoded], tokenizer: Tokenizer, meta: dict[str, Any]
+) -> int:
+    """Write the store of one component into a directory; return its tokens.
+
+    Args:
+      path: an empty directory.
+      blocks: encoded blocks of one group, in order; with marks if meta["format"] is 2.
+      meta: what meta.json says besides sizes and checksums.
+    """
+    dtype = token_dtype(tokenizer.vocab_size)
+    types = dict(zip(FILES, (dtype, "<i8", "<i8", "<i8"), strict=True))
+    if meta["format"] > 1:
+        types[MARKS] = "u1"
+    with contextlib.ExitStack() as stack:
+        out = {n: stack.enter_context(Hashed(path / n, t)) for n, t in types.items()}
+        told = _stream(blocks, out, tokenizer)
+        files = {name: file.finish() for name, file in out.items()}
+    content = {n: f["sha256"] for n, f in files.items()}
+    content |= {"dtype": dtype, "tokenizer": tokenizer.identity}
+    content_hash = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    more = {"dtype": dtype, "files": files, "content_hash": content_hash.hexdigest()}
+    write_meta(path, {**meta, **told, **more})
+    return told["tokens"]
+
+
+def _stream(
+    blocks: Iterable[Encoded], out: dict[str, Hashed], tokenizer: Tokenizer
+) -> dict[str, int]:
+    """Write tokens and offsets as they come; return what was counted."""
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    tokens = sentences = documents = empty_sentences = empty_documents = 0
+    unfinished = -1  # sentences of the document at hand; -1: none has begun
+    out["sentences.bin"].write([0])
+    out["documents.bin"].write([0])
+    for block in blocks:
+        counts += np.bincount(block.tokens, minlength=len(counts))
+        out["tokens.bin"].write(block.tokens)
+        out["sentences.bin"].write(tokens + np.cumsum(block.lengths))
+        if MARKS in out:
+            out[MARKS].write(block.marks)
+        tokens += len(block.tokens)
+        empty_sentences += block.empty
+        ends = []
+        for begins, more in zip(block.begins, block.sentences, strict=True):
+            if begins:
+                ends += [sentences] if unfinished > 0 else []
+                empty_documents += unfinished == 0
+                unfinished = 0
+            unfinished += more
+            sentences += more
+        out["documents.bin"].write(ends)
+        documents += len(ends)
+    if unfinished > 0:
+        out["documents.bin"].write([sentences])
+        documents += 1
+    empty_documents += unfinished == 0
+    out["counts.bin"].write(counts)
+    return {
+        "tokens": tokens,
+        "sentences": sentences,
+        "documents": documents,
+        "unknowns": int(counts[tokenizer.unk_id]),
+        "empty_sentences": empty_sentences,
+        "empty_documents": empty_documents,
+    }

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer that is trained once on the training text and kept in the cache."""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from bertjax import UserError
+from bertjax.data.corpus.documents import refuse_empty
+from bertjax.data.corpus.line_repair import CLEANING, Counts
+from bertjax.data.corpus.sources import Document, Source
+from bertjax.data.mixture import mixture_shares
+from bertjax.data.progress import Progress
+from bertjax.data.token_store.cache import Cache, open_cache
+from bertjax.data.token_store.components import full_name
+from bertjax.data.token_store.pieces import text_bytes
+from bertjax.data.tokenizers.fertility import report_tokenizer
+from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from bertjax.data.tokenizers.train_vocab import SAMPLE_CHARACTERS, Sample
+from bertjax.storage import directories
+
+TRAINING = {"wordpiece": 2}  # a tokenizer trained by other rules lies elsewhere
+REPORTED = 100_000  # characters of a component that coverage is measured on
+HELD = 4  # samples' worth of characters that are kept while reading
+FILL = 0.98  # of a sample; a larger one than SAMPLE_CHARACTERS would be thinned again
+
+
+def trained_tokenizer(
+    sources: Mapping[str, list[Source]],
+    cache: str | os.PathLike[str] | Cache,
+    *,
+    kind: str,
+    vocab_size: int,
+    lower_case: bool | None,
+    max_line_bytes: int,
+    alpha: float | None = None,
+    weights: Mapping[str, float] | None = None,
+    say: Callable[[str], None] = print,
+) -> Tokenizer:
+    """Train a tokenizer on sources into `cache`, or load the one that is there.
+
+    With `alpha` or `weights` each component of `sources`, and each group of documents,
+    has its share of the sample (`sample_mixture`); without, it is what it is of the
+    text. How a new one fits each of them goes to `say`.
+    """
+    place = open_cache(cache)
+    root = os.fspath(place.root)
+    every = [source for found in sources.values() for source in found]
+    settings = {
+        "training": TRAINING.get(kind, 1),
+        "fingerprints": [s.fingerprint(root, say) for s in every],
+        "cleaning": CLEANING,
+        "max_line_bytes": max_line_bytes,
+        "kind": kind,
+        "vocab_size": vocab_size,
+        "lower_case": lower_case,
+    }
+    mixed = {"alpha": alpha} if alpha is not None else {}
+    mixed |= {"weights": dict(weights)} if weights else {}
+    if mixed:
+        parts = {name: len(found) for name, found in sources.items()}
+        settings |= {**mixed, "components": parts}
+    told = json.dumps(settings, sort_keys=True)
+    key = hashlib.sha256(told.encode()).hexdigest()
+    name = f"tokenizer-{key[:16]}"
+    target = place.root / name
+
+    def write(path: Path) -> None:
+        samples: dict[str, Sample] = {}
+        documents = read_documents("train", sources, max_line_bytes, samples)
+        texts = ((of, text) for of, _, found in documents for text in found.paragraphs)
+        if mixed:
+            chosen: Iterable[str] = sample_mixture(texts, **mixed)
+        else:
+            chosen = (text for _, text in texts)
+        made = train_tokenizer(chosen, kind, vocab_size, lower_case, path)
+        for source in every:
+            source.refuse_changed()
+        say("how it fits a sample of the text that it was trained on:")
+        for line in report_tokenizer(made, {n: s.texts for n, s in samples.items()}):
+            say(f"  {line}")
+        (path / "identity").write_text(made.identity)
+        for file in path.iterdir():
+            directories.sync(file)
+
+    if not place.has(name):
+        say(f"training a {kind} tokenizer of {vocab_size:,} pieces")
+        place.make(name, write)
+    place.get(name)
+    try:
+        tokenizer = load_tokenizer(target)
+        intact = (target / "identity").read_text() == tokenizer.identity
+    except (OSError, UserError):
+        intact = False
+    if not intact:
+        raise UserError(
+            f"{target}: the tokenizer is damaged; "
+            "delete the directory and it will be trained again"
+        )
+    say(f"tokenizer: {kind}, {tokenizer.vocab_size:,} pieces ({target})")
+    return tokenizer
+
+
+def read_documents(
+    role: str,
+    sources: Mapping[str, list[Source]],
+    max_line_bytes: int,
+    samples: dict[str, Sample],
+) -> Iterator[tuple[str, str, Document]]:
+    """Yield (name of the store, name of the source, document).
+
+    `samples` receives some of the paragraphs of each store, by its name.
+    """
+    total = text_bytes(source for found in sources.values() for source in found)
+    with Progress("read", total and total / 1e6, "MB") as progress:
+        counts = Counts(read=progress.add)  # the stores report the repairs
+        for label, found in sources.items():
+            for source in found:
+                for document in source.documents(counts, max_line_bytes):
+                    of = full_name(role, label, document.group)
+                    sample = samples.setdefault(of, Sample(REPORTED))
+                    for paragraph in document.paragraphs:
+                        sample.add(paragraph)
+                    yield of, source.name, document
+    refuse_empty([s for found in sources.values() for s in found], counts)
+
+
+def sample_mixture(
+    texts: Iterable[tuple[str, str]],
+    alpha: float | None = None,
+    characters: int = SAMPLE_CHARACTERS,
+    weights: Mapping[str, float] | None = None,
+) -> list[str]:
+    """Draw a sample in which components have shares ~ size^alpha of the characters.
+
+    Conneau et al. 2020, section 3.1 (alpha 0.3 for XLM-R); or shares ~ `weights`. Texts
+    of a large component are thinned evenly, those of a small one are repeated. One
+    pass, bounded memory, no random numbers.
+
+    Args:
+      texts: (component, text), in any order.
+
+    Raises:
+      UserError: `weights` lack a component, or name one that has no text.
+
+    >>> texts = [("en", "aaaa")] * 75 + [("sw", "bbbb")] * 25
+    >>> Counter(sample_mixture(texts, alpha=0.0, characters=100))
+    Counter({'aaaa': 12, 'bbbb': 12})
+    """
+    sizes: Counter[str] = Counter()  # characters of each component
+    numbers: Counter[str] = Counter()  # texts of each
+    held: Counter[str] = Counter()  # characters that are kept
+    kept: dict[str, list[str]] = {}
+    strides: dict[str, int] = {}
+
+    def plenty(name: str) -> float:
+        """Say how much more is held of a component than others have, for its share."""
+        if weights:
+            return held[name] / weights.get(name, 1.0)
+        return held[name] / sizes[name] ** (1.0 if alpha is None else alpha)
+
+    for name, text in texts:
+        stride = strides.setdefault(name, 1)
+        sizes[name] += len(text)
+        numbers[name] += 1
+        if (numbers[name] - 1) % stride:
+            continue
+        kept.setdefault(name, []).append(text)
+        held[name] += len(text)
+        while held.total() > HELD * characters:
+            many = [n for n in kept if len(kept[n]) > 1]
+            if not many:
+                break
+            largest = max(many, key=plenty)
+            kept[largest] = kept[largest][::2]
+            strides[largest] *= 2
+            held[largest] = sum(map(len, kept[largest]))
+    if not sizes:
+        return []
+    budget = FILL * min(characters, sizes.total())
+    shares = mixture_shares(sizes, weights, alpha)
+    return [
+        text
+        for name, found in kept.items()
+        for text in _spread(found, shares[name] * budget / held[name])
+    ]
+
+
+def _spread(texts: list[str], times: float) -> list[str]:
+    """Repeat texts so often; what is left of it is spread evenly.
+
+    >>> _spread(["a", "b", "c", "d"], 1.5)
+    ['a', 'b', 'c', 'd', 'a', 'c']
+    """
+    whole, rest = divmod(round(times * len(texts)), len(texts))
+    return texts * whole + [texts[i * len(texts) // rest] for i in range(rest)]

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Add words to a vocabulary; the ids of its old pieces stay.
+
+How a library is told to take a whole word for one piece:
+- WordPiece takes the longest piece that a word begins with (so a new word also begins
+  longer ones: "kernel" in "kernel ##s");
+- byte BPE takes a word that is in its vocabulary, whatever its merges are
+  (`ignore_merges` of tokenizers' BPE);
+- Unigram takes the best-scored pieces: a word scores a little more than its old pieces
+  together, so that it takes their place and no other's.
+SentencePiece's BPE has nothing of the kind: a stop or comma belongs to its words.
+"""
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertjax import UserError
+from bertjax.data.tokenizers import backends, export_tokenizer, tokenizer_files
+from bertjax.data.tokenizers.sentencepiece_json import NEVER
+from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
+
+# What a new word scores more than its n old pieces is n * n of this: also more than new
+# words within it, and more than a float32 loses.
+MARGIN = 1e-4
+
+
+class Grown(NamedTuple):
+    """A larger tokenizer.
+
+    origins: ids of the old pieces of each new one, in the order of the new ids.
+    words: how many were added; skipped: why -> how many were not.
+    """
+
+    tokenizer: Tokenizer
+    origins: list[list[int]]
+    words: int
+    skipped: dict[str, int]
+
+    def __str__(self) -> str:
+        pieces = f" as {n} pieces" if (n := len(self.origins)) != self.words else ""
+        left = [f"{count} {why}" for why, count in self.skipped.items() if count]
+        return f"{self.words} words added{pieces}" + "".join(f"; {x}" for x in left)
+
+
+class New(NamedTuple):
+    """A piece to add: the text, whether it goes on after another, its old ids."""
+
+    word: str
+    form: str
+    after: bool
+    piece: str
+    origin: list[int]
+
+
+def read_words(path: str, flag: str) -> list[str]:
+    """Read a word a line; lines of spaces stay as "". Raises UserError."""
+    try:
+        text = Path(path).expanduser().read_text("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise UserError(f"{flag}={path} is not UTF-8 (byte {e.start})") from None
+    except OSError as e:
+        raise UserError(f"{flag}={path} cannot be read ({e.strerror})") from None
+    words = [line.strip() for line in text.split("\n")]
+    return words[:-1] if words and not words[-1] else words
+
+
+def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> Grown:
+    """Return a tokenizer to which each word, where it stands alone, is one piece.
+
+    But in WordPiece a word has two pieces, with the space before it and without.
+    Raises UserError for SentencePiece's BPE, when no word can be added, and when old
+    texts would get other ids.
+    """
+    if tokenizer.kind == "ids":
+        raise UserError(f"{flag}: this vocabulary is one of ids, not of text")
+    if tokenizer.kind == "bpe":
+        raise UserError(f"{flag}: words cannot be added to SentencePiece's BPE")
+    special = [p for i in tokenizer.special_ids if (p := tokenizer.pieces[i])]
+    skipped = Counter(dict.fromkeys(("empty", "twice", "known as one piece"), 0))
+    wanted: dict[str, list[New]] = {}
+    seen: set[str] = set()
+    for word in words:
+        forms = _forms(tokenizer, word)
+        pieces = [new.piece for new in forms]
+        added = [n for n in forms if len(n.origin) > 1 or _unknown(tokenizer, n)]
+        if not word:
+            skipped["empty"] += 1
+        elif len(word.split()) > 1 or not forms:
+            skipped["not one word to this tokenizer"] += 1
+        elif any(s in word for s in special):
+            skipped["with a special token"] += 1
+        elif seen & set(pieces):
+            skipped["twice"] += 1
+        elif forms[0] not in added:
+            skipped["known as one piece"] += 1
+        elif tokenizer.kind != "wordpiece" and any(
+            _unknown(tokenizer, n) for n in added
+        ):
+            skipped["with a character that the vocabulary lacks"] += 1
+        else:
+            wanted[word] = added
+        seen |= set(pieces)
+    while wanted:
+        new = [n for forms in wanted.values() for n in forms]
+        grown = _make(tokenizer, new, flag)
+        wrong = _not_alone(grown, tokenizer.vocab_size, new)
+        if not wrong:
+            break
+        for word in wrong:
+            del wanted[word]
+        skipped["not one word to this tokenizer"] += len(wrong)
+    if not wanted:
+        why = ", ".join(f"{count} {why}" for why, count in skipped.items() if count)
+        raise UserError(f"{flag}: no word to add ({why or 'the file is empty'})")
+    _check_old(tokenizer, grown, flag)
+    return Grown(grown, [n.origin for n in new], len(wanted), dict(skipped))
+
+
+def _unknown(tokenizer: Tokenizer, new: New) -> bool:
+    return tokenizer.unk_id in new.origin
+
+
+def _forms(tokenizer: Tokenizer, word: str) -> list[New]:
+    """Return the pieces of a word, and what they consist of now."""
+    forms = {
+        "wordpiece": [(word, False)],
+        "byte_bpe": [(f" {word}", False), (word, False)],
+        "unigram": [(word, False), (word, True)],
+    }
+    found = []
+    for form, after in forms[tokenizer.kind]:
+        (origin,) = tokenizer.engine.encode_batch([form], after)
+        piece = "".join(tokenizer.pieces[i] for i in origin)
+        if tokenizer.kind == "wordpiece":
+            engine: Any = tokenizer.engine
+            normalizer = engine.tokenizer.normalizer
+            piece = (normalizer.normalize_str(word) if normalizer else word).strip()
+        if piece and piece not in (new.piece for new in found):
+            found.append(New(word, form, after, piece, origin))
+    return found
+
+
+def _not_alone(grown: Tokenizer, first: int, new: list[New]) -> set[str]:
+    """Return the words that the library does not take for one piece."""
+    return {
+        n.word
+        for i, n in enumerate(new, first)
+        if grown.engine.encode_batch([n.form], n.after) != [[i]]
+    }
+
+
+def _check_old(old: Tokenizer, grown: Tokenizer, flag: str) -> None:
+    """Refuse a tokenizer that takes its own old pieces for others."""
+    new = set(grown.pieces[old.vocab_size :])
+    texts, special = [], set(old.special_ids.tolist())
+    for i, piece in enumerate(old.pieces):
+        if i in special or piece in new:
+            continue
+        try:
+            text = byte_text(piece) if old.kind == "byte_bpe" else piece
+        except (KeyError, UnicodeDecodeError):  # a part of a character
+            continue
+        if backends.HIDDEN not in text:  # which a tokenizer.json never sees
+            texts.append(text.removeprefix("##").replace("▁", " "))
+    for text, a, b in zip(
+        texts, old.encode_batch(texts), grown.encode_batch(texts), strict=True
+    ):
+        if a != b and max(b, default=0) < old.vocab_size:
+            raise UserError(f"{flag}: {text!r} would not keep its ids {a}, but get {b}")
+
+
+def _make(tokenizer: Tokenizer, new: list[New], flag: str) -> Tokenizer:
+    """Make the tokenizer with more pieces, from files of the same kind if they can."""
+    files = tokenizer.files
+    pieces = [n.piece for n in new]
+    if set(files) == {"vocab.txt"}:
+        lines = "".join(f"{p}\n" for p in pieces).encode()
+        files = {"vocab.txt": files["vocab.txt"] + lines}
+    elif set(files) == {"spiece.model"} and tokenizer.kind == "unigram":
+        engine: Any = tokenizer.engine
+        get_score = engine.processor.get_score
+        scores = [_score(map(get_score, n.origin)) for n in new]
+        model = b"".join(map(_spiece, pieces, scores))
+        files = {"spiece.model": files["spiece.model"] + model}
+    else:
+        data = _grow_json(tokenizer, new)
+        text = json.dumps(data, ensure_ascii=False, sort_keys=True)
+        files = {"tokenizer.json": text.encode()}
+    told: dict[str, Any] = {"do_lower_case": tokenizer.lower_case}
+    told |= {f"{r}_token": tokenizer.pieces[i] for r, i in tokenizer.roles.items()}
+    grown = Tokenizer(*tokenizer_files.Reader(flag, None).make(files, told))
+    assert grown.pieces == [*tokenizer.pieces, *pieces]
+    assert grown.roles == tokenizer.roles
+    return grown
+
+
+def _score(old: Iterable[float]) -> float:
+    old = list(old)
+    return sum(old) + MARGIN * len(old) ** 2
+
+
+def _spiece(piece: str, score: float) -> bytes:
+    """Write a normal piece as a model's field 1: piece 1, score 2.
+
+    Fields of a protocol buffer that repeat go on where they ended.
+    """
+    text = piece.encode()
+    inner = b"\x0a" + _varint(len(text)) + text + b"\x15" + struct.pack("<f", score)
+    return b"\x0a" + _varint(len(inner)) + inner
+
+
+def _varint(value: int) -> bytes:
+    """
+    >>> list(_varint(300))
+    [172, 2]
+    """
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _grow_json(tokenizer: Tokenizer, new: list[New]) -> dict[str, Any]:
+    data = export_tokenizer.make_json(tokenizer, token_types=False)
+    if "tokenizer.json" not in tokenizer.files:
+        data["post_processor"] = None  # made when it is exported
+    model = data["model"]
+    first = tokenizer.vocab_size
+    if isinstance(model["vocab"], list):  # of Unigram: the place is the id
+        vocab = model["vocab"]
+        vocab += [[p, NEVER] for p in tokenizer.pieces[len(vocab) :]]
+        scores = [_score(vocab[i][1] for i in n.origin) for n in new]
+        vocab += [[n.piece, s] for n, s in zip(new, scores, strict=True)]
+    else:
+        # The library numbers added tokens that the vocabulary lacks from its end on.
+        vocab = {t["content"]: t["id"] for t in data["added_tokens"]} | model["vocab"]
+        model["vocab"] = vocab | {n.piece: first + i for i, n in enumerate(new)}
+        if tokenizer.kind == "byte_bpe":
+            model["ignore_merges"] = True
+    return data

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer as Hugging Face's: one tokenizer.json and its tokenizer_config.json.
+
+Whatever library made a tokenizer of ours, the file is one of the `tokenizers` library,
+which AutoTokenizer of transformers 4 and 5 opens without code of its own.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError
+from bertjax.data.tokenizers.sentencepiece_json import from_sentencepiece
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.data.tokenizers.tokenizer_files import ADDED
+
+
+def write_tokenizer(
+    tokenizer: Tokenizer,
+    directory: Path,
+    token_types: bool,
+    max_length: int,
+    separators: int | None = None,
+) -> None:
+    """Write tokenizer.json, tokenizer_config.json and, of WordPiece, vocab.txt.
+
+    token_types: whether the model has a second type, for the second text of a pair.
+    separators: how many a finetuned model has seen between two texts. Raises UserError
+    for a tokenizer that is none of text.
+    """
+    inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
+    told: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": inputs,
+        "clean_up_tokenization_spaces": False,
+        "do_lower_case": tokenizer.lower_case,
+    }
+    told |= {
+        f"{role}_token": tokenizer.pieces[i] for role, i in tokenizer.roles.items()
+    }
+    data = make_json(tokenizer, token_types, separators)
+    if "add_prefix_space" in (words := data.get("pre_tokenizer") or {}):
+        # transformers 4 would put its default there.
+        told["add_prefix_space"] = words["add_prefix_space"]
+    text = json.dumps(data, ensure_ascii=False)
+    (directory / "tokenizer.json").write_text(text, "utf-8")
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(told, indent=2) + "\n", "utf-8"
+    )
+    if "vocab.txt" in tokenizer.files:
+        (directory / "vocab.txt").write_bytes(tokenizer.files["vocab.txt"])
+
+
+def separators_of(tokenizer: Tokenizer) -> int | None:
+    """Return how many separators its tokenizer.json puts between two texts, if any."""
+    from tokenizers import Tokenizer as Library
+
+    text = tokenizer.files.get("tokenizer.json")
+    if not text or not json.loads(text).get("post_processor"):
+        return None
+    library = Library.from_str(text.decode())
+    library.no_truncation()
+    library.no_padding()
+    ids = library.encode("a", "b").ids
+    return max(ids.count(tokenizer.sep_id) - 1, 0) or None
+
+
+def make_json(
+    tokenizer: Tokenizer, token_types: bool, separators: int | None = None
+) -> dict[str, Any]:
+    """Return the content of a tokenizer.json with the same ids for every text.
+
+    Its special pieces, written in a text, are special: that is what users of
+    transformers expect of "[MASK]".
+    """
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Library
+
+    if tokenizer.kind == "ids":
+        raise UserError("--format=hf: this vocabulary is one of ids, not of text")
+    if "tokenizer.json" in tokenizer.files:
+        data = json.loads(tokenizer.files["tokenizer.json"])
+    elif "spiece.model" in tokenizer.files:
+        data = from_sentencepiece(tokenizer.files["spiece.model"], tokenizer.lower_case)
+    else:
+        data = json.loads(tokenizer.engine.tokenizer.to_str())
+    library = Library.from_str(json.dumps(data))
+    known = {t["content"] for t in data["added_tokens"] if t["special"]}
+    ours = {tokenizer.pieces[i] for i in tokenizer.roles.values()}
+    ours |= json.loads(tokenizer.files.get(ADDED, b"{}")).keys()
+    # A blank stands for " word", space and all.
+    spaces = tokenizer.kind != "wordpiece" and tokenizer.mask_lstrip
+    for i in tokenizer.special_ids.tolist():
+        piece = tokenizer.pieces[i]
+        if piece in known or not piece:
+            continue
+        if piece in ours or library.token_to_id(piece) is None:
+            blank = spaces and i == tokenizer.mask_id
+            token = AddedToken(piece, lstrip=blank, normalized=False, special=True)
+            library.add_special_tokens([token])
+    for i, piece in enumerate(tokenizer.pieces):
+        if piece and library.token_to_id(piece) != i:
+            raise UserError(f"--format=hf: {piece!r} would not have its id {i}")
+    data = json.loads(library.to_str())
+    data["truncation"] = data["padding"] = None
+    wrong = separators not in (None, separators_of(tokenizer))
+    if wrong or not data.get("post_processor"):
+        data["post_processor"] = _template(tokenizer, token_types, separators or 1)
+    return data
+
+
+def _template(
+    tokenizer: Tokenizer, token_types: bool, separators: int
+) -> dict[str, Any]:
+    """Say how [CLS] and [SEP] are put around one text and two."""
+
+    def special(i: int, kind: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": tokenizer.pieces[i], "type_id": kind}}
+
+    def text(name: str, kind: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": kind}}
+
+    cls, sep, two = tokenizer.cls_id, tokenizer.sep_id, int(token_types)
+    single = [special(cls, 0), text("A", 0), special(sep, 0)]
+    named = {tokenizer.pieces[i]: i for i in (cls, sep)}
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [
+            *single,
+            *[special(sep, 0)] * (separators - 1),
+            text("B", two),
+            special(sep, two),
+        ],
+        "special_tokens": {
+            piece: {"id": piece, "ids": [i], "tokens": [piece]}
+            for piece, i in named.items()
+        },
+    }

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a vocabulary fits texts: what it does not know, and how finely it cuts."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
+
+CAPITALS = 0.005  # of the tokens: so many unknown ones are told of
+BATCH = 1000  # texts a call of the tokenizer
+SPACELESS_SHARE = 0.5  # of the characters; then words cannot be counted by spaces
+
+
+class Fit(NamedTuple):
+    """What was counted in some texts; white space is no character here."""
+
+    characters: int = 0
+    known: int = 0  # characters that are not in an unknown token
+    spaceless: int = 0  # characters of scripts without spaces
+    words: int = 0  # between spaces
+    tokens: int = 0
+    capitals: int = 0  # tokens that are unknown, and known in lower case
+
+    @property
+    def coverage(self) -> float:
+        """The share of characters that are in no unknown token."""
+        return self.known / max(self.characters, 1)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether spaces show the words."""
+        return self.spaceless <= SPACELESS_SHARE * self.characters
+
+    @property
+    def fertility(self) -> float:
+        """Tokens a word; tokens a character where spaces do not show the words."""
+        units = self.words if self.has_words else self.characters
+        return self.tokens / max(units, 1)
+
+
+def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
+    """Count tokens, words, characters and what is unknown of them.
+
+    >>> measure_tokenizer(tokenizer, ["unaffable 龘"])  # una ##ffa ##ble [UNK]
+    Fit(characters=10, known=9, spaceless=1, words=2, tokens=4, capitals=0)
+    """
+    total = Fit()
+    every = iter(texts)
+    while batch := list(islice(every, BATCH)):
+        encoded = tokenizer.engine.encode_spans(batch)
+        for text, (ids, spans) in zip(batch, encoded, strict=True):
+            characters = len("".join(text.split()))
+            unknown: set[int] = set()
+            words = []
+            for i, span in zip(ids, spans, strict=True):
+                if i == tokenizer.unk_id:
+                    unknown.update(at for at in range(*span) if not text[at].isspace())
+                    words.append(text[slice(*span)])
+            found = Fit(
+                characters,
+                characters - len(unknown),
+                len(SPACELESS.findall(text)),
+                len(text.split()),
+                len(ids),
+                _known_in_lower_case(tokenizer, words),
+            )
+            total = Fit(*(a + b for a, b in zip(total, found, strict=True)))
+    return total
+
+
+def _known_in_lower_case(tokenizer: Tokenizer, words: list[str]) -> int:
+    """Count the words that would be known if their capitals were lowered."""
+    lowered = [word.lower() for word in words if word != word.lower()]
+    if not lowered or tokenizer.lower_case:
+        return 0
+    encoded = tokenizer.encode_batch(lowered)
+    return sum(tokenizer.unk_id not in ids for ids in encoded)
+
+
+def tell_capitals(name: str, fit: Fit) -> list[str]:
+    """Say, in a line, when many unknown tokens are words with capitals."""
+    share = fit.capitals / max(fit.tokens, 1)
+    if share < CAPITALS:
+        return []
+    return [
+        f"{name}: {share:.2%} of a sample's tokens are unknown words with capitals, "
+        "which the vocabulary knows in lower case: try data.lower_case=true"
+    ]
+
+
+def report_tokenizer(
+    tokenizer: Tokenizer, texts: Mapping[str, Iterable[str]]
+) -> list[str]:
+    """Say of each component how well the vocabulary fits its texts, best held out.
+
+    >>> report_tokenizer(tokenizer, {"en": ["The cats sat."], "zh": ["我来到北京"]})
+    ['en: 100.000% of 11 characters known, 1.67 tokens a word (3)',
+     'zh: 100.000% of 5 characters known, 0.80 tokens a character (5)']
+    """
+    lines = []
+    for name, some in texts.items():
+        fit = measure_tokenizer(tokenizer, some)
+        unit, n = (
+            ("word", fit.words) if fit.has_words else ("character", fit.characters)
+        )
+        lines.append(
+            f"{name}: {fit.coverage:.3%} of {fit.characters:,} characters known, "
+            f"{fit.fertility:.2f} tokens a {unit} ({n:,})"
+        )
+        lines += tell_capitals(name, fit)
+    return lines

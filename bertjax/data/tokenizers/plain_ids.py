@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vocabularies without text: integers, or names, one of them a token.
+
+`data.vocab="ids:N"`: lines of integers 0 to N - 1 (items, log keys, codes), or JSON
+lists of them. `data.vocab="ids:FILE"`: FILE has a name a line, and texts are names
+between spaces; where every name is one character (amino acids), also without spaces.
+The special pieces come first: the number 0 has the id 5.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from bertjax import UserError
+from bertjax.data.tokenizers.backends import TextError
+
+FILE = "ids.json"  # {"count": N} or {"names": [...]}, of a saved tokenizer
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+MOST = 1 << 27
+_INTEGERS = re.compile(r"(?:[0-9]{1,18}(?![0-9])|\s)*")
+
+
+def read(value: str, key: str = "data.vocab") -> bytes:
+    """Read "ids:N" or "ids:FILE" into the content of ids.json.
+
+    Raises:
+      UserError: N is no number above 0, or FILE cannot be read, is empty, or has a
+        name that is empty, has a space, stands twice or is a special piece.
+
+    >>> read("ids:20")
+    b'{"count": 20}'
+    """
+
+    def refuse(why: str) -> UserError:
+        return UserError(f"{key}={value}: {why}")
+
+    given = value.removeprefix("ids:")
+    if re.fullmatch(r"\d+", given, re.ASCII):
+        if not 0 < int(given) <= MOST:
+            raise refuse(f"the number of ids is 1 to {MOST:,}")
+        return json.dumps({"count": int(given)}).encode()
+    path = Path(given).expanduser()
+    if path.exists() and not path.is_file():
+        raise refuse("not a regular file")
+    try:
+        lines = path.read_text("utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise refuse("neither a number nor a file") from None
+    except UnicodeDecodeError as err:
+        raise refuse(f"not UTF-8 (byte {err.start})") from None
+    except OSError as err:
+        raise refuse(f"cannot be read ({err.strerror or err})") from None
+    names = [line.removesuffix("\r") for line in lines]
+    while names and not names[-1]:
+        names.pop()
+    if not names:
+        raise refuse("the file is empty")
+    seen = dict.fromkeys(SPECIAL, 0)
+    for number, name in enumerate(names, 1):
+        if name.split() != [name]:
+            raise refuse(f"line {number}: {name!r} is not one word")
+        if name in seen:
+            other = f"of line {seen[name]}" if seen[name] else "of a special piece"
+            raise refuse(f"line {number}: {name!r} is the name {other} too")
+        seen[name] = number
+    return json.dumps({"names": names}, ensure_ascii=False).encode()
+
+
+def pieces(content: bytes) -> list[str]:
+    """Return all pieces of an ids.json.
+
+    >>> pieces(b'{"count": 2}')
+    ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '0', '1']
+    """
+    told = json.loads(content)
+    names = told["names"] if "names" in told else map(str, range(told["count"]))
+    return [*SPECIAL, *names]
+
+
+class IdsEngine:
+    """Words to ids (`engines.Engine`)."""
+
+    def __init__(self, every: list[str], unk: int, content: bytes) -> None:
+        self.names = every
+        self.unk = unk
+        self.count = json.loads(content).get("count")
+        known = [] if self.count else every[len(SPECIAL) :]
+        self.ids = {name: i for i, name in enumerate(known, len(SPECIAL))}
+        # Without spaces each character is a word.
+        self.single = bool(known) and all(len(name) == 1 for name in known)
+        self.word = re.compile(r"\S" if self.single else r"\S+")
+
+    def encode_batch(self, texts: list[str], after: bool = False) -> list[list[int]]:
+        """Return the ids of each text, whatever comes before it.
+
+        Raises UserError for what is not an integer below N; an unknown name is [UNK].
+        """
+        if self.count:
+            return [self._integers(text) for text in texts]
+        return [
+            [self.ids.get(word, self.unk) for word in self.word.findall(text)]
+            for text in texts
+        ]
+
+    def _integers(self, text: str) -> list[int]:
+        if _INTEGERS.fullmatch(text):
+            found = list(map(int, text.split()))
+            if not found or max(found) < self.count:
+                return [value + len(SPECIAL) for value in found]
+            bad = str(next(value for value in found if value >= self.count))
+        else:
+            bad = next(w for w in text.split() if not _INTEGERS.fullmatch(w))
+        raise TextError(
+            f"data.vocab=ids:{self.count}: {bad[:40]!r} in the text is not an integer "
+            f"from 0 to {self.count - 1}"
+        )
+
+    def encode_spans(
+        self, texts: list[str], after: bool = False
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the ids and the spans of their words."""
+        encoded = self.encode_batch(texts)
+        return [
+            (ids, [found.span() for found in self.word.finditer(text)])
+            for ids, text in zip(encoded, texts, strict=True)
+        ]
+
+    def encode_after(self, text: str) -> list[int]:
+        """Return the ids of a text; what was before makes no difference."""
+        return self.encode_batch([text])[0]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the words."""
+        return ("" if self.single else " ").join(self.names[i] for i in ids)

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers of every kind behind one small interface, with an identity of their own.
+
+The libraries do the work (engines.py); here are the files, the special pieces, the
+table of word starts, and what makes two tokenizers the same.
+"""
+
+import hashlib
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.tokenizers import backends, plain_ids, tokenizer_files
+
+# Scripts written without spaces: each piece of them may begin a word.
+SPACELESS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-"
+    "\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
+)
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    Attributes:
+      kind: "wordpiece", "byte_bpe", "unigram", "bpe" or "ids" (plain_ids.py).
+      pieces: piece of each id, as it stands in the vocabulary.
+      lower_case: whether text is lower-cased before it is split.
+      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+      mask_token: what users write for a blank, "[MASK]" or "<mask>".
+      mask_lstrip: whether a blank takes the space before it; a tokenizer.json that
+        knows the special tokens says it itself.
+      files: name -> content, from which `load_tokenizer` makes the same tokenizer.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        pieces: list[str],
+        lower_case: bool,
+        roles: dict[str, int],
+        special: Iterable[int],
+        files: dict[str, bytes],
+        mask_lstrip: bool = True,
+    ) -> None:
+        self.kind = kind
+        self.pieces = pieces
+        self.lower_case = lower_case
+        self.roles = roles
+        self.pad_id, self.unk_id = roles["pad"], roles["unk"]
+        self.cls_id, self.sep_id = roles["cls"], roles["sep"]
+        self.mask_id = roles["mask"]
+        self.mask_token = pieces[self.mask_id]
+        self.special_ids = np.array(sorted({*special, *roles.values()}), dtype=np.int32)
+        self.files = files
+        self.mask_lstrip = mask_lstrip
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; every id is below it."""
+        return len(self.pieces)
+
+    @cached_property
+    def replacement_ids(self) -> np.ndarray:
+        """All ids that are not special, i32 [n], ascending."""
+        every = np.arange(self.vocab_size, dtype=np.int32)
+        return every[~np.isin(every, self.special_ids)]
+
+    @cached_property
+    def word_starts(self) -> np.ndarray:
+        """Where a piece begins a word, bool [V]; True for special pieces.
+
+        In byte BPE the first word of a text carries no mark of its own: the first
+        token of a sentence begins a word whatever this table says.
+        """
+        starts = np.array([self._starts_word(p) for p in self.pieces], dtype=np.bool_)
+        starts[self.special_ids] = True
+        return starts
+
+    def _starts_word(self, piece: str) -> bool:
+        if self.kind == "ids":
+            return True
+        if self.kind == "wordpiece":
+            return not piece.startswith("##")
+        if self.kind == "byte_bpe":
+            try:
+                piece = byte_text(piece)
+            except (KeyError, UnicodeDecodeError):  # a part of a character
+                return piece.startswith("Ġ")
+        if piece[:1] == "▁" or piece[:1].isspace() or SPACELESS.match(piece):
+            return True
+        return all(unicodedata.category(c)[0] == "P" for c in piece)
+
+    @cached_property
+    def identity(self) -> str:
+        """sha256 over everything that decides ids; where files lie does not count."""
+        told = [self.kind, self.lower_case, self.roles, self.special_ids.tolist()]
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        for name in sorted(self.files):
+            content = hashlib.sha256(self.files[name]).hexdigest()
+            digest.update(f"{name} {content}\n".encode())
+        return digest.hexdigest()
+
+    @property
+    def joins_with_space(self) -> bool:
+        """Whether a text's leading space matters to its ids (byte BPE)."""
+        return self.kind == "byte_bpe"
+
+    @property
+    def has_sentences(self) -> bool:
+        """Whether a paragraph is split into sentences (not where it holds ids)."""
+        return self.kind != "ids"
+
+    @cached_property
+    def engine(self) -> backends.Engine:
+        """The library's object, made at first use."""
+        # Processes, not this library's threads, share the work out (store.py).
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        unk = self.pieces[self.unk_id]
+        special = set(self.special_ids.tolist()) - {self.unk_id}
+        if plain_ids.FILE in self.files:
+            return plain_ids.IdsEngine(
+                self.pieces, self.unk_id, self.files[plain_ids.FILE]
+            )
+        if "spiece.model" in self.files:
+            model = self.files["spiece.model"]
+            return backends.SentencePieceEngine(model, special, self.lower_case)
+        if "tokenizer.json" in self.files:
+            data = json.loads(self.files["tokenizer.json"])
+            return backends.json_engine(data, {self.pieces[i] for i in special} | {unk})
+        if "merges.txt" in self.files:
+            merges = backends.read_merges(self.files["merges.txt"].decode())
+            return backends.byte_bpe_engine(self.pieces, merges, unk, self.lower_case)
+        return backends.wordpiece_engine(self.pieces, unk, self.lower_case)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("engine", "_library")
+        return {k: v for k, v in self.__dict__.items() if k not in made}
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text, without special tokens around.
+
+        "[MASK]" in a text is plain text; `unk_id` is the one special id that can occur.
+
+        >>> tokenizer.encode_batch(["Unaffable [MASK]", ""])
+        [[14477, 20961, 3468, 1031, 7308, 1033], []]
+        """
+        return self.engine.encode_batch(texts) if texts else []
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one text, as `encode_batch` does."""
+        return self.encode_batch([text])[0]
+
+    def encode_with_offsets(
+        self, texts: list[str]
+    ) -> list[tuple[list[int], list[backends.Span]]]:
+        """Return ids, those of `encode_batch`, and characters [begin, end) of each.
+
+        They count characters of the text as it is given, before it is lower-cased or
+        normalised. Where a space belongs to a piece (byte BPE, SentencePiece), it is in
+        the span; pieces that share a character (bytes; what a normalisation makes of
+        one) have it all; a piece that stands for nothing has an empty span.
+
+        >>> tokenizer.encode_with_offsets(["Unaffable  Élan"])
+        [([14477, 20961, 3468, 3449, 2319],
+          [(0, 3), (3, 6), (6, 9), (11, 13), (13, 15)])]
+        """
+        return self.engine.encode_spans(texts) if texts else []
+
+    def encode_with_masks(self, text: str) -> list[int]:
+        """Return the ids of a text in which `mask_token` is a blank.
+
+        The other special tokens, written in the text, are those tokens too, as users of
+        transformers know it: "a [MASK] [SEP] b".
+
+        A blank stands for " word": the space before it is its own, unless the files say
+        otherwise (`mask_lstrip`). A tokenizer.json says itself what is whose: then it
+        is the library that finds the tokens.
+
+        >>> tokenizer.encode_with_masks("a [MASK].")  # mask_id is 103
+        [1037, 103, 1012]
+        """
+        if self._library is not None:
+            library = self._library
+
+            def encode(texts: list[str]) -> list[Any]:
+                return library.encode_batch(texts, add_special_tokens=False)
+
+            return backends.guarded(encode, [text])[0].ids
+        marks = {self.pieces[i]: i for i in self.roles.values()}
+        longest_first = sorted(map(re.escape, marks), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(longest_first)})", text)
+        ids = []
+        for i, part in enumerate(parts):
+            if i % 2:
+                ids.append(marks[part])
+                continue
+            if self.mask_lstrip and parts[i + 1 : i + 2] == [self.mask_token]:
+                part = part.rstrip()
+            if part:
+                ids.extend(self.engine.encode_after(part) if i else self.encode(part))
+        return ids
+
+    @cached_property
+    def _library(self) -> Any:
+        """The library's object of a tokenizer.json that knows all special tokens."""
+        data = json.loads(self.files.get("tokenizer.json", b"{}"))
+        known = {t["content"] for t in data.get("added_tokens") or []}
+        if not known.issuperset(self.pieces[i] for i in self.roles.values()):
+            return None
+        from tokenizers import Tokenizer as Library
+
+        made = Library.from_str(json.dumps({**data, "post_processor": None}))
+        made.no_truncation()
+        made.no_padding()
+        return made
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return readable text; special tokens stand as they are written."""
+        special = set(self.special_ids.tolist())
+        parts: list[str | list[int]] = []
+        for i in map(int, ids):
+            if i in special:
+                parts.append(self.pieces[i])
+            elif parts and isinstance(parts[-1], list):
+                parts[-1].append(i)
+            else:
+                parts.append([i])
+        texts = [p if isinstance(p, str) else self.engine.decode(p) for p in parts]
+        return " ".join(t.strip() for t in texts)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write files, named as Hugging Face does, for `load_tokenizer(directory)`."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        told: dict[str, Any] = {"do_lower_case": self.lower_case}
+        told |= {f"{role}_token": self.pieces[i] for role, i in self.roles.items()}
+        if not self.mask_lstrip:
+            told["mask_token"] = {"content": self.mask_token, "lstrip": False}
+        for name, content in self.files.items():
+            (directory / name).write_bytes(content)
+        (directory / tokenizer_files.CONFIG).write_text(
+            json.dumps(told, indent=2) + "\n", "utf-8"
+        )
+
+
+def load_tokenizer(
+    path: str | os.PathLike[str],
+    lower_case: bool | None = None,
+    key: str = "data.vocab",
+) -> Tokenizer:
+    """Load a tokenizer from a file or a directory.
+
+    Args:
+      path: vocab.txt (the line number is the id; with a merges.txt beside it: byte
+        BPE), vocab.json or merges.txt (each with the other beside it), a SentencePiece
+        .model, tokenizer.json, a directory with one of these, or no text: "ids:N",
+        "ids:FILE" (bertjax/data/tokenizers/plain_ids.py).
+      lower_case: None takes what the files say, else True only if no piece of a
+        WordPiece vocabulary but those in [...] and <...> holds a capital (at most a
+        tenth, where a TensorFlow checkpoint lies beside it).
+      key: the config key or flag to name in messages.
+
+    Raises:
+      UserError: the file is missing, empty, broken or lacks a special token.
+    """
+    reader = tokenizer_files.Reader(f"{key}={os.fspath(path)}", lower_case)
+    if os.fspath(path).startswith("ids:"):
+        return Tokenizer(
+            *reader.make({plain_ids.FILE: plain_ids.read(os.fspath(path), key)}, {})
+        )
+    entry = reader.entry(Path(path))
+    try:
+        tokenizer = Tokenizer(*reader.read(entry))
+        # Makes the library read the files now, where a message can name them.
+        tokenizer.encode("0")
+    except BaseException as e:
+        known = isinstance(e, Exception) or backends.panicked(e)
+        told = isinstance(e, UserError) and not isinstance(e, backends.TextError)
+        if told or not known or isinstance(e, MemoryError):
+            raise
+        if entry.suffix == ".model":
+            reader.refuse(f"{entry.name} is not a SentencePiece model")
+        reason = "a part of it is of another kind than such a file has"
+        # What the libraries say; other errors are of code that trusted the file.
+        if str(e) and (type(e) in (Exception, ValueError) or backends.panicked(e)):
+            reason = str(e).splitlines()[0]
+        reader.refuse(f"{entry.name} is not a tokenizer that can be read ({reason})")
+    return tokenizer
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    kind: str,
+    vocab_size: int,
+    lower_case: bool | None = None,
+    out_dir: str | os.PathLike[str] | None = None,
+) -> Tokenizer:
+    """Train a tokenizer of `kind` on texts; the same texts give the same bytes.
+
+    Args:
+      texts: paragraphs or sentences; a bounded sample, spread evenly, is learnt from.
+      kind: "unigram", "bpe" (sentencepiece), "wordpiece", "byte_bpe" (tokenizers).
+      vocab_size: pieces, special ones included; fewer when the text gives no more.
+      lower_case: None is True except for byte_bpe.
+      out_dir: where to save it, or None.
+
+    Raises:
+      UserError: unknown kind, no text, or a vocabulary too small for its characters.
+    """
+    from bertjax.data.tokenizers import train_vocab
+
+    if lower_case is None:
+        lower_case = kind != "byte_bpe"
+    files = train_vocab.train(texts, kind, vocab_size, lower_case)
+    reader = tokenizer_files.Reader(f"data.vocab_size={vocab_size}", lower_case)
+    tokenizer = Tokenizer(*reader.make(files, {}))
+    if out_dir is not None:
+        tokenizer.save(out_dir)
+    return tokenizer
+
+
+def _byte_table() -> dict[str, int]:
+    """Return GPT-2's printable stand-in of each byte, reversed."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    table = {chr(b): b for b in printable}
+    return table | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+BYTES = _byte_table()
+
+
+def byte_text(piece: str) -> str:
+    """Return the text of a byte-level piece; a part of a character raises
+    UnicodeDecodeError, a piece of another kind KeyError."""
+    return bytes(BYTES[c] for c in piece).decode("utf-8")

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the files of a tokenizer: what its pieces are, and which of them are special."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from bertjax import UserError
+from bertjax.data.tokenizers import (
+    backends,
+    plain_ids,
+    tokenizer_json,
+    tokenizer_options,
+)
+from bertjax.data.tokenizers.tokenizer_options import json_files
+
+ROLES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+RESERVED = re.compile(
+    r"\[unused\d+\]|<unused_?\d+>|unused\d+|madeupword\d+|<\|endoftext\|>"
+    r"|<extra_id_\d+>|<special\d+>|\[BOS\]|\[EOS\]"
+)
+CONFIG = "tokenizer_config.json"
+ADDED = "added_tokens.json"
+TOKEN_MAP = "special_tokens_map.json"
+ENTRIES = (
+    "tokenizer.json, vocab.txt, vocab.json or vocab.txt with merges.txt, or a .model"
+)
+
+
+class Parts(NamedTuple):
+    """The arguments of `Tokenizer`, where they are explained."""
+
+    kind: str
+    pieces: list[str]
+    lower_case: bool
+    roles: dict[str, int]
+    special: set[int]
+    files: dict[str, bytes]
+    mask_lstrip: bool
+
+
+class Reader:
+    """Reads files into parts of a Tokenizer; `where` begins every message."""
+
+    def __init__(self, where: str, lower_case: bool | None) -> None:
+        self.where = where
+        self.lower_case = lower_case
+
+    def refuse(self, why: str) -> NoReturn:
+        raise UserError(f"{self.where}: {why}") from None
+
+    def entry(self, path: Path) -> Path:
+        """Return the file to begin with."""
+        found = []
+        if path.is_dir():
+            names = ["tokenizer.json", "vocab.txt", "vocab.json", "spiece.model"]
+            names.append(plain_ids.FILE)
+            found = [path / n for n in names if (path / n).is_file()]
+            found = found or sorted(path.glob("*.model"))
+            if not found:
+                self.refuse(f"the directory holds no tokenizer (looked for {ENTRIES})")
+            if found[0].suffix == ".model" and len(found) > 1:
+                self.refuse(f"the directory holds {len(found)} .model files; name one")
+            path = found[0]
+        if not path.is_file():
+            name = f"{path.name} is " if found else ""
+            missing = not path.exists()
+            self.refuse("no such file" if missing else f"{name}not a regular file")
+        if path.name == "merges.txt":
+            near = [path.with_name(n) for n in ("vocab.json", "vocab.txt")]
+            near = [p for p in near if p.is_file()]
+            if not near:
+                self.refuse("there is no vocab.json or vocab.txt beside it")
+            path = near[0]
+        if path.suffix not in (".txt", ".json", ".model"):
+            self.refuse(f"not a known kind of vocabulary; known: {ENTRIES}")
+        return path
+
+    def bytes(self, path: Path) -> bytes:
+        try:
+            content = path.read_bytes()
+        except OSError as e:
+            self.refuse(f"{path.name} cannot be read ({e.strerror})")
+        if not content.strip():
+            self.refuse(f"{path.name} is empty")
+        return content
+
+    def text(self, path: Path) -> str:
+        try:
+            return self.bytes(path).decode("utf-8-sig")
+        except UnicodeDecodeError as e:
+            self.refuse(f"{path.name} is not UTF-8 (byte {e.start})")
+
+    def json(self, path: Path) -> dict[str, Any]:
+        try:
+            data = json.loads(self.text(path))
+        except ValueError as e:
+            self.refuse(f"{path.name} is not valid JSON ({e})")
+        if not isinstance(data, dict):
+            self.refuse(f"{path.name} holds no JSON object")
+        return data
+
+    def read(self, path: Path) -> Parts:
+        config = self.options(path)
+        merges = path.with_name("merges.txt")
+        if path.name == plain_ids.FILE:
+            return self.make({plain_ids.FILE: self.bytes(path)}, config)
+        if path.suffix == ".model":
+            return self.make(self.sentencepiece(path, config), config)
+        if path.suffix == ".json":
+            data = self.json(path)
+            if isinstance(data.get("model"), dict):
+                return self.make(json_files(data), config)
+            if path.name == "tokenizer.json":
+                self.refuse("tokenizer.json holds no `model`")
+            if not merges.is_file():
+                self.refuse("there is no merges.txt beside it")
+            if sorted(data.values(), key=str) != sorted(range(len(data)), key=str):
+                self.refuse(f"the ids are not the numbers 0 to {len(data) - 1}")
+            pieces = sorted(data, key=data.__getitem__)
+        else:
+            pieces = self.lines(path)
+            if "do_lower_case" not in config and any(path.parent.glob("*.index")):
+                # Beside a TensorFlow checkpoint nothing says it; interop/hf_read.py,
+                # check_tokenizer, knows by the same share.
+                capitals = sum(p != p.lower() and p[:1] != "[" for p in pieces)
+                config["do_lower_case"] = capitals <= len(pieces) / 10
+        if merges.is_file():
+            files = byte_bpe_files(pieces, backends.read_merges(self.text(merges)))
+        else:
+            files = {"vocab.txt": ("\n".join(pieces) + "\n").encode()}
+        return self.make({**files, **self.added(path)}, config)
+
+    def options(self, path: Path) -> dict[str, Any]:
+        """Read what tokenizer_config.json, beside a file, says that is looked at."""
+        beside, model = path.with_name(CONFIG), path.with_name("config.json")
+        config = self.json(beside) if beside.is_file() else {}
+        family = self.json(model).get("model_type") if model.is_file() else None
+        tokens = path.with_name(TOKEN_MAP)
+        tokens = self.json(tokens) if tokens.is_file() else {}
+        try:
+            lstrip = tokenizer_options.mask_lstrip(config, tokens, family)
+            config = tokenizer_options.looked_at(config, family)
+            return {**config, tokenizer_options.LSTRIP: lstrip}
+        except ValueError as e:
+            self.refuse(f"{CONFIG}: {e}")
+
+    def sentencepiece(self, path: Path, config: dict[str, Any]) -> dict[str, bytes]:
+        """Read a .model; two families do more than it says, which a tokenizer.json
+        can spell out."""
+        from bertjax.data.tokenizers import sentencepiece_json
+
+        model = self.bytes(path)
+        beside = path.with_name("config.json")
+        family = self.json(beside).get("model_type") if beside.is_file() else ""
+        if path.with_name("albert_config.json").is_file():
+            family = "albert"  # as Google released it
+        named = f"{config.get('tokenizer_class', '')} {family}".lower()
+        if path.name == "sentencepiece.bpe.model" and "camembert" not in named:
+            data = sentencepiece_json.from_xlm_roberta(model)
+        elif "albert" in named:
+            lower = config.get("do_lower_case", True)
+            accents = config.get("keep_accents", False)
+            data = sentencepiece_json.from_albert(model, lower, accents)
+        else:
+            return {"spiece.model": model, **self.added(path)}
+        return json_files(data)
+
+    def added(self, path: Path) -> dict[str, bytes]:
+        """Read the added_tokens.json beside a vocabulary: pieces that come after it."""
+        beside = path.with_name(ADDED)
+        return (
+            {ADDED: json.dumps(self.json(beside)).encode()} if beside.is_file() else {}
+        )
+
+    def lines(self, path: Path) -> list[str]:
+        """Read a piece a line. Only line feeds end lines: U+2028 may be a piece."""
+        pieces = [p.removesuffix("\r") for p in self.text(path).split("\n")]
+        while pieces and not pieces[-1]:
+            pieces.pop()
+        seen: dict[str, int] = {}
+        for number, piece in enumerate(pieces, 1):
+            if not piece:
+                self.refuse(f"line {number} is empty")
+            if piece in seen:
+                first = seen[piece]
+                self.refuse(f"piece {piece!r} stands on lines {first} and {number}")
+            seen[piece] = number
+        return pieces
+
+    def make(self, files: dict[str, bytes], config: dict[str, Any]) -> Parts:
+        """Take apart canonical files and a tokenizer_config.json."""
+        said = config.get("do_lower_case")
+        said = said if isinstance(said, bool) else None
+        lower = self.lower_case if self.lower_case is not None else said
+        special: set[int] = set()
+        if plain_ids.FILE in files:
+            if self.lower_case:
+                self.refuse("data.lower_case=True, but ids are no text")
+            kind, pieces, lower = "ids", plain_ids.pieces(files[plain_ids.FILE]), False
+        elif "spiece.model" in files:
+            kind, pieces, special, folds = _sentencepiece(files["spiece.model"])
+            if folds and self.lower_case is False:
+                self.refuse("data.lower_case=False, but the model itself folds case")
+            lower = folds or bool(lower)
+        elif "tokenizer.json" in files:
+            data = json.loads(files["tokenizer.json"])
+            try:
+                kind, pieces, special = tokenizer_json.read_pieces(data)
+                tokenizer_json.refuse_growth(data)
+            except ValueError as e:
+                self.refuse(f"tokenizer.json: {e}")
+            if kind not in ("wordpiece", "byte_bpe", "unigram", "bpe"):
+                self.refuse(f"models of type {data['model'].get('type')} are not known")
+            normalizer = data.get("normalizer")
+            own = tokenizer_options.lowers(normalizer)
+            if lower is None or (self.lower_case is None and own is None):
+                lower = bool(own)
+            data["normalizer"] = tokenizer_options.set_lower(normalizer, lower)
+            files = json_files(tokenizer_options.set_options(data, config))
+        elif "merges.txt" in files:
+            vocab = json.loads(files["vocab.json"])
+            kind, pieces, lower = "byte_bpe", list(vocab), bool(lower)
+        else:
+            kind, pieces = "wordpiece", files["vocab.txt"].decode().split("\n")[:-1]
+            if lower is None:
+                words = (p for p in pieces if not re.fullmatch(r"\[.+\]|<.+>", p))
+                lower = all(p == p.lower() for p in words)
+        added = json.loads(files.get(ADDED, b"{}"))
+        for piece, i in added.items():
+            if type(i) is not int or not piece:
+                self.refuse(f"{ADDED}: {piece!r} cannot have id {i!r}")
+        for piece, i in sorted(added.items(), key=lambda item: item[1]):
+            if i == len(pieces) and piece not in pieces:
+                pieces.append(piece)
+            if pieces[i : i + 1] != [piece]:
+                self.refuse(f"{ADDED}: {piece!r} cannot have id {i}")
+            special.add(i)
+        numbers = {p: i for i, p in enumerate(pieces)}
+        roles = {role: self.role(role, numbers, config) for role in ("mask", *ROLES)}
+        if kind in ("unigram", "bpe") and config.get("add_prefix_space") is False:
+            self.refuse(f"{CONFIG}: add_prefix_space=false is not known of {kind}")
+        if "vocab.txt" in files or "vocab.json" in files:
+            unk = pieces[roles["unk"]]
+            files = tokenizer_options.spell_out(
+                files, pieces, unk, lower, special, config
+            )
+        if kind != "ids":
+            reserved = RESERVED.fullmatch
+            special |= {i for i, p in enumerate(pieces) if not p or reserved(p)}
+        lstrip = kind != "byte_bpe" or config.get(tokenizer_options.LSTRIP, True)
+        return Parts(kind, pieces, lower, roles, special, files, lstrip)
+
+    def role(self, role: str, numbers: dict[str, int], config: dict[str, Any]) -> int:
+        said = config.get(f"{role}_token")
+        said = said.get("content") if isinstance(said, dict) else said
+        names = [*([said] if isinstance(said, str) else []), *ROLES[role]]
+        for name in names:
+            if name in numbers:
+                return numbers[name]
+        known = " or ".join(dict.fromkeys(names))
+        self.refuse(f"the vocabulary has no {role} token ({known})")
+
+
+def byte_bpe_files(
+    pieces: list[str], merges: list[tuple[str, str]]
+) -> dict[str, bytes]:
+    """Write vocab.json (ids 0, 1, ... in the order of `pieces`) and merges.txt."""
+    vocab = {p: i for i, p in enumerate(pieces)}
+    lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
+    return {
+        "vocab.json": json.dumps(vocab, ensure_ascii=False).encode(),
+        "merges.txt": ("\n".join(lines) + "\n").encode(),
+    }
+
+
+def _sentencepiece(model: bytes) -> tuple[str, list[str], set[int], bool]:
+    """Return kind, pieces, special ids and whether the model itself folds case."""
+    import sentencepiece
+
+    p = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [p.id_to_piece(i) for i in range(p.vocab_size())]
+    special = {
+        i
+        for i in range(len(pieces))
+        if p.is_control(i) or p.is_unknown(i) or p.is_unused(i)
+    }
+    kind = backends.sentencepiece_kind(model)
+    return kind, pieces, special, p.normalize("A").endswith("a")

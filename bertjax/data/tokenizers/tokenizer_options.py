@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of tokenizer_config.json that change ids, spelt out in a tokenizer.json.
+
+Which of them count is as in transformers 5 (models/bert/tokenization_bert.py,
+.../roberta/tokenization_roberta.py): classes of BERT's and RoBERTa's families put their
+options in the place of what tokenizer.json says; to the class without a family
+tokenizer.json is all.
+"""
+
+import json
+from typing import Any
+
+from bertjax.data.tokenizers import backends
+
+# Options of BERT's classes -> of the library's BertNormalizer.
+NORMALIZING = {
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+PREFIX = "add_prefix_space"
+LSTRIP = "mask_lstrip"  # ours: whether the mask takes the space before it
+
+
+def looked_at(config: dict[str, Any], family: str | None) -> dict[str, Any]:
+    """Return a tokenizer_config.json without what its class ignores, with its defaults.
+
+    family: config.json's model_type, which stands for a class that is not named.
+    Raises ValueError for what is not known.
+
+    >>> looked_at({"do_lower_case": True}, "roberta")
+    {'add_prefix_space': False}
+    """
+    named = str(config.get("tokenizer_class") or family).lower().replace("-", "")
+    named = named.removesuffix("fast").removesuffix("tokenizer")
+    ignored: list[str] = []
+    if named in ("pretrained", "tokenizersbackend"):
+        ignored = ["do_lower_case", *NORMALIZING, PREFIX]
+    elif named in ("roberta", "xlmroberta", "gpt2"):
+        ignored = ["do_lower_case", *NORMALIZING]
+    config = {key: value for key, value in config.items() if key not in ignored}
+    if named in ("bert", "distilbert", "electra"):
+        config = {"strip_accents": None, "tokenize_chinese_chars": True, **config}
+    elif named in ("roberta", "gpt2"):
+        config = {PREFIX: False, **config}
+    if config.get("word_tokenizer_type") not in (None, "basic"):
+        raise ValueError("word_tokenizer_type is not known here")
+    for key in (*NORMALIZING, PREFIX):
+        if not isinstance(config.get(key), bool | None):
+            raise ValueError(f"{key}={config[key]!r} is neither true nor false")
+    return config
+
+
+def mask_lstrip(
+    config: dict[str, Any], token_map: dict[str, Any], family: str | None
+) -> bool:
+    """Say whether the mask takes the space before it, where no tokenizer.json does.
+
+    To transformers 5 it does so where its files say it, and those of RoBERTa as it was
+    released do not. To a vocabulary without a class, which is none of theirs, it does.
+
+    token_map: special_tokens_map.json.
+
+    >>> mask_lstrip({}, {}, "roberta"), mask_lstrip({}, {}, None)
+    (False, True)
+    """
+    said = token_map.get("mask_token", config.get("mask_token"))
+    name = said.get("content") if isinstance(said, dict) else said
+    decoder = config.get("added_tokens_decoder")
+    for token in decoder.values() if isinstance(decoder, dict) else ():
+        if isinstance(token, dict) and token.get("content") in (name, "<mask>"):
+            said = token
+    if isinstance(said, dict) and "lstrip" in said:
+        return bool(said["lstrip"])
+    return not (config.get("tokenizer_class") or family)
+
+
+def json_files(data: dict[str, Any]) -> dict[str, bytes]:
+    text = json.dumps(data, ensure_ascii=False, sort_keys=True)
+    return {"tokenizer.json": text.encode()}
+
+
+def set_options(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json that does what its tokenizer_config.json says."""
+    normalizer, words = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
+    if normalizer.get("type") == "BertNormalizer":
+        told = {to: config[key] for key, to in NORMALIZING.items() if key in config}
+        data = {**data, "normalizer": {**normalizer, **told}}
+    if words.get("type") == "ByteLevel" and "add_prefix_space" in config:
+        told = {"add_prefix_space": bool(config["add_prefix_space"])}
+        data = {**data, "pre_tokenizer": {**words, **told}}
+    return data
+
+
+def spell_out(
+    files: dict[str, bytes],
+    pieces: list[str],
+    unk: str,
+    lower: bool,
+    added: set[int],
+    config: dict[str, Any],
+) -> dict[str, bytes]:
+    """Return a vocabulary's files, as one tokenizer.json where options change its ids.
+
+    added: ids of the special pieces of added_tokens.json.
+    """
+    if "merges.txt" in files:
+        if not config.get("add_prefix_space"):
+            return files
+        merges = backends.read_merges(files["merges.txt"].decode())
+        engine = backends.byte_bpe_engine(pieces, merges, unk, lower)
+    else:
+        accents = config.get("strip_accents")
+        chinese = config.get("tokenize_chinese_chars", True)
+        if accents in (None, lower) and chinese:
+            return files
+        engine = backends.wordpiece_engine(pieces, unk, lower)
+    data = json.loads(engine.tokenizer.to_str())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    data["added_tokens"] = [
+        {"id": i, "content": pieces[i], "special": True, **flags} for i in sorted(added)
+    ]
+    return json_files(set_options(data, config))
+
+
+def lowers(normalizer: dict[str, Any] | None) -> bool | None:
+    """Say whether a normalizer of tokenizer.json lower-cases; None: it has no say."""
+    if normalizer is None:
+        return None
+    if normalizer["type"] == "Sequence":
+        said = [lowers(n) for n in normalizer["normalizers"]]
+        return next((s for s in said if s is not None), None)
+    if normalizer["type"] == "BertNormalizer":
+        return bool(normalizer["lowercase"])
+    return True if normalizer["type"] == "Lowercase" else None
+
+
+def set_lower(normalizer: dict[str, Any] | None, lower: bool) -> dict[str, Any] | None:
+    """Return a normalizer that lower-cases, or does not.
+
+    >>> set_lower({"type": "Lowercase"}, False) is None
+    True
+    """
+    if bool(lowers(normalizer)) == lower:
+        return normalizer
+    if normalizer is None:
+        return {"type": "Lowercase"}
+    if normalizer["type"] == "BertNormalizer":
+        return {**normalizer, "lowercase": lower}
+    if normalizer["type"] == "Sequence":
+        inner = normalizer["normalizers"]
+        if lowers(normalizer) is not None:
+            changed = [
+                set_lower(n, lower) if lowers(n) is not None else n for n in inner
+            ]
+            return {**normalizer, "normalizers": [n for n in changed if n]}
+        return {**normalizer, "normalizers": [{"type": "Lowercase"}, *inner]}
+    if normalizer["type"] == "Lowercase":
+        return None
+    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, normalizer]}

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learn a vocabulary from text, the same one every time."""
+
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from bertjax import UserError, registry
+from bertjax.data.tokenizers import tokenizer_files
+
+SAMPLE_CHARACTERS = 10_000_000  # twice as much saves 0.2% of the tokens
+TEXT_CHARACTERS = 4_000  # sentencepiece skips longer lines, so they are cut
+ALPHABET = 1_000  # letters a WordPiece vocabulary keeps, as BERT's makers advise
+# Each of these is a word to BERT's tokenizer, so that none follows another in a word;
+# as many are kept as fill half of the vocabulary.
+_HAN = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf"
+    "\U0002f800-\U0002fa1f]"
+)
+BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LEAST = 16  # pieces; how many more a text needs is known when it was read
+ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+class Sample:
+    """Every k-th text added, k the smallest power of two that fits in `characters`.
+
+    Bounded memory, and no random numbers.
+    """
+
+    def __init__(self, characters: int = SAMPLE_CHARACTERS) -> None:
+        self.characters = characters
+        self.texts: list[str] = []
+        self.stride = 1
+        self.number = self.size = 0
+
+    def add(self, text: str) -> None:
+        """Keep a text, or not."""
+        if self.number % self.stride == 0:
+            self.texts.append(text)
+            self.size += len(text)
+        self.number += 1
+        while self.size > self.characters and len(self.texts) > 1:
+            self.texts = self.texts[::2]
+            self.stride *= 2
+            self.size = sum(map(len, self.texts))
+
+
+def sample(texts: Iterable[str], characters: int = SAMPLE_CHARACTERS) -> list[str]:
+    """Sample texts, long ones cut.
+
+    >>> sample(["aa", "bb", "cc", "dd", "ee"], characters=6)
+    ['aa', 'cc', 'ee']
+    """
+    kept = Sample(characters)
+    for text in _cut(texts):
+        kept.add(text)
+    return kept.texts
+
+
+def _cut(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for start in range(0, len(text), TEXT_CHARACTERS):
+            yield text[start : start + TEXT_CHARACTERS]
+
+
+def train(
+    texts: Iterable[str], kind: str, vocab_size: int, lower_case: bool
+) -> dict[str, bytes]:
+    """Learn a vocabulary; return the tokenizer's files (see `Tokenizer.files`).
+
+    Raises:
+      UserError: unknown kind, no text, or `vocab_size` too small.
+    """
+    maker = registry.pick("data.tokenizer", kind, MAKERS)
+    kept = sample(t for t in texts if t.strip())
+    if not kept:
+        raise UserError("data.train: there is no text to train a tokenizer on")
+    return maker(kept, kind, vocab_size, lower_case)
+
+
+def _too_small(vocab_size: int, least: int) -> UserError:
+    return UserError(
+        f"data.vocab_size={vocab_size} is too small for the characters of "
+        f"data.train; the least is {least}"
+    )
+
+
+def _sentencepiece(
+    texts: list[str], kind: str, vocab_size: int, lower_case: bool
+) -> dict[str, bytes]:
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=vocab_size,
+            normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            pad_piece="[PAD]",
+            unk_piece="[UNK]",
+            bos_piece="[CLS]",
+            eos_piece="[SEP]",
+            control_symbols=["[MASK]"],
+            hard_vocab_limit=False,  # a small corpus gives what it has
+            max_sentence_length=8 * TEXT_CHARACTERS,  # bytes
+            # A tenth of the library's default is as good for small vocabularies, and
+            # takes half the time.
+            seed_sentencepiece_size=max(100_000, 12 * vocab_size),
+            num_threads=4,  # fixed: sums of floats depend on how work is divided
+            minloglevel=2,
+        )
+    except RuntimeError as e:
+        needed = re.search(r"required_chars\. \d+ vs (\d+)", str(e))
+        if needed:
+            raise _too_small(vocab_size, int(needed[1])) from None
+        reason = str(e).rpartition("] ")[2] or str(e)
+        raise UserError(f"data.vocab_size={vocab_size}: {reason}") from None
+    return {"spiece.model": model.getvalue()}
+
+
+def _wordpiece(
+    texts: list[str], kind: str, vocab_size: int, lower_case: bool
+) -> dict[str, bytes]:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    seen: Counter[str] = Counter()
+    for text in texts:
+        seen.update(tokenizer.normalizer.normalize_str(text))
+    ranked = sorted(seen, key=lambda c: (-seen[c], c))
+    letters = [c for c in ranked if not c.isspace() and not _HAN.match(c)][:ALPHABET]
+    han = [c for c in ranked if _HAN.match(c)][: vocab_size // 2]
+    alphabet = sorted(letters + han)
+    # The trainer numbers "##x" in the order of a hash map, another one in each
+    # process, and breaks ties by number. Naming them as special fixes the order.
+    inner = ["##" + c for c in sorted(letters)]
+    least = len(BERT_SPECIAL) + len(alphabet) + len(inner)
+    if vocab_size < least:
+        raise _too_small(vocab_size, least)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[*BERT_SPECIAL, *inner],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    vocab = tokenizer.get_vocab()
+    pieces = sorted(vocab, key=vocab.__getitem__)
+    return {"vocab.txt": ("\n".join(pieces) + "\n").encode()}
+
+
+def _byte_bpe(
+    texts: list[str], kind: str, vocab_size: int, lower_case: bool
+) -> dict[str, bytes]:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    least = len(ROBERTA_SPECIAL) + 256
+    if vocab_size < least:
+        raise _too_small(vocab_size, least)
+    tokenizer = Tokenizer(models.BPE())
+    if lower_case:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=ROBERTA_SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    vocab, merges = model["vocab"], model["merges"]
+    pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
+    return tokenizer_files.byte_bpe_files(sorted(vocab, key=vocab.__getitem__), pairs)
+
+
+MAKERS = {
+    "unigram": _sentencepiece,
+    "bpe": _sentencepiece,
+    "wordpiece": _wordpiece,
+    "byte_bpe": _byte_bpe,
+}

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks of tokens that the vocabulary alone cannot tell: words and entities.
+
+A piece says by itself whether it begins a word ("##", "▁", "Ġ"; `word_starts` of the
+tokenizer), but for three things:
+- Chinese has no spaces, and a whole word is what a segmenter says: jieba
+  (https://github.com/fxsjy/jieba), as in "Pre-Training with Whole Word Masking for
+  Chinese BERT" (Cui et al. 2021, section 3.1; there LTP);
+- which words are an entity, the document's record says;
+- in byte BPE the first word of a paragraph has no space before it, and so no "Ġ", and
+  a part of a Chinese character does not say that the character begins with it.
+"""
+
+import gzip
+import hashlib
+import io
+import re
+import warnings
+import zlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY
+from bertjax.data.tokenizers.backends import Span, encode_sentences
+from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
+
+RULE = "marks-1"  # any change of the marks takes a new name
+_HAN = re.compile(
+    "[\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+
+
+# In byte BPE each of these is a word, or begins one, whatever bytes it is cut into.
+_ALONE = re.compile(
+    SPACELESS.pattern
+    + "|[\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"
+)
+
+
+class Jieba:
+    """Words of Chinese by jieba, its own dictionary or a file like it.
+
+    Made anew in each process (a second); jieba's cache of it in /tmp is not used.
+    """
+
+    def __init__(self, dictionary: bytes | None) -> None:
+        self.dictionary = dictionary
+        used = _own_dictionary() if dictionary is None else dictionary
+        digest = hashlib.sha256(used).hexdigest()
+        self.identity = f"jieba {_jieba().__version__} {digest}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "cutter"}
+
+    @cached_property
+    def cutter(self) -> Any:
+        """jieba's tokenizer."""
+        cutter = _jieba().Tokenizer()
+        used = _own_dictionary() if self.dictionary is None else self.dictionary
+        file = io.BytesIO(used)
+        file.name = "dictionary"
+        cutter.FREQ, cutter.total = cutter.gen_pfdict(file)
+        cutter.initialized = True
+        return cutter
+
+    def words(self, text: str) -> list[Span]:
+        """Return the spans of the words with a Chinese character.
+
+        >>> Jieba(None).words("我来到北京 today")
+        [(0, 1), (1, 3), (3, 5)]
+        """
+        if not _HAN.search(text):
+            return []
+        spans, at = [], 0
+        for word in self.cutter.cut(text):
+            if _HAN.search(word):
+                spans.append((at, at + len(word)))
+            at += len(word)
+        return spans
+
+
+def _jieba() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its regular expressions
+            import jieba
+    except ImportError:
+        raise UserError(
+            "data.segmenter=jieba needs jieba (pip install 'bertjax[zh]')"
+        ) from None
+    return jieba
+
+
+def _own_dictionary() -> bytes:
+    with _jieba().Tokenizer().get_dict_file() as file:
+        return file.read()
+
+
+class Marker:
+    """Encodes sentences and marks their tokens; `make_marker` makes it.
+
+    `identity` is another string whenever the marks may be others.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, segmenter: Jieba | None, entities: bool
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.segmenter = segmenter
+        self.entities = entities
+        told = [RULE, segmenter.identity if segmenter else "", str(entities)]
+        self.identity = "|".join(told)
+        self._pattern: tuple[tuple[str, ...], re.Pattern[str] | None] = ((), None)
+
+    def encode(
+        self,
+        sentences: list[str],
+        joined: list[bool],
+        entities: tuple[str, ...],
+    ) -> list[tuple[list[int], np.ndarray]]:
+        """Return of each sentence its ids and marks.
+
+        Args:
+          sentences: with the space before them in byte BPE; the ids are those of
+            `engines.encode_sentences`.
+          joined: whether the sentence follows another without a space.
+          entities: strings to look for, of the document; the longest one wins, and a
+            part of a word is none.
+
+        Returns:
+          ids and marks u8 [n] of each sentence: bit 1 begins a word, 2 part of an
+          entity, 4 begins an entity.
+
+        >>> marker = make_marker(tokenizer, "jieba", entities=True)
+        >>> ids, marks = marker.encode(["我来到北京"], [False], ("北京",))[0]
+        >>> [tokenizer.pieces[i] for i in ids], marks.tolist()
+        (['我', '来', '到', '北', '京'], [1, 1, 0, 7, 2])
+        """
+        words = [self._words(s) for s in sentences]
+        pattern = self._find(entities)
+        named = [
+            [m.span() for m in pattern.finditer(s)] if pattern else []
+            for s in sentences
+        ]
+        # Spans cost time; most sentences need none.
+        near = [n for n, pair in enumerate(zip(words, named, strict=True)) if any(pair)]
+        far = [
+            n for n, pair in enumerate(zip(words, named, strict=True)) if not any(pair)
+        ]
+        engine = self.tokenizer.engine
+
+        def encode(function: Any, numbers: list[int]) -> dict[int, Any]:
+            texts, after = [sentences[n] for n in numbers], [joined[n] for n in numbers]
+            found = encode_sentences(function, texts, after)
+            return dict(zip(numbers, found, strict=True))
+
+        spans = encode(engine.encode_spans, near)
+        plain = encode(engine.encode_batch, far)
+        starts = self.tokenizer.word_starts
+        result = []
+        for n, sentence in enumerate(sentences):
+            ids, where = spans[n] if n in spans else (plain[n], [])
+            begins = starts[np.array(ids, np.int64)]
+            if len(ids) and sentence[0] != " ":
+                begins[0] = True
+            if words[n]:
+                _begin_words(begins, where, words[n], len(sentence))
+            marks = begins.astype(np.uint8) * BEGINS_WORD
+            for span in named[n]:
+                _mark_entity(marks, where, span)
+            result.append((ids, marks))
+        return result
+
+    def _words(self, sentence: str) -> list[Span]:
+        """Return the spans of the words that the pieces do not tell."""
+        found = self.segmenter.words(sentence) if self.segmenter else []
+        if self.tokenizer.joins_with_space:
+            inside = {at for word in found for at in range(*word)}
+            alone = (m.span() for m in _ALONE.finditer(sentence))
+            found += [span for span in alone if span[0] not in inside]
+        return found
+
+    def _find(self, entities: tuple[str, ...]) -> re.Pattern[str] | None:
+        """Return what finds the entities of a document, kept for the next call."""
+        if not entities or not self.entities:
+            return None
+        known, pattern = self._pattern
+        if known != entities or pattern is None:
+            # Longest first: the alternatives are tried in order.
+            ordered = sorted(set(entities), key=lambda e: (-len(e), e))
+            pattern = re.compile("|".join(map(_whole, ordered)))
+            self._pattern = (entities, pattern)
+        return pattern
+
+
+def _whole(entity: str) -> str:
+    """Return a pattern of an entity that is no part of a word.
+
+    >>> [bool(re.search(_whole(e), "Romeo在北京")) for e in ("Rome", "北京")]
+    [False, True]
+    """
+
+    def spaced(character: str) -> bool:
+        return character.isalnum() and not SPACELESS.match(character)
+
+    before = r"(?<!\w)" if spaced(entity[0]) else ""
+    after = r"(?!\w)" if spaced(entity[-1]) else ""
+    # Next to a script without spaces a word ends all the same.
+    spaceless = SPACELESS.pattern
+    before = before and rf"(?:(?<={spaceless})|{before})"
+    after = after and rf"(?:(?={spaceless})|{after})"
+    return before + re.escape(entity) + after
+
+
+def _begin_words(
+    begins: np.ndarray, where: list[Span], words: list[Span], size: int
+) -> None:
+    """Correct, in place, where words begin: `begins` bool [n], by the words' spans.
+
+    A token begins a word when one starts in what is new in its span. Outside of
+    `words` the pieces say it.
+    """
+    covered = np.zeros(size, np.bool_)
+    first = np.zeros(size, np.bool_)
+    for start, end in words:
+        covered[start:end] = True
+        first[start] = True
+    done = 0
+    for n, (start, end) in enumerate(where):
+        if end > start and covered[start:end].any():
+            new = max(start, done)
+            outside = new < end and begins[n] and not covered[new]
+            begins[n] = outside or first[new:end].any()
+        done = max(done, end)
+
+
+def _mark_entity(marks: np.ndarray, where: list[Span], entity: Span) -> None:
+    """Mark, in place, the tokens that stand for characters of `entity`."""
+    first, last = entity
+    begun = False
+    for n, (start, end) in enumerate(where):
+        if start < last and (end > first or start == first):
+            marks[n] |= ENTITY if begun else ENTITY | BEGINS_ENTITY
+            begun = True
+
+
+def make_marker(
+    tokenizer: Tokenizer, segmenter: str = "", entities: bool = False
+) -> Marker | None:
+    """Make a marker, or None where the tokenizer's own table says everything.
+
+    Args:
+      segmenter: "" (none), "jieba", or "jieba:FILE" with a dictionary of lines "word
+        frequency", also .gz.
+      entities: whether documents have entities.
+
+    Raises:
+      UserError: an unknown segmenter, a missing package, a file that is no dictionary.
+    """
+    chosen = make_segmenter(segmenter)
+    if not chosen and not entities and not tokenizer.joins_with_space:
+        return None
+    return Marker(tokenizer, chosen, entities)
+
+
+def make_segmenter(segmenter: str) -> Jieba | None:
+    """Make what data.segmenter names, "" being None; raises as `make_marker` does."""
+    name, _, path = segmenter.partition(":")
+    if name not in ("", "jieba") or (path and not name):
+        raise UserError(f"data.segmenter={segmenter}: known: jieba, jieba:FILE")
+    if not name:
+        return None
+    _jieba()
+    return Jieba(_read_dictionary(path, segmenter) if path else None)
+
+
+def _read_dictionary(path: str, segmenter: str) -> bytes:
+    where = f"data.segmenter={segmenter}"
+    file = Path(path).expanduser()
+    if file.exists() and not file.is_file():
+        raise UserError(f"{where}: not a regular file")
+    try:
+        content = file.read_bytes()
+        if path.endswith(".gz"):
+            content = gzip.decompress(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+        raise UserError(f"{where}: damaged or truncated .gz file ({err})") from None
+    except OSError as err:
+        raise UserError(f"{where}: cannot be read ({err.strerror or err})") from None
+    for number, line in enumerate(content.splitlines(), 1):
+        parts = line.decode("utf-8", "replace").strip().split(" ")
+        if len(parts) < 2 or not parts[1].isdecimal() or "\ufffd" in parts[0]:
+            raise UserError(f"{where}, line {number}: not a word and its frequency")
+    if not content.strip():
+        raise UserError(f"{where}: the file is empty")
+    return content

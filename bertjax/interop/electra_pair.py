@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ELECTRA's two models as one, with the parameters of our objective of that name.
+
+{"encoder", "generator", "mlm", "rtd"}: the discriminator and its head, what is the
+generator's own, its head. The embeddings, but for the projection, are in "encoder"
+alone (bertjax/objectives/electra.py).
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.interop import tensor_files
+from bertjax.interop.hf_read import Imported, few
+from bertjax.models.config import RUNTIME, EncoderConfig, generator_config
+
+# What does not decide what a generator computes.
+FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+FREE += ("pooler", "dtype", *RUNTIME)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair(Imported):
+    """The discriminator, whose fields these are, with its generator.
+
+    root: the directory of both.
+    """
+
+    generator: Imported
+    root: Path
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    @property
+    def share(self) -> float:
+        """The generator's width as a share of the discriminator's."""
+        return self.generator.cfg.hidden_size / self.cfg.hidden_size
+
+    @property
+    def paths(self) -> list[str]:
+        own = [p for p in super().paths if p.startswith(("encoder/", "rtd/"))]
+        theirs = [p for p in self.generator.paths if p.startswith(("encoder/", "mlm/"))]
+        return own + [_in_pair(p) for p in theirs if not is_shared(p)]
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        own = _in_generator(path)
+        return self.generator.shape(own) if own else super().shape(path)
+
+    def read(self, path: str) -> np.ndarray:
+        own = _in_generator(path)
+        return self.generator.read(own) if own else super().read(path)
+
+
+def is_shared(path: str) -> bool:
+    """True for what both encoders read in the discriminator."""
+    start = "encoder/embeddings/"
+    return path.startswith(start) and not path.startswith(start + "projection/")
+
+
+def _in_pair(path: str) -> str:
+    """Return what the generator's leaf is called in the pair."""
+    head, _, rest = path.partition("/")
+    return f"generator/{rest}" if head == "encoder" else path
+
+
+def _in_generator(path: str) -> str:
+    """Return what the pair's leaf is called in the generator; "": it is not there."""
+    head, _, rest = path.partition("/")
+    return {"generator": f"encoder/{rest}", "mlm": path}.get(head, "")
+
+
+def join(discriminator: Imported, generator: Imported, root: Path, where: str) -> Pair:
+    """Make one model of two.
+
+    Raises UserError when they are no pair: another family, a head that is missing,
+    embeddings that are not shared, a generator that our objective would make otherwise.
+    """
+    for half, name, head in (
+        (discriminator, "discriminator", "rtd"),
+        (generator, "generator", "mlm"),
+    ):
+        if half.family.model_type != "electra":
+            raise UserError(
+                f"{where}: the {name} is of the family {half.family.model_type}: only "
+                "ELECTRA's are pairs"
+            )
+        if head not in half.heads:
+            raise UserError(f"{where}: the {name} has no {head} head")
+    _check_shared(discriminator, generator, where)
+    _check_config(discriminator.cfg, generator.cfg, where)
+    fields: dict[str, Any] = {
+        f.name: getattr(discriminator, f.name) for f in dataclasses.fields(Imported)
+    }
+    unexpected = [f"discriminator: {n}" for n in discriminator.unexpected]
+    unexpected += [f"generator: {n}" for n in generator.unexpected]
+    fields |= {"where": where, "missing": (), "unexpected": tuple(unexpected)}
+    return Pair(**fields, generator=generator, root=root)
+
+
+def _check_shared(a: Imported, b: Imported, where: str) -> None:
+    different = []
+    for path in filter(is_shared, {**dict.fromkeys(a.paths), **dict.fromkeys(b.paths)}):
+        halves = [m.found.get(m.family.names[path]) for m in (a, b)]
+        if None in halves or not tensor_files.are_equal(*halves):
+            different.append(path.removeprefix("encoder/"))
+    if different:
+        raise UserError(
+            f"{where}: generator and discriminator have different {few(different)}: a "
+            "pair that does not share its embeddings is not supported"
+        )
+
+
+def _check_config(cfg: EncoderConfig, small: EncoderConfig, where: str) -> None:
+    try:
+        if small.hidden_size > cfg.hidden_size:
+            raise UserError("the generator is wider than the discriminator")
+        wanted = generator_config(cfg, small.hidden_size)
+    except UserError as e:
+        raise UserError(f"{where}: {e}") from e
+    for field in dataclasses.fields(EncoderConfig):
+        have, want = (getattr(c, field.name) for c in (small, wanted))
+        if field.name not in FREE and have != want:
+            raise UserError(
+                f"{where}: the generator has {field.name}={have}; with this "
+                f"discriminator only {want} is supported"
+            )

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read models from directories of Hugging Face's kind: config.json and tensors.
+
+families.py and names.py have the tables; here they lead from files to our stacked
+leaves, without torch and transformers.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.interop import tensor_files
+from bertjax.interop.hf_families import ACTIVATIONS, FAMILIES, Family
+from bertjax.interop.task_heads import Task, read_task, with_head
+from bertjax.interop.tensor_layout import (
+    aligned,
+    heads_of,
+    is_transposed,
+    leaves,
+    names_of,
+    put,
+    shape_of,
+    split_name,
+    stored_shape,
+)
+from bertjax.models.config import EncoderConfig
+
+CONFIG = "config.json"
+# Buffers, no parameters, that some versions of transformers store.
+BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|inv_freq)")
+MOST_LAYERS = 10_000
+PADDING = 128  # at least so many rows beyond the vocabulary are another vocabulary's
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """A model of theirs: its family, sizes, and where its tensors lie.
+
+    where: begins every message. raw: config.json. found: the tensors (tensors.py's or
+    tf1.py's) by their names in the table; missing: leaves of ours that are not there
+    (heads, pooler); unexpected: tensors that are nothing of ours. task: what it was
+    finetuned for.
+    """
+
+    directory: Path
+    where: str
+    family: Family
+    raw: dict[str, Any]
+    cfg: EncoderConfig
+    found: Mapping[str, Any]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    task: Task | None = None
+
+    def __str__(self) -> str:
+        return str(self.directory)
+
+    @property
+    def paths(self) -> list[str]:
+        """The leaves of ours that are there."""
+        return [p for p in leaves(self.family, self.cfg) if p not in self.missing]
+
+    @property
+    def heads(self) -> frozenset[str]:
+        """Which heads are there: "mlm", "nsp", ..."""
+        return heads_of(self.paths)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the task has."""
+        return len(self.task.labels) if self.task else 2
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        """Return the shape of one leaf, the layers stacked."""
+        return shape_of(path, self.family, self.cfg, self.classes)
+
+    def describe(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the leaves by path."""
+        return {p: self.shape(p) for p in self.paths}
+
+    def read(self, path: str) -> np.ndarray:
+        """Read one leaf: f32, the layers stacked."""
+        out = aligned(self.shape(path))
+        slots = out if "{}" in self.family.names[path] else out[None]
+        names = names_of(path, self.family, self.cfg)
+        for slot, full in zip(slots, names, strict=True):
+            name, part, of = split_name(full)
+            self.found[name].fill(slot, is_transposed(path), part, of)
+        return out
+
+    def params(self) -> dict[str, Any]:
+        """Read all parameters: a nested dict of f32 arrays, nothing held twice."""
+        tree: dict[str, Any] = {}
+        for path in self.paths:
+            put(tree, path, self.read(path))
+        return tree
+
+    def report(self, say: Callable[[str], None]) -> None:
+        """Say what was matched, what is missing and what is not taken."""
+        cfg = self.cfg
+        say(
+            f"{self.where}: {self.family.model_type}, "
+            f"{counted(cfg.num_hidden_layers, 'layer')} "
+            f"of {cfg.hidden_size}; {len(self.paths)} parameters matched"
+        )
+        if self.missing:
+            say(f"missing there: {', '.join(self.missing)}")
+        if self.unexpected:
+            say(f"there and not taken: {few(self.unexpected, 12)}")
+
+
+def open_model(directory: Path, where: str) -> Imported:
+    """Open a directory: read config.json and the tensors' headers.
+
+    Raises UserError, in a line that `where` (flag and value) begins, on an unknown or
+    damaged config, tensors that are missing or have other shapes, a decoder that is
+    tied in config.json alone.
+    """
+    raw = tensor_files.read_json(tensor_files.inside(directory, CONFIG, where), where)
+    if not isinstance(raw.get("model_type"), str):
+        raise UserError(f"{where}: {CONFIG} lacks model_type")
+    if raw["model_type"] not in FAMILIES:  # a program wrote it: it is no misspelling
+        raise UserError(
+            f"{where}: models with model_type={raw['model_type']!r} cannot be read; "
+            f"those that can: {', '.join(sorted(FAMILIES))}"
+        )
+    family = FAMILIES[raw["model_type"]]
+    cfg = read_config(raw, family, f"{where}: {CONFIG}")
+    if task := read_task(raw, f"{where}: {CONFIG}"):
+        family = with_head(family, task.head)
+    found: dict[str, tensor_files.Tensor] = {}
+    for name, tensor in tensor_files.open_tensors(directory, where).items():
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        if not BUFFERS.fullmatch(name):
+            found[name.removeprefix(family.prefix)] = tensor
+    for other, name in family.aliases.items():
+        if other in found:
+            # The decoder's own, which transformers 5 computes with.
+            if cfg.tie_word_embeddings and name in found:
+                _check_tied(found, other, name, where)
+            found[name] = found.pop(other)
+    return check_tensors(Imported(directory, where, family, raw, cfg, found, task=task))
+
+
+def check_tensors(
+    model: Imported, config: str = CONFIG, called: Callable[[str], str] = str
+) -> Imported:
+    """Return the model with what is missing and what is not taken.
+
+    config: where the sizes are from, called(name of the table): the name in the file,
+    both for messages. Raises UserError as `open_model` does.
+    """
+    family, cfg, found, where = model.family, model.cfg, model.found, model.where
+    lacking, lost, wrong, known = [], [], [], set()
+    for path in leaves(family, cfg):
+        for full in names_of(path, family, cfg):
+            name, _, of = split_name(full)
+            known.add(name)
+            rows, *rest = stored_shape(path, cfg, model.classes)
+            wanted = (of * rows, *rest)
+            tensor = found.get(name)
+            if tensor is None:
+                lacking.append(path)
+                bare = path.startswith("encoder/") and "/pooler/" not in path
+                if bare or model.task:
+                    lost.append(called(name))
+            elif tensor.shape != wanted:
+                shapes = tensor.in_file(tensor.shape), tensor.in_file(wanted)
+                wrong.append(f"{called(name)} {shapes[0]}, not {shapes[1]}")
+            elif tensor.dtype not in tensor_files.DTYPES:
+                wrong.append(f"{called(name)} of type {tensor.dtype}")
+    if lost:
+        raise UserError(f"{where} lacks {few(lost)}")
+    if wrong:
+        raise UserError(f"{where}: tensors that do not fit {config}: {few(wrong)}")
+    # A part of a head is no head.
+    gone = {
+        p.rpartition("/")[0] if "/pooler/" in p else p.split("/")[0] for p in lacking
+    }
+    missing = [
+        p for p in leaves(family, cfg) if p.startswith(tuple(f"{g}/" for g in gone))
+    ]
+    unexpected = found.keys() - known
+    inner = {n.split("{}")[0] for n in family.names.values() if "{}" in n}
+    if strange := [n for n in sorted(unexpected) if n.startswith(tuple(inner))]:
+        raise UserError(
+            f"{where}: tensors of layers that {config} does not have: {few(strange)}"
+        )
+    decoder = family.names.get("mlm/decoder")
+    if cfg.tie_word_embeddings and decoder in found:
+        unexpected -= {decoder}
+        word = family.names["encoder/embeddings/word"]
+        _check_tied(found, decoder, word, where)
+    return dataclasses.replace(
+        model, missing=tuple(missing), unexpected=tuple(sorted(unexpected))
+    )
+
+
+def _check_tied(found: Mapping[str, Any], name: str, other: str, where: str) -> None:
+    """Refuse a decoder that config.json ties to what it differs from."""
+    wrong = []
+    for one in (name, other):
+        if not found[one].shape:
+            wrong.append(f"{one} []")
+        elif found[one].dtype not in tensor_files.DTYPES:
+            wrong.append(f"{one} of type {found[one].dtype}")
+    if wrong:
+        raise UserError(f"{where}: tensors that do not fit {CONFIG}: {few(wrong)}")
+    if not tensor_files.are_equal(found[name], found[other]):
+        raise UserError(
+            f"{where}: {name} is not {other}, though {CONFIG} ties them: "
+            "tie_word_embeddings should be false"
+        )
+
+
+def few(items: Any, most: int = 6) -> str:
+    """Join items, the first of them when there are many."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderConfig:
+    """Read a config.json of this family. Raises UserError naming the key."""
+    kinds = {f.name: f.type for f in dataclasses.fields(EncoderConfig)}
+    options = dict(family.fixed)
+    for option, key in family.keys.items():
+        value = raw.get(key)
+        if value is None and option not in family.defaults:
+            raise UserError(f"{where} lacks {key}")
+        value = family.defaults[option] if value is None else value
+        kind = kinds[option]
+        if kind is float and type(value) is int and abs(value) < 2**53:
+            value = float(value)
+        if type(value) is not kind:
+            raise UserError(f"{where}: {key}={value!r} is no {kind.__name__}")
+        if option in ("hidden_act", "classifier_activation"):
+            value = ACTIVATIONS.get(value, value)
+        options[option] = value
+    if options["num_hidden_layers"] > MOST_LAYERS:
+        key = family.keys["num_hidden_layers"]
+        raise UserError(f"{where}: {key}={raw[key]} is more than {MOST_LAYERS}")
+    for key, known in family.refused.items():
+        if raw.get(key) not in known:
+            raise UserError(f"{where}: {key}={raw[key]!r} is not known here")
+    try:
+        options |= family.read(dict(raw))
+        return EncoderConfig(**options)
+    except UserError as e:
+        told = str(e)
+        for option, key in family.keys.items():
+            told = re.sub(rf"\bmodel\.{option}\b", key, told)
+        raise UserError(f"{where}: {told}") from e
+    except ValueError as e:
+        raise UserError(f"{where}: {e} is not known here") from e
+    except (TypeError, AttributeError) as e:
+        raise UserError(f"{where} has a value of another kind ({e})") from e
+
+
+def check_tokenizer(
+    model: Imported, tokenizer: Any, say: Callable[[str], None] = lambda text: None
+) -> None:
+    """Refuse a tokenizer that is not the model's: its size, its special pieces.
+
+    Their ids count where the model computes with them (RoBERTa's positions begin after
+    the padding's id); elsewhere published config.json files have others than their
+    tokenizers, which `say` then hears. tokenizer: has vocab_size, roles, pieces, kind
+    and lower_case, as bertjax/data/tokenizers/tokenizer.py. Raises UserError.
+    """
+    rows, pieces = model.cfg.vocab_size, tokenizer.vocab_size
+    if pieces > rows or rows - pieces >= PADDING:
+        raise UserError(
+            f"{model.where}: the tokenizer has {pieces:,} pieces, the model {rows:,} "
+            "rows of embeddings: one of them is another model's"
+        )
+    for key, role in model.family.special.items():
+        said, id_ = model.raw.get(key), tokenizer.roles[role]
+        if said is not None and said != id_:
+            told = f"{model.where}: {CONFIG} has {key}={said}, the tokenizer's "
+            told += f"{tokenizer.pieces[id_]} is {id_}"
+            if role == "pad" and model.cfg.position_offset:
+                raise UserError(f"{told}: one of them is another model's")
+            say(f"{told}, which counts")
+    if tokenizer.kind != "wordpiece":
+        return
+    capitals = sum(p != p.lower() and p[:1] not in "[<" for p in tokenizer.pieces)
+    words = sum(bool(re.fullmatch("[a-z]{2,}", p)) for p in tokenizer.pieces)
+    if tokenizer.lower_case and capitals > pieces / 10:
+        raise UserError(
+            f"{model.where}: the tokenizer lower-cases, but {capitals:,} of its "
+            f"{pieces:,} pieces hold capitals: do_lower_case should be false"
+        )
+    # bert-base-chinese, 2,000 words of 21,000, does not lower-case.
+    if not tokenizer.lower_case and not capitals and words > max(1000, pieces / 4):
+        raise UserError(
+            f"{model.where}: the tokenizer does not lower-case, but {words:,} of its "
+            f"{pieces:,} pieces are words and none has a capital: do_lower_case "
+            "should be true"
+        )

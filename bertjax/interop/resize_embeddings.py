@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of parameters for the pieces of a vocabulary: new ones, and none for padding."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax.interop.tensor_layout import put, walk
+
+ROWS = ("embeddings/word", "mlm/bias", "mlm/decoder")  # leaves [V, ...]
+
+
+def grow_rows(
+    params: Mapping[str, Any], pieces: int, origins: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return parameters in which new pieces are the means of their old ones.
+
+    params: our tree, its leaves [V, ...] with V >= `pieces`, the vocabulary until now;
+    rows of padding are used first. origins: old ids of the new pieces, whose ids begin
+    at `pieces`.
+    """
+    grown: dict[str, Any] = {}
+    for path, leaf in walk(params):
+        if path.endswith(ROWS):
+            new = [
+                leaf[np.array(ids)].mean(axis=0, dtype=np.float64) for ids in origins
+            ]
+            rest = leaf[pieces + len(new) :]
+            old = leaf[:pieces]
+            leaf = np.concatenate([old, np.asarray(new, leaf.dtype), rest])
+        put(grown, path, leaf)
+    return grown
+
+
+def drop_rows(params: Mapping[str, Any], pieces: int) -> dict[str, Any]:
+    """Return parameters without the rows of leaves [V, ...] from `pieces` on."""
+    left: dict[str, Any] = {}
+    for path, leaf in walk(params):
+        put(left, path, leaf[:pieces] if path.endswith(ROWS) else leaf)
+    return left

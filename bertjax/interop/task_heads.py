@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads of tasks in Hugging Face's directories: which there is, and its tensors.
+
+What each class computes: transformers, models/*/modeling_*.py.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bertjax import UserError
+from bertjax.interop.hf_families import Family
+from bertjax.interop.tensor_names import ANSWER, CHOICE, HEADS, SEQUENCE, TOKEN
+from bertjax.models.config import EncoderConfig
+
+# Our objective -> what ends the name of transformers' class.
+CLASSES = {
+    "classify": SEQUENCE,
+    "regress": SEQUENCE,
+    "tag": TOKEN,
+    "span": ANSWER,
+    "choose": CHOICE,
+}
+# How ELECTRA's ForMultipleChoice makes a vector, unless config.json says otherwise.
+SUMMARY = {
+    "summary_type": "first",
+    "summary_use_proj": True,
+    "summary_activation": "gelu",
+}
+# Options that decide what the classes are computed of.
+OPTIONS = ("classifier_pooling", "pooler_activation", "task_transform")
+
+
+class Task(NamedTuple):
+    """An objective's head, and the names of its classes: () of scores and spans."""
+
+    head: str
+    labels: tuple[str, ...]
+
+
+def read_task(raw: Mapping[str, Any], where: str) -> Task | None:
+    """Return the task that a config.json tells of, None for no task that is known here.
+
+    where: begins every message. Raises UserError for labels that make no sense.
+    """
+    named = raw.get("architectures")
+    name = named[0] if isinstance(named, list) and named else ""
+    end = next((e for e in CLASSES.values() if str(name).endswith(e)), "")
+    if not end:
+        return None
+    if end == CHOICE:
+        known = all(raw.get(key, value) == value for key, value in SUMMARY.items())
+        return Task("choose", ()) if known else None
+    labels = read_labels(raw, where)
+    if end == TOKEN:
+        return Task("tag", labels)
+    if end == ANSWER:
+        return Task("span", ()) if len(labels) == 2 else None
+    problem = raw.get("problem_type")
+    if len(labels) == 1 and problem in (None, "regression"):
+        return Task("regress", ())
+    several = len(labels) > 1 and problem in (None, "single_label_classification")
+    return Task("classify", labels) if several else None
+
+
+def read_labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the names of the classes, two unless something is said."""
+    names = raw.get("id2label")
+    if names is None:
+        count = raw.get("num_labels", 2)
+        if type(count) is not int or not 1 <= count <= 1_000_000:
+            raise UserError(f"{where}: num_labels={count!r} is no number of classes")
+        return tuple(f"LABEL_{i}" for i in range(count))
+    try:
+        return tuple(str(names[str(i)]) for i in range(len(names)))
+    except (KeyError, TypeError):
+        raise UserError(f"{where}: id2label names no classes 0, 1, ...") from None
+
+
+def tell_task(head: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Return what config.json says of a task."""
+    if head == "choose":
+        return SUMMARY
+    count = 2 if head == "span" else 1
+    names = list(labels) or [f"LABEL_{i}" for i in range(count)]
+    told: dict[str, Any] = {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+    if head in ("classify", "regress"):
+        kind = "single_label_classification" if labels else "regression"
+        told["problem_type"] = kind
+    return told
+
+
+def with_head(family: Family, head: str) -> Family:
+    """Return the family with a task's head in the place of its own heads."""
+    table = HEADS[family.model_type][CLASSES[head]]
+    own = {path.replace("task/", f"{head}/"): name for path, name in table.items()}
+    body = {
+        path: name
+        for path, name in family.names.items()
+        if path.startswith("encoder/") and "/pooler/" not in path
+    }
+    stem = next(name for _, name in family.classes if name.endswith("Model"))
+    name = stem.removesuffix("Model") + CLASSES[head]
+    return dataclasses.replace(
+        family,
+        names={**body, **own},
+        outside=frozenset(p for p in own if own[p] != family.names.get(p)),
+        classes=((frozenset({head}), name),),
+    )
+
+
+def check_head(family: Family, cfg: EncoderConfig, theirs: EncoderConfig) -> None:
+    """Refuse a head that the family computes otherwise. theirs: what it would be."""
+    for option in OPTIONS:
+        have, want = (getattr(c, option) for c in (cfg, theirs))
+        if have != want:
+            raise UserError(
+                f"--format=hf: model.{option}={have!r}: in transformers the head of "
+                f"{family.model_type} is always {want!r}"
+            )

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walk a family's table for a config: which leaves, which tensors, which shapes."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from bertjax.interop.hf_families import Family
+from bertjax.interop.tensor_names import LAYOUTS, TASKS
+from bertjax.models.config import EncoderConfig
+
+
+def leaves(family: Family, cfg: EncoderConfig) -> list[str]:
+    """List the paths of a model of this family and config, all its heads included."""
+    absent = [
+        ending
+        for ending, there in {
+            "embeddings/position": cfg.position_embedding_type == "absolute",
+            "embeddings/token_type": cfg.type_vocab_size,
+            "embeddings/norm/": cfg.embedding_norm,
+            "embeddings/projection/": cfg.embedding_size,
+            "norm/bias": cfg.norm_bias,
+            "query/bias": cfg.attention_bias,
+            "key/bias": cfg.attention_bias,
+            "value/bias": cfg.attention_bias,
+            "attention/output/bias": cfg.attention_bias,
+            "attention/norm/": cfg.first_attention_norm or cfg.num_hidden_layers > 1,
+            "mlp/gate/": cfg.mlp_type == "glu",
+            "up/bias": cfg.mlp_bias,
+            "gate/bias": cfg.mlp_bias,
+            "down/bias": cfg.mlp_bias,
+            "final_norm/": cfg.final_norm,
+            "mlm/transform/bias": cfg.classifier_bias,
+            **{f"{task}/transform/bias": cfg.classifier_bias for task in TASKS},
+            "mlm/bias": cfg.decoder_bias,
+            "mlm/decoder": not cfg.tie_word_embeddings,
+        }.items()
+        if not there
+    ]
+    return [p for p in family.names if not any(a in p for a in absent)]
+
+
+def names_of(path: str, family: Family, cfg: EncoderConfig) -> list[str]:
+    """List the names of a leaf's tensors, one for each entry of its stack."""
+    name = family.names[path]
+    if "{}" not in name:
+        return [name]
+    first = "/attention/norm/" in path and not cfg.first_attention_norm
+    return [name.replace("{}", str(i)) for i in range(first, cfg.groups[-1] + 1)]
+
+
+def split_name(name: str) -> tuple[str, int, int]:
+    """Read "x.Wqkv.weight@1/3", the second third of a tensor's rows: (name, 1, 3)."""
+    name, _, part = name.partition("@")
+    which, _, of = part.partition("/")
+    return (name, int(which), int(of)) if part else (name, 0, 1)
+
+
+def _dims(cfg: EncoderConfig, classes: int = 2) -> dict[str, int]:
+    return {
+        "V": cfg.vocab_size,
+        "E": cfg.embedding_width,
+        "D": cfg.hidden_size,
+        "H": cfg.num_attention_heads,
+        "K": cfg.head_dim,
+        "M": cfg.intermediate_size,
+        "P": cfg.max_position_embeddings,
+        "T": cfg.type_vocab_size,
+        "C": 2,
+        "S": classes,
+        "O": 1,
+    }
+
+
+def shape_of(
+    path: str, family: Family, cfg: EncoderConfig, classes: int = 2
+) -> tuple[int, ...]:
+    """Return the shape of a leaf of ours, the stack's axis included.
+
+    classes: how many a task has.
+    """
+    dims = _dims(cfg, classes)
+    own = tuple(dims[c] for c in LAYOUTS[path] if c.isalpha())
+    if "{}" in family.names[path]:
+        return (len(names_of(path, family, cfg)), *own)
+    return own
+
+
+def stored_shape(path: str, cfg: EncoderConfig, classes: int = 2) -> tuple[int, ...]:
+    """Return the shape that one tensor of a leaf (its part of one) has in a file.
+
+    classes: how many a task has.
+    """
+    dims = _dims(cfg, classes)
+    groups = LAYOUTS[path].replace(">", ",").split(",")
+    sizes = tuple(math.prod(dims[c] for c in group) for group in groups)
+    return sizes[::-1] if is_transposed(path) else sizes
+
+
+def is_transposed(path: str) -> bool:
+    """True where a leaf is [in, out] here and [out, in] in a file."""
+    return ">" in LAYOUTS[path]
+
+
+def heads_of(paths: Iterator[str] | list[str]) -> frozenset[str]:
+    """Return the heads that have leaves here."""
+    return frozenset(p.split("/")[0] for p in paths) - {"encoder"}
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Make an uninitialised f32 array that jax can take on a CPU without a copy."""
+    size = 4 * math.prod(shape)
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(np.float32).reshape(shape)
+
+
+def put(tree: dict[str, Any], path: str, leaf: Any) -> None:
+    """Set a leaf of a nested dict by its path."""
+    *folders, name = path.split("/")
+    for folder in folders:
+        tree = tree.setdefault(folder, {})
+    tree[name] = leaf
+
+
+def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, leaf) of a nested dict."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from walk(value, f"{prefix}{key}/")
+        else:
+            yield prefix + key, value

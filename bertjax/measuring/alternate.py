@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two programs that take turns, on a CPU on one core: only one computes at a time.
+
+The peer is started as `python FILE SHAPE ARGUMENT ...`, SHAPE being JSON; it speaks
+first, when its first step has run, then answers each line on its stdin (a number of
+steps) with one line: {"seconds": {"step": seconds a step, ...}, "peak_rss_mb": ...}.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.assembly import batches, prepared_text, resolve
+from bertjax.measuring.pacer import speak
+from bertjax.measuring.results import (
+    Measured,
+    Seconds,
+    peak_rss_mb,
+    steps_a_round,
+    summarise,
+)
+from bertjax.measuring.synthetic_data import VOCAB_SIZE, one_phase
+
+# The other's share of a GPU's memory would be taken too.
+OTHER_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def serve(measured: Measured) -> None:
+    """Answer requests on stdin until it ends; the first line says what is measured."""
+    speak(measured.facts)
+    for line in sys.stdin:
+        speak({"seconds": measured.run(int(line)), "peak_rss_mb": peak_rss_mb()})
+
+
+class Turn:
+    """A process that computes when it is asked to.
+
+    first_step_seconds: from its start to the end of its first step.
+    """
+
+    def __init__(self, name: str, command: list[str], temporary: str) -> None:
+        self.name = name
+        begun = time.perf_counter()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=OTHER_ENVIRONMENT | os.environ | {"TMPDIR": temporary},
+            text=True,
+        )
+        self.facts = self._read()
+        self.first_step_seconds = time.perf_counter() - begun
+        self.times: list[Seconds] = []
+        self.peak_rss_mb = 0.0
+        self.steps = 1
+
+    def _read(self) -> dict[str, Any]:
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise UserError(f"{self.name} ended with status {self.process.wait()}")
+
+    def round(self) -> Seconds:
+        """Let it compute for a round."""
+        self.process.stdin.write(f"{self.steps}\n")
+        self.process.stdin.flush()
+        reply = self._read()
+        self.peak_rss_mb = reply["peak_rss_mb"]
+        return reply["seconds"]
+
+    def end(self) -> None:
+        """Close its stdin, at which it ends."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(
+    argv: Sequence[str], config: ConfigDict, what: str, peer: str | None, rounds: int
+) -> dict[str, Any]:
+    """Let ours and a peer (the loop's: the bare step) take turns, on a CPU on one core.
+
+    Ratios of times are the peer's over ours, the median over rounds; those of memory
+    and of the time to the first step are ours over the peer's.
+    """
+    backend = find_backend()
+    if backend == "cpu" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    module = [sys.executable, "-m", "bertjax.benchmark", "--serve"]
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+        ours = Turn("bertjax", [*module, *argv], temporary)
+        stack.callback(ours.end)
+        vocab_size = config.model.vocab_size or VOCAB_SIZE
+        if what == "loop":  # which has just prepared its text
+            vocab_size = prepared_text.prepare(
+                config, lambda text: None
+            ).tokenizer.vocab_size
+            vocab_size = resolve.encoder_config(config, vocab_size).vocab_size
+        if peer:
+            given = json.dumps(shape(config, vocab_size, backend))
+            file, *told = split(peer)
+            command = [sys.executable, file, given, *told]
+        else:
+            given = f"--config.model.vocab_size={vocab_size}"
+            command = [*module, *argv, "--what=step", given]
+        other = Turn(peer or "the bare step", command, temporary)
+        stack.callback(other.end)
+        for turn in (ours, other):
+            turn.steps = steps_a_round(turn.round())
+        for _ in range(rounds):
+            for turn in (ours, other):
+                turn.times.append(turn.round())
+    results = summarise(ours.facts, ours.times, ours.peak_rss_mb)
+    theirs = summarise({**other.facts}, other.times, other.peak_rss_mb)
+    key = next(k for k in other.times[0] if k in ours.times[0])
+    pairs = zip(ours.times, other.times, strict=True)
+    ratios = [b[key] / a[key] for a, b in pairs]
+    return {
+        **results,
+        "first_step_seconds": ours.first_step_seconds,
+        "peer": {**theirs, "first_step_seconds": other.first_step_seconds},
+        "ratio": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        "peak_rss_ratio": ours.peak_rss_mb / other.peak_rss_mb,
+        "first_step_ratio": ours.first_step_seconds / other.first_step_seconds,
+    }
+
+
+def split(peer: str) -> list[str]:
+    """Part --peer's file and its arguments; a file's name may hold spaces."""
+    if os.path.isfile(peer):
+        return [peer]
+    try:
+        return shlex.split(peer) or [peer]
+    except ValueError:
+        return [peer]
+
+
+def find_backend() -> str:
+    """Return jax's default backend, by a process that lets go of it again."""
+    code = "import jax; print(jax.default_backend())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise UserError(f"jax finds no device: {done.stderr.strip()[-300:]}")
+    return done.stdout.split()[-1]
+
+
+def shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[str, Any]:
+    """Describe a config to a peer, in Hugging Face's names."""
+    config = one_phase(config)
+    cfg = resolve.encoder_config(config, vocab_size, backend)
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+        "type_vocab_size",
+        "layer_norm_eps",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "dtype",
+    )
+    return {name: getattr(cfg, name) for name in names} | {
+        "batch_size": config.batch_size,
+        "length": config.data.length,
+        "predictions": batches.predictions(config, config.data.length),
+        "lr": config.optim.lr,
+        "wd": config.optim.wd,
+    }

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be timed: the step, the input, the loop, a filled blank, packing, a plan."""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.assembly import batches as run_batches
+from bertjax.assembly import prepared_text, resolve, train_step
+from bertjax.config import cli, durations
+from bertjax.measuring.pacer import Pacer
+from bertjax.measuring.results import Measured, Peak, Seconds, memory_mb
+from bertjax.measuring.synthetic_data import (
+    VOCAB_SIZE,
+    one_phase,
+    synthetic_batch,
+    synthetic_store,
+    synthetic_text,
+    with_choices,
+)
+
+
+def measure_step(config: ConfigDict) -> Measured:
+    """Time the jitted update on one batch that lies on the devices."""
+    import jax
+
+    from bertjax.measuring.compile_steps import Shape, batch_arrays
+    from bertjax.objectives.base import make_objective
+
+    if config.phases:
+        config = one_phase(config)
+        size = f"{config.batch_size} rows of {config.data.length} tokens"
+        cli.say(f"of the phases the longest is measured: {size}")
+    config = with_choices(config)
+    vocab_size = config.model.vocab_size or VOCAB_SIZE
+    cfg = resolve.encoder_config(config, vocab_size, jax.default_backend())
+    objective = make_objective(config.objective, cfg)[0]
+    length = config.data.length
+    shape = Shape(config.batch_size, length, run_batches.predictions(config, length))
+    rows = synthetic_batch(batch_arrays(config, objective, shape), vocab_size)
+    run, facts = compile_step(config, [rows], vocab_size)
+
+    def timed(steps: int) -> Seconds:
+        return {"step": run(steps)}
+
+    return Measured(facts, timed)
+
+
+def compile_step(
+    config: ConfigDict, batches: Sequence[Mapping[str, np.ndarray]], vocab_size: int
+) -> tuple[Callable[[int], float], dict[str, Any]]:
+    """Compile the update for these batches [B, ...] and run it once.
+
+    Returns run(n), which goes through them in turn and returns the mean seconds of a
+    step, and what is known of it.
+    """
+    import jax
+
+    from bertjax.models import attention
+    from bertjax.objectives.base import make_objective
+    from bertjax.parallel import feed
+    from bertjax.parallel.mesh import make_mesh, peak_flops
+    from bertjax.training import multi_step, state
+
+    mesh = make_mesh(**config.mesh)
+    feed.check_batch_size(mesh, config.batch_size, config.accumulate)
+    cfg = resolve.encoder_config(config, vocab_size, jax.default_backend())
+    objective, cfg = make_objective(config.objective, cfg)
+    # Far from the end of any schedule: the arithmetic of a step is always the same.
+    update = train_step.make_update(config, objective, mesh, 10_000, 1_000_000)
+    current = state.born(update.init, update.tx, mesh, update.shardings)
+    local = feed.local_rows(mesh, config.batch_size)
+    mine = [{name: array[local] for name, array in b.items()} for b in batches]
+    sizes, most = itertools.repeat(config.batch_size), config.steps_per_call
+    call, fed = update.step, feed.to_devices(mine, mesh, sizes)
+    if most > 1:
+        call, source = update.many, itertools.cycle(mine)
+        counts = [most] * len(mine)
+        fed = multi_step.to_devices(source, mesh, sizes, counts, most)
+    on_devices = [*fed]
+    with jax.set_mesh(mesh):
+        attended = attention.describe(cfg, [config.data.length])
+        begun = time.perf_counter()
+        compiled = call.lower(current, on_devices[0]).compile()
+        compile_seconds = time.perf_counter() - begun
+
+    def run(steps: int) -> float:
+        nonlocal current
+        calls = -(-steps // most)
+        begun = time.perf_counter()
+        for i in range(calls):
+            current, metrics = compiled(current, on_devices[i % len(on_devices)])
+        jax.block_until_ready((current, metrics))
+        return (time.perf_counter() - begun) / (calls * most)
+
+    run(1)
+    length = config.data.length
+    predictions = run_batches.predictions(config, length)
+    tokens = batches[0]["input_ids"].size  # of all choices of a row
+    facts = {
+        "tokens": tokens,
+        "compile_seconds": compile_seconds,
+        "parameters": sum(x.size for x in jax.tree.leaves(update.shapes.params)),
+        "dtype": cfg.dtype,
+        "attention": attended,
+        "devices": mesh.devices.size,
+        "device_kind": mesh.devices.flat[0].device_kind,
+    }
+    if memory := compiled.memory_analysis():  # of a device
+        facts["temporary_mb"] = memory.temp_size_in_bytes / 1e6
+        facts["arguments_mb"] = memory.argument_size_in_bytes / 1e6
+    if stats := mesh.local_devices[0].memory_stats():  # a CPU has none
+        facts["device_peak_mb"] = stats["peak_bytes_in_use"] / 1e6
+    each = flops_facts(config, objective, length, predictions)
+    facts |= {**each, "step_flops": tokens * each["flops_per_token"]} if each else {}
+    if each and (peak := peak_flops(mesh)):
+        facts["peak_flops"] = peak
+    return run, facts
+
+
+def measure_packing(config: ConfigDict) -> Measured:
+    """Time updates on real rows, padded and packed in turn; tokens are real ones."""
+    if not config.data.train:
+        raise UserError("--what=packing needs text: data.train is empty")
+    runs, fills = {}, {}
+    for packed in (False, True):
+        config.data.packed = packed
+        batches = input_batches(config)
+        made = [batches.batch(step) for step in range(4)]
+        size = batches.tables.vocab_size
+        runs[packed], facts = compile_step(config, made, size)
+        fills[packed] = float(np.mean([b["attention_mask"].mean() for b in made]))
+    facts["tokens"] *= fills[True]
+    facts |= {"fill": fills[True], "fill_padded": fills[False]}
+
+    def timed(steps: int) -> Seconds:
+        return {"padded": runs[False](steps), "step": runs[True](steps)}
+
+    return Measured(facts, timed)
+
+
+def measure_plan(config: ConfigDict, sequences: int) -> Measured:
+    """Time planning a corpus of made-up lengths, mapped from files, into a cache.
+
+    Sentences have 25 tokens on average, documents 60 with the plan "document" and
+    1,500 otherwise; there are so many that about `sequences` rows or documents result.
+    """
+    folder = tempfile.TemporaryDirectory()
+    store = synthetic_store(Path(folder.name), config, sequences)
+    before = memory_mb()
+    facts: dict[str, Any] = {"tokens": len(store.tokens), "added_rss_mb": 0.0}
+
+    def run(steps: int) -> Seconds:
+        begun = time.perf_counter()
+        for _ in range(steps):
+            with tempfile.TemporaryDirectory(dir=folder.name) as cache, Peak() as peak:
+                made = run_batches.make_plans(
+                    config, frozenset({"mlm"}), {"train": store}, config.data.length,
+                    cache=Path(cache),
+                )["train"]  # fmt: skip
+                facts["sequences"], facts["rows"] = made.sequences, made.n
+                del made
+            facts["added_rss_mb"] = max(facts["added_rss_mb"], peak.mb - before)
+        return {"step": (time.perf_counter() - begun) / steps}
+
+    return Measured(facts, run)
+
+
+def measure_input(config: ConfigDict) -> Measured:
+    """Time the host's batch function, and masking alone, in one thread."""
+    from bertjax.data.masking.masker import mask_tokens
+
+    batches = input_batches(config)
+    unmasked = [_unmasked(batches, i) for i in range(4)]
+
+    def mask(step: int) -> None:
+        ids, real, keys = unmasked[step % len(unmasked)]
+        mask_tokens(ids, real, keys, batches.masking, batches.tables, batches.P)
+
+    at = 0
+
+    def run(steps: int) -> Seconds:
+        nonlocal at
+        begun = time.perf_counter()
+        for i in range(steps):
+            batches.batch(at + i)
+        made = time.perf_counter()
+        for i in range(steps):
+            mask(i)
+        masked = time.perf_counter()
+        at += steps
+        return {"step": (made - begun) / steps, "masking": (masked - made) / steps}
+
+    run(1)
+    return Measured(_facts(config, batches.tables.vocab_size), run)
+
+
+def measure_loop(config: ConfigDict) -> Measured:
+    """Run bertjax.train, whose last writer (`Pacer`) speaks for it; does not return.
+
+    Every step is logged, none evaluated or saved.
+    """
+    from bertjax import train
+
+    config.total = durations.duration(steps=1_000_000_000)
+    config.log.every = durations.duration(steps=1)
+    config.checkpoint.every = durations.duration(steps=1_000_000_000)
+    config.log.writers += f",{Pacer.__module__}.{Pacer.__qualname__}"
+    config.data.valid = ""
+    Pacer.facts = _facts(config, VOCAB_SIZE)
+    raise SystemExit(train.train(config, tempfile.mkdtemp()))
+
+
+def measure_fill_mask(config: ConfigDict) -> Measured:
+    """Time filling one blank of a text, from ids to probabilities."""
+    import jax
+
+    from bertjax.fill_mask import make_filler
+    from bertjax.objectives.base import make_objective
+
+    config.objective = "mlm"
+    size = config.model.vocab_size or VOCAB_SIZE
+    cfg = resolve.encoder_config(config, size, jax.default_backend())
+    objective, cfg = make_objective("mlm", cfg)
+    params = jax.jit(objective.init)(jax.random.key(config.seed))
+    pieces = [str(i) for i in range(cfg.vocab_size)]
+    tokenizer = SimpleNamespace(
+        vocab_size=cfg.vocab_size, pieces=pieces, pad_id=0, mask_id=1
+    )
+    fill = make_filler(cfg, params, tokenizer, 5)
+    texts = {
+        n: [1, *(2 + i % (cfg.vocab_size - 2) for i in range(n - 1))] for n in (32, 128)
+    }
+    begun = time.perf_counter()
+    for ids in texts.values():
+        fill(ids)
+    facts = _facts(config, cfg.vocab_size) | {"tokens": 128}
+    facts["compile_seconds"] = time.perf_counter() - begun
+
+    def run(steps: int) -> Seconds:
+        seconds = {}
+        for n, ids in texts.items():
+            begun = time.perf_counter()
+            for _ in range(steps):
+                fill(ids)
+            seconds[f"latency_{n}"] = (time.perf_counter() - begun) / steps
+        return seconds | {"step": seconds["latency_128"]}
+
+    return Measured(facts, run)
+
+
+def input_batches(config: ConfigDict) -> Any:
+    """Make the batch function of the config's text, or of a made-up one."""
+    if config.data.train:
+        prepared_text.check_inputs(config)
+        prepared = prepared_text.prepare(config, cli.say)
+        tokenizer, parts = prepared.tokenizer, prepared.parts
+    else:
+        tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
+        parts = {"train": store}
+    needs = frozenset({"mlm", "nsp", "sop"} & {"mlm", *config.objective.split("+")})
+    tables = run_batches.make_tables(
+        config, tokenizer, prepared_text.count_tokens(parts)
+    )
+    return run_batches.make_run(config, needs, tokenizer, parts, tables).course.stages[
+        0
+    ]
+
+
+def _unmasked(batches: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Make rows that mask_tokens takes: ids, real-token flags, keys."""
+    from bertjax.data import counter_rng
+
+    batch = batches.batch(step)
+    ids = batch["input_ids"].copy()
+    row, slot = np.nonzero(batch["mlm_weights"])
+    ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_ids"][row, slot]
+    keys = counter_rng.fold(batches.seed, "benchmark", np.arange(len(ids)) + step)
+    return ids, batch["attention_mask"], keys
+
+
+def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
+    """Return what is known of a config without compiling anything."""
+    from bertjax.objectives.base import make_objective
+
+    cfg = resolve.encoder_config(config, config.model.vocab_size or vocab_size)
+    objective, cfg = make_objective(config.objective, cfg)
+    length = config.data.length
+    predictions = run_batches.predictions(config, length)
+    return {
+        "tokens": config.batch_size * length,
+        "compile_seconds": 0.0,
+        **flops_facts(config, objective, length, predictions),
+    }
+
+
+def flops_facts(
+    config: ConfigDict, objective: Any, length: int, predictions: int
+) -> dict[str, float]:
+    """Return {"flops_per_token": ...}; {}, and say why, where nobody knows them."""
+    if objective.flops:
+        return {"flops_per_token": objective.flops(length, predictions)}
+    cli.say(train_step.no_mfu(config))
+    return {}
+
+
+MEASURES = {
+    "step": measure_step,
+    "input": measure_input,
+    "loop": measure_loop,
+    "packing": measure_packing,
+    "plan": measure_plan,
+    "fill_mask": measure_fill_mask,
+}

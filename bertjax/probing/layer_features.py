@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features of texts, words and spans at every depth of a frozen encoder.
+
+Each text is read once.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.progress import Progress
+from bertjax.fill_mask import count_work, falling_batches
+from bertjax.models import encoder, stacked_layers
+from bertjax.models.config import EncoderConfig
+from bertjax.models.pooling import POOLINGS
+from bertjax.probing.labelled_spans import Spans
+from bertjax.tasks.task_rows import Batch, Rows
+from bertjax.tasks.text_rows import Texts
+
+Reader = Callable[[Batch], jax.Array]
+SEEN = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def span_means(x: jax.Array, batch: Batch) -> jax.Array:
+    """Average the positions [begins, ends), both i32 [B, S], of x [B, L, D]:
+    [B, S, D], 0 where there is none."""
+    at = jnp.arange(x.shape[1])
+    inside = (batch["begins"][..., None] <= at) & (at < batch["ends"][..., None])
+    mine = inside.astype(x.dtype)  # [B, S, L]
+    # A TPU would round what it multiplies to 8 bits.
+    total = jnp.matmul(mine, x, precision=jax.lax.Precision.HIGHEST)
+    return total / jnp.maximum(mine.sum(-1, keepdims=True), 1)
+
+
+POOLS = {**POOLINGS, "spans": span_means}
+
+
+def make_reader(cfg: EncoderConfig, params: Any, pooling: str) -> Reader:
+    """Make read(batch) -> f32 [N + 1, B, D]: layer 0 is the embeddings.
+
+    params: the encoder's own; nothing here takes their gradient. pooling: "mean", over
+    the real tokens, [CLS] and [SEP] too, or "cls", the first one; "spans" gives
+    [N + 1, B, S, D] of the spans in the batch. Each layer is pooled where it is
+    computed, so that whole layers are never side by side.
+    """
+    pool = POOLS[pooling]
+    cfg = encoder.without_pooler(cfg)
+    held = jax.device_put(stacked_layers.unstack(params, cfg))
+
+    @jax.jit
+    def run(held: Any, batch: Batch) -> jax.Array:
+        def keep(x: jax.Array) -> jax.Array:
+            return pool(x.astype(jnp.float32), batch)
+
+        return encoder.apply_layers(held, cfg, batch, keep)
+
+    return lambda batch: run(held, batch)
+
+
+def read_texts(
+    read: Reader,
+    texts: Texts,
+    tokenizer: Any,
+    layers: int,
+    width: int,
+    batch_size: int,
+    longest: int,
+) -> np.ndarray:
+    """Return the features of all rows, in order: f32 [layers, n, D].
+
+    UserError for NaN.
+    """
+    plan, rows = texts.plan(longest), np.arange(texts.n)
+    out = np.empty((layers, texts.n, width), np.float32)
+    for which, batch in make_batches(plan, rows, tokenizer, batch_size):
+        out[:, which] = check_finite(np.asarray(read(batch))[:, : len(which)])
+    return out
+
+
+def read_spans(
+    read: Reader,
+    spans: Spans,
+    tokenizer: Any,
+    layers: int,
+    width: int,
+    batch_size: int,
+    longest: int,
+) -> np.ndarray:
+    """Return the features of all examples, their k spans side by side, in order:
+    f32 [layers, n, k * D].
+
+    Rows without a span are not read. UserError for NaN.
+    """
+    plan = spans.words.plan(longest)
+    row, begin, end = (x.ravel() for x in spans.locate(plan))
+    order = np.argsort(row, kind="stable")  # the spans, row by row
+    first = np.searchsorted(row[order], np.arange(plan.n + 1))
+    counts, sizes = np.diff(first), plan.lengths()
+    slot = np.empty(len(row), np.int64)
+    slot[order] = np.arange(len(row)) - first[row[order]]
+    out = np.empty((layers, len(row), width), np.float32)
+    rows = np.flatnonzero(counts)
+    for which, batch in make_batches(plan, rows, tokenizer, batch_size):
+        shape = batch["input_ids"].shape
+        # One shape for all rows of a length.
+        slots = counts[sizes <= shape[1]].max()
+        mine = np.concatenate([order[first[r] : first[r + 1]] for r in which])
+        at = np.repeat(np.arange(len(which)), counts[which]), slot[mine]
+        for name, places in (("begins", begin), ("ends", end)):
+            batch[name] = np.zeros((shape[0], slots), np.int32)
+            batch[name][at] = places[mine]
+        out[:, mine] = check_finite(np.asarray(read(batch))[:, *at])
+    return out.reshape(layers, len(spans.labels), -1)
+
+
+def make_batches(
+    plan: Rows, rows: np.ndarray, tokenizer: Any, batch_size: int
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Yield (which of the rows, their batch), by falling length, in at most five
+    shapes; the last batch is filled up with its last row.
+
+    plan: laid out for the longest rows.
+    """
+    sizes = plan.lengths()[rows]
+    batch_size, planned = falling_batches(sizes, batch_size, plan.length)
+    with Progress("probe", len(rows), "rows", count_work(planned)) as progress:
+        for found, length in planned:
+            which = rows[found]
+            filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
+            # As it is laid out: another plan could part sentences elsewhere.
+            short = replace(plan, length=length)
+            batch = short.gather(filled[:batch_size], None, tokenizer)
+            yield which, {name: batch[name] for name in SEEN if name in batch}
+            progress.add(len(which), work=len(which) * length)
+
+
+def check_finite(found: np.ndarray) -> np.ndarray:
+    """Return what a model gave. UserError for NaN."""
+    if not np.isfinite(found).all():
+        raise UserError("--model: what its layers give is not finite (NaN)")
+    return found
+
+
+def check_memory(rows: int, layers: int, width: int, free: int | None = None) -> str:
+    """Say what the features of `rows` take. UserError where that is not there.
+
+    They are held twice, as they were read and where the probes learn. free: bytes; by
+    default what this machine has, and the accelerator where it says so.
+    """
+    need = 2 * 4 * rows * layers * width
+    told = f"{rows:,} examples x {layers} layers x {width}"
+    told += f": {need / 1e9:,.2f} GB of memory"
+    free = free_memory() if free is None else free
+    if need > free:
+        raise UserError(
+            f"features of {told}, and {free / 1e9:,.2f} GB are free: give fewer"
+        )
+    return told
+
+
+def free_memory() -> int:
+    """Return the bytes that are free, of this machine and of its first device."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # counts caches as free
+            found = dict(line.split(":") for line in file)
+        free = int(found["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        pass
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        free = min(free, stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    return free

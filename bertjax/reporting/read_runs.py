@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what a workdir says of its run: configs, facts and every metric; no jax."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.checkpoints import manifest, workdir_kinds
+from bertjax.checkpoints.workdir import read_json
+from bertjax.config import serialize
+
+CLOCK = ("step", "tokens")  # of a row: when, not what
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A metric over a run: steps, tokens, values f64 [n]; nan: it was not finite."""
+
+    steps: np.ndarray
+    tokens: np.ndarray
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a workdir holds.
+
+    text: the text of each set and how it was tokenized. sweep: what sweep.json says, {}
+    of a run that was none (sweeps/score_spread.py).
+    """
+
+    name: str
+    path: Any
+    config: dict[str, Any]  # flat: {"optim.lr": 1e-4}
+    overrides: dict[str, Any]
+    facts: dict[str, Any]  # run.json
+    text: dict[str, str]
+    series: dict[str, Series]
+    sweep: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """The last step that has a row; 0 before the first."""
+        last = self.sweep.get("steps", 0)
+        return int(max((s.steps[-1] for s in self.series.values()), default=last))
+
+    @property
+    def tokens(self) -> int | None:
+        """Real tokens up to there, of a sweep those of one run; None: nobody counted.
+
+        Runs of a sweep that ended early saw fewer.
+        """
+        if self.sweep:
+            curve = self.sweep.get("curve", [])
+            return max((row.get("tokens") or 0 for row in curve), default=0) or None
+        return int(max((s.tokens[-1] for s in self.series.values()), default=0))
+
+
+def read_runs(paths: Sequence[str], say: Callable[[str], None]) -> list[Run]:
+    """Read workdirs, in the order given. Raises UserError for what is none."""
+    found = [manifest.as_path(p) for p in paths]
+    for i, path in enumerate(found):
+        if path in found[:i]:
+            raise UserError(f"{path} is given twice")
+    names = distinct_names([str(p) for p in found])
+    return [read_run(p, n, say) for p, n in zip(found, names, strict=True)]
+
+
+def distinct_names(paths: Sequence[str]) -> list[str]:
+    """Name each path by its last parts: as few as tell them apart.
+
+    >>> distinct_names(["/a/x/run", "/a/y/run"]), distinct_names(["/a/x", "/a/y"])
+    (['x/run', 'y/run'], ['x', 'y'])
+    """
+    parts = [[q for q in p.split("/") if q] or ["/"] for p in paths]
+    longest = max(map(len, parts), default=1)
+    for n in range(1, longest + 1):
+        names = ["/".join(p[-n:]) for p in parts]
+        if len({*names}) == len(names):
+            break
+    return names
+
+
+def read_run(path: Any, name: str, say: Callable[[str], None]) -> Run:
+    """Read one workdir. Raises UserError naming the file and line that is broken."""
+    if not path.is_dir():
+        what = "a file, no workdir" if path.exists() else "no such directory"
+        raise UserError(f"{path}: {what}")
+    file = path / "config.json"
+    if not file.exists():
+        raise UserError(f"{path} is no workdir: it has no config.json")
+    config = read_config(file)
+    facts = read_json(path / "run.json")
+    stores = facts.get("stores")
+    vocabulary = identify(path / "tokenizer")
+    text = {"": vocabulary}
+    for key, digest in stores.items() if isinstance(stores, dict) else ():
+        text[key] = f"{vocabulary} {digest}"
+    return Run(
+        name,
+        path,
+        config,
+        read_json(path / "overrides.json"),
+        facts,
+        text,
+        read_metrics(path / "metrics.jsonl", say),
+        workdir_kinds.read_results(path),
+    )
+
+
+def read_config(file: Any) -> dict[str, Any]:
+    """Read a run's config, flat. Raises UserError for that of something else."""
+    try:
+        text = file.read_text()
+        if not {"model", "data", "optim"} <= set(json.loads(text)):
+            raise ValueError("no model, data and optim in it")
+        return serialize.flatten(serialize.from_json(text).to_dict())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        said = " ".join(str(e).split())
+        raise UserError(f"{file} is no config of a run: {said}") from e
+
+
+def identify(folder: Any) -> str:
+    """Return a checksum of a tokenizer's files; "" where there are none."""
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    for name, file in manifest.files(folder).items():
+        digest.update(f"{name} {manifest.checksum(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def read_metrics(file: Any, say: Callable[[str], None]) -> dict[str, Series]:
+    """Read metrics.jsonl by name, in the order of the steps.
+
+    A run that has just begun has none. The half line at the end that a live run is
+    about to finish is left out, and said. Raises UserError for any other broken line.
+    """
+    if not file.exists():
+        return {}
+    lines = file.read_bytes().split(b"\n")
+    if half := lines.pop():
+        try:
+            json.loads(half)
+            lines.append(half)
+        except ValueError:
+            say(
+                f"{file}:{len(lines) + 1}: half a line at the end, left out: the run "
+                "is writing it, or was killed there"
+            )
+    columns: dict[str, list[tuple[float, float, float]]] = {}
+    for number, line in enumerate(lines, 1):
+        where = f"{file}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as e:
+            raise UserError(f"{where}: no JSON: {' '.join(str(e).split())}") from e
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: no object: {line[:60]!r}")
+        step = number_of(row, "step", where)
+        tokens = number_of(row, "tokens", where) if "tokens" in row else math.nan
+        for key in row:
+            if key not in CLOCK:
+                value = number_of(row, key, where)
+                columns.setdefault(key, []).append((step, tokens, value))
+    found = {}
+    for key, rows in columns.items():
+        table = np.array(rows, np.float64)
+        steps, tokens, values = table[np.argsort(table[:, 0], kind="stable")].T
+        # Rows without tokens lie at their step's place between the others.
+        bad = np.isnan(tokens)
+        if bad.any():
+            known = np.interp(steps, steps[~bad], tokens[~bad]) if not bad.all() else 0
+            tokens = np.where(bad, known, tokens)
+        found[key] = Series(steps, tokens, values)
+    return found
+
+
+def number_of(row: dict[str, Any], key: str, where: str) -> float:
+    """Return a value of a row; nan for null and what is not finite.
+
+    Raises UserError for what is no number, and for a step that is missing.
+    """
+    value = row.get(key)
+    if value is None and key not in CLOCK:
+        return math.nan
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError
+        value = float(value)
+    except (TypeError, OverflowError):
+        raise UserError(f"{where}: {key}={value!r} is no number") from None
+    if math.isfinite(value):
+        return value
+    if key in CLOCK:
+        raise UserError(f"{where}: {key}={value} is no number")
+    return math.nan

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of runs in numbers: what differs, speed, evaluations; and which curves
+share a chart."""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax.checkpoints.best import falls, known_directions
+from bertjax.config import serialize
+from bertjax.reporting.read_runs import Run, Series
+
+# What a loss on masked tokens depends on, beside text and tokenizer: masks and rows.
+MASKS = ("masking", "mask_rate", "mask_unit", "mask_lengths", "corruption")
+MASKS = tuple(
+    f"data.{key}"
+    for key in (*MASKS, "replacement", "length", "plan", "packed", "short_seq_prob")
+)
+ORDER = ("train", "eval", "optim", "perf", "data", "guard", "hosts")
+
+
+class Table(NamedTuple):
+    """Rows of texts and numbers below the heads of their columns."""
+
+    head: list[str]
+    rows: list[list[Any]]
+
+
+class Chart(NamedTuple):
+    """One metric of the runs that can be compared in it: (index of run, series)."""
+
+    key: str
+    curves: list[tuple[int, Series]]
+    constant: float | None  # the value that all of them have, if they do
+    alone: bool  # no other runs have it
+    same: tuple[str, ...] = ()  # metrics of these runs with the very same curves
+
+
+def overview(runs: Sequence[Run]) -> Table:
+    """Say what each run is and how far it came."""
+    sources = [run.config["init_from"].rstrip("/").split("/")[-1] for run in runs]
+    rows = []
+    for run, source in zip(runs, sources, strict=True):
+        facts, config = run.facts, run.config
+        total, parameters = facts.get("total_steps"), facts.get("parameters")
+        devices = [facts.get("devices"), facts.get("device_kind")]
+        row = [
+            run.name,
+            f"{run.step:,} of {total:,}" if isinstance(total, int) else run.step,
+            run.tokens,
+            config["objective"],
+            config["model.family"],
+            serialize.settled(config)["model.size"] or sized(parameters),
+            parameters,
+            None if None in devices else "{} x {}".format(*devices),
+            started(run),
+        ]
+        rows.append(row + [source or None] * any(sources))
+    head = ["run", "step", "tokens", "objective", "family", "size", "parameters"]
+    return Table([*head, "devices", "started", *["init_from"] * any(sources)], rows)
+
+
+def sized(parameters: Any) -> str | None:
+    """Name a size that no family has: "22.6M", "591k"; None where nobody counted."""
+    if not isinstance(parameters, int):
+        return None
+    whole = parameters < 1e6
+    return f"{parameters / (1e3 if whole else 1e6):.3g}{'k' if whole else 'M'}"
+
+
+def started(run: Run) -> str:
+    """Return when a run began, and how often it was started.
+
+    A sweep notes when it ended, and how long it took unless it was resumed.
+    """
+    starts = run.facts.get("starts")
+    if not isinstance(starts, list) or not starts or not isinstance(starts[0], dict):
+        return ""
+    times = f", {len(starts)} starts" * (len(starts) > 1)
+    try:
+        first = datetime.fromisoformat(starts[0]["time"])
+    except (KeyError, TypeError, ValueError):
+        return times.removeprefix(", ")
+    if not run.sweep:
+        return f"{first:%Y-%m-%d %H:%M}{times}"
+    seconds = run.sweep.get("seconds")
+    if not isinstance(seconds, int | float):
+        return f"ended {first:%Y-%m-%d %H:%M}"
+    return f"{first - timedelta(seconds=seconds):%Y-%m-%d %H:%M}"
+
+
+# Of a vocabulary that a run trains: nothing where data.vocab gives one.
+TRAINED = {"data.tokenizer", "data.vocab_size", "data.vocab_alpha"}
+FIRST = "optim.lr", "data.length", "batch_size", "total", "seed"  # what is looked for
+
+
+def in_effect(run: Run) -> dict[str, Any]:
+    """Return a run's config without the keys that say nothing."""
+    idle = TRAINED if run.config.get("data.vocab") else set()
+    return {key: value for key, value in run.config.items() if key not in idle}
+
+
+def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
+    """Compare configs: (what matters, what says only where and how runs ran).
+
+    The parting is config.FREE's, as for resuming, but that other text matters.
+    """
+    configs = [in_effect(run) for run in runs]
+    whole = [serialize.settled(config) for config in configs]
+    rows: tuple[list[list[Any]], list[list[Any]]] = ([], [])
+
+    def place(key: str) -> int:
+        heads = [key == name or key.startswith(f"{name}.") for name in FIRST]
+        return [*heads, True].index(True)
+
+    for key in sorted(serialize.differing(configs), key=place):
+        values = [config.get(key) for config in whole]
+        told = [*map(written, values)]
+        if len({*told}) < len({*map(str, values)}):  # too short to tell them apart
+            told = ["–" if x in (None, "") else str(x) for x in values]
+        free = serialize.FREE.fullmatch(key) and not _is_other_text(key, runs)
+        rows[bool(free)].append([key, *told])
+    head = ["key", *(run.name for run in runs)]
+    return Table(head, rows[0]), Table(head, rows[1])
+
+
+def _is_other_text(key: str, runs: Sequence[Run]) -> bool:
+    """True for data.train and data.valid where what runs read differs, not its path."""
+    if key not in ("data.train", "data.valid"):
+        return False
+
+    def read(run: Run) -> dict[str, str]:
+        stores = run.facts.get("stores") or {}
+        train = {k: v for k, v in stores.items() if k.split("/")[0] == "train"}
+        valid = {k: v for k, v in stores.items() if k not in {*train, "data.similar"}}
+        return train if key == "data.train" else valid
+
+    return any(read(run) != read(runs[0]) for run in runs)
+
+
+def written(value: Any) -> str:
+    """Write a value of a config for readers; an empty one as a dash.
+
+    >>> [written(value) for value in (10 / 9, 2e-05, 100000.0, (0.9, 1 / 3), "")]
+    ['1.111', '2e-05', '100000', '(0.9, 0.3333)', '–']
+    """
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, float):
+        whole = value.is_integer() and abs(value) < 1e15
+        return f"{value:.0f}" if whole else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(written, value))})"
+    return str(value)
+
+
+def speed(runs: Sequence[Run]) -> Table:
+    """Give medians over logged rows, the share of time spent waiting for data, and the
+    most memory."""
+    rows = []
+    for run in runs:
+        middle = {key: median(run, key) for key in (*SPEED, "data/wait_seconds")}
+        seconds, wait = middle["perf/step_seconds"], middle.pop("data/wait_seconds")
+        waiting = wait / seconds if seconds and wait is not None else None
+        middle["data/fill"], fill = waiting, middle["data/fill"]
+        shares = [share(middle[key]) for key in ("perf/mfu", "data/fill")]
+        values = [middle["perf/tokens_per_second"], seconds, *shares, share(fill)]
+        used = finite(run, "perf/memory_gib")
+        rows.append([run.name, *values, float(max(used)) if len(used) else None])
+    head = ["run", "tokens/s", "seconds a step", "MFU", "waiting for data", "fill"]
+    return Table([*head, "memory, GiB"], rows)
+
+
+SPEED = ("perf/tokens_per_second", "perf/step_seconds", "perf/mfu", "data/fill")
+
+
+def median(run: Run, key: str) -> float | None:
+    """Return a metric's median over the run; None where it has none."""
+    values = finite(run, key)
+    return float(np.median(values)) if len(values) else None
+
+
+def finite(run: Run, key: str) -> np.ndarray:
+    """Return a metric's values f64 that are finite; none where the run has none."""
+    values = run.series[key].values if key in run.series else np.array([])
+    return values[np.isfinite(values)]
+
+
+def share(x: float | None) -> str | None:
+    return None if x is None else f"{100 * x:.1f}%"
+
+
+def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
+    """List the last and the best value of every eval/<name>/<metric>.
+
+    A threshold is none: it is what scores are best at, and no value of it is better.
+    Also returns the rows whose best is the best of the runs that compare with it.
+    """
+    rows: list[list[Any]] = []
+    leading = set()
+    for chart in charts(runs):
+        if not chart.key.startswith("eval/") or chart.key.endswith("/threshold"):
+            continue
+        drawn = [runs[i].facts for i, _ in chart.curves]
+        lower = any(falls(chart.key, known_directions(facts)) for facts in drawn)
+        tops = []
+        for i, series in chart.curves:
+            seen = np.flatnonzero(np.isfinite(series.values))
+            row = [chart.key, runs[i].name]
+            if len(seen):
+                values, steps = series.values[seen], series.steps[seen].astype(int)
+                best = int(np.argmin(values) if lower else np.argmax(values))
+                tops.append(values[best])
+                row += [float(values[-1]), int(steps[-1])]
+                row += [float(values[best]), int(steps[best])]
+            else:
+                row += [None] * 4
+                tops.append(np.inf if lower else -np.inf)
+            rows.append([*row, "lowest" if lower else "highest"])
+        if len(tops) > 1:
+            top = min(tops) if lower else max(tops)
+            begin = len(rows) - len(tops)
+            leading |= {begin + k for k, x in enumerate(tops) if x == top}
+    head = ["metric", "run", "last", "at step", "best", "at step", "best is the"]
+    return Table(head, rows), leading
+
+
+def sweeps(runs: Sequence[Run]) -> Table:
+    """List how the scores of sweeps scatter over seeds, by learning rate."""
+    keys = ["valid", "lr", "metric", "n", "median", "std", "min", "max"]
+    rows = [
+        [run.name, *(row.get(key) for key in keys)]
+        for run in runs
+        for row in run.sweep.get("spread", [])
+    ]
+    return Table(["run", "set", *keys[1:]], rows)
+
+
+def charts(runs: Sequence[Run]) -> list[Chart]:
+    """Lay curves that compare over each other: one chart a metric and kind of run.
+
+    Without those of each host, hosts/3/...: a pod has dozens, whose worst is drawn.
+    """
+    groups: dict[tuple[str, tuple], list[tuple[int, Series]]] = {}
+    keys: dict[str, int] = {}
+    for i, run in enumerate(runs):
+        for key, series in run.series.items():
+            if re.match(r"hosts/\d+/", key):
+                continue
+            groups.setdefault((key, kind(run, key)), []).append((i, series))
+    for key, _ in groups:
+        keys[key] = keys.get(key, 0) + 1
+    found = []
+    for (key, _), curves in groups.items():
+        values = np.concatenate([s.values for _, s in curves])
+        first = values[0]
+        constant = float(first) if np.all(values == first) else None
+        if key.split("/")[0] in ("train", "eval"):
+            constant = None  # even what never moves is a result
+        found.append(Chart(key, curves, constant, keys[key] == 1))
+    order = {key: i for i, key in enumerate(keys)}  # as in the rows
+    found.sort(key=lambda chart: (rank(chart.key), order[chart.key]))
+    return join_equal(found)
+
+
+def join_equal(found: list[Chart]) -> list[Chart]:
+    """Draw a term once that is all of the loss of its runs: the sum has its curve."""
+    totals = {i: [] for i, chart in enumerate(found) if chart.key == "train/loss"}
+    left = {}
+    for at, chart in enumerate(found):
+        same = None
+        if chart.key.startswith("train/") and at not in totals:
+            same = next((i for i in totals if has_curves(found[i], chart)), None)
+        if same is None:
+            left[at] = chart
+        else:
+            totals[same].append(chart.key)
+    return [x._replace(same=tuple(totals.get(at, ()))) for at, x in left.items()]
+
+
+def has_curves(chart: Chart, other: Chart) -> bool:
+    """True where the runs of another chart have the same curves in this one."""
+    mine = dict(chart.curves)
+    return all(
+        i in mine
+        and np.array_equal(mine[i].steps, series.steps)
+        and np.allclose(mine[i].values, series.values, 1e-6, 0, equal_nan=True)
+        for i, series in other.curves
+    )
+
+
+def rank(key: str) -> int:
+    """Return the place of a metric's section on the page."""
+    head = key.split("/")[0]
+    return ORDER.index(head) if head in ORDER else len(ORDER)
+
+
+def kind(run: Run, key: str) -> tuple:
+    """Return what has to be equal for a metric to compare between runs.
+
+    Losses and scores of one tokenizer, with equal masks and lengths, in evaluations
+    on one text; what is learnt from, train/loss, of one objective too: it is a sum of
+    other terms in each. Everything else always compares.
+    """
+    head, *middle, _ = key.split("/") if "/" in key else (key, "")
+    if head not in ("train", "eval"):
+        return ()
+    masks = {name: run.config.get(name) for name in MASKS}
+    if head == "train":
+        own = run.config["objective"] if key == "train/loss" else ""
+        return run.text[""], own, *masks.values(), run.config["phases"]
+    rate = run.config["eval.mask_rate"]
+    masks["data.mask_rate"] = masks["data.mask_rate"] if rate is None else rate
+    name = "/".join(middle)
+    return run.text.get(name, run.text[""]), *masks.values()

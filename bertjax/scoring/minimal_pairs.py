@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minimal pairs: how often the good sentence is likelier than the bad one.
+
+As in BLiMP (Warstadt et al. 2020): the share of each paradigm, and the mean over
+paradigms. A tie is wrong.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.corpus.line_repair import load_json
+from bertjax.scoring.read_lines import Line
+
+SENTENCES = ("sentence_good", "sentence_bad")
+NEEDED = (*SENTENCES, "UID")
+WIDER = {"by_field": "field", "by_term": "linguistics_term"}  # what may be there too
+
+
+class Pair(NamedTuple):
+    """Two sentences, and what of language tells them apart."""
+
+    good: str
+    bad: str
+    about: Mapping[str, str]  # "UID", the paradigm, and those of WIDER that are there
+    place: str = ""  # file and line, for messages
+
+    @property
+    def sentences(self) -> tuple[str, str]:
+        """The good one and the bad one, as SENTENCES names them."""
+        return self.good, self.bad
+
+
+def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
+    """Return the pairs of JSON lines, and how many lines are empty.
+
+    Raises UserError naming the line that is no object, or a field that it lacks.
+    """
+    pairs, empty = [], 0
+    for line in lines:
+        if not line.text.strip():
+            empty += 1
+            continue
+        record = load_json(line.text, f"--text={line.place}")
+        if not isinstance(record, dict):
+            raise UserError(f"--text={line.place}: not a JSON object")
+        for field in NEEDED:
+            value = record.get(field)
+            if not isinstance(value, str) or not value.strip():
+                what = "is empty or no string" if field in record else "is missing"
+                raise UserError(f"--text={line.place}: the field {field} {what}")
+        about = {
+            name: record[name]
+            for name in ("UID", *WIDER.values())
+            if isinstance(record.get(name), str)
+        }
+        pairs.append(Pair(*(record[name] for name in SENTENCES), about, line.place))
+    if not pairs:
+        raise UserError("--text: there is no pair in it")
+    return pairs, empty
+
+
+def refuse_empty(pairs: Sequence[Pair], encoded: Sequence[Sequence[int]]) -> None:
+    """Raise UserError naming a sentence without tokens: it has no likelihood.
+
+    encoded: the ids of the sentences, those of a pair one after the other.
+    """
+    for i, ids in enumerate(encoded):
+        if not len(ids):
+            pair, which = divmod(i, 2)
+            raise UserError(
+                f"--text={pairs[pair].place}: the field {SENTENCES[which]} has no token"
+            )
+
+
+def compare(
+    pairs: Sequence[Pair], good: Sequence[float | None], bad: Sequence[float | None]
+) -> dict[str, Any]:
+    """Count right answers; a pair with a sentence too long (None) is left out.
+
+    accuracy is the mean over paradigms; accuracy_ci95 the half-width of its 95%
+    interval, each paradigm's pairs being independent draws.
+    """
+    right: dict[str, list[bool]] = {}
+    wider: dict[str, dict[str, dict[str, list[bool]]]] = {k: {} for k in WIDER}
+    ties = too_long = 0
+    for pair, a, b in zip(pairs, good, bad, strict=True):
+        if a is None or b is None:
+            too_long += 1
+            continue
+        ties += a == b
+        paradigm = pair.about["UID"]
+        right.setdefault(paradigm, []).append(a > b)
+        for table, name in WIDER.items():
+            if name in pair.about:
+                part = wider[table].setdefault(pair.about[name], {})
+                part.setdefault(paradigm, []).append(a > b)
+    if not right:
+        raise UserError("--text: each pair has a sentence too long for the model")
+    width = _half_width(right)
+    out: dict[str, Any] = {
+        "accuracy": _mean(right),
+        **({} if width is None else {"accuracy_ci95": width}),
+        "paradigms": len(right),
+        "pairs": sum(map(len, right.values())),
+        "ties": ties,
+        "too_long": too_long,
+        "by_paradigm": {
+            name: {"accuracy": float(np.mean(part)), "pairs": len(part)}
+            for name, part in sorted(right.items())
+        },
+    }
+    for table, parts in wider.items():
+        if parts:
+            out[table] = {name: _mean(part) for name, part in sorted(parts.items())}
+    return out
+
+
+def _mean(right: Mapping[str, Sequence[bool]]) -> float:
+    return float(np.mean([np.mean(part) for part in right.values()]))
+
+
+def _half_width(right: Mapping[str, Sequence[bool]]) -> float | None:
+    """Return 1.96 standard errors of a mean over paradigms of binomial shares.
+
+    None where nothing tells how they scatter: a paradigm has a single pair, or each has
+    all pairs right, or none.
+    """
+    shares = [(np.mean(part), len(part)) for part in right.values()]
+    if min(n for _, n in shares) < 2:
+        return None
+    variance = sum(p * (1 - p) / (n - 1) for p, n in shares)
+    if not variance:
+        return None
+    return float(1.96 * math.sqrt(variance) / len(shares))
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """Say what `compare` found, in lines."""
+    paradigms = found["by_paradigm"]
+    wide = max(map(len, (*paradigms, "average over 9,999 paradigms")))
+    lines = [f"{'paradigm':{wide}}  pairs  right"]
+    for name, part in paradigms.items():
+        lines.append(f"{name:{wide}} {part['pairs']:6,} {part['accuracy']:6.1%}")
+    for key, name in WIDER.items():
+        if key in found:
+            lines += ["", name]
+            for part, share in found[key].items():
+                lines.append(f"{part:{wide}} {'':6} {share:6.1%}")
+    average = f"average over {found['paradigms']:,} paradigms"
+    width = f" (± {found['accuracy_ci95']:.1%})" if "accuracy_ci95" in found else ""
+    lines += [
+        "",
+        f"{average:{wide}} {found['pairs']:6,} {found['accuracy']:6.1%}{width}",
+        f"ties, counted as wrong: {found['ties']:,}",
+    ]
+    if found["too_long"]:
+        lines.append(f"left out, too long for the model: {found['too_long']:,}")
+    return lines

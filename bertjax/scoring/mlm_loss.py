@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out loss with masks that depend on the example alone."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, fill_mask
+from bertjax.assembly import batches as run_batches
+from bertjax.assembly import prepared_text, resolve
+from bertjax.config import cli
+from bertjax.data.tokenizers.tokenizer import BYTES
+from bertjax.scoring.confidence import Calibration, half_width
+
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, of rare characters
+
+
+def evaluate(
+    config: Any,
+    tokenizer: Any,
+    params: Any,
+    counts: np.ndarray | None,
+    batch_size: int | None = None,
+    rates: Sequence[float] = (),
+) -> dict[str, dict[float, dict[str, float]]]:
+    """Score each named validation set at each mask rate: {name: {rate: scores}}.
+
+    The objective, the rows and their masks are the config's (layout.py has those that
+    all models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
+    counts: i64 [V], of the training text, for the unigram model; None if unknown.
+    rates: none is the config's own. batch_size: 32 unless given. Computes in
+    config.dtype on one device.
+
+    mlm_loss is in nats a predicted token, *_ci95 the half-width of its 95% confidence
+    interval over documents; docs/evaluation.md has the rest. Raises UserError where a
+    set has nothing to predict.
+    """
+    import jax
+
+    from bertjax.objectives.base import TokenIds, make_objective
+    from bertjax.training import step
+
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+    if config.objective == "mlm":
+        params, cfg = fill_mask.masked_lm(params, cfg)
+    tokens = TokenIds.of(tokenizer)
+    objective, cfg = make_objective(config.objective, cfg, tokens)
+    whole = objective.whole_batch
+    if whole and batch_size not in (None, whole):
+        raise UserError(
+            f"--batch_size={batch_size}: objective={config.objective} is evaluated on "
+            f"{whole} rows at once (whole_batch): leave it out"
+        )
+    batch_size = whole or batch_size or 32
+    guess = None
+    if "mlm" in params and "mlm" in objective.needs:
+        guess = make_guesser(cfg)
+
+    evaluate = step.make_eval_step(objective.sums, objective.weights)
+
+    @jax.jit
+    def run(params: Any, batch: Any) -> Any:
+        # What the two have in common the compiler computes once: of mlm alone all.
+        return evaluate(params, batch), guess and guess(params, batch)
+
+    params = jax.device_put(params)
+    log_unigram = None if counts is None else log_shares(counts)
+    characters = count_characters(tokenizer)
+    prepared_text.settle_cache(config, cli.say)
+    out: dict[str, dict[float, dict[str, float]]] = {}
+    for name, store in prepared_text.prepare_valid(config, tokenizer, cli.say).items():
+        known = store.counts if counts is None else counts
+        tables = run_batches.make_tables(config, tokenizer, known)
+        out[name] = {}
+        for rate in rates or (
+            resolve.make_masking(config, config.eval.mask_rate).rate,
+        ):
+            config.eval.mask_rate = rate
+            batches = run_batches.make_eval_batches(
+                config, objective.needs, tokenizer, name, store, tables, cli.say
+            )
+            examples = config.eval.examples or None
+            ids = batches.eval_ids(examples)
+            documents = np.zeros(0, np.int64)
+            if guess is not None:
+                (plan,) = batches.plans
+                documents = plan.documents_of(ids)
+            tally = Tally(documents, log_unigram, characters)
+            made = batches.eval_batches(batch_size, examples)
+            values = step.run_eval(
+                tally.watching(run), params, map(jax.device_put, tally.count(made))
+            )
+            if batches.P and not tally.predictions:
+                told = f"data.mask_unit={config.data.mask_unit}, mask_rate={rate:g}"
+                raise UserError(f"{name}: nothing was predicted, with {told}")
+            seen = {"rows": len(ids), "all_rows": batches.n}
+            out[name][rate] = {**values, **seen, **tally.results()}
+            if batches.P:
+                out[name][rate]["mask_rate"] = rate
+    return out
+
+
+def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    """Make guess(params, batch) -> {"loss", "confidence", "right"}, [B, P] each.
+
+    loss: -ln p of the true token; confidence: the largest p; right: whether the true
+    token has it. The head is computed in as many pieces as in training.
+    """
+    import jax.numpy as jnp
+
+    from bertjax.models import encoder, heads
+    from bertjax.objectives.mlm import in_pieces
+
+    def guess(params: Any, batch: Any) -> dict[str, Any]:
+        is_pair = "generator" in params
+        params, own = fill_mask.masked_lm(params, cfg)
+        # With what it pools the encoder is the objective's, computed once for both.
+        seen = own if is_pair or cfg.classifier_pooling == "mean" else cfg
+        at = batch["mlm_positions"]
+        hidden = encoder.apply(params["encoder"], seen, batch, at=at).hidden
+        word = params["encoder"]["embeddings"]["word"]
+
+        def score(first: Any, hidden: Any, ids: Any) -> tuple[Any, dict[str, Any]]:
+            logits = heads.mlm_logits(params["mlm"], word, own, hidden)
+            true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
+            peak = jnp.max(logits, axis=-1)
+            norm = peak + jnp.log(jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1))
+            return (), {
+                "loss": norm - true,
+                "confidence": jnp.exp(peak - norm),
+                "right": true >= peak,
+            }
+
+        return in_pieces(score, own, (hidden, batch["mlm_ids"]))[1]
+
+    return guess
+
+
+def log_shares(counts: np.ndarray) -> np.ndarray:
+    """Return ln p [V] of counts [V], one added to each so that none is impossible."""
+    return np.log((counts + 1) / (counts.sum() + len(counts)))
+
+
+def count_characters(tokenizer: Any) -> np.ndarray | None:
+    """Count the characters, white space aside, that each piece stands for: i64 [V].
+
+    A character of several pieces belongs to that with its first byte; special pieces
+    have none. None where ids stand for no text.
+
+    >>> count_characters(tokenizer)[tokenizer.encode("unaffable")]  # una ##ffa ##ble
+    array([3, 3, 3])
+    """
+    if tokenizer.kind == "ids":
+        return None
+
+    def count(piece: str) -> int:
+        if tokenizer.kind == "wordpiece":
+            piece = piece.removeprefix("##")
+        elif tokenizer.kind == "byte_bpe" and all(x in BYTES for x in piece):
+            data = bytes(BYTES[x] for x in piece)
+            spaces = sum(map(str.isspace, data.decode("utf-8", "replace")))
+            return sum(b & 0xC0 != 0x80 for b in data) - spaces
+        elif found := BYTE_PIECE.fullmatch(piece):
+            return int(int(found[1], 16) & 0xC0 != 0x80)
+        return sum(x != "▁" and not x.isspace() for x in piece)
+
+    counts = np.array([count(piece) for piece in tokenizer.pieces])
+    counts[tokenizer.special_ids] = 0
+    return counts
+
+
+class Tally:
+    """Adds up what passes by: real tokens, predictions, their costs, row by row.
+
+    documents: i64 [n], of the rows in order; log_unigram: ln p [V]; characters: [V].
+    """
+
+    def __init__(
+        self,
+        documents: np.ndarray,
+        log_unigram: np.ndarray | None,
+        characters: np.ndarray | None,
+    ) -> None:
+        self.documents, self.log_unigram = documents, log_unigram
+        self.characters = characters
+        self.tokens = self.predictions = 0
+        self.cost = 0.0
+        self.calibration = Calibration()
+        self.rows: list[np.ndarray] = []  # [4, b]: weight, loss, right, characters
+        self.waiting: list[Any] = []  # batches whose guesses are not here yet
+        self.guesses: list[Any] = []
+
+    def count(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[Any]:
+        """Pass batches on."""
+        for batch in batches:
+            real = batch["example_weights"] > 0
+            self.tokens += int(batch["attention_mask"][real].sum())
+            if "mlm_ids" in batch:
+                ids, weights = batch["mlm_ids"], batch["mlm_weights"]
+                self.predictions += int(weights.sum())
+                if self.log_unigram is not None:
+                    self.cost -= float((weights * self.log_unigram[ids]).sum())
+                self.waiting.append((real, ids, weights))
+            yield batch
+
+    def watching(self, run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Wrap run(params, batch) -> (sums, guesses): keep guesses, return sums."""
+
+        def watched(params: Any, batch: Any) -> Any:
+            sums, guesses = run(params, batch)
+            if guesses is None:
+                self.waiting.clear()
+            else:
+                self.guesses.append(guesses)
+                self._collect(keep=2)
+            return sums
+
+        return watched
+
+    def _collect(self, keep: int) -> None:
+        import jax
+
+        while len(self.guesses) > keep:
+            found = jax.device_get(self.guesses.pop(0))
+            real, ids, weights = self.waiting.pop(0)
+            weight = weights.astype(np.float64)
+            each = [weight, weight * found["loss"], weight * found["right"]]
+            if self.characters is not None:
+                each.append(weight * self.characters[ids])
+            else:
+                each.append(np.zeros_like(weight))
+            self.rows.append(np.stack(each).sum(-1)[:, real])
+            confidence = found["confidence"].astype(np.float64)
+            self.calibration.add(confidence, found["right"], weight)
+
+    def results(self) -> dict[str, float]:
+        """Return what was added up, without the means that the objective gives."""
+        self._collect(keep=0)
+        out: dict[str, float] = {"tokens": self.tokens, "predictions": self.predictions}
+        if self.log_unigram is not None and self.predictions:
+            out["unigram_cross_entropy"] = self.cost / self.predictions
+        if not self.rows or not self.predictions:
+            return out
+        weight, loss, right, characters = np.concatenate(self.rows, axis=1)
+        out["documents"] = len(np.unique(self.documents))
+        out["mlm_calibration_error"] = self.calibration.error()
+        means = {"mlm_loss": (loss, weight), "mlm_accuracy": (right, weight)}
+        if characters.sum():
+            bits = loss / np.log(2)
+            out["bits_per_character"] = float(bits.sum() / characters.sum())
+            means["bits_per_character"] = bits, characters
+        for name, sums in means.items():
+            width = half_width(*sums, self.documents)
+            if width is not None:
+                out[f"{name}_ci95"] = width
+        return out

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the scores of a sweep's runs scatter, which run is best, and lines that say so.
+
+A row is a run's evaluation: {"step", "seed", "lr", "valid", "skipped", "tokens" (real
+ones that the run saw until then), metric: value}, a value None where it was not finite.
+No jax.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from bertjax import UserError
+from bertjax.checkpoints.best import GREATER, Judge, Known, falls
+
+ABOUT = (
+    "step",
+    "seed",
+    "lr",
+    "valid",
+    "skipped",
+    "tokens",
+)  # of a row, beside its metrics
+
+
+class Standings:
+    """The evaluations of all runs until now, `rows`, and what they decide.
+
+    runs: (seed, rate) of each. metric: "eval/SET/METRIC", by which they are compared:
+    at their best evaluations where `best` is asked for, else at their last ones.
+    patience: so many evaluations of a run without a better one end it; None: none do.
+    greater_is_better: as best.falls has it.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[int, float]],
+        metric: str,
+        best: bool,
+        patience: int | None,
+        greater_is_better: Known = MappingProxyType({}),
+    ) -> None:
+        self.runs, self.at_best = runs, best
+        self.greater_is_better = greater_is_better
+        _, self.valid, self.metric = metric.split("/", 2)
+        self.judges = {run: Judge(metric, patience, greater_is_better) for run in runs}
+        self.rows: list[dict[str, Any]] = []
+        # Places in `runs` of those whose better score is waited for no more.
+        self.ended: set[int] = set()
+
+    def see(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Take the rows of an evaluation, or of several in their order."""
+        self.rows += rows
+        for row in rows:
+            if row["valid"] == self.valid:
+                value = row.get(self.metric)
+                judge = self.judges[row["seed"], row["lr"]]
+                judge.see(row["step"], math.nan if value is None else value)
+        self.ended = {i for i, run in enumerate(self.runs) if self.judges[run].over}
+
+    @property
+    def step(self) -> int:
+        """The step of the last evaluation; 0 before the first."""
+        return self.rows[-1]["step"] if self.rows else 0
+
+    @property
+    def counted(self) -> list[dict[str, Any]]:
+        """The rows of the evaluation of each run that counts, by set and run."""
+        steps = {}
+        for run, judge in self.judges.items():
+            best = judge.step if self.at_best else None
+            steps[run] = judge.scores[-1][0] if best is None else best
+        sets = [*dict.fromkeys(row["valid"] for row in self.rows)]
+        told = [r for r in self.rows if r["step"] == steps[r["seed"], r["lr"]]]
+
+        def place(row: dict[str, Any]) -> tuple[int, int]:
+            return sets.index(row["valid"]), self.runs.index((row["seed"], row["lr"]))
+
+        return sorted(told, key=place)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The best of the rows that count: of equals the first step's, then run's."""
+        sign = 1 if falls(self.metric, self.greater_is_better) else -1
+        known = [
+            row
+            for row in self.counted
+            if row["valid"] == self.valid and row.get(self.metric) is not None
+        ]
+        if not known:
+            return None
+        return min(known, key=lambda row: (sign * row[self.metric], row["step"]))
+
+    def summarise(self) -> dict[str, Any]:
+        """Return the scores that count, how they scatter, and which is best.
+
+        Raises UserError where no run had a finite one.
+        """
+        best, rows = self.best, self.counted
+        if best is None:
+            raise UserError(
+                f"{self.valid}'s {self.metric} is not finite in any run: take lower "
+                "--lrs, or look at init_from"
+            )
+        facts = {"steps": self.step, "metric": self.metric, "best": best}
+        facts |= {"at": "best" if self.at_best else "end"}
+        facts |= {GREATER: {**self.greater_is_better}}
+        return facts | {"spread": spread(rows), "runs": rows, "curve": self.rows}
+
+
+def spread(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how rows scatter: one for each validation set, rate and metric."""
+    found = []
+    pairs = dict.fromkeys((row["valid"], row["lr"]) for row in rows)
+    for valid, rate in pairs:
+        mine = [row for row in rows if (row["valid"], row["lr"]) == (valid, rate)]
+        for key in sorted({key for row in mine for key in row} - {*ABOUT}):
+            told = {"valid": valid, "lr": rate, "metric": key}
+            found.append(told | scatter([row.get(key) for row in mine]))
+    return found
+
+
+def scatter(values: Sequence[float | None]) -> dict[str, Any]:
+    """Return n, median, mean, standard deviation (of n - 1; None of one), extremes.
+
+    Of the values that are not None, which n counts; `lost` are the others.
+    """
+    known = [value for value in values if value is not None]
+    found: dict[str, Any] = {"n": len(known), "lost": len(values) - len(known)}
+    names = "median", "mean", "min", "max"
+    how = statistics.median, statistics.fmean, min, max
+    for name, function in zip(names, how, strict=True):
+        found[name] = function(known) if known else None
+    return found | {"std": statistics.stdev(known) if len(known) > 1 else None}
+
+
+def describe(found: dict[str, Any]) -> Iterator[str]:
+    """Yield lines for people."""
+    head = f"{'set':12} {'lr':>8} {'metric':16} {'n':>3} {'median':>8} {'std':>8}"
+    yield f"{head} {'min':>8} {'max':>8}"
+    for row in found["spread"]:
+        told = {k: "-" if v is None else v for k, v in row.items()}
+        told |= {"std": "one seed"} if row["n"] == 1 and not row["lost"] else {}
+        yield (
+            f"{row['valid']:12} {row['lr']:8.1e} {row['metric']:16} {row['n']:3d} "
+            + " ".join(
+                f"{v:8.4f}" if isinstance(v, float) else f"{v:>8}"
+                for v in (told[k] for k in ("median", "std", "min", "max"))
+            )
+            + f"  {row['lost']} not finite" * bool(row["lost"])
+        )
+    first = found["best"]["valid"]
+    for row in found["runs"]:
+        if row["skipped"] and row["valid"] == first:
+            told = f"{row['skipped']:,} of {row['step']:,} updates skipped (guard)"
+            lost = row[found["metric"]] is None
+            yield f"seed {row['seed']}, lr {row['lr']:g}: {told}" + ", lost" * lost
+    best = found["best"]
+    if found.get("at") == "best":
+        yield "each run at its best evaluation (eval.best)"
+    yield (
+        f"best by {best['valid']}'s {found['metric']}: seed {best['seed']}, "
+        f"lr {best['lr']:g}, step {best['step']:,}: {best[found['metric']]:.4f}, by "
+        "this very score"
+    )

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the logits of rows to answers in the words of the raw text.
+
+As google-research/bert's run_squad.py: spans of `longest` pieces at most between the
+best `top` starts and ends of a row; a start counts only where its piece has its most
+context (an end may lie beyond: else no row could answer across that border). Unlike
+there, `top` counts pieces of the context alone, and the text is cut out by character
+offsets, so that no tokenization has to be undone.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.tasks.squad_files import Questions, Windows
+from bertjax.tasks.task_rows import Limits
+
+TOP = 20
+ROWS = 1024  # looked at together, which bounds memory
+
+
+class Answer(NamedTuple):
+    """text: of the best span; score: its start logit plus its end logit; null_score:
+    the least of the question's rows of those of [CLS]. A question of which no span is
+    possible has the text "" and the null score."""
+
+    text: str
+    score: float
+    null_score: float
+
+    @property
+    def doubt(self) -> float:
+        """How much better no answer is; what a threshold is compared with."""
+        return self.null_score - self.score
+
+
+def find_answers(
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    windows: Windows,
+    asked: Questions,
+    top: int = TOP,
+    longest: int = Limits().answer_length,
+) -> dict[str, Answer]:
+    """Return the best answer of each question: {id: Answer}.
+
+    start_logits, end_logits: f32 [rows, L], in the order of `windows`. The earlier row,
+    then the earlier start, then the shorter span wins among equals.
+
+    Raises ValueError for logits of another number of rows, or too few columns.
+    """
+    sizes = np.diff(windows.offsets)
+    if start_logits.shape != end_logits.shape or len(start_logits) != windows.n:
+        shapes = f"{start_logits.shape}, {end_logits.shape}"
+        raise ValueError(f"logits {shapes} for {windows.n} rows")
+    if windows.n and sizes.max() > start_logits.shape[1]:
+        raise ValueError(f"logits {start_logits.shape} for rows of {sizes.max()}")
+    parts = [
+        _best_spans(start_logits[a:b], end_logits[a:b], windows, a, b, top, longest)
+        for a, b in ((a, min(a + ROWS, windows.n)) for a in range(0, windows.n, ROWS))
+    ]
+    score, first, last = (np.concatenate(p) for p in zip(*parts, strict=True))
+    null = np.float64(start_logits[:, 0]) + end_logits[:, 0]
+
+    # Rows are in the order of the questions, each of which has one.
+    begins = np.searchsorted(windows.question, np.arange(len(asked.questions)))
+    null = np.minimum.reduceat(null, begins)
+    best = np.maximum.reduceat(score, begins)
+    hits = np.flatnonzero(score == best[windows.question])
+    row = hits[np.searchsorted(windows.question[hits], np.arange(len(begins)))]
+    piece = windows.offsets[row]
+    cut = np.stack(
+        [windows.chars[piece + first[row], 0], windows.chars[piece + last[row], 1]], 1
+    )
+    return {
+        q.id: Answer(asked.contexts[q.context][a:b].strip(), float(s), float(n))
+        if s > -np.inf
+        else Answer("", float(n), float(n))
+        for q, (a, b), s, n in zip(asked.questions, cut, best, null, strict=True)
+    }
+
+
+def _best_spans(
+    starts: np.ndarray,
+    ends: np.ndarray,
+    windows: Windows,
+    a: int,
+    b: int,
+    top: int,
+    longest: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return score f64, first and last piece i64 of the best span of rows [a, b).
+
+    The score is -inf where there is none.
+    """
+    sizes = np.diff(windows.offsets[a : b + 1])
+    flat = slice(windows.offsets[a], windows.offsets[b])
+    real = np.arange(starts.shape[1]) < sizes[:, None]
+
+    def best(logits: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+        chosen = np.zeros(real.shape, bool)
+        chosen[real] = allowed[flat]
+        logits = np.where(chosen, logits, -np.inf).astype(np.float64)
+        if top >= logits.shape[1]:
+            return logits
+        least = np.partition(logits, -top, axis=1)[:, -top, None]
+        return np.where(logits >= least, logits, -np.inf)  # equals stay together
+
+    starts = best(starts, windows.max_context)
+    ends = best(ends, windows.in_context)
+    score, size = starts + ends, np.zeros(real.shape, np.int64)
+    for more in range(1, min(longest, real.shape[1])):
+        found = starts[:, :-more] + ends[:, more:]
+        better = found > score[:, :-more]
+        score[:, :-more][better] = found[better]
+        size[:, :-more][better] = more
+    first = np.argmax(score, axis=1)
+    row = np.arange(len(first))
+    return score[row, first], first, first + size[row, first]
+
+
+def texts(
+    answers: Mapping[str, Answer], threshold: float | None = None
+) -> dict[str, str]:
+    """Return what is said to each question: "" where its doubt is above the threshold.
+
+    None: every question has an answer, as in SQuAD 1.1.
+    """
+    return {
+        name: "" if threshold is not None and a.doubt > threshold else a.text
+        for name, a in answers.items()
+    }

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a context and several choices, one of which is right: multiple choice.
+
+Each choice makes a sequence of its own, [CLS] context [SEP] question choice [SEP]
+(Devlin et al. 2019, section 4.4, where there is no question), cut as pairs of texts
+are. What an example has less choices than others is padding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.data.corpus.line_repair import some
+from bertjax.data.rendering import decode
+from bertjax.tasks import metrics
+from bertjax.tasks.tables import Row
+from bertjax.tasks.task_rows import (
+    Batch,
+    Form,
+    Outputs,
+    Ragged,
+    Rows,
+    count_names,
+    make_ragged,
+)
+from bertjax.tasks.text_rows import cell, encode_column, kept_of, lay_out, text_of
+
+
+@dataclass(frozen=True, eq=False)
+class Choices(Rows):
+    """Examples. context i64 [n]: which of the contexts; endings: question and choice,
+    those of example i are first[i] to first[i + 1]; labels i32 [n], the right one's
+    number; choices: those that every example has room for."""
+
+    form: Form
+    contexts: Ragged
+    context: np.ndarray
+    endings: Ragged
+    first: np.ndarray
+    labels: np.ndarray | None
+    counts: np.ndarray
+    choices: int
+    length: int = 0
+
+    @property
+    def n(self) -> int:
+        """The number of examples."""
+        return len(self.context)
+
+    def arrays(self) -> list[np.ndarray | None]:
+        texts = (
+            a for t in (self.contexts, self.endings) for a in (t.tokens, t.offsets)
+        )
+        return [*texts, self.context, self.first, self.labels]
+
+    def plan(self, length: int) -> "Choices":
+        least = self.specials + 2
+        if length < least:
+            raise UserError(f"data.length={length} is too short: rows need {least}")
+        return replace(self, length=length)
+
+    @property
+    def specials(self) -> int:
+        """Special tokens in a sequence."""
+        return 2 + self.form.separators
+
+    def _kept(self, example: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Look at all choices of some examples: (number of the context, of the ending;
+        tokens that there are, that are kept, i64 [choices, 2])."""
+        sizes = np.diff(self.first)[example]
+        begins = np.cumsum(sizes) - sizes
+        within = np.arange(sizes.sum()) - np.repeat(begins, sizes)
+        ending = np.repeat(self.first[example], sizes) + within
+        context = np.repeat(self.context[example], sizes)
+        full = np.stack(
+            [self.contexts.lengths[context], self.endings.lengths[ending]], axis=1
+        )
+        return context, ending, full, kept_of(full, self.length - self.specials)
+
+    def lengths(self) -> np.ndarray:
+        *_, kept = self._kept(np.arange(self.n))
+        return np.maximum.reduceat(kept.sum(1), self.first[:-1]) + self.specials
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        *_, full, kept = self._kept(np.arange(self.n))
+        return np.add.reduceat((full - kept).sum(1), self.first[:-1])[example]
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make examples: input_ids, attention_mask, token_type_ids i32 [b, C, L];
+        choice_weights f32 [b, C], 1 where there is a choice; labels i32 [b].
+
+        Worked example ([CLS] 1, [SEP] 2, padding 0): context 7, choices 8 and 9 9 of
+        C = 3, length 6 -> 1 7 2 8 2 0 / 1 7 2 9 9 2 / 0 0 0 0 0 0.
+        """
+        context, ending, _, kept = self._kept(example)
+        rows = [
+            (self.contexts[i][:a], self.endings[k][:b])
+            for i, k, (a, b) in zip(context, ending, kept, strict=True)
+        ]
+        there = np.arange(self.choices) < np.diff(self.first)[example][:, None]
+        batch = {"choice_weights": there.astype(np.float32)}
+        made = lay_out(rows, self.length, self.form.separators, specials)
+        for name, values in made.items():
+            empty = specials.pad_id if name == "input_ids" else 0
+            batch[name] = np.full((*there.shape, self.length), empty, np.int32)
+            batch[name][there] = values
+        none = np.zeros(len(example), np.int32)
+        batch["labels"] = none if self.labels is None else self.labels[example]
+        return batch
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the sequence of each choice; the right one is marked."""
+        names, right = self.form.labels, int(row["labels"])
+        for k in np.flatnonzero(row["choice_weights"]).tolist():
+            name = f"choice {names[k] if names else k}"
+            name += " (right)" * (self.labels is not None and k == right)
+            real = row["attention_mask"][k] > 0
+            yield name, decode(tokenizer, row["input_ids"][k][real])
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        if self.labels is None:
+            return {}
+        names = self.form.labels or tuple(map(str, range(self.choices)))
+        return {"labels": count_names(self.labels, names)}
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Compute the metrics of "scores" f32 [n, C]."""
+        said = np.asarray(outputs["scores"]).argmax(-1)
+        gold = self.labels[example]
+        return {n: float(metrics.METRICS[n](said, gold)) for n in self.form.metrics}
+
+    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
+        """Yield {"label", "choice", "score", "scores"}: the number from 0 (or what
+        task.labels calls it) and the text of the likeliest choice, its probability,
+        those of all."""
+        rows = [part for row in read for part in parted(row, self.form, False)]
+        for row, logits in zip(rows, outputs["scores"], strict=True):
+            choices = choices_of(row, self.form)
+            logits = np.float64(logits[: len(choices)])
+            odds = np.exp(logits - logits.max())
+            odds /= odds.sum()
+            best = int(odds.argmax())
+            label = self.form.labels[best] if self.form.labels else best
+            told = {"label": label, "choice": choices[best], "score": float(odds[best])}
+            yield {**told, "scores": odds.tolist()}
+
+
+def make_choices(
+    rows: Sequence[Row],
+    form: Form,
+    tokenizer: Any,
+    labelled: bool,
+    say: Callable[[str], None] = lambda text: None,
+) -> Choices:
+    """Encode rows; says which contexts are empty, and which lists of questions. Raises
+    UserError, naming the place, for choices and labels that are none."""
+    question = form.columns[1]
+    contexts = encode_column(rows, form.columns[0], tokenizer, say)
+    context, endings, sizes, labels = [], [], [], []
+    bare = [row.place for row in rows if question and row.cells[question] == []]
+    if bare:
+        told = f"{counted(len(bare), 'row')} without {question}, left out"
+        say(f"{told}: {some(bare)}")
+    if len(bare) == len(rows):
+        raise UserError(
+            f"{rows[0].place}: no row has {question}: there is nothing left"
+        )
+    for i, row in enumerate(rows):
+        for part in parted(row, form, labelled):
+            asked = f"{text_of(part, question)} " if question else ""
+            choices = choices_of(part, form)
+            context.append(i)
+            endings += [asked + choice for choice in choices]
+            sizes.append(len(choices))
+            if labelled:
+                labels.append(label_of(part, form, len(choices)))
+    made = make_ragged(tokenizer.encode_batch(endings))
+    size = tokenizer.vocab_size
+    return Choices(
+        form,
+        contexts,
+        np.array(context, np.int64),
+        made,
+        np.cumsum([0, *sizes]),
+        np.array(labels, np.int32) if labelled else None,
+        sum(np.bincount(t.tokens, minlength=size) for t in (contexts, made)),
+        max(sizes),
+    )
+
+
+def parted(row: Row, form: Form, labelled: bool) -> Iterator[Row]:
+    """Yield a row for each question, where a row holds a list of them as RACE's do.
+
+    Raises UserError when there are not as many lists of choices, and labels.
+    """
+    _, question, *columns = form.columns
+    if not question or not isinstance(row.cells[question], list):
+        yield row
+        return
+    names = [question, *columns, *([form.label] if labelled else [])]
+    lists = {name: row.cells[name] for name in names}
+    asked = len(lists[question])
+    for name, found in lists.items():
+        if not isinstance(found, list) or len(found) != asked:
+            raise UserError(f"{row.place}: there are {asked} {question}, not so {name}")
+    for k, cells in enumerate(zip(*lists.values(), strict=True), 1):
+        told = {**row.cells, **dict(zip(lists, cells, strict=True))}
+        yield Row(told, f"{row.place}, question {k}")
+
+
+def choices_of(row: Row, form: Form) -> list[str]:
+    """Return the texts of a row's choices. Raises UserError where they are none."""
+    _, _, *columns = form.columns
+    found = row.cells[columns[0]]
+    if len(columns) > 1:
+        found = [row.cells[column] for column in columns]
+    elif not isinstance(found, list):
+        raise UserError(
+            f"{row.place}: the {columns[0]} holds no list of choices: give "
+            "a column for each, with commas"
+        )
+    for k, choice in enumerate(found, 1):
+        if not isinstance(choice, str) or not choice.strip():
+            what = "is empty" if isinstance(choice, str) else f"is no text: {choice!r}"
+            raise UserError(f"{row.place}: choice {k} {what}")
+    if len(found) < 2:
+        raise UserError(f"{row.place}: there are not two choices")
+    if 0 < len(form.labels) < len(found):
+        raise UserError(
+            f"{row.place}: task.labels names {len(form.labels)} choices, not "
+            f"{len(found)}"
+        )
+    return found
+
+
+def label_of(row: Row, form: Form, choices: int) -> int:
+    """Return the number of the right choice: 0 to choices - 1.
+
+    The label is one of form.labels; without them a number from 0, a letter from A, or
+    the name of the choice's column. Raises UserError.
+    """
+    said = cell(row, form.label)
+    columns = form.columns[2:]
+    index = -1
+    if form.labels:
+        index = form.labels.index(said) if said in form.labels else -1
+    elif said.isdecimal() and len(said) < 10:  # columns without names have numbers too
+        index = int(said)
+    elif said in columns:
+        index = columns.index(said)
+    elif len(said) == 1 and said.isascii():
+        index = ord(said.upper()) - ord("A")
+    if not said:
+        raise UserError(f"{row.place}: the {form.label} is empty")
+    if not 0 <= index < choices:
+        last = chr(ord("A") + choices - 1)
+        known = ", ".join(form.labels) or f"0 to {choices - 1}, A to {last}"
+        raise UserError(
+            f"{row.place}: the {form.label} {said!r} is none of the {choices} choices: "
+            f"{known}"
+        )
+    return index

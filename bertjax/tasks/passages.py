@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passages, queries, and which passage answers which query.
+
+- a folder in BEIR's layout (Thakur et al. 2021): `corpus.jsonl` with _id, title, text,
+  `queries.jsonl` with _id, text, and grades in `qrels/train.tsv`, `qrels/dev.tsv` and
+  the like, or `qrels.tsv`: query-id, corpus-id, score. The folder's name stands for the
+  grades of the role, a file of grades for itself. Each may be packed (.gz, .zst)
+- tables of pairs (tables.py): a query and a passage that answers it, and where there is
+  such a column a passage that does not, or in JSON lines a list of them
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertjax import UserError, counted, registry
+from bertjax.data.corpus import files
+from bertjax.data.corpus.line_repair import some
+from bertjax.data.corpus.sources import split_sources
+from bertjax.tasks import tables
+from bertjax.tasks.text_rows import WHOLE
+
+Say = Callable[[str], None]
+NEGATIVES = "task.label"
+COLUMNS = {"task.text": "query", "task.text_pair": "positive", NEGATIVES: "negatives"}
+FLAGS = "--columns: QUERY", "--columns: POSITIVE", NEGATIVES  # of evaluate, for them
+HEADER = {name: name for name in ("query-id", "corpus-id", "score")}
+ROLES = {"data.train": "train", "data.valid": "dev"}  # of what is scored, test
+TEXTS = "corpus.jsonl", "queries.jsonl"  # of a folder
+PACKED = ("", ".gz", ".zst")
+
+
+@dataclass
+class Collection:
+    """What is searched, and for what.
+
+    grades: of each query {passage: grade}: above 0 answers it, the others are given
+    negatives. own: of each query the passage that has its very id and does not answer
+    it, or -1: the query itself, where queries are passages too.
+    """
+
+    passages: list[str] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
+    grades: list[dict[int, int]] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+
+
+def read_collections(
+    value: str, key: str, columns: Mapping[str, str], say: Say
+) -> list[Collection]:
+    """Read all folders and tables that a config value names.
+
+    key: the config key that messages name, and that says a folder's role; columns: of
+    pairs, {what asks: column}, in the order of COLUMNS. Says what is left out. Raises
+    UserError, naming file and line.
+    """
+    found = []
+    for entry in split_sources(value):
+        path = locate(entry, key)
+        folder = _folder(path)
+        if folder:
+            one = _read_folder(path, folder, say)
+        else:
+            one = _read_pairs(path, key, columns, say)
+        grades = [g for of in one.grades for g in of.values()]
+        answers = sum(g > 0 for g in grades)
+        say(
+            f"{path}: {counted(len(one.queries), 'query', 'queries')}, "
+            f"{counted(len(one.passages), 'passage')}, {counted(answers, 'answer')}, "
+            f"{counted(len(grades) - answers, 'given negative')}"
+        )
+        for what, texts in (("query", one.queries), ("passage", one.passages)):
+            if empty := sum(not text.strip() for text in texts):
+                many = {"query": "queries"}.get(what, f"{what}s")
+                say(f"{path}: {counted(empty, f'empty {what}', f'empty {many}')}, kept")
+        found.append(one)
+    if not found:
+        raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
+    return found
+
+
+def join(read: Sequence[Collection]) -> Collection:
+    """Put collections one behind the other."""
+    whole = Collection()
+    for one in read:
+        first = len(whole.passages)
+        whole.passages += one.passages
+        whole.queries += one.queries
+        whole.grades += [{first + p: g for p, g in of.items()} for of in one.grades]
+        whole.own += [first + p if p >= 0 else p for p in one.own]
+    return whole
+
+
+def locate(entry: str, key: str) -> str:
+    """Return the file that an entry names: of a folder the grades of the key's role."""
+    folder = os.path.expanduser(entry).rstrip("/")
+    if entry.startswith("tfds:") or not files.is_dir(folder):
+        return entry
+    role = ROLES.get(key, "test")
+    for name in TEXTS:
+        if not _find(f"{folder}/{name}"):
+            raise UserError(f"{key}={entry}: the folder has no {name}, as BEIR's have")
+    grades = _find(f"{folder}/qrels/{role}.tsv") or _find(f"{folder}/qrels.tsv")
+    if not grades:
+        raise UserError(
+            f"{key}={entry}: the folder has neither qrels/{role}.tsv nor qrels.tsv; "
+            f"other grades are named by their file, {folder}/qrels/NAME.tsv"
+        )
+    return grades
+
+
+def _find(path: str) -> str:
+    """Return the file of that name, packed or not; "" where there is none."""
+    for ending in PACKED:
+        try:
+            files.stat(path + ending)
+            return path + ending
+        except OSError:
+            pass
+    return ""
+
+
+def _folder(path: str) -> str:
+    """Return the folder of BEIR's layout that a file of grades belongs to, or ""."""
+    if ".tsv" not in path:
+        return ""
+    above = os.path.dirname(os.path.expanduser(path)) or "."
+    for folder in (above, os.path.dirname(above) or "."):
+        if _find(f"{folder}/{TEXTS[0]}"):
+            return folder
+    if os.path.basename(above) == "qrels":  # no table of pairs lies there
+        raise UserError(f"{path}: {folder} has no {TEXTS[0]}")
+    return ""
+
+
+def _read_folder(grades: str, folder: str, say: Say) -> Collection:
+    def texts(name: str) -> dict[str, str]:
+        path = _find(f"{folder}/{name}")
+        if not path:
+            raise UserError(f"{grades}: beside it there is no {folder}/{name}")
+        found: dict[str, str] = {}
+        for row in tables.read_file(path, {"_id": "_id", "text": "text"}, say):
+            parts = row.cells.get("title") or "", row.cells["text"]
+            if not all(isinstance(part, str) for part in parts):
+                raise UserError(f"{row.place}: title and text are to be texts")
+            name = str(row.cells["_id"])
+            if name in found:
+                raise UserError(f"{row.place}: the _id {name!r} is there twice")
+            found[name] = " ".join(parts).strip()  # as BEIR's own models join them
+        return found
+
+    passages, queries = map(texts, TEXTS)
+    place = {name: i for i, name in enumerate(passages)}
+    said: dict[str, dict[int, int]] = {}
+    unknown: dict[str, list[str]] = {"query": [], "passage": []}
+    repeated: list[str] = []
+    for row in _grade_rows(os.path.expanduser(grades), say):
+        query, passage, grade = (row.cells[column].strip() for column in HEADER)
+        if not WHOLE.fullmatch(grade):
+            raise UserError(f"{row.place}: the score {grade!r} is no whole number")
+        number = int(grade)
+        if query not in queries:
+            unknown["query"].append(row.place)
+        elif passage not in place:
+            unknown["passage"].append(row.place)
+        else:
+            of, at = said.setdefault(query, {}), place[passage]
+            if of.get(at, number) != number:
+                raise UserError(
+                    f"{row.place}: query {query!r} gives passage {passage!r} the score "
+                    f"{number}, and {of[at]} in a line before"
+                )
+            if at in of:
+                repeated.append(row.place)
+            of[at] = number
+    for what, places in unknown.items():
+        if places:
+            say(
+                f"{grades}: {counted(len(places), 'row')} with a {what} that is not "
+                f"there, left out: {some(places)}"
+            )
+    if repeated:
+        say(f"{grades}: {counted(len(repeated), 'repeated grade')}: {some(repeated)}")
+    answered = [q for q in queries if any(g > 0 for g in said.get(q, {}).values())]
+    if not answered:
+        raise UserError(f"{grades}: no query has a passage that answers it")
+    for lacking, why in (
+        (len(queries) - len(said), "not in these grades"),
+        (len(said) - len(answered), "without an answer"),
+    ):
+        if lacking:
+            told = counted(lacking, "query", "queries")
+            say(f"{grades}: {told} {why}, left out")
+    own = [place.get(q, -1) for q in answered]
+    return Collection(
+        [*passages.values()],
+        [queries[q] for q in answered],
+        [said[q] for q in answered],
+        [
+            -1 if said[q].get(p, 0) > 0 else p
+            for q, p in zip(answered, own, strict=True)
+        ],
+    )
+
+
+def _grade_rows(path: str, say: Say) -> Iterator[tables.Row]:
+    text = tables.read_text(path)
+    first = text.lstrip("\r\n").partition("\n")[0].strip("\r")
+    if not HEADER.keys() <= {cell.strip() for cell in first.split("\t")}:
+        raise UserError(
+            f"{path}: the first line has to name the columns {', '.join(HEADER)}, with "
+            f"tabs between them; it is {first[:80]!r}"
+        )
+    yield from tables.parse_rows(text, "tsv", path, HEADER, say)
+
+
+def _read_pairs(
+    entry: str, key: str, columns: Mapping[str, str], say: Say
+) -> Collection:
+    *first, (asking, negatives) = columns.items()
+    wanted = dict(first)
+    passages: dict[str, int] = {}
+    queries: dict[str, int] = {}
+    found = Collection()
+    repeated: list[str] = []
+    blank: list[str] = []
+    given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
+    rows = tables.read_rows(entry, key, wanted, say)
+    asked = key == "data.train" and negatives != COLUMNS[NEGATIVES]
+    if asked and not any(negatives in row.cells for row in rows):
+        known = [*rows[0].cells]
+        raise UserError(f"{entry}: {registry.unknown(asking, negatives, known)}")
+    for row in rows:
+        told = [row.cells[column] for column in wanted.values()]
+        others = row.cells.get(negatives) or []
+        others = [others] if isinstance(others, str) else others
+        if not _are_texts(told) or not _are_texts(others):
+            what = ", ".join(columns.values())
+            raise UserError(
+                f"{row.place}: {what} are to be texts, the last one or more"
+            )
+        query = queries.setdefault(told[0], len(queries))
+        if query == len(found.grades):
+            found.grades.append({})
+        grades = found.grades[query]
+        positive = passages.setdefault(told[1], len(passages))
+        if grades.get(positive):
+            repeated.append(row.place)
+        grades[positive] = 1
+        blank += [row.place for other in others if not other.strip()]
+        for other in filter(str.strip, others):
+            negative = passages.setdefault(other, len(passages))
+            grades.setdefault(negative, 0)
+            given.append((query, negative, row.place))
+    if repeated:
+        say(
+            f"{entry}: {counted(len(repeated), 'row')} with a query and its positive "
+            f"that came before, counted once: {some(repeated)}"
+        )
+    if blank:
+        say(
+            f"{entry}: {counted(len(blank), 'empty given negative')}, left out: "
+            f"{some(blank)}"
+        )
+    if both := [at for query, p, at in given if found.grades[query][p]]:
+        say(
+            f"{entry}: {counted(len(both), 'given negative')} among the positives of "
+            f"the same query, left out: {some(both)}"
+        )
+    found.passages, found.queries = [*passages], [*queries]
+    found.own = [-1] * len(queries)
+    return found
+
+
+def _are_texts(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(text, str) for text in found)

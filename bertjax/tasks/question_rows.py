@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of questions about a context, and the answers that their logits give.
+
+Files are SQuAD's JSON (squad.py) or JSON lines with `question` and `context`, which
+have no answers; or SQuAD as TensorFlow Datasets has it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.data.corpus import tfds_source
+from bertjax.data.corpus.line_repair import some
+from bertjax.data.corpus.sources import expand, split_sources
+from bertjax.data.rendering import decode
+from bertjax.tasks import tables
+from bertjax.tasks.answer_spans import Answer, find_answers, texts
+from bertjax.tasks.squad_files import (
+    Question,
+    Questions,
+    Windows,
+    featurize,
+    parse_squad,
+    questions_of,
+)
+from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
+from bertjax.tasks.task_rows import Batch, Form, Outputs, Rows
+
+WANTED = "FILE.json"
+METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
+ANSWER = "text", "answer_start"  # as TensorFlow Datasets has them
+NEVER = -1e9  # the logit of a row that was not looked at
+
+
+def read_questions(
+    value: str, key: str, columns: Mapping[str, str], say: Callable[[str], None]
+) -> list[Questions]:
+    """Read all files that a config value names: a Questions each.
+
+    Says which answers stand elsewhere than the file says, and which nowhere. Raises
+    UserError, naming the file and the place in it.
+    """
+    found = []
+    for entry in split_sources(value):
+        tfds = entry.startswith("tfds:")
+        for path in [entry] if tfds else expand(entry, key, wanted=WANTED):
+            found.append(
+                read_tfds(path, key)
+                if tfds
+                else parse_one(tables.read_text(path), path, say)
+            )
+            for what, lines in (
+                ("elsewhere in the context than the file says", found[-1].moved),
+                ("not in the context", found[-1].lost),
+            ):
+                if lines:
+                    say(
+                        f"{path}: {counted(len(lines), 'answer')} {what}: {some(lines)}"
+                    )
+    if not found:
+        raise UserError(f"{key} is empty: give questions in SQuAD's form, FILE.json")
+    return found
+
+
+def read_tfds(name: str, key: str) -> Questions:
+    """Read "tfds:squad/v1.1:train", or what has its features. Raises UserError."""
+    wanted = dict.fromkeys(("id", "question", "context", "answers"), key)
+    builder, split = tfds_source.open_split(name, wanted)
+    paragraphs: list[dict[str, Any]] = []
+    for row in tfds_source.read_split(builder, split, wanted):
+        said = {
+            k: tables.decoded(tfds_source.as_plain(row[k]))
+            for k in ("id", "question", "context")
+        }
+        if not isinstance(row["answers"], dict) or not {*ANSWER} <= {*row["answers"]}:
+            raise UserError(f"{name}: `answers` ({key}) has no {' and '.join(ANSWER)}")
+        told = (tables.decoded(tfds_source.as_plain(row["answers"][k])) for k in ANSWER)
+        golds = [
+            dict(zip(ANSWER, gold, strict=True)) for gold in zip(*told, strict=True)
+        ]
+        if not paragraphs or paragraphs[-1]["context"] != said["context"]:
+            paragraphs.append({"context": said["context"], "qas": []})
+        paragraphs[-1]["qas"].append({**said, "answers": golds})
+    return questions_of({"data": [{"paragraphs": paragraphs}]}, name)
+
+
+def parse_text(
+    text: str, name: str, columns: Mapping[str, str], say: Callable[[str], None]
+) -> list[Questions]:
+    """Read the questions of standard input."""
+    return [parse_one(text, name, say)]
+
+
+def parse_one(text: str, name: str, say: tables.Say = tables.silent) -> Questions:
+    """Read SQuAD's JSON, or JSON lines of questions with their contexts."""
+    first = text.lstrip().partition("\n")[0]
+    if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
+        return parse_squad(text, name)
+    found = Questions(source=name)
+    rows = [*tables.parse_rows(text, "json", name, {}, say)]
+    given = {str(row.cells["id"]) for row in rows if "id" in row.cells}
+    free = (own for own in map(str, count()) if own not in given)
+    for i, row in enumerate(rows):
+        asked, context = map(row.cells.get, ("question", "context"))
+        if not isinstance(asked, str) or not isinstance(context, str):
+            raise UserError(f"{row.place}: question and context are to be texts")
+        found.contexts.append(context)
+        own = str(row.cells["id"]) if "id" in row.cells else next(free)
+        found.questions.append(Question(own, asked, i, (), None))
+        found.unlabelled.append(row.place)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Asked(Rows):
+    """Questions; laid out, their windows (squad.Windows).
+
+    threshold: `answers` says "" of those that doubt more; None: there is an answer.
+    layouts: the windows by length, which all that came of one object share.
+    """
+
+    form: Form
+    asked: Questions
+    tokenizer: Any
+    counts: np.ndarray
+    windows: Windows | None = None
+    length: int = 0
+    threshold: float | None = None
+    layouts: dict[int, Windows] = field(default_factory=dict, repr=False)
+    labels = None
+
+    @property
+    def some_lack(self) -> bool:
+        """True where some questions have no answer."""
+        return not all(self.asked.golds.values())
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return self.windows.n
+
+    def arrays(self) -> list[np.ndarray | None]:
+        questions = ", ".join(q.identity for q in self.asked.questions)
+        text = f"({self.asked.contexts!r}, [{questions}])"
+        return [np.frombuffer(text.encode(), np.uint8)]
+
+    def plan(self, length: int) -> "Asked":
+        if length not in self.layouts:
+            stride, question, _ = self.form.limits
+            told = self.asked, self.tokenizer, length, stride, question
+            self.layouts[length] = featurize(*told, separators=self.form.separators)
+        return replace(self, windows=self.layouts[length], length=length)
+
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.windows.offsets)
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        return np.zeros_like(self.lengths()[example])
+
+    @property
+    def findings(self) -> Sequence[str]:
+        """Answers that are elsewhere than the file says, and those that are nowhere."""
+        return [*self.asked.moved, *self.asked.lost]
+
+    def notes(self) -> Iterator[str]:
+        asked, cut = len(self.asked.questions), self.windows.cut
+        rows = counted(self.n, "row")
+        yield f"{counted(asked, 'question')} in {rows} of {self.length}"
+        if cut:
+            yield f"{counted(len(cut), 'question')} too long, cut: {some(cut)}"
+        rows, most = self.windows, self.form.limits.answer_length
+        size = rows.end_positions - rows.start_positions + 1
+        long = np.unique(rows.question[rows.has_answer & (size > most)])
+        if len(long):
+            yield (
+                f"{counted(len(long), 'answer')} of more than {most} pieces "
+                "(task.answer_length): none is given that long"
+            )
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows (squad.Windows.gather)."""
+        return self.windows.gather(example, self.length, specials.pad_id)
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield question, context, and the pieces of the answer."""
+        rows, asked = self.windows, self.asked
+        real, second = row["attention_mask"] > 0, int(rows.second[example])
+        parts = np.arange(len(real)) < second
+        yield "question", decode(tokenizer, row["input_ids"][real & parts])
+        yield "context", decode(tokenizer, row["input_ids"][real & ~parts])
+        if asked.unlabelled:
+            return
+        question = asked.questions[rows.question[example]]
+        if rows.has_answer[example]:
+            begin, end = int(row["start_positions"]), int(row["end_positions"])
+            pieces = decode(tokenizer, row["input_ids"][begin : end + 1])
+            yield "answer", f"{pieces} (tokens {begin} to {end})"
+        elif question.span:
+            yield "answer", "none in this row, but in another one of the question"
+        else:
+            yield "answer", "not in the context" if question.answers else "none"
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        if self.asked.unlabelled:
+            return {}
+        questions = self.asked.questions
+        found = sum(q.span is not None for q in questions)
+        none = sum(not q.answers for q in questions)
+        told = {"answered": found, "without an answer": none}
+        told["answer not in the context"] = len(questions) - found - none
+        return {"questions": {name: n for name, n in told.items() if n}}
+
+    def found(self, outputs: Outputs, example: np.ndarray) -> dict[str, Answer]:
+        """Return the answers of the questions all of whose rows are there: {id: ...}.
+
+        outputs: "start_logits", "end_logits" f32, a row an example, of any lengths.
+        """
+        starts, ends = (
+            np.full((self.n, self.length), NEVER, np.float32) for _ in range(2)
+        )
+        for name, logits in (("start_logits", starts), ("end_logits", ends)):
+            for row, said in zip(example, outputs[name], strict=True):
+                logits[row, : len(said)] = said[: self.length]
+        there = np.isin(np.arange(self.n), example)
+        lacking = {*self.windows.question[~there].tolist()}
+        answers = find_answers(
+            starts,
+            ends,
+            self.windows,
+            self.asked,
+            longest=self.form.limits.answer_length,
+        )
+        return {
+            q.id: answers[q.id]
+            for i, q in enumerate(self.asked.questions)
+            if i not in lacking
+        }
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        return self.form.metrics + ("best_exact", "best_f1") * self.some_lack
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return super().facts | ({"threshold": 0.0} if self.some_lack else {})
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Score answers: from 0 to 1, but the threshold; nan if no question is whole.
+
+        Where some questions of the set have none, be they among these rows or not, no
+        answer is said of those that doubt more than 0 (google-research/bert's
+        threshold), and `best_exact`, `best_f1` are those of
+        the best threshold, which is `threshold`.
+        """
+        answers = self.found(outputs, example)
+        golds = {k: v for k, v in self.asked.golds.items() if k in answers}
+        if not golds:
+            return dict.fromkeys(self.scores, math.nan)
+        some_lack = self.some_lack
+        doubts = {name: a.doubt for name, a in answers.items()}
+        said = texts(answers, 0.0 if some_lack else None)
+        out = squad_scores(said, golds)
+        if {"cmrc_exact", "cmrc_f1"} & {*self.form.metrics}:
+            out |= {f"cmrc_{k}": v for k, v in cmrc_scores(said, golds).items()}
+        wanted = {name: out[name] / 100 for name in self.form.metrics}
+        if some_lack:
+            best = squad_scores(texts(answers), golds, doubts)
+            wanted |= {k: best[k] / 100 for k in ("best_exact", "best_f1")}
+            wanted["threshold"] = float(best["best_f1_thresh"])
+        return wanted
+
+    def answers(self, outputs: Outputs, read: Sequence[Questions]) -> Iterator[Any]:
+        """Yield {"id", "answer", "score", "null_score"} of each question."""
+        found = self.found(outputs, np.arange(self.n))
+        said = texts(found, self.threshold)
+        for name, one in found.items():
+            told = {"answer": said[name], "score": one.score}
+            yield {"id": name, **told, "null_score": one.null_score}
+
+
+def make_asked(
+    read: Sequence[Questions],
+    form: Form,
+    tokenizer: Any,
+    labelled: bool,
+    say: Callable[[str], None] = lambda text: None,
+) -> Asked:
+    """Put the questions of several files together; says which are empty.
+
+    Raises UserError, naming the file, for an id that is there twice and, where answers
+    are wanted, for questions of which none is said and for a set without any.
+    """
+    whole = Questions(source=some([one.source for one in read]))
+    seen: set[str] = set()
+    for one in read:
+        first = len(whole.contexts)
+        whole.contexts += one.contexts
+        whole.questions += [
+            q._replace(context=first + q.context) for q in one.questions
+        ]
+        for key in ("unlabelled", "moved", "lost"):
+            getattr(whole, key).extend(getattr(one, key))
+    for question in whole.questions:
+        if question.id in seen:
+            raise UserError(f"{whole.source}: the id {question.id!r} is there twice")
+        seen.add(question.id)
+    if labelled and whole.unlabelled:
+        raise UserError(
+            f"{some(whole.unlabelled)}: no 'answers', in {len(whole.unlabelled):,} of "
+            f"{len(whole.questions):,} questions; where there is none it is []"
+        )
+    if labelled and not any(q.span for q in whole.questions):
+        raise UserError(f"{whole.source}: no question's answer is in its context")
+    if empty := [q.id for q in whole.questions if not q.text.strip()]:
+        told = f"{whole.source}: {counted(len(empty), 'empty question')}, kept"
+        say(f"{told}: {some(empty)}")
+    size, counts = tokenizer.vocab_size, np.zeros(tokenizer.vocab_size, np.int64)
+    asking = [question.text for question in whole.questions]
+    for found in tokenizer.encode_batch([*whole.contexts, *asking]):
+        counts += np.bincount(np.array(found, np.int64), minlength=size)
+    return Asked(form, whole, tokenizer, counts)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of queries with their passages, to train on; of single texts, to search.
+
+A row to train on is a packed one (parallel sequences that do not see each other):
+[CLS] query [SEP] [CLS] passage that answers it [SEP], and where there are given
+negatives one of them, drawn anew in every epoch (Karpukhin et al. 2020, section 3.2).
+So one pass of the encoder makes all vectors, and nothing is padded to the longest.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.data import counter_rng
+from bertjax.data.rendering import decode
+from bertjax.tasks import search
+from bertjax.tasks.passages import Collection, join
+from bertjax.tasks.task_rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
+
+TOGETHER = 4  # texts in a row that is searched: it keeps as many vectors
+STEP = 16  # rows are as long as a multiple of it
+
+
+@dataclass(frozen=True, eq=False)
+class Held(Rows):
+    """Queries and passages; laid out, a row is `length` tokens with several of them.
+
+    texts: the ids of the queries, then of the passages. grades, own: as a Collection
+    has them. longest: tokens of a text at most, special ones included.
+    """
+
+    form: Form
+    texts: Ragged
+    grades: Sequence[Mapping[int, int]]
+    own: np.ndarray
+    counts: np.ndarray
+    longest: int = 0
+    length: int = 0
+    labels = None
+
+    @property
+    def queries(self) -> int:
+        """How many queries there are."""
+        return len(self.grades)
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """Tokens of each text that are kept, special ones included: i64 [texts]."""
+        return np.minimum(self.texts.lengths + 2, self.longest)
+
+    @cached_property
+    def cut(self) -> np.ndarray:
+        """Tokens of each text that are not: i64 [texts]."""
+        return self.texts.lengths + 2 - self.kept
+
+    def arrays(self) -> list[np.ndarray | None]:
+        grades = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
+        told = np.array(grades, np.int64)
+        return [self.texts.tokens, self.texts.offsets, told, self.own]
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the texts of a row, each of which the model sees alone."""
+        for segment, name in enumerate(self.names_of(example), 1):
+            there = row["segment_ids"] == segment
+            if there.any():
+                yield name, decode(tokenizer, row["input_ids"][there])
+
+    def names_of(self, example: int) -> Sequence[str]:
+        """Return what the texts of a row are."""
+        raise NotImplementedError
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        grades = [grade for of in self.grades for grade in of.values()]
+        answers = sum(grade > 0 for grade in grades)
+        told = {"queries": self.queries, "answers": answers}
+        told["passages"] = len(self.texts.lengths) - self.queries
+        return {"texts": told | {"given negatives": len(grades) - answers}}
+
+    def of_columns(self, labelled: bool) -> str:
+        return ""  # of a folder there are none; what was read is said with its files
+
+    def notes(self) -> Iterator[str]:
+        texts, rows = counted(len(self.kept), "text"), counted(self.n, "row")
+        yield f"{texts}, {rows} of {self.length} tokens"
+        if cut := int((self.cut > 0).sum()):
+            yield f"{cut:,} of {len(self.cut):,} texts are cut at {self.longest}"
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Held):
+    """A row a query and a passage that answers it; `for_scores` is what is searched."""
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return len(self.pairs)
+
+    @cached_property
+    def pairs(self) -> np.ndarray:
+        """i64 [n, 2], of `texts`: a query, and a passage that answers it."""
+        return np.array(
+            [
+                (q, self.queries + p)
+                for q, of in enumerate(self.grades)
+                for p in of
+                if of[p] > 0
+            ]
+        )
+
+    @cached_property
+    def negatives(self) -> Ragged:
+        """Given ones of each query."""
+        return make_ragged([[p for p in of if of[p] <= 0] for of in self.grades])
+
+    def _seen(self, text: int) -> bytes:
+        """What the model sees of a text: two that begin alike may be one when cut."""
+        room = self.longest - 2 if self.longest else None
+        return self.texts[text][:room].tobytes()
+
+    @cached_property
+    def identity(self) -> np.ndarray:
+        """i32 [passages]: of each, the first passage of the same tokens."""
+        first: dict[bytes, int] = {}
+        n = len(self.texts.lengths) - self.queries
+        names = [self._seen(self.queries + i) for i in range(n)]
+        return np.array([first.setdefault(x, i) for i, x in enumerate(names)], np.int32)
+
+    @cached_property
+    def relevant(self) -> np.ndarray:
+        """i32 [queries, R]: identities of what answers each query, then -1.
+
+        Queries of the same tokens share their answers.
+        """
+        same: dict[bytes, set[int]] = {}
+        names = [self._seen(q) for q in range(self.queries)]
+        for name, of in zip(names, self.grades, strict=True):
+            answers = {int(self.identity[p]) for p, grade in of.items() if grade > 0}
+            same.setdefault(name, set()).update(answers)
+        out = np.full((len(names), max(map(len, same.values()))), -1, np.int32)
+        for row, name in zip(out, names, strict=True):
+            row[: len(same[name])] = sorted(same[name])
+        return out
+
+    @property
+    def slots(self) -> int:
+        """Texts of a row: 2, or 3 with given negatives."""
+        return 2 + bool(len(self.negatives.tokens))
+
+    def plan(self, length: int) -> "Pairs":
+        if length < 3:
+            raise UserError(f"data.length={length} is too short: texts need 3")
+        laid = replace(self, longest=length)
+        query, passage = self.pairs.T
+        given, n = self.negatives, self.queries
+        longest = np.zeros(n, np.int64)  # of each query's given negatives
+        owner = np.repeat(np.arange(n), given.lengths)
+        np.maximum.at(longest, owner, laid.kept[n + given.tokens])
+        rows = laid.kept[query] + laid.kept[passage] + longest[query]
+        return replace(laid, length=_round_up(rows.max()))
+
+    def lengths(self) -> np.ndarray:
+        return self.kept[self.pairs].sum(axis=1)
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        return self.cut[self.pairs[example]].sum(axis=1)
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows (`pack`), with passage_numbers i32 [b, S - 1], the identities of
+        their passages, -1 where there is none, and relevant_numbers i32 [b, R]."""
+        members = np.full((len(example), self.slots), -1, np.int64)
+        members[:, :2] = self.pairs[example]
+        query = members[:, 0]
+        if self.slots > 2:
+            count = self.negatives.lengths[query]
+            drawn = counter_rng.below(
+                counter_rng.fold(keys, "negative"), 0, np.maximum(count, 1)
+            )
+            some = np.flatnonzero(count)
+            at = (self.negatives.offsets[query] + drawn)[some]
+            members[some, 2] = self.queries + self.negatives.tokens[at]
+        passages = members[:, 1:]
+        numbers = self.identity[np.maximum(passages - self.queries, 0)]
+        return {
+            **pack(self.texts, members, self.longest, self.length, specials),
+            "passage_numbers": np.where(passages < 0, np.int32(-1), numbers),
+            "relevant_numbers": self.relevant[query],
+        }
+
+    def names_of(self, example: int) -> Sequence[str]:
+        return "query", "passage", "negative"
+
+    def for_scores(self) -> "Searched":
+        return Searched(self.form, self.texts, self.grades, self.own, self.counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Searched(Held):
+    """Rows of up to TOGETHER texts that follow each other: all queries and passages.
+
+    starts: the first text of each row, and the end: i64 [n + 1].
+    """
+
+    starts: np.ndarray | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return len(self.starts) - 1
+
+    def plan(self, length: int) -> "Searched":
+        laid = replace(self, longest=length)
+        width = _round_up(laid.kept.max())
+        starts, used = [], width
+        for text, size in enumerate(laid.kept.tolist()):
+            if used + size > width or text - starts[-1] == TOGETHER:
+                starts.append(text)
+                used = 0
+            used += size
+        starts.append(len(laid.kept))
+        return replace(laid, starts=np.array(starts, np.int64), length=width)
+
+    def lengths(self) -> np.ndarray:
+        return np.add.reduceat(self.kept, self.starts[:-1])
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        return np.add.reduceat(self.cut, self.starts[:-1])[example]
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows (`pack`)."""
+        members = self.members(example)
+        return pack(self.texts, members, self.longest, self.length, specials)
+
+    def members(self, example: np.ndarray) -> np.ndarray:
+        """Return the texts of rows: i64 [b, TOGETHER], -1 for none."""
+        text = self.starts[example][:, None] + np.arange(TOGETHER)
+        return np.where(text < self.starts[example + 1][:, None], text, -1)
+
+    def names_of(self, example: int) -> Sequence[str]:
+        members = self.members(np.array([example]))[0]
+        return ["query" if text < self.queries else "passage" for text in members]
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Search with the "vectors" f32 [n, TOGETHER, D] of all rows."""
+        if len(example) < self.n:
+            raise ValueError(f"{len(example)} of {self.n} rows: all are searched")
+        vectors = np.asarray(outputs["vectors"])[self.members(example) >= 0]
+        queries, passages = np.split(vectors, [self.queries])
+        found = search.search(queries, passages, leave=self.own)
+        told = search.measure(found, self.grades, self.form.metrics)
+        return {name: float(values.mean()) for name, values in told.items()}
+
+
+def _round_up(tokens: Any) -> int:
+    return -(-int(tokens) // STEP) * STEP
+
+
+def pack(
+    texts: Ragged, members: np.ndarray, longest: int, length: int, specials: Any
+) -> Batch:
+    """Make packed rows of texts: members i64 [b, S], -1 for none.
+
+    Returns input_ids, attention_mask, token_type_ids, segment_ids (1, 2, ..., the place
+    in `members`; 0 is padding), position_ids i32 [b, L], cls_positions i32 [b, S] and
+    cls_weights f32 [b, S], 0 where there is no text. longest: tokens of a text at most.
+
+    Worked example ([CLS] 1, [SEP] 2, padding 0): texts 7 8 and 9, length 8 ->
+    1 7 8 2 1 9 2 0, segments 1 1 1 1 2 2 2 0, positions 0 1 2 3 0 1 2 0.
+    """
+    shape = len(members), length
+    ids = np.full(shape, specials.pad_id, np.int32)
+    segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    begins = np.zeros(members.shape, np.int32)
+    for row, held in enumerate(members):
+        at = 0
+        for slot in np.flatnonzero(held >= 0):
+            text = texts[held[slot]][: longest - 2]
+            end = at + len(text) + 1
+            ids[row, at], ids[row, end] = specials.cls_id, specials.sep_id
+            ids[row, at + 1 : end] = text
+            segments[row, at : end + 1] = slot + 1
+            positions[row, at : end + 1] = np.arange(end + 1 - at)
+            begins[row, slot] = at
+            at = end + 1
+    return {
+        "input_ids": ids,
+        "attention_mask": (segments > 0).astype(np.int32),
+        "token_type_ids": np.zeros(shape, np.int32),
+        "segment_ids": segments,
+        "position_ids": positions,
+        "cls_positions": begins,
+        "cls_weights": (members >= 0).astype(np.float32),
+    }
+
+
+def make_pairs(
+    read: Sequence[Collection],
+    form: Form,
+    tokenizer: Any,
+    labelled: bool,
+    say: Callable[[str], None] = lambda text: None,
+) -> Pairs:
+    """Encode what was read, as one collection."""
+    whole = join(read)
+    texts = make_ragged(tokenizer.encode_batch([*whole.queries, *whole.passages]))
+    counts = np.bincount(texts.tokens, minlength=tokenizer.vocab_size)
+    grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
+    return Pairs(form, texts, grades, own, counts)

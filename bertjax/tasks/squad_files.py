@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions whose answer is a span of a context: SQuAD's files, and rows of them.
+
+[CLS] question [SEP] context [SEP] (Devlin et al. 2019, section 4.2). A context that is
+too long makes several rows, windows, that begin `stride` pieces apart, as in
+google-research/bert's run_squad.py; here each context is encoded once, and windows are
+made by arithmetic on flat arrays.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.corpus.line_repair import load_json
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.tasks.task_rows import Limits, Ragged, make_ragged
+
+BATCH = 256  # contexts encoded at a time
+
+
+# ------------------------------------------------------------------ files
+class Question(NamedTuple):
+    """context: index into `Questions.contexts`. answers: the gold ones; none: there is
+    no answer. span: characters [begin, end) of the first answer that the context
+    holds, or None."""
+
+    id: str
+    text: str
+    context: int
+    answers: tuple[str, ...]
+    span: tuple[int, int] | None
+
+    @property
+    def identity(self) -> str:
+        """Return the text that content hashes cover; its words must stay as they are
+        (rows.Form.identity)."""
+        return (
+            f"Question(id={self.id!r}, text={self.text!r}, context={self.context!r}, "
+            f"answers={self.answers!r}, span={self.span!r})"
+        )
+
+
+@dataclass
+class Questions:
+    """What a file asks.
+
+    moved, lost: one line for each answer that the context holds elsewhere than the file
+    says (the nearest place is taken), or nowhere (for scoring it still counts).
+    unlabelled: places of questions of which the file does not say whether there is an
+    answer. source: what messages call the file.
+    """
+
+    contexts: list[str] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    unlabelled: list[str] = field(default_factory=list)
+    source: str = ""
+
+    @property
+    def golds(self) -> dict[str, tuple[str, ...]]:
+        """Return what the scores in answer_scores.py want: {id: gold answers}."""
+        return {q.id: q.answers for q in self.questions}
+
+
+def parse_squad(text: str, path: str) -> Questions:
+    """Read a text of SQuAD 1.1 or 2.0, or one of that form such as CMRC's.
+
+    path: what messages call it. A question without `answers`, as in a test set, has
+    none, and is `unlabelled`. Raises UserError, naming the place, for what is no such
+    text.
+    """
+    return questions_of(load_json(text, path), path)
+
+
+def questions_of(data: Any, path: str) -> Questions:
+    """Read what such a file's JSON holds."""
+    found = Questions(source=path)
+    seen: set[str] = set()
+    for paragraph, at in _paragraphs(data, path):
+        context = _get(paragraph, "context", str, at)
+        found.contexts.append(context)
+        for qa, place in _each(paragraph, "qas", at):
+            name = _get(qa, "id", str, place)
+            if name in seen:
+                raise UserError(f"{place}: the id {name!r} is there twice")
+            seen.add(name)
+            golds, spans = [], []
+            if "answers" not in qa and not qa.get("is_impossible"):
+                found.unlabelled.append(place)
+            for answer, where in _each(qa, "answers", place, ()):
+                golds.append(_get(answer, "text", str, where))
+                start = _get(answer, "answer_start", int, where)
+                span = _find(context, golds[-1], start)
+                line = f"{where} (question {name}): {golds[-1]!r}"
+                if span is None:
+                    found.lost.append(f"{line} is not in the context")
+                    continue
+                if span[0] != start:
+                    found.moved.append(f"{line} is at {span[0]}, not at {start}")
+                spans.append(span)
+            found.questions.append(
+                Question(
+                    name,
+                    _get(qa, "question", str, place),
+                    len(found.contexts) - 1,
+                    tuple(golds),
+                    spans[0] if spans else None,
+                )
+            )
+    if not found.questions:
+        raise UserError(f"{path}: there are no questions")
+    return found
+
+
+def _paragraphs(data: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: not of SQuAD's form, an object with 'data'")
+    for article, at in _each(data, "data", path):
+        yield from _each(article, "paragraphs", at)
+
+
+def _each(
+    item: dict[str, Any], key: str, place: str, default: Any = None
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the objects of a list and where they are: "f.json: data[0].qas[2]"."""
+    for n, inner in enumerate(_get(item, key, list, place, default)):
+        at = f"{place}{'.' if place.endswith(']') else ': '}{key}[{n}]"
+        if not isinstance(inner, dict):
+            raise UserError(f"{at} is no object")
+        yield inner, at
+
+
+def _get(
+    item: dict[str, Any], key: str, kind: type, place: str, default: Any = None
+) -> Any:
+    value = item.get(key, default)
+    if value is None:
+        raise UserError(f"{place} has no {key!r}")
+    if not isinstance(value, (kind, type(default))):
+        raise UserError(f"{place}: {key!r} is no {_KINDS[kind]} but {value!r:.40}")
+    return value
+
+
+_KINDS = {str: "text", int: "whole number", list: "list"}
+
+
+def _find(context: str, answer: str, start: int) -> tuple[int, int] | None:
+    """Return where an answer is: at `start`, else the nearest place (ties: before it).
+
+    >>> _find("a cat, a cat", "cat", 4), _find("a cat", "dog", 0)
+    ((2, 5), None)
+    """
+    if not answer.strip():
+        return None
+    if start >= 0 and context.startswith(answer, start):
+        return start, start + len(answer)
+    start = min(max(start, 0), len(context))
+    before = context.rfind(answer, 0, start + len(answer))
+    after = context.find(answer, start)
+    places = [p for p in (before, after) if p >= 0]
+    if not places:
+        return None
+    begin = min(places, key=lambda p: abs(p - start))
+    return begin, begin + len(answer)
+
+
+# ------------------------------------------------------------------ rows
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Rows of questions, one after the other; row i is [offsets[i], offsets[i + 1]) of
+    the flat arrays. Rows are in the order of the questions, each of which has one.
+
+    ids i32 [tokens]: special tokens and all. chars i32 [tokens, 2]: characters
+    [begin, end) of the context that a piece of it stands for, (0, 0) for others; may
+    begin with a space. in_context bool [tokens]: pieces of the context. max_context
+    bool [tokens]: those that see no more context on their shorter side in another row.
+
+    Of rows, all [rows]: question i32, index of the question; second i32, the place
+    where the second segment begins (its token type is 1); start_positions,
+    end_positions i32, first and last piece of the answer, or (0, 0) where it is not
+    wholly in the row; has_answer bool; known bool, False where a question has answers
+    of which the context holds none, so that there is nothing to learn.
+
+    cut: ids of the questions that were longer than allowed.
+    """
+
+    ids: np.ndarray
+    chars: np.ndarray
+    in_context: np.ndarray
+    max_context: np.ndarray
+    offsets: np.ndarray
+    question: np.ndarray
+    second: np.ndarray
+    start_positions: np.ndarray
+    end_positions: np.ndarray
+    has_answer: np.ndarray
+    known: np.ndarray
+    cut: list[str]
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return len(self.question)
+
+    def gather(
+        self, rows: np.ndarray, length: int, pad_id: int
+    ) -> dict[str, np.ndarray]:
+        """Make a batch: input_ids, attention_mask, token_type_ids i32 [b, L], and
+        start_positions, end_positions i32 [b], example_weights f32 [b].
+
+        Worked example ([CLS] 1, [SEP] 2, padding 0): question 7, context 8 9, length
+        7 -> 1 7 2 8 9 2 0, types 0 0 0 1 1 1 0.
+        """
+        begin, size = self.offsets[rows], np.diff(self.offsets)[rows]
+        place = np.arange(length)
+        mask = place < size[:, None]
+        where = np.where(mask, begin[:, None] + place, 0)
+        return {
+            "input_ids": np.where(mask, self.ids[where], np.int32(pad_id)),
+            "attention_mask": mask.astype(np.int32),
+            "token_type_ids": (mask & (place >= self.second[rows][:, None])).astype(
+                np.int32
+            ),
+            "start_positions": self.start_positions[rows],
+            "end_positions": self.end_positions[rows],
+            "example_weights": self.known[rows].astype(np.float32),
+        }
+
+
+def featurize(
+    asked: Questions,
+    tokenizer: Tokenizer,
+    length: int,
+    stride: int = Limits().stride,
+    question_length: int = Limits().question_length,
+    separators: int = 1,
+    key: str = "data.length",
+) -> Windows:
+    """Make the rows of questions.
+
+    Args:
+      length: of a row at most, special tokens included.
+      stride: from the beginning of a window to that of the next; where a window has
+        no room for as many pieces, to its end.
+      question_length: pieces of a question at most; the rest is cut.
+      separators: between question and context, 2 for RoBERTa's family.
+      key: what a message calls `length`.
+
+    Raises UserError when a row has no room for a context.
+    """
+    spare = length - question_length - 2 - separators
+    if spare < 1 or stride < 1 or question_length < 1:
+        raise UserError(
+            f"{key}={length} leaves no room for a context beside a question of up to "
+            f"{question_length} tokens (task.question_length) and {2 + separators} "
+            "special ones"
+        )
+    questions = asked.questions
+    contexts, chars = _encode_contexts(asked.contexts, tokenizer)
+    asking = make_ragged(tokenizer.encode_batch([q.text for q in questions]))
+    cut = [questions[i].id for i in np.flatnonzero(asking.lengths > question_length)]
+
+    # Pieces of a question, of its context; rows that it takes.
+    context = np.array([q.context for q in questions], np.int64)
+    q_size = np.minimum(asking.lengths, question_length)
+    c_size = contexts.lengths[context]
+    room = length - q_size - 2 - separators
+    step = np.minimum(stride, room)
+    count = 1 + np.maximum(0, -(-(c_size - room) // step))
+
+    # The same of rows.
+    of = np.repeat(np.arange(len(questions)), count)
+    begin = _nth(count) * step[of]
+    size = np.minimum(room[of], c_size[of] - begin)
+    lead = 1 + q_size[of] + separators  # pieces before those of the context
+    offsets = np.append(0, np.cumsum(lead + size + 1))
+
+    # Everything that rows are made of, and each row as parts of it.
+    pool = np.concatenate(
+        [
+            [tokenizer.cls_id, *[tokenizer.sep_id] * separators],
+            asking.tokens,
+            contexts.tokens,
+        ]
+    ).astype(np.int32)
+    first_q, first_c = 1 + separators, 1 + separators + len(asking.tokens)
+    from_context = first_c + contexts.offsets[context][of] + begin
+    one = np.ones_like(of)
+    parts = np.stack(
+        [
+            (0 * one, one),
+            (first_q + asking.offsets[:-1][of], q_size[of]),
+            (one, separators * one),
+            (from_context, size),
+            (one, one),
+        ]
+    )  # [parts, begin and size, rows]
+    source = _ranges(parts[:, 0].T.ravel(), parts[:, 1].T.ravel())
+    pool_chars = np.zeros((len(pool), 2), np.int32)
+    pool_chars[first_c:] = chars
+    in_context = source >= first_c
+
+    max_context = in_context.copy()
+    max_context[in_context] = _max_context(of, begin, size)
+    start, end = (x[of] for x in _answers(asked, contexts, chars))
+    inside = (begin <= start) & (start <= end) & (end < begin + size)
+    shift = lead - begin  # from a piece's place in the context to that in the row
+    return Windows(
+        ids=pool[source],
+        chars=pool_chars[source],
+        in_context=in_context,
+        max_context=max_context,
+        offsets=offsets,
+        question=of.astype(np.int32),
+        second=lead.astype(np.int32),
+        start_positions=np.where(inside, start + shift, 0).astype(np.int32),
+        end_positions=np.where(inside, end + shift, 0).astype(np.int32),
+        has_answer=inside,
+        known=np.array([not q.answers or q.span is not None for q in questions])[of],
+        cut=cut,
+    )
+
+
+def _encode_contexts(
+    contexts: Sequence[str], tokenizer: Tokenizer
+) -> tuple[Ragged, np.ndarray]:
+    """Return the pieces of each context, and their characters i32 [pieces, 2]."""
+    ids: list[list[int]] = []
+    chars = [np.zeros((0, 2), np.int32)]
+    for at in range(0, len(contexts), BATCH):
+        found = tokenizer.encode_with_offsets(contexts[at : at + BATCH])
+        ids += [i for i, _ in found]
+        flat = chain.from_iterable(chain.from_iterable(spans for _, spans in found))
+        chars.append(np.fromiter(flat, np.int32).reshape(-1, 2))
+    return make_ragged(ids), np.concatenate(chars)
+
+
+def _answers(
+    asked: Questions, contexts: Ragged, chars: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and last piece of the context that cover each question's answer.
+
+    i64 [questions]; last is before first where there is no such piece, or no answer.
+    """
+    # One line of characters for all contexts, with a gap behind each.
+    base = np.cumsum([0, *(len(c) + 1 for c in asked.contexts)])
+    shift = np.repeat(base[:-1], contexts.lengths)
+    begins, ends = np.maximum.accumulate(chars + shift[:, None], axis=0).T
+    spans = np.array([q.span or (0, -1) for q in asked.questions], np.int64)
+    context = np.array([q.context for q in asked.questions], np.int64)
+    spans += base[context][:, None]
+    first = np.searchsorted(ends, spans[:, 0], "right")
+    last = np.searchsorted(begins, spans[:, 1], "left") - 1
+    return first - contexts.offsets[context], last - contexts.offsets[context]
+
+
+def _max_context(of: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Tell of each piece of a context in a row whether this row has its most context.
+
+    of, begin, size i64 [rows]: question, first piece and number of pieces. The row with
+    most pieces on the shorter side wins, then the longer row, then the first.
+
+    >>> _max_context(np.array([0, 0]), np.array([0, 2]), np.array([4, 3])).tolist()
+    [True, True, True, False, False, True, True]
+    """
+    row = np.repeat(np.arange(len(of)), size)
+    place = _nth(size)
+    score = np.minimum(place, size[row] - 1 - place) * 100 + size[row]  # 0.01 a piece
+    widest = int((begin + size).max(initial=1))
+    piece = of[row] * widest + begin[row] + place
+    best = np.zeros((of.max(initial=0) + 1) * widest, np.int64)
+    np.maximum.at(best, piece, score)
+    winners = np.flatnonzero(score == best[piece])[::-1]
+    owner = best  # no longer needed
+    owner[piece[winners]] = row[winners]  # the last one written is the first row
+    return owner[piece] == row
+
+
+def _nth(sizes: np.ndarray) -> np.ndarray:
+    """Number the members of groups: sizes [2, 3] give [0, 1, 0, 1, 2]."""
+    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+def _ranges(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Join ranges: begins [5, 0], sizes [2, 1] give [5, 6, 0]."""
+    return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(
+        sizes.sum()
+    )

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sentences of words with tags, out of CoNLL's columns, JSON lines or plain text.
+
+- `a.bio`, `b.conll.gz`, `c.txt`: a word a line, columns between tabs, or between spaces
+  in a line that has no tab; a blank line ends a sentence. Columns have numbers: 1 is
+  the first, -1 the last. Lines of -DOCSTART- end one too; they are skipped and counted
+- `d.jsonl`: an object a line with a list of words and a list of tags; `tokens` and
+  `tags` where the columns asked for are numbers
+- `tfds:conll2003:train`: the same of TensorFlow Datasets, with its names of columns
+- where no tags are asked for, a `.txt` or standard input without a tab: a sentence a
+  line, words between spaces
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bertjax import UserError, counted
+from bertjax.data.corpus.sources import expand, split_sources
+from bertjax.tasks import tables
+
+WANTED = "FILE.bio, .conll, .tsv, .txt or .jsonl"
+SUFFIX = re.compile(r"\.(bio|conll|iob|iob2|tsv|txt|jsonl|json)(\.gz|\.zst)?$", re.I)
+NUMBER = re.compile(r"-?[1-9]\d*")
+NAMES = "tokens", "tags"  # in JSON lines
+DOCUMENT = "-DOCSTART-"
+HEADER = "word words token tokens text form tag tags label labels pos upos ner pos_tag"
+HEADER = {*f"{HEADER} pos_tags ner_tag ner_tags".split()}  # of columns, in any case
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words, and as many tags or None; it begins at name:line, a word a line or not."""
+
+    words: Sequence[str]
+    tags: Sequence[str] | None
+    name: str
+    line: int
+    tall: bool = False
+
+    def place(self, i: int) -> str:
+        """Say where word i stands: "train.bio:7", "train.jsonl:2 (word 3)"."""
+        if self.tall:
+            return f"{self.name}:{self.line + i}"
+        return f"{self.name}:{self.line} (word {i + 1})"
+
+
+def read_sentences(
+    value: str, key: str, columns: Mapping[str, str], say: Say
+) -> list[Sentence]:
+    """Read the sentences of all files that a config value names, in order.
+
+    value: files and patterns with commas; key: the config key that messages name.
+    columns: {what asks: column} of the words and then, if they are asked for, of the
+    tags. Raises UserError, naming file and line, for what is no such file.
+    """
+    sentences: list[Sentence] = []
+    for entry in split_sources(value):
+        if entry.startswith("tfds:"):
+            found = _read_tfds(entry, key, columns)
+        else:
+            paths = expand(entry, key, wanted=WANTED)
+            found = [s for path in paths for s in _read_file(path, columns, say)]
+        if not found:
+            raise UserError(f"{key}={entry}: there are no sentences")
+        words = (word for sentence in found for word in sentence.words)
+        if len(columns) > 1 and not any(map(str.strip, words)):
+            raise UserError(f"{key}={entry}: every word is empty: there is none to tag")
+        sentences += found
+    if not sentences:
+        raise UserError(f"{key} is empty: give tagged sentences, for instance FILE.bio")
+    return sentences
+
+
+def _read_tfds(entry: str, key: str, columns: Mapping[str, str]) -> list[Sentence]:
+    named = in_objects(columns)
+    rows = tables.read_rows(entry, key, named)
+    return [sentence_of(row, named, entry, i) for i, row in enumerate(rows)]
+
+
+def _read_file(path: str, columns: Mapping[str, str], say: Say) -> list[Sentence]:
+    suffix = SUFFIX.search(path)
+    if suffix is None:
+        raise UserError(
+            f"{path}: tags are read from .bio, .conll, .tsv, .txt and .jsonl"
+        )
+    kind, text = suffix[1].lower(), tables.read_text(path)
+    if kind.startswith("json"):
+        return list(parse_json(text, path, columns, say))
+    guess = parse_lines if kind == "txt" else parse_columns
+    return list(guess(text, path, columns, say))
+
+
+def parse_text(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> list[Sentence]:
+    """Read a text: JSON lines where it begins with a brace, else as a `.txt`."""
+    if text.lstrip()[:1] == "{":
+        return list(parse_json(text, name, columns, say))
+    return list(parse_lines(text, name, columns, say))
+
+
+def parse_lines(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> Iterator[Sentence]:
+    """Yield the sentences of columns, or of plain text if no tags are asked for."""
+    if len(columns) > 1:
+        yield from parse_columns(text, name, columns, say)
+        return
+    tall = "\t" in text or text.startswith(DOCUMENT)
+    say(f"{name} is read as {'a word' if tall else 'a sentence'} a line")
+    if tall:
+        yield from parse_columns(text, name, columns, say)
+    elif text:
+        yield from parse_sentences(text, name)
+
+
+def parse_sentences(
+    text: str, name: str, columns: object = None, say: object = None
+) -> Iterator[Sentence]:
+    """Yield the sentences of plain text, a line each, words between spaces."""
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        yield Sentence(line.split(), None, name, number)
+
+
+def parse_columns(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> Iterator[Sentence]:
+    """Yield the sentences of CoNLL's columns."""
+    where: list[int] = []
+    width = documents = words = spaced = number = 0
+    found: list[list[str]] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
+        if not line.strip(" \t") or line.startswith(DOCUMENT):
+            documents += line.startswith(DOCUMENT)
+            if found:
+                yield _tall(found, where, name, number - len(found))
+                found = []
+            continue
+        cells = line.split("\t") if "\t" in line else line.split()
+        if not where:
+            width, where = len(cells), _columns(columns, len(cells), f"{name}:{number}")
+        if len(cells) != width:
+            raise UserError(
+                f"{name}:{number}: the line has {counted(len(cells), 'column')}, the "
+                f"first one {width}"
+            )
+        if not words and {cells[i].strip().lower() for i in where} <= HEADER:
+            told = ", ".join(repr(cells[i]) for i in where)
+            say(
+                f"{name}:{number}: looks like names of columns, and is read as a word "
+                f"and its tag: {told}; if so, leave the line out"
+            )
+        words += 1
+        spaced += " " in cells[where[0]].strip()
+        found.append(cells)
+    if found:
+        yield _tall(found, where, name, number + 1 - len(found))
+    if 2 * spaced > words:
+        raise UserError(
+            f"{name}: {spaced:,} of {words:,} words hold spaces: this looks like a "
+            "table of texts; here a line has a word and its tag"
+        )
+    if documents:
+        told = counted(documents, f"line {DOCUMENT}", f"lines {DOCUMENT}")
+        say(f"{name}: {told} skipped")
+
+
+def _tall(
+    cells: list[list[str]], where: Sequence[int], name: str, line: int
+) -> Sentence:
+    words, *tags = ([row[i] for row in cells] for i in where)
+    return Sentence(words, tags[0] if tags else None, name, line, tall=True)
+
+
+def _columns(columns: Mapping[str, str], width: int, place: str) -> list[int]:
+    """Return the indices of the columns asked for, the words' first."""
+    where = []
+    for key, column in columns.items():
+        if not NUMBER.fullmatch(column):
+            if len(columns) > 1:
+                raise UserError(
+                    f"{place}: {key}={column!r} is no number of a column (1 is the "
+                    "first, -1 the last)"
+                )
+            column = "1"  # of a model that learnt from JSON lines
+        i = int(column) - (int(column) > 0)
+        if not -width <= i < width:
+            raise UserError(
+                f"{place}: {key}={column}: the line has {counted(width, 'column')}"
+            )
+        where.append(i % width)
+    if len({*where}) < len(where):
+        raise UserError(f"{place}: words and tags are one column of {width}")
+    return where
+
+
+def parse_json(
+    text: str, name: str, columns: Mapping[str, str], say: Say
+) -> Iterator[Sentence]:
+    """Yield the sentences of JSON lines."""
+    named = in_objects(columns)
+    for row in tables.parse_rows(text, "json", name, named, say):
+        yield sentence_of(row, named, name, int(row.place.rpartition(":")[2]))
+
+
+def in_objects(columns: Mapping[str, str]) -> dict[str, str]:
+    """Name the columns of objects, where those asked for are numbers."""
+    named = zip(columns.items(), NAMES, strict=False)
+    return {k: name if NUMBER.fullmatch(c) else c for (k, c), name in named}
+
+
+def sentence_of(
+    row: tables.Row, named: Mapping[str, str], name: str, line: int
+) -> Sentence:
+    """Make a sentence of a row with lists of words and of tags. Raises UserError."""
+    column, *of_tags = named.values()
+    words, tags = row.cells[column], None
+    if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
+        raise UserError(f"{row.place}: {column} is no list of texts")
+    for column in of_tags:
+        tags = row.cells[column]
+        if not isinstance(tags, list) or not all(type(t) in (str, int) for t in tags):
+            raise UserError(f"{row.place}: {column} is no list of tags")
+        if len(tags) != len(words):
+            told = f"{counted(len(words), 'word')}, but {counted(len(tags), 'tag')}"
+            raise UserError(f"{row.place}: {told}")
+        tags = [str(tag) for tag in tags]
+    return Sentence(words, tags, name, line)

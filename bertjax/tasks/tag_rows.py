@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of sentences whose words have tags: named entities, parts of speech.
+
+A word's tag is learnt and read at its first piece, the others count for nothing (Devlin
+et al. 2019, section 5.3). A sentence that is too long becomes several rows, parted
+where words end, and is put together again before it is scored.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError, counted, registry
+from bertjax.data.corpus.line_repair import some
+from bertjax.data.rendering import decode
+from bertjax.tasks import metrics
+from bertjax.tasks.tag_files import Sentence
+from bertjax.tasks.task_rows import (
+    Batch,
+    Form,
+    Outputs,
+    Ragged,
+    Rows,
+    count_names,
+    make_ragged,
+)
+
+OF_ENTITIES = ("f1", "precision", "recall")
+METRICS = (*OF_ENTITIES, "accuracy")
+NOTHING = np.zeros(0, np.int64)
+
+
+class Asking(NamedTuple):
+    """The keys, or flags, that messages name: of the column, the tags, the metrics."""
+
+    label: str = "task.label"
+    labels: str = "task.labels"
+    metrics: str = "--config.task.metrics"
+
+
+CONFIG = Asking()
+
+
+@dataclass(frozen=True, eq=False)
+class Tags(Rows):
+    """Sentences; sentence s is the words [sentences[s], sentences[s + 1]).
+
+    words: pieces of each word, at least one. labels: i32 [words] or None. Laid out: row
+    r is the words [rows[r], rows[r + 1]), and firsts i64 [words] the position of each
+    word's first piece in its row.
+    """
+
+    form: Form
+    words: Ragged
+    sentences: np.ndarray
+    labels: np.ndarray | None
+    counts: np.ndarray
+    length: int = 0
+    rows: np.ndarray = field(default_factory=lambda: NOTHING)
+    firsts: np.ndarray = field(default_factory=lambda: NOTHING)
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return len(self.rows) - 1
+
+    def arrays(self) -> list[np.ndarray | None]:
+        return [self.words.tokens, self.words.offsets, self.sentences, self.labels]
+
+    def plan(self, length: int) -> "Tags":
+        if length < 3:
+            raise UserError(f"data.length={length} is too short: rows need 3")
+        room = length - 2
+        rows = split(np.minimum(self.words.lengths, room), self.sentences, room)
+        offsets = self.words.offsets
+        begins = np.repeat(offsets[rows[:-1]], np.diff(rows))
+        return replace(self, length=length, rows=rows, firsts=1 + offsets[:-1] - begins)
+
+    def _full(self) -> np.ndarray:
+        """Return how many pieces the words of each row have: i64 [n]."""
+        return np.diff(self.words.offsets[self.rows])
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        # Only a word that is longer than a row: it stands alone in one.
+        return np.maximum(self._full()[example] - (self.length - 2), 0)
+
+    def lengths(self) -> np.ndarray:
+        return np.minimum(self._full() + 2, self.length)
+
+    def notes(self) -> Iterator[str]:
+        inside = np.setdiff1d(self.rows, self.sentences)
+        long = len(np.unique(np.searchsorted(self.sentences, inside)))
+        if long:
+            yield (
+                f"{long:,} of {len(self.sentences) - 1:,} sentences are longer than "
+                f"{self.length} and become {long + len(inside):,} rows"
+            )
+        yield from super().notes()
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows: input_ids, attention_mask, token_type_ids, labels i32 [b, L], and
+        label_weights f32 [b, L]: 1 where a word with a label begins, else 0.
+
+        Worked example ([CLS] 1, [SEP] 2, padding 0): words 7 8 and 9 with labels 3 and
+        0, length 6 -> 1 7 8 9 2 0, labels 0 3 0 0 0 0, weights 0 1 0 1 0 0.
+        """
+        shape = len(example), self.length
+        ids = np.full(shape, specials.pad_id, np.int32)
+        mask, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        weights = np.zeros(shape, np.float32)
+        for row, r in enumerate(example):
+            first, last = self.rows[r : r + 2]
+            begin, end = self.words.offsets[[first, last]]
+            pieces = self.words.tokens[begin:end][: self.length - 2]
+            stop = len(pieces) + 1
+            ids[row, 0], ids[row, stop] = specials.cls_id, specials.sep_id
+            ids[row, 1:stop] = pieces
+            mask[row, : stop + 1] = 1
+            if self.labels is not None:
+                labels[row, self.firsts[first:last]] = self.labels[first:last]
+                weights[row, self.firsts[first:last]] = 1
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "token_type_ids": np.zeros(shape, np.int32),
+            "labels": labels,
+            "label_weights": weights,
+        }
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield text, and each word's pieces with its tag."""
+        yield from super().tell(row, example, tokenizer)
+        if self.labels is None:
+            return
+        first, last = self.rows[example : example + 2]
+        begins = self.firsts[first:last].tolist()
+        ends = [*begins[1:], int(row["attention_mask"].sum()) - 1]
+        names = self.form.labels
+        words = (
+            f"{decode(tokenizer, row['input_ids'][a:b])}/{names[row['labels'][a]]}"
+            for a, b in zip(begins, ends, strict=True)
+        )
+        yield "tags", " ".join(words)
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        if self.labels is None:
+            return {}
+        return {"tags": count_names(self.labels, self.form.labels)}
+
+    def joined(
+        self, outputs: Outputs, example: np.ndarray, name: str = "tags"
+    ) -> np.ndarray:
+        """Return what an output says at each word: [words], its class by "tags", -1
+        where its row is not among the examples. outputs: [L], a row an example."""
+        of = outputs[name]
+        kind = np.asarray(of[0]).dtype if len(of) else int
+        said = np.full(len(self.words.offsets) - 1, -1, kind)
+        for row, r in zip(of, example, strict=True):
+            first, last = self.rows[r : r + 2]
+            said[first:last] = np.asarray(row)[self.firsts[first:last]]
+        return said
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Score the entities of the sentences that are there whole, and their words;
+        nan where there are none."""
+        said, whole = self._whole(outputs, example)
+        there = np.concatenate([NOTHING, *(np.arange(a, b) for a, b in whole)])
+        if not len(there):
+            return dict.fromkeys(self.form.metrics, math.nan)
+        found = self._entities(said, whole)
+        found["accuracy"] = metrics.accuracy(said[there], self.labels[there])
+        return {name: float(found[name]) for name in self.form.metrics}
+
+    def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+        """Score each type of entities: {"types": {TYPE: {"precision", ...}}}."""
+        found = self._entities(*self._whole(outputs, example))
+        return {"types": found["types"]} if found else {}
+
+    def _whole(
+        self, outputs: Outputs, example: np.ndarray
+    ) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """Return what is said of each word, and the sentences that are there whole."""
+        said = self.joined(outputs, example)
+        pairs = pairwise(self.sentences.tolist())
+        return said, [(a, b) for a, b in pairs if (said[a:b] >= 0).all()]
+
+    def _entities(
+        self, said: np.ndarray, whole: Sequence[tuple[int, int]]
+    ) -> dict[str, Any]:
+        """Score entities, where they are asked for."""
+        if not {*self.form.metrics} & {*OF_ENTITIES}:
+            return {}
+        names = np.array(self.form.labels, object)
+        told, true = (
+            [names[tags[a:b]].tolist() for a, b in whole]
+            for tags in (said, self.labels)
+        )
+        return metrics.entity_scores(told, true)
+
+    def answers(self, outputs: Outputs, read: Sequence[Sentence]) -> Iterator[Any]:
+        """Yield {"tokens", "tags", "scores"} of each sentence: of each tag its
+        probability."""
+        every = np.arange(self.n)
+        said, shares = (self.joined(outputs, every, k) for k in ("tags", "probability"))
+        for sentence, (a, b) in zip(read, pairwise(self.sentences), strict=True):
+            tags = [self.form.labels[i] for i in said[a:b]]
+            told = {"tokens": list(sentence.words), "tags": tags}
+            yield told | {"scores": [float(share) for share in shares[a:b]]}
+
+
+def split(sizes: np.ndarray, sentences: np.ndarray, room: int) -> np.ndarray:
+    """Part sentences into rows of at most `room` pieces, each as full as it gets.
+
+    sizes: pieces of each word, 1 to room; sentences: where each begins, and the end.
+    Returns where each row begins, and the end: i64 [rows + 1].
+
+    >>> split(np.array([2, 2, 1, 3]), np.array([0, 3, 4]), room=4)
+    array([0, 2, 3, 4])
+    """
+    ends = [0, *np.cumsum(sizes).tolist()]
+    rows = [0]
+    for begin, end in pairwise(sentences.tolist()):
+        while ends[end] - ends[begin] > room:
+            begin = bisect_right(ends, ends[begin] + room) - 1
+            rows.append(begin)
+        rows.append(end)
+    return np.array(rows, np.int64)
+
+
+def find_tags(
+    sentences: Sequence[Sentence], form: Form, asking: Asking = CONFIG
+) -> Form:
+    """Return the form with the tags of the training sentences, unless it has some: O,
+    then by type, B- before I-.
+
+    Raises UserError for an empty tag, where there is only one, and where entities are
+    to be scored but the tags are none of BIO.
+    """
+    if not form.labels:
+        found: dict[str, None] = {}
+        for sentence in sentences:
+            if "" in sentence.tags:
+                place = sentence.place(sentence.tags.index(""))
+                raise UserError(f"{place}: the tag is empty")
+            found |= dict.fromkeys(sentence.tags)
+        words = sum(len(s.words) for s in sentences)
+        if len(found) < 2:
+            raise UserError(f"{asking.label}={form.label}: every word has the same tag")
+        told = f"{asking.label}={form.label}: {len(found):,} tags of"
+        if len(found) > words / 2 and len(found) > 20:
+            raise UserError(f"{told} {words:,} words: {some([*found])}")
+        known = len({word for s in sentences for word in s.words})
+        if len(found) > max(known, 20):
+            raise UserError(
+                f"{told} {known:,} different words ({some([*found])}): are words and "
+                "tags swapped?"
+            )
+        form = form._replace(labels=tuple(sorted(found, key=_order)))
+    wanted = [name for name in form.metrics if name in OF_ENTITIES]
+    if wanted and not all(map(is_bio, form.labels)):
+        other = next(label for label in form.labels if not is_bio(label))
+        places = (s.place(s.tags.index(other)) for s in sentences if other in s.tags)
+        raise UserError(
+            f"{next(places, asking.labels)}: the tag {other!r} is none of O, B-TYPE, "
+            f"I-TYPE, and {wanted[0]} is of entities: give "
+            f"{asking.metrics}=accuracy"
+        )
+    return form
+
+
+def _order(tag: str) -> tuple[bool, str, str]:
+    mark, _, kind = tag.partition("-")
+    return tag != "O", kind, mark
+
+
+def is_bio(tag: str) -> bool:
+    """True for O, B, I, B-TYPE, I-TYPE."""
+    return tag in ("O", "B", "I") or (tag[:2] in ("B-", "I-") and len(tag) > 2)
+
+
+def make_tags(
+    sentences: Sequence[Sentence],
+    form: Form,
+    tokenizer: Any,
+    labelled: bool,
+    say: Callable[[str], None] = lambda text: None,
+    asking: Asking = CONFIG,
+) -> Tags:
+    """Encode the words of sentences, each as in a running text.
+
+    Says which words have no piece, and which tags break BIO. Raises UserError for tags
+    that are not the form's.
+    """
+    known = dict.fromkeys(word for s in sentences for word in s.words)
+    texts = list(known)
+    if tokenizer.joins_with_space:
+        texts = [word if word[:1].isspace() else f" {word}" for word in known]
+    known = dict(zip(known, tokenizer.encode_batch(texts), strict=True))
+    bare = {word for word, pieces in known.items() if not pieces}
+    if bare:
+        places = [
+            s.place(i) for s in sentences for i, w in enumerate(s.words) if w in bare
+        ]
+        told = f"{counted(len(places), 'word')} without a piece, taken as unknown"
+        say(f"{told}: {some(places)}")
+        known |= {word: [tokenizer.unk_id] for word in bare}
+    pieces = make_ragged([known[word] for s in sentences for word in s.words])
+    sizes = np.array([0, *(len(s.words) for s in sentences)])
+    if empty := int((sizes[1:] == 0).sum()):
+        say(f"{counted(empty, 'sentence')} without words, kept")
+    labels = None
+    if labelled:
+        labels = _classes(sentences, form, asking)
+        if all(map(is_bio, form.labels)):
+            broken = metrics.bio_violations([s.tags for s in sentences])
+            places = [sentences[n].place(i) for n, i in broken]
+            if places:
+                say(
+                    f"{counted(len(places), 'tag')} I- that continue no entity, and "
+                    f"begin one: {some(places)}"
+                )
+    counts = np.bincount(pieces.tokens, minlength=tokenizer.vocab_size)
+    return Tags(form, pieces, np.cumsum(sizes), labels, counts)
+
+
+def _classes(sentences: Sequence[Sentence], form: Form, asking: Asking) -> np.ndarray:
+    index = {label: i for i, label in enumerate(form.labels)}
+    out = []
+    for sentence in sentences:
+        for i, tag in enumerate(sentence.tags):
+            if tag not in index:
+                said = registry.unknown(f"{asking.labels}: the tag", tag, form.labels)
+                raise UserError(f"{sentence.place(i)}: {said}")
+            out.append(index[tag])
+    return np.array(out, np.int32)

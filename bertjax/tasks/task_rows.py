@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rows of every task share: their form, ragged arrays of ids, identity.
+
+`Batches` (data/batches.py) calls such rows a plan.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.data import counter_rng
+from bertjax.data.batch_statistics import quantiles
+from bertjax.data.rendering import decode
+
+Batch = dict[str, np.ndarray]
+Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
+
+
+ASKING = (  # for columns: config keys, flags
+    ("task.text", "task.text_pair", "task.choices", "task.label"),
+    ("--columns: TEXT", "--columns: TEXT_PAIR", "--columns: CHOICE", "--label"),
+)
+
+
+class Limits(NamedTuple):
+    """In pieces: from the beginning of a window of a context to that of the next; of a
+    question, and of an answer, at most. google-research/bert's unless said otherwise.
+    """
+
+    stride: int = 128
+    question_length: int = 64
+    answer_length: int = 30
+
+
+class Form(NamedTuple):
+    """What a task's rows look like.
+
+    columns: of the text, and of the second one; of choices those of the context, of the
+    question or "", and of the choices. label: the column. labels: names in the order of
+    their classes, () where the label is a score. separators: between two texts.
+    metrics: names that the kind of task knows (prepare_task.py). limits: of questions.
+    """
+
+    columns: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    separators: int
+    metrics: tuple[str, ...]
+    limits: Limits = Limits()
+
+    @property
+    def identity(self) -> str:
+        """Return the text that `Rows.content_hash` covers; workdirs hold the hash.
+
+        Its words must stay as they are, whatever the fields are called.
+        """
+        limits = ""
+        if self.limits != (128, 64, 30):  # workdirs older than the limits have no word
+            limits = (
+                f", limits=Limits(stride={self.limits.stride!r}, "
+                f"question_length={self.limits.question_length!r}, "
+                f"answer_length={self.limits.answer_length!r})"
+            )
+        return (
+            f"Form(columns={self.columns!r}, label={self.label!r}, "
+            f"labels={self.labels!r}, separators={self.separators!r}, "
+            f"metrics={self.metrics!r}{limits})"
+        )
+
+    def keys(self, labelled: bool = True, flags: bool = False) -> dict[str, str]:
+        """Return {what asks: column} of the columns that a table needs, the texts'
+        first, the label's last.
+
+        Config keys ask, or the flags of predict and evaluate, which messages name.
+        """
+        text, pair, choice, label = ASKING[flags]
+        texts, choices = self.columns[:2], self.columns[2:]
+        keys = dict(zip((text, pair), texts, strict=False))
+        keys = {key: column for key, column in keys.items() if column}
+        keys |= {f"{choice}[{i}]": column for i, column in enumerate(choices)}
+        return keys | ({label: self.label} if labelled else {})
+
+
+def check_label(keys: Mapping[str, str]) -> None:
+    """Refuse a label that a model would read as text. UserError.
+
+    keys: {what asks: column}, the label's last, as `Form.keys` has them.
+    """
+    *texts, (key, label) = keys.items()
+    for name, column in texts:
+        if column == label:
+            raise UserError(
+                f"{name}={column} and {key}={label} are one column: the label would "
+                "be read with the text"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Token ids i32 [tokens] of texts; text i is [offsets[i], offsets[i + 1])."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """i64 [texts]."""
+        return np.diff(self.offsets)
+
+
+def make_ragged(texts: Sequence[Sequence[int]]) -> Ragged:
+    """Put lists of ids one after the other."""
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    tokens = np.fromiter((t for text in texts for t in text), np.int32, offsets[-1])
+    return Ragged(tokens, offsets)
+
+
+class Rows:
+    """Labelled examples, once `plan(length)` has laid them out.
+
+    Of the dataclasses that derive from it: form; labels, None where there are none;
+    counts i64 [V], how often each id occurs; length, 0 without a layout; choices,
+    sequences of that length in a row.
+    """
+
+    form: Form
+    labels: np.ndarray | None
+    counts: np.ndarray
+    length: int
+    n: int  # rows
+
+    choices = 1
+    packed = False
+    pair_rule = None
+
+    def arrays(self) -> list[np.ndarray | None]:
+        """List what decides batches, beside the form."""
+        raise NotImplementedError
+
+    def plan(self, length: int) -> "Rows":
+        """Lay the rows out for another length. UserError when it is too short."""
+        raise NotImplementedError
+
+    def lengths(self) -> np.ndarray:
+        """Return the tokens of every row, special ones included: i64 [n]."""
+        raise NotImplementedError
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        """Count the tokens that a row has no room for: i64 [b]."""
+        raise NotImplementedError
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows; labels are 0 where there are none."""
+        raise NotImplementedError
+
+    def for_scores(self) -> "Rows":
+        """Return the rows that a validation set of these examples is scored by."""
+        return self
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the training rows, for those who open it."""
+        return {"labels": list(self.form.labels)}
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """What `score` computes, the first of them what counts: the form's metrics."""
+        return self.form.metrics
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Compute the `scores` of what a model says of these rows."""
+        raise NotImplementedError
+
+    def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+        """Compute what `score` sums up, by what tells its parts: {"types": {...}}."""
+        return {}
+
+    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
+        """Yield what is said of each example, as people read it.
+
+        outputs: of all rows; read: what the examples were made of.
+        """
+        raise NotImplementedError
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield (what it is, a line) of an example as the model gets it, and of what is
+        right; row: what `gather` makes of it, without the batch's axis."""
+        yield "text", decode(tokenizer, row["input_ids"][row["attention_mask"] > 0])
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        """Return what the labels are, and how often: {"labels": {"neg": 3, ...}}."""
+        return {}
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a layout's rows are: how many, how long, how many are cut, and
+        what labels they have."""
+        return {
+            "rows": self.n,
+            "length": self.length,
+            "row_tokens": quantiles(Counter(self.lengths().tolist())),
+            "truncated_rows": int((self.truncated(slice(None)) > 0).sum()),
+            **self.label_counts(),
+        }
+
+    def read_as(self, tokenizer: Any, labelled: bool = True) -> str:
+        """Say in a line what was read: columns, rows, labels, and the first row."""
+        counts = [f"; {say_counts(*of)}" for of in self.label_counts().items()]
+        example = np.zeros(1, np.int64)
+        batch = self.gather(example, counter_rng.fold(0, "first", example), tokenizer)
+        row = {name: values[0] for name, values in batch.items()}
+        first = "; ".join(f"{k} {short(v)}" for k, v in self.tell(row, 0, tokenizer))
+        told = f"{counted(self.n, 'row')}{self.of_columns(labelled)}{''.join(counts)}"
+        return f"{told}; the first: {first}"
+
+    def of_columns(self, labelled: bool) -> str:
+        """Say the columns that rows were read from."""
+        keys = self.form.keys(labelled).items()
+        return " of " + ", ".join(f"{k.removeprefix('task.')}={v}" for k, v in keys)
+
+    @property
+    def findings(self) -> Sequence[str]:
+        """Lines for a file: all of what was said of the text with few examples."""
+        return ()
+
+    def notes(self) -> Iterator[str]:
+        """Yield what people should know of a layout."""
+        cut = int((self.truncated(slice(None)) > 0).sum())
+        if cut:
+            yield f"{cut:,} of {self.n:,} rows are cut at {self.length}"
+
+    @property
+    def content_hash(self) -> str:
+        """sha256 over everything that decides batches."""
+        digest = hashlib.sha256(self.form.identity.encode())
+        for array in self.arrays():
+            digest.update(b"" if array is None else np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Raise UserError when a text holds an id that is not below vocab_size."""
+        largest = int(np.flatnonzero(self.counts).max(initial=0))
+        if largest >= vocab_size:
+            raise UserError(f"a text holds id {largest}, the vocabulary {vocab_size}")
+
+
+def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
+    """Say how often things occur, of many the most frequent.
+
+    >>> say_counts("labels", {"neg": 1200, "pos": 3})
+    'labels neg (1,200), pos (3)'
+    >>> say_counts("scores", {"min": 0.0, "max": 5.0})
+    'scores min 0, max 5'
+    """
+    names = list(counts)
+    if len(names) > most:
+        names = sorted(counts, key=counts.__getitem__, reverse=True)[:most]
+    told = [
+        f"{short(k)} {v:.4g}" if isinstance(v, float) else f"{short(k)} ({v:,})"
+        for k, v in ((name, counts[name]) for name in names)
+    ]
+    more = f" and {len(counts) - most:,} more" if len(counts) > most else ""
+    return f"{name} {', '.join(told)}{more}"
+
+
+def short(text: str, most: int = 60) -> str:
+    """Cut a text for a line of a message."""
+    return text if len(text) <= most else f"{text[:most].rstrip()}..."
+
+
+def count_names(numbers: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Count class numbers, i32 [n], by the names of the classes.
+
+    >>> count_names(np.array([1, 1]), ("neg", "pos"))
+    {'neg': 0, 'pos': 2}
+    """
+    counts = np.bincount(numbers, minlength=len(names)).tolist()
+    return dict(zip(names, counts, strict=True))

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of one text or two and a label: classification and regression.
+
+[CLS] first [SEP], or [CLS] first [SEP] second [SEP] (Devlin et al. 2019, figure 4);
+RoBERTa's family parts a pair by two separators. Where a row is too long, the longer of
+the two texts loses its last token until it is not (google-research/bert,
+run_classifier.py).
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, counted, registry
+from bertjax.data.corpus.line_repair import some
+from bertjax.data.rendering import decode
+from bertjax.tasks import metrics
+from bertjax.tasks.tables import NUMBER, Row
+from bertjax.tasks.task_rows import (
+    Batch,
+    Form,
+    Outputs,
+    Ragged,
+    Rows,
+    count_names,
+    make_ragged,
+    short,
+)
+
+FEW = 10  # rows, or classes, that need no doubt
+WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
+
+
+@dataclass(frozen=True, eq=False)
+class Texts(Rows):
+    """A row an example. labels: i32 classes, f32 scores, or None."""
+
+    form: Form
+    texts: tuple[Ragged, ...]
+    labels: np.ndarray | None
+    counts: np.ndarray
+    length: int = 0
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return len(self.texts[0].offsets) - 1
+
+    def arrays(self) -> list[np.ndarray | None]:
+        return [*(a for t in self.texts for a in (t.tokens, t.offsets)), self.labels]
+
+    def plan(self, length: int) -> "Texts":
+        least = self.specials + len(self.texts)
+        if length < least:
+            raise UserError(f"data.length={length} is too short: rows need {least}")
+        return replace(self, length=length)
+
+    @property
+    def specials(self) -> int:
+        """Special tokens in a row."""
+        return 2 if len(self.texts) == 1 else 2 + self.form.separators
+
+    def kept(self, example: np.ndarray) -> np.ndarray:
+        """Return how many tokens of each text stand in a row: i64 [b, texts].
+
+        >>> Texts(..., length=11).kept([0])  # 6 and 9 tokens, room for 8
+        array([[4, 4]])
+        """
+        full = np.stack([t.lengths[example] for t in self.texts], axis=1)
+        return kept_of(full, self.length - self.specials)
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        full = sum(t.lengths[example] for t in self.texts)
+        return full - self.kept(example).sum(axis=1)
+
+    def lengths(self) -> np.ndarray:
+        return self.kept(np.arange(self.n)).sum(axis=1) + self.specials
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], and labels.
+
+        Nothing is drawn, so `keys` play no part. The second text and its separator are
+        of type 1.
+
+        Worked example ([CLS] 1, [SEP] 2, padding 0): texts 7 8 and 9, length 8 ->
+        1 7 8 2 9 2 0 0, types 0 0 0 0 1 1 0 0.
+        """
+        rows = [
+            [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
+            for i, sizes in zip(example, self.kept(example), strict=True)
+        ]
+        batch = lay_out(rows, self.length, self.form.separators, specials)
+        none = np.zeros(len(example), np.int32)
+        batch["labels"] = none if self.labels is None else self.labels[example]
+        return batch
+
+    def tell(
+        self, row: Batch, example: int, tokenizer: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Yield text, text_pair, and label or score."""
+        ids, types = row["input_ids"], row["token_type_ids"]
+        for k, name in enumerate(("text", "text_pair")[: len(self.texts)]):
+            there = (row["attention_mask"] > 0) & (types == k)
+            yield name, decode(tokenizer, ids[there])
+        if self.labels is not None and self.form.labels:
+            yield "label", self.form.labels[row["labels"]]
+        elif self.labels is not None:
+            yield "score", f"{row['labels']:g}"
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        found = self.labels
+        if found is None:
+            return {}
+        if self.form.labels:
+            return {"labels": count_names(found, self.form.labels)}
+        told = {"min": found.min(), "mean": found.mean(), "max": found.max()}
+        return {"scores": {name: float(value) for name, value in told.items()}}
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""
+        scores, gold = np.asarray(outputs["scores"]), self.labels[example]
+        predicted = scores.argmax(-1) if self.form.labels else scores.astype(np.float64)
+        return {
+            name: float(metrics.METRICS[name](predicted, gold))
+            for name in self.form.metrics
+        }
+
+    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
+        """Yield {"label", "score"}, the score its probability; or {"value"}."""
+        scores = np.asarray(outputs["scores"])
+        if not self.form.labels:
+            yield from ({"value": float(value)} for value in scores)
+            return
+        odds = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        odds /= odds.sum(axis=-1, keepdims=True)
+        for row in odds:
+            best = int(row.argmax())
+            yield {"label": self.form.labels[best], "score": float(row[best])}
+
+
+def kept_of(full: np.ndarray, room: int) -> np.ndarray:
+    """Return how many tokens of one text or two stand in rows with this room.
+
+    full: how many there are, i64 [b, texts], as what is returned.
+    """
+    if full.shape[1] == 1:
+        return np.minimum(full, room)
+    a, b = full.T
+    first = np.minimum(a, np.maximum(room - b, -(-room // 2)))
+    return np.stack([first, np.minimum(b, room - first)], axis=1)
+
+
+def lay_out(
+    rows: Sequence[Sequence[np.ndarray]], length: int, separators: int, specials: Any
+) -> Batch:
+    """Make rows of texts that fit: as Texts.gather has them, without labels."""
+    shape = len(rows), length
+    ids = np.full(shape, specials.pad_id, np.int32)
+    mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for row, texts in enumerate(rows):
+        ids[row, 0], at = specials.cls_id, 1
+        for k, text in enumerate(texts):
+            if k:
+                more = at + separators - 1
+                ids[row, at:more] = specials.sep_id
+                at = more
+            end = at + len(text)
+            ids[row, at:end] = text
+            ids[row, end] = specials.sep_id
+            types[row, at : end + 1] = k
+            at = end + 1
+        mask[row, :at] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def find_labels(rows: Sequence[Row], form: Form) -> Form:
+    """Return the form with the classes of the training rows, unless it has some.
+
+    Raises UserError where they can be no classes (`read_labels`), and where there are
+    more of them than texts.
+    """
+    if form.labels:
+        return form
+    labels = read_labels(rows, form.label)
+    if len(labels) <= FEW:
+        return form._replace(labels=labels)
+    texts = {tuple(text_of(row, c) for c in form.columns) for row in rows}
+    if len(labels) > len(texts):
+        raise UserError(
+            f"task.label={form.label}: {len(labels):,} classes ({_two(labels)}) of "
+            f"{len(texts):,} different texts: are text and label swapped? The columns "
+            f"are task.text={form.columns[0]} task.label={form.label}"
+        )
+    return form._replace(labels=labels)
+
+
+def read_labels(
+    rows: Sequence[Row],
+    column: str,
+    many: str = "for scores take --config.objective=regress",
+    asking: str = "task.label",
+) -> tuple[str, ...]:
+    """Return the labels that rows have, whole numbers by size, others by the alphabet.
+
+    many: what is said where they look like scores; asking: the key or flag that named
+    the column. Raises UserError for many numbers with decimals, for a class (nearly) a
+    row, for an empty label, and where there is only one.
+    """
+    found: dict[str, str] = {}
+    for row in rows:
+        label = cell(row, column)
+        if not label:
+            raise UserError(f"{row.place}: the {column} is empty")
+        found.setdefault(label, row.place)
+    if len(found) == 1:
+        raise UserError(f"{asking}={column}: every row has the label {min(found)!r}")
+    told = f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows"
+    told += f" ({_two(found)})"
+    numbers = all(map(NUMBER.fullmatch, found))
+    if numbers and len(found) > FEW and any(float(label) % 1 for label in found):
+        raise UserError(f"{told} are numbers with decimals: {many}")
+    if len(rows) > FEW and len(found) > len(rows) / 2:
+        if numbers:
+            raise UserError(f"{told}: {many}")
+        raise UserError(
+            f"{told}: nearly each row would be a class of its own; name the column of "
+            f"the labels, or list the classes in {asking}s if these are meant"
+        )
+    whole = all(WHOLE.fullmatch(label) for label in found)
+    return tuple(sorted(found, key=int if whole else None))
+
+
+def _two(labels: Iterable[str]) -> str:
+    return ", ".join(repr(short(label, 30)) for label in islice(labels, 2))
+
+
+def make_texts(
+    rows: Sequence[Row],
+    form: Form,
+    tokenizer: Any,
+    labelled: bool,
+    say: Callable[[str], None] = lambda text: None,
+    asking: str = "task.labels",
+) -> Texts:
+    """Encode rows; says which cells are empty. Raises UserError for labels that do not
+    go with the form, which `asking` gave them."""
+    texts = [encode_column(rows, c, tokenizer, say) for c in form.columns]
+    size = tokenizer.vocab_size
+    counts = sum(np.bincount(text.tokens, minlength=size) for text in texts)
+    labels = None
+    if labelled and form.labels:
+        labels = _classes(rows, form, asking)
+    elif labelled:
+        labels = scores_of(rows, form.label)
+    return Texts(form, tuple(texts), labels, counts)
+
+
+def encode_column(
+    rows: Sequence[Row], column: str, tokenizer: Any, say: Callable[[str], None]
+) -> Ragged:
+    """Encode a column's texts; says which are empty."""
+    cells = [text_of(row, column) for row in rows]
+    empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
+    if empty:
+        told = f"{counted(len(empty), 'row')} with an empty {column}, kept"
+        say(f"{told}: {some(empty)}")
+    return make_ragged(tokenizer.encode_batch(cells))
+
+
+def cell(row: Row, column: str) -> str:
+    """Return what a cell holds, as text without spaces around it.
+
+    Of JSON, true and false are written so, null and NaN are empty. UserError where it
+    is a list or an object.
+    """
+    value = row.cells[column]
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, (list, dict)):
+        raise UserError(f"{row.place}: the {column} is no label but {value!r}")
+    if value != value:  # as pandas writes a missing one
+        return ""
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def text_of(row: Row, column: str) -> str:
+    """Return a cell's text as it stands. UserError where it is something else."""
+    value = row.cells[column]
+    if not isinstance(value, str):
+        raise UserError(f"{row.place}: the {column} is no text but {value!r}")
+    return value
+
+
+def _classes(rows: Sequence[Row], form: Form, asking: str) -> np.ndarray:
+    index = {label: i for i, label in enumerate(form.labels)}
+    out = np.empty(len(rows), np.int32)
+    for i, row in enumerate(rows):
+        label = cell(row, form.label)
+        if label not in index:
+            if not label:
+                raise UserError(f"{row.place}: the {form.label} is empty")
+            raise UserError(
+                f"{row.place}: "
+                f"{registry.unknown(f'{asking}: the label', label, form.labels)}"
+            )
+        out[i] = index[label]
+    return out
+
+
+def scores_of(rows: Sequence[Row], column: str) -> np.ndarray:
+    """Return the numbers of a column, f32 [n]. UserError for what is none."""
+    out = np.empty(len(rows), np.float32)
+    for i, row in enumerate(rows):
+        said = cell(row, column)
+        with np.errstate(over="ignore"):
+            out[i] = float(said) if NUMBER.fullmatch(said) else np.nan
+        if not np.isfinite(out[i]):
+            raise UserError(f"{row.place}: the {column} {said!r} is no number")
+    return out

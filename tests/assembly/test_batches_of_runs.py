@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a config to batches: what must not depend on what."""
+
+import pytest
+
+from bertjax import UserError
+from bertjax.assembly import batches as run_batches
+from bertjax.assembly import command_line, prepared_text
+from bertjax.data.batches import batch_sha256
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def configured(corpus, vocabulary, tmp_path, *more):
+    return command_line.parse(
+        [
+            "--config=bert.py:smoke",
+            f"--config.data.train={corpus / 'train.txt'}",
+            f"--config.data.valid={corpus / 'valid.txt'}",
+            f"--config.data.vocab={vocabulary}",
+            f"--config.data.cache={tmp_path}",
+            *(f"--config.{m}" for m in more),
+        ]
+    ).config
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["objective=mlm+nsp"],
+        ["objective=mlm+sop", "data.packed=True"],
+        ["objective=mlm", "data.plan=document", "data.packed=True"],
+    ],
+)
+def test_every_run_is_scored_on_the_same_rows(corpus, vocabulary, tmp_path, more):
+    """Whatever its seed, phases and batch size."""
+    hashes = set()
+    for other in ([], ["seed=7"], ["phases=steps=3 length=32; mask_rate=0.4"]):
+        config = configured(corpus, vocabulary, tmp_path, *more, *other)
+        prepared = prepared_text.prepare(config, quiet)
+        needs = frozenset(config.objective.split("+"))
+        tables = run_batches.make_tables(config, prepared.tokenizer, None)
+        batches = run_batches.make_eval_batches(
+            config, needs, prepared.tokenizer, "valid", prepared.valid["valid"], tables
+        )
+        first = next(batches.eval_batches(8))
+        hashes.add((batches.n, batch_sha256(first)))
+    assert len(hashes) == 1
+
+
+def test_the_order_of_components_does_not_matter(corpus, vocabulary, tmp_path):
+    hashes = []
+    for names in ("a={0},b={1}", "b={1},a={0}"):
+        train = names.format(corpus / "train.txt", corpus / "valid.txt")
+        config = configured(
+            corpus, vocabulary, tmp_path, "data.valid=", f"data.train={train}",
+            "data.alpha=0.5",
+        )  # fmt: skip
+        prepared = prepared_text.prepare(config, quiet)
+        tables = run_batches.make_tables(config, prepared.tokenizer, None)
+        needs = frozenset({"mlm"})
+        run = run_batches.make_run(
+            config, needs, prepared.tokenizer, prepared.parts, tables
+        )
+        hashes.append([batch_sha256(run.course.batch(step)) for step in range(3)])
+    assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "components", "what"),
+    [
+        ([], 1, "unpacked pairs"),
+        (["data.packed=True"], 1, ""),
+        (["data.short_seq_prob=0"], 1, ""),
+        (["objective=mlm", "data.plan=document"], 1, ""),
+        (["objective=mlm", "data.plan=document"], 2, "a mixture"),
+    ],
+)
+def test_a_run_whose_rows_would_be_others_does_not_go_on(
+    corpus, vocabulary, tmp_path, more, components, what
+):
+    config = configured(corpus, vocabulary, tmp_path, *more)
+    parts = dict.fromkeys("ab"[:components])
+    prepared_text.check_rows(config, parts, "old", prepared_text.ROW_RULES)
+    if not what:
+        prepared_text.check_rows(config, parts, "old", 1)
+        return
+    with pytest.raises(UserError, match=f"--workdir=old was begun by .* of {what}"):
+        prepared_text.check_rows(config, parts, "old", 1)
+
+
+@pytest.mark.parametrize("key", ["alpha", "vocab_alpha"])
+def test_one_component_is_no_mixture(key, corpus, vocabulary, tmp_path):
+    given = f"data.{key}=0.5"
+    config = configured(corpus, vocabulary, tmp_path, "data.valid=", given)
+    with pytest.raises(UserError, match=rf"{given}: data\.train has one component"):
+        prepared_text.check_inputs(config)
+    config.data.group_field = "lang"  # whose values are not known yet
+    with pytest.raises(UserError, match="plain text, which has no fields"):
+        prepared_text.check_inputs(config)
+
+
+def test_names_that_only_the_text_tells(corpus, vocabulary, tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(
+        "".join(
+            f'{{"text": "Some words here.", "lang": "{x}"}}\n' for x in ("en", "sw")
+        )
+    )
+    grouped = [f"data.train={file}", "data.group_field=lang", "data.valid="]
+    config = configured(
+        corpus, vocabulary, tmp_path, *grouped, "data.weights=en=1,de=1"
+    )
+    with pytest.raises(UserError, match="'de' is unknown"):
+        prepared_text.prepare(config, quiet)
+    other = tmp_path / "b.jsonl"
+    other.write_text('{"text": "Some words here.", "lang": "en"}\n')
+    grouped[-1] = f"data.valid={other}"
+    config = configured(corpus, vocabulary, tmp_path, *grouped, "data.alpha=0.3")
+    with pytest.raises(UserError, match="no text for sw"):
+        prepared_text.prepare(config, quiet)
+    other.write_text('{"text": "Some words here.", "lang": "train"}\n')
+    config = configured(corpus, vocabulary, tmp_path, *grouped)
+    with pytest.raises(UserError, match="`train` is a name"):
+        prepared_text.prepare(config, quiet)
+
+
+def test_a_text_without_pairs_is_named(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "a", "b"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    (tmp_path / "x.txt").write_text("a b.\nb a.\nb b.\n")
+    (tmp_path / "y.txt").write_text("a b.\n\nb a.\n")
+    given = {"train": f"*={tmp_path}/[xy].txt", "vocab": f"{tmp_path}/vocab.txt"}
+    given |= {"cache": f"{tmp_path}/cache", "plan": "pairs", "valid": ""}
+    flags = [f"--config.data.{key}={value}" for key, value in given.items()]
+    config = command_line.parse(["--config=bert.py:smoke", *flags]).config
+    parts = prepared_text.prepare(config, quiet).parts
+    with pytest.raises(UserError, match=r"^the text `y`: no chunk of 128 tokens"):
+        run_batches.make_plans(config, frozenset(["mlm", "sop"]), parts, 128)

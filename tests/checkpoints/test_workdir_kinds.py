@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workdirs of every kind: who may go on in them, and what they are said to lack."""
+
+import json
+
+import pytest
+
+from bertjax import UserError
+from bertjax.assembly import models, workdirs
+from bertjax.checkpoints import workdir_kinds
+from bertjax.config import schema, serialize
+
+
+def make(path, said=None):
+    """Write a workdir's config and, of its checkpoint, what that says of itself."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(serialize.to_json(schema.base()))
+    (path / "overrides.json").write_text("{}")
+    if said is not None:
+        (path / "checkpoints/3").mkdir(parents=True)
+        (path / "checkpoints/3/meta.json").write_text(json.dumps(said))
+    return path
+
+
+@pytest.mark.parametrize(
+    "said, what",
+    [
+        (None, ""),
+        ({"config": {}, "stores": {}}, workdir_kinds.RUN),
+        ({"config": {}, "stores": {}, "runs": []}, workdir_kinds.SWEEP),
+        ({"config": {}, "sentences": {}}, workdir_kinds.CONVERTED),
+        ({}, workdir_kinds.RUN),  # damaged, as its checksum says
+    ],
+)
+def test_kinds(tmp_path, said, what):
+    path = make(tmp_path, said)
+    assert workdir_kinds.kind(path) == what
+    if what in ("", workdir_kinds.RUN):
+        workdir_kinds.check_run(path)
+    else:
+        with pytest.raises(UserError, match=f"holds {what}, .*init_from={path}"):
+            workdir_kinds.check_run(path)
+    if what:
+        with pytest.raises(UserError, match=f"holds {what}: take another workdir"):
+            workdir_kinds.check_sweep(path, [(0, 1e-3)])
+    (path / workdir_kinds.MEMBERS).mkdir()
+    assert workdir_kinds.kind(path) == workdir_kinds.UNDER_WAY
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_converted_model_is_no_run(tmp_path, allow):
+    """Said before its config is compared, of which every key would differ."""
+    other = schema.base()
+    other.optim.lr = 0.5
+    path = make(tmp_path, {"config": {}})
+    with pytest.raises(UserError, match="holds a converted model") as refused:
+        workdirs.check_workdir(path, other, allow)
+    assert "optim.lr" not in str(refused.value)
+
+
+def test_what_is_missing(tmp_path):
+    """A workdir that lost its checkpoints has a config.json."""
+    cases = {tmp_path / "a": "no such directory"}
+    (tmp_path / "b").mkdir()
+    cases[tmp_path / "b"] = "holds no checkpoint, and no config.json"
+    cases[make(tmp_path / "c")] = "its config.json is there, checkpoints/ missing"
+    (make(tmp_path / "d") / "checkpoints").mkdir()
+    cases[tmp_path / "d"] = "its config.json is there, checkpoints/ empty"
+    for path, words in cases.items():
+        with pytest.raises(UserError, match=words):
+            models.open_model(str(path), "--model")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "\xff"])
+def test_damaged_results(tmp_path, text):
+    assert workdir_kinds.read_results(tmp_path) == {}
+    (tmp_path / workdir_kinds.RESULTS).write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match=r"sweep\.json cannot be read: "):
+        workdir_kinds.read_results(tmp_path)

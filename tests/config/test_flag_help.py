@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands by one name, and --help: it lists every flag that is read."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from absl import flags
+from conftest import ROOT
+
+from bertjax import __main__ as commands
+from bertjax.config import flag_help
+
+WITH_CONFIG = {"train", "sweep", "glue", "prepare", "show", "preflight", "benchmark"}
+
+
+def test_every_command_is_listed(capsys, monkeypatch):
+    files = (ROOT / "bertjax").glob("*.py")
+    there = {p.stem for p in files if "    cli.command(main)" in p.read_text()}
+    assert there == set(commands.COMMANDS)
+    monkeypatch.setattr(sys, "argv", ["bertjax"])
+    assert commands.main() == 0
+    for line, name in zip(
+        capsys.readouterr().out.splitlines()[2:], commands.COMMANDS, strict=True
+    ):
+        assert line.split()[0] == name and len(line) < 80
+
+
+def reads(name):
+    """Return the names of the flags that a command looks at, as args.NAME."""
+    nodes = ast.walk(ast.parse((ROOT / f"bertjax/{name}.py").read_text()))
+    fields = (node for node in nodes if isinstance(node, ast.Attribute))
+    found = {x.attr for x in fields if getattr(x.value, "id", "") == "args"}
+    return found - {"config", "overrides", "words"}
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_help_lists_every_flag(name, capsys):
+    module = importlib.import_module(f"bertjax.{name}")
+    with pytest.raises(SystemExit) as ended:
+        module.main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and said.startswith(module.__doc__.strip())
+    assert all(len(line) <= 88 for line in said.splitlines())
+    listed = said.partition("\nflags:\n")[2]
+    values = flags.FlagValues()
+    getattr(module, "define_flags", getattr(module, "define", None))(values)
+    assert reads(name) <= {flag.name for flag in flag_help.own_flags(values)}
+    for flag in flag_help.own_flags(values):
+        assert re.search(rf"^  --{flag.name}(=| |$)", listed, re.MULTILINE), flag.name
+        assert flag_help.help_of(flag), flag.name
+    assert "repeat this option" not in listed  # said once, in few words
+    assert ("--config.KEY=VALUE" in listed) == (name in WITH_CONFIG)
+
+
+def test_a_command_by_the_script(monkeypatch, capsys):
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"bertjax": "bertjax.__main__:main"}
+    monkeypatch.setattr(sys, "argv", ["bertjax", "fill_mask", "--help"])
+    with pytest.raises(SystemExit):
+        commands.main()
+    assert "--top_k=5" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["bertjax", "evalute"])
+    assert commands.main() == 2
+    assert "did you mean 'evaluate'?" in capsys.readouterr().err
+
+
+def test_the_list_imports_nothing_large():
+    code = "import runpy, sys; sys.argv = ['bertjax']\n"
+    code += "try: runpy.run_module('bertjax', run_name='__main__', alter_sys=True)\n"
+    code += "except SystemExit as e: assert not e.code\n"
+    code += "print(*{'jax', 'numpy', 'absl'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "fill_mask" in done.stdout and done.stdout.splitlines()[-1] == ""
+    bad = subprocess.run(
+        [sys.executable, "-m", "bertjax", "fill_mask", "--model=no-such-model", "a"],
+        capture_output=True,
+        text=True,
+    )
+    assert bad.returncode == 2 and bad.stderr.startswith("error: --model=no-such-model")

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `show` counts and writes, on a batch whose truth is known by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bertjax.data.batch_statistics import Statistics
+from bertjax.data.batches import Inspected
+from bertjax.data.mixture import Located
+from bertjax.data.rendering import show_row, stages_html, surface, to_html, to_text
+
+PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat ##ch <b> sat".split()  # noqa: SIM905
+TOKENIZER = SimpleNamespace(
+    vocab_size=10, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4, pieces=PIECES,
+    special_ids=np.arange(5), kind="wordpiece",
+    word_starts=np.array([not p.startswith("##") for p in PIECES]),
+)  # fmt: skip
+
+
+def inspected(packed=False):
+    """Two rows: `the cat ##ch <b>` and `sat [UNK]`, with three selections."""
+    ids = np.array([[2, 5, 6, 7, 8, 3], [2, 9, 1, 3, 0, 0]], np.int32)
+    gathered = {
+        "input_ids": ids,
+        "attention_mask": (ids > 0).astype(np.int32),
+        "token_type_ids": np.zeros_like(ids),
+        "nsp_labels": np.array([1, 0], np.int32),
+    }
+    if packed:
+        gathered["segment_ids"] = np.array([[1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 0, 0]])
+        gathered["cls_weights"] = np.array([[1, 1], [1, 0]], np.float32)
+        gathered["nsp_labels"] = np.array([[1, 1], [0, 0]], np.int32)
+    batch = dict(gathered, input_ids=ids.copy())
+    batch["input_ids"][0, 2] = 4  # cat -> [MASK]
+    batch["input_ids"][0, 4] = 9  # <b> -> sat
+    batch["mlm_positions"] = np.array([[2, 4], [1, 0]], np.int32)
+    batch["mlm_ids"] = np.array([[6, 8], [9, 0]], np.int32)
+    batch["mlm_weights"] = np.array([[1, 1], [1, 0]], np.float32)
+    found = Located(np.array([1, 0]), np.array([5, 7]), np.zeros(2, np.uint64))
+    return Inspected(found, gathered, batch, np.array([1, 1, 2]), np.array([0, 3]))
+
+
+def test_counts_by_hand():
+    statistics = Statistics(TOKENIZER, ("en", "sw"))
+    statistics.add(inspected(), "first")
+    statistics.add(inspected(), "second")
+    assert statistics.results() == {
+        "rows": 4,
+        "sequences": 4,
+        "tokens": 20,
+        "fill": pytest.approx(20 / 24),
+        "segments_per_row": 1.0,
+        "sequence_tokens": {"mean": 5.0, "min": 4, "median": 4, "p90": 6, "max": 6},
+        "selected_rate": 6 / 20,
+        "mask_rate": pytest.approx(1 / 3),
+        "random_rate": pytest.approx(1 / 3),
+        "keep_rate": pytest.approx(1 / 3),
+        "special_selected": 0,
+        "special_replacements": 0,
+        "partial_words": 2,  # `cat` without `##ch`, in either batch
+        "rows_without_predictions": 0,
+        "unit_lengths": {"1": 4, "2": 2},
+        "unknown_rate": 2 / 20,
+        "truncated": 0.5,
+        "pair_labels": {"0": 2, "1": 2},
+        "components": {"en": 2, "sw": 2},
+        "batch_sha256": ["first", "second"],
+    }
+
+
+def test_counts_of_packed_rows():
+    statistics = Statistics(TOKENIZER, ("en", "sw"))
+    statistics.add(inspected(packed=True), "x")
+    results = statistics.results()
+    assert results["segments_per_row"] == 1.5
+    assert results["sequence_tokens"] == dict(
+        mean=10 / 3, min=3, median=3, p90=4, max=4
+    )
+    assert results["pair_labels"] == {"0": 1, "1": 2}  # the unused slot counts not
+
+
+def test_marks_decide_where_words_begin():
+    """By the marks `the cat` and `##ch <b>` are words, so each is selected in part."""
+    seen = inspected()
+    marks = np.zeros((2, 6), np.uint8)
+    marks[0, [1, 3]] = marks[1, [1, 2]] = 1
+    statistics = Statistics(TOKENIZER, ("en", "sw"))
+    statistics.add(seen._replace(gathered=seen.gathered | {"marks": marks}), "x")
+    assert statistics.results()["partial_words"] == 2
+
+
+def test_the_stages_of_a_row():
+    tokens = show_row(inspected(), TOKENIZER, 0)
+    assert [t.fate for t in tokens] == ["", "", "masked", "", "replaced", ""]
+    lines = [to_text(tokens, s, False) for s in ("gathered", "chosen", "corrupted")]
+    assert lines == [
+        "[CLS] the catch <b> [SEP]",
+        "[CLS] the [cat]ch [<b>] [SEP]",
+        "[CLS] the {[MASK]}ch ~sat [SEP]",
+    ]
+    (kept,) = (t for t in show_row(inspected(), TOKENIZER, 1) if t.fate)
+    assert (kept.fate, kept.before) == ("kept", "sat")
+    coloured = to_text(tokens, "corrupted", True)
+    assert "\033[31m[MASK]\033[0m" in coloured and "\033[35msat" in coloured
+
+
+def test_a_page_escapes_what_it_shows():
+    tokens = show_row(inspected(), TOKENIZER, 0)
+    page = to_html(
+        "a < b",
+        {"unit_lengths": {"1": 3}, "fill": 0.5},
+        [("<row>", stages_html(tokens))],
+    )
+    assert "<b>" not in page.replace("<b>&lt;row&gt;</b>", "")
+    assert "&lt;b&gt;" in page and "a &lt; b" in page
+    assert "http" not in page  # nothing is loaded from elsewhere
+    assert page.count("class='masked'") == 2  # chosen, corrupted
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    tokenizer = SimpleNamespace(
+        **{**vars(TOKENIZER), "pieces": [*PIECES[:9], "a\033[2J"]}
+    )
+    tokens = show_row(inspected(), tokenizer, 1)
+    assert "\033" not in to_text(tokens, "gathered", False)
+
+
+@pytest.mark.parametrize(
+    "kind, piece, known",
+    [
+        ("unigram", "▁cat", ("cat", False)),
+        ("unigram", "ch", ("ch", True)),
+        ("byte_bpe", "Ġcat", ("cat", False)),
+        ("byte_bpe", "Ã©", ("é", True)),
+        ("byte_bpe", "Ã", (r"\xc3", True)),
+        ("byte_bpe", "PFâĤ", (r"PF\xe2\x82", True)),
+        ("byte_bpe", "ĠaâĤ", (r"a\xe2\x82", False)),
+        ("byte_bpe", "龘", ("龘", True)),
+        ("ids", "17", ("17", False)),
+    ],
+)
+def test_surfaces(kind, piece, known):
+    tokenizer = SimpleNamespace(kind=kind, pieces=["[MASK]", piece], special_ids=[0])
+    assert surface(tokenizer, 1) == known
+    assert surface(tokenizer, 0) == ("[MASK]", False)

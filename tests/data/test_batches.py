@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertjax import UserError
+from bertjax.data import loader as engines
+from bertjax.data.batches import Batches, batch_sha256, pair_rule
+from bertjax.data.loader import stream
+from bertjax.data.masking.masker import make_masking, make_tables
+from bertjax.data.mixture import make_mixture
+from bertjax.data.sequences.plan import make_plan
+
+V = 300
+TOKENIZER = SimpleNamespace(
+    vocab_size=V, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4,
+    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
+    word_starts=np.arange(V) % 3 > 0,
+)  # fmt: skip
+TABLES = make_tables(TOKENIZER)
+needs_tf = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
+)
+
+
+def corpus(sentences, documents, seed=0):
+    """Make a store of made-up text without a random generator of a library."""
+    number = np.arange(sentences, dtype=np.int64) + seed
+    offsets = np.cumsum(np.append(0, number * 7919 % 23 + 2))
+    tokens = (np.arange(offsets[-1], dtype=np.int64) * 48271 % 2147483647) % (V - 5) + 5
+    starts = np.arange(documents) * sentences // documents
+    return SimpleNamespace(
+        tokens=tokens.astype(np.uint16), sentences=offsets,
+        documents=np.append(starts, sentences),
+    )  # fmt: skip
+
+
+def batches(kind="pairs", preset="bert", B=8, seed=11, store=None, length=32, **how):
+    rule = "nsp" if kind == "pairs" else None
+    plan = make_plan(store or corpus(400, 23), kind, length, 5, pair_rule=rule)
+    needs = frozenset({"mlm", rule} - {None})
+    masking = make_masking(preset, **how)
+    mixture = make_mixture({"train": plan.n})
+    return Batches((plan,), mixture, masking, TABLES, TOKENIZER, B, seed, needs)
+
+
+def join(parts):
+    return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+
+
+def same(a, b):
+    return batch_sha256(a) == batch_sha256(b)
+
+
+def test_golden_hashes():
+    """A run must be the same run after an upgrade: change these only with a reason."""
+    hashes = {
+        "pairs": batches().batch(1000),
+        "full": batches("full_sentences", "roberta").batch(1000),
+        "doc": batches("doc_sentences", unit="word").batch(1000),
+        "eval": next(batches().eval_batches(8)),
+    }
+    assert {k: batch_sha256(b)[:16] for k, b in hashes.items()} == {
+        "pairs": "1b8eda0d16c6a1b7",
+        "full": "4c3c15434aa09a4f",
+        "doc": "76853e30788ab381",
+        "eval": "bd3b28a52fc162b7",
+    }
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**9), st.sampled_from([1, 2, 4, 8]))
+def test_rows_of_all_hosts_make_the_global_batch(step, hosts):
+    b = batches()
+    size = 8 // hosts
+    parts = [b.batch(step, slice(h * size, (h + 1) * size)) for h in range(hosts)]
+    assert same(join(parts), b.batch(step))
+    evals = [next(b.eval_batches(8, rows=slice(h, None, hosts))) for h in range(hosts)]
+    whole = next(b.eval_batches(8))
+    for h, part in enumerate(evals):
+        assert all((part[k] == whole[k][h::hosts]).all() for k in whole)
+
+
+def test_names_shapes_and_types():
+    batch = batches().batch(0)
+    shapes = {k: (v.shape, v.dtype.str[1:]) for k, v in batch.items()}
+    assert shapes == {
+        **dict.fromkeys(
+            ("input_ids", "token_type_ids", "attention_mask"), ((8, 32), "i4")
+        ),
+        **dict.fromkeys(("mlm_positions", "mlm_ids"), ((8, 5), "i4")),
+        "mlm_weights": ((8, 5), "f4"),
+        "nsp_labels": ((8,), "i4"),
+    }
+
+
+@pytest.mark.parametrize("B", [8, 1000])
+def test_an_epoch_shows_each_example_once_in_an_order_of_its_own(B):
+    b = batches("doc_sentences", B=B)
+    needed = -(-2 * b.n // B)
+    plain = dataclasses.replace(b, needs=frozenset())
+    rows = join([plain.batch(s) for s in range(needed)])["input_ids"]
+    first, second = rows[: b.n].tolist(), rows[b.n : 2 * b.n].tolist()
+    everything = join(list(plain.eval_batches(B)))["input_ids"][: b.n].tolist()
+    assert sorted(first) == sorted(second) == sorted(everything)
+    assert first != second and first != everything
+
+
+def test_draws_change_with_the_epoch_and_the_seed():
+    b = batches(store=corpus(3, 1), B=1)
+    hashes = {batch_sha256(b.batch(s)) for s in range(40 * b.n)}
+    assert len(hashes) > 30
+    assert not same(b.batch(0), batches(B=1, seed=12).batch(0))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (5, 5)])
+@pytest.mark.parametrize("kind", ["pairs", "full_sentences", "doc_sentences"])
+def test_fewer_sequences_than_a_batch_work(kind, sizes):
+    b = batches(kind, store=corpus(*sizes), B=64)
+    assert b.n < 64
+    batch = b.batch(3)
+    assert batch["mlm_weights"].any(axis=1).all()
+    [only] = b.eval_batches(64)
+    assert only["example_weights"].sum() == b.n
+
+
+def test_eval_covers_every_example_with_draws_that_ignore_the_batch_size():
+    b = batches()
+    assert b.n % 9
+    whole = join(list(b.eval_batches(b.n)))
+    assert whole["example_weights"].all()
+    for size in (1, 9, b.n + 5):
+        seen = join(list(batches(seed=99).eval_batches(size)))
+        real = seen["example_weights"] == 1
+        assert len(real) % size == 0 and real.sum() == b.n
+        assert not seen["mlm_weights"][~real].any()
+        assert (seen["attention_mask"][~real].sum(1) > 2).all()
+        for name in whole:
+            assert (seen[name][real] == whole[name]).all()
+
+
+def test_eval_takes_a_fixed_subset_in_natural_order():
+    b = batches("doc_sentences")
+    whole = join(list(b.eval_batches(b.n)))["input_ids"].tolist()
+    few = join(list(b.eval_batches(4, examples=10)))
+    rows = few["input_ids"][few["example_weights"] == 1].tolist()
+    where = [whole.index(r) for r in rows]
+    assert len(where) == 10 and where == sorted(where) and where != list(range(10))
+    assert len(list(b.eval_batches(4, examples=10**9))) == -(-b.n // 4)
+
+
+def test_one_pair_objective_at_a_time():
+    assert pair_rule(frozenset({"mlm"})) is None
+    assert pair_rule(frozenset({"mlm", "sop"})) == "sop"
+    with pytest.raises(UserError, match="not nsp and sop"):
+        pair_rule(frozenset({"nsp", "sop"}))
+
+
+def test_max_predictions_sets_the_slots():
+    b = dataclasses.replace(batches(), max_predictions=2)
+    assert b.batch(0)["mlm_ids"].shape == (8, 2)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "full_sentences"])
+def test_slots_are_those_of_the_arrays(kind):
+    made = batches(kind)
+    assert made.slots == made.batch(0)["input_ids"].size
+
+
+def test_ids_beyond_the_vocabulary_are_refused():
+    store = corpus(40, 2)
+    counts = np.bincount(store.tokens, minlength=V + 9)
+    counts[V + 3] = 1
+    with pytest.raises(UserError, match="holds id 303"):
+        batches(store=SimpleNamespace(**vars(store), counts=counts))
+    store.tokens[-1] = V
+    with pytest.raises(UserError, match="holds id 300"):
+        batches(store=store)
+
+
+def test_hash_depends_on_names_types_and_values():
+    batch = batches().batch(0)
+    swapped = dict(reversed(batch.items()))
+    assert same(batch, swapped)
+    assert not same(batch, batch | {"nsp_labels": batch["nsp_labels"].astype(np.int64)})
+    assert not same(batch, batch | {"nsp_labels": 1 - batch["nsp_labels"]})
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "workers"), [(0, 1), (2, 2), (9, 4)], ids=["none", "usual", "many"]
+)
+def test_python_engine_keeps_order_and_ends_its_threads(prefetch, workers):
+    b, before = batches(), threading.active_count()
+    got = list(stream(b.batch, 7, 20, "python", prefetch, workers))
+    assert len(got) == 13
+    assert all(same(g, b.batch(7 + i)) for i, g in enumerate(got))
+    early = stream(b.batch, 0, 10**12, "python", prefetch, workers)
+    assert same(next(early), b.batch(0))
+    early.close()
+    assert threading.active_count() == before
+    assert list(stream(b.batch, 5, 5)) == []
+
+
+def broken(step):
+    if step >= 70:
+        raise KeyError(f"step {step}")
+    return {"step": np.full(2, step)}
+
+
+def test_python_engine_lets_errors_surface_at_their_step():
+    got = []
+    with pytest.raises(KeyError, match="step 70"):
+        for batch in stream(broken, 66, 80):
+            got.append(int(batch["step"][0]))
+    assert got == [66, 67, 68, 69]
+
+
+def test_unknown_engines_and_missing_tensorflow(monkeypatch):
+    with pytest.raises(UserError, match=r"data.engine='pyhton' .* mean 'python'"):
+        stream(broken, 0, 1, "pyhton")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs tensorflow"):
+        stream(broken, 0, 1, "tf")
+
+
+def test_short_streams_never_load_tensorflow(monkeypatch):
+    monkeypatch.setattr(engines, "_import_tensorflow", None)
+    assert len(list(stream(broken, 0, 60, "tf"))) == 60
+
+
+def test_a_failing_import_of_tensorflow_surfaces(monkeypatch):
+    def fail():
+        raise ImportError("broken tensorflow")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(engines, "_import_tensorflow", fail)
+    with pytest.raises(ImportError, match="broken tensorflow"):
+        for _ in stream(lambda step: {}, 0, 10**6, "tf"):
+            pass
+
+
+@needs_tf
+def test_tensorflow_writes_nothing_when_it_is_loaded():
+    code = "from bertjax.data.loader import _import_tensorflow as load; load()"
+    silent = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=silent
+    )
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_tf_engine_yields_the_same_batches_after_an_exact_seek():
+    engines._import_tensorflow()
+    b = batches()
+    wanted = [batch_sha256(b.batch(s)) for s in range(3, 90)]
+    assert [batch_sha256(g) for g in stream(b.batch, 3, 90, "tf")] == wanted
+    direct = engines._tf_data(b.batch, 30, 50, 2, 2)
+    assert [batch_sha256(g) for g in direct] == wanted[27:47]
+
+
+@needs_tf
+def test_tf_engine_lets_errors_surface_as_they_are_and_closes_early():
+    got = []
+    with pytest.raises(KeyError, match="step 70"):
+        for batch in engines._tf_data(broken, 60, 99, 2, 2):
+            got.append(int(batch["step"][0]))
+    assert got == list(range(60, 70))
+    early = engines._tf_data(lambda step: {"a": np.ones(2)}, 0, 2**62, 2, 2)
+    next(early)
+    early.close()

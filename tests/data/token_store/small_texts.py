@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small texts in many pieces, for the tests of shards and of what stores hold."""
+
+import gzip
+import itertools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertjax.data.token_store import pieces
+from bertjax.data.token_store import prepare_data as text
+from bertjax.data.token_store.store import Store, verify
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "off"]
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", *WORDS]
+
+
+def paragraph(rng: np.random.Generator) -> str:
+    return " ".join([*rng.choice(WORDS, rng.integers(1, 9)), "."])
+
+
+def write_texts(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, documents in (("a", 300), ("b", 200), ("c", 5)):
+        found = [
+            "\n".join(paragraph(rng) for _ in range(rng.integers(1, 6)))
+            for _ in range(documents)
+        ]
+        (folder / f"{name}.txt").write_text("\n\n".join(found) + "\n")
+    lines = [
+        {"text": paragraph(rng), "lang": str(rng.choice(["en", "zh-x", "w.o"]))}
+        for _ in range(400)
+    ]
+    (folder / "d.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    with gzip.open(folder / "v.txt.gz", "wt") as file:
+        file.write("\n\n".join(paragraph(rng) for _ in range(50)))
+    (folder / "vocab.txt").write_text("\n".join(VOCAB))
+
+
+def small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Return config values; pieces are small, so that there are many."""
+    write_texts(tmp_path)
+    monkeypatch.setattr(pieces.cut, "__defaults__", (4000,))
+    return {
+        "train": f"one={tmp_path}/a.txt,two={tmp_path}/b.txt,{tmp_path}/c.txt",
+        "valid": f"{tmp_path}/v.txt.gz",
+        "vocab": f"{tmp_path}/vocab.txt",
+        "tokenizer_kind": "unigram",
+        "vocab_size": 60,
+        "lower_case": None,
+        "cache": f"{tmp_path}/cache",
+    }
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def hashes(prepared: text.Prepared) -> dict[str, str]:
+    stores = [*prepared.parts.items(), *prepared.valid.items()]
+    for _, store in stores:
+        verify(store)
+    return {name: store.content_hash for name, store in stores}
+
+
+def documents(store: Store) -> list[list[list[int]]]:
+    """Undo the flat arrays."""
+    tokens, ends, outer = store.tokens, store.sentences, store.documents
+    return [
+        [tokens[ends[s] : ends[s + 1]].tolist() for s in range(a, b)]
+        for a, b in itertools.pairwise(outer)
+    ]
+
+
+def left(cache: str | Path) -> set[str]:
+    return {name.split("-")[0] for name in os.listdir(cache)}
+
+
+def reference(path: Path) -> list[list[list[int]]]:
+    """Read and encode a file of paragraphs of words, slowly."""
+    ids = {word: i for i, word in enumerate(VOCAB)}
+    return [
+        [[ids[w] for w in line.split()] for line in document.split("\n")]
+        for document in path.read_text().rstrip("\n").split("\n\n")
+    ]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coverage and fertility; what the exponent of a mixture does to them."""
+
+import numpy as np
+import pytest
+
+from bertjax.data.tokenizers.fertility import Fit, measure_tokenizer, report_tokenizer
+from bertjax.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES += ["una", "##ffa", "##ble", ".", *"我来到北京"]
+
+
+def test_what_is_counted(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES), "utf-8")
+    tokenizer = load_tokenizer(tmp_path)
+    fit = measure_tokenizer(tokenizer, ["Unaffable 龘 .", "", "xyz"] * 700)
+    assert fit == Fit(14 * 700, 10 * 700, 700, 4 * 700, 6 * 700)
+    assert (fit.coverage, fit.fertility, fit.has_words) == (10 / 14, 1.5, True)
+    chinese = measure_tokenizer(tokenizer, ["我来到北京. a"])
+    assert not chinese.has_words and chinese.fertility == 1.0
+    assert measure_tokenizer(tokenizer, []) == Fit()
+    lines = report_tokenizer(tokenizer, {"a": ["una xy"], "b": ["我来"], "c": []})
+    assert lines == [
+        "a: 60.000% of 5 characters known, 1.00 tokens a word (2)",
+        "b: 100.000% of 2 characters known, 1.00 tokens a character (2)",
+        "c: 0.000% of 0 characters known, 0.00 tokens a word (0)",
+    ]
+
+
+def test_unknown_words_with_capitals_are_told_of(tmp_path):
+    """As of bert-base-chinese where nothing says that it is lower-cased."""
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES), "utf-8")
+    cased = load_tokenizer(tmp_path, lower_case=False)
+    texts = ["我来到北京 Una XY xy", "una Unaffable"]
+    assert measure_tokenizer(cased, texts).capitals == 2
+    assert report_tokenizer(cased, {"zh": texts})[1:] == [
+        "zh: 20.00% of a sample's tokens are unknown words with capitals, which the "
+        "vocabulary knows in lower case: try data.lower_case=true"
+    ]
+    assert len(report_tokenizer(cased, {"zh": ["我来到北京 xy"]})) == 1
+    lower = load_tokenizer(tmp_path, lower_case=True)
+    assert measure_tokenizer(lower, texts).capitals == 0
+
+
+def language(letters: str, n: int, seed: int) -> list[str]:
+    """Sentences of 300 made-up words by Zipf's law."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice(list(letters), 6)) for _ in range(300)]
+    law = 1 / np.arange(1, 301)
+    return [" ".join(rng.choice(words, 12, p=law / law.sum())) for _ in range(n)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece", "byte_bpe"])
+def test_a_small_exponent_helps_the_small_language(kind):
+    from bertjax.data.token_store.trained_tokenizer import sample_mixture
+
+    alphabets = {"big": "abcdefghij", "small": "абвгдежзий"}
+    train = {"big": language(alphabets["big"], 6000, 1)}
+    train["small"] = language(alphabets["small"], 60, 2)
+    held = {"big": train["big"][-300:], "small": language(alphabets["small"], 300, 2)}
+    found = {}
+    for alpha in (1.0, 0.3):
+        texts = [(name, text) for name in train for text in train[name]]
+        sample = sample_mixture(texts, alpha, 200_000)
+        tokenizer = train_tokenizer(sample, kind, 500)
+        found[alpha] = {n: measure_tokenizer(tokenizer, held[n]) for n in held}
+        assert all(fit.coverage == 1 for fit in found[alpha].values())
+    assert found[0.3]["small"].fertility < 0.9 * found[1.0]["small"].fertility
+    assert found[0.3]["big"].fertility > found[1.0]["big"].fertility

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler writes on its way, without a compiler."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bertjax import RunError
+from bertjax.assembly import command_line
+from bertjax.measuring import memory_analysis
+
+REPORT = "Memory Space: default (color=0)\nTotal bytes: 4096 (4.0KiB)\n"
+TEXT = """\
+HloModule jit_update, is_scheduled=true
+
+ENTRY %main (p: f32[8]) -> f32[64] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %all-gather.1 = f32[64]{0} all-gather(%p), channel_id=1, dimensions={0}
+}
+
+"""
+EARLY = {"fits": True, "needed": 4096}
+EARLY |= {"collectives": {"all-gather": {"count": 1, "bytes": 256}}}
+WHOLE = {"fits": True, "needed": 1, "collectives": {}}
+
+
+def write(folder: Path, report: str, text: str) -> None:
+    for pattern, said in (
+        (memory_analysis.REPORT, report),
+        (memory_analysis.TEXT, text),
+    ):
+        (folder / pattern.replace("*", "module_0000")).write_text(said)
+
+
+@pytest.mark.parametrize(
+    "report, text, found",
+    [
+        (REPORT, TEXT, EARLY),
+        (REPORT, TEXT[:-40], None),  # still being written
+        (REPORT, "", None),
+        ("Bytes in all: 4096", TEXT, None),
+    ],
+)
+def test_what_is_read_early(report, text, found, tmp_path):
+    assert memory_analysis.early(tmp_path) is None
+    write(tmp_path, report, text)
+    assert memory_analysis.early(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    "report, found", [(REPORT, EARLY), ("of a new form", WHOLE)], ids=["known", "new"]
+)
+def test_an_unknown_report_is_not_waited_for(report, found, monkeypatch):
+    """Then the whole compilation says what is needed; a failed one is named."""
+
+    class Process:
+        """Writes its reports, is seen alive twice, ends with or without a result."""
+
+        result = True
+
+        def __init__(self, target, args, daemon):
+            self.folder, self.seen = Path(args[-1]), 0
+
+        def start(self):
+            write(self.folder, report, TEXT)
+
+        def is_alive(self):
+            self.seen += 1
+            if self.seen == 2 and self.result:
+                (self.folder / memory_analysis.RESULT).write_text(json.dumps(WHOLE))
+            return self.seen <= 2
+
+        def kill(self):
+            pass
+
+        join = kill
+
+    context = SimpleNamespace(Process=Process)
+    monkeypatch.setattr(
+        memory_analysis.multiprocessing, "get_context", lambda _: context
+    )
+    job = (
+        command_line.parse(["--config=bert.py:smoke"]).config,
+        1000,
+        "v5e:2x4",
+        "train",
+        (8, 64),
+    )
+    assert memory_analysis.needed(*job) == found
+    Process.result = False
+    if found is WHOLE:
+        with pytest.raises(RunError, match="compiler failed"):
+            memory_analysis.needed(*job)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features of every depth: the encoder's own numbers, at any padding."""
+
+import jax
+import numpy as np
+import pytest
+from conftest import ENCODERS
+
+from bertjax import UserError
+from bertjax.models import encoder, stacked_layers
+from bertjax.models.config import EncoderConfig
+from bertjax.models.layers import linear
+from bertjax.probing import layer_features, layer_scores, probes
+from bertjax.tasks.metrics import accuracy
+from bertjax.tasks.text_rows import Form, Texts, make_ragged
+
+SIZES = dict(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=48,
+    initializer_range=0.5,
+)
+REAL = (np.arange(8) < np.array([[8], [3]])).astype(np.int32)
+BATCH = {
+    "input_ids": np.random.default_rng(0).integers(1, 40, (2, 8)).astype(np.int32),
+    "attention_mask": REAL,
+}
+
+
+class Specials:
+    cls_id, sep_id, pad_id = 1, 2, 0
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "bert",
+        pytest.param("shared", marks=pytest.mark.slow),
+        pytest.param("local", marks=pytest.mark.slow),
+    ],
+)
+def model(request):
+    cfg = EncoderConfig(**SIZES, **ENCODERS[request.param])
+    return cfg, encoder.init(jax.random.key(0), cfg)
+
+
+@pytest.mark.parametrize("unstacked", [False, True])
+def test_ends_are_the_embeddings_and_the_hidden_states(model, unstacked):
+    cfg, params = model
+    held = stacked_layers.unstack(params, cfg) if unstacked else params
+
+    @jax.jit
+    def first(params, batch):
+        x = encoder.embed(params["embeddings"], cfg, batch)
+        return (
+            linear(params["embeddings"]["projection"], x) if cfg.embedding_size else x
+        )
+
+    kept = jax.jit(lambda p, b: encoder.apply_layers(p, cfg, b, lambda x: x))
+    layers = kept(held, BATCH)
+    assert layers.shape == (4, 2, 8, 16)
+    np.testing.assert_array_equal(layers[0], first(held, BATCH))
+    hidden = jax.jit(lambda p, b: encoder.apply(p, cfg, b).hidden)(held, BATCH)
+    np.testing.assert_array_equal(layers[-1], hidden)
+    differs = np.abs(np.diff(layers, axis=0)).max(axis=(1, 2, 3))
+    assert (differs > 1e-3).all()
+
+
+def test_layers_between_are_those_of_a_shallower_encoder():
+    """The second of three layers is what an encoder of two gives."""
+    cfg = EncoderConfig(**SIZES)
+    params = encoder.init(jax.random.key(0), cfg)
+    layers = encoder.apply_layers(params, cfg, BATCH, lambda x: x)
+    small = EncoderConfig(**{**SIZES, "num_hidden_layers": 2})
+    cut = {**params, "layers": jax.tree.map(lambda x: x[:2], params["layers"])}
+    hidden = encoder.apply(cut, small, BATCH).hidden
+    np.testing.assert_allclose(layers[2], hidden, atol=1e-6)
+
+
+def make_texts():
+    draw = np.random.default_rng(1)
+    rows = [draw.integers(3, 40, n).tolist() for n in (4, 30, 1, 9, 38, 2, 17)]
+    form = Form(("text",), "label", ("a", "b"), 1, ("accuracy",))
+    return Texts(form, (make_ragged(rows),), np.zeros(7, np.int32), np.zeros(40, int))
+
+
+def test_features_are_pooled_by_hand(model):
+    """A row as it is alone, without padding."""
+    cfg, params = model
+    texts, row = make_texts(), 5
+    batch = {"input_ids": np.array([[1, *texts.texts[0][row], 2]], np.int32)}
+    batch["attention_mask"] = np.ones_like(batch["input_ids"])
+    kept = jax.jit(lambda p, b: encoder.apply_layers(p, cfg, b, lambda x: x[0]))
+    alone = np.asarray(kept(params, batch))
+    for pooling, wanted in (("cls", alone[:, 0]), ("mean", alone.mean(1))):
+        read = layer_features.make_reader(cfg, params, pooling)
+        found = layer_features.read_texts(read, texts, Specials, 4, 16, 3, 40)
+        assert found.shape == (4, 7, 16) and found.dtype == np.float32
+        np.testing.assert_allclose(found[:, row], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_probes_alone_are_trained(model, monkeypatch):
+    """What the optimizer holds is the probe's; the encoder says the same afterwards,
+    in memory that could be written to."""
+    cfg, params = model
+    params, trained = jax.tree.map(np.array, params), []
+    before = jax.tree.map(np.copy, params)
+    adam = probes.optax.adam
+
+    def spy(rate):
+        def init(params):
+            trained.append(jax.tree.map(np.shape, params))
+            return adam(rate).init(params)
+
+        return adam(rate)._replace(init=init)
+
+    monkeypatch.setattr(probes.optax, "adam", spy)
+    probes.run.clear_cache()  # another encoder's probes look the same
+    reader = layer_features.make_reader(cfg, params, "mean")
+
+    def read():
+        return layer_features.read_texts(reader, make_texts(), Specials, 4, 16, 3, 40)
+
+    train, labels = read(), np.array([0, 1, 0, 1, 1, 0, 1], np.int32)
+    data = layer_scores.Data(train.copy(), labels, train.copy(), labels)
+    probes.standardise(data.train, data.valid)
+    settings = probes.Settings(steps=3, batch_size=4, lr=0.1, weight_decay=0.1)
+    none, told = np.zeros((1, 0), np.int32), (accuracy, 0, settings)
+    layer_scores.probe_layers("linear", data, 2, none, *told)
+    layer_scores.probe_mix("linear", data, 2, accuracy, 1, 0, settings)
+    own = {"kernel": (16, 2), "bias": (2,)}
+    assert trained == [{"out": own}, {"out": own, "mix": (4,), "scale": ()}]
+    np.testing.assert_array_equal(read(), train)
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+
+
+def test_memory_is_told_and_refused():
+    told = layer_features.check_memory(1000, 13, 768, free=2**30)
+    assert told == "1,000 examples x 13 layers x 768: 0.08 GB of memory"
+    with pytest.raises(UserError, match=r"0\.80 GB .* 0\.10 GB are free: give fewer"):
+        layer_features.check_memory(10_000, 13, 768, free=10**8)
+    assert layer_features.free_memory() > 0

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions from a file to rows, and from logits to scores and answers."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bertjax import UserError
+from bertjax.assembly import command_line
+from bertjax.data.corpus import tfds_source
+from bertjax.data.tokenizers.tokenizer import load_tokenizer
+from bertjax.tasks.prepare_task import KINDS
+from bertjax.tasks.prepare_task import make_form as made_form
+from bertjax.tasks.question_rows import make_asked, parse_one, read_questions
+from bertjax.tasks.task_rows import Form, Limits
+
+CONTEXT = "The interpreter reads a file. A module is a file with statements."
+FORM = Form(("question", "context"), "answers", (), 1, ("exact", "f1", "cmrc_f1"))
+
+
+def squad(*asked):
+    """Write SQuAD's JSON of (id, answer or None) about CONTEXT."""
+    qas = [
+        {
+            "id": name,
+            "question": "What is a module?",
+            "answers": [{"text": a, "answer_start": CONTEXT.find(a)}] if a else [],
+        }
+        for name, a in asked
+    ]
+    paragraph = {"context": CONTEXT, "qas": qas}
+    return json.dumps({"data": [{"paragraphs": [paragraph]}]})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+    return load_tokenizer(vocabulary)
+
+
+def gold_logits(rows, length):
+    """Say what the labels say, and of a row without an answer its first token."""
+    starts, ends = np.full((2, rows.n, length), -10.0, np.float32)
+    each = np.arange(rows.n)
+    starts[each, rows.windows.start_positions] = 10
+    ends[each, rows.windows.end_positions] = 10
+    return {"start_logits": [*starts], "end_logits": [*ends]}
+
+
+@pytest.mark.parametrize("length", [76, 96])
+def test_what_the_labels_say_is_right(tokenizer, length):
+    read = [parse_one(squad(("a", "a file with statements"), ("b", "reads")), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(length)
+    said = gold_logits(rows, length)
+    assert rows.score(said, np.arange(rows.n)) == {"exact": 1, "f1": 1, "cmrc_f1": 1}
+    assert rows.scores == ("exact", "f1", "cmrc_f1")
+    told = [*rows.answers(said, read)]
+    assert [(t["id"], t["answer"]) for t in told] == [
+        ("a", "a file with statements"),
+        ("b", "reads"),
+    ]
+    assert all(t["score"] > t["null_score"] for t in told)
+
+
+def test_questions_without_answers(tokenizer):
+    read = [parse_one(squad(("a", "reads"), ("b", None)), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    scores = rows.score(gold_logits(rows, 96), np.arange(rows.n))
+    assert scores["exact"] == scores["best_f1"] == 1
+    assert scores["threshold"] < 20
+    assert [*scores] == [*rows.scores, "threshold"]
+    batch = rows.gather(np.arange(rows.n), None, SimpleNamespace(pad_id=0))
+    where = rows.windows.question == 1
+    assert (batch["start_positions"][where] == 0).all()
+
+
+def test_a_question_counts_when_all_its_rows_are_there(tokenizer):
+    """As where an evaluation takes a part of the rows."""
+    read = [parse_one(squad(("a", "reads"), ("b", "reads")), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    said = gold_logits(rows, 96)
+    mine = np.flatnonzero(rows.windows.question == 1)
+    some = {name: [logits[i] for i in mine] for name, logits in said.items()}
+    assert [*rows.found(some, mine)] == ["b"]
+
+
+def test_lines_of_questions():
+    lines = '{"question": "Who?", "context": "Ann."}\n'
+    found = parse_one(lines + '{"question": "Why?", "context": "b", "id": "x"}', "-")
+    assert [(q.id, q.text) for q in found.questions] == [("0", "Who?"), ("x", "Why?")]
+    assert found.contexts == ["Ann.", "b"]
+    with pytest.raises(UserError, match="-:1: question and context"):
+        parse_one('{"question": 3, "context": "Ann."}', "-")
+
+
+def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
+    text = squad(("a", "reads"), ("b", "reads"))
+    (tmp_path / "moved.json").write_text(text.replace('_start": 16', '_start": 17', 1))
+    (tmp_path / "again.json").write_text(squad(("a", "reads")))
+    said = []
+    read = read_questions(f"{tmp_path}/moved.json", "data.train", {}, said.append)
+    assert "1 answer elsewhere" in said[0] and "moved.json" in said[0]
+    more = read_questions(f"{tmp_path}/again.json", "data.train", {}, said.append)
+    with pytest.raises(UserError, match=r"again.json: the id 'a' is there twice"):
+        make_asked([*read, *more], FORM, tokenizer, True)
+    with pytest.raises(UserError, match="f: no question's answer is in its context"):
+        make_asked([parse_one(squad(("a", None)), "f")], FORM, tokenizer, True)
+    assert KINDS["span"].make is make_asked
+
+
+def test_empty_questions_are_kept_and_said(tokenizer):
+    text = squad(("a", "reads"), ("b", "a file"))
+    said, read = [], [parse_one(text.replace("What is a module?", " ", 1), "f.json")]
+    assert make_asked(read, FORM, tokenizer, True, said.append).plan(96).n == 2
+    assert said == ["f.json: 1 empty question, kept: a"]
+
+
+def test_squad_of_tfds(monkeypatch):
+    def row(name, context, texts, starts):
+        told = {"text": np.array([t.encode() for t in texts], object)}
+        told["answer_start"] = np.array(starts, np.int32)
+        plain = {"id": name.encode(), "question": b"What?", "answers": told}
+        return plain | {"context": context.encode()}
+
+    rows = [
+        row("a", CONTEXT, ["reads"], [16]),
+        row("b", CONTEXT, [], []),
+        row("c", "é is one letter", ["é", "one"], [0, 5]),
+    ]
+    opened = []
+    monkeypatch.setattr(
+        tfds_source, "open_split", lambda *told: opened.append(told) or (None, "train")
+    )
+    monkeypatch.setattr(tfds_source, "read_split", lambda *told: iter(rows))
+    name = "tfds:squad/v2.0:train"
+    (found,) = read_questions(name, "data.train", {}, print)
+    assert opened[0][0] == name and {*opened[0][1].values()} == {"data.train"}
+    assert found.contexts == [CONTEXT, "é is one letter"]
+    assert found.golds == {"a": ("reads",), "b": (), "c": ("é", "one")}
+    assert [q.span for q in found.questions] == [(16, 21), None, (0, 1)]
+    assert not found.moved + found.lost + found.unlabelled
+    rows[0]["answers"] = {"text": ["reads"]}
+    with pytest.raises(UserError, match=r"`answers` \(data.train\) has no text and"):
+        read_questions(name, "data.train", {}, print)
+
+
+def test_named_tasks_of_questions():
+    made = command_line.parse(["--config=finetune/qa.py:task=squad2"]).config
+    assert made.data.train == "tfds:squad/v2.0:train" and made.objective == "span"
+    assert made_form(made).metrics == ("exact", "f1") and made.data.length == 384
+
+
+def test_the_ids_of_lines_are_free_ones():
+    lines = '{"question": "a?", "context": "b", "id": 1}\n' + (
+        '{"question": "a?", "context": "b"}\n' * 2
+    )
+    assert [q.id for q in parse_one(lines, "-").questions] == ["1", "0", "2"]
+
+
+def test_questions_of_which_no_answer_is_said(tokenizer):
+    """As in a test set: fine for predictions, nothing to learn or to score."""
+    whole = json.loads(squad(("a", "reads"), ("b", "a file")))
+    del whole["data"][0]["paragraphs"][0]["qas"][1]["answers"]
+    read = [parse_one(json.dumps(whole), "f.json")]
+    with pytest.raises(UserError, match=r"f.json: .*qas\[1\]: no 'answers', in 1 of 2"):
+        make_asked(read, FORM, tokenizer, True)
+    assert make_asked(read, FORM, tokenizer, False).plan(96).n == 2
+
+
+def test_a_part_of_the_rows_has_the_same_scores(tokenizer):
+    """Where all that are evaluated have answers, and where none is there whole."""
+    read = [parse_one(squad(("a", "reads"), ("b", None), ("c", "reads")), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(80)
+    said = gold_logits(rows, 80)
+    for wanted, score in ([0, 2], 1), ([1], 1), ([], None):
+        mine = np.flatnonzero(np.isin(rows.windows.question, wanted))
+        some = {name: [logits[i] for i in mine] for name, logits in said.items()}
+        found = rows.score(some, mine)
+        assert {*rows.scores} <= {*found}
+        assert found["best_f1"] == score if wanted else np.isnan(found["best_f1"])
+
+
+def test_limits(tokenizer):
+    """They are the layout's and the answers', and the usual ones change no hash."""
+    read = [parse_one(squad(("a", "a file with statements"), ("b", "reads")), "f")]
+    rows, few = (
+        make_asked(read, FORM._replace(limits=limits), tokenizer, True)
+        for limits in (Limits(), Limits(5, 3, 3))
+    )
+    assert "limits" not in rows.form.identity
+    assert rows.content_hash != few.content_hash
+    few, rows = few.plan(20), rows.plan(80)
+    assert few.n > rows.n and {*few.windows.cut} == {"a", "b"}
+    assert any("1 answer of more than 3 pieces" in line for line in few.notes())
+    assert not any("answers" in line for line in rows.notes())
+    said = [one["answer"] for one in few.answers(gold_logits(few, 20), read)]
+    assert said[1] == "reads" and "a file with statements" not in said[0]
+
+
+def test_a_layout_is_made_once(tokenizer):
+    read = [parse_one(squad(("a", "reads")), "f")]
+    rows = make_asked(read, FORM, tokenizer, True)
+    assert rows.plan(96).windows is rows.plan(96).windows
+    assert rows.plan(96).windows is not rows.plan(76).windows
+
+
+def test_predictions_say_nothing_where_the_doubt_is_great(tokenizer):
+    read = [parse_one(squad(("a", "reads"), ("b", None)), "f")]
+    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    said = gold_logits(rows, 96)
+
+    def answers(threshold):
+        told = replace(rows, threshold=threshold).answers(said, read)
+        return [one["answer"] for one in told]
+
+    assert rows.facts["threshold"] == 0
+    assert answers(0.0) == ["reads", ""]
+    assert answers(-100.0) == ["", ""]
+    assert answers(None)[0] == "reads" and answers(None)[1]

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collections from files, the rows made of them, exact search and its scores."""
+
+import gzip
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bertjax import UserError
+from bertjax.assembly import command_line
+from bertjax.data import counter_rng
+from bertjax.data.tokenizers.tokenizer import load_tokenizer
+from bertjax.tasks import search
+from bertjax.tasks.passages import COLUMNS, locate, read_collections
+from bertjax.tasks.prepare_task import prepare
+from bertjax.tasks.retrieval_rows import make_pairs, pack
+from bertjax.tasks.task_rows import Form, make_ragged
+
+FORM = Form(("query", "positive"), "negatives", (), 1, (*search.MEASURES,))
+CORPUS = [
+    {"_id": "a", "title": "Modules", "text": "a module is a file"},
+    {"_id": "b", "text": "a list of words"},
+    {"_id": "q2", "title": "", "text": "what is a list"},
+    {"_id": "c", "title": "Modules", "text": "a module is a file"},
+    {"_id": "d", "title": "", "text": ""},
+]
+QUERIES = [{"_id": f"q{i}", "text": t} for i, t in enumerate(["x", "y", "z", "x"])]
+GRADES = ["q0 a 1", "q0 b 0", "q3 b 2", "q2 b 1", "q1 c -1", "q9 a 1", "q2 zz 1"]
+
+
+def write(folder, grades=GRADES, name="qrels/train.tsv"):
+    (folder / "qrels").mkdir(exist_ok=True)
+    lines = ["query-id corpus-id score", *grades]
+    text = "\n".join(line.replace(" ", "\t") for line in lines) + "\n"
+    (folder / name).write_text(text)
+    for name, rows in (("corpus", CORPUS), ("queries", QUERIES)):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt") as file:
+            file.write(text)
+    return folder
+
+
+def read(value, key="data.train", columns=COLUMNS):
+    said = []
+    return read_collections(str(value), key, columns, said.append), "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+    return load_tokenizer(vocabulary)
+
+
+# ---------------------------------------------------------------- files
+def test_a_folder(tmp_path):
+    (found,), said = read(write(tmp_path))
+    assert found.passages[0] == "Modules a module is a file" and not found.passages[4]
+    assert found.queries == ["x", "z", "x"]
+    assert found.grades == [{0: 1, 1: 0}, {1: 1}, {1: 2}]
+    assert found.own == [-1, 2, -1]  # passage q2 is query q2
+    path = tmp_path / "qrels/train.tsv"
+    for line in (
+        f"{path}: 1 row with a query that is not there, left out: {path}:7",
+        f"{path}: 1 row with a passage that is not there, left out: {path}:8",
+        f"{path}: 1 query without an answer, left out",
+        f"{path}: 3 queries, 5 passages, 3 answers, 1 given negative",
+        f"{path}: 1 empty passage, kept",
+    ):
+        assert line in said.split("\n")
+    assert "not in these grades" not in said
+    (named,), _ = read(path, "data.valid")
+    assert named == found
+
+
+def test_which_grades_a_folder_stands_for(tmp_path):
+    write(tmp_path)
+    with pytest.raises(UserError, match=r"neither qrels/dev.tsv nor qrels.tsv; other"):
+        locate(str(tmp_path), "data.valid")
+    write(tmp_path, name="qrels.tsv")
+    assert locate(f"{tmp_path}/", "data.valid") == f"{tmp_path}/qrels.tsv"
+    assert locate(str(tmp_path), "data.train") == f"{tmp_path}/qrels/train.tsv"
+    write(tmp_path, name="qrels/test.tsv")
+    assert locate(str(tmp_path), "--text") == f"{tmp_path}/qrels/test.tsv"
+    assert locate("a.jsonl", "data.train") == "a.jsonl"
+
+
+@pytest.mark.parametrize(
+    "grades, words",
+    [
+        (["q0 a one"], ["train.tsv:2", "the score 'one'"]),
+        (["q0 a 1_0"], ["train.tsv:2", "the score '1_0'"]),
+        (["q0 a"], ["train.tsv:2", "2 cells"]),
+        (["q0 a 1", "q0 a 0"], ["train.tsv:3", "'q0'", "'a'", "0, and 1 in a line"]),
+        (["q0 a 0"], ["train.tsv", "no query has a passage that answers it"]),
+    ],
+)
+def test_bad_grades(tmp_path, grades, words):
+    with pytest.raises(UserError) as e:
+        read(write(tmp_path, grades))
+    assert all(word in str(e.value) for word in words), e.value
+
+
+@pytest.mark.parametrize("first", ["q0\ta\t1", "q0 0 a 1", "query-id corpus-id score"])
+def test_grades_without_a_header(tmp_path, first):
+    (write(tmp_path) / "qrels/train.tsv").write_text(f"{first}\n")
+    with pytest.raises(UserError) as e:
+        read(tmp_path)
+    words = "train.tsv: the first line has to name the columns query-id, corpus-id, sco"
+    assert words in str(e.value)
+
+
+def test_repeated_grades_count_once(tmp_path):
+    (found,), said = read(write(tmp_path, ["q0 a 1", "q0 b 0", "q0 a 1"]))
+    assert found.grades == [{0: 1, 1: 0}]
+    path = tmp_path / "qrels/train.tsv"
+    assert f"{path}: 1 repeated grade: {path}:4" in said
+    assert f"{path}: 3 queries not in these grades, left out" in said
+
+
+def test_bad_folders(tmp_path, monkeypatch):
+    monkeypatch.setitem(QUERIES[1], "_id", "q0")
+    with pytest.raises(
+        UserError, match=r"queries.jsonl.gz:2: the _id 'q0' is there tw"
+    ):
+        read(write(tmp_path))
+    monkeypatch.setitem(CORPUS[1], "text", 3)
+    with pytest.raises(UserError, match=r"corpus.jsonl.gz:2: title and text are to be"):
+        read(write(tmp_path))
+    (tmp_path / "queries.jsonl.gz").rename(tmp_path / "questions.jsonl.gz")
+    monkeypatch.undo()
+    with gzip.open(tmp_path / "corpus.jsonl.gz", "wt") as file:
+        file.write(json.dumps(CORPUS[0]) + "\n")
+    with pytest.raises(UserError, match=r"there is no .*/queries.jsonl"):
+        read(tmp_path / "qrels/train.tsv")
+    with pytest.raises(UserError, match=r"the folder has no queries.jsonl"):
+        read(tmp_path)
+
+
+def test_a_folder_without_passages(tmp_path):
+    (write(tmp_path) / "corpus.jsonl.gz").unlink()
+    with pytest.raises(UserError) as e:
+        locate(str(tmp_path), "data.train")
+    assert f"data.train={tmp_path}: the folder has no corpus.jsonl" in str(e.value)
+    grades = tmp_path / "qrels/train.tsv"
+    with pytest.raises(UserError) as e:
+        read(grades)
+    assert str(e.value) == f"{grades}: {tmp_path} has no corpus.jsonl"
+
+
+def test_pairs_and_triples(tmp_path):
+    rows = [
+        {"query": "x", "positive": "one", "negatives": ["two", "three", ""]},
+        {"query": "y", "positive": "two", "negatives": "one"},
+        {"query": "x", "positive": "three"},
+    ]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,), said = read(file)
+    assert found.passages == ["one", "two", "three"] and found.queries == ["x", "y"]
+    assert found.grades == [{0: 1, 1: 0, 2: 1}, {1: 1, 0: 0}]
+    assert "2 queries, 3 passages, 3 answers, 2 given negatives" in said
+    assert "1 given negative among the positives of the same query, left " in said
+    assert f"left out: {file}:1\n" in said and "repeat" not in said
+    assert f"1 empty given negative, left out: {file}:1\n" in said
+    file.write_text((json.dumps(rows[1]) + "\n") * 2)
+    (found,), said = read(file)
+    assert found.grades == [{0: 1, 1: 0}]
+    assert (
+        f"1 row with a query and its positive that came before, counted once: {file}:2"
+        in said
+    )
+    table = tmp_path / "pairs.tsv"
+    table.write_text("q\tp\tn\nx\tone\ttwo\n")
+    columns = dict(zip(COLUMNS, "qpn", strict=True))
+    (found,), _ = read(table, columns=columns)
+    assert found.grades == [{0: 1, 1: 0}]
+    file.write_text('{"query": "x", "positive": "one", "negatives": [3]}\n')
+    with pytest.raises(UserError, match=r"pairs.jsonl:1: query, positive, negatives"):
+        read(file)
+    with pytest.raises(UserError, match=r"task.text='query' is unknown.*p, q"):
+        read(table)
+
+
+# ---------------------------------------------------------------- rows
+def test_packing_by_hand():
+    marks = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
+    texts = make_ragged([[7, 8], [9], [5, 5, 5, 5]])
+    members = np.array([[0, 1, -1], [1, -1, 2]])
+    batch = pack(texts, members, 5, 9, marks)
+    assert batch["input_ids"].tolist() == [
+        [1, 7, 8, 2, 1, 9, 2, 0, 0],
+        [1, 9, 2, 1, 5, 5, 5, 2, 0],
+    ]
+    assert batch["segment_ids"].tolist() == [
+        [1, 1, 1, 1, 2, 2, 2, 0, 0],
+        [1, 1, 1, 3, 3, 3, 3, 3, 0],
+    ]
+    assert batch["position_ids"][1].tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0]
+    assert batch["cls_positions"].tolist() == [[0, 4, 0], [0, 0, 3]]
+    assert batch["cls_weights"].tolist() == [[1, 1, 0], [1, 0, 1]]
+    assert batch["attention_mask"].sum() == 15
+
+
+def test_rows_to_train_on(tokenizer, tmp_path):
+    read_, _ = read(write(tmp_path))
+    rows = make_pairs(read_, FORM, tokenizer, True).plan(32)
+    assert rows.pairs.tolist() == [[0, 3], [1, 4], [2, 4]] and rows.slots == 3
+    keys = counter_rng.fold(0, np.arange(3))
+    batch = rows.gather(np.arange(3), keys, tokenizer)
+    assert batch["input_ids"].shape == (3, rows.length) and rows.length % 16 == 0
+    # Passages a and c are the same text; queries q0 and q3 too, so they share answers.
+    assert batch["passage_numbers"].tolist() == [[0, 1], [1, -1], [1, -1]]
+    assert batch["relevant_numbers"].tolist() == [[0, 1], [1, -1], [0, 1]]
+    assert batch["cls_weights"].tolist() == [[1, 1, 1], [1, 1, 0], [1, 1, 0]]
+    assert rows.lengths().tolist() == [
+        len(rows.texts[q]) + len(rows.texts[p]) + 4 for q, p in rows.pairs
+    ]
+    again = rows.gather(np.array([2]), keys[2:], tokenizer)
+    for name, values in again.items():
+        np.testing.assert_array_equal(values, batch[name][2:], err_msg=name)
+    short = rows.plan(4)
+    assert (short.truncated(np.arange(3)) > 0).all()
+    assert [*short.notes()][1] == "4 of 8 texts are cut at 4"
+    with pytest.raises(UserError, match=r"data.length=2"):
+        rows.plan(2)
+
+
+def test_texts_that_are_one_when_they_are_cut(tokenizer, tmp_path):
+    """What answers a query is not its negative, whatever stood behind the cut."""
+    file = tmp_path / "pairs.jsonl"
+    pairs = ("a list of words", "b c d"), ("a list of names", "b c e"), ("x", "b d")
+    lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
+    file.write_text("".join(lines))
+    rows = make_pairs(read(file)[0], FORM, tokenizer, True)
+    sizes = {len(rows.texts[rows.queries + i]) for i in range(3)}
+    whole, cut = rows.plan(32), rows.plan(4)  # two tokens of a text
+    assert min(sizes) >= 2
+    assert whole.identity.tolist() == [0, 1, 2]
+    assert whole.relevant.tolist() == [[0], [1], [2]]
+    assert cut.identity.tolist() == [0, 0, 2]
+    assert cut.relevant.tolist() == [[0], [0], [2]]
+    batch = cut.gather(np.arange(3), counter_rng.fold(0, np.arange(3)), tokenizer)
+    assert batch["passage_numbers"].tolist() == [[0], [0], [2]]
+
+
+def test_given_negatives_change_with_the_epoch(tokenizer, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    many = [f"word {i}" for i in range(20)]
+    file.write_text(json.dumps({"query": "x", "positive": "y", "negatives": many}))
+    rows = make_pairs(read(file)[0], FORM, tokenizer, True).plan(16)
+    keys = counter_rng.fold(0, np.arange(200))
+    numbers = rows.gather(np.zeros(200, np.int64), keys, tokenizer)["passage_numbers"]
+    assert {*numbers[:, 0]} == {0} and {*numbers[:, 1]} == {*range(1, 21)}
+
+
+def test_a_column_of_negatives_that_is_named_is_there(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("query\tpositive\thard\nx\ty\tz\n")
+    columns = {**COLUMNS, "task.label": "hardd"}
+    with pytest.raises(UserError, match=r"pairs\.tsv: task\.label='hardd'.*'hard'"):
+        read_collections(str(file), "data.train", columns, print)
+    assert read_collections(str(file), "data.valid", columns, print)
+    columns["task.label"] = "hard"
+    (found,) = read_collections(str(file), "data.train", columns, print)
+    assert found.grades == [{0: 1, 1: 0}]
+
+
+def test_all_texts_are_searched(tokenizer, tmp_path):
+    """The right vectors find all: each text once, in few rows."""
+    made = make_pairs(read(write(tmp_path))[0], FORM, tokenizer, True)
+    rows = made.for_scores().plan(32)
+    assert rows.n < 8 and rows.lengths().sum() == made.texts.lengths.sum() + 16
+    batch = rows.gather(np.arange(rows.n), None, tokenizer)
+    assert batch["cls_weights"].sum() == 8 and batch["input_ids"].shape[1] <= 48
+    assert rows.content_hash == made.content_hash
+    vectors = np.zeros((rows.n, 4, 5), np.float32)
+    answers = [0, 1, 1]
+    at = np.argwhere(rows.members(np.arange(rows.n)) >= 0)
+    for text, (row, slot) in enumerate(at):
+        vectors[row, slot, answers[text] if text < 3 else text - 3] = 1
+    scores = rows.score({"vectors": vectors}, np.arange(rows.n))
+    assert scores == dict.fromkeys(search.MEASURES, 1.0)
+
+
+def test_learning_what_is_scored_is_said(vocabulary, tmp_path):
+    given = ["--config=finetune/retrieve.py:smoke", f"--config.data.vocab={vocabulary}"]
+    given += [f"--config.data.{side}={tmp_path}" for side in ("train", "valid")]
+    config = command_line.parse(given).config
+    said = []
+    write(tmp_path, name="qrels.tsv")
+    prepare(config, said.append)
+    told = f"data.train and data.valid both read {tmp_path}/qrels.tsv: scores are of"
+    assert said[0].startswith(told)
+    write(tmp_path)
+    said.clear()
+    prepare(config, said.append)
+    assert not any("both read" in line for line in said)
+
+
+# ---------------------------------------------------------------- search
+def test_search_is_exact_and_ties_go_to_the_first(monkeypatch):
+    draw = np.random.default_rng(0)
+    queries = draw.integers(-2, 3, (40, 4)).astype(np.float32)
+    passages = draw.integers(-2, 3, (90, 4)).astype(np.float32)
+    leave = draw.integers(-1, 90, 40)
+    monkeypatch.setattr(search, "SCORES", 7 * 90)  # in blocks
+    found = search.search(queries, passages, 10, leave)
+    for i, got in enumerate(found):
+        scores = passages @ queries[i]
+        order = sorted(range(90), key=lambda p: (-scores[p], p))
+        assert got.tolist() == [p for p in order if p != leave[i]][:10]
+    assert [len(f) for f in search.search(queries[:2], passages[:3], 10)] == [3, 3]
+    queries[0] = np.nan
+    assert len(search.search(queries, passages, 10)[0]) == 0
+
+
+def test_measures_by_hand():
+    found = [np.array([4, 1, 2]), np.array([3])]
+    grades = [{1: 2, 2: 1, 9: 0}, {7: 1}]
+    told = search.measure(found, grades)
+    gain = 2 / np.log2(3) + 1 / 2
+    assert told["ndcg@10"].tolist() == pytest.approx([gain / (2 + 1 / np.log2(3)), 0])
+    assert told["mrr@10"].tolist() == [0.5, 0]
+    assert told["recall@1"].tolist() == [0, 0] and told["recall@5"].tolist() == [1, 0]
