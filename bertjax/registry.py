@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look things up by name; an unknown name is answered with the nearest known one."""
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -10,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from bertjax import UserError
+
+Option = str | int | float | bool
 
 
 def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
@@ -36,6 +39,35 @@ def pick(key: str, name: str, table: Mapping[str, Any]) -> Any:
     if name not in table:
         raise unknown(key, name, table)
     return table[name]
+
+
+def parse_options(text: str, key: str = "") -> tuple[str, dict[str, Option]]:
+    """Split "name:option=value,option=value" into the name and its options.
+
+    Values are true or false, ints, floats, and else strings. key: the config key that
+    holds the text, for the message. Raises UserError where an option has no value.
+
+    >>> parse_options("my.module:rate=0.2,longest=3,kind=word,whole=true")
+    ('my.module', {'rate': 0.2, 'longest': 3, 'kind': 'word', 'whole': True})
+    """
+    name, _, rest = text.partition(":")
+    options = {}
+    for option in filter(None, rest.split(",")):
+        option_name, equals, value = (part.strip() for part in option.partition("="))
+        if not (option_name and equals and value):
+            where = f"{key}={text!r}" if key else repr(text)
+            raise UserError(f"{where}: {option!r} is not of the form OPTION=VALUE")
+        options[option_name] = _parse_value(value)
+    return name, options
+
+
+def _parse_value(text: str) -> Option:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
 
 
 def names(package: str) -> list[str]:
