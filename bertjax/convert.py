@@ -8,10 +8,7 @@ python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
 ... --step=N               another checkpoint of a workdir than its newest or best
 """
 
-import contextlib
 import dataclasses
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from bertjax.assembly import command_line, resolve
 from bertjax.assembly import models as open_models
 from bertjax.config import cli, serialize
 from bertjax.interop import hf_read, sentence_transformers
+from bertjax.storage import directories
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
 
@@ -64,7 +62,11 @@ def main(argv: Sequence[str]) -> int:
     )
     if args.add_words:
         opened, grow = add_words(args.add_words, *opened)
-    write_whole(into, lambda draft: write(draft, *opened, grow, args.weights))
+    what = f"--to={target}"
+    if not directories.make_whole(
+        into, lambda draft: write(draft, *opened, grow, args.weights), what
+    ):
+        raise UserError(f"{what} exists already: another process has just made it")
     cli.say(f"{target} is written")
     return 0
 
@@ -80,26 +82,6 @@ def check_target(target: str) -> Path:
     except (OSError, RuntimeError) as e:
         raise UserError(f"--to={target} cannot be written: {e}") from e
     return real
-
-
-def write_whole(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write(directory)` fill a directory beside the target, then give it its name.
-
-    Raises UserError when it cannot be written; then nothing is left.
-    """
-    draft = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    new = [p for p in target.parents if not p.exists()]
-    try:
-        draft.mkdir(parents=True)
-        write(draft)
-        draft.rename(target)
-    except OSError as e:
-        raise UserError(f"--to={target} cannot be written: {e}") from e
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        for parent in new:  # the deepest first; what holds the target stays
-            with contextlib.suppress(OSError):
-                parent.rmdir()
 
 
 def add_words(

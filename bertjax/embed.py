@@ -295,7 +295,7 @@ def embed(
 
 def write(out: Path, vectors: np.ndarray) -> None:
     """Write an array, whole or not at all. Raises UserError."""
-    atomic.write_whole(out, lambda file: np.save(file, vectors), f"--out={out}")
+    atomic.write_file(out, lambda file: np.save(file, vectors), f"--out={out}")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 def write(out: Path, text: str, path: Path) -> None:
     """Write a file of the workdir, whole or not at all. Raises UserError."""
-    atomic.write_whole(out, f"{text}\n".encode(), f"--workdir={path}: {out}")
+    atomic.write_file(out, f"{text}\n", f"--workdir={path}: {out}")
 
 
 def find(task: Task, folder: Path | None) -> dict[str, Path]:
@@ -170,7 +170,7 @@ def even(file: Path, copies: Path) -> Path:
         return file
     cli.say(f"{file}: {counted(lost, 'row')} with more or fewer cells, left out")
     out = copies / file.name.removesuffix(".gz")
-    atomic.write_whole(out, ("\n".join(kept) + "\n").encode(), f"{out}")
+    atomic.write_file(out, "\n".join(kept) + "\n", f"{out}")
     return out
 
 

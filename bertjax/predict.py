@@ -285,7 +285,7 @@ def write(out: Path | None, found: Iterator[dict[str, Any]]) -> None:
     if out is None:
         sys.stdout.write(lines)
         return
-    atomic.write_whole(out, lines.encode(), f"--out={out}")
+    atomic.write_file(out, lines, f"--out={out}")
 
 
 if __name__ == "__main__":

@@ -103,14 +103,14 @@ def main(argv: Sequence[str]) -> int:
     text = json.dumps(found)
     if args.out:
         out = Path(args.out).expanduser()
-        atomic.write_whole(out, f"{text}\n".encode(), f"--out={args.out}")
+        atomic.write_file(out, f"{text}\n", f"--out={args.out}")
     if args.png:
         from io import BytesIO
 
         picture = BytesIO()
         probe_table.plot(found, picture)
         out = Path(args.png).expanduser()
-        atomic.write_whole(out, picture.getvalue(), f"--png={args.png}")
+        atomic.write_file(out, picture.getvalue(), f"--png={args.png}")
     if args.json:
         print(text)
         return 0

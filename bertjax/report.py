@@ -74,14 +74,14 @@ def main(argv: Sequence[str]) -> int:
         views = predictions.view_sentences(runs, args.sentence, note)
     # A directory's name may be no text.
     text = page.write_page(runs, notes, blanks, views, found, scored)
-    atomic.write_whole(out, text.encode(errors="replace"), f"--out={args.out}")
+    atomic.write_file(out, text.encode(errors="replace"), f"--out={args.out}")
     cli.say(f"{out}: {', '.join(run.name for run in runs)}")
     if folder is not None:
         from bertjax.reporting import plots
 
         count = 0
         for name, picture in plots.draw(runs, found):
-            atomic.write_whole(folder / name, picture, f"--png={args.png}")
+            atomic.write_file(folder / name, picture, f"--png={args.png}")
             count += 1
         cli.say(f"{folder}: {counted(count, 'picture')}")
     return 0

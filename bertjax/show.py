@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         told = [(row.heading, row.markup) for row in rows]
         legend = "" if is_task else rendering.LEGEND
         text = rendering.to_html("Batches", results, told, legend)
-        atomic.write_whole(page, text.encode(), f"--html={args.html}")
+        atomic.write_file(page, text, f"--html={args.html}")
         cli.say(f"wrote {page}")
     if args.json:
         told = [{"row": row.heading} | dict(row.lines) for row in rows]

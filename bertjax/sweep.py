@@ -36,6 +36,8 @@ from bertjax.checkpoints import manifest, workdir, workdir_kinds
 from bertjax.checkpoints.best import GREATER
 from bertjax.config import cli, schema, serialize
 from bertjax.config import flags as config_flags
+from bertjax.storage import directories
+from bertjax.storage.atomic import write_file
 from bertjax.sweeps import score_spread
 from bertjax.sweeps.trainer import Contest, check_same
 from bertjax.tasks import prepare_task as tasks
@@ -108,7 +110,7 @@ def run(
     workdirs.check_place(path)
     first = config.seed
     runs = [(seed, rate) for rate in rates for seed in range(first, first + seeds)]
-    lock = workdir.lock(path)
+    lock = directories.lock(path)
     try:
         return sweep(config, path, runs, at_once, overrides, stop)
     finally:
@@ -232,7 +234,7 @@ def keep(
         saved = Checkpoints(path, 2, None)
         saved.save(best["step"], {"params": params}, meta)
         saved.close()
-    workdir.write_text(path / workdir_kinds.RESULTS, json.dumps(found, indent=1) + "\n")
+    write_file(path / workdir_kinds.RESULTS, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from bertjax.checkpoints import best, manifest, workdir
 from bertjax.config import cli, serialize
 from bertjax.data import phases
 from bertjax.parallel.watch import Watch
+from bertjax.storage import directories
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training.signals import StopSignal
 
@@ -110,7 +111,7 @@ def train(
     restored = held = None
     over = same = False  # it is at its end; by the names its text need not be looked at
     if path is not None and not multihost:
-        held = workdir.lock(path)
+        held = directories.lock(path)
         restored = manifest.newest_intact(path, cli.say)
         over, same = finished(path, restored), workdirs.names_its_text(path, config)
         if over and same:
@@ -130,7 +131,7 @@ def train(
     if multihost:
         watch.start(*hosts.initialize(watch.limit, watch.heartbeats))
         if hosts.is_primary() and path is not None:
-            held = workdir.lock(path)
+            held = directories.lock(path)
             restored = manifest.newest_intact(path, cli.say)
         restored = hosts.from_primary(restored)
         over = finished(path, restored)

@@ -54,7 +54,10 @@ ROOMS = {
     # Data is numpy. What prepares text, what plans rows and what masks them do not know
     # each other.
     "data": ({"data", "registry"}, NO_JAX),
-    "data/corpus": ({"data.corpus", "data.tokenizers.tokenizer", "registry"}, NO_JAX),
+    "data/corpus": (
+        {"data.corpus", "data.tokenizers.tokenizer", "registry", "storage"},
+        NO_JAX,
+    ),
     "data/tokenizers": (
         {"data.tokenizers", "data.token_flags", "registry"},
         NO_JAX,

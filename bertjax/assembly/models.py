@@ -12,11 +12,13 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
-from bertjax.checkpoints import manifest, workdir, workdir_kinds
+from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.config import cli, schema, serialize
 from bertjax.interop import electra_pair, hf_directories, hf_read, sentence_transformers
 from bertjax.models.config import RUNTIME
 from bertjax.models.families import size_name
+from bertjax.storage import directories
+from bertjax.storage.atomic import is_remote
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
 
@@ -68,7 +70,7 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> Opened:
     if wrong:
         raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
     meta = manifest.read_meta(checkpoint)
-    tokenizer = workdir.read_directory(directory / "tokenizer", load_tokenizer)
+    tokenizer = directories.read_directory(directory / "tokenizer", load_tokenizer)
     if tokenizer.identity != meta["tokenizer"]:
         raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")
     return serialize.from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
@@ -84,7 +86,7 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> Opened:
     from bertjax.data.tokenizers.tokenizer import load_tokenizer
 
     where = f"{flag}={directory}"
-    if workdir.is_remote(directory):
+    if is_remote(directory):
         raise UserError(f"{where} is another library's: copy it to a disk first")
     model = hf_directories.open_model(Path(directory), where)
     folders = hf_directories.tokenizer_folders(directory)

@@ -10,6 +10,7 @@ from bertjax import UserError, counted
 from bertjax.assembly.models import Say
 from bertjax.checkpoints import workdir, workdir_kinds
 from bertjax.config import serialize
+from bertjax.storage.atomic import is_remote, write_file
 from bertjax.tasks import prepare_task as tasks
 
 FINDINGS = "answers.txt"  # in a workdir
@@ -23,7 +24,7 @@ def write_findings(path: Any, prepared: Any, say: Say) -> None:
     sets = (*prepared.parts.values(), *prepared.valid.values())
     lines = dict.fromkeys(line for one in sets for line in getattr(one, "findings", ()))
     if lines:
-        workdir.write_text(path / FINDINGS, "".join(f"{line}\n" for line in lines))
+        write_file(path / FINDINGS, "".join(f"{line}\n" for line in lines))
         told = counted(len(lines), "answer")
         say(f"all {told} not where the file says: {FINDINGS}")
 
@@ -32,7 +33,7 @@ def check_place(path: Any) -> None:
     """Refuse a workdir that cannot be one: UserError."""
     if path.exists() and not path.is_dir():
         raise UserError(f"--workdir={path} is a file")
-    if not workdir.is_remote(path):
+    if not is_remote(path):
         there = next(p for p in (path, *path.parents) if p.exists())
         try:
             # Made and removed: permissions alone do not tell, as of /proc.

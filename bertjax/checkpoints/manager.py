@@ -22,9 +22,9 @@ import orbax.checkpoint as ocp
 
 from bertjax import RunError, UserError
 from bertjax.checkpoints import manifest
-from bertjax.checkpoints.workdir import is_remote
 from bertjax.parallel.sharding import path_name
 from bertjax.parallel.watch import is_broken_collective
+from bertjax.storage.atomic import is_remote
 from bertjax.training.state import State, complete
 
 

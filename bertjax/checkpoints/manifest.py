@@ -17,7 +17,7 @@ from typing import Any
 
 from bertjax import RunError, UserError
 from bertjax.checkpoints import best
-from bertjax.checkpoints.workdir import is_remote
+from bertjax.storage.atomic import is_remote
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -2,15 +2,11 @@
 """The files at the top of a workdir: what was asked for, what it ran on."""
 
 import datetime
-import fcntl
-import hashlib
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError, __version__
+from bertjax.storage.atomic import write_file
+from bertjax.storage.directories import write_directory
 
 PACKAGES = (
     "jax",
@@ -29,64 +27,6 @@ PACKAGES = (
     "tokenizers",
     "sentencepiece",
 )
-
-
-def is_remote(path: Any) -> bool:
-    """True for gs:// and the like."""
-    return "://" in str(path)
-
-
-def write_directory(path: Any, write: Callable[[str], None]) -> None:
-    """Let `write(local directory)` fill a flat directory that may be remote."""
-    if not is_remote(path):
-        write(str(path))
-        return
-    with tempfile.TemporaryDirectory() as local:
-        write(local)
-        path.mkdir(parents=True, exist_ok=True)
-        for file in Path(local).iterdir():
-            (path / file.name).write_bytes(file.read_bytes())
-
-
-def read_directory(path: Any, read: Callable[[str], Any]) -> Any:
-    """Return `read(local directory)` of a flat directory that may be remote."""
-    if not is_remote(path):
-        return read(str(path))
-    with tempfile.TemporaryDirectory() as local:
-        for file in path.iterdir():
-            (Path(local) / file.name).write_bytes(file.read_bytes())
-        return read(local)
-
-
-def write_text(path: Any, text: str) -> None:
-    """Write a small file through a temporary one, so that it is never half there.
-
-    Object stores make a file appear whole, and have no cheap rename.
-    """
-    if is_remote(path):
-        path.write_text(text)
-        return
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text)
-    draft.replace(path)
-
-
-def lock(path: Any) -> Any:
-    """Keep a second process of this machine out of a workdir, as long as it is open.
-
-    Raises UserError when another one is there. The kernel lets go when a process dies.
-    """
-    if is_remote(path):
-        return None
-    key = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
-    name = f"bertjax-{os.getuid()}-{key}.lock"
-    file = open(Path(tempfile.gettempdir()) / name, "w")  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        file.close()
-        raise UserError(f"--workdir={path}: another process trains in it") from e
-    return file
 
 
 def read_json(path: Any) -> dict[str, Any]:
@@ -174,13 +114,13 @@ def record_run(path: Any, facts: dict[str, Any]) -> None:
         "git": git_commit(),
         "starts": [*old.get("starts", []), start],
     }
-    write_text(path, json.dumps(run, indent=1, sort_keys=True) + "\n")
+    write_file(path, json.dumps(run, indent=1, sort_keys=True) + "\n")
 
 
 def amend_run(path: Any, **facts: Any) -> None:
     """Write facts that became known later into run.json."""
     run = {**read_json(path / "run.json"), **facts}
-    write_text(path / "run.json", json.dumps(run, indent=1, sort_keys=True) + "\n")
+    write_file(path / "run.json", json.dumps(run, indent=1, sort_keys=True) + "\n")
 
 
 def is_done(
@@ -222,7 +162,7 @@ def begin(
     path: Any,
     texts: dict[str, str],
     facts: dict[str, Any],
-    save_tokenizer: Callable[[str], None],
+    save_tokenizer: Callable[[Path], None],
     counts: np.ndarray,
 ) -> None:
     """Write what the run is, before its first step.
@@ -236,7 +176,7 @@ def begin(
         with (path / "unigram.npy").open("wb") as f:
             np.save(f, counts)
         for name, text in texts.items():
-            write_text(path / name, text)
+            write_file(path / name, text)
         record_run(path / "run.json", facts)
     except OSError as e:
         raise UserError(f"--workdir={path} cannot be written: {e}") from e

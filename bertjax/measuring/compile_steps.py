@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The train and the eval step of a config, compiled for devices that are not there."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -30,6 +31,7 @@ from bertjax.parallel import feed
 from bertjax.parallel.chips import CHIPS, Chip
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
+from bertjax.storage.atomic import write_file
 from bertjax.training import multi_step, state
 
 # Far from the end of any schedule: the arithmetic of a step is always the same.
@@ -354,10 +356,5 @@ def _kept(file: Path) -> dict[str, Any] | None:
 def _keep(file: Path, found: dict[str, Any]) -> None:
     """Write what compiling gave; without a place to write it is computed again."""
     plain = {**found, "kernels": [dict(k) for k in found.get("kernels", ())]}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(plain))
-        part.replace(file)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        write_file(file, json.dumps(plain))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a file whole or not at all."""
+"""Write a file whole or not at all, on a disk or in a bucket."""
 
+import io
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -9,24 +11,71 @@ from typing import IO, Any
 from bertjax import UserError
 
 
-def write_whole(
-    out: Path, content: bytes | Callable[[IO[bytes]], Any], what: str
-) -> None:
-    """Write a file beside its place and rename it: it is there whole or not at all.
+def is_remote(path: Any) -> bool:
+    """True for gs:// and the like."""
+    return "://" in str(path)
 
-    content: or what writes it to a file. Raises UserError, which begins with `what`,
-    when it cannot be written.
+
+def write_file(
+    path: Any,
+    content: bytes | str | Callable[[IO[bytes]], Any],
+    what: str | None = None,
+) -> None:
+    """Write a file, and its parents, so that nobody ever finds half of it.
+
+    On a disk the content goes to a draft beside the file, which takes its place once it
+    is on the disk. Object stores make a file appear whole, and have no cheap rename.
+
+    Args:
+      path: a pathlib.Path, or etils.epath's of a URL.
+      content: bytes, text (UTF-8), or a function that writes to an open file.
+      what: names the file in the UserError that an OSError becomes.
+
+    Raises OSError, or UserError "WHAT cannot be written: REASON".
     """
-    draft = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    if isinstance(content, str):
+        content = content.encode()
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_remote(path):
+            path.write_bytes(_bytes_of(content))
+        else:
+            _replace(Path(path), content)
+    except OSError as e:
+        if what is None:
+            raise
+        raise UserError(f"{what} cannot be written: {e.strerror or e}") from e
+
+
+def _bytes_of(content: bytes | Callable[[IO[bytes]], Any]) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    buffer = io.BytesIO()
+    content(buffer)
+    return buffer.getvalue()
+
+
+def _replace(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None:
+    # Processes of several hosts may write the same file of a shared disk.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
         with draft.open("wb") as file:
             file.write(content) if isinstance(content, bytes) else content(file)
-        draft.replace(out)
-    except OSError as e:
-        raise UserError(f"{what} cannot be written: {e.strerror or e}") from e
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def copy_files(source: Path, target: Any) -> None:
+    """Copy the files of a directory tree, each whole or not at all.
+
+    target: a directory that may be remote; it is made. Raises OSError.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for file in filter(Path.is_file, source.rglob("*")):
+        write_file(target / file.relative_to(source), file.read_bytes())
 
 
 def check_out(name: str, flag: str, ending: str = "") -> Path:
@@ -35,7 +84,7 @@ def check_out(name: str, flag: str, ending: str = "") -> Path:
     ending: of its name, in any case. Raises UserError for what cannot be one.
     """
     out = Path(name).expanduser()
-    if "://" in name:
+    if is_remote(name):
         raise UserError(f"{flag}={name}: it is written to a disk of this machine")
     if ending and out.suffix.lower() != ending:
         raise UserError(f"{flag}={name} is no name of such a file: it ends in {ending}")

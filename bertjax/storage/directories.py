@@ -3,88 +3,134 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
 import socket
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from bertjax import UserError
+from bertjax.storage.atomic import copy_files, is_remote
+
+T = TypeVar("T")
 
 TEMPORARY = ".unfinished-"
 ABANDONED = 86_400.0  # seconds
 
 
 def make_whole(
-    target: Path, write: Callable[[Path], None], root: Path | None = None
-) -> None:
+    target: Path, write: Callable[[Path], None], what: str | None = None
+) -> bool:
     """Call `write` on an empty directory and rename it to `target` when it returns.
 
-    Whatever happens before leaves nothing that could be taken for `target`. Where
-    another process finishes the same `target` first, its result is kept. Directories
-    left behind by processes that died are removed.
+    What is in it is on the disk by then.
+    Whatever happens before leaves nothing that could be taken for `target`, no new
+    parents either. Directories left behind by processes that died are removed.
 
-    Raises UserError naming the directory (or `root`, the cache) when the disk is full
-    or refuses.
+    what: names the place in the UserError; None: the cache that holds `target`.
+
+    Returns False where another process finished the same `target` first, whose result
+    is kept. Raises UserError "WHAT cannot be written: REASON".
     """
-    parent = target.parent
+    new_parents = [p for p in target.parents if not p.exists()]
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        _sweep(parent)
-        lock, temporary = _claim(parent, target.name)
-    except OSError as e:
-        raise _refused(root or parent, e) from None
-    try:
-        try:
+        with _draft(target, what) as temporary:
             temporary.mkdir()
             write(temporary)
-            sync(temporary)
+            for path in (*temporary.rglob("*"), temporary):
+                _sync(path)
             try:
                 temporary.rename(target)
             except OSError:
                 if not target.is_dir():
                     raise
-            sync(parent)
-        except OSError as e:
-            raise _refused(root or parent, e) from None
+                return False
+            _sync(target.parent)
+            return True
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        Path(lock.name).unlink(missing_ok=True)
-        lock.close()
+        for parent in new_parents:  # the deepest first; what holds the target stays
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 def remove(target: Path) -> None:
     """Remove a directory at once: nobody finds half of it. It may be gone already."""
-    if not target.is_dir():
-        return
-    try:
-        lock, temporary = _claim(target.parent, target.name)
-    except OSError as e:
-        raise _refused(target.parent, e) from None
-    try:
-        with contextlib.suppress(FileNotFoundError):
+    if target.is_dir():
+        with _draft(target) as temporary, contextlib.suppress(FileNotFoundError):
             target.rename(temporary)
+
+
+def write_directory(path: Any, write: Callable[[Path], None]) -> None:
+    """Let `write(local directory)` fill a directory that may be remote or there.
+
+    Each of its files is replaced whole or not at all.
+    """
+    with tempfile.TemporaryDirectory() as local:
+        write(Path(local))
+        copy_files(Path(local), path)
+
+
+def read_directory(path: Any, read: Callable[[Path], T]) -> T:
+    """Return `read(local directory)` of a directory that may be remote."""
+    if not is_remote(path):
+        return read(Path(path))
+    with tempfile.TemporaryDirectory() as local:
+        for file in path.iterdir():
+            (Path(local) / file.name).write_bytes(file.read_bytes())
+        return read(Path(local))
+
+
+def lock(path: Any) -> IO[str] | None:
+    """Keep a second process of this machine out of a workdir, as long as it is open.
+
+    None for a remote one. Raises UserError when another process has it. The kernel lets
+    go when a process dies.
+    """
+    if is_remote(path):
+        return None
+    key = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
+    name = f"bertjax-{os.getuid()}-{key}.lock"
+    file = open(Path(tempfile.gettempdir()) / name, "w")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        file.close()
+        raise UserError(f"--workdir={path}: another process trains in it") from e
+    return file
+
+
+@contextlib.contextmanager
+def _draft(target: Path, what: str | None = None) -> Iterator[Path]:
+    """Give the path of a draft of `target` beside it; remove what is left of it."""
+    parent, lock, temporary = target.parent, None, None
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _sweep(parent)
+        lock, temporary = _claim(parent, target.name)
+        yield temporary
+    except OSError as e:
+        reason = e.strerror or str(e)
+        what = what or f"data.cache={parent}"
+        raise UserError(f"{what} cannot be written: {reason}") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        Path(lock.name).unlink(missing_ok=True)
-        lock.close()
+        if lock is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+            Path(lock.name).unlink(missing_ok=True)
+            lock.close()
 
 
-def sync(path: Path) -> None:
+def _sync(path: Path) -> None:
     """Have a file or the names in a directory written to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _refused(parent: Path, error: OSError) -> UserError:
-    reason = error.strerror or str(error)
-    return UserError(f"data.cache={parent}: cannot be written to ({reason})")
 
 
 def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bertjax.checkpoints.workdir import is_remote, write_text
 from bertjax.parallel import feed
+from bertjax.storage.atomic import is_remote, write_file
 from bertjax.training.schedules import SPAN
 
 
@@ -119,7 +119,7 @@ class Clock:
         if not self.primary:
             return
         self.close()
-        write_text(self.path, "".join(f"{line!r}\n" for line in self.lines))
+        write_file(self.path, "".join(f"{line!r}\n" for line in self.lines))
         if not is_remote(self.path):
             self.file = self.path.open("a")
 

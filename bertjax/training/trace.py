@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bertjax.checkpoints.workdir import is_remote
+from bertjax.storage.atomic import copy_files, is_remote
 
 
 class Trace:
@@ -73,10 +73,7 @@ class Trace:
             jax.block_until_ready(in_flight())
             jax.profiler.stop_trace()
             if self.copied:
-                for file in filter(Path.is_file, self.local.rglob("*")):
-                    target = self.path / file.relative_to(self.local)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(file.read_bytes())
+                copy_files(self.local, self.path)
         except (OSError, RuntimeError) as e:  # a full disk is no reason to end the run
             self.say(f"profile: the trace cannot be written: {e}")
             return

@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import os
 import sys
 import tempfile
 import time
@@ -21,7 +20,8 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from bertjax import RunError, UserError, registry
-from bertjax.checkpoints.workdir import finite, is_remote, rows_up_to
+from bertjax.checkpoints.workdir import finite, rows_up_to
+from bertjax.storage.atomic import copy_files, is_remote, write_file
 
 Row = dict[str, Any]
 
@@ -54,10 +54,7 @@ class JsonlWriter:
         self.lines = rows_up_to(self.path, step)
         self.remote = is_remote(self.path)
         if not self.remote:
-            # A temporary file and a rename: a kill here loses no row.
-            draft = self.path.with_suffix(".tmp")
-            draft.write_text("".join(self.lines))
-            os.replace(draft, self.path)
+            write_file(self.path, "".join(self.lines))
             self.lines = []
             self.file = self.path.open("a")
 
@@ -76,7 +73,7 @@ class JsonlWriter:
 
     def flush(self) -> None:
         if self.remote:
-            self.path.write_text("".join(self.lines))
+            write_file(self.path, "".join(self.lines))
 
     def close(self) -> None:
         self.flush()
@@ -114,9 +111,7 @@ class TensorBoardWriter:
 
     def _copy(self) -> None:
         if self.local is not self.target:
-            self.target.mkdir(parents=True, exist_ok=True)
-            for file in self.local.iterdir():
-                (self.target / file.name).write_bytes(file.read_bytes())
+            copy_files(self.local, self.target)
 
 
 class WandbWriter:

@@ -11,15 +11,16 @@ import pytest
 
 from bertjax import UserError
 from bertjax.checkpoints import workdir
+from bertjax.storage import atomic, directories
 from bertjax.training import step
 
 
 def test_a_second_process_is_kept_out(tmp_path):
-    held = workdir.lock(tmp_path)
+    held = directories.lock(tmp_path)
     code = (
         "import pathlib, sys; from bertjax import UserError\n"
-        "from bertjax.checkpoints import workdir\n"
-        "try: workdir.lock(pathlib.Path(sys.argv[1]))\n"
+        "from bertjax.storage import directories\n"
+        "try: directories.lock(pathlib.Path(sys.argv[1]))\n"
         "except UserError as e: print(e)"
     )
     args = [sys.executable, "-c", code, str(tmp_path)]
@@ -87,7 +88,7 @@ def test_a_bucket_holds_a_workdir(bucket):
     from bertjax.training.writer import JsonlWriter, TensorBoardWriter
 
     path = manifest.as_path("gs://bucket/run")
-    assert workdir.is_remote(path) and workdir.lock(path) is None
+    assert atomic.is_remote(path) and directories.lock(path) is None
 
     def save(folder):
         with open(f"{folder}/vocab.txt", "w") as f:
@@ -100,7 +101,7 @@ def test_a_bucket_holds_a_workdir(bucket):
     assert list((bucket / "run/tb").glob("events.*"))
     workdir.begin(path, {"config.json": "{}"}, {"total_steps": 2}, save, counts)
     assert (bucket / "run/tokenizer/vocab.txt").read_text() == "[MASK]\n"
-    names = workdir.read_directory(path / "tokenizer", os.listdir)
+    names = directories.read_directory(path / "tokenizer", os.listdir)
     assert names == ["vocab.txt"]
     assert workdir.read_json(path / "run.json")["total_steps"] == 2
 

@@ -230,4 +230,4 @@ def refused(folder, *words):
         convert.main([f"--from={folder}", f"--to={out}", "--format=hf"])
     said = str(e.value)
     assert "\n" not in said and all(w in said for w in words), said
-    assert not out.exists() and not list(folder.parent.glob(".*partial"))
+    assert not out.exists() and not list(folder.parent.glob(".unfinished*"))

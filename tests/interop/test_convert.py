@@ -12,6 +12,7 @@ from bertjax import UserError, convert
 from bertjax.assembly import command_line
 from bertjax.checkpoints import workdir_kinds
 from bertjax.checkpoints.manifest import newest_intact
+from bertjax.storage import directories
 
 TEXTS = ["The [MASK] is [MASK].", "A [MASK] of words."]
 
@@ -160,7 +161,7 @@ def test_refusals_leave_nothing(command, trained, exported, tmp_path):
         assert all(w in str(e.value) for w in words), e.value
         assert "\n" not in str(e.value)
         assert not out.exists()
-        assert not list(tmp_path.glob(".*partial"))
+        assert not list(tmp_path.glob(".unfinished*"))
     for flags, word in [
         (["--to=x"], "--from"),
         ([f"--from={trained}", f"--to={tmp_path / 'w'}"], "--format=hf"),
@@ -190,7 +191,7 @@ def test_where_to_write(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     target = convert.check_target(str(tmp_path / "link"))
-    convert.write_whole(target, lambda into: (into / "a").write_text("x"))
+    directories.make_whole(target, lambda into: (into / "a").write_text("x"))
     assert (tmp_path / "empty/a").read_text() == "x"
     with pytest.raises(UserError, match="exists already"):
         convert.check_target(str(tmp_path / "link"))
@@ -199,7 +200,7 @@ def test_where_to_write(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(UserError, match="disk full"):
-        convert.write_whole(tmp_path / "new/parents/x", fail)
-    convert.write_whole(tmp_path / "other/parents/x", lambda into: None)
+        directories.make_whole(tmp_path / "new/parents/x", fail)
+    directories.make_whole(tmp_path / "other/parents/x", lambda into: None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "link", "other"]
     assert (tmp_path / "other/parents/x").is_dir()

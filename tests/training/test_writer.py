@@ -8,34 +8,8 @@ from typing import ClassVar
 import pytest
 
 from bertjax import RunError, UserError
+from bertjax.checkpoints.manifest import as_path
 from bertjax.training import writer as w
-
-
-class RemotePath:
-    """A path of an object store: files appear whole, there is no append."""
-
-    stored: ClassVar[dict[str, str]] = {}
-
-    def __init__(self, name):
-        self.name = name
-
-    def __truediv__(self, name):
-        return RemotePath(f"{self.name}/{name}")
-
-    def __str__(self):
-        return self.name
-
-    def exists(self):
-        return self.name in self.stored
-
-    def read_text(self):
-        return self.stored[self.name]
-
-    def read_bytes(self):
-        return self.read_text().encode()
-
-    def write_text(self, text):
-        self.stored[self.name] = text
 
 
 def line(step, **values):
@@ -80,17 +54,18 @@ def test_a_new_file(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
-def test_remote_rows_appear_at_a_flush(monkeypatch):
-    store = {"gs://b/run/metrics.jsonl": OLD}
-    monkeypatch.setattr(RemotePath, "stored", store)
-    jsonl = w.JsonlWriter(RemotePath("gs://b/run"), 1)
+def test_remote_rows_appear_at_a_flush(bucket):
+    file = bucket / "run/metrics.jsonl"
+    file.parent.mkdir()
+    file.write_text(OLD)
+    jsonl = w.JsonlWriter(as_path("gs://bucket/run"), 1)
     jsonl.write({"step": 2})
-    assert store["gs://b/run/metrics.jsonl"] == OLD
+    assert file.read_text() == OLD
     jsonl.flush()
-    assert store["gs://b/run/metrics.jsonl"] == line(1) + line(2)
+    assert file.read_text() == line(1) + line(2)
     jsonl.write({"step": 3})
     jsonl.close()
-    assert store["gs://b/run/metrics.jsonl"] == line(1) + line(2) + line(3)
+    assert file.read_text() == line(1) + line(2) + line(3)
 
 
 # ---------------------------------------------------------------- progress

@@ -9,12 +9,12 @@ train and valid with near-duplicates on one side, and written once to
 """
 
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
-import shutil
 import sys
 import sysconfig
 import warnings
@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
 from bertjax.data.corpus.prose import prose
+from bertjax.storage import directories
 
 FORMAT = 1
 # Base dependencies and what comes with them; what else is installed plays no part.
@@ -256,29 +256,14 @@ def materialise(
     """Make the corpus in `cache_dir`/builtin-docs unless it is there; return where.
 
     The result holds the paths `train` and `valid`, `hash` (of both files' content) and
-    `meta` (format version, hashes, sizes, counts, package versions). The directory
-    appears by one rename when it is complete. Raises UserError where it cannot be
-    written.
+    `meta` (format version, hashes, sizes, counts, package versions). Raises UserError
+    where it cannot be written.
     """
     target = Path(cache_dir) / "builtin-docs"
     meta = _read_meta(target)
     if meta is None:
-        part = target.with_name(f"{target.name}.{os.getpid()}.part")
-        try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            try:
-                _write(part, say)
-                shutil.rmtree(target, ignore_errors=True)
-                os.rename(part, target)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
-        except OSError as err:
-            # Another process may have been first.
-            if _read_meta(target) is None:
-                raise UserError(
-                    f"data.cache={cache_dir}: cannot write ({err.strerror or err})"
-                ) from None
+        directories.remove(target)  # what is there is damaged
+        directories.make_whole(target, functools.partial(_write, say=say))
         meta = _read_meta(target)
     sums = "".join(meta["files"][side]["sha256"] for side in ("train", "valid"))
     return {
@@ -318,9 +303,6 @@ def _write(folder: Path, say: Callable[[str], None]) -> None:
     versions["python"] = ".".join(map(str, sys.version_info[:3]))
     meta = {"format": FORMAT, "files": files, "versions": versions}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
-    for path in sorted(folder.iterdir()):  # on the disk before the rename is
-        with open(path, "rb") as written:
-            os.fsync(written.fileno())
     say(
         f"builtin:docs: {files['train']['bytes'] / 1e6:.1f} MB in "
         f"{files['train']['documents']} documents, and "

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import socket
-import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from stat import S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFMT, S_IFSOCK
 from typing import IO, Any, NamedTuple
 
 from bertjax import UserError
+from bertjax.storage.atomic import write_file
 
 CHUNK = 1 << 20  # bytes a read
 HASHES = "fingerprints.json"  # in the cache
@@ -284,18 +284,8 @@ def remember(cache_dir: str, more: dict[str, Any]) -> None:
     """Add hashes to those that are remembered."""
     memory = Path(cache_dir) / HASHES
     known = {**remembered(cache_dir), **more}
-    # Processes of several hosts may write here.
-    part = memory.with_name(f"{memory.name}.{uuid.uuid4().hex}.part")
-    try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(known, indent=1, sort_keys=True))
-        os.replace(part, memory)
-    except OSError as err:
-        reason = err.strerror or err
-        raise UserError(f"data.cache={cache_dir}: cannot write ({reason})") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    text = json.dumps(known, indent=1, sort_keys=True)
+    write_file(memory, text, f"data.cache={cache_dir}")
 
 
 def remembered(cache_dir: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ those of unpacked rows. rows.py makes the rows.
 import hashlib
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -266,13 +265,10 @@ class _Columns:
                 return _arrays(columns, skipped)
             sizes = {}
             for name, file in self.files.items():
-                file.flush()
-                os.fsync(file.fileno())
                 dtype = self.dtypes[name]
                 sizes[name] = dtype, file.tell() // np.dtype(dtype).itemsize
             about = json.dumps({"columns": sizes, "skipped": skipped})
             (self.path / "plan.json").write_text(about, "utf-8")
-            directories.sync(self.path / "plan.json")
             return {}
         finally:
             if self.path is not None:

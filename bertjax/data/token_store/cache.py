@@ -67,7 +67,7 @@ class Cache:
         """
         path = self.root / name
         if not path.is_dir():
-            directories.make_whole(path, write, self.root)
+            directories.make_whole(path, write, f"data.cache={self.root}")
         if self.url:
             with self._reaching():
                 _upload(path, self._far(name))
@@ -97,7 +97,7 @@ class Cache:
                     ) from None
 
         if self.url and not path.is_dir():
-            directories.make_whole(path, copy, self.root)
+            directories.make_whole(path, copy, f"data.cache={self.root}")
         return path
 
     def where(self, name: str) -> str:
@@ -188,5 +188,3 @@ def _download(far: Any, path: Path) -> None:
             continue
         with entry.open("rb") as source, open(to, "wb") as sink:
             shutil.copyfileobj(source, sink, 1 << 22)
-            sink.flush()
-            os.fsync(sink.fileno())

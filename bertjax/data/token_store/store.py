@@ -175,8 +175,6 @@ class Hashed:
         self.file.write(data)
 
     def finish(self) -> dict[str, Any]:
-        self.file.flush()
-        os.fsync(self.file.fileno())
         return {"bytes": self.file.tell(), "sha256": self.digest.hexdigest()}
 
     def __enter__(self) -> "Hashed":
@@ -188,10 +186,7 @@ class Hashed:
 
 def write_meta(path: Path, meta: dict[str, Any]) -> None:
     """Write meta.json, the last file of a directory."""
-    with open(path / "meta.json", "w", encoding="utf-8") as file:
-        json.dump(meta, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    (path / "meta.json").write_text(json.dumps(meta, indent=1), "utf-8")
 
 
 def write_store(

@@ -20,7 +20,6 @@ from bertjax.data.token_store.pieces import text_bytes
 from bertjax.data.tokenizers.fertility import report_tokenizer
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from bertjax.data.tokenizers.train_vocab import SAMPLE_CHARACTERS, Sample
-from bertjax.storage import directories
 
 TRAINING = {"wordpiece": 2}  # a tokenizer trained by other rules lies elsewhere
 REPORTED = 100_000  # characters of a component that coverage is measured on
@@ -83,8 +82,6 @@ def trained_tokenizer(
         for line in report_tokenizer(made, {n: s.texts for n, s in samples.items()}):
             say(f"  {line}")
         (path / "identity").write_text(made.identity)
-        for file in path.iterdir():
-            directories.sync(file)
 
     if not place.has(name):
         say(f"training a {kind} tokenizer of {vocab_size:,} pieces")

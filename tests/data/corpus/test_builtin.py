@@ -9,6 +9,7 @@ from bertjax import UserError
 from bertjax.data.corpus import builtin
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.sources import parse_sources
+from bertjax.storage import directories
 
 
 def test_strings_and_comments_of_a_module_are_read():
@@ -93,7 +94,7 @@ def test_what_is_unfinished_or_damaged_is_made_again(small, tmp_path, monkeypatc
         file.write("x")
     assert builtin.materialise(tmp_path, str) == made and len(small) == 2
     (tmp_path / "builtin-docs" / "meta.json").write_text("{")
-    monkeypatch.setattr(builtin.os, "fsync", lambda _: 1 / 0)  # dies on the way
+    monkeypatch.setattr(directories.os, "fsync", lambda _: 1 / 0)  # dies on the way
     with pytest.raises(ZeroDivisionError):
         builtin.materialise(tmp_path, str)
     assert builtin._read_meta(tmp_path / "builtin-docs") is None

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are there whole or not at all, on a disk and in a bucket."""
+
+import os
+
+import numpy as np
+import pytest
+
+from bertjax import UserError
+from bertjax.checkpoints.manifest import as_path
+from bertjax.storage import atomic, directories
+
+
+def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path):
+    path = tmp_path / "new/run.json"
+    atomic.write_file(path, "old")
+
+    def fail(file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        atomic.write_file(path, fail)
+    with pytest.raises(UserError, match=r"^--out=x cannot be written: No space left"):
+        atomic.write_file(path, fail, "--out=x")
+    assert path.read_text() == "old" and os.listdir(path.parent) == ["run.json"]
+
+
+def test_whatever_writes_to_a_file_writes_to_a_bucket(bucket):
+    path = as_path("gs://bucket/run")
+    atomic.write_file(path / "a.npy", lambda file: np.save(file, np.arange(3)))
+    assert np.load(bucket / "run/a.npy").tolist() == [0, 1, 2]
+
+
+def test_a_directory_in_a_bucket_is_written_and_read_as_one_here(bucket, tmp_path):
+    def fill(folder):
+        (folder / "a").write_text("1")
+        (folder / "b").write_text("2")
+
+    for path in (as_path("gs://bucket/run"), tmp_path / "run"):
+        directories.write_directory(path, fill)
+        directories.write_directory(path, lambda folder: (folder / "a").write_text("3"))
+        read = directories.read_directory(
+            path, lambda folder: {f.name: f.read_text() for f in folder.iterdir()}
+        )
+        assert read == {"a": "3", "b": "2"}
+
+
+def test_a_directory_that_cannot_be_made_takes_its_new_parents_along(tmp_path):
+    def fail(path):
+        raise OSError("disk full")
+
+    with pytest.raises(UserError, match=r"^--to=x cannot be written: disk full"):
+        directories.make_whole(tmp_path / "new/parents/x", fail, "--to=x")
+    assert os.listdir(tmp_path) == []
