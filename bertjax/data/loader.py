@@ -5,7 +5,6 @@ import collections
 import contextlib
 import importlib.util
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -60,26 +59,17 @@ def _tf_after_import(
     make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
 ) -> Iterator[Batch]:
     """Yield from the python engine until tensorflow is there, then from tf.data."""
-    step, ready, failed = start, threading.Event(), []
-
-    def load() -> None:
-        try:
-            _import_tensorflow()
-        except BaseException as error:
-            failed.append(error)
-        ready.set()
-
+    step, importing = start, None
     with contextlib.closing(_python(make, start, stop, prefetch, workers)) as batches:
         for batch in batches:
             yield batch
             step += 1
             if step == start + _WARM_UP and stop - step >= _WORTH_TF:
                 # no daemon: ending the process in mid-import would crash it
-                threading.Thread(target=load, name="import-tensorflow").start()
-            if ready.is_set():
+                importing = ThreadPoolExecutor(1).submit(_import_tensorflow)
+            if importing is not None and importing.done():
+                importing.result()  # raises what the import raised
                 break
-    if failed:
-        raise failed[0]
     if step < stop:
         yield from _tf_data(make, step, stop, prefetch, workers)
 
@@ -122,9 +112,15 @@ def _tf_data(
     options.autotune.enabled = False
     options.threading.private_threadpool_size = workers
     data = data.prefetch(prefetch).with_options(options)
+    values = data.as_numpy_iterator()
+
+    def take(step: int) -> Batch:
+        return dict(zip(names, next(values), strict=True))
+
     try:
-        for values in data.as_numpy_iterator():
-            yield dict(zip(names, values, strict=True))
+        # `next` wakes threads of tensorflow's, which queue for a core behind those of
+        # the step in flight: one thread more waits for them, and the loop does not.
+        yield from _python(take, start, stop, prefetch, workers=1)
     except tf.errors.OpError:
         if not failed:
             raise
