@@ -39,7 +39,7 @@ from absl import flags
 from bertjax import UserError, registry
 from bertjax.assembly import command_line, models, resolve
 from bertjax.config import cli
-from bertjax.data.corpus.sources import expand
+from bertjax.data.corpus.sources import expand_paths
 from bertjax.fill_mask import count_work, falling_batches
 from bertjax.storage import atomic
 from bertjax.tasks import prepare_task as tasks
@@ -202,7 +202,7 @@ def read_input(
     elif form is None:
         return kind.read(name, "--input", columns, cli.say)
     else:
-        paths = expand(name, "--input", wanted="FILE")
+        paths = expand_paths(name, "--input", pattern="FILE")
         parts = [(tables.read_text(path), path) for path in paths]
     if form is not None and kind.bare:
         found = (kind.bare(text, at, columns, cli.say) for text, at in parts if text)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bertjax import UserError
 from bertjax.data.corpus import files
-from bertjax.data.corpus.sources import expand, split_sources
+from bertjax.data.corpus.sources import expand_paths, split_sources
 
 
 class Line(NamedTuple):
@@ -28,7 +28,7 @@ def read_lines(value: str) -> Iterator[Line]:
     Raises UserError naming what is missing, damaged or not UTF-8.
     """
     for entry in split_sources(value):
-        for path in expand(entry, "--text"):
+        for path in expand_paths(entry, "--text"):
             files.read_head(path, "--text")
             content = b"".join(files.unpacked(path)).removeprefix(b"\xef\xbb\xbf")
             for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):

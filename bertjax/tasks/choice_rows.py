@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError, counted
-from bertjax.data.corpus.line_repair import some
+from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import Row
@@ -165,7 +165,7 @@ def make_choices(
     bare = [row.place for row in rows if question and row.cells[question] == []]
     if bare:
         told = f"{counted(len(bare), 'row')} without {question}, left out"
-        say(f"{told}: {some(bare)}")
+        say(f"{told}: {join_names(bare)}")
     if len(bare) == len(rows):
         raise UserError(
             f"{rows[0].place}: no row has {question}: there is nothing left"

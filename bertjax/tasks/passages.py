@@ -16,7 +16,7 @@ from typing import Any
 
 from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files
-from bertjax.data.corpus.line_repair import some
+from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.corpus.sources import split_sources
 from bertjax.tasks import tables
 from bertjax.tasks.text_rows import WHOLE
@@ -178,10 +178,11 @@ def _read_folder(grades: str, folder: str, say: Say) -> Collection:
         if places:
             say(
                 f"{grades}: {counted(len(places), 'row')} with a {what} that is not "
-                f"there, left out: {some(places)}"
+                f"there, left out: {join_names(places)}"
             )
     if repeated:
-        say(f"{grades}: {counted(len(repeated), 'repeated grade')}: {some(repeated)}")
+        number = counted(len(repeated), "repeated grade")
+        say(f"{grades}: {number}: {join_names(repeated)}")
     answered = [q for q in queries if any(g > 0 for g in said.get(q, {}).values())]
     if not answered:
         raise UserError(f"{grades}: no query has a passage that answers it")
@@ -256,17 +257,17 @@ def _read_pairs(
     if repeated:
         say(
             f"{entry}: {counted(len(repeated), 'row')} with a query and its positive "
-            f"that came before, counted once: {some(repeated)}"
+            f"that came before, counted once: {join_names(repeated)}"
         )
     if blank:
         say(
             f"{entry}: {counted(len(blank), 'empty given negative')}, left out: "
-            f"{some(blank)}"
+            f"{join_names(blank)}"
         )
     if both := [at for query, p, at in given if found.grades[query][p]]:
         say(
             f"{entry}: {counted(len(both), 'given negative')} among the positives of "
-            f"the same query, left out: {some(both)}"
+            f"the same query, left out: {join_names(both)}"
         )
     found.passages, found.queries = [*passages], [*queries]
     found.own = [-1] * len(queries)

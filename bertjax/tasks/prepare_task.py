@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, objectives, registry
-from bertjax.data.corpus.line_repair import some
+from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.corpus.sources import (
-    expand,
+    expand_paths,
     named_sources,
+    report_repeats,
     split_sources,
-    tell_repeats,
 )
 from bertjax.data.token_store.prepare_data import Prepared
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -270,7 +270,7 @@ def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
         for entry in split_sources(part):
             paths = [entry]
             if not entry.startswith("tfds:"):
-                paths = expand(kind.locate(entry, key), key, wanted=kind.wanted)
+                paths = expand_paths(kind.locate(entry, key), key, pattern=kind.wanted)
             found[name] += paths
     return found
 
@@ -361,11 +361,11 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
     train, valid = (locate(config, side) for side in ("train", "valid"))
     for key, parts in {"data.train": train, "data.valid": valid}.items():
         for paths in parts.values():
-            tell_repeats(paths, key, say)
+            report_repeats(paths, key, say)
     scored = {*chain.from_iterable(valid.values())}
     learnt = dict.fromkeys(chain.from_iterable(train.values()))
     if both := [at for at in learnt if at in scored]:
-        told = f"data.train and data.valid both read {some(both)}"
+        told = f"data.train and data.valid both read {join_names(both)}"
         say(f"{told}: scores are of what is learnt")
     found = {
         key: {

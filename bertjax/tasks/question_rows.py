@@ -15,8 +15,8 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.data.corpus import tfds_source
-from bertjax.data.corpus.line_repair import some
-from bertjax.data.corpus.sources import expand, split_sources
+from bertjax.data.corpus.line_repair import join_names
+from bertjax.data.corpus.sources import expand_paths, split_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables
 from bertjax.tasks.answer_spans import Answer, find_answers, texts
@@ -48,7 +48,7 @@ def read_questions(
     found = []
     for entry in split_sources(value):
         tfds = entry.startswith("tfds:")
-        for path in [entry] if tfds else expand(entry, key, wanted=WANTED):
+        for path in [entry] if tfds else expand_paths(entry, key, pattern=WANTED):
             found.append(
                 read_tfds(path, key)
                 if tfds
@@ -59,9 +59,8 @@ def read_questions(
                 ("not in the context", found[-1].lost),
             ):
                 if lines:
-                    say(
-                        f"{path}: {counted(len(lines), 'answer')} {what}: {some(lines)}"
-                    )
+                    number = counted(len(lines), "answer")
+                    say(f"{path}: {number} {what}: {join_names(lines)}")
     if not found:
         raise UserError(f"{key} is empty: give questions in SQuAD's form, FILE.json")
     return found
@@ -172,7 +171,7 @@ class Asked(Rows):
         rows = counted(self.n, "row")
         yield f"{counted(asked, 'question')} in {rows} of {self.length}"
         if cut:
-            yield f"{counted(len(cut), 'question')} too long, cut: {some(cut)}"
+            yield f"{counted(len(cut), 'question')} too long, cut: {join_names(cut)}"
         rows, most = self.windows, self.form.limits.answer_length
         size = rows.end_positions - rows.start_positions + 1
         long = np.unique(rows.question[rows.has_answer & (size > most)])
@@ -297,7 +296,7 @@ def make_asked(
     Raises UserError, naming the file, for an id that is there twice and, where answers
     are wanted, for questions of which none is said and for a set without any.
     """
-    whole = Questions(source=some([one.source for one in read]))
+    whole = Questions(source=join_names([one.source for one in read]))
     seen: set[str] = set()
     for one in read:
         first = len(whole.contexts)
@@ -313,14 +312,15 @@ def make_asked(
         seen.add(question.id)
     if labelled and whole.unlabelled:
         raise UserError(
-            f"{some(whole.unlabelled)}: no 'answers', in {len(whole.unlabelled):,} of "
-            f"{len(whole.questions):,} questions; where there is none it is []"
+            f"{join_names(whole.unlabelled)}: no 'answers', in "
+            f"{len(whole.unlabelled):,} of {len(whole.questions):,} questions; where "
+            "there is none it is []"
         )
     if labelled and not any(q.span for q in whole.questions):
         raise UserError(f"{whole.source}: no question's answer is in its context")
     if empty := [q.id for q in whole.questions if not q.text.strip()]:
         told = f"{whole.source}: {counted(len(empty), 'empty question')}, kept"
-        say(f"{told}: {some(empty)}")
+        say(f"{told}: {join_names(empty)}")
     size, counts = tokenizer.vocab_size, np.zeros(tokenizer.vocab_size, np.int64)
     asking = [question.text for question in whole.questions]
     for found in tokenizer.encode_batch([*whole.contexts, *asking]):

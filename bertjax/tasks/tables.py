@@ -25,8 +25,8 @@ from typing import Any
 
 from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files, tfds_source
-from bertjax.data.corpus.line_repair import load_json, some
-from bertjax.data.corpus.sources import expand, split_sources
+from bertjax.data.corpus.line_repair import join_names, load_json
+from bertjax.data.corpus.sources import expand_paths, split_sources
 from bertjax.data.rendering import visible
 
 Say = Callable[[str], None]
@@ -77,7 +77,7 @@ def read_rows(
         if entry.startswith("tfds:"):
             found = _tfds(entry, columns)
         else:
-            paths = expand(entry, key, wanted=WANTED)
+            paths = expand_paths(entry, key, pattern=WANTED)
             found = [row for path in paths for row in read_file(path, columns, say)]
         if not found:
             raise UserError(f"{key}={entry}: there are no rows")
@@ -152,7 +152,7 @@ def parse_rows(
     if at_end:
         told = counted(len(at_end), "row")
         told += " without anything in it, at the end of the table, left out"
-        say(f"{told}: {some(at_end[::-1])}")
+        say(f"{told}: {join_names(at_end[::-1])}")
     widths = (len(cells) for _, cells in lines if not _is_blank(cells))
     several = next(widths, 1) > 1
     header: list[str] | None = None
@@ -253,7 +253,7 @@ def _is_blank(cells: Sequence[str]) -> bool:
 
 def _tell_blank(places: Sequence[str], say: Say) -> None:
     if places:
-        say(f"{counted(len(places), 'empty line')}, skipped: {some(places)}")
+        say(f"{counted(len(places), 'empty line')}, skipped: {join_names(places)}")
 
 
 def _tab_lines(text: str) -> Iterator[tuple[int, list[str]]]:

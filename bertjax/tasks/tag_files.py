@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bertjax import UserError, counted
-from bertjax.data.corpus.sources import expand, split_sources
+from bertjax.data.corpus.sources import expand_paths, split_sources
 from bertjax.tasks import tables
 
 WANTED = "FILE.bio, .conll, .tsv, .txt or .jsonl"
@@ -61,7 +61,7 @@ def read_sentences(
         if entry.startswith("tfds:"):
             found = _read_tfds(entry, key, columns)
         else:
-            paths = expand(entry, key, wanted=WANTED)
+            paths = expand_paths(entry, key, pattern=WANTED)
             found = [s for path in paths for s in _read_file(path, columns, say)]
         if not found:
             raise UserError(f"{key}={entry}: there are no sentences")

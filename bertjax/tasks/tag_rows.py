@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError, counted, registry
-from bertjax.data.corpus.line_repair import some
+from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics
 from bertjax.tasks.tag_files import Sentence
@@ -255,12 +255,12 @@ def find_tags(
             raise UserError(f"{asking.label}={form.label}: every word has the same tag")
         told = f"{asking.label}={form.label}: {len(found):,} tags of"
         if len(found) > words / 2 and len(found) > 20:
-            raise UserError(f"{told} {words:,} words: {some([*found])}")
+            raise UserError(f"{told} {words:,} words: {join_names([*found])}")
         known = len({word for s in sentences for word in s.words})
         if len(found) > max(known, 20):
             raise UserError(
-                f"{told} {known:,} different words ({some([*found])}): are words and "
-                "tags swapped?"
+                f"{told} {known:,} different words ({join_names([*found])}): are words "
+                "and tags swapped?"
             )
         form = form._replace(labels=tuple(sorted(found, key=_order)))
     wanted = [name for name in form.metrics if name in OF_ENTITIES]
@@ -309,7 +309,7 @@ def make_tags(
             s.place(i) for s in sentences for i, w in enumerate(s.words) if w in bare
         ]
         told = f"{counted(len(places), 'word')} without a piece, taken as unknown"
-        say(f"{told}: {some(places)}")
+        say(f"{told}: {join_names(places)}")
         known |= {word: [tokenizer.unk_id] for word in bare}
     pieces = make_ragged([known[word] for s in sentences for word in s.words])
     sizes = np.array([0, *(len(s.words) for s in sentences)])
@@ -324,7 +324,7 @@ def make_tags(
             if places:
                 say(
                     f"{counted(len(places), 'tag')} I- that continue no entity, and "
-                    f"begin one: {some(places)}"
+                    f"begin one: {join_names(places)}"
                 )
     counts = np.bincount(pieces.tokens, minlength=tokenizer.vocab_size)
     return Tags(form, pieces, np.cumsum(sizes), labels, counts)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError, counted, registry
-from bertjax.data.corpus.line_repair import some
+from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import NUMBER, Row
@@ -267,7 +267,7 @@ def encode_column(
     empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
     if empty:
         told = f"{counted(len(empty), 'row')} with an empty {column}, kept"
-        say(f"{told}: {some(empty)}")
+        say(f"{told}: {join_names(empty)}")
     return make_ragged(tokenizer.encode_batch(cells))
 
 

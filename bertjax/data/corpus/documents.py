@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import UserError
-from bertjax.data.corpus.line_repair import Counts, clean, decode, paragraphs, some
+from bertjax.data.corpus.line_repair import (
+    Counts,
+    clean,
+    decode,
+    join_names,
+    paragraphs,
+)
 
 
 class Document(NamedTuple):
@@ -80,14 +86,14 @@ class Source:
         """Estimate the bytes of its text, or None where nobody knows; reads no text."""
         return None
 
-    def cuts(self) -> str:
+    def cut_rule(self) -> str:
         """Name the rule by which `split` may cut a document, or "" if it cuts none."""
         return ""
 
     def refuse_changed(self) -> None:
         """Raise UserError where it is not what `fingerprint` saw any more."""
 
-    def where(self, paragraph: str, max_line_bytes: int) -> str:
+    def locate(self, paragraph: str, max_line_bytes: int) -> str:
         """Say where a paragraph first stands: the file, and the line if known."""
         return self.name
 
@@ -98,11 +104,11 @@ def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
     if not any(counter["documents"] for counter in counters):
         long = sum(counter["long_records"] for counter in counters)
         more = f" and {long} JSON lines over data.max_line_bytes" if long else ""
-        names = some([source.name for source in sources])
+        names = join_names([source.name for source in sources])
         raise UserError(f"{names}: holds no document, only blanks{more}")
 
 
-def counted(
+def count_documents(
     documents: Iterable[Document],
     counter: Counter[str],
     read: Callable[[float], None] = float,

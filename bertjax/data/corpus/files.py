@@ -39,7 +39,7 @@ def remote(path: str) -> Any:
 
 
 @contextlib.contextmanager
-def reaching() -> Iterator[None]:
+def os_errors() -> Iterator[None]:
     """Make any error of what opens URLs an OSError: the clouds' raise many kinds."""
     try:
         yield
@@ -63,7 +63,7 @@ class _Far(io.RawIOBase):
     """A remote file whose errors are OSErrors."""
 
     def __init__(self, path: str) -> None:
-        with reaching():
+        with os_errors():
             self.inner = remote(path).open("rb")
 
     def readable(self) -> bool:
@@ -73,13 +73,13 @@ class _Far(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with reaching():
+        with os_errors():
             found = self.inner.read(len(buffer))
         buffer[: len(found)] = found
         return len(found)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with reaching():
+        with os_errors():
             self.inner.seek(offset, whence)
             return self.inner.tell()
 
@@ -99,7 +99,7 @@ def stat(path: str) -> tuple[int, ...]:
     well, which nobody can set back. No inode: mounted buckets draw these anew.
     """
     if "://" in path:
-        with reaching():
+        with os_errors():
             found = remote(path).stat()
             return found.length, int(found.mtime * 1e9)
     found = os.stat(path)
@@ -129,7 +129,7 @@ def is_dir(path: str) -> bool:
     """Tell whether a path or URL is a directory; raises OSError."""
     if "://" not in path:
         return os.path.isdir(path)
-    with reaching():
+    with os_errors():
         return remote(path).is_dir()
 
 
@@ -143,7 +143,7 @@ def find(pattern: str) -> list[str]:
         found = sorted(glob.glob(pattern, recursive=True))
         return [p for p in found if "**" not in pattern or not os.path.isdir(p)]
     head = pattern[: re.search(r"[*?\[]", pattern).start()].rpartition("/")[0]
-    with reaching():
+    with os_errors():
         found = remote(head).glob(pattern[len(head) + 1 :])
         return sorted(os.fspath(p) for p in found if not p.is_dir())
 
@@ -266,7 +266,7 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     try:
         seen = Seen(socket.gethostname(), stat(path))
         stamp = [*seen.stamp]
-        entry = remembered(cache_dir).get(path)
+        entry = load_hashes(cache_dir).get(path)
         if isinstance(entry, dict) and entry.get("stamp") == stamp:
             return entry["sha256"], seen
         digest = hashlib.sha256()
@@ -276,19 +276,19 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     except OSError as err:
         raise unreadable(name, err) from None
     refuse_changed(name, seen)
-    remember(cache_dir, {path: {"stamp": stamp, "sha256": digest.hexdigest()}})
+    save_hashes(cache_dir, {path: {"stamp": stamp, "sha256": digest.hexdigest()}})
     return digest.hexdigest(), seen
 
 
-def remember(cache_dir: str, more: dict[str, Any]) -> None:
+def save_hashes(cache_dir: str, more: dict[str, Any]) -> None:
     """Add hashes to those that are remembered."""
     memory = Path(cache_dir) / HASHES
-    known = {**remembered(cache_dir), **more}
+    known = {**load_hashes(cache_dir), **more}
     text = json.dumps(known, indent=1, sort_keys=True)
     write_file(memory, text, f"data.cache={cache_dir}")
 
 
-def remembered(cache_dir: str) -> dict[str, Any]:
+def load_hashes(cache_dir: str) -> dict[str, Any]:
     """Read the remembered hashes; a damaged file only means hashing again."""
     try:
         known = json.loads((Path(cache_dir) / HASHES).read_text())

@@ -14,7 +14,7 @@ from bertjax.data.corpus.documents import (
     Document,
     Fields,
     Source,
-    counted,
+    count_documents,
     make_document,
 )
 from bertjax.data.corpus.line_repair import (
@@ -72,7 +72,7 @@ class FileSource(Source):
         """Raise UserError where the file is not what `fingerprint` saw any more."""
         files.refuse_changed(self.path, self.seen)
 
-    def cuts(self) -> str:
+    def cut_rule(self) -> str:
         """Name the rule for large text: a document over SPAN is cut where pieces are.
 
         `fingerprint` comes first.
@@ -150,7 +150,7 @@ class FileSource(Source):
         except OSError as err:
             raise files.unreadable(self.name, err) from None
 
-    def where(self, paragraph: str, max_line_bytes: int) -> str:
+    def locate(self, paragraph: str, max_line_bytes: int) -> str:
         """Name the file and the line, counted as lines are read."""
         whole = replace(self, start=0, end=None)
         counter: Counter[str] = Counter()
@@ -183,4 +183,4 @@ class FileSource(Source):
             lines = text_lines(chunks, max_line_bytes, counter)
             grouped = group_titled if self.titled else group
             found = map(Document, grouped(lines, counter))
-        yield from counted(found, counter)
+        yield from count_documents(found, counter)

@@ -27,10 +27,10 @@ REPAIRS = {
 SOME = 3  # names that a message has
 
 
-def some(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Name things, of many the first ones.
 
-    >>> some(["a", "b"]), some(["a", "b", "c", "d", "e"])
+    >>> join_names(["a", "b"]), join_names(["a", "b", "c", "d", "e"])
     ('a, b', 'a, b, c and 2 more')
     """
     more = f" and {len(names) - SOME} more" if len(names) > SOME else ""
@@ -94,7 +94,7 @@ class Counts:
         ]
         blank = [name for name, kinds in self.by_source.items() if kinds["empty_files"]]
         if blank:
-            found.append(f"{len(blank)} {REPAIRS['empty_files']} ({some(blank)})")
+            found.append(f"{len(blank)} {REPAIRS['empty_files']} ({join_names(blank)})")
         return found
 
 

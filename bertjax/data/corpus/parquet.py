@@ -12,7 +12,7 @@ from bertjax.data.corpus.documents import (
     Document,
     Fields,
     Source,
-    counted,
+    count_documents,
     make_document,
 )
 from bertjax.data.corpus.files import (
@@ -108,7 +108,7 @@ class ParquetSource(Source):
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document a row."""
         found = self._documents(counts)
-        yield from counted(found, counts.of(self.name), counts.read)
+        yield from count_documents(found, counts.of(self.name), counts.read)
 
     def _documents(self, counts: Counts) -> Iterator[Document]:
         counter = counts.of(self.name)

@@ -114,7 +114,7 @@ def parse_sources(
                 )
             sources.append(tfds_source.TfdsSource(entry, fields))
         else:
-            for path in expand(entry, key, some_empty=True):
+            for path in expand_paths(entry, key, some_empty=True):
                 if path.lower().endswith(".parquet"):
                     sources.append(ParquetSource(path, fields))
                 else:
@@ -135,12 +135,12 @@ def parse_sources(
     return sources
 
 
-def expand(
-    entry: str, key: str, some_empty: bool = False, wanted: str = "*.txt"
+def expand_paths(
+    entry: str, key: str, some_empty: bool = False, pattern: str = "*.txt"
 ) -> list[str]:
     """Return the files that a path or pattern names, each looked at; ~ is a home.
 
-    some_empty: whether some of a pattern's files, not all, may be empty. wanted: what
+    some_empty: whether some of a pattern's files, not all, may be empty. pattern: what
     is to be written in the place of a directory.
     """
     path = entry = os.path.expanduser(entry)
@@ -151,7 +151,7 @@ def expand(
             raise UserError(f"{key}={entry}: no file matches")
         empty = []
         for path in paths:
-            _refuse_irregular(path, key, wanted)
+            _refuse_irregular(path, key, pattern)
             if files.stat(path)[0] == 0:
                 empty.append(path)
             if "://" not in path and not os.access(path, os.R_OK):
@@ -169,17 +169,17 @@ def expand(
     return paths
 
 
-def _refuse_irregular(path: str, key: str, wanted: str) -> None:
+def _refuse_irregular(path: str, key: str, pattern: str) -> None:
     """Raise UserError for a directory, a pipe, a socket or a device."""
     what = files.irregular(path)
     if what == "a directory":
-        raise UserError(f"{key}={path}: a directory; write {path}/{wanted}")
+        raise UserError(f"{key}={path}: a directory; write {path}/{pattern}")
     more = "; write what it gives to a file" if what == files.PIPE else ""
     if what:
         raise UserError(f"{key}={path}: {what}, not a regular file{more}")
 
 
-def tell_repeats(names: Iterable[str], key: str, say: Callable[[str], None]) -> None:
+def report_repeats(names: Iterable[str], key: str, say: Callable[[str], None]) -> None:
     """Say which sources are read more than once: it may be meant, to weigh them."""
     for name, times in Counter(names).items():
         if times > 1:
@@ -221,7 +221,7 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
         if name != "*":
             parts.setdefault(name or key.rpartition(".")[2], []).append(entry)
             continue
-        for path in expand(entry, key):
+        for path in expand_paths(entry, key):
             stem = path.replace(os.sep, "/").rpartition("/")[2].partition(".")[0]
             if not NAME.fullmatch(stem):
                 raise UserError(f"{key}={entry}: {path} gives the name {stem!r}")

@@ -13,7 +13,7 @@ from bertjax.data.corpus.documents import (
     Document,
     Fields,
     Source,
-    counted,
+    count_documents,
     make_document,
 )
 from bertjax.data.corpus.line_repair import Counts
@@ -147,4 +147,4 @@ class TfdsSource(Source):
             make_document(record, self.fields, lambda: self.name, counter)
             for record in records
         )
-        yield from counted(found, counter, counts.read)
+        yield from count_documents(found, counter, counts.read)

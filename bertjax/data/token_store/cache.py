@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
-from bertjax.data.corpus.files import HASHES, reaching, remember, remembered
+from bertjax.data.corpus.files import HASHES, load_hashes, os_errors, save_hashes
 from bertjax.storage import directories
 
 LAST = ("meta.json", "identity")  # a remote directory is whole when one is there
@@ -44,7 +44,7 @@ class Cache:
     @contextlib.contextmanager
     def _reaching(self) -> Any:
         try:
-            with reaching():
+            with os_errors():
                 yield
         except OSError as err:
             reason = err.strerror or err
@@ -131,16 +131,16 @@ class Cache:
         with self._reaching():
             far = self._far(HASHES)
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            with reaching():
+            with os_errors():
                 told = far.read_text()
             there = {k: v for k, v in json.loads(told).items() if "://" in k}
-            remember(root, there)
+            save_hashes(root, there)
         try:
             yield
         finally:
-            here = {k: v for k, v in remembered(root).items() if "://" in k}
+            here = {k: v for k, v in load_hashes(root).items() if "://" in k}
             if any(there.get(path) != told for path, told in here.items()):
-                with contextlib.suppress(OSError), reaching():
+                with contextlib.suppress(OSError), os_errors():
                     far.parent.mkdir(parents=True, exist_ok=True)
                     far.write_text(json.dumps({**there, **here}, indent=1))
 

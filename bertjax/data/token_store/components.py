@@ -18,7 +18,7 @@ from typing import Any
 from bertjax import UserError, counted
 from bertjax.data.corpus import sentences
 from bertjax.data.corpus.documents import refuse_empty
-from bertjax.data.corpus.line_repair import CLEANING, Counts, some
+from bertjax.data.corpus.line_repair import CLEANING, Counts, join_names
 from bertjax.data.corpus.sources import Source
 from bertjax.data.progress import Progress
 from bertjax.data.token_store import pieces
@@ -101,7 +101,7 @@ class Component:
         settings |= {"joins": 1} if tokenizer.kind in SPACE_FIRST else {}
         settings |= {} if marker is None else {"marks": marker.identity}
         settings |= {"group_field": group_field} if group_field else {}
-        cuts = sorted({s.cuts() for s in sources} - {""})
+        cuts = sorted({s.cut_rule() for s in sources} - {""})
         settings |= {"cuts": cuts} if cuts else {}
         told = json.dumps(settings, sort_keys=True)
         key = hashlib.sha256(told.encode()).hexdigest()
@@ -222,7 +222,7 @@ class Component:
             repairs.merge(Counts(meta["repairs"]))
         refuse_empty(self.sources, repairs)
         if not any(m["files"]["tokens.bin"]["bytes"] for _, m in metas):
-            names = some([s.name for s in self.sources])
+            names = join_names([s.name for s in self.sources])
             raise UserError(f"{names}: no document holds a token ({self.label})")
         for source in self.sources:
             counter = repairs.of(source.name)

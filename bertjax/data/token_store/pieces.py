@@ -175,7 +175,7 @@ def _located(
                     try:
                         encoder.tokenizer.encode(paragraph)
                     except TextError as refused:
-                        where = source.where(paragraph, piece.max_line_bytes)
+                        where = source.locate(paragraph, piece.max_line_bytes)
                         raise UserError(f"{where}: {refused}") from None
         raise UserError(f"{piece}: {error}") from None
 

@@ -17,7 +17,7 @@ from bertjax.data.corpus.sources import (
     Source,
     named_sources,
     parse_sources,
-    tell_repeats,
+    report_repeats,
 )
 from bertjax.data.token_store.cache import Cache, open_cache
 from bertjax.data.token_store.components import (
@@ -31,7 +31,11 @@ from bertjax.data.token_store.pieces import Piece, encode_pieces
 from bertjax.data.token_store.store import Store
 from bertjax.data.token_store.trained_tokenizer import REPORTED, trained_tokenizer
 from bertjax.data.tokenizers import train_vocab
-from bertjax.data.tokenizers.fertility import CAPITALS, measure_tokenizer, tell_capitals
+from bertjax.data.tokenizers.fertility import (
+    CAPITALS,
+    measure_tokenizer,
+    report_capitals,
+)
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from bertjax.data.tokenizers.word_starts import make_marker, make_segmenter
 
@@ -207,7 +211,7 @@ class Work:
             if size >= REPORTED:
                 break
         fit = measure_tokenizer(self.tokenizer, texts)
-        for line in tell_capitals(title(component.role, component.label), fit):
+        for line in report_capitals(title(component.role, component.label), fit):
             self.say(line)
 
 
@@ -236,7 +240,7 @@ def make_work(
         sources = {"train": inputs.train, "valid": inputs.valid}
         for role, named in sources.items():
             for found in named.values():
-                tell_repeats((source.name for source in found), f"data.{role}", say)
+                report_repeats((source.name for source in found), f"data.{role}", say)
         return Work(wanted, tokenizer, sources, workers, say)
 
 

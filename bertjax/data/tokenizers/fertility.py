@@ -78,7 +78,7 @@ def _known_in_lower_case(tokenizer: Tokenizer, words: list[str]) -> int:
     return sum(tokenizer.unk_id not in ids for ids in encoded)
 
 
-def tell_capitals(name: str, fit: Fit) -> list[str]:
+def report_capitals(name: str, fit: Fit) -> list[str]:
     """Say, in a line, when many unknown tokens are words with capitals."""
     share = fit.capitals / max(fit.tokens, 1)
     if share < CAPITALS:
@@ -108,5 +108,5 @@ def report_tokenizer(
             f"{name}: {fit.coverage:.3%} of {fit.characters:,} characters known, "
             f"{fit.fertility:.2f} tokens a {unit} ({n:,})"
         )
-        lines += tell_capitals(name, fit)
+        lines += report_capitals(name, fit)
     return lines
