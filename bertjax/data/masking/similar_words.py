@@ -148,7 +148,7 @@ def ids_within_sentences(texts: list[str], tokenizer: Any) -> list[tuple[int, ..
     )
     if tokenizer.kind in ("unigram", "bpe"):  # these put a space before a text
         for i in np.flatnonzero(joined):
-            ids[i] = tokenizer.engine.encode_after(texts[i])
+            ids[i] = tokenizer.engine.encode_batch([texts[i]], after=True)[0]
             if ids[i] and tokenizer.pieces[ids[i][0]] == "▁":
                 ids[i] = ids[i][1:]
     return [tuple(map(int, word)) for word in ids]

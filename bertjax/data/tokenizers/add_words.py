@@ -12,7 +12,6 @@ SentencePiece's BPE has nothing of the kind: a stop or comma belongs to its word
 """
 
 import json
-import struct
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -183,9 +182,12 @@ def _make(tokenizer: Tokenizer, new: list[New], flag: str) -> Tokenizer:
     elif set(files) == {"spiece.model"} and tokenizer.kind == "unigram":
         engine: Any = tokenizer.engine
         get_score = engine.processor.get_score
-        scores = [_score(map(get_score, n.origin)) for n in new]
-        model = b"".join(map(_spiece, pieces, scores))
-        files = {"spiece.model": files["spiece.model"] + model}
+        more = backends.read_model(b"")
+        for n in new:
+            more.pieces.add(piece=n.piece, score=_score(map(get_score, n.origin)))
+        # Fields of a protocol buffer that repeat go on where they ended.
+        model = files["spiece.model"] + more.SerializeToString()
+        files = {"spiece.model": model}
     else:
         data = _grow_json(tokenizer, new)
         text = json.dumps(data, ensure_ascii=False, sort_keys=True)
@@ -201,28 +203,6 @@ def _make(tokenizer: Tokenizer, new: list[New], flag: str) -> Tokenizer:
 def _score(old: Iterable[float]) -> float:
     old = list(old)
     return sum(old) + MARGIN * len(old) ** 2
-
-
-def _spiece(piece: str, score: float) -> bytes:
-    """Write a normal piece as a model's field 1: piece 1, score 2.
-
-    Fields of a protocol buffer that repeat go on where they ended.
-    """
-    text = piece.encode()
-    inner = b"\x0a" + _varint(len(text)) + text + b"\x15" + struct.pack("<f", score)
-    return b"\x0a" + _varint(len(inner)) + inner
-
-
-def _varint(value: int) -> bytes:
-    """
-    >>> list(_varint(300))
-    [172, 2]
-    """
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def _grow_json(tokenizer: Tokenizer, new: list[New]) -> dict[str, Any]:

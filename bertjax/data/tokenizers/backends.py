@@ -6,21 +6,15 @@ token written in a text into its id: who wants that asks `Tokenizer.encode_with_
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from bertjax import UserError
 
-CONTROL, USER_DEFINED = 3, 4  # the types of a piece in sentencepiece_model.proto
-# The kinds that put a space before a text, unless told that it goes on `after` another.
+# The kinds that put a space before a text that does not continue another one.
 SPACE_FIRST = ("unigram", "bpe")
-# A NormalizerSpec (field 3) that says add_dummy_prefix (field 3) = false. Protocol
-# buffers merge a message that comes twice, so appending it to a model overrides.
-NO_PREFIX = b"\x1a\x02\x18\x00"
-HIDDEN = (
-    "\0"  # put before special pieces; texts are freed of it (only for tokenizer.json)
-)
-
+# Begins the names of special pieces in a tokenizer.json, and is removed from texts.
+HIDDEN = "\0"
 
 Span = tuple[int, int]  # characters [begin, end) of a text
 SHOWN = 60  # characters of a text in messages
@@ -30,24 +24,25 @@ class TextError(UserError):
     """A text that a tokenizer cannot take."""
 
 
-def panicked(error: BaseException) -> bool:
-    """Tell whether the `tokenizers` library gave up; its error is no Exception."""
+def is_panic(error: BaseException) -> bool:
+    """Tell whether the `tokenizers` library panicked; that error is no Exception."""
     return type(error).__name__ == "PanicException"
 
 
-def guarded(encode: Callable[[list[str]], list[Any]], texts: list[str]) -> list[Any]:
-    """Return encode(texts). Raises TextError for the text at which it panics.
+def encode_texts(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
+    """Return what a library's `encode_batch` gives for texts without special tokens.
 
-    A regular expression that would backtrack for ever is such a text's.
+    Raises TextError for the text at which the library panics: a regular expression of
+    its tokenizer.json backtracks too often there.
     """
     try:
-        return encode(texts)
+        return encode(texts, add_special_tokens=False)
     except BaseException as error:
-        if not panicked(error):
+        if not is_panic(error):
             raise
         reason = str(error)
     for text in texts if len(texts) > 1 else ():
-        guarded(encode, [text])
+        encode_texts(encode, [text])
     raise TextError(
         f"data.vocab: its tokenizer cannot split {texts[0][:SHOWN]!r} ({reason})"
     )
@@ -57,7 +52,7 @@ class Engine(Protocol):
     """What `Tokenizer` needs of a library."""
 
     def encode_batch(self, texts: list[str], after: bool = False) -> list[list[int]]:
-        """Return the ids of each text; `after`: it goes on where another just ended."""
+        """Return the ids of each text; `after`: each continues another text."""
 
     def encode_spans(
         self, texts: list[str], after: bool = False
@@ -67,9 +62,6 @@ class Engine(Protocol):
         The parts of a character share its span; a piece that stands for nothing in the
         text (a dummy space) has an empty span.
         """
-
-    def encode_after(self, text: str) -> list[int]:
-        """Return the ids of a text that goes on where another piece just ended."""
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of ids, none of them special."""
@@ -93,49 +85,42 @@ def encode_sentences(
 
 
 class TokenizersEngine:
-    """The `tokenizers` library; `inner` puts no space before a text."""
+    """The `tokenizers` library; `inner` puts no space before a text.
+
+    hides: whether special pieces begin with HIDDEN, which texts must not hold then.
+    """
 
     def __init__(self, tokenizer: Any, hides: bool = False, inner: Any = None) -> None:
         self.tokenizer = tokenizer
         self.inner = inner or tokenizer
         self.hides = hides
-        for made in (self.tokenizer, self.inner):
-            made.no_truncation()
-            made.no_padding()
+        for library in (self.tokenizer, self.inner):
+            library.no_truncation()
+            library.no_padding()
 
     def encode_batch(self, texts: list[str], after: bool = False) -> list[list[int]]:
-        if self.hides:
-            texts = [t.replace(HIDDEN, "") for t in texts]
-        tokenizer = self.inner if after else self.tokenizer
-
-        def encode(texts: list[str]) -> list[list[int]]:
-            found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            return [e.ids for e in found]
-
-        return guarded(encode, texts)
+        library = self.inner if after else self.tokenizer
+        encoded = encode_texts(library.encode_batch_fast, self._visible(texts))
+        return [e.ids for e in encoded]
 
     def encode_spans(
         self, texts: list[str], after: bool = False
     ) -> list[tuple[list[int], list[Span]]]:
-        if self.hides and any(HIDDEN in t for t in texts):
-            return [self._spans_without_hidden(t, after) for t in texts]
-        tokenizer = self.inner if after else self.tokenizer
+        library = self.inner if after else self.tokenizer
+        visible = self._visible(texts)
+        result = []
+        for e, short, text in zip(
+            encode_texts(library.encode_batch, visible), visible, texts, strict=True
+        ):
+            spans = e.offsets
+            if len(short) < len(text):
+                at = [i for i, c in enumerate(text) if c != HIDDEN] + [len(text)]
+                spans = [(at[begin], at[end]) for begin, end in spans]
+            result.append((e.ids, spans))
+        return result
 
-        def encode(texts: list[str]) -> list[tuple[list[int], list[Span]]]:
-            found = tokenizer.encode_batch(texts, add_special_tokens=False)
-            return [(e.ids, e.offsets) for e in found]
-
-        return guarded(encode, texts)
-
-    def _spans_without_hidden(
-        self, text: str, after: bool
-    ) -> tuple[list[int], list[Span]]:
-        kept = [at for at, c in enumerate(text) if c != HIDDEN] + [len(text)]
-        ((ids, spans),) = self.encode_spans([text.replace(HIDDEN, "")], after)
-        return ids, [(kept[a], kept[b]) for a, b in spans]
-
-    def encode_after(self, text: str) -> list[int]:
-        return self.encode_batch([text], after=not text[:1].isspace())[0]
+    def _visible(self, texts: list[str]) -> list[str]:
+        return [t.replace(HIDDEN, "") for t in texts] if self.hides else texts
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -145,11 +130,17 @@ class SentencePieceEngine:
     """The `sentencepiece` library; `lower` lower-cases before it."""
 
     def __init__(self, model: bytes, special: set[int], lower: bool) -> None:
-        import sentencepiece
+        from sentencepiece import SentencePieceProcessor
 
-        model = hide_user_defined(model, special)
-        self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self.inner = sentencepiece.SentencePieceProcessor(model_proto=model + NO_PREFIX)
+        proto = read_model(model)
+        kinds = proto.SentencePiece
+        for i, piece in enumerate(proto.pieces):
+            # The library finds a user-defined piece in a text, a control piece never.
+            if i in special and piece.type == kinds.USER_DEFINED:
+                piece.type = kinds.CONTROL
+        self.processor = SentencePieceProcessor(model_proto=proto.SerializeToString())
+        proto.normalizer_spec.add_dummy_prefix = False
+        self.inner = SentencePieceProcessor(model_proto=proto.SerializeToString())
         self.lower = lower
 
     def encode_batch(self, texts: list[str], after: bool = False) -> list[list[int]]:
@@ -161,74 +152,47 @@ class SentencePieceEngine:
     def encode_spans(
         self, texts: list[str], after: bool = False
     ) -> list[tuple[list[int], list[Span]]]:
+        from sentencepiece.sentencepiece_pb2 import SentencePieceText
+
         lowered = [t.lower() for t in texts] if self.lower else texts
         processor = self.inner if after else self.processor
         # The one form that every version of the library has.
-        found = processor.encode(lowered, out_type="serialized_proto", num_threads=1)
-        return [_spans(p, t, self.lower) for p, t in zip(found, texts, strict=True)]
-
-    def encode_after(self, text: str) -> list[int]:
-        return self.encode_batch([text], after=not text[:1].isspace())[0]
+        encoded = processor.encode(lowered, out_type="serialized_proto", num_threads=1)
+        result = []
+        for proto, text in zip(encoded, texts, strict=True):
+            pieces = SentencePieceText.FromString(proto).pieces
+            spans = [(piece.begin, piece.end) for piece in pieces]
+            if not text.isascii():
+                spans = _character_spans(spans, text, self.lower)
+            result.append(([piece.id for piece in pieces], spans))
+        return result
 
     def decode(self, ids: list[int]) -> str:
         return self.processor.decode(ids)
 
 
-def _spans(proto: bytes, text: str, lower: bool) -> tuple[list[int], list[Span]]:
-    """Read ids and spans of a SentencePieceText, whose offsets are bytes of the text as
-    the library saw it."""
-    ids, found = _read_pieces(proto)
-    if text.isascii():
-        return ids, found
+def _character_spans(spans: list[Span], text: str, lower: bool) -> list[Span]:
+    """Turn spans of bytes into spans of characters.
+
+    lower: whether the bytes are those of the lower-cased text.
+
+    >>> _character_spans([(0, 3), (3, 4)], "Été", lower=True)
+    [(0, 2), (2, 3)]
+    """
     at: list[int] = []  # character of each byte
     for number, character in enumerate(text):
         seen = character.lower() if lower else character
         at += [number] * len(seen.encode("utf-8", "surrogatepass"))
     at.append(len(text))
     # A span within a character is the whole of it.
-    return ids, [(at[a], at[b - 1] + 1 if b > a else at[a]) for a, b in found]
+    return [(at[a], at[b - 1] + 1 if b > a else at[a]) for a, b in spans]
 
 
-def _read_pieces(data: bytes) -> tuple[list[int], list[Span]]:
-    """Read a SentencePieceText: pieces 2; of a piece id 2, begin 4, end 5.
+def read_model(model: bytes) -> Any:
+    """Read the bytes of a SentencePiece .model: a ModelProto."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-    `fields` would do, but is three times slower. Inner and outer fields have different
-    tags, but for texts, which are skipped: one loop reads both.
-
-    >>> _read_pieces(bytes([0x0A, 1, 65, 0x12, 7, 0x0A, 1, 65, 0x10, 9, 0x28, 1]))
-    ([9], [(0, 1)])
-    """
-    ids: list[int] = []
-    begins: list[int] = []
-    ends: list[int] = []
-    at, size = 0, len(data)
-    while at < size:
-        tag, value = data[at], data[at + 1]
-        at += 2
-        if tag == 0x1D:  # the score of the text, four bytes
-            at += 3
-            continue
-        if value > 127:
-            value, shift = value & 127, 7
-            while True:
-                byte = data[at]
-                value |= (byte & 127) << shift
-                at, shift = at + 1, shift + 7
-                if byte < 128:
-                    break
-        if tag == 0x12:
-            ids.append(0)
-            begins.append(0)
-            ends.append(0)
-        elif tag == 0x10:
-            ids[-1] = value
-        elif tag == 0x20:
-            begins[-1] = value
-        elif tag == 0x28:
-            ends[-1] = value
-        else:  # text
-            at += value
-    return ids, list(zip(begins, ends, strict=True))
+    return ModelProto.FromString(model)
 
 
 def wordpiece_engine(pieces: list[str], unk: str, lower: bool) -> TokenizersEngine:
@@ -345,59 +309,3 @@ def _with_spaces(data: dict[str, Any]) -> dict[str, Any]:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": kept},
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
     }
-
-
-def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Walk a protocol buffer: (field, value if a varint, first byte, end) of each.
-
-    >>> list(fields(bytes([0x18, 4, 0x0A, 1, 65]), 0, 5))
-    [(3, 4, 1, 2), (1, 0, 4, 5)]
-    """
-
-    def varint(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            byte = data[at]
-            value |= (byte & 127) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 128:
-                return value, at
-
-    while start < end:
-        tag, at = varint(start)
-        value = 0
-        if tag & 7 == 0:
-            value, start = varint(at)
-        elif tag & 7 == 2:
-            size, at = varint(at)
-            start = at + size
-        else:
-            start = at + (8 if tag & 7 == 1 else 4)
-        yield tag >> 3, value, at, start
-
-
-def sentencepiece_kind(model: bytes) -> str:
-    """Return "unigram" or "bpe" (or "word", "char"), as the model's trainer noted."""
-    for field, _, start, end in fields(model, 0, len(model)):
-        if field == 2:
-            for inner, value, _, _ in fields(model, start, end):
-                if inner == 3:
-                    return {1: "unigram", 2: "bpe", 3: "word"}.get(value, "char")
-    return "unigram"
-
-
-def hide_user_defined(model: bytes, special: set[int]) -> bytes:
-    """Make user-defined pieces with an id in `special` control pieces.
-
-    SentencePiece matches a user-defined piece in a text, a control piece never.
-    """
-    changed = bytearray(model)
-    index = 0
-    for field, _, start, end in fields(model, 0, len(model)):
-        if field != 1:
-            continue
-        for inner, value, at, _ in fields(model, start, end):
-            if inner == 3 and value == USER_DEFINED and index in special:
-                changed[at] = CONTROL
-        index += 1
-    return bytes(changed)

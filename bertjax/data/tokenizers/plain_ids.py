@@ -125,10 +125,6 @@ class IdsEngine:
             for ids, text in zip(encoded, texts, strict=True)
         ]
 
-    def encode_after(self, text: str) -> list[int]:
-        """Return the ids of a text; what was before makes no difference."""
-        return self.encode_batch([text])[0]
-
     def decode(self, ids: list[int]) -> str:
         """Return the words."""
         return ("" if self.single else " ").join(self.names[i] for i in ids)

@@ -190,12 +190,7 @@ class Tokenizer:
         [1037, 103, 1012]
         """
         if self._library is not None:
-            library = self._library
-
-            def encode(texts: list[str]) -> list[Any]:
-                return library.encode_batch(texts, add_special_tokens=False)
-
-            return backends.guarded(encode, [text])[0].ids
+            return backends.encode_texts(self._library.encode_batch, [text])[0].ids
         marks = {self.pieces[i]: i for i in self.roles.values()}
         longest_first = sorted(map(re.escape, marks), key=len, reverse=True)
         parts = re.split(f"({'|'.join(longest_first)})", text)
@@ -207,7 +202,8 @@ class Tokenizer:
             if self.mask_lstrip and parts[i + 1 : i + 2] == [self.mask_token]:
                 part = part.rstrip()
             if part:
-                ids.extend(self.engine.encode_after(part) if i else self.encode(part))
+                after = i > 0 and not part[0].isspace()
+                ids += self.engine.encode_batch([part], after)[0]
         return ids
 
     @cached_property
@@ -284,7 +280,7 @@ def load_tokenizer(
         # Makes the library read the files now, where a message can name them.
         tokenizer.encode("0")
     except BaseException as e:
-        known = isinstance(e, Exception) or backends.panicked(e)
+        known = isinstance(e, Exception) or backends.is_panic(e)
         told = isinstance(e, UserError) and not isinstance(e, backends.TextError)
         if told or not known or isinstance(e, MemoryError):
             raise
@@ -292,7 +288,7 @@ def load_tokenizer(
             reader.refuse(f"{entry.name} is not a SentencePiece model")
         reason = "a part of it is of another kind than such a file has"
         # What the libraries say; other errors are of code that trusted the file.
-        if str(e) and (type(e) in (Exception, ValueError) or backends.panicked(e)):
+        if str(e) and (type(e) in (Exception, ValueError) or backends.is_panic(e)):
             reason = str(e).splitlines()[0]
         reader.refuse(f"{entry.name} is not a tokenizer that can be read ({reason})")
     return tokenizer

@@ -283,14 +283,13 @@ def byte_bpe_files(
 
 def _sentencepiece(model: bytes) -> tuple[str, list[str], set[int], bool]:
     """Return kind, pieces, special ids and whether the model itself folds case."""
-    import sentencepiece
+    from sentencepiece import SentencePieceProcessor
 
-    p = sentencepiece.SentencePieceProcessor(model_proto=model)
-    pieces = [p.id_to_piece(i) for i in range(p.vocab_size())]
-    special = {
-        i
-        for i in range(len(pieces))
-        if p.is_control(i) or p.is_unknown(i) or p.is_unused(i)
-    }
-    kind = backends.sentencepiece_kind(model)
-    return kind, pieces, special, p.normalize("A").endswith("a")
+    processor = SentencePieceProcessor(model_proto=model)
+    proto = backends.read_model(model)
+    kinds = proto.SentencePiece
+    plain = (kinds.NORMAL, kinds.USER_DEFINED, kinds.BYTE)
+    special = {i for i, piece in enumerate(proto.pieces) if piece.type not in plain}
+    kind = proto.trainer_spec.ModelType.Name(proto.trainer_spec.model_type).lower()
+    folds = processor.normalize("A").endswith("a")
+    return kind, [piece.piece for piece in proto.pieces], special, folds

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_tokenizer import KINDS, make_json
 
 from bertjax import UserError
-from bertjax.data.tokenizers.backends import TextError, guarded
+from bertjax.data.tokenizers.backends import TextError, encode_texts
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 
 
@@ -155,8 +155,8 @@ def test_a_text_at_which_the_library_gives_up_is_named(form, tmp_path):
         assert "\n" not in str(caught.value)
     assert tokenizer.encode("hello") == [6]
 
-    def interrupted(texts):
+    def interrupted(texts, **options):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        guarded(interrupted, ["hello"])
+        encode_texts(interrupted, ["hello"])
