@@ -166,9 +166,9 @@ def to_hf(
         cfg = dataclasses.replace(cfg, vocab_size=pieces, pieces=0)
     models = {"": (params, cfg)}
     if "generator" in params:
-        from bertjax.objectives.electra import halves
+        from bertjax.objectives.electra import split_pair
 
-        models = halves(params, cfg)
+        models = split_pair(params, cfg)
     if pooled.pooling not in sentence_transformers.MODES.values():
         cli.say(
             f"not written: that vectors of sentences are made by {pooled.pooling}; "

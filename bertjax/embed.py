@@ -226,7 +226,7 @@ def make_forward(cfg: Any, pooling: str, normalize: bool) -> Callable[..., Any]:
     import jax.numpy as jnp
 
     from bertjax.models import encoder
-    from bertjax.models.pooling import POOLINGS, unit
+    from bertjax.models.pooling import POOLINGS, normalize_vectors
 
     pool = POOLINGS[pooling]
 
@@ -236,7 +236,7 @@ def make_forward(cfg: Any, pooling: str, normalize: bool) -> Callable[..., Any]:
         batch = {"input_ids": ids, "attention_mask": real}
         hidden = encoder.apply(held, cfg, batch).hidden.astype(jnp.float32)
         vectors = pool(hidden, batch)
-        return unit(vectors) if normalize else vectors
+        return normalize_vectors(vectors) if normalize else vectors
 
     return run
 

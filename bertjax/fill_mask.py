@@ -121,9 +121,9 @@ def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
     from bertjax.models import encoder
 
     if "generator" in params:
-        from bertjax.objectives.electra import halves
+        from bertjax.objectives.electra import split_pair
 
-        params, cfg = halves(params, cfg)["generator"]
+        params, cfg = split_pair(params, cfg)["generator"]
     return {k: params[k] for k in ("encoder", "mlm")}, encoder.without_pooler(cfg)
 
 

@@ -220,7 +220,7 @@ def train(
         speak(describe_budget(config.budget_minutes, total))
     with jax.set_mesh(mesh):
         lengths = (stage.length for stage in course.stages)
-        speak(f"attention: {attention.describe(cfg, lengths)}")
+        speak(f"attention: {attention.describe_backend(cfg, lengths)}")
     for line in course.lines():
         speak(line)
     if dry_run:
@@ -239,7 +239,7 @@ def train(
         tokens = said["tokens"]
         speak(f"resuming after step {restored}")
     else:
-        current = state.born(update.init, update.tx, mesh, shardings)
+        current = state.init_sharded(update.init, update.tx, mesh, shardings)
         if config.init_from:
             taken = init_from.take(
                 config.init_from,

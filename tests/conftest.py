@@ -265,7 +265,7 @@ def train_steps(
     from bertjax.parallel import feed
     from bertjax.training.optim import make_optimizer
     from bertjax.training.schedules import make_schedule
-    from bertjax.training.state import born, plan_state
+    from bertjax.training.state import init_sharded, plan_state
     from bertjax.training.step import compile_train_step, make_train_step
 
     steps = len(batches)
@@ -278,7 +278,7 @@ def train_steps(
         return objective.init(jax.random.key(0))
 
     _, shardings = plan_state(init, tx, mesh, objective.shardings)
-    state = born(init, tx, mesh, shardings)
+    state = init_sharded(init, tx, mesh, shardings)
     update = make_train_step(
         objective.sums,
         objective.weights,

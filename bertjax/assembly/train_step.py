@@ -98,10 +98,10 @@ def intervals(config: ConfigDict, first: phases.Phase, total: int) -> dict[str, 
 def schedule_lengths(
     config: ConfigDict, placed: Sequence[phases.Phase], total: int
 ) -> tuple[int, int, int]:
-    """Return warm-up, decay and whole of the schedule, in steps or in its own SPAN."""
-    from bertjax.training.schedules import SPAN
+    """Return warm-up, decay and whole of the schedule in steps, or of CLOCK_UPDATES."""
+    from bertjax.training.schedules import CLOCK_UPDATES
 
-    span = total if config.budget_minutes is None else SPAN
+    span = total if config.budget_minutes is None else CLOCK_UPDATES
 
     def length(name: str, end: bool) -> int:
         return phases.steps_within(*durations.unit_of(config, name), placed, span, end)

@@ -117,7 +117,7 @@ class Target:
     def attention(self, shape: Shape) -> str:
         """Say which backend attends in a step, and why no other."""
         with jax.set_mesh(self.mesh):
-            return attention.describe(self.cfg, [shape.length])
+            return attention.describe_backend(self.cfg, [shape.length])
 
     @property
     def eval_shape(self) -> Shape:

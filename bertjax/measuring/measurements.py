@@ -76,7 +76,7 @@ def compile_step(
     objective, cfg = make_objective(config.objective, cfg)
     # Far from the end of any schedule: the arithmetic of a step is always the same.
     update = train_step.make_update(config, objective, mesh, 10_000, 1_000_000)
-    current = state.born(update.init, update.tx, mesh, update.shardings)
+    current = state.init_sharded(update.init, update.tx, mesh, update.shardings)
     local = feed.local_rows(mesh, config.batch_size)
     mine = [{name: array[local] for name, array in b.items()} for b in batches]
     sizes, most = itertools.repeat(config.batch_size), config.steps_per_call
@@ -87,7 +87,7 @@ def compile_step(
         fed = multi_step.to_devices(source, mesh, sizes, counts, most)
     on_devices = [*fed]
     with jax.set_mesh(mesh):
-        attended = attention.describe(cfg, [config.data.length])
+        attended = attention.describe_backend(cfg, [config.data.length])
         begun = time.perf_counter()
         compiled = call.lower(current, on_devices[0]).compile()
         compile_seconds = time.perf_counter() - begun

@@ -15,21 +15,21 @@ from bertjax.models.layers import dropout, number_rows
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
 
-class Sight(NamedTuple):
-    """Where queries may look at keys: what every backend makes its mask of.
+class AttentionMask(NamedTuple):
+    """Which keys a query sees: every backend makes its own form of it.
 
-    keys i32 [B, L]: 1 = real, 0 = padding; of packed rows the number of the sequence, 0
-    = padding. window: 0, or a query sees the keys at most window // 2 places away. at:
-    None, or where queries are, i32 [B, P]; else everywhere.
+    keys i32 [B, L]: 1 = real, 0 = padding; in packed rows the number of the sequence, 0
+    = padding. window: 0, or a query sees the keys at most window // 2 places away.
+    query_positions: None for a query at every position, else i32 [B, P].
     """
 
     keys: jax.Array
     packed: bool = False
     window: int = 0
-    at: jax.Array | None = None
+    query_positions: jax.Array | None = None
 
     @property
-    def mask(self) -> jax.Array:
+    def boolean(self) -> jax.Array:
         """Boolean, broadcasts to [B, H, L, L], or to [B, H, P, L].
 
         Queries that are padding look at the real keys too, so no row has every key
@@ -38,33 +38,37 @@ class Sight(NamedTuple):
         itself, padding or not.
         """
         if self.packed:
-            own = self.keys if self.at is None else take_at(self.keys, self.at)
+            own = self.keys
+            if self.query_positions is not None:
+                own = take_at(self.keys, self.query_positions)
             mask = own[:, None, :, None] == self.keys[:, None, None, :]
         else:
             mask = (self.keys > 0)[:, None, None, :]
         if not self.window:
             return mask
         at = np.arange(self.keys.shape[1])
-        own = at[:, None] if self.at is None else self.at[:, None, :, None]
-        away = abs(own - at)
-        return (mask & (away <= self.window // 2)) | (away == 0)
+        if self.query_positions is None:
+            distance = abs(at[:, None] - at)
+        else:
+            distance = abs(self.query_positions[:, None, :, None] - at)
+        return (mask & (distance <= self.window // 2)) | (distance == 0)
 
     def rows(self, heads: int) -> jax.Array | None:
-        """Number the queries at `at` as rows of [B, H, L, L]: u32 [B, H, P, 1]."""
-        if self.at is None:
+        """Number the queries as rows of [B, H, L, L]: u32 [B, H, P, 1]; None: all."""
+        if self.query_positions is None:
             return None
         b, length = self.keys.shape
         first = number_rows((b, heads, 1, 1)) * np.uint32(length)
-        return first + self.at[:, None, :, None].astype(jnp.uint32)
+        return first + self.query_positions[:, None, :, None].astype(jnp.uint32)
 
 
-def make_sight(batch: dict[str, jax.Array], window: int = 0) -> Sight:
+def make_attention_mask(batch: dict[str, jax.Array], window: int = 0) -> AttentionMask:
     """Take attention_mask i32 [B, L], of packed rows segment_ids i32 [B, L]."""
     packed = "segment_ids" in batch
     keys = batch["segment_ids" if packed else "attention_mask"]
     if keys.ndim != 2:
         raise ValueError(f"attention_mask has shape {keys.shape}, not [B, L]")
-    return Sight(keys, packed, window)
+    return AttentionMask(keys, packed, window)
 
 
 def take_at(x: jax.Array, at: jax.Array) -> jax.Array:
@@ -104,35 +108,35 @@ def rotation_at(turn: Rotation, at: jax.Array | None) -> Rotation:
 
 
 # What "tpu" and "gpu" stand for: the first that takes the shapes at hand.
-CHOICES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
+PREFERENCES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
 
 
 def attend(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    sight: Sight,
+    mask: AttentionMask,
     rate: float,
     rng: jax.Array | None,
     backend: str = "xla",
 ) -> jax.Array:
     """Mix values by scaled dot products (Vaswani et al. 2017, equation 1).
 
-    k, v: [B, L, H, K]; q, result: the same, or with sight.at [B, P, H, K], which "xla"
-    alone takes. Weights are dropped at `rate` where there is an rng. backend: see
-    EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
+    k, v: [B, L, H, K]; q, result: the same, or [B, P, H, K] with mask.query_positions,
+    which "xla" alone takes. Weights are dropped at `rate` where there is an rng.
+    backend: see EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
     Raises UserError when a backend that was asked for by name does not take the shapes,
-    ValueError for sight.at with another.
+    ValueError for mask.query_positions with another.
     """
     rate = 0.0 if rng is None else rate
-    name = choose(backend, k.shape, rate, sight.packed, q.dtype)
-    if sight.at is not None and name != "xla":
+    name = choose_backend(backend, k.shape, rate, mask.packed, q.dtype)
+    if mask.query_positions is not None and name != "xla":
         raise ValueError(f"attention={name} takes a query for each key, and no others")
     with jax.named_scope(f"attention_{name}"):
-        return BACKENDS[name](q, k, v, sight, rate, rng)
+        return BACKENDS[name](q, k, v, mask, rate, rng)
 
 
-def choose(
+def choose_backend(
     backend: str,
     shape: tuple[int, int, int, int],
     rate: float,
@@ -155,19 +159,19 @@ def _choose(
         "cudnn": lambda: _refuse_cudnn(width, rate, dtype),
     }
     refused: dict[str, str] = {}
-    for name in CHOICES.get(backend, (backend,)):
+    for name in PREFERENCES.get(backend, (backend,)):
         if not (said := refuse[name]()):
             return name, refused
         refused[name] = said
     raise UserError(f"model.attention={backend}: {said}")
 
 
-def describe(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
+def describe_backend(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
     """Say in a line which backend trains on rows of these lengths, and why no other.
 
     Under the mesh of the run. Raises UserError as `attend` does.
 
-    >>> describe(cfg, [128])  # on a GPU
+    >>> describe_backend(cfg, [128])  # on a GPU
     'xla (not cudnn: it drops no weights: model.attention_probs_dropout_prob=0.1)'
     """
     said: dict[str, list[str]] = {}
@@ -182,7 +186,7 @@ def describe(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
     return ", ".join(f"{' '.join(at)} tokens: {name}" for name, at in said.items())
 
 
-def load(backend: str) -> None:
+def import_backend(backend: str) -> None:
     """Import what a backend needs; in the middle of tracing it would trace twice."""
     if backend in ("tpu", "fused"):
         importlib.import_module("bertjax.models.fused_attention")
@@ -221,7 +225,7 @@ def _xla(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    sight: Sight,
+    mask: AttentionMask,
     rate: float,
     rng: jax.Array | None,
 ) -> jax.Array:
@@ -233,12 +237,12 @@ def _xla(
     with jax.named_scope("scores"):
         q = q * (q.shape[-1] ** -0.5)
         scores = jnp.einsum("BQHK,BTHK->BHQT", q, k).astype(jnp.float32)
-        scores = jnp.where(sight.mask, scores, jnp.finfo(jnp.float32).min)
+        scores = jnp.where(mask.boolean, scores, jnp.finfo(jnp.float32).min)
         peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
         weights = jnp.exp(scores - peak)
         total = jnp.sum(weights, axis=-1).swapaxes(1, 2)[..., None]  # [B, L, H, 1]
     with jax.named_scope("context"):
-        weights = dropout(weights.astype(q.dtype), rate, rng, sight.rows(q.shape[2]))
+        weights = dropout(weights.astype(q.dtype), rate, rng, mask.rows(q.shape[2]))
         y = jnp.einsum("BHQT,BTHK->BQHK", weights, v)
         return (y / total).astype(q.dtype)
 
@@ -247,7 +251,7 @@ def _fused(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    sight: Sight,
+    mask: AttentionMask,
     rate: float,
     rng: jax.Array | None,
 ) -> jax.Array:
@@ -267,31 +271,31 @@ def _fused(
         at = [index_along("batch") * rows, index_along("heads") * here, heads]
         seeds = jnp.concatenate([key, jnp.stack([jnp.uint32(i) for i in at])])
         return fused_attention(
-            q, k, v, keys, keys if sight.packed else None, seeds, here, rate,
-            sight.window, is_interpreted(),
+            q, k, v, keys, keys if mask.packed else None, seeds, here, rate,
+            mask.window, is_interpreted(),
         )  # fmt: skip
 
     wide = "batch length heads"
     flat = [x.reshape(b, length, heads * width) for x in (q, k, v)]
     run = per_device(local, [wide, wide, wide, "batch length", "key"], wide)
-    return run(*flat, sight.keys, jnp.asarray(key).reshape(-1)[-2:]).reshape(q.shape)
+    return run(*flat, mask.keys, jnp.asarray(key).reshape(-1)[-2:]).reshape(q.shape)
 
 
 def _splash(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    sight: Sight,
+    mask: AttentionMask,
     rate: float,
     rng: jax.Array | None,
 ) -> jax.Array:
-    """Run jax's splash attention: long rows on TPU, blocks out of sight are skipped.
+    """Run jax's splash attention, for long rows on TPU.
 
-    Padding sees padding, in rows that are not packed too.
+    It skips blocks outside the window. Padding sees padding, in unpacked rows too.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    length, near = q.shape[1], sight.window // 2
+    length, near = q.shape[1], mask.window // 2
     block = max(n for n in (512, 384, 256, 128) if length % n == 0)
     parts = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
     blocks = splash.BlockSizes(
@@ -301,7 +305,7 @@ def _splash(
     def local(q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array) -> jax.Array:
         one = (
             splash.LocalMask((length, length), (near, near), 0)
-            if sight.window
+            if mask.window
             else splash.FullMask((length, length))
         )
         kernel = splash.make_splash_mha(
@@ -318,14 +322,14 @@ def _splash(
 
     wide = "batch length heads head"
     run = per_device(local, [wide, wide, wide, "batch length"], wide)
-    return run(q, k, v, sight.keys)
+    return run(q, k, v, mask.keys)
 
 
 def _cudnn(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    sight: Sight,
+    mask: AttentionMask,
     rate: float,
     rng: jax.Array | None,
 ) -> jax.Array:
@@ -336,10 +340,10 @@ def _cudnn(
     """
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array) -> jax.Array:
-        seen = sight._replace(keys=keys)
-        if sight.packed or sight.window:
+        seen = mask._replace(keys=keys)
+        if mask.packed or mask.window:
             shape = (len(q), 1, q.shape[1], q.shape[1])
-            how = {"mask": jnp.broadcast_to(seen.mask, shape)}
+            how = {"mask": jnp.broadcast_to(seen.boolean, shape)}
         else:
             real = jnp.maximum(jnp.sum(keys > 0, axis=1), 1).astype(jnp.int32)
             how = {"key_value_seq_lengths": real}
@@ -347,7 +351,7 @@ def _cudnn(
 
     wide = "batch length heads head"
     run = per_device(local, [wide, wide, wide, "batch length"], wide)
-    return run(q, k, v, sight.keys)
+    return run(q, k, v, mask.keys)
 
 
 BACKENDS = {"xla": _xla, "fused": _fused, "splash": _splash, "cudnn": _cudnn}

@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.models import encoder, stacked_layers
-from bertjax.models.attention import Sight, attend, rotate
+from bertjax.models.attention import AttentionMask, attend, rotate
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, linear
 
 
-def weights(q: jax.Array, k: jax.Array, sight: Sight) -> jax.Array:
+def weights(q: jax.Array, k: jax.Array, mask: AttentionMask) -> jax.Array:
     """Return the weights of `attend`, f32 [B, H, L, L]; each row sums to 1.
 
     q, k: [B, L, H, K]. They are what it makes of values that are a one, each at its
@@ -19,7 +19,7 @@ def weights(q: jax.Array, k: jax.Array, sight: Sight) -> jax.Array:
     b, length, heads, _ = q.shape
     own = jnp.broadcast_to(jnp.eye(length)[:, None], (b, length, heads, length))
     q, k = q.astype(jnp.float32), k.astype(jnp.float32)
-    return attend(q, k, own, sight, 0.0, None).swapaxes(1, 2)
+    return attend(q, k, own, mask, 0.0, None).swapaxes(1, 2)
 
 
 def attention_maps(
@@ -45,6 +45,6 @@ def attention_maps(
         )
         if view.turn is not None:
             q, k = rotate(q, view.turn), rotate(k, view.turn)
-        maps.append(weights(q, k, view.sight))
+        maps.append(weights(q, k, view.mask))
         x = encoder.apply_layer(layer, cfg, x, (view,), None, {})
     return jnp.stack(maps)

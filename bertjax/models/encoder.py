@@ -16,11 +16,11 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.models.attention import (
+    AttentionMask,
     Rotation,
-    Sight,
     attend,
-    choose,
-    make_sight,
+    choose_backend,
+    make_attention_mask,
     rotate,
     rotation,
     rotation_at,
@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
 class View(NamedTuple):
     """What a layer sees of the batch: where, and its turn of queries and keys."""
 
-    sight: Sight
+    mask: AttentionMask
     turn: Rotation | None
 
 
@@ -246,10 +246,10 @@ def make_views(cfg: EncoderConfig, batch: dict[str, jax.Array]) -> tuple[View, .
     at = batch.get("position_ids", np.arange(batch["input_ids"].shape[1]))
 
     def view(window: int, theta: float) -> View:
-        sight = make_sight(batch, window)
+        mask = make_attention_mask(batch, window)
         if cfg.position_embedding_type != "rope":
-            return View(sight, None)
-        return View(sight, rotation(at, cfg.head_dim, theta))
+            return View(mask, None)
+        return View(mask, rotation(at, cfg.head_dim, theta))
 
     near = cfg.local_rope_theta or cfg.rope_theta
     whole = [view(0, cfg.rope_theta)] if any(cfg.is_global) else []
@@ -301,8 +301,8 @@ def apply_layer(
     b, length, d = x.shape
     heads = (b, -1, cfg.num_attention_heads, cfg.head_dim)
     rate = 0.0 if rng is None else cfg.attention_probs_dropout_prob
-    shape, packed = (b, length, *heads[2:]), views[0].sight.packed
-    backend = choose(cfg.attention, shape, rate, packed, x.dtype)
+    shape, packed = (b, length, *heads[2:]), views[0].mask.packed
+    backend = choose_backend(cfg.attention, shape, rate, packed, x.dtype)
     # Kernels take a query for each key; "xla" takes those that are wanted.
     asking = at if backend == "xla" else None
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
@@ -319,8 +319,8 @@ def apply_layer(
             if view.turn is not None:
                 q = rotate(q, rotation_at(view.turn, asking))
                 k = rotate(k, view.turn)
-            sight = view.sight._replace(at=asking)
-            return attend(q, k, v, sight, rate, rngs[0], backend)
+            mask = view.mask._replace(query_positions=asking)
+            return attend(q, k, v, mask, rate, rngs[0], backend)
 
         return run
 

@@ -72,7 +72,7 @@ def lead(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {**batch, "cls_positions": jnp.tile(jnp.arange(s), (b, 1))}
 
 
-def unit(vectors: jax.Array) -> jax.Array:
+def normalize_vectors(vectors: jax.Array) -> jax.Array:
     """Make vectors of length 1, [..., D]; zeros stay zeros."""
     size = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(size, 1e-24))

@@ -178,7 +178,7 @@ def make_objective(
     tokens: for modules whose make_head or make_objective has an argument `tokens`.
     Raises UserError on an unknown name or option, or parts that cannot be combined.
     """
-    attention.load(cfg.attention)
+    attention.import_backend(cfg.attention)
     parts = [
         (registry.load("objective", n, PACKAGE, SUPPORT), options)
         for n, options in parse(name)

@@ -18,15 +18,15 @@ from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Term, row_keys
 from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
 from bertjax.objectives.metrics import accuracy, binary_metrics
-from bertjax.objectives.mlm import in_pieces
-from bertjax.parallel.sharding import ROWS, gather_params
+from bertjax.objectives.mlm import sum_in_chunks
+from bertjax.parallel.sharding import PARAM_AXES, gather_params
 
 SHARED = ("word", "position", "token_type", "norm")
 # The generator lies like an encoder.
 SHARDINGS = (
     *(
         ("generator" + path.removeprefix("encoder"), axes)
-        for path, axes in ROWS
+        for path, axes in PARAM_AXES
         if path.startswith("encoder/layers/")
     ),
     ("generator/embeddings/projection/kernel", "embed width"),
@@ -66,7 +66,7 @@ def make_objective(
     def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
         params = gather_params(params, cfg.dtype, SHARDINGS)
         rngs = (None, None) if rng is None else jax.random.split(rng)
-        mlm, at = masked_lm(params), batch["mlm_positions"]
+        mlm, at = generator_lm(params), batch["mlm_positions"]
         with jax.named_scope("generator"):
             hidden = encoder.apply(mlm["encoder"], small, batch, rngs[0], at).hidden
 
@@ -86,7 +86,7 @@ def make_objective(
             return {"mlm_loss": loss, "mlm_accuracy": right}, drawn
 
         arrays = hidden, batch["mlm_ids"], batch["mlm_weights"]
-        terms, drawn = in_pieces(guess, small, arrays)
+        terms, drawn = sum_in_chunks(guess, small, arrays)
         with jax.named_scope("sample"):
             ids, replaced = replace_tokens(batch, drawn)
         with jax.named_scope("discriminator"):
@@ -115,7 +115,7 @@ def make_objective(
     return objective, cfg
 
 
-def masked_lm(params: Params) -> Params:
+def generator_lm(params: Params) -> Params:
     """Return the generator as a masked LM: {"encoder", "mlm"}, embeddings included."""
     own = params["generator"]
     shared = params["encoder"]["embeddings"]
@@ -124,7 +124,7 @@ def masked_lm(params: Params) -> Params:
     return {"encoder": {**own, "embeddings": embeddings}, "mlm": params["mlm"]}
 
 
-def halves(
+def split_pair(
     params: Params, cfg: EncoderConfig
 ) -> dict[str, tuple[Params, EncoderConfig]]:
     """Part what was trained (arrays of jax or numpy) into two models of their own.
@@ -136,7 +136,7 @@ def halves(
     cfg = encoder.without_pooler(cfg)
     rest = {k: params[k] for k in ("encoder", "rtd")}
     return {
-        "generator": (masked_lm(params), generator_config(cfg, width)),
+        "generator": (generator_lm(params), generator_config(cfg, width)),
         "discriminator": (rest, cfg),
     }
 

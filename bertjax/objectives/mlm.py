@@ -52,10 +52,10 @@ def sums(
         return {"mlm_loss": loss, "mlm_accuracy": right}, ()
 
     arrays = encoded.hidden, batch["mlm_ids"], batch["mlm_weights"]
-    return in_pieces(score, cfg, arrays)[0]
+    return sum_in_chunks(score, cfg, arrays)[0]
 
 
-def in_pieces(
+def sum_in_chunks(
     score: Callable[..., tuple[Any, Any]],
     cfg: EncoderConfig,
     arrays: Sequence[jax.Array],
@@ -68,7 +68,7 @@ def in_pieces(
     backward pass makes the logits again.
     """
     b, p = arrays[0].shape[:2]
-    pieces = count_pieces(cfg, -(-b // size_along("batch")), p)
+    pieces = count_chunks(cfg, -(-b // size_along("batch")), p)
     if pieces == 1:
         return score(None, *arrays)
     wide = -(-p // pieces)
@@ -96,7 +96,7 @@ def cut(x: jax.Array, pieces: int, wide: int) -> jax.Array:
     return x.reshape(b, pieces, wide, *rest).swapaxes(0, 1)
 
 
-def count_pieces(cfg: EncoderConfig, rows: int, predictions: int) -> int:
+def count_chunks(cfg: EncoderConfig, rows: int, predictions: int) -> int:
     """Return in how many pieces a device makes its logits, [rows, P, V] in f32."""
     if not cfg.max_logits_mb:
         return 1

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
-from bertjax.models.pooling import first_tokens, means, unit
+from bertjax.models.pooling import first_tokens, means, normalize_vectors
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
@@ -35,7 +35,7 @@ def vectors(encoded: Encoded, batch: Batch, cls: bool, normalize: bool) -> jax.A
     with jax.named_scope("pooling"):
         pool = first_tokens if cls else means
         out = pool(encoded.hidden.astype(jnp.float32), batch)
-        return unit(out) if normalize else out
+        return normalize_vectors(out) if normalize else out
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:

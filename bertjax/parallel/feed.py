@@ -59,7 +59,7 @@ def put(where: NamedSharding, rows: np.ndarray, shape: tuple[int, ...]) -> jax.A
         return jax.make_array_from_process_local_data(where, rows, shape)
 
 
-def spread(mesh: Mesh, value: np.generic) -> jax.Array:
+def value_per_device(mesh: Mesh, value: np.generic) -> jax.Array:
     """Make [devices] of each process's value: reduced in a step, all hosts know it."""
     where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     local = np.full(len(mesh.local_devices), value)
@@ -76,5 +76,5 @@ def with_flag(
     """
     for batch in batches:
         if jax.process_count() > 1:
-            batch["stop"] = spread(mesh, np.int32(raised()))
+            batch["stop"] = value_per_device(mesh, np.int32(raised()))
         yield batch

@@ -20,14 +20,14 @@ from jax.sharding import PartitionSpec as P
 
 from bertjax import UserError
 
-Rows = Iterable[tuple[str, str]]
+ParamAxes = Iterable[tuple[str, str]]
 Path = tuple[Any, ...]
 
 # The heads of the finetuning objectives.
 TASKS = "classify|regress|tag|span|choose"
 
 # Path (regular expression, whole path) -> logical axes. A leaf matches exactly one.
-ROWS: tuple[tuple[str, str], ...] = (
+PARAM_AXES: tuple[tuple[str, str], ...] = (
     (r"encoder/embeddings/word|mlm/decoder", "vocab embed"),
     (r"encoder/embeddings/(position|token_type)", "table embed"),
     (r"encoder/(embeddings/norm|final_norm)/(scale|bias)", "width"),
@@ -91,7 +91,7 @@ def spec(axes: str, rules: Mapping[str, tuple[str, ...]] = RULES) -> P:
     return P(*(rules.get(a) or None for a in axes.split()))
 
 
-def axes_of(path: str, rows: Rows = ROWS) -> str:
+def axes_of(path: str, rows: ParamAxes = PARAM_AXES) -> str:
     """Return the logical axes of a parameter by its path.
 
     Raises ValueError unless exactly one row matches: a renamed parameter must not
@@ -103,13 +103,13 @@ def axes_of(path: str, rows: Rows = ROWS) -> str:
     return found[0]
 
 
-def param_shardings(params: Any, mesh: Mesh, extra: Rows = ()) -> Any:
+def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
     """Give every leaf of a parameter tree (arrays or shapes) its NamedSharding.
 
     `extra` holds the rows of heads from outside the package. Raises UserError when a
     mesh axis does not divide an axis of a parameter.
     """
-    rows = (*ROWS, *extra)
+    rows = (*PARAM_AXES, *extra)
 
     def one(path: Path, leaf: Any) -> NamedSharding:
         name = path_name(path)
@@ -154,13 +154,13 @@ def stored_spec(axes: str, shape: tuple[int, ...], mesh: Any) -> P:
     return P(*(part or None for part in parts))
 
 
-def gather_params(params: Any, dtype: str, extra: Rows = ()) -> Any:
+def gather_params(params: Any, dtype: str, extra: ParamAxes = ()) -> Any:
     """Give parameters as a step computes with them, from how they are kept.
 
     Matrices and tables (`is_matrix`) are rounded to `dtype` before they are gathered,
     half of the bytes; the rest stays f32. Gradients come back f32, as they are kept.
     """
-    rows = (*ROWS, *extra)
+    rows = (*PARAM_AXES, *extra)
 
     def one(path: Path, leaf: jax.Array) -> jax.Array:
         rounded = dtype if is_matrix(path, leaf) else None

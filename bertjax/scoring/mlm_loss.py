@@ -111,7 +111,7 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
     import jax.numpy as jnp
 
     from bertjax.models import encoder, heads
-    from bertjax.objectives.mlm import in_pieces
+    from bertjax.objectives.mlm import sum_in_chunks
 
     def guess(params: Any, batch: Any) -> dict[str, Any]:
         is_pair = "generator" in params
@@ -133,7 +133,7 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
                 "right": true >= peak,
             }
 
-        return in_pieces(score, own, (hidden, batch["mlm_ids"]))[1]
+        return sum_in_chunks(score, own, (hidden, batch["mlm_ids"]))[1]
 
     return guess
 

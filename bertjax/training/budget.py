@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from bertjax.parallel import feed
 from bertjax.storage.atomic import is_remote, write_file
-from bertjax.training.schedules import SPAN
+from bertjax.training.schedules import CLOCK_UPDATES
 
 
 def make_clock(
@@ -89,11 +89,13 @@ class Clock:
     def stamp(self, batches: Iterable[Any], step: int) -> Iterator[Any]:
         """Give each batch, from update `step` on, the `at` of its schedule."""
         for number, batch in enumerate(batches, step):
-            batch["at"] = feed.spread(self.mesh, np.float32(self._take(number)))
+            batch["at"] = feed.value_per_device(
+                self.mesh, np.float32(self._take(number))
+            )
             yield batch
 
     def _take(self, number: int) -> float:
-        """Return the time of an update in SPANths of the budget; other hosts: 0."""
+        """Return the time of an update, CLOCK_UPDATES the whole; other hosts: 0."""
         if not self.primary:
             return 0.0
         if number < len(self.lines):  # it ran before: as long ago as then
@@ -103,12 +105,12 @@ class Clock:
             if self.file is not None:
                 self.file.write(f"{self.lines[-1]!r}\n")
                 self.file.flush()
-        return SPAN * min(self.lines[number] / self.seconds, 1.0)
+        return CLOCK_UPDATES * min(self.lines[number] / self.seconds, 1.0)
 
     def see(self, at: float) -> float:
         """Look at the time of an update that ran; return its share of the budget."""
-        self.over = at >= SPAN
-        return at / SPAN
+        self.over = at >= CLOCK_UPDATES
+        return at / CLOCK_UPDATES
 
     def flush(self) -> None:
         """Write the lines where they are not on the disk yet."""

@@ -31,7 +31,7 @@ def make_guard() -> Guard:
     return Guard(jnp.zeros(()), zero, zero, zero)
 
 
-def judge(
+def check_update(
     guard: Guard, loss: jax.Array, norm: jax.Array, factor: float
 ) -> tuple[jax.Array, Guard]:
     """Say whether an update is to be made (bool []), and remember it.

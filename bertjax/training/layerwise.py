@@ -14,7 +14,7 @@ import optax
 from bertjax.parallel.sharding import Path, is_matrix, is_stacked, keys
 
 
-def decays(params: Any) -> Any:
+def decay_mask(params: Any) -> Any:
     """Say which leaves decay: all but biases, norm scales and what is no matrix."""
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
@@ -53,7 +53,7 @@ def as_matrix(path: Path, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[: int(is_stacked(path))], *sizes)
 
 
-def multipliers(params: Any, decay: float) -> Any:
+def rate_multipliers(params: Any, decay: float) -> Any:
     """Return each leaf's factor of the learning rate: a number, or [n, 1, ...].
 
     Of N stacked layers, layer l (from 0) has decay^(N - l), the embeddings below it
@@ -87,7 +87,7 @@ def multipliers(params: Any, decay: float) -> Any:
 def scale_by_trust_ratio() -> optax.GradientTransformation:
     """Scale each layer's update to the norm of its parameters (LAMB's phi is identity).
 
-    A layer is a leaf that `decays`, or an entry on axis 0 of a stacked one; the other
+    A layer is a leaf of `decay_mask`, or an entry on axis 0 of a stacked one; the other
     leaves keep their updates, as in google-research/albert, lamb_optimizer.py. Where a
     norm is 0 the ratio is 1.
     """
@@ -100,7 +100,9 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
         return update * jnp.where(usable, size / jnp.where(usable, step, 1.0), 1.0)
 
     def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        scaled = jax.tree_util.tree_map_with_path(one, updates, params, decays(params))
+        scaled = jax.tree_util.tree_map_with_path(
+            one, updates, params, decay_mask(params)
+        )
         return scaled, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
@@ -127,7 +129,7 @@ def scale_by_stable_adam(
             return (u + wd * p if decayed else u) / jnp.maximum(over, 1.0)
 
         updates = jax.tree_util.tree_map_with_path(
-            one, directions, grads, corrected, params, decays(params)
+            one, directions, grads, corrected, params, decay_mask(params)
         )
         return updates, state
 

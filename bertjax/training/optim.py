@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from bertjax.training import OPTIMIZERS, layerwise
-from bertjax.training.layerwise import Path, decays
+from bertjax.training.layerwise import Path, decay_mask
 from bertjax.training.schedules import Schedule
 
 Parts = list[optax.GradientTransformation]
@@ -38,7 +38,7 @@ def adamw(
 ) -> Parts:
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101): decay x learning rate."""
     adam = scale_by_adam(b1, b2, eps, bias_correction)
-    return [adam, optax.add_decayed_weights(wd, mask=decays)]
+    return [adam, optax.add_decayed_weights(wd, mask=decay_mask)]
 
 
 def lamb(
@@ -50,7 +50,7 @@ def lamb(
     not correct the bias, which a warm-up hides.
     """
     adam = scale_by_adam(b1, b2, eps, bias_correction)
-    decayed = optax.add_decayed_weights(wd, mask=decays)
+    decayed = optax.add_decayed_weights(wd, mask=decay_mask)
     return [adam, decayed, layerwise.scale_by_trust_ratio()]
 
 
@@ -69,7 +69,7 @@ def adafactor(*, wd: float) -> Parts:
     """
     parts = (optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     scaled = (*parts, optax.scale_by_param_block_rms())
-    decayed = optax.add_decayed_weights(wd, mask=decays)
+    decayed = optax.add_decayed_weights(wd, mask=decay_mask)
     return [layerwise.per_matrix(optax.chain(*scaled)), decayed]
 
 
@@ -112,7 +112,7 @@ def muon(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
     )
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
     split = optax.partition({"muon": orthogonal, "adam": adam}, labels)
-    return [split, optax.add_decayed_weights(wd, mask=decays)]
+    return [split, optax.add_decayed_weights(wd, mask=decay_mask)]
 
 
 # By OPTIMIZERS' names. Steps go against the sum of the parts' work.
@@ -148,7 +148,7 @@ def scale_by_rate(
 ) -> optax.GradientTransformationExtraArgs:
     """Scale by minus the learning rate at `at`, by default the updates made so far.
 
-    layer_decay: see layerwise.multipliers.
+    layer_decay: see layerwise.rate_multipliers.
     """
 
     def init(params: Any) -> optax.ScaleByScheduleState:
@@ -160,7 +160,7 @@ def scale_by_rate(
         rate = -schedule(state.count if at is None else at)
         scaled = jax.tree.map(lambda u: rate * u, updates)
         if layer_decay != 1:
-            factors = layerwise.multipliers(updates, layer_decay)
+            factors = layerwise.rate_multipliers(updates, layer_decay)
             scaled = jax.tree.map(jnp.multiply, scaled, factors)
         count = optax.safe_increment(state.count)
         return scaled, optax.ScaleByScheduleState(count)

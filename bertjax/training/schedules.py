@@ -12,7 +12,7 @@ Schedule = Callable[[jax.Array | int], jax.Array]
 Shape = Callable[[jax.Array], jax.Array]
 
 # Where the clock drives a run, the whole of it is so many "updates".
-SPAN = 1_000_000
+CLOCK_UPDATES = 1_000_000
 
 
 def make_schedule(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training state, and how it is born already sharded."""
+"""The training state, and how it is made in its shards."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.parallel.sharding import (
-    Rows,
+    ParamAxes,
     param_shardings,
     state_shardings,
 )
@@ -55,7 +55,7 @@ def plan_state(
     init: Callable[[], Any],
     tx: optax.GradientTransformation,
     mesh: Mesh,
-    extra: Rows,
+    extra: ParamAxes,
     guarded: bool = False,
     averaged: bool = False,
 ) -> tuple[State, State]:
@@ -74,7 +74,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
     )
 
 
-def born(
+def init_sharded(
     init: Callable[[], Any],
     tx: optax.GradientTransformation,
     mesh: Mesh,

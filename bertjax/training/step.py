@@ -125,7 +125,7 @@ def make_train_step(
             if state.guard is None:
                 new = advance(state)
             else:
-                good, kept = guard.judge(state.guard, loss, norm, guard_factor)
+                good, kept = guard.check_update(state.guard, loss, norm, guard_factor)
                 new = guard.advance_if(good, advance, state)._replace(guard=kept)
         metrics = {f"train/{term}": value for term, value in terms.items()}
         metrics |= {

@@ -17,7 +17,7 @@ from bertjax.checkpoints.manager import (
     warm_start,
 )
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.state import State, born, plan_state, with_shardings
+from bertjax.training.state import State, init_sharded, plan_state, with_shardings
 
 TX = optax.adam(1e-3)
 
@@ -37,7 +37,7 @@ def make(mesh=None, make_params=init, tx=TX, more=(False, False)):
     """Return (state, what restoring asks for); more: has it a guard, an average."""
     mesh = mesh or make_mesh(2, 2, 2)
     shapes, shardings = plan_state(make_params, tx, mesh, (), *more)
-    state = born(make_params, tx, mesh, shardings)
+    state = init_sharded(make_params, tx, mesh, shardings)
     return state, with_shardings(shapes, shardings)
 
 

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 
 from bertjax import UserError
-from bertjax.models.attention import BACKENDS, Sight, attend, choose, describe
+from bertjax.models.attention import (
+    BACKENDS,
+    AttentionMask,
+    attend,
+    choose_backend,
+    describe_backend,
+)
 from bertjax.models.config import EncoderConfig
 from bertjax.parallel.mesh import make_mesh
 
@@ -25,16 +31,16 @@ def plain(q, k, v, mask):
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_values_and_gradients_are_those_of_equation_1(scale):
     q, k, v = draw(scale=scale)
-    sight = Sight(jnp.array([[1] * 6, [1] * 4 + [0] * 2]))
+    mask = AttentionMask(jnp.array([[1] * 6, [1] * 4 + [0] * 2]))
 
     def loss(attention, q, k, v):
         return jnp.sum(jnp.sin(attention(q, k, v)))
 
     def ours(q, k, v):
-        return attend(q, k, v, sight, 0.0, None)
+        return attend(q, k, v, mask, 0.0, None)
 
     def theirs(q, k, v):
-        return plain(q, k, v, sight.mask)
+        return plain(q, k, v, mask.boolean)
 
     close = dict(rtol=2e-4, atol=2e-5 * scale)
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), **close)
@@ -47,7 +53,7 @@ def test_values_and_gradients_are_those_of_equation_1(scale):
 def test_weights_still_sum_to_one_in_bfloat16():
     q, k, _ = (x.astype(jnp.bfloat16) for x in draw(length=64))
     v = jnp.ones((2, 64, 3, 4), jnp.bfloat16)
-    y = attend(q, k, v, Sight(jnp.ones((2, 64))), 0.0, None)
+    y = attend(q, k, v, AttentionMask(jnp.ones((2, 64))), 0.0, None)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(y.astype(jnp.float32), 1.0, rtol=0.01)
 
@@ -55,7 +61,7 @@ def test_weights_still_sum_to_one_in_bfloat16():
 def test_dropout_keeps_the_mean():
     q, k, _ = draw(b=64, length=32)
     v = jnp.ones((64, 32, 3, 4))
-    y = attend(q, k, v, Sight(jnp.ones((64, 32))), 0.25, jax.random.key(1))
+    y = attend(q, k, v, AttentionMask(jnp.ones((64, 32))), 0.25, jax.random.key(1))
     assert abs(float(jnp.mean(y)) - 1.0) < 0.01
     assert float(jnp.std(y)) > 0.02
 
@@ -79,12 +85,12 @@ def test_kernels_give_what_the_compiler_gives(backend, packed, window):
         jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4)
     )
     real, segments = rows(128)
-    sight = Sight(segments if packed else real, packed, window)
+    mask = AttentionMask(segments if packed else real, packed, window)
     dy = dy * real[:, :, None, None]
 
     def run(name):
         def attention(q, k, v):
-            return attend(q, k, v, sight, 0.0, None, name)
+            return attend(q, k, v, mask, 0.0, None, name)
 
         y, back = jax.vjp(jax.jit(attention), q, k, v)
         return y * real[:, :, None, None], *back(dy)
@@ -98,11 +104,11 @@ def test_the_fused_kernel_drops_the_same_weights_on_any_mesh():
     q, k, v, dy = (
         jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(1), 4)
     )
-    sight = Sight(jnp.ones(shape[:2], jnp.int32))
+    mask = AttentionMask(jnp.ones(shape[:2], jnp.int32))
 
     def run(name):
         def attention(q, k, v):
-            return attend(q, k, v, sight, 0.3, jax.random.key(7), name)
+            return attend(q, k, v, mask, 0.3, jax.random.key(7), name)
 
         y, back = jax.vjp(jax.jit(attention), q, k, v)
         return y, *back(dy)
@@ -122,7 +128,7 @@ def test_what_cudnn_is_asked_for(monkeypatch, packed, window):
     """Nothing that it refuses; what jax computes of it elsewhere is the same."""
     q, k, v = draw(length=128)
     real, segments = rows(128)
-    sight = Sight(segments if packed else real, packed, window)
+    mask = AttentionMask(segments if packed else real, packed, window)
     attention, asked = jax.nn.dot_product_attention, []
 
     def stand_in(q, k, v, implementation, **how):
@@ -130,8 +136,8 @@ def test_what_cudnn_is_asked_for(monkeypatch, packed, window):
         return attention(q, k, v, implementation="xla", **how)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    found = BACKENDS["cudnn"](q, k, v, sight, 0.0, None)
-    wanted = attend(q, k, v, sight, 0.0, None)
+    found = BACKENDS["cudnn"](q, k, v, mask, 0.0, None)
+    wanted = attend(q, k, v, mask, 0.0, None)
     real = real[:, :, None, None] > 0
     np.testing.assert_allclose(
         jnp.where(real, found, 0), jnp.where(real, wanted, 0), atol=2e-5
@@ -141,16 +147,18 @@ def test_what_cudnn_is_asked_for(monkeypatch, packed, window):
 
 
 def test_which_backend_serves():
-    assert choose("tpu", (8, 128, 12, 64), 0.1) == "fused"
-    assert choose("tpu", (8, 8192, 12, 64), 0.0) == "splash"
-    assert choose("tpu", (8, 8192, 12, 64), 0.1) == "xla"  # splash drops nothing
-    assert choose("tpu", (8, 96, 12, 64), 0.0) == "xla"
-    assert choose("gpu", (8, 512, 12, 64), 0.0) == "cudnn"
-    assert choose("gpu", (8, 512, 12, 64), 0.0, dtype=jnp.float32) == "xla"
+    assert choose_backend("tpu", (8, 128, 12, 64), 0.1) == "fused"
+    assert choose_backend("tpu", (8, 8192, 12, 64), 0.0) == "splash"
+    assert (
+        choose_backend("tpu", (8, 8192, 12, 64), 0.1) == "xla"
+    )  # splash drops nothing
+    assert choose_backend("tpu", (8, 96, 12, 64), 0.0) == "xla"
+    assert choose_backend("gpu", (8, 512, 12, 64), 0.0) == "cudnn"
+    assert choose_backend("gpu", (8, 512, 12, 64), 0.0, dtype=jnp.float32) == "xla"
     with pytest.raises(UserError, match="attention=fused: rows of 8192"):
-        choose("fused", (8, 8192, 12, 64), 0.0)
+        choose_backend("fused", (8, 8192, 12, 64), 0.0)
     with pytest.raises(UserError, match="splash: it drops no"):
-        choose("splash", (8, 8192, 12, 64), 0.1)
+        choose_backend("splash", (8, 8192, 12, 64), 0.1)
 
 
 def test_a_choice_says_why():
@@ -161,12 +169,12 @@ def test_a_choice_says_why():
         )  # fmt: skip
 
     drops = "it drops no weights: model.attention_probs_dropout_prob=0.1"
-    assert describe(cfg("gpu", 0.1), [128, 128]) == f"xla (not cudnn: {drops})"
-    assert describe(cfg("gpu", 0.0), [128, 512]) == "cudnn"
-    said = describe(cfg("gpu", 0.0, "float32"), [128])
+    assert describe_backend(cfg("gpu", 0.1), [128, 128]) == f"xla (not cudnn: {drops})"
+    assert describe_backend(cfg("gpu", 0.0), [128, 512]) == "cudnn"
+    said = describe_backend(cfg("gpu", 0.0, "float32"), [128])
     assert said == "xla (not cudnn: it takes no float32)"
-    assert describe(cfg("xla", 0.1), [128]) == "xla"
-    said = describe(cfg("tpu", 0.0), [1024, 128])
+    assert describe_backend(cfg("xla", 0.1), [128]) == "xla"
+    said = describe_backend(cfg("tpu", 0.0), [1024, 128])
     assert said.startswith("128 tokens: fused, 1024 tokens: splash (not fused: rows of")
     with pytest.raises(UserError, match=r"model\.attention=cudnn: it drops"):
-        describe(cfg("cudnn", 0.1), [128])
+        describe_backend(cfg("cudnn", 0.1), [128])

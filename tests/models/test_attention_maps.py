@@ -8,7 +8,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax.models import encoder, stacked_layers
-from bertjax.models.attention import Sight, attend
+from bertjax.models.attention import AttentionMask, attend
 from bertjax.models.attention_maps import attention_maps, weights
 from bertjax.models.config import EncoderConfig
 
@@ -17,20 +17,25 @@ PACKED = np.array([[1, 1, 2, 2, 2, 3], [1, 1, 1, 2, 0, 0]])
 
 
 @pytest.mark.parametrize(
-    "sight", [Sight(KEYS), Sight(KEYS, window=2), Sight(PACKED, packed=True)]
+    "mask",
+    [
+        AttentionMask(KEYS),
+        AttentionMask(KEYS, window=2),
+        AttentionMask(PACKED, packed=True),
+    ],
 )
-def test_weights_times_values_is_what_attend_gives(sight):
+def test_weights_times_values_is_what_attend_gives(mask):
     q, k, v = (
         jax.random.normal(key, (2, 6, 3, 4))
         for key in jax.random.split(jax.random.key(0), 3)
     )
-    found = weights(q, k, sight)
+    found = weights(q, k, mask)
     assert found.shape == (2, 3, 6, 6) and found.dtype == jnp.float32
     mixed = jnp.einsum("BHQT,BTHK->BQHK", found, v)
-    want = attend(q, k, v, sight, 0.0, None)
+    want = attend(q, k, v, mask, 0.0, None)
     np.testing.assert_allclose(mixed, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.sum(-1), 1.0, rtol=1e-5)
-    assert not np.any(found[~np.broadcast_to(sight.mask, found.shape)])
+    assert not np.any(found[~np.broadcast_to(mask.boolean, found.shape)])
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -49,9 +54,9 @@ def test_maps_are_those_of_the_encoder(name, monkeypatch):
     batch = {"input_ids": np.arange(12).reshape(2, 6), "attention_mask": KEYS}
     seen = []
 
-    def record(q, k, v, sight, *rest):
-        seen.append(weights(q, k, sight))
-        return attend(q, k, v, sight, *rest)
+    def record(q, k, v, mask, *rest):
+        seen.append(weights(q, k, mask))
+        return attend(q, k, v, mask, *rest)
 
     monkeypatch.setattr(encoder, "attend", record)
 

@@ -10,7 +10,7 @@ import pytest
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
-from bertjax.models.attention import Sight
+from bertjax.models.attention import AttentionMask
 from bertjax.models.config import EncoderConfig, flops_per_token
 from bertjax.models.families import FAMILIES
 from bertjax.parallel.sharding import axes_of, path_name
@@ -268,7 +268,7 @@ def test_the_first_layer_without_a_norm_has_no_leaf():
 # ---------------------------------------------------------------- positions, windows
 def test_a_window_by_hand():
     real = jnp.array([[1, 1, 1, 0, 0]])
-    mask = np.broadcast_to(Sight(real, window=3).mask[0, 0], (5, 5))
+    mask = np.broadcast_to(AttentionMask(real, window=3).boolean[0, 0], (5, 5))
     expected = [
         [1, 1, 0, 0, 0],
         [1, 1, 1, 0, 0],
@@ -277,7 +277,7 @@ def test_a_window_by_hand():
         [0, 0, 0, 0, 1],  # padding too far from all: itself
     ]
     np.testing.assert_array_equal(mask, np.array(expected, bool))
-    packed = Sight(jnp.array([[1, 1, 2, 2, 0]]), True, window=9).mask
+    packed = AttentionMask(jnp.array([[1, 1, 2, 2, 0]]), True, window=9).boolean
     same = np.equal.outer([1, 1, 2, 2, 0], [1, 1, 2, 2, 0])
     np.testing.assert_array_equal(packed[0, 0], same)
 

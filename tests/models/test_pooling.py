@@ -4,7 +4,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.models.pooling import POOLINGS, first_tokens, means, unit
+from bertjax.models.pooling import POOLINGS, first_tokens, means, normalize_vectors
 from bertjax.tasks import prepare_task
 
 X = jnp.arange(12.0).reshape(1, 6, 2)
@@ -33,5 +33,7 @@ def test_names_are_known_where_jax_is_not():
 
 def test_vectors_of_length_1():
     np.testing.assert_allclose(
-        unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])), [[0.6, 0.8], [0, 0]], atol=1e-6
+        normalize_vectors(jnp.array([[3.0, 4.0], [0.0, 0.0]])),
+        [[0.6, 0.8], [0, 0]],
+        atol=1e-6,
     )

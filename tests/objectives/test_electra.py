@@ -85,7 +85,7 @@ def test_there_is_one_table_of_embeddings(made):
     assert set(made.params) == {"encoder", "generator", "mlm", "rtd"}
     assert set(made.params["generator"]) == {"layers"}  # as wide as the embeddings
     assert not made.cfg.pooler and "pooler" not in made.params["encoder"]
-    small = electra.masked_lm(made.params)["encoder"]
+    small = electra.generator_lm(made.params)["encoder"]
     assert set(small) == {"embeddings", "layers"}
     assert set(small["embeddings"]) == set(electra.SHARED)
     for name in electra.SHARED:
@@ -96,7 +96,7 @@ def test_there_is_one_table_of_embeddings(made):
 
 def test_halves_are_models_of_their_own(made):
     """The tree of each is the one that its config makes."""
-    halves = electra.halves(made.params, CFG)
+    halves = electra.split_pair(made.params, CFG)
     assert list(halves) == ["generator", "discriminator"]
     for params, cfg in halves.values():
         expected = jax.eval_shape(lambda c=cfg: encoder.init(jax.random.key(0), c))
@@ -299,12 +299,12 @@ def test_without_weight_for_the_discriminator_it_is_a_masked_lm(made):
         )
         for o in (objective, mlm)
     ]
-    ours = electra.masked_lm(made.params)
+    ours = electra.generator_lm(made.params)
     a, said = jax.jit(step[0])(make_state(made.params, optax.sgd(1.0)), batch)
     b, other = jax.jit(step[1])(make_state(ours, optax.sgd(1.0)), batch)
     assert float(said["train/loss"]) == pytest.approx(float(other["train/loss"]), 1e-6)
     for x, y in zip(
-        *map(jax.tree.leaves, (electra.masked_lm(a.params), b.params)), strict=True
+        *map(jax.tree.leaves, (electra.generator_lm(a.params), b.params)), strict=True
     ):
         np.testing.assert_allclose(x, y, atol=1e-6)
     for name in ("rtd",):

@@ -91,7 +91,7 @@ def test_logits_in_pieces_change_nothing():
     }
     whole, _ = make_objective("mlm", cfg)
     limited = dataclasses.replace(cfg, max_logits_mb=1)
-    assert mlm.count_pieces(limited, 2, 7) == 4 and mlm.count_pieces(cfg, 2, 7) == 1
+    assert mlm.count_chunks(limited, 2, 7) == 4 and mlm.count_chunks(cfg, 2, 7) == 1
     pieces, _ = make_objective("mlm", limited)
     params = whole.init(jax.random.key(0))
 

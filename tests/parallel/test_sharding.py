@@ -16,7 +16,7 @@ from bertjax.objectives.base import make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh, peak_flops
 from bertjax.parallel.sharding import (
-    ROWS,
+    PARAM_AXES,
     axes_of,
     constrain,
     gather_params,
@@ -25,9 +25,9 @@ from bertjax.parallel.sharding import (
     spec,
     stored_spec,
 )
-from bertjax.training.layerwise import decays
+from bertjax.training.layerwise import decay_mask
 from bertjax.training.optim import make_optimizer
-from bertjax.training.state import born, plan_state
+from bertjax.training.state import init_sharded, plan_state
 
 SHIPPED = ("bert.py", "roberta.py", "quickstart.py", "albert.py", "electra.py:base")
 LAYOUTS = [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2)]
@@ -47,10 +47,10 @@ def paths(tree):
 
 # ---------------------------------------------------------------- the table
 def test_each_leaf_has_one_row_and_each_row_a_leaf():
-    used, rows = set(), {row for row, _ in ROWS}
+    used, rows = set(), {row for row, _ in PARAM_AXES}
     for name in SHIPPED:
         objective, _, shapes = shapes_of(name)
-        own = [row for row, _ in (*ROWS, *objective.shardings)]
+        own = [row for row, _ in (*PARAM_AXES, *objective.shardings)]
         rows.update(own)
         for path in paths(shapes):
             found = [row for row in own if re.fullmatch(row, path)]
@@ -79,7 +79,7 @@ def test_what_is_rounded_and_decays_goes_by_name_in_every_family(family):
             lambda path, _: path[-1].key not in ("bias", "scale"), shapes
         )
         assert jax.tree.map(lambda x: x.dtype == jnp.bfloat16, found) == by_name
-        assert decays(shapes) == by_name
+        assert decay_mask(shapes) == by_name
 
 
 def test_a_temperature_is_not_rounded():
@@ -99,7 +99,7 @@ def test_an_unknown_leaf_is_not_replicated_in_silence():
     with pytest.raises(ValueError, match="0 rows"):
         axes_of("encoder/layers/attention/key/gate")
     with pytest.raises(ValueError, match="2 rows"):
-        axes_of("nsp/bias", (*ROWS, ("nsp/.*", "classes")))
+        axes_of("nsp/bias", (*PARAM_AXES, ("nsp/.*", "classes")))
     mesh = make_mesh(8)
     wrong = {"nsp": {"bias": jax.ShapeDtypeStruct((2, 2), jnp.float32)}}
     with pytest.raises(ValueError, match="its row says 'classes'"):
@@ -176,7 +176,7 @@ def test_moments_lie_like_their_parameters():
         return objective.init(jax.random.key(0))
 
     shapes, shardings = plan_state(init, tx, mesh, objective.shardings)
-    state = born(init, tx, mesh, shardings)
+    state = init_sharded(init, tx, mesh, shardings)
     for made, planned, where in zip(
         *map(jax.tree.leaves, (state, shapes, shardings)), strict=True
     ):
@@ -211,7 +211,7 @@ def test_parameters_do_not_depend_on_the_mesh():
             return objective.init(jax.random.key(0))
 
         _, shardings = plan_state(init, tx, mesh, ())
-        made.append(jax.device_get(born(init, tx, mesh, shardings).params))
+        made.append(jax.device_get(init_sharded(init, tx, mesh, shardings).params))
     jax.tree.map(np.testing.assert_array_equal, *made)
 
 
@@ -283,8 +283,8 @@ def test_batches_arrive_split_over_data_and_fsdp():
 
 def test_a_flag_sums_to_its_hosts():
     mesh = make_mesh(8)
-    assert int(feed.spread(mesh, np.int32(0)).sum()) == 0
-    assert int(feed.spread(mesh, np.int32(1)).sum()) == 8
+    assert int(feed.value_per_device(mesh, np.int32(0)).sum()) == 0
+    assert int(feed.value_per_device(mesh, np.int32(1)).sum()) == 8
 
 
 class Device:

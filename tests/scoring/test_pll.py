@@ -166,7 +166,7 @@ def test_of_electra_the_generator_scores():
     cfg = EncoderConfig(**SIZES)
     objective, cfg = electra.make_objective(cfg, generator=0.5)
     params = objective.init(jax.random.key(1))
-    own, small = electra.halves(params, cfg)["generator"]
+    own, small = electra.split_pair(params, cfg)["generator"]
     [got] = pll.score_texts(cfg, params, TOKENIZER, TEXTS[:1])
     [ids] = TOKENIZER.encode_batch(TEXTS[:1])
     assert got.score == pytest.approx(naive(small, own, ids, "original"), rel=1e-5)

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.parallel.mesh import make_mesh
 from bertjax.training.budget import Clock, describe_budget, make_clock
-from bertjax.training.schedules import SPAN
+from bertjax.training.schedules import CLOCK_UPDATES
 
 
 class Time:
@@ -34,7 +34,7 @@ def take(clock, now, step, pauses):
     out = []
     for pause in pauses:
         now.seconds += pause
-        out.append(float(np.asarray(next(batches)["at"]).max()) * 10 / SPAN)
+        out.append(float(np.asarray(next(batches)["at"]).max()) * 10 / CLOCK_UPDATES)
     return out
 
 
@@ -42,7 +42,7 @@ def test_times_are_repeated_and_go_on(clock, tmp_path):
     now = Time()
     first = clock(0, now)
     assert take(first, now, 0, [0, 2, 2, 2]) == pytest.approx([0, 2, 4, 6])
-    assert first.see(SPAN * 0.6) == 0.6 and not first.over
+    assert first.see(CLOCK_UPDATES * 0.6) == 0.6 and not first.over
     # Killed, with half a line; started much later after update 2.
     with (tmp_path / "clock.txt").open("a") as file:
         file.write("7.")
@@ -52,7 +52,7 @@ def test_times_are_repeated_and_go_on(clock, tmp_path):
     times = take(second, now, 2, [50, 60, 1, 4])
     # 2 and 3 as they were; then a second after update 3, and the end of the budget.
     assert times == pytest.approx([4, 6, 7, 10])
-    assert second.see(SPAN) == 1 and second.over
+    assert second.see(CLOCK_UPDATES) == 1 and second.over
     second.close()
     lines = (tmp_path / "clock.txt").read_text().split()
     assert [*map(float, lines)] == pytest.approx([0, 2, 4, 6, 7, 11])

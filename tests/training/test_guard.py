@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.training.guard import WINDOW, judge, make_guard
+from bertjax.training.guard import WINDOW, check_update, make_guard
 from bertjax.training.optim import make_optimizer
 from bertjax.training.schedules import make_schedule
 from bertjax.training.state import make_state
@@ -84,7 +84,7 @@ def test_the_average(update):
 
 def test_spikes():
     """Norms above factor x the running mean, once WINDOW are known; then the mean."""
-    judged = jax.jit(lambda guard, norm: judge(guard, jnp.float32(1), norm, 3.0))
+    judged = jax.jit(lambda guard, norm: check_update(guard, jnp.float32(1), norm, 3.0))
     norms = np.random.default_rng(0).uniform(1, 2, WINDOW).astype("f4")
     guard = make_guard()
     good, guard = judged(guard, jnp.float32(50))  # nothing to compare it with yet

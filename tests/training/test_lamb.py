@@ -11,7 +11,7 @@ from bertjax.parallel.mesh import make_mesh
 from bertjax.training.layerwise import is_stacked
 from bertjax.training.optim import make_optimizer
 from bertjax.training.schedules import make_schedule
-from bertjax.training.state import born, plan_state
+from bertjax.training.state import init_sharded, plan_state
 
 LR, WD, B1, B2, EPS = 0.1, 0.02, 0.9, 0.99, 1e-6
 SETTINGS = dict(wd=WD, b1=B1, b2=B2, eps=EPS)
@@ -153,7 +153,7 @@ def test_norms_are_of_whole_arrays_on_any_mesh(layout):
     ends = []
     for mesh in (make_mesh(devices=jax.devices()[:1]), make_mesh(*layout)):
         _, shardings = plan_state(init, tx, mesh, ())
-        state = born(init, tx, mesh, shardings)
+        state = init_sharded(init, tx, mesh, shardings)
         params, opt = state.params, state.opt_state
         with jax.set_mesh(mesh):
             update = jax.jit(

@@ -58,7 +58,7 @@ def run():
         return objective.init(jax.random.key(0))
 
     _, shardings = state.plan_state(init, tx, mesh, objective.shardings)
-    first = jax.device_get(state.born(init, tx, mesh, shardings))
+    first = jax.device_get(state.init_sharded(init, tx, mesh, shardings))
     update = step.make_train_step(
         objective.sums, objective.weights, objective.coefficients, tx, schedule, seed=1
     )
@@ -76,7 +76,7 @@ def run():
         rows = []
         with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
             for size, batch in zip(sizes, fed, strict=False):
-                batch["stop"] = feed.spread(mesh, np.int32(len(rows) == 4))
+                batch["stop"] = feed.value_per_device(mesh, np.int32(len(rows) == 4))
                 current, metrics = call(current, batch)
                 rows += multi_step.rows(jax.device_get(metrics), size)
         assert call._cache_size() == 1, "compiled more than once"

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from bertjax.training import OPTIMIZERS
-from bertjax.training.layerwise import decays
+from bertjax.training.layerwise import decay_mask
 from bertjax.training.optim import MAKERS, make_optimizer
 
 PARAMS = {
@@ -26,7 +26,7 @@ def test_the_names_that_configs_are_checked_against():
 
 def test_what_decays():
     """Stacked biases and scales have two axes, and one of them counts layers."""
-    assert decays(PARAMS) == {
+    assert decay_mask(PARAMS) == {
         "embeddings": {"word": True, "norm": {"scale": False}},
         "layers": {"up": {"kernel": True, "bias": False}},
     }
@@ -47,7 +47,7 @@ def test_what_is_no_matrix_does_not_decay(name):
         "own": {"layers": {"center": jnp.ones((2, 4)), "map": jnp.ones((2, 4, 4))}},
         "pair": [jnp.ones(4), jnp.ones((4, 4))],
     }
-    decayed = decays(params)
+    decayed = decay_mask(params)
     assert decayed == {
         "contrast": {"temperature": False, "center": False},
         "own": {"layers": {"center": False, "map": True}},

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax.training.layerwise import is_stacked, multipliers
+from bertjax.training.layerwise import is_stacked, rate_multipliers
 from bertjax.training.optim import make_optimizer
 
 LR, WD, B1, B2, EPS = 0.1, 0.02, 0.9, 0.99, 1e-6
@@ -198,7 +198,7 @@ def test_adafactor():
 
 def test_layer_decay():
     """Heads 1, the last layer d, the first d^3, embeddings d^4."""
-    factors = multipliers(jax.tree.map(np.zeros, SHAPES, is_leaf=is_shape), 0.5)
+    factors = rate_multipliers(jax.tree.map(np.zeros, SHAPES, is_leaf=is_shape), 0.5)
     encoder = factors["encoder"]
     assert encoder["embeddings"] == {"word": 1 / 16, "norm": {"scale": 1 / 16}}
     assert factors["mlm"] == {"transform": {"kernel": 1.0}, "bias": 1.0}
