@@ -40,6 +40,7 @@ ROOMS = {
         {"interop", "models.config", "registry", "storage"},
         HEAVY | {"torch", "transformers"},
     ),
+    "interop/families": ({"interop.families", "interop.family", "registry"}, NO_JAX),
     "tasks": ({"tasks", "data", "objectives", "registry"}, NO_JAX),
     # What puts the parts together, and what commands do with them.
     "assembly": (EVERYTHING - {"sweeps", "scoring", "probing", "reporting"}, {"torch"}),

@@ -16,7 +16,7 @@ from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.config import cli, schema, serialize
 from bertjax.interop import electra_pair, hf_directories, hf_read, sentence_transformers
 from bertjax.models.config import RUNTIME
-from bertjax.models.families import size_name
+from bertjax.models.families import FAMILIES, size_name
 from bertjax.storage import directories
 from bertjax.storage.atomic import is_remote
 from bertjax.tasks import hf_task_config
@@ -124,7 +124,11 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> Opened:
 
 
 def sizes(cfg: Any, family: str) -> dict[str, Any]:
-    """Return the keys of config.model that spell an encoder out."""
+    """Return the keys of config.model that spell an encoder out.
+
+    A family of another package's, which fixes nothing here, is spelled out as BERT's.
+    """
+    family = family if family in FAMILIES else "bert"
     keys = set(schema.base().model) - {"family", "size", *RUNTIME}
     told = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
     return {**told, "family": family, "size": size_name(family, told)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read models from directories of Hugging Face's kind: config.json and tensors.
 
-families.py and names.py have the tables; here they lead from files to our stacked
-leaves, without torch and transformers.
+families/ has the names; here they lead from files to our stacked leaves, without torch
+and transformers.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.interop import tensor_files
-from bertjax.interop.hf_families import ACTIVATIONS, FAMILIES, Family
+from bertjax.interop.families import all_families
+from bertjax.interop.family import Family
 from bertjax.interop.task_heads import Task, read_task, with_head
 from bertjax.interop.tensor_layout import (
     aligned,
@@ -34,6 +35,8 @@ CONFIG = "config.json"
 # Buffers, no parameters, that some versions of transformers store.
 BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|inv_freq)")
 MOST_LAYERS = 10_000
+# Other names of activations in config.json -> ours; what they compute is the same.
+ACTIVATIONS = {"gelu_python": "gelu", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
 PADDING = 128  # at least so many rows beyond the vocabulary are another vocabulary's
 
 
@@ -73,7 +76,7 @@ class Imported:
     @property
     def classes(self) -> int:
         """How many classes the task has."""
-        return len(self.task.labels) if self.task else 2
+        return self.task.classes if self.task else 2
 
     def shape(self, path: str) -> tuple[int, ...]:
         """Return the shape of one leaf, the layers stacked."""
@@ -124,12 +127,12 @@ def open_model(directory: Path, where: str) -> Imported:
     raw = tensor_files.read_json(tensor_files.inside(directory, CONFIG, where), where)
     if not isinstance(raw.get("model_type"), str):
         raise UserError(f"{where}: {CONFIG} lacks model_type")
-    if raw["model_type"] not in FAMILIES:  # a program wrote it: it is no misspelling
+    family = all_families().get(raw["model_type"])
+    if family is None:  # a program wrote it: it is no misspelling
         raise UserError(
             f"{where}: models with model_type={raw['model_type']!r} cannot be read; "
-            f"those that can: {', '.join(sorted(FAMILIES))}"
+            f"those that can: {', '.join(sorted(all_families()))}"
         )
-    family = FAMILIES[raw["model_type"]]
     cfg = read_config(raw, family, f"{where}: {CONFIG}")
     if task := read_task(raw, f"{where}: {CONFIG}"):
         family = with_head(family, task.head)
@@ -277,7 +280,7 @@ def check_tokenizer(
             f"{model.where}: the tokenizer has {pieces:,} pieces, the model {rows:,} "
             "rows of embeddings: one of them is another model's"
         )
-    for key, role in model.family.special.items():
+    for key, role in model.family.special_ids.items():
         said, id_ = model.raw.get(key), tokenizer.roles[role]
         if said is not None and said != id_:
             told = f"{model.where}: {CONFIG} has {key}={said}, the tokenizer's "

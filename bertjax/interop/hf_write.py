@@ -11,9 +11,16 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.interop import tensor_files
-from bertjax.interop.hf_families import FAMILIES, Family
+from bertjax.interop.families import all_families
+from bertjax.interop.family import Family
 from bertjax.interop.hf_read import CONFIG, few, read_config
-from bertjax.interop.task_heads import OPTIONS, check_head, tell_task, with_head
+from bertjax.interop.task_heads import (
+    CLASSES,
+    OPTIONS,
+    check_head,
+    tell_task,
+    with_head,
+)
 from bertjax.interop.tensor_layout import (
     heads_of,
     is_transposed,
@@ -23,7 +30,6 @@ from bertjax.interop.tensor_layout import (
     stored_shape,
     walk,
 )
-from bertjax.interop.tensor_names import TASKS
 from bertjax.models.config import RUNTIME, EncoderConfig
 
 # What does not decide which family an encoder is of.
@@ -55,7 +61,7 @@ def write_model(
     if raw and raw.get("model_type") == family.model_type:
         config = {**raw, **config}
     have = dict(walk(params))
-    task = next((head for head in TASKS if head in params), "")
+    task = next((head for head in CLASSES if head in params), "")
     if task or "pooler" in params["encoder"]:
         check_head(family, cfg, read_config(config, family, CONFIG))
     if task:
@@ -74,8 +80,16 @@ def write_model(
     if left := sorted(have.keys() - set(here)):
         say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
     heads = heads_of(here)
-    name = next(name for needed, name in family.classes if needed <= heads)
-    config |= {"architectures": [name], "dtype": "float32", **(more or {})}
+    end = next(
+        end
+        for needed, end in family.classes.items()
+        if heads.issuperset(filter(None, needed.split("+")))
+    )
+    config |= {
+        "architectures": [family.class_prefix + end],
+        "dtype": "float32",
+        **(more or {}),
+    }
     for key in ("torch_dtype", "num_labels"):
         config.pop(key, None)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
@@ -93,7 +107,8 @@ def choose_family(
     positions that begin where the family's do) and config.json. `model_type` is tried
     first. Raises UserError when there is none.
     """
-    order = {model_type: FAMILIES.get(model_type), **FAMILIES}
+    known = all_families()
+    order = {model_type: known.get(model_type), **known}
     for family in filter(None, order.values()):
         typed = "type_vocab_size" in family.keys
         wanted = cfg
@@ -110,7 +125,7 @@ def choose_family(
             return family, wanted, config
     raise UserError(
         "--format=hf: no family of Hugging Face's has such an encoder; known are "
-        + ", ".join(FAMILIES)
+        + ", ".join(known)
     )
 
 
@@ -145,7 +160,7 @@ def config_json(
     )
     return {
         "model_type": family.model_type,
-        **{key: roles[role] for key, role in family.special.items()},
+        **{key: roles[role] for key, role in family.special_ids.items()},
         **{key: options[option] for option, key in family.keys.items()},
         **family.write(options),
     }

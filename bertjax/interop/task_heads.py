@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import UserError
-from bertjax.interop.hf_families import Family
-from bertjax.interop.tensor_names import ANSWER, CHOICE, HEADS, SEQUENCE, TOKEN
+from bertjax.interop.family import ANSWER, CHOICE, SEQUENCE, TOKEN, Family
 from bertjax.models.config import EncoderConfig
 
 # Our objective -> what ends the name of transformers' class.
@@ -36,6 +35,11 @@ class Task(NamedTuple):
 
     head: str
     labels: tuple[str, ...]
+
+    @property
+    def classes(self) -> int:
+        """How many outputs the head has."""
+        return 2 if self.head == "span" else len(self.labels) or 1
 
 
 def read_task(raw: Mapping[str, Any], where: str) -> Task | None:
@@ -95,20 +99,21 @@ def tell_task(head: str, labels: Sequence[str]) -> dict[str, Any]:
 
 def with_head(family: Family, head: str) -> Family:
     """Return the family with a task's head in the place of its own heads."""
-    table = HEADS[family.model_type][CLASSES[head]]
-    own = {path.replace("task/", f"{head}/"): name for path, name in table.items()}
+    end = CLASSES[head]
+    own = {
+        path.replace("task/", f"{head}/"): name
+        for path, name in family.task_heads[end].items()
+    }
     body = {
         path: name
         for path, name in family.names.items()
         if path.startswith("encoder/") and "/pooler/" not in path
     }
-    stem = next(name for _, name in family.classes if name.endswith("Model"))
-    name = stem.removesuffix("Model") + CLASSES[head]
     return dataclasses.replace(
         family,
         names={**body, **own},
         outside=frozenset(p for p in own if own[p] != family.names.get(p)),
-        classes=((frozenset({head}), name),),
+        classes={head: end},
     )
 
 

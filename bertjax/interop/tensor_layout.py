@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walk a family's table for a config: which leaves, which tensors, which shapes."""
+"""Which leaves of ours a config has, which tensors they are in files, which shapes."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -7,16 +7,66 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.interop.hf_families import Family
-from bertjax.interop.tensor_names import LAYOUTS, TASKS
+from bertjax.interop.family import Family
 from bertjax.models.config import EncoderConfig
+
+# Axes of our leaves: V vocabulary, E embedding, D hidden, H heads, K head width, M mlp,
+# P positions, T token types, C two classes, S the classes of a task, O one.
+# "in>out" is a dense layer, stored as [out, in] in their files and followed by a bias;
+# letters without a comma between them are one axis there: "D>HK" is [D, H, K] here and
+# [H*K, D] there. Leaves of encoder/layers have the layers before.
+LAYOUTS = {
+    "encoder/embeddings/word": "V,E",
+    "encoder/embeddings/position": "P,E",
+    "encoder/embeddings/token_type": "T,E",
+    "encoder/embeddings/norm": "E",
+    "encoder/embeddings/projection": "E>D",
+    "encoder/layers/attention/query": "D>HK",
+    "encoder/layers/attention/key": "D>HK",
+    "encoder/layers/attention/value": "D>HK",
+    "encoder/layers/attention/output": "HK>D",
+    "encoder/layers/attention/norm": "D",
+    "encoder/layers/mlp/up": "D>M",
+    "encoder/layers/mlp/gate": "D>M",
+    "encoder/layers/mlp/down": "M>D",
+    "encoder/layers/mlp/norm": "D",
+    "encoder/final_norm": "D",
+    "encoder/pooler": "D>D",
+    "mlm/transform": "D>E",
+    "mlm/norm": "E",
+    "mlm/bias": "V",
+    "mlm/decoder": "V,E",
+    "rtd/transform": "D>D",
+    "rtd/output": "D>O",
+    "nsp": "D>C",
+    "sop": "D>C",
+    # Whatever a task's head is called.
+    "task/transform": "D>D",
+    "task/norm": "D",
+    "task": "D>S",
+}
+
+
+def layout_of(path: str) -> str:
+    """Return the axes of a leaf, as LAYOUTS has them.
+
+    >>> layout_of("encoder/layers/mlp/up/bias"), layout_of("classify/kernel")
+    ('M', 'D>S')
+    """
+    if path in LAYOUTS:
+        return LAYOUTS[path]
+    module, _, leaf = path.rpartition("/")
+    if module not in LAYOUTS:
+        module = "/".join(["task", *module.split("/")[1:]])
+    axes = LAYOUTS[module]
+    return axes.rpartition(">")[2] if leaf == "bias" else axes
 
 
 def leaves(family: Family, cfg: EncoderConfig) -> list[str]:
     """List the paths of a model of this family and config, all its heads included."""
     absent = [
-        ending
-        for ending, there in {
+        part
+        for part, is_present in {
             "embeddings/position": cfg.position_embedding_type == "absolute",
             "embeddings/token_type": cfg.type_vocab_size,
             "embeddings/norm/": cfg.embedding_norm,
@@ -32,12 +82,11 @@ def leaves(family: Family, cfg: EncoderConfig) -> list[str]:
             "gate/bias": cfg.mlp_bias,
             "down/bias": cfg.mlp_bias,
             "final_norm/": cfg.final_norm,
-            "mlm/transform/bias": cfg.classifier_bias,
-            **{f"{task}/transform/bias": cfg.classifier_bias for task in TASKS},
+            "transform/bias": cfg.classifier_bias,
             "mlm/bias": cfg.decoder_bias,
             "mlm/decoder": not cfg.tie_word_embeddings,
         }.items()
-        if not there
+        if not is_present
     ]
     return [p for p in family.names if not any(a in p for a in absent)]
 
@@ -82,7 +131,7 @@ def shape_of(
     classes: how many a task has.
     """
     dims = _dims(cfg, classes)
-    own = tuple(dims[c] for c in LAYOUTS[path] if c.isalpha())
+    own = tuple(dims[c] for c in layout_of(path) if c.isalpha())
     if "{}" in family.names[path]:
         return (len(names_of(path, family, cfg)), *own)
     return own
@@ -94,14 +143,14 @@ def stored_shape(path: str, cfg: EncoderConfig, classes: int = 2) -> tuple[int, 
     classes: how many a task has.
     """
     dims = _dims(cfg, classes)
-    groups = LAYOUTS[path].replace(">", ",").split(",")
+    groups = layout_of(path).replace(">", ",").split(",")
     sizes = tuple(math.prod(dims[c] for c in group) for group in groups)
     return sizes[::-1] if is_transposed(path) else sizes
 
 
 def is_transposed(path: str) -> bool:
     """True where a leaf is [in, out] here and [out, in] in a file."""
-    return ">" in LAYOUTS[path]
+    return ">" in layout_of(path)
 
 
 def heads_of(paths: Iterator[str] | list[str]) -> frozenset[str]:

@@ -18,56 +18,24 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.interop import hf_read, tensor_files
-from bertjax.interop.hf_families import FAMILIES, Family
+from bertjax.interop.families import all_families
+from bertjax.interop.family import Family
 from bertjax.interop.tensor_layout import leaves, names_of
 
-CONFIGS = {"albert_config.json": "albert", "bert_config.json": "bert"}
 INDEX = ".index"
 # Slots of optimizers, counters, and the generator's temperature in training.
 IGNORED = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam|\w*Optimizer|LAMB|beta[12]_power|global_step"
     r"|temperature)(_\d+)?"
 )
-# A pattern in a name of the table -> what stands there in the checkpoint, in order.
-ALL = {
+# A pattern in a name of a family's -> what stands there in the checkpoint, in order;
+# a family's own come before.
+PATTERNS = {
+    r"^encoder\.layer\.(\d+)": r"encoder.layer_\1",
     r"LayerNorm\.weight": "LayerNorm.gamma",
     r"LayerNorm\.bias": "LayerNorm.beta",
     r"_embeddings\.weight": "_embeddings",
     r"\.weight": ".kernel",
-}
-LAYERS = {r"^encoder\.layer\.(\d+)": r"encoder.layer_\1"}
-RENAMED = {
-    "bert": {
-        r"predictions\.bias": "predictions.output_bias",
-        r"seq_relationship\.bias": "seq_relationship.output_bias",
-        r"seq_relationship\.weight": "seq_relationship.output_weights",
-        **LAYERS,
-        **ALL,
-    },
-    "albert": {
-        r"^encoder\.albert_layer_groups\.(\d+)\.albert_layers\.0": (
-            r"encoder.transformer.group_\1.inner_group_0"
-        ),
-        r"attention\.LayerNorm": "LayerNorm",
-        r"full_layer_layer_norm\.weight": "LayerNorm_1.gamma",
-        r"full_layer_layer_norm\.bias": "LayerNorm_1.beta",
-        r"attention\.(query|key|value)": r"attention_1.self.\1",
-        r"attention\.dense": "attention_1.output.dense",
-        r"\.ffn\.": ".ffn_1.intermediate.dense.",
-        r"\.ffn_output\.": ".ffn_1.intermediate.output.dense.",
-        r"^pooler\.": "pooler.dense.",
-        r"^predictions\.(dense|LayerNorm)": r"cls.predictions.transform.\1",
-        r"^predictions\.bias": "cls.predictions.output_bias",
-        r"^sop_classifier\.classifier\.bias": "cls.seq_relationship.output_bias",
-        r"^sop_classifier\.classifier\.weight": "cls.seq_relationship.output_weights",
-        **ALL,
-    },
-    "electra": {
-        r"dense_prediction\.": "dense_1.",
-        r"^generator_lm_head\.bias": "generator_predictions.output_bias",
-        **LAYERS,
-        **ALL,
-    },
 }
 HEADS = ("cls/", "generator_predictions/", "discriminator_predictions/")
 SCOPES = ("bert/", "electra/", "generator/")  # of encoders
@@ -76,11 +44,12 @@ SCOPES = ("bert/", "electra/", "generator/")  # of encoders
 def name_in_file(name: str, family: Family, scope: str) -> str:
     """Return what a tensor of the table is called in a checkpoint.
 
-    >>> name_in_file("encoder.layer.0.output.dense.weight", FAMILIES["bert"], "bert")
+    >>> bert = all_families()["bert"]
+    >>> name_in_file("encoder.layer.0.output.dense.weight", bert, "bert")
     'bert/encoder/layer_0/output/dense/kernel'
     """
-    for pattern, there in RENAMED[family.model_type].items():
-        name = re.sub(pattern, there, name)
+    for pattern, replacement in {**(family.tf1_names or {}), **PATTERNS}.items():
+        name = re.sub(pattern, replacement, name)
     name = name.replace(".", "/")
     return name if name.startswith(HEADS) else f"{scope}/{name}"
 
@@ -122,9 +91,14 @@ class Tensor:
 
 def is_directory(path: Any) -> bool:
     """True for a directory with such a checkpoint, or with its config alone."""
-    return any((path / name).exists() for name in CONFIGS) or any(
+    return any((path / name).exists() for name in configs()) or any(
         path.glob(f"*{INDEX}")
     )
+
+
+def configs() -> dict[str, Family]:
+    """Return the families by the file beside their checkpoints."""
+    return {f.tf1_config: f for f in all_families().values() if f.tf1_config}
 
 
 def open_models(directory: Path, where: str) -> list[hf_read.Imported]:
@@ -134,12 +108,13 @@ def open_models(directory: Path, where: str) -> list[hf_read.Imported]:
     several, when it is cut short, lacks tensors, has them in other shapes, or has some
     in the encoder that are not known.
     """
-    config = next((name for name in CONFIGS if (directory / name).exists()), None)
+    known = configs()
+    config = next((name for name in known if (directory / name).exists()), None)
     raw = tensor_files.read_json(directory / config, where) if config else {}
     prefix = find_prefix(directory, where)
     there = f"{where}: {prefix.name}"
     stored = read_index(prefix, there)
-    family = FAMILIES[CONFIGS[config] if config else "electra"]
+    family = known[config] if config else all_families()["electra"]
     if config:
         act = raw.get("hidden_act", "gelu")
         raw["hidden_act"] = "gelu_new" if act == "gelu" else act
@@ -250,7 +225,8 @@ def sizes(stored: dict[str, Tensor], scope: str, where: str) -> dict[str, Any]:
         tensor = stored.get(name)
         if tensor is None or len(tensor.shape) != 2:
             raise UserError(
-                f"{where} has no matrix {name}, and no {' or '.join(CONFIGS)} is there"
+                f"{where} has no matrix {name}, and the directory no "
+                f"{' or '.join(configs())}"
             )
         return tensor.shape
 

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The families of Hugging Face's models, a file each, which calls its own FAMILY.
+
+Another package adds one by an entry point of the group "bertjax.families", whose value
+is such an object ("my_package.my_family:FAMILY").
+"""
+
+import functools
+import importlib
+from importlib import metadata
+
+from bertjax import UserError, registry
+from bertjax.interop.family import Family
+
+GROUP = "bertjax.families"
+
+
+@functools.cache
+def all_families() -> dict[str, Family]:
+    """Return the families by model_type, in the order in which a writer tries them.
+
+    Raises UserError where another package's cannot be imported.
+    """
+    own = [importlib.import_module(f"{__name__}.{n}") for n in registry.names(__name__)]
+    families = [module.FAMILY for module in own]
+    # RoBERTa's code is that of families whose files come before its own.
+    families.sort(key=lambda f: f.model_type not in ("bert", "roberta"))
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            families.append(entry.load())
+        except (ImportError, AttributeError) as e:
+            raise UserError(f"{GROUP}: {entry.value} cannot be imported: {e}") from e
+    return {family.model_type: family for family in families}

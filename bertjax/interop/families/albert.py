@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ALBERT: layers that share parameters, narrow embeddings, sentence order."""
+
+from bertjax.interop.families.bert import EMBEDDINGS
+from bertjax.interop.family import (
+    DEFAULTS,
+    ENDS,
+    REFUSED,
+    Family,
+    pooled,
+    task_heads,
+    tensors,
+)
+
+GROUP = "encoder.albert_layer_groups.{}.albert_layers.0"
+FAMILY = Family(
+    model_type="albert",
+    prefix="albert.",
+    names=tensors(
+        f"""
+        {EMBEDDINGS.strip()}
+        encoder/embeddings/projection   encoder.embedding_hidden_mapping_in
+        encoder/layers/attention/query  {GROUP}.attention.query
+        encoder/layers/attention/key    {GROUP}.attention.key
+        encoder/layers/attention/value  {GROUP}.attention.value
+        encoder/layers/attention/output {GROUP}.attention.dense
+        encoder/layers/attention/norm   {GROUP}.attention.LayerNorm
+        encoder/layers/mlp/up           {GROUP}.ffn
+        encoder/layers/mlp/down         {GROUP}.ffn_output
+        encoder/layers/mlp/norm         {GROUP}.full_layer_layer_norm
+        encoder/pooler                  pooler
+        mlm/transform                   predictions.dense
+        mlm/norm                        predictions.LayerNorm
+        mlm/bias                        predictions.bias
+        mlm/decoder                     predictions.decoder.weight
+        sop                             sop_classifier.classifier
+        """
+    ),
+    aliases={"predictions.decoder.bias": "predictions.bias"},
+    defaults={
+        **DEFAULTS,
+        "embedding_size": 128,
+        "num_hidden_groups": 1,
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    special_ids=ENDS,
+    refused={**REFUSED, "inner_group_num": (None, 1)},
+    class_prefix="Albert",
+    classes={"mlm+sop": "ForPreTraining", "mlm": "ForMaskedLM", "": "Model"},
+    task_heads=task_heads(pooled("pooler"), pooled("pooler")),
+    tf1_config="albert_config.json",
+    tf1_names={
+        r"^encoder\.albert_layer_groups\.(\d+)\.albert_layers\.0": (
+            r"encoder.transformer.group_\1.inner_group_0"
+        ),
+        r"attention\.LayerNorm": "LayerNorm",
+        r"full_layer_layer_norm\.weight": "LayerNorm_1.gamma",
+        r"full_layer_layer_norm\.bias": "LayerNorm_1.beta",
+        r"attention\.(query|key|value)": r"attention_1.self.\1",
+        r"attention\.dense": "attention_1.output.dense",
+        r"\.ffn\.": ".ffn_1.intermediate.dense.",
+        r"\.ffn_output\.": ".ffn_1.intermediate.output.dense.",
+        r"^pooler\.": "pooler.dense.",
+        r"^predictions\.(dense|LayerNorm)": r"cls.predictions.transform.\1",
+        r"^predictions\.bias": "cls.predictions.output_bias",
+        r"^sop_classifier\.classifier\.bias": "cls.seq_relationship.output_bias",
+        r"^sop_classifier\.classifier\.weight": "cls.seq_relationship.output_weights",
+    },
+)
