@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
-from bertjax.interop import tensor_files
 from bertjax.interop.hf_read import Imported, few
+from bertjax.interop.stored_tensor import are_equal
 from bertjax.models.config import RUNTIME, EncoderConfig, generator_config
 
 # What does not decide what a generator computes.
@@ -105,7 +105,7 @@ def _check_shared(a: Imported, b: Imported, where: str) -> None:
     different = []
     for path in filter(is_shared, {**dict.fromkeys(a.paths), **dict.fromkeys(b.paths)}):
         halves = [m.found.get(m.family.names[path]) for m in (a, b)]
-        if None in halves or not tensor_files.are_equal(*halves):
+        if None in halves or not are_equal(*halves):
             different.append(path.removeprefix("encoder/"))
     if different:
         raise UserError(

@@ -17,6 +17,7 @@ from bertjax import UserError, counted
 from bertjax.interop import tensor_files
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
+from bertjax.interop.stored_tensor import DTYPES, StoredTensor, are_equal
 from bertjax.interop.task_heads import Task, read_task, with_head
 from bertjax.interop.tensor_layout import (
     aligned,
@@ -136,7 +137,7 @@ def open_model(directory: Path, where: str) -> Imported:
     cfg = read_config(raw, family, f"{where}: {CONFIG}")
     if task := read_task(raw, f"{where}: {CONFIG}"):
         family = with_head(family, task.head)
-    found: dict[str, tensor_files.Tensor] = {}
+    found: dict[str, StoredTensor] = {}
     for name, tensor in tensor_files.open_tensors(directory, where).items():
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         if not BUFFERS.fullmatch(name):
@@ -173,9 +174,12 @@ def check_tensors(
                 if bare or model.task:
                     lost.append(called(name))
             elif tensor.shape != wanted:
-                shapes = tensor.in_file(tensor.shape), tensor.in_file(wanted)
+                shapes = (
+                    tensor.shape_in_file(tensor.shape),
+                    tensor.shape_in_file(wanted),
+                )
                 wrong.append(f"{called(name)} {shapes[0]}, not {shapes[1]}")
-            elif tensor.dtype not in tensor_files.DTYPES:
+            elif tensor.dtype not in DTYPES:
                 wrong.append(f"{called(name)} of type {tensor.dtype}")
     if lost:
         raise UserError(f"{where} lacks {few(lost)}")
@@ -210,11 +214,11 @@ def _check_tied(found: Mapping[str, Any], name: str, other: str, where: str) -> 
     for one in (name, other):
         if not found[one].shape:
             wrong.append(f"{one} []")
-        elif found[one].dtype not in tensor_files.DTYPES:
+        elif found[one].dtype not in DTYPES:
             wrong.append(f"{one} of type {found[one].dtype}")
     if wrong:
         raise UserError(f"{where}: tensors that do not fit {CONFIG}: {few(wrong)}")
-    if not tensor_files.are_equal(found[name], found[other]):
+    if not are_equal(found[name], found[other]):
         raise UserError(
             f"{where}: {name} is not {other}, though {CONFIG} ties them: "
             "tie_word_embeddings should be false"

@@ -3,11 +3,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from bertjax import UserError
 from bertjax.interop import tensor_files
@@ -94,8 +95,8 @@ def write_model(
         config.pop(key, None)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / CONFIG).write_text(text, "utf-8")
-    listed = sorted(_stored(have, here, family, cfg, bool(heads)))
-    tensor_files.write(directory / tensor_files.SINGLE, listed)
+    stored = _stored(have, here, family, cfg, bool(heads))
+    save_file(stored, directory / tensor_files.SINGLE, metadata={"format": "pt"})
 
 
 def choose_family(
@@ -167,42 +168,33 @@ def config_json(
 
 
 def _stored(
-    have: Mapping[str, Any],
+    leaves_by_path: Mapping[str, Any],
     paths: list[str],
     family: Family,
     cfg: EncoderConfig,
     prefixed: bool,
-) -> Iterator[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]:
-    """Yield (name, shape, function that makes the array) of each tensor of theirs."""
-    parts: dict[str, dict[int, tuple[str, int]]] = {}
+) -> dict[str, np.ndarray]:
+    """Return the family's tensors by name, f32."""
+    parts: dict[str, dict[int, np.ndarray]] = {}
     for path in paths:
-        for index, full in enumerate(names_of(path, family, cfg)):
-            name, part, _ = split_name(full)
-            inside = path.startswith("encoder/") and path not in family.outside
-            if inside and prefixed:
-                name = family.prefix + name
-            parts.setdefault(name, {})[part] = path, index
-
-    def one(path: str, index: int) -> np.ndarray:
-        leaf = np.asarray(have[path])
-        slot = leaf[index] if "{}" in family.names[path] else leaf
+        leaf = np.asarray(leaves_by_path[path])
+        slots = leaf if "{}" in family.names[path] else leaf[None]
         shape = stored_shape(path, cfg, leaf.shape[-1])
-        return (
-            slot.reshape(shape[::-1]).T if is_transposed(path) else slot.reshape(shape)
-        )
-
+        inside = path.startswith("encoder/") and path not in family.outside
+        prefix = family.prefix if inside and prefixed else ""
+        for slot, full in zip(slots, names_of(path, family, cfg), strict=True):
+            name, part, _ = split_name(full)
+            swap = is_transposed(path)
+            tensor = slot.reshape(shape[::-1]).T if swap else slot.reshape(shape)
+            parts.setdefault(prefix + name, {})[part] = tensor
     if not cfg.tie_word_embeddings:  # then each name is a tensor of its own
         for other, name in family.aliases.items():
             if name in parts:
                 parts[other] = parts[name]
-    for name, pieces in parts.items():
-        ordered = [pieces[i] for i in range(len(pieces))]
-        classes = have[ordered[0][0]].shape[-1]
-        rows, *rest = stored_shape(ordered[0][0], cfg, classes)
-
-        def make(ordered: list[tuple[str, int]] = ordered) -> np.ndarray:
-            if len(ordered) == 1:
-                return one(*ordered[0])
-            return np.concatenate([one(*o) for o in ordered])
-
-        yield name, (len(ordered) * rows, *rest), make
+    # Contiguous, since safetensors writes memory as it lies.
+    return {
+        name: np.ascontiguousarray(
+            np.concatenate([tensors[i] for i in range(len(tensors))]), "<f4"
+        )
+        for name, tensors in parts.items()
+    }

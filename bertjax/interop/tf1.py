@@ -20,6 +20,7 @@ from bertjax import UserError
 from bertjax.interop import hf_read, tensor_files
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
+from bertjax.interop.stored_tensor import StoredTensor
 from bertjax.interop.tensor_layout import leaves, names_of
 
 INDEX = ".index"
@@ -55,25 +56,18 @@ def name_in_file(name: str, family: Family, scope: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
-    """A tensor of a checkpoint, as tensors.Tensor: shape and rows are the table's.
-
-    swapped: it is [in, out] in the file.
-    """
+class CheckpointTensor(StoredTensor):
+    """A tensor of a checkpoint. swapped: it is [in, out] there, and shape is not."""
 
     reader: Any
     where: str
     name: str
-    dtype: str
-    shape: tuple[int, ...]
     swapped: bool
 
-    def in_file(self, shape: Any) -> list[int]:
-        """Return the file's own order of axes, for messages."""
+    def shape_in_file(self, shape: tuple[int, ...]) -> list[int]:
         return list(shape[::-1] if self.swapped else shape)
 
     def rows(self, begin: int, end: int) -> np.ndarray:
-        """Read some rows, f32 [rows, ...]."""
         try:
             values = self.reader.get_tensor(self.name).astype(np.float32, copy=False)
         except Exception as e:  # tensorflow's own, of several kinds
@@ -83,7 +77,7 @@ class Tensor:
         return (values.T if self.swapped else values)[begin:end]
 
     def fill(self, out: np.ndarray, transpose: bool, part: int, of: int) -> None:
-        """Read the tensor, or one of `of` equal parts of its rows, into `out`."""
+        """Read the tensor once, whatever is taken of it: a reader has no slices."""
         count = self.shape[0] // of
         rows = self.rows(part * count, (part + 1) * count)
         np.copyto(out, (rows.T if transpose else rows).reshape(out.shape))
@@ -174,7 +168,7 @@ def find_prefix(directory: Path, where: str) -> Path:
     return directory / names[0]
 
 
-def read_index(prefix: Path, where: str) -> dict[str, Tensor]:
+def read_index(prefix: Path, where: str) -> dict[str, CheckpointTensor]:
     """Return the tensors of a checkpoint by name, slots of optimizers left out.
 
     Raises UserError when the files are cut short or are none.
@@ -210,11 +204,13 @@ def read_index(prefix: Path, where: str) -> dict[str, Tensor]:
         swapped = name.endswith("/kernel") and len(shape) == 2
         shape = tuple(shape[::-1] if swapped else shape)
         dtype = known.get(types[name], types[name].name)
-        found[name] = Tensor(reader, where, name, dtype, shape, swapped)
+        found[name] = CheckpointTensor(dtype, shape, reader, where, name, swapped)
     return found
 
 
-def sizes(stored: dict[str, Tensor], scope: str, where: str) -> dict[str, Any]:
+def sizes(
+    stored: dict[str, CheckpointTensor], scope: str, where: str
+) -> dict[str, Any]:
     """Return as a config.json what ELECTRA's tensors say of their sizes.
 
     Heads are 64 wide, as in google-research/electra, util/training_utils.py; its gelu

@@ -7,12 +7,19 @@ import json
 import types
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from bertjax import UserError
-from bertjax.interop import hf_read, hf_write, tensor_files, tensor_layout
+from bertjax.interop import (
+    hf_read,
+    hf_write,
+    stored_tensor,
+    tensor_files,
+    tensor_layout,
+)
 from bertjax.models.families import FAMILIES as OURS
 
 # What transformers 5.23 writes: testdata/make_hf_layouts.py.
@@ -126,7 +133,10 @@ def test_old_names_buffers_prefixes(tmp_path):
         np.testing.assert_array_equal(a.read(path), b.read(path))
 
 
-@pytest.mark.parametrize("dtype, kind", [("F16", np.float16), ("F64", np.float64)])
+@pytest.mark.parametrize(
+    "dtype, kind",
+    [("F16", np.float16), ("F64", np.float64), ("BF16", ml_dtypes.bfloat16)],
+)
 def test_other_widths_become_float32(tmp_path, dtype, kind):
     cast = lambda made: {k: v.astype(kind) for k, v in made.items()}  # noqa: E731
     given = write(tmp_path / "a", "bert", change=cast)
@@ -137,11 +147,40 @@ def test_other_widths_become_float32(tmp_path, dtype, kind):
     np.testing.assert_array_equal(word, there)
 
 
-def test_bfloat16():
-    values = np.array([1.0, -2.5, 3e38, 0.0], np.float32)
-    halves = (values.view(np.uint32) >> 16).astype(np.uint16)
-    got = tensor_files.as_float32(halves, "BF16")
-    np.testing.assert_allclose(got, values, rtol=1 / 128)
+def test_a_parameter_of_eight_bits_is_refused_by_name(tmp_path):
+    word = "bert.embeddings.word_embeddings.weight"
+
+    def change(made):
+        return {**made, word: made[word].astype(np.int8)}
+
+    write(tmp_path / "a", "bert", change=change)
+    refused(tmp_path / "a", word.removeprefix("bert."), "of type I8")
+    file = tmp_path / "a/model.safetensors"
+    eight_bits = file.read_bytes().replace(b'"dtype":"I8"', b'"dtype":"F8_E4M3"')
+    grown = int.from_bytes(eight_bits[:8], "little") + len("F8_E4M3") - len("I8")
+    file.write_bytes(grown.to_bytes(8, "little") + eight_bits[8:])
+    refused(tmp_path / "a", word.removeprefix("bert."), "of type F8_E4M3")
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_tensors_are_read_in_blocks(tmp_path, monkeypatch, transpose):
+    """No more of a file is in memory than a block of rows and what is filled."""
+    given = np.arange(50 * 6, dtype=np.float32).reshape(50, 6)
+    save_file({"x": given}, tmp_path / "model.safetensors")
+    tensor = tensor_files.open_tensors(tmp_path, "here")["x"]
+    monkeypatch.setattr(stored_tensor, "BLOCK", 8 * 6)
+    lengths, rows = [], type(tensor).rows
+    monkeypatch.setattr(
+        type(tensor),
+        "rows",
+        lambda self, begin, end: lengths.append(end - begin) or rows(self, begin, end),
+    )
+    out = np.full((6, 25) if transpose else (25, 6), np.nan, np.float32)
+    tensor.fill(out, transpose, part=1, of=2)
+    np.testing.assert_array_equal(out.T if transpose else out, given[25:])
+    assert lengths == ([16, 9] if transpose else [8, 8, 8, 1])
+    other = tensor_files.open_tensors(tmp_path, "here")["x"]
+    assert stored_tensor.are_equal(tensor, other)
 
 
 def test_shards(tmp_path):
@@ -363,9 +402,9 @@ def test_damaged_files(tmp_path):
         (b"", "cut short"),
         (b"\xff" * 8 + whole[8:], "cut short"),
         (b"\x02\0\0\0\0\0\0\0[]", "header"),
-        (b"PK\x03\x04" + bytes(2000), "safetensors"),
-        (whole.replace(b'"F32"', b'"F99"', 1), "makes no sense"),
-        (whole.replace(b'"F32"', b'"F16"', 1), "makes no sense"),
+        (b"PK\x03\x04" + bytes(2000), "no safetensors file"),
+        (whole.replace(b'"F32"', b'"F99"', 1), "F99"),
+        (whole.replace(b'"F32"', b'"F16"', 1), "invalid shape, data type"),
     ]:
         file.write_bytes(content)
         refused(folder, word)
