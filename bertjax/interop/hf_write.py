@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ def write_model(
     (directory / CONFIG).write_text(text, "utf-8")
     stored = _stored(have, here, family, cfg, bool(heads))
     save_file(stored, directory / tensor_files.SINGLE, metadata={"format": "pt"})
+    # safetensors lets the owner alone read what it writes.
+    shutil.copymode(directory / CONFIG, directory / tensor_files.SINGLE)
 
 
 def choose_family(

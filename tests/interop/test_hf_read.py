@@ -67,6 +67,8 @@ def test_import_then_export_gives_the_same_bytes(name, tmp_path):
     (tmp_path / "b").mkdir()
     family = model.family.model_type
     hf_write.write_model(tmp_path / "b", params, model.cfg, roles(name), family)
+    modes = {p.stat().st_mode for p in (tmp_path / "b").iterdir()}
+    assert len(modes) == 1  # whoever may read one of the files may read all
     back = load_file(tmp_path / "b/model.safetensors")
     assert back.keys() == given.keys()
     for key in given:
