@@ -23,6 +23,7 @@ from bertjax.interop import hf_read, sentence_transformers
 from bertjax.storage import directories
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import get_task_type
 
 Grow = Callable[[Any], Any]
 
@@ -153,7 +154,7 @@ def to_hf(
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     raw, pooled = meta.get("hf"), sentence_transformers.wanted(source, meta)
     task, between = meta.get("task", {}), None
-    if task and tasks.task_type(config.objective) != "retrieve":
+    if task and not get_task_type(config.objective).makes_vectors:
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
     hf_write.choose_family(cfg, tokenizer.roles, model_type)  # before the long work

@@ -21,7 +21,7 @@ from bertjax.data.corpus import files
 from bertjax.fill_mask import count_work, falling_batches
 from bertjax.interop import sentence_transformers
 from bertjax.storage import atomic
-from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import POOLINGS
 
 BLOCK = 1000  # lines that are tokenized at a time
 
@@ -118,7 +118,7 @@ def open_embedder(
     config.dtype = dtype
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     made_for = sentence_transformers.wanted(checkpoint, meta)
-    if pooling is None and made_for.pooling not in tasks.POOLINGS:
+    if pooling is None and made_for.pooling not in POOLINGS:
         raise UserError(
             f"{flag}={path}: its vectors are made by {made_for.pooling}, which "
             "is not known here; --pooling=mean and --pooling=cls give others"
@@ -129,7 +129,7 @@ def open_embedder(
             "which is not known here where the tokenizer keeps capitals"
         )
     pooling = made_for.pooling if pooling is None else pooling
-    registry.pick("--pooling", pooling, tasks.POOLINGS)
+    registry.pick("--pooling", pooling, POOLINGS)
     if max_length is not None and max_length > cfg.max_length:
         raise UserError(
             f"--max_length={max_length}: the model has {cfg.max_length} positions"

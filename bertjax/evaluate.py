@@ -39,6 +39,7 @@ from bertjax.data.masking.presets import UNITS
 from bertjax.interop.hf_read import Imported
 from bertjax.scoring import print_scores
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import find_task_type, get_task_type
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -117,10 +118,11 @@ def evaluate_own(args: Any, where: str, flag: str) -> int:
     if "task" in meta:
         if args.examples is not None:
             raise UserError("--examples says nothing to a finetuned model")
-        if tasks.task_type(config.objective) != "retrieve":
+        if not get_task_type(config.objective).makes_vectors:
             return evaluate_task(args, where, flag, opened)
         where = str(checkpoint)
-    retrieves = tasks.task_type(config.objective) == "retrieve"
+    task_type = find_task_type(config.objective)
+    retrieves = task_type is not None and task_type.makes_vectors
     for name in ("label",) if retrieves else ("columns", "label"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} names columns of a finetuned model's table")
@@ -218,12 +220,12 @@ def evaluate_task(args: Any, where: str, flag: str, opened: models.Opened) -> in
     check_label(columns)
     if not args.text and not model.config.data.valid:
         raise UserError("data.valid is empty in this model's config: give --text=FILES")
-    kind = tasks.kind_of(model.config.objective)
+    task_type = get_task_type(model.config.objective)
     key = "--text" if args.text else "data.valid"
     found = {}
     for name, part in named_sources(args.text or model.config.data.valid, key).items():
-        read = kind.read(part, key, columns, cli.say)
-        made = kind.make(read, model.form, model.tokenizer, labelled=True, say=cli.say)
+        read = task_type.read(part, key, columns, cli.say)
+        made = task_type.make_rows(read, model.form, model.tokenizer, True, cli.say)
         rows = made.plan(model.config.data.length)
         cli.say(f"{name.lstrip('-')}: {rows.read_as(model.tokenizer)}")
         outputs = predict.predict(model, rows, args.batch_size or 32)
@@ -247,7 +249,8 @@ def evaluate_retrieval(args: Any, where: str, flag: str) -> int:
 
     model = embed.open_embedder(where, flag, args.dtype, args.weights)
     named, text, key = passages.COLUMNS, args.text, "--text"
-    if tasks.task_type(model.config.objective) == "retrieve":
+    task_type = find_task_type(model.config.objective)
+    if task_type and task_type.makes_vectors:
         named = tasks.make_form(model.config).keys()
         if not text:
             text, key = model.config.data.valid, "data.valid"

@@ -45,6 +45,7 @@ from bertjax.storage import atomic
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks import tables
 from bertjax.tasks.task_rows import Form, Rows
+from bertjax.tasks.task_type import TaskType, get_task_type, shipped_task_type
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -89,17 +90,16 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"--out={args.out} is --input, which it would replace")
     where = models.at_step(args.model, args.step)
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
-    kind = tasks.kind_of(model.config.objective)
+    task_type = get_task_type(model.config.objective)
     if args.threshold is not None:
-        asks = tasks.task_type(model.config.objective) == "span"
-        if not asks or not math.isfinite(args.threshold):
+        if not task_type.has_threshold or not math.isfinite(args.threshold):
             raise UserError(
                 f"--threshold={args.threshold}: it has to be a finite number, and is "
                 "for models of questions alone"
             )
         model = model._replace(threshold=args.threshold)
     columns = model.form.keys(labelled=False, flags=True)
-    read = read_input(args.input, columns, kind, args.format)
+    read = read_input(args.input, columns, task_type, args.format)
     write(out, answer(model, read, args.batch_size))
     return 0
 
@@ -140,7 +140,7 @@ def open_finetuned(
             f"{flag}={path} was not finetuned for a task that is known here{said}: "
             "fill_mask and embed use such models"
         )
-    if tasks.task_type(config.objective) == "retrieve":
+    if get_task_type(config.objective).makes_vectors:
         raise UserError(
             f"{flag}={path} makes vectors, which bertjax.embed gives and "
             "bertjax.evaluate --what=retrieval scores"
@@ -151,10 +151,10 @@ def open_finetuned(
     labels, form = tuple(meta["task"]["labels"]), tasks.make_form(config)
     between = meta["task"].get("separators", form.separators)
     form = form._replace(labels=labels, separators=between)
-    objective = tasks.with_labels(config.objective, labels)
+    objective = tasks.with_head_options(config, labels)
     import jax
 
-    head = config.objective if config.objective in tasks.KINDS else ""
+    head = config.objective if shipped_task_type(config.objective) else ""
     params = jax.device_put(models.read_params(checkpoint, head, weights))
     threshold = meta["task"].get("threshold")
     return Finetuned(config, objective, form, tokenizer, params, threshold)
@@ -164,8 +164,8 @@ def answer(
     model: Finetuned, read: Sequence[Any], batch_size: int = 32
 ) -> Iterator[dict[str, Any]]:
     """Yield what a model says of each example, in order."""
-    kind = tasks.kind_of(model.config.objective)
-    rows = kind.make(read, model.form, model.tokenizer, labelled=False, say=cli.say)
+    task_type = get_task_type(model.config.objective)
+    rows = task_type.make_rows(read, model.form, model.tokenizer, False, cli.say)
     longest = resolve.encoder_config(model.config, 1).max_length
     rows = rows.plan(min(model.config.data.length, longest))
     if model.threshold is not None:
@@ -181,7 +181,7 @@ def check_out(name: str) -> Path | None:
 
 
 def read_input(
-    name: str, columns: dict[str, str], kind: tasks.Kind, form: str | None = None
+    name: str, columns: dict[str, str], task_type: TaskType, form: str | None = None
 ) -> Sequence[Any]:
     """Read the examples of a file, a pipe or standard input. Raises UserError.
 
@@ -189,10 +189,10 @@ def read_input(
     """
     if form is not None:
         registry.pick("--format", form, {"text": ""})
-        if kind.bare is None or len(columns) > 1:
+        if task_type.parse_lines is None or len(columns) > 1:
             raise UserError(
                 f"--format=text: lines of text have one column; this model's rows have "
-                f"{', '.join(columns.values())}: give {kind.wanted}"
+                f"{', '.join(columns.values())}: give {task_type.file_names}"
             )
     path = Path(name).expanduser()
     if name == "-" or path.is_fifo():
@@ -200,29 +200,33 @@ def read_input(
         content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()
         parts = [(tables.decode(content, told), told)]
     elif form is None:
-        return kind.read(name, "--input", columns, cli.say)
+        return task_type.read(name, "--input", columns, cli.say)
     else:
         paths = expand_paths(name, "--input", pattern="FILE")
         parts = [(tables.read_text(path), path) for path in paths]
-    if form is not None and kind.bare:
-        found = (kind.bare(text, at, columns, cli.say) for text, at in parts if text)
+    if form is not None and task_type.parse_lines:
+        found = (
+            task_type.parse_lines(text, at, columns, cli.say)
+            for text, at in parts
+            if text
+        )
         read = [row for part in found for row in part]
     else:
-        read = _parse(*parts[0], columns, kind)
+        read = _parse(*parts[0], columns, task_type)
     if not read:
         raise UserError(f"--input={name}: there are no rows")
     return read
 
 
 def _parse(
-    text: str, told: str, columns: dict[str, str], kind: tasks.Kind
+    text: str, told: str, columns: dict[str, str], task_type: TaskType
 ) -> Sequence[Any]:
     """Read the examples of a pipe or standard input, which `told` names."""
     try:
-        return kind.parse(text, told, columns, cli.say) if text else []
+        return task_type.parse(text, told, columns, cli.say) if text else []
     except UserError as e:
         bare = "\t" not in text and text.lstrip()[:1] != "{"
-        if not bare or kind.bare is None or len(columns) > 1:
+        if not bare or task_type.parse_lines is None or len(columns) > 1:
             raise
         raise UserError(f"{e}; --format=text reads a text a line") from e
 

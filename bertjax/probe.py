@@ -25,13 +25,18 @@ from bertjax.storage import atomic
 from bertjax.tasks import metrics, tables
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_rows import check_label
+from bertjax.tasks.task_type import POOLINGS
 from bertjax.tasks.text_rows import Form, Texts, make_texts, read_labels
+from bertjax.tasks.types import tag
 
 Examples = Texts | labelled_spans.Spans
 PROBE_ROWS = 128  # rows of an update
 OTHER = "a probe tells classes, and these look like scores"
 KINDS = {"label": "rows", "tag": "words", "targets": "spans"}  # flag -> its examples
-TEXTS = {"tag": tasks.TAGS["text"], "targets": "text"}  # unless --text says another
+TEXTS = {
+    "tag": tag.TASK_TYPE.columns["text"],
+    "targets": "text",
+}  # unless --text says another
 
 HELP = {
     "train": "labelled files for the probes",
@@ -140,7 +145,7 @@ def check(args: flags.FlagValues) -> None:
     idle = "max_words" if kind == "label" else "text_pair"
     if args[idle].present:
         raise UserError(f"--{idle} says nothing to --{kind}")
-    poolings = tasks.POOLINGS if kind == "label" else labelled_spans.POOLINGS
+    poolings = POOLINGS if kind == "label" else labelled_spans.POOLINGS
     registry.pick("--pooling", args.pooling, poolings)
     for name in args.probes:
         registry.pick("--probes", name, PROBES)
@@ -259,7 +264,7 @@ def read_examples(
         columns=tuple(columns.values()),
         label=args[kind].value,
         labels=tuple(filter(None, args.labels.split(","))),
-        separators=2 if config.model.family in tasks.TWO_SEPARATORS else 1,
+        separators=tasks.separators(config),
         metrics=(args.metric,),
     )
     asked = {f"--{name}": column for name, column in columns.items()}

@@ -79,7 +79,10 @@ def test_batches_are_shown(wanted, capsys):
     [
         ("task.choices=", "task.choices is empty"),
         ("task.choices=end", "a.jsonl:1: task.choices[0]='end'"),
-        ("objective=classify", "task.choices=ends says nothing to objective=classify"),
+        (
+            "objective=classify",
+            "task.choices=ends has no effect with objective=",
+        ),
         ("task.metrics=f1", "task.metrics"),
     ],
 )

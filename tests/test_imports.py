@@ -42,6 +42,7 @@ ROOMS = {
     ),
     "interop/families": ({"interop.families", "interop.family", "registry"}, NO_JAX),
     "tasks": ({"tasks", "data", "objectives", "registry"}, NO_JAX),
+    "tasks/types": ({"tasks", "data", "registry"}, NO_JAX),
     # What puts the parts together, and what commands do with them.
     "assembly": (EVERYTHING - {"sweeps", "scoring", "probing", "reporting"}, {"torch"}),
     "sweeps": (EVERYTHING - {"reporting", "scoring", "probing"}, HEAVY - {"jax"}),

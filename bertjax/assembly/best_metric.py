@@ -9,6 +9,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.checkpoints import best
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import check_outputs
 
 
 def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
@@ -24,7 +25,7 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
     losses = jax.eval_shape(objective.weights, batch)
     if objective.task_type:
         terms, found = jax.eval_shape(objective.evaluate, params, batch)
-        tasks.check_outputs(objective.task_type, found)
+        check_outputs(objective.task_type, found)
     else:
         terms = jax.eval_shape(objective.sums, params, batch, None)
     if lost := sorted(losses.keys() - terms.keys()):

@@ -21,6 +21,7 @@ from bertjax.storage import directories
 from bertjax.storage.atomic import is_remote
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import get_task_type
 
 Say = Callable[[str], None]
 
@@ -163,7 +164,8 @@ def check_masked_lm(opened: Opened, what: str, then: str = "") -> None:
     """
     config, _, _, meta = opened
     if "task" in meta:
-        command = "embed" if config.objective == "retrieve" else "predict"
+        makes_vectors = get_task_type(config.objective).makes_vectors
+        command = "embed" if makes_vectors else "predict"
         raise UserError(
             f"{what} was finetuned (objective={config.objective}) and has no masked-LM "
             f"head; {then or f'bertjax.{command} uses such models'}"

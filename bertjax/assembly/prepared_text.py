@@ -18,6 +18,7 @@ from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.store import Store
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import shipped_task_type
 
 # By which rules rows are made, as run.json says of a run (`row_rules`; 1 without it).
 # 2: unpacked pairs draw short targets for chunks, and mixtures give rows in passes.
@@ -48,9 +49,9 @@ def check_inputs(config: ConfigDict) -> None:
     """Refuse missing or unreadable files, in a moment and before jax is imported."""
     if not config.data.train:
         what = "text, for instance --config.data.train='corpus/*.txt' or builtin:docs"
-        if kind := tasks.KINDS.get(config.objective):
-            what = f"labelled rows, {kind.wanted}: --config.data.train=FILE and "
-            what += "--config.data.valid=FILE"
+        if task_type := shipped_task_type(config.objective):
+            what = f"labelled rows, {task_type.file_names}: --config.data.train=FILE "
+            what += "and --config.data.valid=FILE"
         raise UserError(f"data.train is empty: give {what}")
     if tasks.is_task(config):
         tasks.check(config)
@@ -73,7 +74,7 @@ def check_inputs(config: ConfigDict) -> None:
 
 def refuse_task(config: ConfigDict) -> None:
     """Raise UserError for a config whose text are a task's rows: no store is made."""
-    if tasks.is_task(config) or config.objective in tasks.KINDS:
+    if tasks.is_task(config) or shipped_task_type(config.objective):
         raise UserError(
             f"objective={config.objective}: token stores are made of running text, "
             "and this is a task, whose rows bertjax.train reads itself"

@@ -94,18 +94,7 @@ def check(config: ConfigDict) -> None:
             f"eval.{key}={config.eval[key]}: data.valid is empty: there is nothing to "
             "evaluate"
         )
-    usual = schema.base().task
-    own = dict.fromkeys(("pooling", "normalize", "temperature"), "retrieve")
-    own |= dict.fromkeys(("stride", "question_length", "answer_length"), "span")
-    learns = config.objective
-    if tasks.is_task(config):  # else nobody need import an objective from outside
-        learns = tasks.task_type(config.objective)
-    for key, objective in own.items():
-        if learns != objective and config.task[key] != usual[key]:
-            raise UserError(
-                f"task.{key}={config.task[key]} says nothing to "
-                f"objective={config.objective}"
-            )
+    tasks.check_settings(config, schema.base().task)
     if config.task.text:
         for key, default in serialize.flatten(schema.base()).items():
             if key in OF_TEXT and flat[key] != default:

@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax.assembly import resolve
+from bertjax.tasks.task_type import find_task_type, with_options
 
 VOCAB_SIZE = 30522  # of synthetic rows, unless model.vocab_size says otherwise
 SEQUENCES = 4  # of a packed row, if it may hold so many
@@ -36,17 +37,19 @@ def one_phase(config: ConfigDict) -> ConfigDict:
 def with_choices(
     config: ConfigDict, text: Sequence[Mapping[str, Any]] | None = None
 ) -> ConfigDict:
-    """Tell the objective "choose" how many choices a made-up row has, if that is known.
+    """Tell an objective of multiple choice how many choices a made-up row has, if that
+    is known.
 
     text: what preflight found in data.train, whose rows have room for so many; else
     they are the columns that task.choices names.
     """
-    if config.objective != "choose":
+    task_type = find_task_type(config.objective)
+    if not task_type or not task_type.several_sequences:
         return config
     columns = config.task.choices.count(",") + 1  # a single one holds lists
     known = text[0]["sequences_per_row"] if text else columns if columns > 1 else 0
     told = config.copy_and_resolve_references()
-    told.objective = f"choose:choices={known}"
+    told.objective = with_options(config.objective, choices=known)
     return told
 
 

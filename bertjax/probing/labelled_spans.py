@@ -14,10 +14,11 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.tasks import metrics, tag_files, tag_rows
+from bertjax.tasks import metrics, tag_files
 from bertjax.tasks.task_rows import Form
+from bertjax.tasks.types import tag
 
-ASKING = tag_rows.Asking("--tag", "--labels", "--metric")
+ASKING = tag.Asking("--tag", "--labels", "--metric")
 POOLINGS = dict.fromkeys(("mean", "first"))  # of a span's pieces
 
 Say = Callable[[str], None]
@@ -32,7 +33,7 @@ class Spans:
     first piece, otherwise the mean of all.
     """
 
-    words: tag_rows.Tags
+    words: tag.Tags
     spans: np.ndarray
     labels: np.ndarray
     first: bool = False
@@ -47,7 +48,7 @@ class Spans:
         offsets, tokens = self.words.words.offsets, self.words.words.tokens
         return [tokens[offsets[a] : offsets[b]] for a, b in self.spans[i]]
 
-    def locate(self, plan: tag_rows.Tags) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def locate(self, plan: tag.Tags) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return each span's row and its positions [begin, end) there: i64 [n, k] each.
 
         plan: the sentences, laid out. Words of a span that stand in a later row than
@@ -90,10 +91,10 @@ def read_words(
     made = []
     for flag, value in values.items():
         sentences = tag_files.read_sentences(value, flag, columns, say)
-        form = tag_rows.find_tags(sentences, form, ASKING)  # the training sentences'
+        form = tag.find_tags(sentences, form, ASKING)  # the training sentences'
         taken = choose([len(s.words) for s in sentences], most, seed, flag, say)
         some = [sentences[i] for i in taken]
-        words = tag_rows.make_tags(some, form, tokenizer, True, say, ASKING)
+        words = tag.make_tags(some, form, tokenizer, True, say, ASKING)
         at = np.arange(len(words.labels))
         made.append(Spans(words, np.stack([at, at + 1], 1)[:, None], words.labels))
     return made
@@ -118,7 +119,7 @@ def choose(sizes: list[int], most: int, seed: int, flag: str, say: Say) -> np.nd
     return taken
 
 
-def entity_f1(words: tag_rows.Tags) -> metrics.Metric:
+def entity_f1(words: tag.Tags) -> metrics.Metric:
     """Make the F1 of entities out of classes i64 [words]; the tags must be BIO's."""
     names = np.array(words.form.labels, object)
     ends = words.sentences[1:-1]

@@ -16,11 +16,12 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.probing.labelled_spans import Say, Spans, choose
-from bertjax.tasks import tables, tag_rows
+from bertjax.tasks import tables
 from bertjax.tasks.tables import Row
 from bertjax.tasks.tag_files import Sentence
 from bertjax.tasks.task_rows import Form
 from bertjax.tasks.text_rows import cell, read_labels
+from bertjax.tasks.types import tag
 
 NAMES = ("span1", "span2")
 
@@ -67,7 +68,7 @@ def read_spans(
     for flag, parsed in zip(values, read, strict=True):
         taken = choose([len(targets) for _, targets in parsed], most, seed, flag, say)
         some = [parsed[i] for i in taken]
-        words = tag_rows.make_tags([s for s, _ in some], form, tokenizer, False, say)
+        words = tag.make_tags([s for s, _ in some], form, tokenizer, False, say)
         at = np.repeat(words.sentences[:-1], [len(targets) for _, targets in some])
         targets = [target for _, targets in some for target in targets]
         places = np.array([target.spans for target in targets]) + at[:, None, None]

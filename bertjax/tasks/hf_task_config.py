@@ -8,7 +8,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.tasks import prepare_task
-from bertjax.tasks.task_rows import Limits
+from bertjax.tasks.task_type import get_task_type
 
 PREFIX = "bertjax_"  # begins such keys
 THRESHOLD = f"{PREFIX}threshold"
@@ -24,13 +24,15 @@ def to_json(
     task: what the checkpoint says (prepare_task.py's `facts`), {} of no task. raw: the
     config.json of a model that was imported: what it does not say is not known.
     """
-    if not task or prepare_task.task_type(config.objective) == "retrieve":
+    task_type = get_task_type(config.objective) if task else None
+    if not task_type or task_type.makes_vectors:
         return {}
-    told = {key: config.task[key] for key in _words(config) if config.task[key]}
-    if prepare_task.task_type(config.objective) == "span":
-        told |= {key: config.task[key] for key in Limits._fields}
-        told |= {"threshold": task["threshold"]} if "threshold" in task else {}
-    named = {f"{PREFIX}{key}": value for key, value in told.items()}
+    words = [key for key in WORDS if key not in task_type.unused]
+    values = {key: config.task[key] for key in words if config.task[key]}
+    values |= {key: config.task[key] for key in task_type.settings}
+    if "threshold" in task:
+        values["threshold"] = task["threshold"]
+    named = {f"{PREFIX}{key}": value for key, value in values.items()}
     if raw and "architectures" in raw:
         return {key: value for key, value in named.items() if key in raw}
     return named
@@ -41,36 +43,24 @@ def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[st
 
     Raises UserError.
     """
+    task_type = get_task_type(config.objective)
     for key in WORDS:
-        said = raw.get(f"{PREFIX}{key}", config.task[key])
-        if type(said) is not str:
-            raise UserError(f"{where}: {PREFIX}{key}={said!r} is no name")
-        config.task[key] = said
-    for key in (
-        Limits._fields if prepare_task.task_type(config.objective) == "span" else ()
-    ):
-        said = raw.get(f"{PREFIX}{key}", config.task[key])
-        if type(said) is not int or not 1 <= said <= 2**16:
-            raise UserError(f"{where}: {PREFIX}{key}={said!r} is no number of pieces")
-        config.task[key] = said
+        value = raw.get(f"{PREFIX}{key}", config.task[key])
+        if type(value) is not str:
+            raise UserError(f"{where}: {PREFIX}{key}={value!r} is no name")
+        config.task[key] = value
+    for key in task_type.settings:
+        value = raw.get(f"{PREFIX}{key}", config.task[key])
+        if type(value) is not int or not 1 <= value <= 2**16:
+            raise UserError(f"{where}: {PREFIX}{key}={value!r} is no number of pieces")
+        config.task[key] = value
     try:
         prepare_task.check_task(config)
     except UserError as e:
         raise UserError(f"{where}: {PREFIX}* in config.json: {e}") from None
-    said = (
-        raw.get(THRESHOLD)
-        if prepare_task.task_type(config.objective) == "span"
-        else None
-    )
-    if said is None:
+    threshold = raw.get(THRESHOLD) if task_type.has_threshold else None
+    if threshold is None:
         return {}
-    if type(said) not in (int, float) or not abs(said) < 1e9:
-        raise UserError(f"{where}: {THRESHOLD}={repr(said)[:40]} is no number")
-    return {"threshold": float(said)}
-
-
-def _words(config: ConfigDict) -> list[str]:
-    """Which of WORDS say something to an objective."""
-    return [
-        key for key in WORDS if key not in prepare_task.kind_of(config.objective).unused
-    ]
+    if type(threshold) not in (int, float) or not abs(threshold) < 1e9:
+        raise UserError(f"{where}: {THRESHOLD}={repr(threshold)[:40]} is no number")
+    return {"threshold": float(threshold)}

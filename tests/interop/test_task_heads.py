@@ -18,7 +18,7 @@ from bertjax.models import encoder
 from bertjax.objectives import classify, span, tag
 from bertjax.objectives.base import make_objective
 from bertjax.parallel.sharding import axes_of
-from bertjax.tasks.prepare_task import with_labels
+from bertjax.tasks.task_type import load_task_type, with_options
 
 GOLDEN = json.loads((data.DATA / "hf_heads.json").read_text())
 OURS = dict(zip(data.KINDS, ("classify", "tag", "span", "choose"), strict=True))
@@ -53,7 +53,9 @@ def test_heads_of_a_family(family, tmp_path):
         labels = () if name in ("span", "choose") else (*data.LABELS,)
         assert model.task == (name, labels)
         own = model.params()
-        objective, _ = make_objective(with_labels(*model.task), model.cfg)
+        head, labels = model.task
+        options = load_task_type(head).head_options(None, labels)
+        objective, _ = make_objective(with_options(head, **options), model.cfg)
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         ours = {path: leaf.shape for path, leaf in tensor_layout.walk(shapes)}
         assert model.describe() == ours and all(map(axes_of, ours))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.models.pooling import POOLINGS, first_tokens, means, normalize_vectors
-from bertjax.tasks import prepare_task
+from bertjax.tasks.task_type import POOLINGS as NAMED
 
 X = jnp.arange(12.0).reshape(1, 6, 2)
 
@@ -28,7 +28,7 @@ def test_each_sequence_of_a_packed_row():
 
 
 def test_names_are_known_where_jax_is_not():
-    assert [*POOLINGS] == [*prepare_task.POOLINGS]
+    assert [*POOLINGS] == [*NAMED]
 
 
 def test_vectors_of_length_1():

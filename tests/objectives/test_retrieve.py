@@ -10,8 +10,8 @@ from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import make_objective
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
-from bertjax.tasks.retrieval_rows import pack
 from bertjax.tasks.task_rows import make_ragged
+from bertjax.tasks.types.retrieve import pack
 
 CFG = EncoderConfig(
     vocab_size=50,

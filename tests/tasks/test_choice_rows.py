@@ -10,9 +10,10 @@ import pytest
 
 from bertjax import UserError
 from bertjax.data.corpus import tfds_source
-from bertjax.tasks import choice_rows, tables
+from bertjax.tasks import tables
 from bertjax.tasks.task_rows import Form
 from bertjax.tasks.text_rows import make_texts
+from bertjax.tasks.types import choose
 
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
 LIST = Form(("text", "", "choices"), "label", (), 1, ("accuracy",))
@@ -39,7 +40,7 @@ def read(form, *rows, labelled=True):
 
 def made(form, *rows, labelled=True):
     found = read(form, *rows, labelled=labelled)
-    return choice_rows.make_choices(found, form, Letters(), labelled)
+    return choose.make_choices(found, form, Letters(), labelled)
 
 
 def row(text="c", found=("x", "yy"), label=0):
@@ -116,10 +117,10 @@ def test_articles_without_questions_are_said():
     one = {"article": "c", "questions": ["p"], "options": [["x", "y"]]}
     bare, said = {"article": "d", "questions": [], "options": []}, []
     found = read(RACE, one, bare, labelled=False)
-    made = choice_rows.make_choices(found, RACE, Letters(), False, said.append)
+    made = choose.make_choices(found, RACE, Letters(), False, said.append)
     assert made.n == 1 and said == ["1 row without questions, left out: t.json:2"]
     with pytest.raises(UserError, match=r"t\.json:2: no row has questions"):
-        choice_rows.make_choices(found[1:], RACE, Letters(), False)
+        choose.make_choices(found[1:], RACE, Letters(), False)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_unequal_columns_and_columns_that_are_not_there():
 def test_a_number_is_no_name_of_a_column():
     form = Form(("1", "", "2", "3", "4"), "5", (), 1, ("accuracy",))
     rows = read(form, ("c", "x", "y", "z", "2"), ("d", "x", "y", "z", "0"))
-    assert [choice_rows.label_of(r, form, 3) for r in rows] == [2, 0]
+    assert [choose.label_of(r, form, 3) for r in rows] == [2, 0]
 
 
 def test_lists_of_tfds(monkeypatch):

@@ -12,7 +12,12 @@ from lab import contrast, focal
 
 from bertjax import UserError, evaluate, predict, train
 from bertjax.checkpoints.manager import restore_params
-from bertjax.tasks import prepare_task
+from bertjax.tasks.task_type import (
+    find_task_type,
+    load_task_type,
+    task_type_names,
+    with_options,
+)
 
 pytestmark = pytest.mark.usefixtures("no_listener")
 WORDS = {"no": ["wrong", "slow"], "so": ["some", "other"], "yes": ["clear", "fast"]}
@@ -122,18 +127,19 @@ def test_the_page_names_what_outputs_return():
     page = (ROOT / "docs/add_an_objective.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|[^|]*\|$", page, re.MULTILINE)
     told = {kind: tuple(re.findall(r"`(\w+)`", names)) for kind, names in told}
+    types = {name: load_task_type(name).outputs for name in task_type_names()}
     # No head of its own: it sees the choices of a row as rows.
-    assert {**told, "choose": ("scores",)} == prepare_task.OUTPUTS
-    assert prepare_task.OUTPUTS.keys() == prepare_task.KINDS.keys()
+    assert {**told, "choose": ("scores",)} == types
 
 
 def test_what_objectives_learn_from():
-    found = {name: prepare_task.task_type(name) for name in prepare_task.KINDS}
-    assert all(name == kind for name, kind in found.items())
+    for name in task_type_names():
+        assert find_task_type(name) is load_task_type(name)
     others = "mlm", "mlm+nsp", "electra:generator=0.25", "classify:classes=3"
-    assert {prepare_task.task_type(name) for name in others} == {None}
-    assert prepare_task.task_type("lab.focal") == "classify"
-    assert prepare_task.task_type("lab.contrast") is None and contrast.make_head()
-    assert prepare_task.with_labels("lab.focal", "abc") == "lab.focal:classes=3"
-    told = prepare_task.with_labels("lab.focal:gamma=1", "abc")
-    assert told == "lab.focal:gamma=1,classes=3"
+    assert {find_task_type(name) for name in others} == {None}
+    assert find_task_type("lab.focal") is load_task_type("classify")
+    assert find_task_type("lab.contrast") is None and contrast.make_head()
+    options = find_task_type("lab.focal").head_options(None, "abc")
+    assert with_options("lab.focal", **options) == "lab.focal:classes=3"
+    found = with_options("lab.focal:gamma=1", **options)
+    assert found == "lab.focal:gamma=1,classes=3"

@@ -12,10 +12,9 @@ from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.data.corpus import tfds_source
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
-from bertjax.tasks.prepare_task import KINDS
 from bertjax.tasks.prepare_task import make_form as made_form
-from bertjax.tasks.question_rows import make_asked, parse_one, read_questions
 from bertjax.tasks.task_rows import Form, Limits
+from bertjax.tasks.types.span import TASK_TYPE, make_asked, parse_one, read_questions
 
 CONTEXT = "The interpreter reads a file. A module is a file with statements."
 FORM = Form(("question", "context"), "answers", (), 1, ("exact", "f1", "cmrc_f1"))
@@ -107,7 +106,7 @@ def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
         make_asked([*read, *more], FORM, tokenizer, True)
     with pytest.raises(UserError, match="f: no question's answer is in its context"):
         make_asked([parse_one(squad(("a", None)), "f")], FORM, tokenizer, True)
-    assert KINDS["span"].make is make_asked
+    assert TASK_TYPE.make_rows is make_asked
 
 
 def test_empty_questions_are_kept_and_said(tokenizer):

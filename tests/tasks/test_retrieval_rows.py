@@ -15,8 +15,8 @@ from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.tasks import search
 from bertjax.tasks.passages import COLUMNS, locate, read_collections
 from bertjax.tasks.prepare_task import prepare
-from bertjax.tasks.retrieval_rows import make_pairs, pack
 from bertjax.tasks.task_rows import Form, make_ragged
+from bertjax.tasks.types.retrieve import make_pairs, pack
 
 FORM = Form(("query", "positive"), "negatives", (), 1, (*search.MEASURES,))
 CORPUS = [
@@ -290,7 +290,7 @@ def test_learning_what_is_scored_is_said(vocabulary, tmp_path):
     said = []
     write(tmp_path, name="qrels.tsv")
     prepare(config, said.append)
-    told = f"data.train and data.valid both read {tmp_path}/qrels.tsv: scores are of"
+    told = f"data.train and data.valid both read {tmp_path}/qrels.tsv: the model is"
     assert said[0].startswith(told)
     write(tmp_path)
     said.clear()

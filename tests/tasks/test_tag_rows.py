@@ -18,8 +18,8 @@ from bertjax.checkpoints import best
 from bertjax.data.corpus import tfds_source
 from bertjax.tasks.prepare_task import make_form
 from bertjax.tasks.tag_files import parse_text, read_sentences
-from bertjax.tasks.tag_rows import METRICS, find_tags, make_tags
 from bertjax.tasks.task_rows import Form
+from bertjax.tasks.types.tag import METRICS, find_tags, make_tags
 
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
 BOTH = {"task.text": "1", "task.label": "-1"}

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kinds of tasks know, and which keys say nothing to them."""
+"""From config keys to rows: what task types know, and keys without effect."""
 
 import pytest
 
 from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.prepare_task import KINDS, check, make_form, prepare
+from bertjax.tasks.prepare_task import check, make_form, prepare
+from bertjax.tasks.task_type import load_task_type
 
 TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
 
@@ -17,29 +18,33 @@ TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
         (
             ("finetune/classify.py:task=mrpc", "objective=regress"),
             (),
-            "task.labels=not_equivalent,equivalent says nothing to objective=regress",
+            "equivalent has no effect with objective=regress",
         ),
         ((*TEXTS, "objective=regress"), ("task.metrics=f1",), "task.metrics"),
         (TEXTS, ("task.metrics=pearson",), "task.metrics"),
-        (TEXTS, ("task.choices=c",), "task.choices=c says nothing"),
+        (TEXTS, ("task.choices=c",), "task.choices=c has no effect"),
         (
             ("finetune/tag.py",),
             ("task.text_pair=2",),
-            "task.text_pair=2 says nothing to objective=tag",
+            "task.text_pair=2 has no effect with objective=tag",
         ),
         (
             ("finetune/qa.py",),
             ("task.text=query",),
-            "task.text=query says nothing to objective=span, where it is 'question'",
+            "has no effect with objective=span: it is always 'question'",
         ),
-        (("finetune/qa.py",), ("task.labels=a,b",), "task.labels=a,b says nothing"),
-        (("finetune/retrieve.py",), ("task.labels=a,b",), "task.labels=a,b says"),
+        (("finetune/qa.py",), ("task.labels=a,b",), "task.labels=a,b has no effect"),
+        (
+            ("finetune/retrieve.py",),
+            ("task.labels=a,b",),
+            "task.labels=a,b has no effect",
+        ),
         (("finetune/choose.py", *TEXTS[1:]), (), "task.choices is empty"),
         (TEXTS, ("task.text=b",), "task.text=b and task.label=b are one column"),
         (TEXTS, ("task.text_pair=b",), "task.text_pair=b and task.label=b are one"),
     ],
 )
-def test_what_says_nothing_is_refused(config, given, said):
+def test_keys_without_effect_are_refused(config, given, said):
     file, *more = config
     more = [f"--config.{key}" for key in (*more, *given, "data.vocab=none")]
     with pytest.raises(UserError) as e:
@@ -94,7 +99,7 @@ def test_columns_that_need_not_be_given(given, objective, columns, train):
 def test_every_named_task_passes(vocabulary):
     """What it says goes with its objective, whatever config takes its name."""
     for name, task in TASKS.items():
-        assert {*task.metrics} <= {*KINDS[task.objective].metrics}
+        assert {*task.metrics} <= {*load_task_type(task.objective).metrics}
         args = [
             f"--config=finetune/tag.py:task={name}",
             f"--config.data.vocab={vocabulary}",
@@ -149,7 +154,9 @@ def test_a_directory_is_told_what_is_wanted(tmp_path, name, wanted):
     with pytest.raises(UserError, match=said):
         check(config.config)
     with pytest.raises(UserError, match=said):
-        KINDS[name].read(str(tmp_path), "data.train", {"task.text": "a"}, print)
+        load_task_type(name).read(
+            str(tmp_path), "data.train", {"task.text": "a"}, print
+        )
 
 
 def test_what_is_read_twice_is_said(vocabulary, tmp_path):
@@ -164,5 +171,6 @@ def test_what_is_read_twice_is_said(vocabulary, tmp_path):
     assert made.parts["train"].n == 4
     assert said[:2] == [
         f"data.train reads {table} 2 times: what is in it counts as often",
-        f"data.train and data.valid both read {table}: scores are of what is learnt",
+        f"data.train and data.valid both read {table}: the model is scored on rows "
+        "that it learns from",
     ]

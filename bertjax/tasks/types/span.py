@@ -29,7 +29,8 @@ from bertjax.tasks.squad_files import (
     questions_of,
 )
 from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
-from bertjax.tasks.task_rows import Batch, Form, Outputs, Rows
+from bertjax.tasks.task_rows import Batch, Form, Limits, Outputs, Rows
+from bertjax.tasks.task_type import TaskType
 
 WANTED = "FILE.json"
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
@@ -326,3 +327,22 @@ def make_asked(
     for found in tokenizer.encode_batch([*whole.contexts, *asking]):
         counts += np.bincount(np.array(found, np.int64), minlength=size)
     return Asked(form, whole, tokenizer, counts)
+
+
+COLUMNS = {"text": "question", "text_pair": "context", "label": "answers"}
+TASK_TYPE = TaskType(
+    read=read_questions,
+    parse=parse_text,
+    make_rows=make_asked,
+    file_names=WANTED,
+    metrics=METRICS,
+    default_metrics=("exact", "f1"),
+    outputs=("start_logits", "end_logits"),
+    columns=COLUMNS,
+    unused={**COLUMNS, "labels": "", "choices": ""},
+    settings=Limits._fields,
+    max_length=384,  # google-research/bert's
+    text_columns=0,
+    has_threshold=True,
+    hf_class="ForQuestionAnswering",
+)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
 from bertjax.data.corpus.line_repair import join_names
+from bertjax.data.corpus.sources import split_sources
 from bertjax.data.rendering import decode
-from bertjax.tasks import metrics
+from bertjax.tasks import metrics, tables
 from bertjax.tasks.tables import Row
 from bertjax.tasks.task_rows import (
     Batch,
@@ -26,6 +28,7 @@ from bertjax.tasks.task_rows import (
     count_names,
     make_ragged,
 )
+from bertjax.tasks.task_type import TaskType
 from bertjax.tasks.text_rows import cell, encode_column, kept_of, lay_out, text_of
 
 
@@ -265,3 +268,34 @@ def label_of(row: Row, form: Form, choices: int) -> int:
             f"{known}"
         )
     return index
+
+
+def _check(config: ConfigDict) -> None:
+    if not split_sources(config.task.choices):
+        raise UserError(
+            "task.choices is empty: name the columns of the choices, with commas, or "
+            "the column that holds their list"
+        )
+
+
+def _name_columns(config: ConfigDict, names: list[str]) -> list[str]:
+    """Take TEXT[+QUESTION][,CHOICE...]: without a CHOICE the columns of choices, or of
+    their list, stay as they are."""
+    text, *choices = names
+    config.task.choices = ",".join(choices) or config.task.choices
+    return [part.strip() for part in text.split("+")]
+
+
+TASK_TYPE = TaskType(
+    read=tables.read_rows,
+    parse=tables.parse_text,
+    make_rows=make_choices,
+    metrics=("accuracy",),
+    default_metrics=("accuracy",),
+    outputs=("scores",),
+    check=_check,
+    imported=lambda labels: {"choices": "choices"},
+    name_columns=_name_columns,
+    several_sequences=True,
+    hf_class="ForMultipleChoice",
+)

@@ -18,7 +18,7 @@ import numpy as np
 from bertjax import UserError, counted, registry
 from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
-from bertjax.tasks import metrics
+from bertjax.tasks import metrics, tag_files
 from bertjax.tasks.tag_files import Sentence
 from bertjax.tasks.task_rows import (
     Batch,
@@ -29,6 +29,7 @@ from bertjax.tasks.task_rows import (
     count_names,
     make_ragged,
 )
+from bertjax.tasks.task_type import TaskType, class_option
 
 OF_ENTITIES = ("f1", "precision", "recall")
 METRICS = (*OF_ENTITIES, "accuracy")
@@ -340,3 +341,27 @@ def _classes(sentences: Sequence[Sentence], form: Form, asking: Asking) -> np.nd
                 raise UserError(f"{sentence.place(i)}: {said}")
             out.append(index[tag])
     return np.array(out, np.int32)
+
+
+def _imported(labels: Sequence[str]) -> dict[str, str]:
+    """Score words, where the tags of a model from elsewhere name no entities."""
+    return {} if all(map(is_bio, labels)) else {"metrics": "accuracy"}
+
+
+TASK_TYPE = TaskType(
+    read=tag_files.read_sentences,
+    parse=tag_files.parse_text,
+    parse_lines=tag_files.parse_sentences,
+    find_labels=find_tags,
+    make_rows=make_tags,
+    file_names=tag_files.WANTED,
+    metrics=METRICS,
+    default_metrics=METRICS,
+    outputs=("tags", "probability"),
+    columns={"text": "1", "label": "-1"},  # the first column and the last
+    unused={"text_pair": "", "choices": ""},
+    imported=_imported,
+    text_columns=1,
+    head_options=class_option,
+    hf_class="ForTokenClassification",
+)

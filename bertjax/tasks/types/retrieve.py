@@ -13,13 +13,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, registry
 from bertjax.data import counter_rng
+from bertjax.data.corpus.sources import named_sources
 from bertjax.data.rendering import decode
-from bertjax.tasks import search
+from bertjax.tasks import passages, search, tables
 from bertjax.tasks.passages import Collection, join
 from bertjax.tasks.task_rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
+from bertjax.tasks.task_type import POOLINGS, TaskType
 
 TOGETHER = 4  # texts in a row that is searched: it keeps as many vectors
 STEP = 16  # rows are as long as a multiple of it
@@ -311,3 +314,52 @@ def make_pairs(
     counts = np.bincount(texts.tokens, minlength=tokenizer.vocab_size)
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
     return Pairs(form, texts, grades, own, counts)
+
+
+def _check(config: ConfigDict) -> None:
+    """Refuse what a search over all passages of a batch, or of a text, cannot be."""
+    if not config.task.text_pair:
+        raise UserError("task.text_pair is empty: name the column of the passage")
+    registry.pick("task.pooling", config.task.pooling, POOLINGS)
+    if config.eval.examples:
+        raise UserError(
+            f"eval.examples={config.eval.examples} has no effect with objective="
+            f"{config.objective}, whose evaluation searches all passages: give "
+            "eval.examples=0"
+        )
+    if len(named_sources(config.data.train, "data.train")) > 1:
+        raise UserError(
+            f"data.train={config.data.train} is a mixture, and passages are learnt "
+            "from one source alone"
+        )
+
+
+def _head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
+    options = {"temperature": task.temperature, "cls": int(task.pooling == "cls")}
+    return options | {"normalize": int(task.normalize)}
+
+
+def _facts(config: ConfigDict) -> dict[str, Any]:
+    """Say how vectors are made (sentence_transformers.py)."""
+    task = config.task
+    made = {"pooling": task.pooling, "normalize": task.normalize}
+    made |= {"dot": not task.normalize, "longest": config.data.length}
+    return {"sentences": made}
+
+
+TASK_TYPE = TaskType(
+    read=passages.read_collections,
+    parse=tables.parse_text,
+    make_rows=make_pairs,
+    locate=passages.locate,
+    metrics=[*search.MEASURES],
+    default_metrics=(*search.MEASURES,),
+    outputs=("vectors",),
+    columns={k.removeprefix("task."): v for k, v in passages.COLUMNS.items()},
+    unused={"labels": "", "choices": ""},
+    settings=("pooling", "normalize", "temperature"),
+    check=_check,
+    head_options=_head_options,
+    facts=_facts,
+    makes_vectors=True,
+)

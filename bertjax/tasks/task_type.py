@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task type is, and how the one that an objective learns from is found.
+
+A type is a module of bertjax/tasks/types, or any dotted name, with a `TASK_TYPE`. The
+name of the type is the name of its shipped objective; a head from outside names its
+type itself (`Head.task_type`, objectives/base.py).
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, objectives, registry
+from bertjax.tasks import tables
+from bertjax.tasks.task_rows import Form, Rows
+
+PACKAGE = "bertjax.tasks.types"
+POOLINGS = dict.fromkeys(("mean", "cls"))  # models/pooling.py, which needs jax
+
+
+def keep_form(examples: Sequence[Any], form: Form) -> Form:
+    """Return the form as it is: there are no classes to find."""
+    return form
+
+
+def nothing(*args: Any) -> dict[str, Any]:
+    """Return {}."""
+    return {}
+
+
+@dataclass(frozen=True)
+class TaskType:
+    """How the labelled rows of an objective are read, learnt from, scored and answered.
+
+    Reading and rows:
+      read(value, key, columns, say) -> the examples of the files that a config value
+        names; parse(text, name, columns, say) -> those of standard input; parse_lines:
+        as parse, of plain text, a text a line; None where a row is more than a text.
+      make_rows(examples, form, tokenizer, labelled, say) -> Rows.
+      find_labels(examples, form) -> the form, with the names of its classes.
+      locate(entry, key) -> the file that an entry of a source names.
+      file_names: what a message writes in the place of a directory.
+    Scores:
+      metrics: names that task.metrics may have; default_metrics: those that count where
+        it has none. outputs: the names that `outputs` of a head must return, by which
+        rows are scored and answered.
+    Config:
+      columns: keys of config.task that need not be given, and what they then are.
+      unused: keys of config.task without effect, and the one value that they may have
+        beside "". settings: those that other types have no use for. check(config)
+        refuses what else is wrong in config.task. imported(labels) -> keys of
+        config.task for a model that was finetuned elsewhere. max_length: of its rows.
+      text_columns: how many texts --columns names; name_columns(config, names) -> the
+        texts' names, where --columns names more than texts.
+      head_options(task, labels) -> options of the head's make_head, {"classes": 3};
+        several_sequences: a row has as many as the head's option `choices` says.
+    Models:
+      facts(config) -> what a checkpoint keeps beside the labels.
+      makes_vectors: the head makes vectors, which embed gives and a search compares,
+        and no answers; has_threshold: answers may be withheld (predict --threshold).
+      hf_class: what ends the name of transformers' class for it, "" for none.
+    """
+
+    read: Callable[..., Sequence[Any]]
+    parse: Callable[..., Sequence[Any]]
+    make_rows: Callable[..., Rows]
+    metrics: Sequence[str]
+    default_metrics: tuple[str, ...]
+    outputs: tuple[str, ...]
+    find_labels: Callable[[Sequence[Any], Form], Form] = keep_form
+    parse_lines: Callable[..., Iterable[Any]] | None = None
+    locate: Callable[[str, str], str] = lambda entry, key: entry
+    file_names: str = tables.WANTED
+    columns: Mapping[str, str] = field(default_factory=dict)
+    unused: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], Any] = nothing
+    imported: Callable[[Sequence[str]], Mapping[str, str]] = nothing
+    max_length: int | None = None
+    text_columns: int = 2
+    name_columns: Callable[[ConfigDict, list[str]], list[str]] = lambda config, x: x
+    head_options: Callable[[ConfigDict, Sequence[str]], dict[str, float]] = nothing
+    several_sequences: bool = False
+    facts: Callable[[ConfigDict], dict[str, Any]] = nothing
+    makes_vectors: bool = False
+    has_threshold: bool = False
+    hf_class: str = ""
+
+
+def class_option(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
+    """Return the `head_options` of a head with a class for each label."""
+    return {"classes": len(labels)} if labels else {}
+
+
+@functools.cache
+def task_type_names() -> list[str]:
+    """List the types of the package, whose shipped objectives have the same names."""
+    return registry.names(PACKAGE)
+
+
+def load_task_type(name: str, key: str = "task_type") -> TaskType:
+    """Return the type of that name, or of the module of that dotted name: UserError."""
+    module = registry.load(key, name, PACKAGE)
+    if not isinstance(getattr(module, "TASK_TYPE", None), TaskType):
+        raise UserError(f"{key}={name!r}: the module has no TASK_TYPE, a TaskType")
+    return module.TASK_TYPE
+
+
+def shipped_task_type(objective: str) -> TaskType | None:
+    """Return the type of a shipped objective; of others None, and nothing is loaded."""
+    return load_task_type(objective) if objective in task_type_names() else None
+
+
+def find_task_type(objective: str) -> TaskType | None:
+    """Return the type of the rows that an objective learns from; None: no labels.
+
+    A head from outside the package is imported, and says it. Raises UserError.
+    """
+    if found := shipped_task_type(objective):
+        return found
+    (name, _), *more = objectives.parse(objective)
+    if more or "." not in name:
+        return None
+    found = objectives.task_type(objective)
+    return found and load_task_type(found, f"objective={objective}: task_type")
+
+
+def get_task_type(objective: str) -> TaskType:
+    """Return the type of the rows that an objective learns from. Raises UserError."""
+    if found := find_task_type(objective):
+        return found
+    (name, _), *more = objectives.parse(objective)
+    if "." in name and not more:
+        raise UserError(
+            f"objective={objective} does not say which labelled rows it learns from: "
+            f"give its Head a task_type: {', '.join(task_type_names())}, or the dotted "
+            "name of a module with a TASK_TYPE"
+        )
+    raise registry.unknown("objective", objective, task_type_names())
+
+
+def check_outputs(task_type: str, found: Iterable[str]) -> None:
+    """Raise UserError where a head's `outputs` lacks what rows are scored by."""
+    wanted = load_task_type(task_type).outputs
+    if lacking := [name for name in wanted if name not in found]:
+        raise UserError(
+            f"objective: `outputs` of a head for rows of {task_type} lacks "
+            f"{', '.join(lacking)}; it returns {', '.join(found) or 'nothing'}"
+        )
+
+
+def with_options(objective: str, **options: float) -> str:
+    """Give an objective options, after its own.
+
+    >>> with_options("lab.focal:gamma=3", classes=2)
+    'lab.focal:gamma=3,classes=2'
+    """
+    if not options:
+        return objective
+    added = ",".join(f"{key}={value}" for key, value in options.items())
+    return f"{objective}{',' if ':' in objective else ':'}{added}"

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of several classes for a text, or for two (GLUE's tasks but STS-B)."""
+
+from bertjax.tasks import metrics, tables, text_rows
+from bertjax.tasks.task_type import TaskType, class_option
+
+TASK_TYPE = TaskType(
+    read=tables.read_rows,
+    parse=tables.parse_text,
+    parse_lines=tables.parse_lines,
+    find_labels=text_rows.find_labels,
+    make_rows=text_rows.make_texts,
+    metrics=[*metrics.OF_CLASSES],
+    default_metrics=("accuracy",),
+    outputs=("scores",),
+    unused={"choices": ""},
+    head_options=class_option,
+    hf_class="ForSequenceClassification",
+)

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A number for a text, or for two: how much two sentences are alike (STS-B)."""
+
+from bertjax.tasks import metrics, tables, text_rows
+from bertjax.tasks.task_type import TaskType
+
+TASK_TYPE = TaskType(
+    read=tables.read_rows,
+    parse=tables.parse_text,
+    parse_lines=tables.parse_lines,
+    make_rows=text_rows.make_texts,
+    metrics=[*metrics.OF_NUMBERS],
+    default_metrics=("pearson", "spearman"),
+    outputs=("scores",),
+    unused={"labels": "", "choices": ""},
+    hf_class="ForSequenceClassification",
+)
