@@ -105,12 +105,12 @@ def take(
 
     source = check_init_from(path, say)
     check_init_tokenizer(source, tokenizer)
-    fresh: tuple[str, ...] = ()
     known, wanted = _labels(source), task.get("labels", [])
-    if known and wanted and known != wanted:
-        fresh = tuple(f"{part}/" for part in params if part != "encoder")
+    heads = tuple(f"{part}/" for part in params if wanted and part != "encoder")
+    fresh = heads if known and known != wanted else ()
+    if fresh:
         say(f"init_from={path}: its labels are others, so their head begins anew")
-    return warm_start(source, params, say, params_part(source), fresh)
+    return warm_start(source, params, say, params_part(source), fresh, heads)
 
 
 def _labels(source: Any) -> list[str]:

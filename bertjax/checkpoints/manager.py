@@ -251,14 +251,16 @@ def warm_start(
     say: Callable[[str], None],
     part: str = "params",
     fresh: tuple[str, ...] = (),
+    of_classes: tuple[str, ...] = (),
 ) -> Any:
     """Restore what other parameters, or their average, have in common (init_from).
 
     folder: a checkpoint, or what has describe() -> {path: shape} and read(path).
     Returns the matching part of the tree. Says what is missing there (heads, as a
-    rule) and unexpected; heads of more or fewer classes count as missing, and what
-    begins as one of `fresh` does. Raises UserError when a leaf has another shape or
-    either side's encoder has what the other's lacks, the pooler aside.
+    rule) and unexpected; what begins as one of `fresh` counts as missing, and what
+    begins as one of `of_classes` does where it has more or fewer classes there. Raises
+    UserError when another leaf has another shape or either side's encoder has what the
+    other's lacks, the pooler aside.
     """
     foreign = hasattr(folder, "describe")
     there = dict(folder.describe() if foreign else describe(folder))
@@ -266,7 +268,7 @@ def warm_start(
     there = {k: v for k, v in there.items() if not k.startswith(fresh)}
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
-            if name.startswith(("classify/", "tag/")):
+            if name.startswith(of_classes):
                 say(f"init_from={folder}: {name} is of {there.pop(name)[-1]} classes")
                 continue
             raise UserError(

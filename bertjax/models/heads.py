@@ -148,6 +148,16 @@ def init_task(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
     return draw(rng, specs, cfg.initializer_range)
 
 
+def task_shardings(name: str) -> tuple[tuple[str, str], ...]:
+    """Return the logical axes of `params[name]`, a head that `init_task` made."""
+    return (
+        (f"{name}/transform/kernel", "embed width"),
+        (f"{name}/(transform/bias|norm/(scale|bias))", "width"),
+        (f"{name}/kernel", "embed classes"),
+        (f"{name}/bias", "classes"),
+    )
+
+
 def task_logits(
     params: Params,
     cfg: EncoderConfig,

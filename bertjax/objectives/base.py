@@ -22,12 +22,14 @@ from bertjax import UserError, registry
 from bertjax.models import attention, encoder
 from bertjax.models.attention import take_at
 from bertjax.models.config import EncoderConfig, flops_per_token
+from bertjax.models.heads import task_shardings
 from bertjax.models.layers import Params
 from bertjax.objectives import SUPPORT, parse
 from bertjax.parallel.sharding import constrain, gather_params
 
 Batch = Mapping[str, jax.Array]
 PACKAGE = "bertjax.objectives"
+SEQUENCES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Sum(NamedTuple):
@@ -118,16 +120,18 @@ class Head:
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
     keeps of every row. labels(B, L) -> {name: shape and dtype}: what a batch holds for
     it, beside tokens and what "mlm" and pairs bring; measuring makes it up. shardings:
-    rows for parameters that parallel/sharding.py does not know. flops(cfg, L, P) ->
+    rows for parameters that parallel/sharding.py does not know; a task's head that has
+    none is one of heads.init_task. flops(cfg, L, P) ->
     those that it adds to the encoder's, of a token slot, forward and backward; None: of
     a head from outside nobody knows them.
     whole_batch: where rows are compared with each other (in-batch negatives), the rows
     that an evaluation takes at once, so that its figures depend on no batch size; 0
     where they do not anyway. A step's batch is not parted then (accumulate). None: each
     row is by itself.
-    task_type: the labelled rows that it learns from, a name of tasks/prepare_task.py
-    ("classify", "regress", "tag", "span", "retrieve"), which reads their columns, gives
-    it the number of classes, and scores its outputs; None: running text.
+    task_type: the labelled rows that it learns from: a module of bertjax/tasks/types
+    ("classify", "tag", ...) or a dotted name, whose TASK_TYPE reads their columns,
+    gives the head its options, and scores its outputs; None: running text. Where a row
+    has several sequences, [B, C, L], encoded has [B C, ...].
     """
 
     name: str
@@ -268,7 +272,7 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
     def weights(batch: Batch) -> dict[str, jax.Array]:
         return merge([head.weights(batch) for head in heads])
 
-    rows = tuple(row for head in heads for row in head.shardings)
+    rows = tuple(row for head in heads for row in _shardings(head))
     names = dict.fromkeys(head.at for head in heads if head.at)
     everywhere = any(head.at is None for head in heads)
     everywhere |= cfg.pooler and cfg.classifier_pooling == "mean"
@@ -276,6 +280,7 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
     def encode(params: Params, batch: Batch, rng: jax.Array | None) -> Any:
         """Gather the parameters, and encode what each head reads."""
         params = gather_params(params, cfg.dtype, rows)
+        batch = flatten_sequences(batch)
         if everywhere:
             whole = encoder.apply(params["encoder"], cfg, batch, rng)
             x = whole.hidden
@@ -338,6 +343,26 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
         whole_batch=_whole_batch(heads),
         task_type=next((h.task_type for h in heads if h.task_type), None),
     )
+
+
+def _shardings(head: Head) -> tuple[tuple[str, str], ...]:
+    """Return a head's rows; of a task's that says none, those of heads.init_task."""
+    if head.task_type and not head.shardings:
+        return task_shardings(head.name)
+    return head.shardings
+
+
+def flatten_sequences(batch: Batch) -> Batch:
+    """Make each sequence of a row a row of its own: [B, C, L] -> [B C, L].
+
+    Of a sequence that fills up the first token is seen, so that some key always is.
+    What is no array of SEQUENCES stays, and so does a batch of one sequence a row.
+    """
+    if batch["input_ids"].ndim == 2:
+        return batch
+    rows = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in SEQUENCES}
+    rows["attention_mask"] = rows["attention_mask"].at[:, 0].set(1)
+    return {**batch, **rows}
 
 
 def _whole_batch(heads: list[Head]) -> int | None:

@@ -7,7 +7,6 @@ choice's score is the product of its pooled vector and a learnt one; the loss is
 softmax's over the choices of an example.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -19,22 +18,11 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
 from bertjax.objectives import classify
-from bertjax.objectives.base import Batch, Head, Objective, Sum, Term, combine
+from bertjax.objectives.base import SEQUENCES, Batch, Head, Sum
 from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
 
 ABSENT = -1e9  # the logit of what fills up
-SEQUENCES = ("input_ids", "attention_mask", "token_type_ids")
-
-
-def sequences(batch: Batch) -> Batch:
-    """Make each choice a row: [B C, L]; what is of an example stays.
-
-    Of a choice that fills up the first token is seen, so that some key always is.
-    """
-    rows = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in SEQUENCES}
-    rows["attention_mask"] = rows["attention_mask"].at[:, 0].set(1)
-    return {**batch, **rows, "example_weights": row_weights(batch)}
 
 
 def logits(
@@ -87,38 +75,19 @@ def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStru
     return {k: jax.ShapeDtypeStruct((rows, *n), kind) for k, (n, kind) in each.items()}
 
 
-def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    return heads.init_task(rng, cfg, classes=1)
-
-
-HEAD = Head(
-    "choose",
-    init,
-    weights,
-    sums,
-    task_type="choose",
-    pooled=True,
-    at="",
-    outputs=outputs,
-)
-
-
-def make_objective(
-    cfg: EncoderConfig, choices: float = 0
-) -> tuple[Objective, EncoderConfig]:
-    """Build the objective: the head above on an encoder that sees choices as rows.
+def make_head(choices: float = 0) -> Head:
+    """Make the head; the encoder sees each choice as a row.
 
     choices: of each row, where batches are to be made up; else their arrays say it.
     """
-    cfg = dataclasses.replace(cfg, pooler=True)
-    whole = combine([HEAD], cfg)
-
-    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
-        return whole.sums(params, sequences(batch), rng)
-
-    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], dict]:
-        return whole.evaluate(params, sequences(batch))
-
-    own = {"sums": sums, "evaluate": evaluate}
-    own["labels"] = functools.partial(labels, int(choices))
-    return dataclasses.replace(whole, **own), cfg
+    return Head(
+        "choose",
+        functools.partial(heads.init_task, classes=1),
+        weights,
+        sums,
+        task_type="choose",
+        pooled=True,
+        at="",
+        outputs=outputs,
+        labels=functools.partial(labels, int(choices)),
+    )

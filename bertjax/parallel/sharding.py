@@ -23,9 +23,6 @@ from bertjax import UserError
 ParamAxes = Iterable[tuple[str, str]]
 Path = tuple[Any, ...]
 
-# The heads of the finetuning objectives.
-TASKS = "classify|regress|tag|span|choose"
-
 # Path (regular expression, whole path) -> logical axes. A leaf matches exactly one.
 PARAM_AXES: tuple[tuple[str, str], ...] = (
     (r"encoder/embeddings/word|mlm/decoder", "vocab embed"),
@@ -42,12 +39,12 @@ PARAM_AXES: tuple[tuple[str, str], ...] = (
     (r"encoder/layers/(attention|mlp)/norm/(scale|bias)", "layers width"),
     (r"encoder/(embeddings/projection|pooler)/kernel", "embed width"),
     (r"encoder/(embeddings/projection|pooler)/bias", "width"),
-    (rf"(mlm|rtd|{TASKS})/transform/kernel", "embed width"),
-    (rf"(mlm|rtd|{TASKS})/transform/bias", "width"),
-    (rf"(mlm|{TASKS})/norm/(scale|bias)", "width"),
+    (r"(mlm|rtd)/transform/kernel", "embed width"),
+    (r"(mlm|rtd)/transform/bias", "width"),
+    (r"mlm/norm/(scale|bias)", "width"),
     (r"mlm/bias", "vocab"),
-    (rf"(nsp|sop|{TASKS}|rtd/output)/kernel", "embed classes"),
-    (rf"(nsp|sop|{TASKS}|rtd/output)/bias", "classes"),
+    (r"(nsp|sop|rtd/output)/kernel", "embed classes"),
+    (r"(nsp|sop|rtd/output)/bias", "classes"),
 )
 
 # Logical axis -> mesh axes; what is not here is replicated. Vocabularies rarely
@@ -106,7 +103,7 @@ def axes_of(path: str, rows: ParamAxes = PARAM_AXES) -> str:
 def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
     """Give every leaf of a parameter tree (arrays or shapes) its NamedSharding.
 
-    `extra` holds the rows of heads from outside the package. Raises UserError when a
+    `extra` holds the rows of the objective's own heads. Raises UserError when a
     mesh axis does not divide an axis of a parameter.
     """
     rows = (*PARAM_AXES, *extra)
