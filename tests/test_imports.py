@@ -52,7 +52,10 @@ ROOMS = {
     ),
     "probing": (EVERYTHING - {"reporting"} | {"fill_mask"}, HEAVY - {"jax", "optax"}),
     "reporting": (EVERYTHING | {"fill_mask"}, HEAVY - {"jax"}),
-    "scoring": (EVERYTHING - {"reporting"} | {"fill_mask"}, HEAVY - {"jax"}),
+    "scoring": (
+        EVERYTHING - {"reporting"} | {"fill_mask", "embed", "predict"},
+        HEAVY - {"jax"},
+    ),
     # Data is numpy. What prepares text, what plans rows and what masks them do not know
     # each other.
     "data": ({"data", "registry"}, NO_JAX),

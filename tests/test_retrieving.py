@@ -131,7 +131,7 @@ def test_columns_of_pairs(trained, tmp_path, capsys):
     assert (found["queries"], found["passages"]) == (3, 3)
     with pytest.raises(UserError, match=r"pairs\.tsv: --columns: QUERY='query' is unk"):
         evaluate.main(given)
-    with pytest.raises(UserError, match="--columns=ask: of pairs two columns, QUERY,"):
+    with pytest.raises(UserError, match="--columns=ask has 1 name: give two, QUERY,"):
         evaluate.main([*given, "--columns=ask"])
 
 
@@ -161,7 +161,7 @@ def test_what_others_refuse(retriever, trained, folder):
         predict.main([f"--model={retriever}", "--input=-"])
     with pytest.raises(UserError, match=r"neither qrels/test.tsv nor qrels.tsv"):
         evaluate.main([f"--model={trained}", "--what=retrieval", f"--text={folder}"])
-    with pytest.raises(UserError, match="--what=retrieval searches --text=FOLDER"):
+    with pytest.raises(UserError, match="--what=retrieval needs --text=FOLDER"):
         evaluate.main([f"--model={trained}", "--what=retrieval"])
-    with pytest.raises(UserError, match="--rates says nothing to --what=retrieval"):
+    with pytest.raises(UserError, match="--rates has no use with --what=retrieval"):
         evaluate.main([f"--model={trained}", "--what=retrieval", "--rates=0.1"])

@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a masked LM is worth on text: losses, pseudo-log-likelihoods, minimal pairs."""
+"""What a model is worth: losses, likelihoods of lines, retrieval, a task's metrics.
+
+Every module here but SUPPORT is a scorer that `bertjax.evaluate --what` can name
+(scorer.py says what one is).
+"""
+
+SUPPORT = ("confidence", "mlm_loss", "own", "read_lines", "scorer", "task", "totals")

@@ -2,7 +2,7 @@
 """Held-out loss with masks that depend on the example alone."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ def evaluate(
 ) -> dict[str, dict[float, dict[str, float]]]:
     """Score each named validation set at each mask rate: {name: {rate: scores}}.
 
-    The objective, the rows and their masks are the config's (layout.py has those that
-    all models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
+    The objective, the rows and their masks are the config's (mlm.py has those that all
+    models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
     counts: i64 [V], of the training text, for the unigram model; None if unknown.
     rates: none is the config's own. batch_size: 32 unless given. Computes in
     config.dtype on one device.
@@ -40,23 +40,60 @@ def evaluate(
     import jax
 
     from bertjax.objectives.base import TokenIds, make_objective
-    from bertjax.training import step
 
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     if config.objective == "mlm":
         params, cfg = fill_mask.masked_lm(params, cfg)
-    tokens = TokenIds.of(tokenizer)
-    objective, cfg = make_objective(config.objective, cfg, tokens)
+    objective, cfg = make_objective(config.objective, cfg, TokenIds.of(tokenizer))
     whole = objective.whole_batch
     if whole and batch_size not in (None, whole):
         raise UserError(
             f"--batch_size={batch_size}: objective={config.objective} is evaluated on "
             f"{whole} rows at once (whole_batch): leave it out"
         )
-    batch_size = whole or batch_size or 32
-    guess = None
-    if "mlm" in params and "mlm" in objective.needs:
-        guess = make_guesser(cfg)
+    guesses = "mlm" in params and "mlm" in objective.needs
+    run = make_forward(objective, make_guesser(cfg) if guesses else None)
+    params = jax.device_put(params)
+    log_unigram = None if counts is None else log_shares(counts)
+    characters = count_characters(tokenizer)
+    rates = rates or (resolve.make_masking(config, config.eval.mask_rate).rate,)
+    prepared_text.settle_cache(config, cli.say)
+    out: dict[str, dict[float, dict[str, float]]] = {}
+    for name, store in prepared_text.prepare_valid(config, tokenizer, cli.say).items():
+        known = store.counts if counts is None else counts
+        tables = run_batches.make_tables(config, tokenizer, known)
+        out[name] = {}
+        for rate in rates:
+            config.eval.mask_rate = rate
+            batches = run_batches.make_eval_batches(
+                config, objective.needs, tokenizer, name, store, tables, cli.say
+            )
+            examples = config.eval.examples or None
+            ids = batches.eval_ids(examples)
+            documents = np.zeros(0, np.int64)
+            if guesses:
+                (plan,) = batches.plans
+                documents = plan.documents_of(ids)
+            tally = Tally(documents, log_unigram, characters)
+            rows = batches.eval_batches(whole or batch_size or 32, examples)
+            values = tally.score(run, params, rows)
+            if batches.P and not tally.predictions:
+                raise UserError(
+                    f"{name}: nothing was predicted, with data.mask_unit="
+                    f"{config.data.mask_unit}, mask_rate={rate:g}"
+                )
+            seen = {"rows": len(ids), "all_rows": batches.n}
+            out[name][rate] = {**values, **seen, **tally.results()}
+            if batches.P:
+                out[name][rate]["mask_rate"] = rate
+    return out
+
+
+def make_forward(objective: Any, guess: Callable[..., Any] | None) -> Callable:
+    """Make run(params, batch) -> (the objective's sums, what guess returns or None)."""
+    import jax
+
+    from bertjax.training import step
 
     evaluate = step.make_eval_step(objective.sums, objective.weights)
 
@@ -65,41 +102,7 @@ def evaluate(
         # What the two have in common the compiler computes once: of mlm alone all.
         return evaluate(params, batch), guess and guess(params, batch)
 
-    params = jax.device_put(params)
-    log_unigram = None if counts is None else log_shares(counts)
-    characters = count_characters(tokenizer)
-    prepared_text.settle_cache(config, cli.say)
-    out: dict[str, dict[float, dict[str, float]]] = {}
-    for name, store in prepared_text.prepare_valid(config, tokenizer, cli.say).items():
-        known = store.counts if counts is None else counts
-        tables = run_batches.make_tables(config, tokenizer, known)
-        out[name] = {}
-        for rate in rates or (
-            resolve.make_masking(config, config.eval.mask_rate).rate,
-        ):
-            config.eval.mask_rate = rate
-            batches = run_batches.make_eval_batches(
-                config, objective.needs, tokenizer, name, store, tables, cli.say
-            )
-            examples = config.eval.examples or None
-            ids = batches.eval_ids(examples)
-            documents = np.zeros(0, np.int64)
-            if guess is not None:
-                (plan,) = batches.plans
-                documents = plan.documents_of(ids)
-            tally = Tally(documents, log_unigram, characters)
-            made = batches.eval_batches(batch_size, examples)
-            values = step.run_eval(
-                tally.watching(run), params, map(jax.device_put, tally.count(made))
-            )
-            if batches.P and not tally.predictions:
-                told = f"data.mask_unit={config.data.mask_unit}, mask_rate={rate:g}"
-                raise UserError(f"{name}: nothing was predicted, with {told}")
-            seen = {"rows": len(ids), "all_rows": batches.n}
-            out[name][rate] = {**values, **seen, **tally.results()}
-            if batches.P:
-                out[name][rate]["mask_rate"] = rate
-    return out
+    return run
 
 
 def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
@@ -162,8 +165,8 @@ def count_characters(tokenizer: Any) -> np.ndarray | None:
             data = bytes(BYTES[x] for x in piece)
             spaces = sum(map(str.isspace, data.decode("utf-8", "replace")))
             return sum(b & 0xC0 != 0x80 for b in data) - spaces
-        elif found := BYTE_PIECE.fullmatch(piece):
-            return int(int(found[1], 16) & 0xC0 != 0x80)
+        elif match := BYTE_PIECE.fullmatch(piece):
+            return int(int(match[1], 16) & 0xC0 != 0x80)
         return sum(x != "▁" and not x.isspace() for x in piece)
 
     counts = np.array([count(piece) for piece in tokenizer.pieces])
@@ -172,7 +175,7 @@ def count_characters(tokenizer: Any) -> np.ndarray | None:
 
 
 class Tally:
-    """Adds up what passes by: real tokens, predictions, their costs, row by row.
+    """Adds up real tokens, predictions and their costs, row by row.
 
     documents: i64 [n], of the rows in order; log_unigram: ln p [V]; characters: [V].
     """
@@ -189,51 +192,54 @@ class Tally:
         self.cost = 0.0
         self.calibration = Calibration()
         self.rows: list[np.ndarray] = []  # [4, b]: weight, loss, right, characters
-        self.waiting: list[Any] = []  # batches whose guesses are not here yet
-        self.guesses: list[Any] = []
+        self.pending: list[Any] = []  # (guesses on the device, their batch)
 
-    def count(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[Any]:
-        """Pass batches on."""
-        for batch in batches:
-            real = batch["example_weights"] > 0
-            self.tokens += int(batch["attention_mask"][real].sum())
-            if "mlm_ids" in batch:
-                ids, weights = batch["mlm_ids"], batch["mlm_weights"]
-                self.predictions += int(weights.sum())
-                if self.log_unigram is not None:
-                    self.cost -= float((weights * self.log_unigram[ids]).sum())
-                self.waiting.append((real, ids, weights))
-            yield batch
+    def score(
+        self, run: Callable[..., Any], params: Any, batches: Iterable[Any]
+    ) -> dict[str, float]:
+        """Run batches through run(params, batch) -> (sums, guesses), and count them.
 
-    def watching(self, run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Wrap run(params, batch) -> (sums, guesses): keep guesses, return sums."""
+        Returns the means of the sums.
+        """
+        import jax
 
-        def watched(params: Any, batch: Any) -> Any:
-            sums, guesses = run(params, batch)
-            if guesses is None:
-                self.waiting.clear()
-            else:
-                self.guesses.append(guesses)
+        from bertjax.training import step
+
+        def evaluate(params: Any, batch: Any) -> Any:
+            self._count(batch)
+            sums, guesses = run(params, jax.device_put(batch))
+            if guesses is not None:
+                self.pending.append((guesses, batch))
                 self._collect(keep=2)
             return sums
 
-        return watched
+        return step.run_eval(evaluate, params, batches)
+
+    def _count(self, batch: Mapping[str, np.ndarray]) -> None:
+        real = batch["example_weights"] > 0
+        self.tokens += int(batch["attention_mask"][real].sum())
+        if "mlm_ids" in batch:
+            ids, weights = batch["mlm_ids"], batch["mlm_weights"]
+            self.predictions += int(weights.sum())
+            if self.log_unigram is not None:
+                self.cost -= float((weights * self.log_unigram[ids]).sum())
 
     def _collect(self, keep: int) -> None:
         import jax
 
-        while len(self.guesses) > keep:
-            found = jax.device_get(self.guesses.pop(0))
-            real, ids, weights = self.waiting.pop(0)
-            weight = weights.astype(np.float64)
-            each = [weight, weight * found["loss"], weight * found["right"]]
+        while len(self.pending) > keep:
+            guesses, batch = self.pending.pop(0)
+            guesses = jax.device_get(guesses)
+            weight = batch["mlm_weights"].astype(np.float64)
+            each = [weight, weight * guesses["loss"], weight * guesses["right"]]
             if self.characters is not None:
-                each.append(weight * self.characters[ids])
+                each.append(weight * self.characters[batch["mlm_ids"]])
             else:
                 each.append(np.zeros_like(weight))
+            real = batch["example_weights"] > 0
             self.rows.append(np.stack(each).sum(-1)[:, real])
-            confidence = found["confidence"].astype(np.float64)
-            self.calibration.add(confidence, found["right"], weight)
+            confidence = guesses["confidence"].astype(np.float64)
+            self.calibration.add(confidence, guesses["right"], weight)
 
     def results(self) -> dict[str, float]:
         """Return what was added up, without the means that the objective gives."""

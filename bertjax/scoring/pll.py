@@ -12,12 +12,67 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError, fill_mask
+from bertjax import UserError, fill_mask, registry
+from bertjax.assembly import models, resolve
+from bertjax.data.corpus.line_files import FileSource
 from bertjax.data.progress import Progress
+from bertjax.scoring import totals
+from bertjax.scoring.read_lines import read_lines
+from bertjax.scoring.scorer import Scores, identify, value_lines
 
+FLAGS = ("variant",)
 VARIANTS = dict.fromkeys(("original", "within_word"))
 LENGTHS = 8  # programs at most
 ROWS, TOKENS = 256, 8192  # most rows, and padded tokens, at once
+
+
+def score(args: Any, path: str, flag: str) -> Scores:
+    """Score each line of --text; an object a line, for people their totals."""
+    variant = pick_variant(args.variant)
+    if not args.text:
+        raise UserError("--what=pll scores lines of text: give --text=FILES")
+    lines = list(read_lines(args.text))
+    if records := [line.file for line in lines if FileSource(line.file).is_json]:
+        raise UserError(
+            f"--text={records[0]} is JSON: --what=pll scores lines of plain text"
+        )
+    written = [line for line in lines if line.text.strip()]
+    if not written:
+        raise UserError(f"--text={args.text}: every line is empty")
+    cfg, params, tokenizer, meta = open_masked_lm(args, path, flag)
+    texts = [line.text for line in written]
+    scores = score_texts(cfg, params, tokenizer, texts, variant, args.batch_size)
+    about = identify(args, meta)
+    rows = [
+        {**about, "file": x.file, "line": x.number, "text": x.text, **score._asdict()}
+        for x, score in zip(written, scores, strict=True)
+    ]
+    summary = totals.total(rows)
+    if not summary["lines"]:
+        raise UserError(
+            f"--text={args.text}: no line can be scored: {summary['too_long']:,} have "
+            f"more than the model's {cfg.max_length - 2} tokens, "
+            f"{summary['no_tokens']:,} none"
+        )
+    summary["empty_lines"] = len(lines) - len(written)
+    note = "; ".join(f"{key} {value:,.6g}" for key, value in summary.items())
+    return Scores(rows, [*value_lines(summary)], [note])
+
+
+def pick_variant(name: str | None) -> str:
+    """Return what to hide beside a token: nothing unless `name` says otherwise."""
+    registry.pick("--variant", name or "original", VARIANTS)
+    return name or "original"
+
+
+def open_masked_lm(args: Any, path: str, flag: str) -> tuple[Any, Any, Any, Any]:
+    """Return (cfg, parameters, tokenizer, what the checkpoint says of itself)."""
+    opened = config, tokenizer, checkpoint, meta = models.open_model(path, flag)
+    then = "without --what its task is scored"
+    models.check_masked_lm(opened, f"--what={args.what}: {path}", then)
+    config.dtype = args.dtype
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+    return *fill_mask.read_params(checkpoint, cfg, args.weights), tokenizer, meta
 
 
 class Score(NamedTuple):

@@ -5,18 +5,22 @@ As sentence-transformers' EmbeddingSimilarityEvaluator: Pearson's and Spearman's
 correlation of the cosines of two texts' vectors with the scores that people gave.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, embed
+from bertjax.config import cli
+from bertjax.data.corpus.sources import named_sources
 from bertjax.scoring.confidence import correlation_half_width
+from bertjax.scoring.retrieval import comparable_vectors
+from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_rows
 from bertjax.tasks.text_rows import scores_of, text_of
 
-Say = Callable[[str], None]
+FLAGS = ("columns", "label")
 # What asks for a column, as messages name it -> the column, unless flags name others.
 COLUMNS = {
     "--columns: TEXT": "sentence1",
@@ -33,13 +37,35 @@ class Pairs(NamedTuple):
     scores: np.ndarray
 
 
-def read_pairs(value: str, key: str, columns: Mapping[str, str], say: Say) -> Pairs:
+def score(args: Any, path: str, flag: str) -> Scores:
+    """Score each set of --text, a table of pairs."""
+    if not args.text:
+        raise UserError("--what=sts needs --text=FILE, a table of pairs and scores")
+    columns = dict(COLUMNS)
+    if args.columns is not None:
+        names = two_columns(
+            args.columns, "TEXT,TEXT_PAIR, and name the third by --label=SCORE"
+        )
+        columns |= zip(columns, names, strict=False)
+    if args.label is not None:
+        columns["--label"] = args.label
+    named = named_sources(args.text, "--text").items()
+    tables = {name: read_pairs(part, "--text", columns) for name, part in named}
+    model = embed.open_embedder(path, flag, args.dtype, args.weights)
+    sets = {
+        name.lstrip("-"): correlations(model, pairs, args.batch_size or 32)
+        for name, pairs in tables.items()
+    }
+    return scores_of_sets(sets, args, model.meta)
+
+
+def read_pairs(value: str, key: str, columns: Mapping[str, str]) -> Pairs:
     """Read the tables that a flag names; columns: as COLUMNS.
 
     Says how many texts are empty. Raises UserError, naming file and line, for what is
     no such table, and where all scores are the same.
     """
-    rows = read_rows(value, key, columns, say)
+    rows = read_rows(value, key, columns, cli.say)
     one, other, label = columns.values()
     first, second = ([text_of(row, name) for row in rows] for name in (one, other))
     scores = scores_of(rows, label).astype(np.float64)
@@ -49,23 +75,18 @@ def read_pairs(value: str, key: str, columns: Mapping[str, str], say: Say) -> Pa
             "to correlate with"
         )
     if empty := sum(not text.strip() for text in (*first, *second)):
-        say(f"{value}: {empty:,} texts are empty, and are kept")
+        cli.say(f"{value}: {empty:,} texts are empty, and are kept")
     return Pairs(first, second, scores)
 
 
-def score(model: Any, pairs: Pairs, batch_size: int, say: Say) -> dict[str, float]:
+def correlations(model: Any, pairs: Pairs, batch_size: int) -> dict[str, float]:
     """Return the correlations, *_ci95 their intervals, and how many pairs there are.
 
     model: an embed.Embedder. Vectors are compared by the cosine, or by inner products
     where the model was made for them, which the names of the correlations end in.
     """
-    vectors, cut = model.embed([*pairs.first, *pairs.second], batch_size)
-    if cut:
-        say(f"{cut:,} texts cut at {model.how.longest} tokens")
-    vectors = vectors.astype(np.float64)
-    if not model.how.dot:
-        sizes = np.linalg.norm(vectors, axis=1, keepdims=True)
-        vectors /= np.maximum(sizes, 1e-12)
+    texts = [*pairs.first, *pairs.second]
+    vectors = comparable_vectors(model, texts, batch_size, np.float64)
     similarity = np.einsum("nd,nd->n", *np.split(vectors, 2))
     how = "dot" if model.how.dot else "cosine"
     values: dict[str, float] = {"pairs": len(similarity)}

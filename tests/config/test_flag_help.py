@@ -31,8 +31,11 @@ def test_every_command_is_listed(capsys, monkeypatch):
 
 
 def reads(name):
-    """Return the names of the flags that a command looks at, as args.NAME."""
-    nodes = ast.walk(ast.parse((ROOT / f"bertjax/{name}.py").read_text()))
+    """Return the names of the flags that a command reads, as args.NAME."""
+    files = [ROOT / f"bertjax/{name}.py"]
+    if name == "evaluate":
+        files += (ROOT / "bertjax/scoring").glob("*.py")
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
     fields = (node for node in nodes if isinstance(node, ast.Attribute))
     found = {x.attr for x in fields if getattr(x.value, "id", "") == "args"}
     return found - {"config", "overrides", "words"}

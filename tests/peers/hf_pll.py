@@ -21,7 +21,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from bertjax.assembly import models, resolve
-from bertjax.scoring import minimal_pairs, pll
+from bertjax.scoring import pairs, pll
 from bertjax.scoring.read_lines import read_lines
 
 parser = argparse.ArgumentParser()
@@ -50,7 +50,7 @@ with tempfile.TemporaryDirectory() as folder:
     params = models.read_params(checkpoint, "mlm")
 config.dtype = "float32"
 cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-read, _ = minimal_pairs.read_pairs(read_lines(args.pairs))
+read, _ = pairs.read_pairs(read_lines(args.pairs))
 texts = [text for pair in read for text in (pair.good, pair.bad)]
 order = np.random.default_rng(0).permutation(len(texts))[: args.sentences]
 texts = tokenizer.encode_batch([texts[i] for i in order])

@@ -15,8 +15,9 @@ from bertjax.config.schema import base
 from bertjax.data.batches import Batches, batch_sha256
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import make_objective
-from bertjax.scoring import print_scores
+from bertjax.scoring import own
 from bertjax.scoring.mlm_loss import Tally, make_guesser
+from bertjax.scoring.scorer import Scores
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
 
@@ -56,10 +57,9 @@ def test_rows_add_up_by_hand():
         "confidence": np.full((2, 2), 0.5),
         "right": np.array([[True, False], [True, True]]),
     }
-    watched = tally.watching(lambda params, batch: ("sums", guesses))
-    assert [watched(None, batch) for batch in tally.count(iter(batches))] == [
-        "sums"
-    ] * 2
+    sums = {"mlm_loss": (6.0, 3.0)}
+    means = tally.score(lambda params, batch: (sums, guesses), None, batches)
+    assert means == {"mlm_loss": 2.0}
     found = tally.results()
     assert (found["tokens"], found["predictions"], found["documents"]) == (9, 5, 2)
     assert found["unigram_cross_entropy"] == pytest.approx(math.log(4))
@@ -183,11 +183,12 @@ def test_the_layout_and_the_rows_are_said(run, pretend, corpus):
     assert short["layout"]["length"] == 64
 
 
-def test_what_is_no_number_is_null(capsys):
+def test_what_is_no_number_is_null(run, monkeypatch):
     """JSON has no NaN: the precision where nothing was said to be replaced."""
     rates = {0.1: {"rtd_precision": math.nan, "mlm_loss": 2.0}}
-    print_scores.print_json({"step": 3}, {"valid": {"rates": rates}})
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    scores = Scores([{"step": 3, "rates": rates}], [])
+    monkeypatch.setattr(own, "score", lambda *_: scores)
+    found = json.loads(run("--json").out, parse_constant=pytest.fail)
     told = {"0.1": {"rtd_precision": None, "mlm_loss": 2.0}}
     assert found == {"step": 3, "rates": told}
 
@@ -258,13 +259,19 @@ def test_pairs(command, trained, tmp_path):
         (["--what=pairs"], "--text"),
         (["--what=pairs", "--rates=0.1"], "--rates"),
         (["--variant=within_word"], "--variant"),
-        (["--rates=0.1"], "--rates says nothing without --what=mlm"),
-        (["--length=16"], "--length says nothing without --what=mlm"),
+        (
+            ["--rates=0.1"],
+            "--rates has no use without --what: it is read with --what=mlm; ",
+        ),
+        (["--length=16"], "--length has no use without --what"),
         (["--what=mlm", "--columns=text"], "--columns"),
-        (["--what=mlm", "--length=513"], "--length=513: the model has 512 positions"),
+        (
+            ["--what=mlm", "--length=513"],
+            "--length=513 is too long: the model has 512 positions",
+        ),
         (["--what=mlm", "--rates=0.1,15"], "--rates=0.1,15"),
         (["--what=mlm", "--rates="], "--rates="),
-        (["--what=mlm", "--rates=0.15,0.15"], "--rates=0.15,0.15: different"),
+        (["--what=mlm", "--rates=0.15,0.15"], "--rates=0.15,0.15: give different"),
         (["--what=mlm", "--text={}/no.txt"], "--text={}/no.txt: there is no such file"),
         (["--what=mlm", "--text={}/empty"], "--text={}/empty: the file is empty"),
         (["--what=mlm", "--mask_unit=wrd"], "'word'"),

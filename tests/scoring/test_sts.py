@@ -54,7 +54,7 @@ def test_as_the_vectors_of_embed_say(trained, tmp_path, capsys):
     assert said.startswith("dev at step 12:\n") and "spearman_cosine_ci95" in said
 
 
-def test_a_model_for_inner_products_is_scored_by_them():
+def test_a_model_for_inner_products_is_scored_by_them(capsys):
     vectors = np.array([[3.0, 0], [0, 1], [1, 1], [2, 0], [0, 5], [1, 0]], np.float32)
 
     class Model:
@@ -66,12 +66,11 @@ def test_a_model_for_inner_products_is_scored_by_them():
             return vectors, 2
 
     pairs = sts.Pairs(["a", "b", "c"], ["d", "e", "f"], np.array([3.0, 2.0, 1.0]))
-    said = []
-    found = sts.score(Model(), pairs, 4, said.append)  # products 6, 5, 1
+    found = sts.correlations(Model(), pairs, 4)  # products 6, 5, 1
     assert found["spearman_dot"] == 1 and "spearman_cosine" not in found
     assert found["pearson_dot"] == pytest.approx(metrics.pearson(
         np.array([6.0, 5, 1]), np.array([3.0, 2, 1])))  # fmt: skip
-    assert said == ["2 texts cut at 9 tokens"]
+    assert capsys.readouterr().err == "2 texts cut at 9 tokens\n"
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -104,11 +103,11 @@ def test_where_there_is_no_interval():
 @pytest.mark.parametrize(
     "more, rows, words",
     [
-        ([], None, "--what=sts scores the pairs of --text=FILE"),
-        (["--columns=a"], ROWS, "--columns=a: of sentence similarity two columns"),
+        ([], None, "--what=sts needs --text=FILE"),
+        (["--columns=a"], ROWS, "--columns=a has 1 name: give two, TEXT,TEXT_PAIR"),
         (["--columns=a,sentence2"], ROWS, r"--columns: TEXT='a' is unknown"),
         (["--label=scor"], ROWS, "--label='scor' is unknown.*'score'"),
-        (["--variant=within_word"], ROWS, "--variant says nothing to --what=sts"),
+        (["--variant=within_word"], ROWS, "--variant has no use with --what=sts"),
         ([], [("a", "b", "high")], r"sts.tsv:2: the score 'high' is no number"),
         (
             [],

@@ -13,11 +13,31 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data.corpus.line_repair import load_json
-from bertjax.scoring.read_lines import Line
+from bertjax.scoring import pll
+from bertjax.scoring.read_lines import Line, read_lines
+from bertjax.scoring.scorer import Scores, identify
 
+FLAGS = ("variant",)
 SENTENCES = ("sentence_good", "sentence_bad")
 NEEDED = (*SENTENCES, "UID")
 WIDER = {"by_field": "field", "by_term": "linguistics_term"}  # what may be there too
+
+
+def score(args: Any, path: str, flag: str) -> Scores:
+    """Score the pairs of --text by their pseudo-log-likelihoods."""
+    variant = pll.pick_variant(args.variant)
+    if not args.text:
+        raise UserError("--what=pairs compares pairs: give --text=FILE, JSON lines")
+    pairs, empty = read_pairs(read_lines(args.text))
+    cfg, params, tokenizer, meta = pll.open_masked_lm(args, path, flag)
+    texts = [sentence for pair in pairs for sentence in pair.sentences]
+    refuse_empty(pairs, tokenizer.encode_batch(texts))
+    scores = pll.score_texts(cfg, params, tokenizer, texts, variant, args.batch_size)
+    likelihoods = [one.score for one in scores]
+    results = compare(pairs, likelihoods[::2], likelihoods[1::2])
+    about = identify(args, meta) | {"variant": variant, "empty_lines": empty}
+    lines = table(results) + [f"empty lines: {empty:,}"] * bool(empty)
+    return Scores([about | results], lines)
 
 
 class Pair(NamedTuple):
@@ -138,25 +158,25 @@ def _half_width(right: Mapping[str, Sequence[bool]]) -> float | None:
     return float(1.96 * math.sqrt(variance) / len(shares))
 
 
-def table(found: Mapping[str, Any]) -> list[str]:
-    """Say what `compare` found, in lines."""
-    paradigms = found["by_paradigm"]
+def table(results: Mapping[str, Any]) -> list[str]:
+    """Return the lines for people of what `compare` returned."""
+    paradigms = results["by_paradigm"]
     wide = max(map(len, (*paradigms, "average over 9,999 paradigms")))
     lines = [f"{'paradigm':{wide}}  pairs  right"]
     for name, part in paradigms.items():
         lines.append(f"{name:{wide}} {part['pairs']:6,} {part['accuracy']:6.1%}")
     for key, name in WIDER.items():
-        if key in found:
+        if key in results:
             lines += ["", name]
-            for part, share in found[key].items():
+            for part, share in results[key].items():
                 lines.append(f"{part:{wide}} {'':6} {share:6.1%}")
-    average = f"average over {found['paradigms']:,} paradigms"
-    width = f" (± {found['accuracy_ci95']:.1%})" if "accuracy_ci95" in found else ""
+    average = f"average over {results['paradigms']:,} paradigms"
+    width = f" (± {results['accuracy_ci95']:.1%})" if "accuracy_ci95" in results else ""
     lines += [
         "",
-        f"{average:{wide}} {found['pairs']:6,} {found['accuracy']:6.1%}{width}",
-        f"ties, counted as wrong: {found['ties']:,}",
+        f"{average:{wide}} {results['pairs']:6,} {results['accuracy']:6.1%}{width}",
+        f"ties, counted as wrong: {results['ties']:,}",
     ]
-    if found["too_long"]:
-        lines.append(f"left out, too long for the model: {found['too_long']:,}")
+    if results["too_long"]:
+        lines.append(f"left out, too long for the model: {results['too_long']:,}")
     return lines

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out loss on the rows and masks that all models of one tokenizer share.
+
+What models are compared on depends on their tokenizer and the text alone, whatever they
+were trained with (docs/evaluation.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, registry
+from bertjax.assembly import models, resolve
+from bertjax.data.corpus.sources import named_sources, parse_sources
+from bertjax.data.masking.presets import UNITS
+from bertjax.interop.hf_read import Imported
+from bertjax.scoring import mlm_loss
+from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
+
+FLAGS = ("rates", "length", "mask_unit", "examples")
+
+# What of config.data decides rows and masks, beside their length. Spelt out, so that
+# no change of a default changes what models are compared on.
+COMMON = dict(
+    plan="full_sentences",
+    packed=False,
+    max_segments=None,
+    masking="bert",
+    mask_unit="token",
+    mask_rate=None,
+    mask_lengths=None,
+    corruption="0.8,0.1,0.1",
+    replacement="uniform",
+    similar="",
+    max_predictions=None,
+    paper_compat=False,
+)
+
+
+def score(args: Any, path: str, flag: str) -> Scores:
+    """Score a masked LM on the common rows, at each of the mask rates of --rates."""
+    rates = read_rates(args.rates) if args.rates is not None else ()
+    opened = config, tokenizer, *_ = models.open_model(path, flag)
+    then = "without --what its task is scored"
+    models.check_masked_lm(opened, f"--what=mlm: {path}", then)
+    unit = args.mask_unit or "token"
+    registry.pick("--mask_unit", unit, UNITS)
+    longest = resolve.encoder_config(config, tokenizer.vocab_size).max_length
+    if args.length is not None and args.length > longest:
+        raise UserError(
+            f"--length={args.length} is too long: the model has {longest} positions"
+        )
+    take_common_rows(config, args.length or min(128, longest), unit)
+    config.eval.examples = args.examples or 0
+    return score_rows(args, opened, "mlm", rates)
+
+
+def score_rows(
+    args: Any,
+    opened: models.Opened,
+    head: str,
+    rates: Sequence[float] = (),
+    layout: str = "common",
+) -> Scores:
+    """Score rows and masks as the config has them, at each mask rate.
+
+    head: the one that the model must have. layout: the name of these rows, "own" where
+    they are those of the run's training. Raises UserError without the head or a text.
+    """
+    config, tokenizer, checkpoint, meta = opened
+    config.dtype = args.dtype
+    if args.text:
+        for part in named_sources(args.text, "--text").values():
+            parse_sources(part, "--text", "valid")  # whose messages name the flag
+        config.data.valid = args.text
+        config.data.group_field = ""  # the text has what names the flag gives it
+    if not config.data.valid:
+        raise UserError("data.valid is empty in this run's config: give --text=FILES")
+    params = models.read_params(checkpoint, head, args.weights)
+    sets = mlm_loss.evaluate(
+        config, tokenizer, params, read_counts(checkpoint), args.batch_size, rates
+    )
+    rows = {"name": layout} | describe_rows(config)
+    objects = {
+        name: {"rates": scores} if rates else next(iter(scores.values()))
+        for name, scores in sets.items()
+    }
+    about = identify(args, meta) | {"layout": rows}
+    return Scores([join_sets(about, objects)], score_lines(sets, rows, meta, rates))
+
+
+def score_lines(
+    sets: Mapping[str, Mapping[float, Mapping[str, float]]],
+    rows: dict[str, Any],
+    meta: Mapping[str, Any],
+    rates: Sequence[float],
+) -> list[str]:
+    """Return the lines for people of what `mlm_loss.evaluate` returned."""
+    name, *described = rows.items()
+    lines = [f"layout {name[1]}: " + "; ".join(f"{k} {v}" for k, v in described)]
+    for name, scores in sets.items():
+        for rate, values in scores.items():
+            values = dict(values)
+            few, every = values.pop("rows"), values.pop("all_rows")
+            masked = f", {rate:.0%} masked" if rates else ""
+            title = heading(name, meta)
+            lines.append(f"{title}, {few:,} of {every:,} rows{masked}:")
+            lines += value_lines(values)
+    return lines
+
+
+def read_counts(checkpoint: Any) -> np.ndarray | None:
+    """Read how often each piece is in the training text, i64 [V]; None: nobody knows.
+
+    Nothing says what an imported model was trained on.
+    """
+    if isinstance(checkpoint, Imported):
+        return None
+    file = checkpoint.parents[1] / "unigram.npy"
+    if not file.exists():
+        return None
+    with file.open("rb") as f:
+        return np.load(f)
+
+
+def read_rates(text: str) -> tuple[float, ...]:
+    """Return the mask rates of --rates, a comma list."""
+    try:
+        rates = tuple(map(float, text.split(",")))
+    except ValueError:
+        rates = ()
+    in_range = rates and all(0 < rate <= 1 for rate in rates)
+    if not in_range or len({*rates}) < len(rates):
+        raise UserError(
+            f"--rates={text}: give different shares above 0 and at most 1, such as "
+            "--rates=0.15,0.3"
+        )
+    return rates
+
+
+def take_common_rows(config: Any, length: int, mask_unit: str) -> None:
+    """Give a run's config the common rows and masks, and the objective that reads them.
+
+    Whatever its objective, phases, plan and masking were, two configs with one text and
+    tokenizer then make the same batches (assembly.batches.make_eval_batches).
+    """
+    config.objective, config.phases = "mlm", ""
+    config.eval.mask_rate = None
+    config.data.update(COMMON | {"length": length, "mask_unit": mask_unit})
+
+
+def describe_rows(config: Any) -> dict[str, Any]:
+    """Return the keys of config.data that decide rows and masks, without empty ones.
+
+    The mask rate is not among them: an evaluation may have its own.
+    """
+    keys = [key for key in ("length", *COMMON) if key != "mask_rate"]
+    return {k: config.data[k] for k in keys if config.data[k] or k == "packed"}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a model's vectors find the passages that answer queries."""
+
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, embed
+from bertjax.config import cli
+from bertjax.data.corpus.sources import named_sources
+from bertjax.scoring.confidence import half_width
+from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
+from bertjax.tasks import passages, search
+from bertjax.tasks import prepare_task as tasks
+
+FLAGS = ("columns",)
+
+
+def score(args: Any, path: str, flag: str) -> Scores:
+    """Score each set of --text; of a model made for retrieval also its data.valid."""
+    model = embed.open_embedder(path, flag, args.dtype, args.weights)
+    named, text, key = passages.COLUMNS, args.text, "--text"
+    if tasks.task_type(model.config.objective) == "retrieve":
+        named = tasks.make_form(model.config).keys()
+        if not text:
+            text, key = model.config.data.valid, "data.valid"
+    columns = dict(zip(passages.FLAGS, named.values(), strict=True))
+    if args.columns is not None:
+        names = two_columns(args.columns, "QUERY,POSITIVE")
+        columns |= zip(passages.FLAGS, names, strict=False)
+    if not text:
+        raise UserError(
+            "--what=retrieval needs --text=FOLDER, in BEIR's layout, or --text=TABLE"
+        )
+    sets = {}
+    for name, part in named_sources(text, key).items():
+        collections = passages.read_collections(part, key, columns, cli.say)
+        collection = passages.join(collections)
+        sets[name.lstrip("-")] = search_scores(model, collection, args.batch_size or 32)
+    return scores_of_sets(sets, args, model.meta)
+
+
+def search_scores(model: Any, collection: Any, batch_size: int) -> dict[str, float]:
+    """Return measures over queries, *_ci95 their intervals, and how many there are.
+
+    model: an embed.Embedder. Vectors are compared by their angle, or by inner products
+    where the model was made for them.
+    """
+    texts = [*collection.queries, *collection.passages]
+    vectors = comparable_vectors(model, texts, batch_size)
+    queries, passages = np.split(vectors, [len(collection.queries)])
+    ranked = search.search(queries, passages, leave=collection.own)
+    # Queries with the same answer resemble each other: they are one draw.
+    grades = collection.grades
+    same = np.array([min(p for p in graded if graded[p] > 0) for graded in grades])
+    values: dict[str, float] = {"queries": len(queries), "passages": len(passages)}
+    for measure, each in search.measure(ranked, grades).items():
+        values[measure] = float(each.mean())
+        width = half_width(each, np.ones_like(each), same)
+        if width is not None:
+            values[f"{measure}_ci95"] = width
+    return values
+
+
+def comparable_vectors(
+    model: Any, texts: list[str], batch_size: int, dtype: Any = np.float32
+) -> np.ndarray:
+    """Return vectors [n, D] whose inner products compare texts as the model does.
+
+    They have length 1, but of a model made for inner products. Says how many texts were
+    cut.
+    """
+    vectors, cut = model.embed(texts, batch_size)
+    vectors = vectors.astype(dtype)
+    if cut:
+        cli.say(f"{cut:,} texts cut at {model.how.longest} tokens")
+    if not model.how.dot:
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors /= np.maximum(norms, 1e-12)
+    return vectors

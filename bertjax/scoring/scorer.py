@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scorer is, and the form that the scores of all of them have.
+
+A scorer is a module of this package, or one from outside by its dotted name, with
+
+    FLAGS    names of the flags of bertjax.evaluate that it reads, beside those of all
+    score(args, path, flag) -> Scores
+
+args: the flags; path: the model, a checkpoint where --step names one; flag: "--model"
+or "--workdir", whichever gave it. It raises UserError for what cannot be scored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from bertjax import UserError, counted, registry
+from bertjax.data.corpus.sources import split_sources
+from bertjax.scoring import SUPPORT
+
+PACKAGE = __package__
+
+
+class Scores(NamedTuple):
+    """What a scorer found: for programs, and the same for people.
+
+    notes: what goes to standard error beside the objects of --json.
+    """
+
+    objects: Sequence[Mapping[str, Any]]
+    lines: Sequence[str]
+    notes: Sequence[str] = ()
+
+
+def load_scorer(name: str) -> ModuleType:
+    """Return the scorer of --what. Raises UserError for a name that none has."""
+    return registry.load("--what", name, PACKAGE, SUPPORT)
+
+
+def scorer_names() -> list[str]:
+    """Return the names that --what takes, without importing the scorers."""
+    return [name for name in registry.names(PACKAGE) if name not in SUPPORT]
+
+
+def identify(args: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whose scores they are: the model as it was given, and the step.
+
+    meta: what the checkpoint says of itself; an imported model's step is 0.
+    """
+    return {"model": args.workdir or args.model, "step": meta.get("step", 0)}
+
+
+def heading(name: str, meta: Mapping[str, Any]) -> str:
+    """Name a validation set and the step; an imported model has none."""
+    return f"{name} at step {meta['step']}" if "step" in meta else name
+
+
+def join_sets(
+    about: Mapping[str, Any], sets: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return one object: the values of the only set, or "eval": {name: values}."""
+    return {**about, **({"eval": sets} if len(sets) > 1 else next(iter(sets.values())))}
+
+
+def scores_of_sets(
+    sets: Mapping[str, Mapping[str, Any]], args: Any, meta: Mapping[str, Any]
+) -> Scores:
+    """Return the scores of validation sets: {name: {metric: value}}."""
+    lines = []
+    for name, values in sets.items():
+        lines += [f"{heading(name, meta)}:", *value_lines(values)]
+    return Scores([join_sets(identify(args, meta), sets)], lines)
+
+
+def value_lines(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each value; values by type have a line for each type."""
+    for key, value in values.items():
+        if not isinstance(value, dict):
+            yield f"  {key:24} {value:,.4f}".rstrip("0").rstrip(".")
+            continue
+        for part, scores in value.items():
+            each = (f"{name} {score:,.4g}" for name, score in scores.items())
+            yield f"  {key}: {part:17} {', '.join(each)}"
+
+
+def two_columns(text: str, what: str) -> list[str]:
+    """Return the two names of --columns. Raises UserError that says what they are."""
+    names = split_sources(text)
+    if len(names) != 2:
+        raise UserError(
+            f"--columns={text} has {counted(len(names), 'name')}: give two, {what}"
+        )
+    return names

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Score a finetuned model by the metrics of its task."""
+
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, predict
+from bertjax.assembly import models
+from bertjax.config import cli
+from bertjax.data.corpus.sources import named_sources
+from bertjax.scoring.scorer import Scores, scores_of_sets
+from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_rows import check_label
+
+
+def score_opened(args: Any, path: str, flag: str, opened: models.Opened) -> Scores:
+    """Score all rows of each validation set, of --text or of the run's data.valid."""
+    for name in ("columns", "label"):
+        if args[name].value == "":
+            raise UserError(f"--{name} is empty: give the name of a column")
+    model = predict.open_finetuned(
+        path, args.dtype, args.weights, flag, args.columns or "", opened
+    )
+    if args.label:
+        model = model._replace(form=model.form._replace(label=args.label))
+    columns = model.form.keys(flags=True)
+    check_label(columns)
+    if not args.text and not model.config.data.valid:
+        raise UserError("data.valid is empty in this model's config: give --text=FILES")
+    kind = tasks.kind_of(model.config.objective)
+    key = "--text" if args.text else "data.valid"
+    sets = {}
+    for name, part in named_sources(args.text or model.config.data.valid, key).items():
+        name = name.lstrip("-")
+        examples = kind.read(part, key, columns, cli.say)
+        rows = kind.make(
+            examples, model.form, model.tokenizer, labelled=True, say=cli.say
+        ).plan(model.config.data.length)
+        cli.say(f"{name}: {rows.read_as(model.tokenizer)}")
+        outputs = predict.predict(model, rows, args.batch_size or 32)
+        every = np.arange(rows.n)
+        sets[name] = {**rows.score(outputs, every), **rows.parts(outputs, every)}
+    return scores_of_sets(sets, args, opened[-1])
