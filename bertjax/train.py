@@ -224,9 +224,10 @@ def train(
     for line in course.lines():
         speak(line)
     if dry_run:
-        from bertjax.show import describe
+        from bertjax.reporting.batch_preview import dry_run_lines
 
-        describe(shapes.params, shardings.params, course, config, prepared)
+        parts = shapes.params, shardings.params, course, config, prepared
+        print("\n".join(dry_run_lines(*parts)))
         return 0
 
     # ------------------------------------------------------------ 5. where to begin

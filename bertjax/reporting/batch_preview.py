@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches for people: rows, the sets of a task, what a dry run of train prints."""
+
+import html
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import counted
+from bertjax.data import rendering
+from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_rows import Rows, say_counts
+
+
+class RowPreview(NamedTuple):
+    """A row of a batch: (name, line) pairs as text and as HTML."""
+
+    heading: str
+    lines: list[tuple[str, str]]
+    markup: list[tuple[str, str]]
+
+
+def preview_row(
+    seen: Any, plans: Sequence[Any], tokenizer: Any, row: int, heading: str
+) -> RowPreview:
+    """Show a row of a batch: of text its stages, of a task the parts of its row.
+
+    seen, plans: the batch as `inspect` returns it, and the plans that it is made from.
+    """
+    plan = plans[seen.found.component[row]]
+    if isinstance(plan, Rows):
+        batch = {name: values[row] for name, values in seen.batch.items()}
+        lines = [*plan.tell(batch, int(seen.found.example[row]), tokenizer)]
+        if cut := int(seen.truncated[row]):
+            heading += f", cut by {counted(cut, 'token')}"
+        return RowPreview(heading, lines, [(k, html.escape(v)) for k, v in lines])
+    tokens, colour = rendering.show_row(seen, tokenizer, row), sys.stdout.isatty()
+    lines = [(s, rendering.to_text(tokens, s, colour)) for s in rendering.STAGES]
+    return RowPreview(heading, lines, rendering.stages_html(tokens))
+
+
+def row_heading(seen: Any, step: int, row: int, names: Sequence[str]) -> str:
+    """Name the step, the row, the example that it is, and its pair labels."""
+    component = names[seen.found.component[row]]
+    heading = f"step {step}, row {row}: {component} {seen.found.example[row]}"
+    for name in ("nsp", "sop"):
+        if f"{name}_labels" in seen.batch:
+            labels = seen.batch[f"{name}_labels"][row]
+            if "cls_weights" in seen.batch:
+                labels = labels[seen.batch["cls_weights"][row] > 0]
+            heading += f", {name} {' '.join(map(str, np.atleast_1d(labels)))}"
+    return heading
+
+
+def row_lines(row: RowPreview) -> list[str]:
+    """Return a row as lines, its names in a column."""
+    width = max(9, *(len(name) for name, _ in row.lines))
+    return [row.heading, *(f"  {name:{width}} {line}" for name, line in row.lines)]
+
+
+def set_summaries(config: Any, prepared: Any) -> dict[str, Any]:
+    """Return the summary of the rows of every set of a task, by the set's name."""
+    parts = {**prepared.parts, **prepared.valid}
+    return {k: rows.plan(config.data.length).summary() for k, rows in parts.items()}
+
+
+def set_lines(sets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the sets' summaries."""
+    for name, summary in sets.items():
+        counts = dict(summary)
+        rows, length, cut = map(counts.pop, ("rows", "length", "truncated_rows"))
+        share = cut / max(rows, 1)
+        yield f"{name}: {counted(rows, 'row')}, {cut:,} of them cut ({share:.1%})"
+        sizes = counts.pop("row_tokens")
+        yield (
+            f"  tokens a row: median {sizes['median']}, 90% up to {sizes['p90']}, at "
+            f"most {sizes['max']}; a row has room for {length}"
+        )
+        for what, values in counts.items():
+            yield f"  {say_counts(what, values, most=50)}"
+
+
+def dry_run_lines(
+    shapes: Any, shardings: Any, course: Any, config: Any, prepared: Any
+) -> Iterator[str]:
+    """Yield parameters, their shardings, the first batch and its first row."""
+    import jax
+
+    from bertjax.parallel.sharding import path_name
+
+    for (path, leaf), sharding in zip(
+        jax.tree_util.tree_leaves_with_path(shapes),
+        jax.tree.leaves(shardings),
+        strict=True,
+    ):
+        yield f"{path_name(path):45} {leaf.shape!s:24} {sharding.spec}"
+    seen, tokenizer = course.at(0).inspect(0), prepared.tokenizer
+    for name, values in seen.batch.items():
+        yield f"{name:45} {values.shape!s:24} {values.dtype}"
+    if not tasks.is_task(config):
+        ids = seen.batch["input_ids"][0]
+        yield " ".join(tokenizer.pieces[i] for i in ids.ravel())
+        return
+    heading = row_heading(seen, 0, 0, tuple(prepared.parts))
+    yield from row_lines(preview_row(seen, course.at(0).plans, tokenizer, 0, heading))
+    yield from set_lines(set_summaries(config, prepared))
