@@ -125,7 +125,7 @@ def write_page(
     markup = [(row.heading, row.markup) for row in rows]
     legend = "" if tasks.is_task(args.config) else rendering.LEGEND
     text = rendering.to_html("Batches", results, markup, legend)
-    atomic.write_whole(page, text.encode(), f"--html={args.html}")
+    atomic.write_file(page, text, f"--html={args.html}")
     cli.say(f"wrote {page}")
 
 

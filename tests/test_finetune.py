@@ -216,7 +216,7 @@ def test_there_and_back(finetuned, tables, tmp_path, capsys):
     with pytest.raises(UserError, match="--label='x' is unknown"):
         evaluate.main([f"--model={theirs}", text, "--label=x"])
     for flag in "--label=", "--columns=":
-        with pytest.raises(UserError, match=f"{flag} names no column"):
+        with pytest.raises(UserError, match=f"{flag[:-1]} is empty: give the name"):
             evaluate.main([f"--model={theirs}", text, flag])
     with pytest.raises(UserError, match="--columns=, names no column"):
         predict.main([f"--model={theirs}", table, "--columns=,"])
@@ -260,7 +260,7 @@ def test_scores_of_columns_without_names(command, wanted, tables, tmp_path):
         ("task.name=rtee", ["did you mean 'rte'"]),
         ("init_from=", ["data.vocab is empty", "init_from"]),
         ("data.packed=True", ["data.packed"]),
-        ("data.mask_rate=0.3", ["data.mask_rate=0.3 says nothing to rows of a task"]),
+        ("data.mask_rate=0.3", ["data.mask_rate=0.3 is for running text"]),
         ("data.plan=document", ["data.plan=document"]),
         ("eval.mask_rate=0.3", ["eval.mask_rate=0.3"]),
         ("task.stride=64", ["task.stride=64", "objective=classify"]),

@@ -65,6 +65,15 @@ CASES = {
         lambda: learn(SMOKE, "--config.lr=3"),
         "--config.lr is unknown; did you mean --config.optim.lr=3?",
     ),
+    "a duration in no group": (
+        lambda: learn(SMOKE, "--config.warmup=3"),
+        "--config.warmup is unknown; did you mean --config.optim.warmup.steps=3, or "
+        ".epochs, .examples, .tokens, .percent for .steps?",
+    ),
+    "a key of a value": (
+        lambda: learn(SMOKE, "--config.optim.lr.max=3"),
+        "--config.optim.lr.max is unknown: optim.lr is a single value, without keys",
+    ),
     "no config": (
         lambda: learn(SMOKE, "--epochs=3"),
         "--epochs is unknown; did you mean --config.total.epochs=3?",
@@ -95,7 +104,7 @@ CASES = {
     ),
     "classes without columns": (
         lambda: show.main([TASK[0], "--config.data.train=one.tsv"]),
-        "objective='classify' learns labels: task.text and task.label say where",
+        "objective='classify' learns from labelled rows: name their columns, task.text",
     ),
     "no number of a flag": (
         lambda: fill_mask.main(["--model=x", "--top_k=few", "A [MASK]."]),

@@ -47,20 +47,23 @@ def parse(
     except UserError:
         raise
     except Exception as e:  # whatever a config file may do
-        raise UserError(flag_errors.tell(e, argv, values)) from e
+        raise UserError(flag_errors.explain(e, argv, values)) from e
     if words:
         flags.DEFINE_list("words", [], "", flag_values=values)
         values.mark_as_parsed()
         values["words"].value = rest[1:]
     elif len(rest) > 1:
-        raise UserError(f"{rest[1]!r} is no flag: write --name=value")
+        raise UserError(f"{rest[1]!r} is not a flag: write --name=value")
     if needs_config:
         if values.config is None:
             raise UserError("--config is missing, for instance --config=bert.py:mini")
         overrides = config_flags.get_override_values(values["config"])
         lacking = sorted(flatten(base()).keys() - flatten(values.config).keys())
         if lacking:
-            raise UserError(f"the config file: it lacks {', '.join(lacking[:5])}")
+            raise UserError(
+                f"the config file lacks the keys {', '.join(lacking[:5])}: begin with "
+                "config.base()"
+            )
         settle_durations(values.config, overrides)
         tasks.settle(values.config, overrides)
         follow_init_from(values.config, overrides)

@@ -33,13 +33,13 @@ def encoder_config(
     if shape.setdefault("vocab_size", vocab_size) < vocab_size:
         raise UserError(
             f"model.vocab_size={shape['vocab_size']} is smaller than the tokenizer's "
-            f"{vocab_size} pieces: token ids would be >= vocab_size"
+            f"{vocab_size} pieces: leave it empty, or give a larger one"
         )
     padded = shape["vocab_size"] > vocab_size
     if 0 < shape.setdefault("pieces", vocab_size if padded else 0) < vocab_size:
         raise UserError(
             f"model.pieces={shape['pieces']} is smaller than the tokenizer's "
-            f"{vocab_size}: leave it empty"
+            f"{vocab_size} pieces: leave it empty"
         )
     dtype = config.dtype
     if dtype == "auto":
@@ -55,13 +55,11 @@ def encoder_config(
     cfg = EncoderConfig(**shape, dtype=dtype)
     longest = max(config.data.length, *(p.length for p in wanted_phases(config)))
     if longest > cfg.max_length:
-        raise UserError(
-            f"{'data.' if longest == config.data.length else 'phases: '}"
-            f"length={longest} is more than "
-            f"model.max_position_embeddings={cfg.max_position_embeddings}"
-            + f" less model.position_offset={cfg.position_offset}"
-            * bool(cfg.position_offset)
-        )
+        key = "data.length" if longest == config.data.length else "phases: length"
+        limit = f"model.max_position_embeddings={cfg.max_position_embeddings}"
+        if cfg.position_offset:
+            limit += f" less model.position_offset={cfg.position_offset}"
+        raise UserError(f"{key}={longest} is more than {limit}")
     return cfg
 
 
@@ -90,16 +88,20 @@ def make_masking(config: ConfigDict, rate: float | None = None) -> masker.Maskin
 def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
     """Refuse an objective that needs what the plan cannot give."""
     labelled = bool(config.task.text)
-    if ("labels" in needs) != labelled:
-        why = (
-            "task.text and task.label say where" if not labelled else "task.* has none"
+    if "labels" in needs and not labelled:
+        raise UserError(
+            f"objective={config.objective!r} learns from labelled rows: name their "
+            "columns, task.text and task.label"
         )
-        what = "learns labels" if not labelled else "learns from text"
-        raise UserError(f"objective={config.objective!r} {what}: {why}")
+    if labelled and "labels" not in needs:
+        raise UserError(
+            f"objective={config.objective!r} learns from running text, not from the "
+            f"rows of a table: leave task.text={config.task.text} out"
+        )
     if batches.pair_rule(needs) and config.data.plan != "pairs":
         raise UserError(
-            f"objective={config.objective!r} needs sentence pairs: data.plan must be "
-            f"pairs, not {config.data.plan!r}"
+            f"objective={config.objective!r} needs sentence pairs: give "
+            f"data.plan=pairs, not {config.data.plan!r}"
         )
 
 

@@ -2,6 +2,8 @@
 """Refuse configs that can be seen to be wrong without data and without jax."""
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
@@ -17,10 +19,12 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.training import OPTIMIZERS, SCHEDULES, writer
 
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
-OF_TEXT = "masking mask_rate mask_unit mask_lengths corruption replacement similar plan"
-OF_TEXT += " max_predictions paper_compat short_seq_prob text_field group_field"
-OF_TEXT += " entity_field segmenter"
-OF_TEXT = {*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"}
+OF_TEXT = (
+    "masking mask_rate mask_unit mask_lengths corruption replacement similar plan "
+    "max_predictions paper_compat short_seq_prob text_field group_field entity_field "
+    "segmenter"
+)
+OF_TEXT = [*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"]
 
 # What a value may be, ends included; where None means a default it may be that too.
 RANGES = {
@@ -61,6 +65,7 @@ RANGES = {
 }
 
 
+
 def check(config: ConfigDict) -> None:
     """Refuse what can be seen to be wrong without data and without jax."""
     for name, _ in parse_objective(config.objective):
@@ -69,36 +74,9 @@ def check(config: ConfigDict) -> None:
     flat = serialize.flatten(config)
     for key, (least, most) in RANGES.items():
         if flat[key] is not None and not least <= flat[key] <= most:
-            raise UserError(f"{key}={flat[key]} is not in [{least}, {most}]")
-    if config.checkpoint.keep_last < 2:
-        raise UserError(
-            f"checkpoint.keep_last={config.checkpoint.keep_last} is less than 2: a "
-            "damaged newest checkpoint needs one before it"
-        )
-    unit, most = durations.unit_of(config, "total")
-    if unit == "percent":
-        raise UserError("total.percent: there is no whole to take a share of")
-    if not most:
-        raise UserError(f"total.{unit}={most}: a run has a step at least")
-    registry.pick(
-        "guard.nonfinite", config.guard.nonfinite, dict.fromkeys(("skip", "stop"))
-    )
-    if 0 < config.guard.factor < 1:
-        raise UserError(
-            f"guard.factor={config.guard.factor} would skip gradients below their "
-            "mean: 0 is none, and 1 the least"
-        )
-    if (config.eval.best or config.eval.patience) and not config.data.valid:
-        key = "best" if config.eval.best else "patience"
-        raise UserError(
-            f"eval.{key}={config.eval[key]}: data.valid is empty: there is nothing to "
-            "evaluate"
-        )
-    tasks.check_settings(config, schema.base().task)
-    if config.task.text:
-        for key, default in serialize.flatten(schema.base()).items():
-            if key in OF_TEXT and flat[key] != default:
-                raise UserError(f"{key}={flat[key]} says nothing to rows of a task")
+            raise UserError(f"{key}={flat[key]} must be from {least} to {most}")
+    _check_run(config)
+    _check_unused_keys(config, flat)
     _check_optimizer(config)
     _check_budget(config)
     _check_phases(config)
@@ -109,24 +87,65 @@ def check(config: ConfigDict) -> None:
         writer.find_writer(name)
 
 
+def _check_run(config: ConfigDict) -> None:
+    """Refuse a run of no length, and what would keep or skip the wrong things."""
+    if config.checkpoint.keep_last < 2:
+        raise UserError(
+            f"checkpoint.keep_last={config.checkpoint.keep_last} must be at least 2: a "
+            "damaged newest checkpoint needs one before it"
+        )
+    unit, length = durations.unit_of(config, "total")
+    if unit == "percent":
+        raise UserError(
+            "total.percent has no meaning, since total is the whole: give total.steps, "
+            ".epochs, .examples or .tokens"
+        )
+    if not length:
+        raise UserError(f"total.{unit}={length}: a run needs at least one step")
+    policies = dict.fromkeys(("skip", "stop"))
+    registry.pick("guard.nonfinite", config.guard.nonfinite, policies)
+    if 0 < config.guard.factor < 1:
+        raise UserError(
+            f"guard.factor={config.guard.factor} would skip gradients below their "
+            "mean: give 1 or more, or 0 to skip none"
+        )
+    if (config.eval.best or config.eval.patience) and not config.data.valid:
+        key = "best" if config.eval.best else "patience"
+        raise UserError(
+            f"eval.{key}={config.eval[key]} needs evaluations, but data.valid is "
+            f"empty: give data.valid, or leave eval.{key} out"
+        )
+
+
+def _check_unused_keys(config: ConfigDict, flat: Mapping[str, Any]) -> None:
+    """Refuse keys of a task that its type does not read, and of text for a task."""
+    defaults = serialize.flatten(schema.base())
+    tasks.check_settings(config, schema.base().task)
+    for key in OF_TEXT if config.task.text else ():
+        if flat[key] != defaults[key]:
+            raise UserError(
+                f"{key}={flat[key]} is for running text, and rows of a task do not use "
+                "it: leave it out"
+            )
+
+
 def _check_optimizer(config: ConfigDict) -> None:
     """Refuse unknown names, and settings that optimizer or schedule does not read."""
-    flat, usual = (
-        serialize.flatten(config.optim),
-        serialize.flatten(schema.base().optim),
-    )
+    flat = serialize.flatten(config.optim)
+    defaults = serialize.flatten(schema.base().optim)
     for choice, known in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
-        takes = registry.pick(f"optim.{choice}", config.optim[choice], known)
-        others = {key for keys in known.values() for key in keys} - {*takes}
-        for key in flat:
+        chosen = config.optim[choice]
+        read = registry.pick(f"optim.{choice}", chosen, known)
+        unread = {key for keys in known.values() for key in keys} - {*read}
+        for key, value in flat.items():
             setting = key.partition(".")[0]  # of a duration: optim.decay.steps
-            if setting in others and flat[key] not in (usual[key], None):
+            if setting in unread and value not in (defaults[key], None):
                 users = [name for name, keys in known.items() if setting in keys]
-                was = usual[key]
-                default = "" if was is None else f" (default: {was})"
+                default = defaults[key]
+                was = "" if default is None else f" (default: {default})"
                 raise UserError(
-                    f"optim.{key}={flat[key]} says nothing to optim.{choice}="
-                    f"{config.optim[choice]}, but to {' '.join(users)}{default}"
+                    f"optim.{key}={value} is not used by optim.{choice}={chosen}, only "
+                    f"by {', '.join(users)}: leave it out{was}"
                 )
 
 
@@ -136,8 +155,8 @@ def _check_budget(config: ConfigDict) -> None:
         return
     if config.steps_per_call != 1:
         raise UserError(
-            f"steps_per_call={config.steps_per_call}: with budget_minutes each update "
-            "has a time of its own, and a call"
+            f"steps_per_call={config.steps_per_call} cannot be used with "
+            "budget_minutes, which times each update by itself: leave it out"
         )
     shares = ["optim.warmup", "optim.decay"]
     counts = ["log.every", "eval.every", "checkpoint.every"]
@@ -145,16 +164,16 @@ def _check_budget(config: ConfigDict) -> None:
     for name in shares:
         if units[name] != "percent":
             raise UserError(
-                f"{name}.{units[name]}: with budget_minutes the schedule follows the "
-                f"clock: give {name}.percent"
+                f"{name}.{units[name]} cannot be used with budget_minutes, where the "
+                f"schedule follows the clock: give {name}.percent"
             )
     wrong = [f"{name}.percent" for name in counts if units[name] == "percent"]
     if any(p.unit == "percent" for p in resolve.wanted_phases(config)):
         wrong.append("phases: percent")
     if wrong:
         raise UserError(
-            f"{', '.join(wrong)}: with budget_minutes nobody knows the number of "
-            "steps: give steps"
+            f"{', '.join(wrong)} cannot be used with budget_minutes, since the number "
+            "of steps is unknown: give steps"
         )
 
 
@@ -171,40 +190,42 @@ def _check_phases(config: ConfigDict) -> None:
             least, most = RANGES["data.length" if key == "length" else key]
             if not least <= getattr(phase, key) <= most:
                 value = getattr(phase, key)
-                raise UserError(f"phases: {key}={value} is not in [{least}, {most}]")
+                raise UserError(f"phases: {key}={value} must be from {least} to {most}")
     longest = max(p.length for p in planned)
     slots = config.data.max_predictions
     if slots is not None and not 0 < slots <= longest:
-        raise UserError(f"data.max_predictions={slots} is not in [1, {longest}]")
+        raise UserError(f"data.max_predictions={slots} must be from 1 to {longest}")
 
 
 def _check_data(config: ConfigDict) -> None:
     """Refuse values of data.* that do not go together."""
     data = config.data
     if not data.cache:
-        raise UserError("data.cache is empty: the directory where token stores lie")
+        raise UserError("data.cache is empty: give a directory for token stores")
     chosen = resolve.make_masking(config)
     if chosen.similar and not data.similar:
         raise UserError(
-            f"data.masking={data.masking} puts in similar words: give a file of them, "
-            "--config.data.similar=FILE"
+            f"data.masking={data.masking} replaces words by similar ones: give a file "
+            "of them, --config.data.similar=FILE"
         )
     if data.similar and not chosen.similar:
         raise UserError(
-            f"data.similar={data.similar}: data.masking={data.masking} has no use for "
-            "it; macbert has"
+            f"data.similar={data.similar} is not used by data.masking={data.masking}, "
+            "only by macbert: leave it out"
         )
     if data.similar and not os.path.isfile(os.path.expanduser(data.similar)):
-        what = "a directory" if os.path.isdir(data.similar) else "no such file"
-        raise UserError(f"data.similar={data.similar}: {what}")
+        what = "is a directory" if os.path.isdir(data.similar) else "does not exist"
+        raise UserError(f"data.similar={data.similar} {what}: give a file")
     if chosen.unit == "entity" and not data.entity_field:
         raise UserError(
-            "data.mask_unit=entity needs data.entity_field, the field with the names"
+            "data.mask_unit=entity needs the field with the names: give "
+            "data.entity_field"
         )
     if data.max_segments is not None and not data.packed:
         raise UserError(
-            f"data.max_segments={data.max_segments} says nothing without data.packed"
+            f"data.max_segments={data.max_segments} is not used without data.packed: "
+            "leave it out, or give data.packed=True"
         )
     mixture.read_weights(data.weights)
     if data.weights and data.alpha is not None:
-        raise UserError("data.weights and data.alpha: give one of them")
+        raise UserError("data.weights and data.alpha are both given: give one of them")

@@ -27,14 +27,14 @@ def duration(**given: float) -> ConfigDict:
 
 def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
     """Find every duration of a config by its dotted name."""
-    found = {}
+    by_name = {}
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             if set(UNITS) <= set(value):
-                found[prefix + key] = value
+                by_name[prefix + key] = value
             else:
-                found.update(durations(value, f"{prefix}{key}."))
-    return found
+                by_name |= durations(value, f"{prefix}{key}.")
+    return by_name
 
 
 def settle_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
@@ -47,10 +47,12 @@ def settle_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
                     value[unit] = None
         units = [u for u in UNITS if value[u] is not None]
         if len(units) != 1:
-            what = " and ".join(units) or "nothing"
-            raise UserError(f"{name} needs one of {', '.join(UNITS)}; it has {what}")
+            given = " and ".join(units) or "none of them"
+            raise UserError(f"{name} needs one of {', '.join(UNITS)}; it has {given}")
         if not 0 <= value[units[0]] < 1e18:
-            raise UserError(f"{name}.{units[0]}={value[units[0]]} is no length of time")
+            raise UserError(
+                f"{name}.{units[0]}={value[units[0]]} must be at least 0 and below 1e18"
+            )
 
 
 def unit_of(config: ConfigDict, name: str) -> tuple[str, float]:

@@ -11,11 +11,11 @@ from absl import flags
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import registry
-from bertjax.config.durations import UNITS
+from bertjax.config.durations import UNITS, durations
 from bertjax.config.schema import base
 
 # What Hugging Face, T5X, fairseq and Google's BERT call our keys and flags. Behind a
-# semicolon: what the number means here, where it means something else there.
+# semicolon: what the number means in ours, where theirs means something else.
 OURS = {
     "learning_rate": "optim.lr",
     "peak_learning_rate": "optim.lr",
@@ -84,7 +84,7 @@ OURS = {
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
-def tell(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> str:
+def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> str:
     """Name the flag at fault, or FILE:LINE of the config, given as --config=FILE.
 
     values: the flags that the command knows.
@@ -125,12 +125,13 @@ def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
         flag, _, value = arg.partition("=")
         command, *names = flag.lstrip("-").split(".")
         known: Any = base()
-        for name in names if command == "config" else ():
+        for i, name in enumerate(names if command == "config" else ()):
             if not isinstance(known, ConfigDict):
-                return f"{flag} is unknown: there are no keys within a value"
+                key = ".".join(names[:i])
+                return f"{flag} is unknown: {key} is a single value, without keys"
             if name not in known:
-                ours = meant(names[-1], value) or registry.hint(name, known)
-                return f"{flag} is unknown{ours}"
+                hint = suggest(names[-1], value) or registry.hint(name, known)
+                return f"{flag} is unknown{hint}"
             known = known[name]
     return f"the config file: {_line(error)}"
 
@@ -138,17 +139,17 @@ def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
 def _unknown_flag(name: str, argv: Sequence[str], values: flags.FlagValues) -> str:
     """Name the flag, and the key or flag that was probably meant."""
     own = [known for known in values if known.partition(".")[0] != "config"]
-    given = next((a for a in argv if a.lstrip("-").partition("=")[0] == name), "")
-    ours = meant(name, given.partition("=")[2]) if "config" in values else ""
-    return f"--{name} is unknown{ours or registry.hint(name, own)}"
+    arg = next((a for a in argv if a.lstrip("-").partition("=")[0] == name), "")
+    hint = suggest(name, arg.partition("=")[2]) if "config" in values else ""
+    return f"--{name} is unknown{hint or registry.hint(name, own)}"
 
 
-def meant(name: str, value: str = "") -> str:
-    """Say which key of a config has another library's name, or a key's last part.
+def suggest(name: str, value: str = "") -> str:
+    """Suggest the key that has another library's name, or a key's last part.
 
     "" where none does, or several do.
 
-    >>> meant("num_train_epochs", "3")
+    >>> suggest("num_train_epochs", "3")
     '; did you mean --config.total.epochs=3?'
     """
     name = name.lower()
@@ -159,9 +160,18 @@ def meant(name: str, value: str = "") -> str:
     if not key:
         return ""
     flag = key if key.startswith("--") else f"--config.{key}"
+    if key in durations(base()):
+        return f"; did you mean {duration_flag(flag, value)}?"
     if note or not value:
         return f"; did you mean {flag}?" + f" ({note})" * bool(note)
     return f"; did you mean {flag}={value}?"
+
+
+def duration_flag(flag: str, value: str) -> str:
+    """Write a duration's flag with a unit, and say which others there are."""
+    number = value if re.fullmatch(r"[\d.]+", value) else "N"
+    others = ", ".join(f".{unit}" for unit in [*UNITS][1:])
+    return f"{flag}.steps={number}, or {others} for .steps"
 
 
 def _keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
@@ -176,19 +186,17 @@ def _keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
 def _wrong_value(error: Exception, values: flags.FlagValues) -> str:
     """Say which kind of value a flag takes; a duration and a group take none."""
     line = _line(error)
-    found = re.match(r"flag --([\w.]+)=(.*?): ", line)
-    if not found:
+    match = re.match(r"flag --([\w.]+)=(.*?): ", line)
+    if not match:
         return line
-    name, value = found.groups()
+    name, value = match.groups()
     flag, key = f"--{name}={value}", name.removeprefix("config.")
     known: Any = base()
     for part in key.split("."):
         known = known.get(part) if isinstance(known, ConfigDict) else None
     if name != key and isinstance(known, ConfigDict):
-        if set(UNITS) <= set(known):
-            number = value if re.fullmatch(r"[\d.]+", value) else "N"
-            others = ", ".join(f".{unit}" for unit in [*UNITS][1:])
-            return f"{flag}: write --{name}.steps={number}, or {others} for .steps"
+        if key in durations(base()):
+            return f"{flag}: write {duration_flag(f'--{name}', value)}"
         whole = f": write --{name}.name={value}" if "name" in known else ""
         return f"{flag}: {key} is a group of keys{whole}; known: {', '.join(known)}"
     kind = KINDS.get(values[name].flag_type(), "")

@@ -18,7 +18,7 @@ SHARED = {
 }
 CONFIG = (
     ("config=FILE[:ARG]", "a config file, or the name of one that is shipped: bert.py"),
-    ("config.KEY=VALUE", "change a key; bertjax/defaults.py has them all"),
+    ("config.KEY=VALUE", "change a key; bertjax/config/schema.py has them all"),
 )
 NO_HELP = "(no help available)"  # absl's word for ""
 REPEATED = ";\n    repeat this option"  # absl adds it to a flag that may be repeated

@@ -2,6 +2,7 @@
 """Every config key and its default."""
 
 import dataclasses
+from typing import Any
 
 from ml_collections.config_dict import ConfigDict, placeholder
 
@@ -12,8 +13,7 @@ from bertjax.models.config import EncoderConfig
 def base() -> ConfigDict:
     """Return every key a config has, with defaults; configs/*.py change what differs.
 
-    Model sizes are Hugging Face's names; those left empty follow `model.size` and
-    `model.family` (bertjax/models/families.py).
+    The keys without a section are of the run; each section is a function below.
     """
     return ConfigDict(
         dict(
@@ -30,118 +30,171 @@ def base() -> ConfigDict:
             # Length, batch size, mask rate over time (bertjax/data/phases.py), e.g.
             # "percent=90 length=128; length=512 batch_size=64 mask_rate=0.15"
             phases="",
-            model=dict(
-                family="bert",
-                size="base",
-                **{
-                    f.name: placeholder(f.type)
-                    for f in dataclasses.fields(EncoderConfig)
-                    if f.name not in ("dtype", "pooler")
-                },
-            ),
-            data=dict(
-                # Files, globs, tfds:name:split, builtin:docs, with commas; components
-                # of a mixture have names: wiki=a.txt,novels=b.txt or *=langs/*.txt
-                train="",
-                valid="",  # the same; names are those of the validation sets
-                text_field="text",  # of JSON lines, Parquet, tfds
-                group_field="",  # the field (language, domain) that parts a text
-                entity_field="",  # the field with a list of names, for mask_unit=entity
-                segmenter="",  # of words in Chinese: jieba, or jieba:DICTIONARY
-                weights="",  # of the components in the batches: wiki=3,novels=1
-                alpha=placeholder(float),  # or shares ~ size^alpha; 0.3: XLM-R
-                # Of a trained tokenizer's sample; empty: as weights or alpha.
-                vocab_alpha=placeholder(float),
-                cache="~/.cache/bertjax",  # where token stores lie
-                vocab="",  # empty: one is trained; ids:N for integers
-                vocab_size=32_768,  # of a trained one
-                tokenizer="unigram",  # of a trained one: or bpe, wordpiece, byte_bpe
-                lower_case=placeholder(bool),  # empty: what the tokenizer's files say
-                length=128,
-                engine="tf",  # or python: the same batches without TensorFlow
-                plan="pairs",  # or full_sentences, doc_sentences, document
-                short_seq_prob=0.1,  # pairs: share of chunks with short targets
-                packed=False,  # several sequences a row, which do not see each other
-                max_segments=placeholder(int),  # a row; empty: max(4, length / 16)
-                # A preset: bert roberta albert electra distilbert spanbert macbert,
-                # refined by the next keys.
-                masking="bert",
-                mask_rate=placeholder(float),
-                mask_unit=placeholder(str),  # token, word, ngram, span, entity
-                # Law of the units' lengths: 0.4,0.3,0.2,0.1 or geometric:0.2:10
-                mask_lengths=placeholder(str),
-                corruption=placeholder(str),  # of mask, random, keep: 0.8,0.1,0.1
-                replacement=placeholder(str),  # uniform, unigram
-                similar="",  # file of similar words, which macbert puts in
-                max_predictions=placeholder(int),  # empty: the preset's
-                paper_compat=False,  # the official code's quirks with special tokens
-                max_line_bytes=64 * 2**20,
-            ),
-            # Finetuning: a task that has a name (bertjax/tasks/catalog.py), or the
-            # columns of data.train's and data.valid's tables.
-            task=dict(
-                name="",
-                text="",
-                text_pair="",
-                choices="",  # of multiple choice: a column each, or one with a list
-                label="",
-                labels="",  # of classes, in order; empty: found in the training rows
-                metrics="",  # accuracy, f1, ... (bertjax/tasks/metrics.py)
-                # Of retrieve: vectors of texts, and what divides their products.
-                pooling="mean",  # of all tokens, or cls: the first one
-                normalize=True,
-                temperature=0.05,
-                # Of span, in pieces: from one row of a context to the next, the longest
-                # question (the rest is cut), the longest answer that is given.
-                stride=128,
-                question_length=64,
-                answer_length=30,  # CMRC's are longer: 64
-            ),
-            optim=dict(
-                name="adamw",  # lamb, stableadamw, adafactor, muon
-                lr=1e-4,
-                wd=0.01,
-                b1=0.9,
-                b2=0.999,
-                eps=1e-6,
-                bias_correction=True,  # of adamw and lamb; False: Google's BERT
-                clip=1.0,  # global norm; 0: none
-                layer_decay=1.0,  # of the rate, a layer towards the embeddings
-                warmup=duration(percent=1),
-                schedule="linear",  # to 0; polynomial, cosine, wsd; or constant
-                power=1.0,  # of polynomial
-                decay=duration(percent=10),  # of wsd, before the end
-                ema=0.0,  # decay of the parameters' moving average; 0: none
-            ),
-            mesh=dict(data=-1, fsdp=1, tensor=1),
-            # With --multihost: seconds without a sign of life of a host, or without
-            # a call of the devices, after which the others end: more where calls are
-            # seen to be long, or none was timed yet (bertjax/parallel/watch.py).
-            hosts=dict(timeout=120.0),
-            log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),
-            # A trace of `steps` updates, after `start` of them; 0: none.
-            profile=dict(start=10, steps=0),
-            eval=dict(
-                every=duration(percent=10),
-                examples=2048,  # a fixed subset of each validation set; 0: all
-                mask_rate=placeholder(float),  # empty: data.mask_rate's or the preset's
-                ema=True,  # score, and use later, the moving average where there is one
-                # Keep the checkpoint that is best by this score: accuracy, or
-                # eval/SET/METRIC; auto: a task's first metric, else the loss
-                best="",
-                patience=placeholder(int),  # evaluations without a better one: the end
-            ),
-            # Updates that could ruin a run (docs/training.md)
-            guard=dict(
-                nonfinite="skip",  # a loss or gradient that is not finite; stop: end
-                factor=0.0,  # skip gradients so many times larger than of late; 0: none
-                patience=10,  # skipped in a row, before going back to a checkpoint
-                rewinds=3,  # then the run ends
-            ),
-            checkpoint=dict(
-                every=duration(percent=5),
-                keep_last=2,
-                keep_every=placeholder(int),  # every m-th step is kept for ever
-            ),
+            model=model_keys(),
+            data=data_keys(),
+            task=task_keys(),
+            optim=optim_keys(),
+            mesh=mesh_keys(),
+            hosts=hosts_keys(),
+            log=log_keys(),
+            profile=profile_keys(),
+            eval=eval_keys(),
+            guard=guard_keys(),
+            checkpoint=checkpoint_keys(),
         )
+    )
+
+
+def model_keys() -> dict[str, Any]:
+    """Hugging Face's names; what is empty follows family and size."""
+    return dict(
+        family="bert",
+        size="base",
+        **{
+            f.name: placeholder(f.type)
+            for f in dataclasses.fields(EncoderConfig)
+            if f.name not in ("dtype", "pooler")
+        },
+    )
+
+
+def data_keys() -> dict[str, Any]:
+    """Text, tokenizer, rows and masks (docs/data.md)."""
+    return dict(
+        # Files, globs, tfds:name:split, builtin:docs, with commas; components
+        # of a mixture have names: wiki=a.txt,novels=b.txt or *=langs/*.txt
+        train="",
+        valid="",  # the same; names are those of the validation sets
+        text_field="text",  # of JSON lines, Parquet, tfds
+        group_field="",  # the field (language, domain) that parts a text
+        entity_field="",  # the field with a list of names, for mask_unit=entity
+        segmenter="",  # of words in Chinese: jieba, or jieba:DICTIONARY
+        weights="",  # of the components in the batches: wiki=3,novels=1
+        alpha=placeholder(float),  # or shares ~ size^alpha; 0.3: XLM-R
+        # Of a trained tokenizer's sample; empty: as weights or alpha.
+        vocab_alpha=placeholder(float),
+        cache="~/.cache/bertjax",  # where token stores lie
+        vocab="",  # empty: one is trained; ids:N for integers
+        vocab_size=32_768,  # of a trained one
+        tokenizer="unigram",  # of a trained one: or bpe, wordpiece, byte_bpe
+        lower_case=placeholder(bool),  # empty: what the tokenizer's files say
+        length=128,
+        engine="tf",  # or python: the same batches without TensorFlow
+        plan="pairs",  # or full_sentences, doc_sentences, document
+        short_seq_prob=0.1,  # pairs: share of chunks with short targets
+        packed=False,  # several sequences a row, which do not see each other
+        max_segments=placeholder(int),  # a row; empty: max(4, length / 16)
+        # A preset: bert roberta albert electra distilbert spanbert macbert,
+        # refined by the next keys.
+        masking="bert",
+        mask_rate=placeholder(float),
+        mask_unit=placeholder(str),  # token, word, ngram, span, entity
+        # Law of the units' lengths: 0.4,0.3,0.2,0.1 or geometric:0.2:10
+        mask_lengths=placeholder(str),
+        corruption=placeholder(str),  # of mask, random, keep: 0.8,0.1,0.1
+        replacement=placeholder(str),  # uniform, unigram
+        similar="",  # file of similar words, which macbert puts in
+        max_predictions=placeholder(int),  # empty: the preset's
+        paper_compat=False,  # the official code's quirks with special tokens
+        max_line_bytes=64 * 2**20,
+    )
+
+
+def task_keys() -> dict[str, Any]:
+    """Finetuning: a task of bertjax/tasks/catalog.py by name, or columns of tables."""
+    return dict(
+        name="",
+        text="",
+        text_pair="",
+        choices="",  # of multiple choice: a column each, or one with a list
+        label="",
+        labels="",  # of classes, in order; empty: found in the training rows
+        metrics="",  # accuracy, f1, ... (bertjax/tasks/metrics.py)
+        # Of retrieve: vectors of texts, and what divides their products.
+        pooling="mean",  # of all tokens, or cls: the first one
+        normalize=True,
+        temperature=0.05,
+        # Of span, in pieces: from one row of a context to the next, the longest
+        # question (the rest is cut), the longest answer that is given.
+        stride=128,
+        question_length=64,
+        answer_length=30,  # CMRC's are longer: 64
+    )
+
+
+def optim_keys() -> dict[str, Any]:
+    """The optimizer and the schedule of its learning rate."""
+    return dict(
+        name="adamw",  # lamb, stableadamw, adafactor, muon
+        lr=1e-4,
+        wd=0.01,
+        b1=0.9,
+        b2=0.999,
+        eps=1e-6,
+        bias_correction=True,  # of adamw and lamb; False: Google's BERT
+        clip=1.0,  # global norm; 0: none
+        layer_decay=1.0,  # of the rate, a layer towards the embeddings
+        warmup=duration(percent=1),
+        schedule="linear",  # to 0; polynomial, cosine, wsd; or constant
+        power=1.0,  # of polynomial
+        decay=duration(percent=10),  # of wsd, before the end
+        ema=0.0,  # decay of the parameters' moving average; 0: none
+    )
+
+
+def mesh_keys() -> dict[str, Any]:
+    """How devices share the work (bertjax/parallel/mesh.py); -1: all that are left."""
+    return dict(data=-1, fsdp=1, tensor=1)
+
+
+def hosts_keys() -> dict[str, Any]:
+    """Of --multihost: when a host counts as lost (bertjax/parallel/watch.py)."""
+    return dict(
+        # Seconds without a sign of life of a host, or without a call of the
+        # devices, after which the others end: more where calls are seen to be
+        # long, or none was timed yet.
+        timeout=120.0,
+    )
+
+
+def log_keys() -> dict[str, Any]:
+    """Rows of metrics, and who writes them (bertjax/training/writer.py)."""
+    return dict(every=duration(steps=50), writers="jsonl,tensorboard")
+
+
+def profile_keys() -> dict[str, Any]:
+    """A trace for XProf of `steps` updates, after `start` of them; 0: none."""
+    return dict(start=10, steps=0)
+
+
+def eval_keys() -> dict[str, Any]:
+    """Evaluations, and the best checkpoint."""
+    return dict(
+        every=duration(percent=10),
+        examples=2048,  # a fixed subset of each validation set; 0: all
+        mask_rate=placeholder(float),  # empty: data.mask_rate's or the preset's
+        ema=True,  # score, and use later, the moving average where there is one
+        # Keep the checkpoint that is best by this score: accuracy, or
+        # eval/SET/METRIC; auto: a task's first metric, else the loss
+        best="",
+        patience=placeholder(int),  # evaluations without a better one: the end
+    )
+
+
+def guard_keys() -> dict[str, Any]:
+    """Updates that could ruin a run (docs/training.md)."""
+    return dict(
+        nonfinite="skip",  # a loss or gradient that is not finite; stop: end
+        factor=0.0,  # skip gradients so many times larger than of late; 0: none
+        patience=10,  # skipped in a row, before going back to a checkpoint
+        rewinds=3,  # then the run ends
+    )
+
+
+def checkpoint_keys() -> dict[str, Any]:
+    """What is saved, and kept."""
+    return dict(
+        every=duration(percent=5),
+        keep_last=2,
+        keep_every=placeholder(int),  # every m-th step is kept for ever
     )
