@@ -224,7 +224,8 @@ def _describe_phase(phase: dict[str, Any], accumulate: int) -> list[str]:
     lines.append(line("attention", phase["attention"]))
     need, have = phase["hbm_gib"], phase["hbm_gib_available"]
     said = "more than there is" if need is None else f"{need:.2f} GiB"
-    free = f", and {memory_analysis.PROGRAM / 2**30:g} kept free for the program's code"
+    room = memory_analysis.PROGRAM_BYTES / 2**30
+    free = f", and {room:g} kept free for the program's code"
     code = "" if "program" in phase["hbm_parts_gib"] else free
     lines.append(line("memory a device", f"{said} of {have:.2f} GiB{code}"))
     for part, gib in phase["hbm_parts_gib"].items():

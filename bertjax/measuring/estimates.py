@@ -6,8 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bertjax.measuring import kernel_costs
-from bertjax.measuring.compile_steps import Shape, Target, early_facts, memory_bytes
-from bertjax.measuring.memory_analysis import PROGRAM
+from bertjax.measuring.compile_steps import Target
+from bertjax.measuring.memory_analysis import (
+    PROGRAM_BYTES,
+    early_facts,
+    memory_bytes,
+)
+from bertjax.measuring.synthetic_data import Shape
 from bertjax.models.config import EncoderConfig, keys_seen
 from bertjax.parallel.chips import Chip
 
@@ -130,7 +135,7 @@ def eval_memory(facts: Mapping[str, Any], optimizer: int, chip: Chip) -> dict[st
     if facts["needed"] is None:
         return {"eval_fits": facts["fits"], "eval_hbm_gib": None}
     total = facts["needed"] + optimizer
-    fits = facts["fits"] and total + PROGRAM <= chip.hbm_bytes
+    fits = facts["fits"] and total + PROGRAM_BYTES <= chip.hbm_bytes
     return {"eval_fits": fits, "eval_hbm_gib": total / GIB}
 
 
@@ -140,14 +145,14 @@ def search_largest(
     """Find the most rows of this shape that fit a device at once, by early reports.
 
     facts: of the shape itself. Room is left for the program's code, which is not in the
-    reports: PROGRAM bytes, or what the shape's own takes if that is more.
+    reports: PROGRAM_BYTES, or what the shape's own takes if that is more.
     Memory is nearly a straight line in the rows, so each guess lies on the line through
     the batches around it. More rows than fill the memory may fit too, by the compiler's
     computing things twice: they are not looked for. 0: not even a row fits. Where MOST
     tokens fit the search ends.
     """
     most = max(target.rows(shape), MOST // shape.length)
-    program = max(PROGRAM, facts.get("program", 0))
+    program = max(PROGRAM_BYTES, facts.get("program", 0))
     available = target.chip.hbm_bytes - program
     # 0 rows stand for the state alone; None: the compiler did not say how much.
     fitting: dict[int, int] = {0: sum(target.state_parts())}

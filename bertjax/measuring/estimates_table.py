@@ -14,7 +14,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.measuring import topologies
-from bertjax.measuring.memory_analysis import PROGRAM
+from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 
 # Config -> a slice on which it fits; tests/test_preflight.py compiles them.
 FITS = {
@@ -174,7 +174,7 @@ def memory_note(rows: list[dict[str, Any]]) -> str:
         "program needs. The others were not: without `--quick` one slice of each "
         "config is, and what was compiled before is looked up. Their memory is the "
         f"compiler's early report, to which the program's code{took} is to be added; "
-        f"they fit if {PROGRAM / 2**30:g} GiB are left for it."
+        f"they fit if {PROGRAM_BYTES / 2**30:g} GiB are left for it."
     )
 
 

@@ -20,6 +20,7 @@ from bertjax.measuring.pacer import Pacer
 from bertjax.measuring.results import Measured, Peak, Seconds, memory_mb
 from bertjax.measuring.synthetic_data import (
     VOCAB_SIZE,
+    Shape,
     one_phase,
     synthetic_batch,
     synthetic_store,
@@ -32,7 +33,6 @@ def measure_step(config: ConfigDict) -> Measured:
     """Time the jitted update on one batch that lies on the devices."""
     import jax
 
-    from bertjax.measuring.compile_steps import Shape, batch_arrays
     from bertjax.objectives.base import make_objective
 
     if config.phases:
@@ -45,7 +45,7 @@ def measure_step(config: ConfigDict) -> Measured:
     objective = make_objective(config.objective, cfg)[0]
     length = config.data.length
     shape = Shape(config.batch_size, length, run_batches.predictions(config, length))
-    rows = synthetic_batch(batch_arrays(config, objective, shape), vocab_size)
+    rows = synthetic_batch(config, objective, shape, vocab_size)
     run, facts = compile_step(config, [rows], vocab_size)
 
     def timed(steps: int) -> Seconds:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program needs of memory and sends, without waiting for its machine code.
+"""What a program needs of memory and sends: compiled whole, or as far as it takes.
 
 The TPU compiler knows a program's memory seconds after it began, and then writes
 machine code for minutes; no option leaves that out. So it compiles in a process of its
@@ -16,102 +16,137 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections.config_dict import ConfigDict
+import jax
 
 from bertjax import RunError
-from bertjax.config import serialize
 from bertjax.measuring import hlo
 from bertjax.training.signals import STOPS
 
 RESULT = "facts.json"
 REPORT = "*.after_optimizations-memory-usage-report.txt"
 TEXT = "*.after_optimizations.txt"  # written after the report
-LOOK = 0.1  # seconds between looks
+POLL_SECONDS = 0.1
 # Bytes that are left for the code of a program that was not compiled to the end: of
 # the shipped configs' programs the largest has 0.46 GiB (electra.py:base).
-PROGRAM = 2**29
+PROGRAM_BYTES = 2**29
+
+CompileStep = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def needed(
-    config: ConfigDict, vocab_size: int, topology: str, step: str, shape: Sequence[int]
+def compile_lowered(
+    lowered: Any, options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return fits, the bytes `needed` on a device (inputs, temporaries), collectives.
+    """Compile with the compiler's `options` and return plain values.
 
-    step: "train" or "eval"; shape: see compiled.Shape; collectives: see hlo. Where the
-    compiler refuses there are none. Raises RunError where it fails for another reason
-    than memory.
+    fits; if so the bytes of memory_analysis() and hlo.summary(); if not, `needed`
+    bytes (None where the compiler does not say); compile_seconds.
+    """
+    begun = time.perf_counter()
+    try:
+        compiled = lowered.compile(options)
+    except jax.errors.JaxRuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        seconds, needed = time.perf_counter() - begun, needed_bytes(str(e))
+        return {"fits": False, "needed": needed, "compile_seconds": seconds}
+    sizes = compiled.memory_analysis()
+    return {
+        "fits": True,
+        "arguments": sizes.argument_size_in_bytes,
+        "temporaries": sizes.temp_size_in_bytes,
+        "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        "program": sizes.generated_code_size_in_bytes,
+        "compile_seconds": time.perf_counter() - begun,
+        **hlo.summary(compiled.as_text()),
+    }
+
+
+def early_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what compile_early does, out of the result of compiling to the end."""
+    needed = memory_bytes(facts)
+    if needed is not None:
+        needed -= facts.get("program", 0)
+    collectives = facts.get("collectives", {})
+    return {"fits": facts["fits"], "needed": needed, "collectives": collectives}
+
+
+def memory_bytes(facts: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a device that a program takes, its inputs included."""
+    if "needed" in facts:
+        return facts["needed"]
+    names = ("arguments", "temporaries", "outputs", "program")
+    return sum(facts[name] for name in names)
+
+
+def needed_bytes(message: str) -> int | None:
+    """Read out of the compiler's refusal how much memory the program needs.
+
+    >>> needed_bytes("required for HLO temporaries (2.50G) exceeds available HBM (1G)")
+    2684354560
+    """
+    match = re.search(
+        r"\(([\d.]+)([KMGT]?)\) exceeds available|Used ([\d.]+)([KMGT]?) of", message
+    )
+    if not match:
+        return None
+    number, unit = match[1] or match[3], match[2] or match[4] or " "
+    return int(float(number) * 1024 ** " KMGT".index(unit))
+
+
+def compile_early(compile_step: CompileStep) -> dict[str, Any]:
+    """Compile in another process until the compiler has reported the memory.
+
+    compile_step(options) compiles with these options and returns what compile_lowered
+    does; it is pickled. Returns fits, the bytes `needed` on a device (inputs,
+    temporaries), collectives (see hlo; none where the compiler refuses). Raises
+    RunError where it fails for another reason than memory.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = serialize.to_json(config), vocab_size, topology, step, shape, name
         process = multiprocessing.get_context("spawn").Process(
-            target=_compile, args=job, daemon=True
+            target=_compile_into, args=(compile_step, os.getpid(), name), daemon=True
         )
         # Signals do not reach it, whatever handlers the compiler has: it is ended here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
-            found = None
-            while process.is_alive() and (found := early(folder)) is None:
-                time.sleep(LOOK)
-            # Refused, or the reports are of an unknown form: it came to its end.
-            return found or _result(folder)
+            facts = None
+            while process.is_alive() and (facts := read_early(folder)) is None:
+                time.sleep(POLL_SECONDS)
+            if facts is None:  # refused, or the report has an unknown form
+                facts = json.loads((folder / RESULT).read_text())
+            return facts
+        except FileNotFoundError as e:
+            raise RunError("the TPU compiler failed: its message is above") from e
         finally:
             process.kill()
             process.join()
 
 
-def early(folder: Path) -> dict[str, Any] | None:
-    """Read what the compiler writes on its way; None where it is not all there."""
-    needed = total("".join(file.read_text() for file in folder.glob(REPORT)))
-    if needed is None:
-        return None
+def read_early(folder: Path) -> dict[str, Any] | None:
+    """Read the compiler's reports in a folder; None while they are not whole."""
+    report = "".join(file.read_text() for file in folder.glob(REPORT))
+    needed = re.search(r"\(color=0\)\s+Total bytes: (\d+)", report)
     text = "".join(file.read_text() for file in folder.glob(TEXT))
-    if "\nENTRY " not in text or not text.rstrip("\n").endswith("\n}"):
+    is_whole = "\nENTRY " in text and text.rstrip("\n").endswith("\n}")
+    if not needed or not is_whole:
         return None
     collectives = hlo.collectives(hlo.read(text))
-    return {"fits": True, "needed": needed, "collectives": collectives}
+    return {"fits": True, "needed": int(needed[1]), "collectives": collectives}
 
 
-def total(report: str) -> int | None:
-    """Read the bytes of a device's memory from the compiler's report; None: not there.
-
-    >>> total("allocations (color=0)  Total bytes: 4096 (4.0KiB)")
-    4096
-    """
-    found = re.search(r"\(color=0\)\s+Total bytes: (\d+)", report)
-    return int(found[1]) if found else None
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    """Read what a process left that came to its end."""
-    try:
-        return json.loads((folder / RESULT).read_text())
-    except FileNotFoundError as e:
-        raise RunError("the TPU compiler failed: its message is above") from e
-
-
-def _compile(
-    config: str, vocab_size: int, topology: str, step: str, shape: Any, folder: str
-) -> None:
+def _compile_into(compile_step: CompileStep, parent: int, folder: str) -> None:
     """Compile in a process of its own; the compiler reports into the folder."""
-    from bertjax.measuring import compile_steps, topologies
-
-    # Nobody waits for what outlives the command, however that ended.
-    end = threading.Thread(target=_end_with, args=(os.getppid(), folder), daemon=True)
-    end.start()
-    given = serialize.from_json(config)
-    devices = topologies.find_devices(topology)
-    target = compile_steps.Target(given, vocab_size, topology, devices)
-    lowered = target.lower(step, compile_steps.Shape(*shape))
+    # Nobody waits for the result once the command has ended, however it did.
+    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-    found = compile_steps.compile_lowered(lowered, options)
-    Path(folder, RESULT).write_text(json.dumps(compile_steps.early_facts(found)))
+    facts = early_facts(compile_step(options))
+    Path(folder, RESULT).write_text(json.dumps(facts))
 
 
 def _end_with(parent: int, folder: str) -> None:

@@ -1,19 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs made up for measuring: rows, a text, its tokenizer."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax.assembly import resolve
+from bertjax.data.batches import Batches, pair_rule
+from bertjax.data.masking.masker import make_tables
+from bertjax.data.mixture import make_mixture
+from bertjax.data.sequences.plan import make_plan
 from bertjax.tasks.task_type import find_task_type, with_options
 
 VOCAB_SIZE = 30522  # of synthetic rows, unless model.vocab_size says otherwise
 SEQUENCES = 4  # of a packed row, if it may hold so many
+
+
+class Shape(NamedTuple):
+    """A batch: B rows of L tokens with P predictions each."""
+
+    batch_size: int
+    length: int
+    predictions: int
 
 
 def zipf_ids(shape: tuple[int, ...], low: int, high: int) -> np.ndarray:
@@ -53,57 +66,76 @@ def with_choices(
     return told
 
 
-def synthetic_batch(
-    arrays: Mapping[str, tuple[tuple[int, ...], Any]], vocab_size: int
-) -> dict[str, np.ndarray]:
-    """Make a batch of full rows; arrays: compiled.batch_arrays, names and shapes.
+def make_batches(
+    config: ConfigDict,
+    needs: frozenset[str],
+    shape: Shape,
+    vocab_size: int = VOCAB_SIZE,
+) -> Batches:
+    """Make the pipeline's own batches of this shape, of a made-up text of full rows.
 
-    Packed rows hold SEQUENCES of one length. Labels are zeros, but of pairs.
+    needs: see Objective. Packed rows hold SEQUENCES of one length, as far as the plan
+    and data.max_segments let them.
     """
-    shape = arrays["input_ids"][0]
-    length = shape[-1]
-    ids = zipf_ids(shape, 5, vocab_size)
-    made = {
-        "input_ids": ids,
-        "attention_mask": np.ones(shape, np.int32),
-        "token_type_ids": np.broadcast_to(np.arange(length) >= length // 2, shape),
-        "choice_weights": np.ones(shape[:-1], np.float32),
-    }
-    if "mlm_ids" in arrays:
-        rows, predictions = arrays["mlm_ids"][0]
-        at = np.linspace(1, length - 2, predictions).astype(np.int32)
-        made["mlm_positions"] = np.tile(at, (rows, 1))
-        made["mlm_ids"] = ids[:, at]
-        made["mlm_weights"] = np.ones((rows, predictions), np.float32)
-    for name in ("nsp_labels", "sop_labels"):
-        if name in arrays:
-            made[name] = np.indices(arrays[name][0]).sum(axis=0) % 2
-    if "segment_ids" in arrays:
-        slots = arrays["cls_positions"][0]
-        n = min(slots[1], SEQUENCES)
-        wide = -(-length // n)
-        at = np.arange(length)
-        here = np.arange(slots[1]) < n
-        made["segment_ids"] = np.broadcast_to(1 + at // wide, shape)
-        made["position_ids"] = np.broadcast_to(at % wide, shape)
-        made["token_type_ids"] = np.broadcast_to(at % wide >= wide // 2, shape)
-        made["cls_positions"] = np.broadcast_to(
-            here * wide * np.arange(slots[1]), slots
-        )
-        made["cls_weights"] = np.broadcast_to(here, slots)
-    return {
-        name: np.ascontiguousarray(made[name], dtype)
-        if name in made
-        else np.zeros(dims, dtype)
-        for name, (dims, dtype) in arrays.items()
-    }
+    data = config.data
+    sequences = min(data.max_segments or SEQUENCES, SEQUENCES) if data.packed else 1
+    document = max(shape.length // sequences - 3, 2)
+    if not data.packed:
+        document *= 8  # a document ends where a row does, or far behind
+    # Sentences of a token, so that rows end nowhere but at their last slot.
+    tokens = document * sequences * min(max(shape.batch_size, 16), 256)
+    tokenizer, store = synthetic_text(vocab_size, tokens, 1, document)
+    plan = make_plan(
+        store,
+        data.plan,
+        shape.length,
+        config.seed,
+        short_seq_prob=0.0,
+        pair_rule=pair_rule(needs),
+        packed=data.packed,
+        max_segments=data.max_segments,
+    )
+    return Batches(
+        plans=(plan,),
+        mixture=make_mixture({"synthetic": plan.n}),
+        # A table of similar words would be of a vocabulary that is not made up.
+        masking=dataclasses.replace(resolve.make_masking(config), similar=False),
+        tables=make_tables(tokenizer, store.counts),
+        specials=tokenizer,
+        batch_size=shape.batch_size,
+        seed=config.seed,
+        needs=needs,
+        max_predictions=shape.predictions,
+    )
 
 
-def synthetic_text(vocab_size: int) -> tuple[Any, Any]:
-    """Make a tokenizer's tables and a store: 2M tokens, 24 a sentence, 20 of them a
-    document."""
-    ids = zipf_ids((2_000_000,), 5, vocab_size)
-    sentences = np.arange(0, ids.size + 1, 24)
+def synthetic_batch(
+    config: ConfigDict, objective: Any, shape: Shape, vocab_size: int
+) -> dict[str, np.ndarray]:
+    """Make a batch of full rows: what the pipeline makes, and the objective's labels.
+
+    Labels are 0 and their weights 1. Where the objective has several sequences a row
+    they are all the same.
+    """
+    batch = make_batches(config, objective.needs, shape, vocab_size).batch(0)
+    for name, spec in objective.labels(shape.batch_size, shape.length).items():
+        values = batch.get(name, np.array(spec.dtype.kind == "f"))
+        if 0 < values.ndim < len(spec.shape):
+            values = values[:, None]
+        batch[name] = np.broadcast_to(values, spec.shape).astype(spec.dtype)
+    return batch
+
+
+def synthetic_text(
+    vocab_size: int, tokens: int = 2_000_000, sentence: int = 24, document: int = 480
+) -> tuple[Any, Any]:
+    """Make a tokenizer's tables and a store of so many tokens: the two objects.
+
+    sentence, document: the tokens of each.
+    """
+    ids = zipf_ids((tokens,), 5, vocab_size)
+    sentences = np.arange(0, ids.size + 1, sentence)
+    n = sentences.size - 1
     tokenizer = SimpleNamespace(
         vocab_size=vocab_size,
         pad_id=0,
@@ -118,7 +150,7 @@ def synthetic_text(vocab_size: int) -> tuple[Any, Any]:
     store = SimpleNamespace(
         tokens=ids[: sentences[-1]].astype(np.uint32),
         sentences=sentences,
-        documents=np.append(np.arange(0, sentences.size - 1, 20), sentences.size - 1),
+        documents=np.append(np.arange(0, n, document // sentence), n),
         counts=np.bincount(ids, minlength=vocab_size),
     )
     return tokenizer, store

@@ -11,8 +11,9 @@ from jax.sharding import AbstractMesh
 from bertjax import UserError, preflight
 from bertjax.assembly import command_line, resolve, train_step
 from bertjax.measuring import compile_steps, estimates, memory_analysis, synthetic_data
-from bertjax.measuring.compile_steps import Parts, Shape
-from bertjax.measuring.memory_analysis import PROGRAM
+from bertjax.measuring.compile_steps import Parts
+from bertjax.measuring.memory_analysis import PROGRAM_BYTES
+from bertjax.measuring.synthetic_data import Shape
 from bertjax.objectives.base import make_objective
 from bertjax.parallel.chips import CHIPS
 
@@ -43,7 +44,7 @@ class Fake:
     def state_parts(self) -> Parts:
         return Parts(int(self.state * GIB / 3), int(self.state * GIB * 2 / 3))
 
-    def memory(self, step: str, shape: Shape, program: int = PROGRAM) -> dict:
+    def memory(self, step: str, shape: Shape, program: int = PROGRAM_BYTES) -> dict:
         rows = self.rows(shape)
         need = self.state + self.fixed + rows * self.slope
         # A program that nearly does not fit gets smaller by computing things twice.
@@ -125,7 +126,9 @@ def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
         (15.8, False, True),
     ):
         early = {"fits": True, "needed": int(needed * GIB), "collectives": {}}
-        monkeypatch.setattr(memory_analysis, "needed", lambda *_, early=early: early)
+        monkeypatch.setattr(
+            memory_analysis, "compile_early", lambda *_, early=early: early
+        )
         config.data.cache = str(tmp_path / str(needed))
         target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
         shape = target.shapes()[0]
@@ -138,7 +141,7 @@ def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
         whole = {"fits": True, "arguments": 0, "temporaries": early["needed"]}
         whole |= {"outputs": 0, "program": GIB // 10, "collectives": {}}
         monkeypatch.setattr(
-            compile_steps, "compile_lowered", lambda *_, w=whole: dict(w)
+            memory_analysis, "compile_lowered", lambda *_, w=whole: dict(w)
         )
         assert target.facts("train", shape)["fits"] == (needed < 15.6)
         found = target.memory("train", shape)
@@ -188,7 +191,7 @@ def test_windows_count_the_keys_they_see():
     ],
 )
 def test_the_compiler_says_how_much_it_needs(said, gib):
-    assert compile_steps.needed_bytes(said) == (gib and gib * GIB)
+    assert memory_analysis.needed_bytes(said) == (gib and gib * GIB)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -201,19 +204,18 @@ def test_batches_have_the_arrays_that_the_pipeline_makes(packed, needs, tmp_path
     config.data.packed = packed
     config.data.plan = "pairs" if "nsp" in needs else "full_sentences"
     config.objective = "+".join(sorted(needs))
-    objective, _ = make_objective(
-        config.objective, resolve.encoder_config(config, 1000)
-    )
-    config.data.cache = str(tmp_path)
+    config.data.cache, config.model.attention = str(tmp_path), "xla"
     tokenizer, store = synthetic_text(1000)
     tables = batches.make_tables(config, tokenizer, store.counts)
     run = batches.make_run(
         config, frozenset(needs), tokenizer, {"train": store}, tables
     )
     stage = run.course.stages[0]
-    made = {k: (v.shape, v.dtype) for k, v in stage.batch(0).items()}
-    shape = Shape(stage.batch_size, stage.length, stage.P)
-    assert made == compile_steps.batch_arrays(config, objective, shape)
+    target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
+    specs = target.specs(Shape(stage.batch_size, stage.length, stage.P))
+    assert {k: (v.shape, v.dtype) for k, v in stage.batch(0).items()} == {
+        name: (spec.shape, spec.dtype) for name, spec in specs.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["classify", "regress", "tag", "span"])
@@ -221,8 +223,8 @@ def test_labels_of_tasks_are_made_up(name):
     config = command_line.parse(["--config=finetune/classify.py:smoke"]).config
     config.objective = name
     objective, _ = make_objective(name, resolve.encoder_config(config, 1000))
-    arrays = compile_steps.batch_arrays(config, objective, Shape(8, 64, 1))
-    batch = {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
+    shape = Shape(8, 64, 1)
+    batch = synthetic_data.synthetic_batch(config, objective, shape, 1000)
     params = jax.eval_shape(objective.init, jax.random.key(0))
     assert jax.eval_shape(objective.sums, params, batch, None).keys() == {
         f"{name}_loss"
@@ -241,7 +243,11 @@ def test_what_is_compiled_is_what_will_run():
     assert batch["input_ids"].shape == (3, 8, 48) and batch["count"].shape == ()
     _, batch = target.lower("eval", target.eval_shape).args_info[0]
     assert batch["input_ids"].shape == (4, 64)
-    assert batch["mlm_positions"].shape == (4, 32)
+    assert batch["mlm_positions"].shape == (4, 32) and "stop" not in batch
+    target.hosts = 2  # of which any may be stopped by a signal
+    for step, shape in (("train", longest), ("eval", target.eval_shape)):
+        _, batch = target.lower(step, shape).args_info[0]
+        assert batch["stop"].shape == (1,)
 
 
 def test_an_evaluation_of_a_task_keeps_what_the_model_says():

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from bertjax import RunError
-from bertjax.assembly import command_line
 from bertjax.measuring import memory_analysis
 
 REPORT = "Memory Space: default (color=0)\nTotal bytes: 4096 (4.0KiB)\n"
@@ -44,9 +43,9 @@ def write(folder: Path, report: str, text: str) -> None:
     ],
 )
 def test_what_is_read_early(report, text, found, tmp_path):
-    assert memory_analysis.early(tmp_path) is None
+    assert memory_analysis.read_early(tmp_path) is None
     write(tmp_path, report, text)
-    assert memory_analysis.early(tmp_path) == found
+    assert memory_analysis.read_early(tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -81,15 +80,8 @@ def test_an_unknown_report_is_not_waited_for(report, found, monkeypatch):
     monkeypatch.setattr(
         memory_analysis.multiprocessing, "get_context", lambda _: context
     )
-    job = (
-        command_line.parse(["--config=bert.py:smoke"]).config,
-        1000,
-        "v5e:2x4",
-        "train",
-        (8, 64),
-    )
-    assert memory_analysis.needed(*job) == found
+    assert memory_analysis.compile_early(dict) == found
     Process.result = False
     if found is WHOLE:
         with pytest.raises(RunError, match="compiler failed"):
-            memory_analysis.needed(*job)
+            memory_analysis.compile_early(dict)

@@ -24,7 +24,7 @@ from flax_update import make_update  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from transformers import BertConfig, FlaxBertForMaskedLM  # noqa: E402
 
-from bertjax.measuring import compile_steps  # noqa: E402
+from bertjax.measuring import compile_steps, memory_analysis  # noqa: E402
 from bertjax.parallel.chips import CHIPS  # noqa: E402
 
 parser = argparse.ArgumentParser()
@@ -61,7 +61,7 @@ batch = dict.fromkeys(
 )
 given = (*placed((params, jax.eval_shape(tx.init, params), key)), batch)
 update = make_update(model, tx, dropout=True)
-found = compile_steps.compile_lowered(update.lower(*given))
+found = memory_analysis.compile_lowered(update.lower(*given))
 if found["fits"]:
     chip = CHIPS[mesh.devices.flat[0].device_kind]
     seconds = found["cycles"] / (1e9 * chip.ghz)
