@@ -18,8 +18,8 @@ from bertjax.parallel.chips import Chip
 
 Say = Callable[[str], None]
 GIB = 2**30
-PROBES = 8  # batches that the search for the largest one looks at, at most
-MOST = 2**17  # tokens a device at once, beyond which nobody looks for more rows
+SEARCH_STEPS = 8  # batches that the search for the largest one compiles, at most
+MOST_TOKENS = 2**17  # a device at once, beyond which nobody looks for more rows
 NEAR = 0.03  # it ends this near to a full memory or to a batch that does not fit
 
 
@@ -32,41 +32,44 @@ def estimate(
     update does not fit. quick: memory, and times only where they are known; search:
     for the largest batch, else largest_batch_per_device and accumulate_to_fit are None.
     """
-    chip = target.chip
-    rows = target.rows(shape)
-    said = f"{shape.batch_size} x {shape.length} on {target.topology}, {rows} a device"
-    out = {"batch_size": shape.batch_size, "length": shape.length}
-    out |= {"predictions": shape.predictions, "rows_per_device": rows}
-    out |= {"eval_fits": None, "eval_hbm_gib": None}
+    chip, rows = target.chip, target.rows(shape)
+    what = f"{shape.batch_size} x {shape.length} on {target.topology}, {rows} a device"
     state = target.state_parts()
-    largest = 0 if search else None
-    hopeless = sum(state) > chip.hbm_bytes
-    if hopeless:
-        say(f"{said}: the state alone does not fit, nothing is compiled")
+    eval_fits = eval_gib = None
+    if sum(state) > chip.hbm_bytes:
+        say(f"{what}: the state alone does not fit, nothing is compiled")
         facts: dict[str, Any] = {"fits": False, "refused": True, "needed": sum(state)}
+        largest = 0
     else:
-        say(f"the update's memory: {said}")
+        say(f"the update's memory: {what}")
         facts = target.memory("train", shape)
-    if not facts["refused"]:
-        say("the evaluation's memory")
-        out |= eval_memory(target.evaluation, state.optimizer, chip)
-        known = target.is_compiled("train", shape)
-        if not (known or quick):
-            say("compiling the update for its cycles, which takes minutes")
-        if known or not quick:
-            facts = target.facts("train", shape)
-    if search and not hopeless:
-        largest = search_largest(target, shape, facts, say)
+        if not facts["refused"]:
+            say("the evaluation's memory")
+            eval_fits, eval_gib = eval_memory(target.evaluation, state.optimizer, chip)
+            known = target.is_compiled("train", shape)
+            if not (known or quick):
+                say("compiling the update for its cycles, which takes minutes")
+            if known or not quick:
+                facts = target.facts("train", shape)
+        largest = search_largest(target, shape, facts, say) if search else 0
     needed = memory_bytes(facts)
-    out["fits"] = facts["fits"] and out["eval_fits"]
-    out["hbm_gib"] = None if needed is None else needed / GIB
-    out["hbm_gib_available"] = chip.hbm_gib
-    out["hbm_parts_gib"] = memory_parts(target, facts)
-    out["largest_batch_per_device"] = largest
-    out["accumulate_to_fit"] = (
-        None if largest is None else accumulate_to_fit(target, shape, largest)
-    )
-    return out | time_estimate(target, shape, facts, chip)
+    return {
+        "batch_size": shape.batch_size,
+        "length": shape.length,
+        "predictions": shape.predictions,
+        "rows_per_device": rows,
+        "eval_fits": eval_fits,
+        "eval_hbm_gib": eval_gib,
+        "fits": facts["fits"] and eval_fits,
+        "hbm_gib": None if needed is None else needed / GIB,
+        "hbm_gib_available": chip.hbm_gib,
+        "hbm_parts_gib": memory_parts(target, facts),
+        "largest_batch_per_device": largest if search else None,
+        "accumulate_to_fit": (
+            accumulate_to_fit(target, shape, largest) if search else None
+        ),
+        **time_estimate(target, shape, facts, chip),
+    }
 
 
 def memory_parts(target: Target, facts: Mapping[str, Any]) -> dict[str, float]:
@@ -94,31 +97,33 @@ def time_estimate(
     The time of collectives is not in it: they are counted, and run beside the rest as
     far as the compiler can arrange it.
     """
-    names = ("step_ms", "kernel_ms", "tokens_per_second_per_chip", "mfu")
-    out: dict[str, Any] = {f"estimated_{name}": None for name in names}
-    out |= {"collectives": facts.get("collectives", {})}
-    out |= {"kernels": 0, "uncounted_loops": []}
+    out: dict[str, Any] = {
+        "estimated_step_ms": None,
+        "estimated_kernel_ms": None,
+        "estimated_tokens_per_second_per_chip": None,
+        "estimated_mfu": None,
+        "collectives": facts.get("collectives", {}),
+        "kernels": 0,
+        "uncounted_loops": [],
+    }
     if "cycles" not in facts:
         return out
-    by_formula = kernel_costs.seconds(
-        facts["kernels"], chip, share_of_keys(target.cfg, shape.length)
-    )
-    seconds = facts["cycles"] / (1e9 * chip.ghz) + by_formula
+    share = share_of_keys(target.cfg, shape.length)
+    kernel_seconds = kernel_costs.seconds(facts["kernels"], chip, share)
+    seconds = facts["cycles"] / (1e9 * chip.ghz) + kernel_seconds
     tokens = target.tokens(shape) / target.mesh.devices.size  # a device
-    flops = target.objective.flops
-    each = flops and flops(shape.length, shape.predictions)
-    values = (
-        1e3 * seconds,
-        1e3 * by_formula,
-        tokens * chip.devices / seconds,
-        each and tokens * each / chip.flops / seconds,
-    )
-    out |= {f"estimated_{k}": v for k, v in zip(names, values, strict=True)}
-    out["kernels"] = sum(k.times for k in facts["kernels"])
+    if target.objective.flops:
+        flops = tokens * target.objective.flops(shape.length, shape.predictions)
+        out["estimated_mfu"] = flops / chip.flops / seconds
     # The first one goes through the updates of a call: a round of it is a step.
     calls = target.config.steps_per_call > 1
-    out["uncounted_loops"] = facts["unknown_loops"][calls:]
-    return out
+    return out | {
+        "estimated_step_ms": 1e3 * seconds,
+        "estimated_kernel_ms": 1e3 * kernel_seconds,
+        "estimated_tokens_per_second_per_chip": tokens * chip.devices / seconds,
+        "kernels": sum(k.times for k in facts["kernels"]),
+        "uncounted_loops": facts["unknown_loops"][calls:],
+    }
 
 
 def share_of_keys(cfg: EncoderConfig, length: int) -> float:
@@ -127,16 +132,17 @@ def share_of_keys(cfg: EncoderConfig, length: int) -> float:
     return sum(seen) / len(seen) / length
 
 
-def eval_memory(facts: Mapping[str, Any], optimizer: int, chip: Chip) -> dict[str, Any]:
-    """Say what an evaluation takes beside the optimizer's state, which stays.
+def eval_memory(
+    facts: Mapping[str, Any], optimizer: int, chip: Chip
+) -> tuple[bool, float | None]:
+    """Return whether an evaluation fits beside the optimizer's state, and their GiB.
 
     Its program's code is not in the figure, but room for it is left.
     """
     if facts["needed"] is None:
-        return {"eval_fits": facts["fits"], "eval_hbm_gib": None}
+        return facts["fits"], None
     total = facts["needed"] + optimizer
-    fits = facts["fits"] and total + PROGRAM_BYTES <= chip.hbm_bytes
-    return {"eval_fits": fits, "eval_hbm_gib": total / GIB}
+    return facts["fits"] and total + PROGRAM_BYTES <= chip.hbm_bytes, total / GIB
 
 
 def search_largest(
@@ -148,21 +154,21 @@ def search_largest(
     reports: PROGRAM_BYTES, or what the shape's own takes if that is more.
     Memory is nearly a straight line in the rows, so each guess lies on the line through
     the batches around it. More rows than fill the memory may fit too, by the compiler's
-    computing things twice: they are not looked for. 0: not even a row fits. Where MOST
-    tokens fit the search ends.
+    computing things twice: they are not looked for. 0: not even a row fits. Where
+    MOST_TOKENS fit the search ends.
     """
-    most = max(target.rows(shape), MOST // shape.length)
+    most = max(target.rows(shape), MOST_TOKENS // shape.length)
     program = max(PROGRAM_BYTES, facts.get("program", 0))
     available = target.chip.hbm_bytes - program
     # 0 rows stand for the state alone; None: the compiler did not say how much.
     fitting: dict[int, int] = {0: sum(target.state_parts())}
     refused: dict[int, int | None] = {}
 
-    def note(rows: int, found: Mapping[str, Any]) -> None:
-        (fitting if found["fits"] else refused)[rows] = found["needed"]
+    def note(rows: int, facts: Mapping[str, Any]) -> None:
+        (fitting if facts["fits"] else refused)[rows] = facts["needed"]
 
     note(target.rows(shape), early_facts(facts))
-    for _ in range(PROBES):
+    for _ in range(SEARCH_STEPS):
         below, above = max(fitting), min(refused, default=math.inf)
         if fitting[below] >= (1 - NEAR) * available:
             break

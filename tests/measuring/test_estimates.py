@@ -8,9 +8,15 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh
 
-from bertjax import UserError, preflight
+from bertjax import UserError
 from bertjax.assembly import command_line, resolve, train_step
-from bertjax.measuring import compile_steps, estimates, memory_analysis, synthetic_data
+from bertjax.measuring import (
+    compile_steps,
+    estimates,
+    estimates_text,
+    memory_analysis,
+    synthetic_data,
+)
 from bertjax.measuring.compile_steps import Parts
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.measuring.synthetic_data import Shape
@@ -83,7 +89,7 @@ def test_the_largest_batch_is_one_that_was_compiled(rows, slope, says):
     assert (largest, True) in target.compiled
     # Of 15.75 GiB half a one is kept free for the program's code.
     assert 0.95 * (15.25 - 1.5) / slope - 8 <= largest <= (15.25 - 1.5) / slope
-    assert len(target.compiled) <= 1 + estimates.PROBES
+    assert len(target.compiled) <= 1 + estimates.SEARCH_STEPS
 
 
 @pytest.mark.parametrize("code, fits", [(0.1, True), (0.4, False)])
@@ -96,12 +102,12 @@ def test_what_may_not_fit_with_its_code_is_compiled_to_the_end(code, fits):
     assert found["eval_fits"] and found["largest_batch_per_device"] == 15
     results = {**found, "topology": "v5e:2x4", "accumulate": 1}
     unknown = {**results, "hbm_gib": None}  # the compiler refuses without a figure
-    assert preflight.verdict(unknown).startswith("does not fit")
-    assert preflight.verdict(results).startswith("may not fit: 128 rows")
+    assert estimates_text.verdict(unknown).startswith("does not fit")
+    assert estimates_text.verdict(results).startswith("may not fit: 128 rows")
     found = estimates.estimate(target, shape, lambda text: None)
     assert found["hbm_gib"] == pytest.approx(15.4 + code) and found["fits"] == fits
     assert found["largest_batch_per_device"] == 15 + fits
-    said = preflight.verdict({**results, **found})
+    said = estimates_text.verdict({**results, **found})
     wanted = "fits: 128" if fits else "--config.accumulate=2 may"
     assert said.startswith(wanted) if fits else said.endswith(wanted)
 
@@ -150,7 +156,7 @@ def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
 
 def test_the_search_ends_where_so_many_rows_fit():
     target = Fake(state=1.0, fixed=0.5, slope=1e-4)
-    assert target.search(8 * 8) * 128 == estimates.MOST
+    assert target.search(8 * 8) * 128 == estimates.MOST_TOKENS
     assert len(target.compiled) <= 3
 
 

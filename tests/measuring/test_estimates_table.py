@@ -53,8 +53,9 @@ def test_the_table_has_times_of_one_slice_and_parts_what_does_not_fit(
         "FITS",
         {"bert.py:mini": "v5e:2x4", "roberta.py:base": "v5e:16x16"},
     )
+    monkeypatch.setattr(estimates_table, "estimate_config", fake)
     page = tmp_path / "page.md"
-    estimates_table.write(str(page), "v5e:2x4", False, fake, lambda text: None)
+    estimates_table.write(str(page), "v5e:2x4", False, lambda text: None)
     text = page.read_text()
     assert (
         "| bert.py:mini | v5e:2x4 | 256 x 128 | 1 | yes | 4.00 of 15.75 | 12.3" in text
@@ -77,8 +78,9 @@ def test_the_table_has_times_of_one_slice_and_parts_what_does_not_fit(
             raise KeyboardInterrupt
         return fake(config, topology, *given, **more)
 
+    monkeypatch.setattr(estimates_table, "estimate_config", broken_off)
     with pytest.raises(KeyboardInterrupt):
-        estimates_table.write(str(page), None, True, broken_off, lambda text: None)
+        estimates_table.write(str(page), None, True, lambda text: None)
     text = page.read_text()
     assert text.count("bert.py:mini | v5e:2x4 |") == 1
     said = "not compiled yet: roberta.py:base on v5e:16x16, v5e:2x4, v4:2x2x1"
@@ -88,5 +90,5 @@ def test_the_table_has_times_of_one_slice_and_parts_what_does_not_fit(
 def test_the_table_of_a_slice_that_is_none_is_refused(tmp_path):
     page = tmp_path / "page.md"
     with pytest.raises(UserError, match="v9:2x2 is none of"):
-        estimates_table.write(str(page), "v9:2x2", True, None, print)
+        estimates_table.write(str(page), "v9:2x2", True, print)
     assert not page.exists()

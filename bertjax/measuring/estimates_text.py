@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates of a config on a slice as lines for people."""
+
+from typing import Any
+
+from bertjax.measuring import estimates
+from bertjax.measuring.memory_analysis import PROGRAM_BYTES
+
+CODE = f", and {PROGRAM_BYTES / 2**30:g} kept free for the program's code"
+
+
+def describe(results: dict[str, Any]) -> list[str]:
+    """Write what estimate_config returns; the last line says whether it fits."""
+    versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
+    axes = " ".join(f"{k}={v}" for k, v in results["mesh"].items())
+    lines = [
+        f"{results['topology']}: {results['chips']} chips, {results['devices']} "
+        f"devices, {results['hosts']} hosts; mesh {axes}; {versions}"
+    ]
+    for phase in results["phases"]:
+        head = f"{phase['batch_size']} rows of {phase['length']} tokens"
+        if results["accumulate"] > 1:
+            head += f" in {results['accumulate']} micro-batches"
+        values = phase_values(phase)
+        lines += ["", f"{head}, {phase['rows_per_device']} rows a device at once"]
+        lines += [f"  {name:26} {value}" for name, value in values]
+    return [*lines, "", *_describe_text(results), "", verdict(results)]
+
+
+def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
+    """List names and values of a phase."""
+    need, parts = phase["hbm_gib"], phase["hbm_parts_gib"]
+    used = "more than there is" if need is None else f"{need:.2f} GiB"
+    used += f" of {phase['hbm_gib_available']:.2f} GiB"
+    largest = phase["largest_batch_per_device"]
+    more = ", or more" * (largest * phase["length"] >= estimates.MOST_TOKENS)
+    values = [
+        ("attention", phase["attention"]),
+        ("memory a device", used + ("" if "program" in parts else CODE)),
+        *((f"  {part}", f"{gib:.3f} GiB") for part, gib in parts.items()),
+        (
+            "largest batch a device",
+            f"{largest} rows at once{more}, by the compiler's early report",
+        ),
+    ]
+    if phase["eval_fits"] is not None:
+        need = phase["eval_hbm_gib"]
+        used = "does not fit" if need is None else f"{need:.2f} GiB{CODE}"
+        values.append(("evaluation", used))
+    for key, name, form in (
+        ("estimated_step_ms", "step, ESTIMATED", "{:.2f} ms by cycles"),
+        (
+            "estimated_tokens_per_second_per_chip",
+            "tokens/s a chip, ESTIMATED",
+            "{:,.0f}",
+        ),
+        ("estimated_mfu", "MFU, ESTIMATED", "{:.3f}"),
+    ):
+        if phase[key] is not None:
+            values.append((name, form.format(phase[key])))
+    if phase["kernels"]:
+        share = (
+            f"{phase['kernels']} a step, {phase['estimated_kernel_ms']:.2f} ms of it"
+        )
+        values.append(("custom kernels", f"{share} by formula, not by cycles"))
+    values += [
+        ("WARNING", f"loop {loop} is counted once: the time is short")
+        for loop in phase["uncounted_loops"]
+    ]
+    return values + [
+        (
+            kind,
+            f"{n['count']} a step, {n['bytes'] / 2**20:,.1f} MiB (not in the time)",
+        )
+        for kind, n in phase["collectives"].items()
+    ]
+
+
+def _describe_text(results: dict[str, Any]) -> list[str]:
+    hosts = results["hosts"]
+    lines = [
+        f"text: rows of {phase['length']} are {phase['fill']:.1%} full, padding is "
+        f"{1 - phase['fill']:.1%}; {phase['predictions_per_row']:.1f} of "
+        f"{phase['slots_per_row']} positions a row are predicted; "
+        f"{phase['rows_an_epoch']:,} rows an epoch"
+        for phase in results["data"] or ()
+    ]
+    if results["data"] is None:
+        lines.append("text: data.train is empty, so padding is not known")
+    return [
+        *lines,
+        f"hosts: each of {hosts} makes {results['batch_size'] / hosts:g} rows a step "
+        "and reads all of the token store",
+        f"TensorFlow: {results['tensorflow']}",
+    ]
+
+
+def verdict(results: dict[str, Any]) -> str:
+    """Say in one line whether it fits, and if not what would."""
+    batch = f"{results['batch_size']} rows of {results['length']} tokens"
+    batch += f" on {results['topology']}"
+    if results["fits"]:
+        return f"fits: {batch}"
+    need, most = results["hbm_gib"], results["hbm_gib_available"]
+    counted = "program" in results["hbm_parts_gib"]
+    if results["eval_fits"] and not counted and need is not None and need <= most:
+        return (
+            f"may not fit: {batch}, by how much the program's code takes; without "
+            "--quick it is compiled to the end, and counted"
+        )
+    parts = results["accumulate_to_fit"]
+    if parts and parts > results["accumulate"]:
+        return f"does not fit: {batch}; --config.accumulate={parts} may"
+    why = "not even a row a device"
+    if results["eval_fits"] is False:
+        why = "the evaluation is too large beside the optimizer's state"
+    hints = "a larger slice, mesh.fsdp, model.remat=full or shorter rows"
+    return f"does not fit: {batch}, {why}; try {hints}"
