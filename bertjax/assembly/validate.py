@@ -65,7 +65,6 @@ RANGES = {
 }
 
 
-
 def check(config: ConfigDict) -> None:
     """Refuse what can be seen to be wrong without data and without jax."""
     for name, _ in parse_objective(config.objective):

@@ -92,7 +92,7 @@ def write(path: str, slices: str | None, quick: bool, say: Say) -> None:
             continue
         rows[name] += [{**results, "config": name, **p} for p in results["phases"]]
         text = make_page([*chain(*rows.values())], flags, [*todo])
-        atomic.write_whole(page, text.encode(), f"--table={path}")
+        atomic.write_file(page, text, f"--table={path}")
     if not any(rows.values()):
         raise UserError(
             f"--topology={slices}: the slice divides no shipped config's batch, and "

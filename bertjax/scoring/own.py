@@ -7,7 +7,7 @@ from bertjax import UserError
 from bertjax.assembly import models
 from bertjax.scoring import mlm, retrieval, task
 from bertjax.scoring.scorer import Scores
-from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import find_task_type
 
 FLAGS = ("examples", "columns", "label")
 
@@ -15,7 +15,8 @@ FLAGS = ("examples", "columns", "label")
 def score(args: Any, path: str, flag: str) -> Scores:
     """Score by the scorer that the model's objective has."""
     opened = config, _, checkpoint, meta = models.open_model(path, flag)
-    retrieves = tasks.task_type(config.objective) == "retrieve"
+    task_type = find_task_type(config.objective)
+    retrieves = task_type is not None and task_type.makes_vectors
     finetuned = "task" in meta
     if finetuned and args.examples is not None:
         raise UserError(

@@ -12,6 +12,7 @@ from bertjax.scoring.confidence import half_width
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
 from bertjax.tasks import passages, search
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import find_task_type
 
 FLAGS = ("columns",)
 
@@ -20,7 +21,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     """Score each set of --text; of a model made for retrieval also its data.valid."""
     model = embed.open_embedder(path, flag, args.dtype, args.weights)
     named, text, key = passages.COLUMNS, args.text, "--text"
-    if tasks.task_type(model.config.objective) == "retrieve":
+    task_type = find_task_type(model.config.objective)
+    if task_type and task_type.makes_vectors:
         named = tasks.make_form(model.config).keys()
         if not text:
             text, key = model.config.data.valid, "data.valid"

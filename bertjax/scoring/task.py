@@ -10,8 +10,8 @@ from bertjax.assembly import models
 from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
 from bertjax.scoring.scorer import Scores, scores_of_sets
-from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_rows import check_label
+from bertjax.tasks.task_type import get_task_type
 
 
 def score_opened(args: Any, path: str, flag: str, opened: models.Opened) -> Scores:
@@ -28,14 +28,14 @@ def score_opened(args: Any, path: str, flag: str, opened: models.Opened) -> Scor
     check_label(columns)
     if not args.text and not model.config.data.valid:
         raise UserError("data.valid is empty in this model's config: give --text=FILES")
-    kind = tasks.kind_of(model.config.objective)
+    task_type = get_task_type(model.config.objective)
     key = "--text" if args.text else "data.valid"
     sets = {}
     for name, part in named_sources(args.text or model.config.data.valid, key).items():
         name = name.lstrip("-")
-        examples = kind.read(part, key, columns, cli.say)
-        rows = kind.make(
-            examples, model.form, model.tokenizer, labelled=True, say=cli.say
+        examples = task_type.read(part, key, columns, cli.say)
+        rows = task_type.make_rows(
+            examples, model.form, model.tokenizer, True, cli.say
         ).plan(model.config.data.length)
         cli.say(f"{name}: {rows.read_as(model.tokenizer)}")
         outputs = predict.predict(model, rows, args.batch_size or 32)

@@ -257,8 +257,8 @@ def _report_repeats(config: ConfigDict, say: Callable[[str], None]) -> None:
         read[side] = dict.fromkeys(chain(*parts))
     if both := [path for path in read["train"] if path in read["valid"]]:
         say(
-            f"data.train and data.valid both read {join_names(both)}: the model is scored on "
-            "rows that it learns from"
+            f"data.train and data.valid both read {join_names(both)}: the model is "
+            "scored on rows that it learns from"
         )
 
 
