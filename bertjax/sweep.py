@@ -32,14 +32,11 @@ from bertjax.assembly import (
     validate,
     workdirs,
 )
-from bertjax.checkpoints import manifest, workdir, workdir_kinds
-from bertjax.checkpoints.best import GREATER
+from bertjax.checkpoints import workdir_kinds
 from bertjax.config import cli, schema, serialize
 from bertjax.config import flags as config_flags
 from bertjax.storage import directories
-from bertjax.storage.atomic import write_file
 from bertjax.sweeps import score_spread
-from bertjax.sweeps.trainer import Contest, check_same
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training.signals import Stopped, StopSignal
 
@@ -162,6 +159,8 @@ def sweep(
 
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import machine, make_mesh
+    from bertjax.sweeps.best_run import write_best_run
+    from bertjax.sweeps.trainer import SweepLoop, check_same
 
     before = workdir_kinds.read_results(path)
     if not before:
@@ -176,65 +175,19 @@ def sweep(
         check_same(path, before.get("facts"), facts, config)
         cli.say(f"{path} is done")
         return before
-    one = Contest(config, path, runs, prepared, facts, mesh, stop or StopSignal())
-    with jax.set_mesh(mesh), contextlib.closing(one.deal(at_once)):
-        fresh = not one.start()
+    loop = SweepLoop(config, path, runs, prepared, facts, mesh, stop or StopSignal())
+    with jax.set_mesh(mesh), contextlib.closing(loop.make_groups(at_once)):
+        fresh = not loop.start()
         begun = time.monotonic()
-        one.train()
+        loop.train()
         took = round(time.monotonic() - begun, 1)
-    found = one.standings.summarise()
+    found = loop.scores.summarise()
     found |= {"facts": facts, "seconds": took if fresh else None}
-    keep(config, path, found, one.best_params(), prepared, overrides, machine(mesh))
+    write_best_run(
+        config, path, found, loop.best_params(), prepared, overrides, machine(mesh)
+    )
     shutil.rmtree(path / workdir_kinds.MEMBERS)
     return found
-
-
-def keep(
-    config: ConfigDict,
-    path: Path,
-    found: dict[str, Any],
-    params: Any,
-    prepared: Any,
-    overrides: dict[str, Any],
-    devices: dict[str, Any],
-) -> None:
-    """Write the best run as a workdir, and last sweep.json, which says it is done.
-
-    devices: what run.json says of them.
-    """
-    from bertjax.checkpoints.manager import Checkpoints
-    from bertjax.models.encoder import count_params
-
-    config = config.copy_and_resolve_references()
-    best, metric = found["best"], found["metric"]
-    config.seed, config.optim.lr = best["seed"], best["lr"]
-    facts: dict[str, Any] = {"stores": found["facts"]["stores"]}
-    facts |= {GREATER: found[GREATER]}
-    if found["at"] == "best":  # as train says it
-        name = f"eval/{best['valid']}/{metric}"
-        facts["best"] = {"metric": name, "step": best["step"], "value": best[metric]}
-    sizes = {"parameters": count_params(params), "total_steps": found["steps"]}
-    workdir.begin(
-        path,
-        {
-            "config.json": serialize.to_json(config),
-            "overrides.json": json.dumps(overrides),
-        },
-        facts | devices | sizes,
-        prepared.tokenizer.save,
-        prepared_text.count_tokens(prepared.parts),
-    )
-    workdirs.write_findings(path, prepared, cli.say)
-    if best["step"] not in manifest.steps(path):  # else killed just after it
-        meta = {"config": config.to_dict(), "tokenizer": prepared.tokenizer.identity}
-        meta |= {"runs": found["facts"]["runs"]}  # by which a sweep knows its own
-        meta |= facts | tasks.facts(config, prepared.parts)
-        meta |= {"tokens": best.get("tokens", 0)}
-        tasks.learn(meta, best)
-        saved = Checkpoints(path, 2, None)
-        saved.save(best["step"], {"params": params}, meta)
-        saved.close()
-    write_file(path / workdir_kinds.RESULTS, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

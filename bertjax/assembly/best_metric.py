@@ -41,7 +41,7 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
     return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
 
 
-def make_judge(
+def make_tracker(
     config: ConfigDict,
     objective: Any,
     params: Any,
@@ -49,7 +49,7 @@ def make_judge(
     path: Any,
     restored: int | None,
     greater_is_better: best.Known,
-) -> best.Judge:
+) -> best.BestTracker:
     """Make what tells the best evaluation (eval.best), as far as the run has come.
 
     params: shapes; valid: the batches of each validation set; greater_is_better: what
@@ -60,9 +60,9 @@ def make_judge(
 
     from bertjax.parallel import hosts
 
-    asked, patience = config.eval.best, config.eval.patience
-    if not asked and patience is None:
-        return best.Judge("", None)
+    patience = config.eval.patience
+    if not config.eval.best and patience is None:
+        return best.BestTracker("", None)
     batch = next(next(iter(valid.values())).eval_batches(1))
     terms = jax.eval_shape(objective.sums, params, batch, None)
     losses = jax.eval_shape(objective.weights, batch)
@@ -72,9 +72,10 @@ def make_judge(
     for name, batches in valid.items():
         metrics = batches.plans[0].scores if tasks.is_task(config) else ()
         names[name] = [*dict.fromkeys([*metrics, *heaviest, *terms])]
-    judge = best.Judge(best.choose(asked, names), patience, greater_is_better)
+    metric = best.full_metric_name(config.eval.best, names)
+    tracker = best.BestTracker(metric, patience, greater_is_better)
     if restored is not None:
         primary = hosts.is_primary()
-        scores = primary and best.read(path, judge.metric, restored)
-        judge.scores = hosts.from_primary(scores)
-    return judge
+        scores = primary and best.read(path, metric, restored)
+        tracker.scores = hosts.from_primary(scores)
+    return tracker

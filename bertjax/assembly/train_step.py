@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
+from bertjax.assembly import resolve
 from bertjax.config import durations
 from bertjax.data import phases
+from bertjax.tasks import prepare_task as tasks
 
 
 def cost(objective: Any, stage: Any) -> tuple[int, float]:
@@ -66,6 +68,18 @@ class Update(NamedTuple):
     shardings: Any
     step: Any
     many: Any
+
+
+def make_config_objective(config: ConfigDict, prepared: Any) -> tuple[Any, Any]:
+    """Make the objective of a config for its prepared text, and its EncoderConfig."""
+    import jax
+
+    from bertjax.objectives.base import TokenIds, make_objective
+
+    tokenizer = prepared.tokenizer
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
+    name = tasks.objective_of(config, prepared.parts)
+    return make_objective(name, cfg, TokenIds.of(tokenizer))
 
 
 def make_tx(

@@ -58,23 +58,25 @@ def known_directions(facts: Mapping[str, Any]) -> Known:
     return found if isinstance(found, dict) else {}
 
 
-def choose(asked: str, metrics: Mapping[str, Sequence[str]]) -> str:
+def full_metric_name(name: str, metrics: Mapping[str, Sequence[str]]) -> str:
     """Return the whole name of the score that config.eval.best asks for.
 
-    asked: "eval/SET/METRIC", or a metric of the first set; auto, or nothing, is its
+    name: "eval/SET/METRIC", or a metric of the first set; auto, or nothing, is its
     first metric. metrics: those of each set. Raises UserError.
 
-    >>> choose("f1", {"dev": ["accuracy", "f1"]}), choose("auto", {"dev": ["accuracy"]})
-    ('eval/dev/f1', 'eval/dev/accuracy')
+    >>> full_metric_name("f1", {"dev": ["accuracy", "f1"]})
+    'eval/dev/f1'
+    >>> full_metric_name("auto", {"dev": ["accuracy"]})
+    'eval/dev/accuracy'
     """
     first = next(iter(metrics))
-    name = metrics[first][0] if asked in ("", AUTO) else asked
+    name = metrics[first][0] if name in ("", AUTO) else name
     name = name if "/" in name else f"eval/{first}/{name}"
     known = [f"eval/{each}/{one}" for each, names in metrics.items() for one in names]
     return registry.pick("eval.best", name, {k: k for k in known})
 
 
-def find(
+def find_best(
     metric: str,
     scores: Sequence[tuple[int, float]],
     greater_is_better: Known = MappingProxyType({}),
@@ -83,7 +85,7 @@ def find(
 
     greater_is_better: as `falls` has it.
 
-    >>> find("eval/v/accuracy", [(2, 0.5), (4, 0.75), (6, 0.75)]).step
+    >>> find_best("eval/v/accuracy", [(2, 0.5), (4, 0.75), (6, 0.75)]).step
     4
     """
     known = [(step, value) for step, value in scores if math.isfinite(value)]
@@ -106,7 +108,7 @@ def read(path: Any, metric: str, until: int = NEVER) -> list[tuple[int, float]]:
     return found
 
 
-def kept(path: Any, steps: Sequence[int]) -> Best | None:
+def best_saved(path: Any, steps: Sequence[int]) -> Best | None:
     """Return the best of the evaluations whose checkpoint is there.
 
     steps: of the checkpoints. None where the run of a workdir looked for no best one.
@@ -116,10 +118,10 @@ def kept(path: Any, steps: Sequence[int]) -> Best | None:
     if not metric:
         return None
     scores = [score for score in read(path, metric) if score[0] in steps]
-    return find(metric, scores, known_directions(facts))
+    return find_best(metric, scores, known_directions(facts))
 
 
-class Judge:
+class BestTracker:
     """The evaluations of a run until now: `scores`, a (step, value) each.
 
     metric: the whole name of the score that counts; "" where none does. patience: so
@@ -137,17 +139,17 @@ class Judge:
         self.greater_is_better = greater_is_better
         self.scores: list[tuple[int, float]] = []
 
-    def see(self, step: int, value: float) -> None:
+    def add(self, step: int, value: float) -> None:
         """Take the score of an evaluation."""
         self.scores.append((step, value))
 
-    def cut(self, step: int) -> None:
+    def forget_after(self, step: int) -> None:
         """Forget what came after a step."""
         self.scores = [score for score in self.scores if score[0] <= step]
 
     @property
     def best(self) -> Best | None:
-        return find(self.metric, self.scores, self.greater_is_better)
+        return find_best(self.metric, self.scores, self.greater_is_better)
 
     @property
     def step(self) -> int | None:
@@ -155,7 +157,7 @@ class Judge:
         return self.best and self.best.step
 
     @property
-    def over(self) -> bool:
+    def out_of_patience(self) -> bool:
         """True where the last `patience` evaluations were no better than one before."""
         since = sum(step > (self.step or 0) for step, _ in self.scores)
         return self.patience is not None and since >= self.patience

@@ -190,7 +190,7 @@ def resolve(
     if not found:
         raise FileNotFoundError(f"{path} holds no checkpoint")
     step = found[-1]
-    if kept := best.kept(path, found):
+    if kept := best.best_saved(path, found):
         step = kept.step
         if step != found[-1]:
             say(f"{path}: {kept}, and is taken; the newest checkpoint is {found[-1]}")

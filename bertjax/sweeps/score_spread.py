@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bertjax import UserError
-from bertjax.checkpoints.best import GREATER, Judge, Known, falls
+from bertjax.checkpoints.best import GREATER, BestTracker, Known, falls
 
 ABOUT = (
     "step",
@@ -25,7 +25,7 @@ ABOUT = (
 )  # of a row, beside its metrics
 
 
-class Standings:
+class SweepScores:
     """The evaluations of all runs until now, `rows`, and what they decide.
 
     runs: (seed, rate) of each. metric: "eval/SET/METRIC", by which they are compared:
@@ -45,20 +45,24 @@ class Standings:
         self.runs, self.at_best = runs, best
         self.greater_is_better = greater_is_better
         _, self.valid, self.metric = metric.split("/", 2)
-        self.judges = {run: Judge(metric, patience, greater_is_better) for run in runs}
+        self.trackers = {
+            run: BestTracker(metric, patience, greater_is_better) for run in runs
+        }
         self.rows: list[dict[str, Any]] = []
         # Places in `runs` of those whose better score is waited for no more.
         self.ended: set[int] = set()
 
-    def see(self, rows: Sequence[dict[str, Any]]) -> None:
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Take the rows of an evaluation, or of several in their order."""
         self.rows += rows
         for row in rows:
             if row["valid"] == self.valid:
                 value = row.get(self.metric)
-                judge = self.judges[row["seed"], row["lr"]]
-                judge.see(row["step"], math.nan if value is None else value)
-        self.ended = {i for i, run in enumerate(self.runs) if self.judges[run].over}
+                tracker = self.trackers[row["seed"], row["lr"]]
+                tracker.add(row["step"], math.nan if value is None else value)
+        self.ended = {
+            i for i, run in enumerate(self.runs) if self.trackers[run].out_of_patience
+        }
 
     @property
     def step(self) -> int:
@@ -69,9 +73,9 @@ class Standings:
     def counted(self) -> list[dict[str, Any]]:
         """The rows of the evaluation of each run that counts, by set and run."""
         steps = {}
-        for run, judge in self.judges.items():
-            best = judge.step if self.at_best else None
-            steps[run] = judge.scores[-1][0] if best is None else best
+        for run, tracker in self.trackers.items():
+            best = tracker.step if self.at_best else None
+            steps[run] = tracker.scores[-1][0] if best is None else best
         sets = [*dict.fromkeys(row["valid"] for row in self.rows)]
         told = [r for r in self.rows if r["step"] == steps[r["seed"], r["lr"]]]
 

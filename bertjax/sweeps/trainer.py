@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a sweep side by side: planned, trained, judged, saved.
+"""The runs of a sweep side by side: planned, trained, evaluated, saved.
 
-What they are at the end, and how a sweep's command says it, is sweep.py's.
+What they are at the end, and how a sweep's command prints it, is sweep.py's.
 """
 
 import contextlib
@@ -11,32 +11,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
-from bertjax.assembly import batches as run_batches
 from bertjax.assembly import (
+    batches,
     best_metric,
     init_from,
     prepared_text,
-    resolve,
     train_step,
     workdirs,
 )
 from bertjax.checkpoints import manifest, workdir, workdir_kinds
 from bertjax.config import cli, serialize
-from bertjax.sweeps import programs, score_spread
+from bertjax.data.loader import stream
+from bertjax.data.progress import Progress
+from bertjax.parallel.sharding import batch_sharding
+from bertjax.sweeps import programs, score_spread, stacked_runs
+from bertjax.sweeps.groups import Groups
 from bertjax.tasks import prepare_task as tasks
+from bertjax.training import state
+from bertjax.training.loop import Loop, LoopState, run_loop
 from bertjax.training.signals import Stopped, StopSignal
 
 
-class Contest:
-    """The runs of a sweep, what they learn from, and how they stand.
+class SweepLoop(Loop):
+    """The runs of a sweep: what they learn from, their states and their scores.
 
     runs: (seed, rate) of each. path: of the workdir. prepared: what the task's rows are
-    (tasks/prepare_task.py). facts: what tells a saved sweep from another one. Raises
-    UserError for what does not go together.
+    (tasks/prepare_task.py). facts: by which a saved sweep is told from another one.
+    Raises UserError for what does not go together.
     """
 
     def __init__(
@@ -49,67 +55,55 @@ class Contest:
         mesh: Any,
         stop: StopSignal,
     ) -> None:
-        import jax
-
-        from bertjax.objectives.base import TokenIds, make_objective
-
         self.config, self.path, self.runs, self.facts = config, path, runs, facts
         self.prepared, self.mesh, self.stop = prepared, mesh, stop
-        tokenizer, parts = prepared.tokenizer, prepared.parts
-        cfg = resolve.encoder_config(
-            config, tokenizer.vocab_size, jax.default_backend()
-        )
-        name, tokens = tasks.objective_of(config, parts), TokenIds.of(tokenizer)
-        objective, _ = make_objective(name, cfg, tokens)
+        objective, _ = train_step.make_config_objective(config, prepared)
         self.eval_rows = train_step.eval_rows(config, objective)
-        tables = run_batches.make_tables(
-            config, tokenizer, prepared_text.count_tokens(parts)
-        )
+        tokenizer, parts = prepared.tokenizer, prepared.parts
+        counts = prepared_text.count_tokens(parts)
+        tables = batches.make_tables(config, tokenizer, counts)
 
-        def plan(seed: int) -> run_batches.Run:
+        def plan(seed: int) -> batches.Run:
             own = config.copy_and_resolve_references()
             own.seed = seed
-            return run_batches.make_run(own, objective.needs, tokenizer, parts, tables)
+            return batches.make_run(own, objective.needs, tokenizer, parts, tables)
 
         self.planned = {seed: plan(seed) for seed, _ in runs}
         first = self.planned[runs[0][0]]
-        self.total = first.total
-        self.every = train_step.intervals(config, first.phases[0], self.total)["eval"]
-        self.valid = run_batches.make_valid(
+        self.state = LoopState(total=first.total)
+        every = train_step.intervals(config, first.phases[0], first.total)
+        self.every = {"eval": every["eval"]}
+        self.valid = batches.make_valid(
             config, objective.needs, tokenizer, prepared.valid, tables
         )
-        lengths = train_step.schedule_lengths(config, first.phases, self.total)
-        warmup, decay, span = lengths
-        self.update = train_step.make_update(
-            config, objective, mesh, warmup, span, decay
-        )
+        lengths = train_step.schedule_lengths(config, first.phases, first.total)
+        self.update_parts = train_step.make_update(config, objective, mesh, *lengths)
         self.programs = programs.make_programs(
-            config, objective, self.update, lengths, first.course.batch(0), mesh
+            config, objective, self.update_parts, lengths, first.course.batch(0), mesh
         )
-        params = self.update.shapes.params
-        known = best_metric.directions(objective, params, first.course.stages[0])
-        judge = best_metric.make_judge(
-            config, objective, params, self.valid, path, None, known
+        params = self.update_parts.shapes.params
+        better = best_metric.directions(objective, params, first.course.stages[0])
+        tracker = best_metric.make_tracker(
+            config, objective, params, self.valid, path, None, better
         )
         usual = f"eval/{next(iter(self.valid))}/{tasks.make_form(config).metrics[0]}"
-        self.standings = score_spread.Standings(
-            runs, judge.metric or usual, bool(judge.metric), config.eval.patience, known
-        )
-        self.lost: set[int] = set()  # and said
+        self.scores = score_spread.SweepScores(
+            runs, tracker.metric or usual, bool(tracker.metric), config.eval.patience,
+            better,
+        )  # fmt: skip
+        self.lost: set[int] = set()  # runs that the guard gave up, and logged
         # Real tokens that each run saw; None in a sweep of a version without them.
         self.tokens: list[int] | None = [0] * len(runs)
 
-    def deal(self, at_once: int | None) -> Any:
-        """Deal the runs out to groups, and return these. Raises UserError."""
-        from bertjax.sweeps.groups import Groups
-
-        size = held_at_once(self.path, len(self.runs), at_once)
+    def make_groups(self, at_once: int | None) -> Groups:
+        """Part the runs into groups, and return these. Raises UserError."""
+        count = len(self.runs)
+        size = saved_group_size(self.path, count, at_once)
         if size is None:
-            count = len(self.runs)
             size = programs.runs_at_once(self.programs, self.mesh, count, at_once)
-        runs, steps = counted(len(self.runs), "run"), counted(self.total, "step")
+        runs, steps = counted(count, "run"), counted(self.state.total, "step")
         cli.say(f"{runs} of {steps}, {size} at once")
-        folder, keeps = self.path / workdir_kinds.MEMBERS, self.standings.at_best
+        folder, keeps = self.path / workdir_kinds.MEMBERS, self.scores.at_best
         self.groups = Groups(self.programs, self.runs, size, self.mesh, folder, keeps)
         return self.groups
 
@@ -123,176 +117,159 @@ class Contest:
             self.groups.begin(self._initial())
             return 0
         first = self.path / workdir_kinds.MEMBERS / "0"
-        said = manifest.read_meta(first / "checkpoints" / str(done))
-        check_same(self.path, said, self.facts, self.config)
-        rules = said.get("row_rules", 1)
+        meta = manifest.read_meta(first / "checkpoints" / str(done))
+        check_same(self.path, meta, self.facts, self.config)
+        rules = meta.get("row_rules", 1)
         prepared_text.check_rows(self.config, self.prepared.parts, self.path, rules)
-        self.standings.see(said["scores"])
-        self.tokens = said.get("tokens")
-        self.groups.restore(done, said.get("streaks", [0] * len(self.runs)))
+        self.scores.add(meta["scores"])
+        self.tokens = meta.get("tokens")
+        self.groups.restore(done, meta.get("streaks", [0] * len(self.runs)))
+        self.state.step = done
+        self._end_if_all_ended()
         cli.say(f"resuming after step {done}")
         return done
 
     def _initial(self) -> Any:
         """Read what init_from gives to every run; {} without one."""
-        from bertjax.training import state
-
         config, prepared = self.config, self.prepared
         if not config.init_from:
             return {}
-        shapes = state.with_shardings(self.update.shapes, self.update.shardings)
+        made = self.update_parts
+        shapes = state.with_shardings(made.shapes, made.shardings)
         task = tasks.facts(config, prepared.parts).get("task", {})
         tokenizer = prepared.tokenizer
         return init_from.take(config.init_from, tokenizer, shapes.params, cli.say, task)
 
-    @property
-    def is_over(self) -> bool:
-        """True at the last step, and where all runs have ended."""
-        ended = len(self.standings.ended) == len(self.runs)
-        return ended or self.groups.done == self.total
-
-    @property
-    def is_due(self) -> bool:
-        """True where this step is evaluated and has not been."""
-        done = self.groups.done
-        asked = done and (done % self.every == 0 or done == self.total)
-        return bool(asked) and self.standings.step < done
-
     def train(self) -> None:
         """Go on to the end. Raises Stopped when a signal came and all is saved."""
-        from bertjax.data.loader import stream
-        from bertjax.data.progress import Progress
-
-        stop, groups = self.stop, self.groups
-        stop.training = True
-        # An evaluation may be due that a signal broke off.
-        asked = stop.number if self.is_due and not self.judge() else 0
-        left = self.total - groups.done
-        engine = self.config.data.engine
+        at, total, engine = self.state.step, self.state.total, self.config.data.engine
+        self.stop.training = True
         with (
-            Progress("sweep", total=left, unit="steps") as progress,
-            contextlib.closing(
-                stream(self.batch, groups.done, self.total, engine)
-            ) as batches,
+            Progress("sweep", total=total - at, unit="steps") as self.progress,
+            contextlib.closing(stream(self.batch, at, total, engine)) as self.batches,
         ):
-            while not (asked or self.is_over):
-                batch = next(batches)
-                groups.advance(batch, self.standings.ended)
-                self.count(batch)
-                progress.add(1)
-                judged = self.is_due and self.judge()
-                asked = stop.number
-                if judged or asked:
-                    self.save()
-        stop.training = False
-        if asked:
-            cli.say(f"stopped by a signal after step {groups.done}, which is saved")
-            raise Stopped(asked)
+            run_loop(self)
+        self.stop.training = False
+        if self.state.stopping:
+            cli.say(f"stopped by a signal after step {self.state.step}, which is saved")
+            raise Stopped(self.stop.number)
 
     def batch(self, at: int) -> dict[str, np.ndarray]:
         """Make the batch of a step: all runs' rows, a run each on axis 0."""
-        made = {seed: run.course.batch(at) for seed, run in self.planned.items()}
+        rows = {seed: run.course.batch(at) for seed, run in self.planned.items()}
         seeds = [seed for seed, _ in self.groups.filled]
-        names = made[seeds[0]]
-        return {name: np.stack([made[seed][name] for seed in seeds]) for name in names}
+        names = rows[seeds[0]]
+        return {name: np.stack([rows[seed][name] for seed in seeds]) for name in names}
 
-    def count(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Count the real tokens of a batch of all runs."""
+    def owes_evaluation(self) -> bool:
+        at = self.state.step
+        return at > 0 and self.is_due("eval") and self.scores.step < at
+
+    def update(self) -> None:
+        batch = next(self.batches)
+        self.groups.advance(batch, self.scores.ended)
+        self.state.step += 1
         if self.tokens is not None:
             rows = batch["attention_mask"][: len(self.runs)]
             real = rows.reshape(len(rows), -1).sum(axis=1).tolist()
             self.tokens = [n + m for n, m in zip(self.tokens, real, strict=True)]
+        self.progress.add(1)
+        self.state.stopping |= bool(self.stop.number)
 
-    def judge(self) -> bool:
-        """Evaluate the runs that go on; False where a signal broke it off."""
-        self.look()
-        ended = self.standings.ended
+    def drain(self, keep: int = 0) -> None:
+        """Log the runs that the guard gives up (guard.patience)."""
+        most = self.config.guard.patience
+        lost = {i for i, n in enumerate(self.groups.streaks) if n >= most}
+        for i in sorted(lost - self.lost):
+            why = f"{most} updates in a row were not finite, or spikes"
+            cli.say(f"{self.run_name(i)}: {why}: it is lost")
+        self.lost = lost
+
+    def evaluate(self) -> bool:
+        """Score the runs that go on; False where a signal interrupted it."""
+        self.drain()
+        ended = self.scores.ended
         try:
-            told = [self.score(*one, ended) for one in self.valid.items()]
+            rows = [self.score_set(*one, ended) for one in self.valid.items()]
         except Stopped:
             return False
-        self.standings.see([row for rows in told for row in rows])
-        for i in sorted(self.standings.ended - ended):
-            best = self.standings.judges[self.runs[i]].best
-            cli.say(f"{self.name(i)} ends here (eval.patience): {best or 'no score'}")
-        best = self.standings.best
-        if self.standings.at_best and best and best["step"] == self.groups.done:
+        self.scores.add([row for of_set in rows for row in of_set])
+        for i in sorted(self.scores.ended - ended):
+            best = self.scores.trackers[self.runs[i]].best
+            reason = best or "no score"
+            cli.say(f"{self.run_name(i)} ends here (eval.patience): {reason}")
+        best = self.scores.best
+        if self.scores.at_best and best and best["step"] == self.state.step:
             self.groups.keep(self.runs.index((best["seed"], best["lr"])))
+        self._end_if_all_ended()
+        self.state.stopping |= bool(self.stop.number)
         return True
 
-    def score(self, name: str, function: Any, ended: set[int]) -> list[dict[str, Any]]:
+    def _end_if_all_ended(self) -> None:
+        if len(self.scores.ended) == len(self.runs):
+            self.state.total = self.state.step
+
+    def score_set(self, name: str, rows: Any, ended: set[int]) -> list[dict[str, Any]]:
         """Return a row for each run that has not ended, on one validation set."""
         examples = self.config.eval.examples or None
-        found = self.groups.score(self.eval_batches(function, examples), ended)
-        skipped, rows = self.groups.skipped, []
-        for i, (means, told) in found.items():
+        scored = self.groups.score(self.eval_batches(rows, examples), ended)
+        skipped, found = self.groups.skipped, []
+        for i, (means, outputs) in scored.items():
             seed, rate = self.runs[i]
-            row = {"step": self.groups.done, "seed": seed, "lr": rate, "valid": name}
-            values = {**means, **function.score(told, examples)}
+            row = {"step": self.state.step, "seed": seed, "lr": rate, "valid": name}
+            values = {**means, **rows.score(outputs, examples)}
             if i in self.lost:
                 values = dict.fromkeys(values, math.nan)
             row |= {"skipped": skipped[i]}
             row |= {"tokens": self.tokens[i]} if self.tokens else {}
-            rows.append(row | workdir.finite(values))
-        return rows
+            found.append(row | workdir.finite(values))
+        return found
 
-    def eval_batches(self, function: Any, examples: int | None) -> Iterator[Any]:
+    def eval_batches(self, rows: Any, examples: int | None) -> Iterator[Any]:
         """Yield batches on the devices. Raises Stopped some seconds after a signal."""
-        import jax
-
-        from bertjax.parallel.sharding import batch_sharding
-
         place = batch_sharding(self.mesh)
-        for batch in function.eval_batches(self.eval_rows, examples):
+        for batch in rows.eval_batches(self.eval_rows, examples):
             if self.stop.overdue:
                 raise Stopped(self.stop.number)
             yield jax.device_put(batch, place)
 
-    def look(self) -> None:
-        """See which runs the guard gives up (guard.patience), and say so."""
-        most = self.config.guard.patience
-        lost = {i for i, n in enumerate(self.groups.streaks) if n >= most}
-        for i in sorted(lost - self.lost):
-            told = f"{most} updates in a row were not finite, or spikes"
-            cli.say(f"{self.name(i)}: {told}: it is lost")
-        self.lost = lost
-
-    def name(self, run: int) -> str:
+    def run_name(self, run: int) -> str:
         """Name a run for people."""
         seed, rate = self.runs[run]
         return f"seed {seed}, lr {rate:g}"
 
+    def must_save(self) -> bool:
+        return self.state.stopping or self.scores.step == self.state.step
+
     def save(self) -> None:
         """Save all runs at this step."""
-        self.look()
-        told = {"size": self.groups.size, "scores": self.standings.rows}
-        told |= {"streaks": self.groups.streaks, "row_rules": prepared_text.ROW_RULES}
-        told |= {"tokens": self.tokens} if self.tokens else {}
-        self.groups.save({**self.facts, **told})
+        self.drain()
+        meta = {"size": self.groups.size, "scores": self.scores.rows}
+        meta |= {"streaks": self.groups.streaks, "row_rules": prepared_text.ROW_RULES}
+        meta |= {"tokens": self.tokens} if self.tokens else {}
+        self.groups.save({**self.facts, **meta})
 
     def best_params(self) -> Any:
         """Return the parameters of the best run where it was best."""
-        if self.standings.at_best:
+        if self.scores.at_best:
             return self.groups.best
-        best = self.standings.best
+        best = self.scores.best
         return self.groups.params(self.runs.index((best["seed"], best["lr"])))
 
 
-def held_at_once(path: Path, runs: int, asked: int | None) -> int | None:
+def saved_group_size(path: Path, runs: int, at_once: int | None) -> int | None:
     """Return how many runs of a sweep are in one checkpoint; None where there is none.
 
     What fits next time may be another number. Raises UserError where another one is
     asked for.
     """
-    from bertjax.sweeps import stacked_runs
-
     first = path / workdir_kinds.MEMBERS / "0"
-    there = manifest.steps(first)
-    if not there:
+    saved = manifest.steps(first)
+    if not saved:
         return None
-    size = manifest.read_meta(first / "checkpoints" / str(there[-1]))["size"]
-    if asked and stacked_runs.group_size(runs, lambda n: n <= asked) != size:
-        raise UserError(f"--at_once={asked}: this sweep began with {size} at once")
+    size = manifest.read_meta(first / "checkpoints" / str(saved[-1]))["size"]
+    if at_once and stacked_runs.group_size(runs, lambda n: n <= at_once) != size:
+        raise UserError(f"--at_once={at_once}: this sweep began with {size} at once")
     return size
 
 
@@ -305,7 +282,7 @@ def check_same(
     Raises UserError, which names what differs.
     """
     try:
-        told = serialize.differences(
+        changes = serialize.differences(
             serialize.from_json(json.dumps(before["config"])), config
         )
         for i, name in enumerate(("seeds", "rates")):
@@ -313,14 +290,14 @@ def check_same(
                 ", ".join(dict.fromkeys(str(run[i]) for run in runs))
                 for runs in (before["runs"], facts["runs"])
             )
-            told += [f"{name}: {old} -> {new}"] * (old != new)
+            changes += [f"{name}: {old} -> {new}"] * (old != new)
         old, new = before["stores"], facts["stores"]
         names = sorted({*old, *new})
-        told += [f"{n}: other text" for n in names if old.get(n) != new.get(n)]
+        changes += [f"{n}: other text" for n in names if old.get(n) != new.get(n)]
         same = all(before.get(key) == facts[key] for key in facts.keys() - {"config"})
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         raise UserError(f"--workdir={path}: its sweep cannot be read: {e!r}") from e
-    if told or not same:
-        told = told or ["of another tokenizer, or other runs"]
-        said = workdirs.tell_changes(told, "take another workdir")
-        raise UserError(f"--workdir={path} holds another sweep{said}")
+    if changes or not same:
+        changes = changes or ["of another tokenizer, or other runs"]
+        advice = workdirs.tell_changes(changes, "take another workdir")
+        raise UserError(f"--workdir={path} holds another sweep{advice}")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast a run is: perf/ and data/ values, over the steps since the last row."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -29,6 +30,13 @@ class Meter:
         result = call(*args)
         setattr(self, name, getattr(self, name) + time.monotonic() - begun)
         return result
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave the seconds of a block out of the window."""
+        begun = time.monotonic()
+        yield
+        self.paused += time.monotonic() - begun
 
     def count(self, tokens: int, slots: int, flops: float) -> None:
         """Count a finished step: its real tokens, B x L slots, and FLOPs."""

@@ -117,6 +117,6 @@ def with_params(current: State, params: Any, wanted: Any) -> State:
     return current._replace(params=params, ema=copy(params))
 
 
-def chosen(current: State, ema: bool) -> Any:
+def eval_params(current: State, ema: bool) -> Any:
     """Return the parameters to score: their average where there is one, if `ema`."""
     return current.ema if ema and current.ema is not None else current.params

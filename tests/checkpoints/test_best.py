@@ -199,22 +199,25 @@ def test_two_processes_end_together(arguments, environment, tmp_path):
 def test_scores():
     sets = {"m": ["f1", "loss"], "mm": ["loss"]}
     with pytest.raises(UserError, match="did you mean"):
-        best.choose("eval/mm/f1", sets)
-    assert best.choose("auto", sets) == "eval/m/f1"
-    assert best.choose("eval/mm/loss", sets) == "eval/mm/loss"
+        best.full_metric_name("eval/mm/f1", sets)
+    assert best.full_metric_name("auto", sets) == "eval/m/f1"
+    assert best.full_metric_name("eval/mm/loss", sets) == "eval/mm/loss"
     up = [(1, 0.2), (2, math.nan), (3, 0.9), (4, 0.9), (5, 0.3)]
-    assert best.find("eval/loss/f1", up).step == 3
-    assert best.find("eval/v/mlm_loss", up).step == 1
-    assert best.find("eval/v/f1", [(2, math.nan)]) is None
-    judge = best.Judge("eval/v/f1", 2)
+    assert best.find_best("eval/loss/f1", up).step == 3
+    assert best.find_best("eval/v/mlm_loss", up).step == 1
+    assert best.find_best("eval/v/f1", [(2, math.nan)]) is None
+    tracker = best.BestTracker("eval/v/f1", 2)
     over = []
     for step, value in up:
-        judge.see(step, value)
-        over.append(judge.over)
+        tracker.add(step, value)
+        over.append(tracker.out_of_patience)
     assert over == [False, False, False, False, True]
-    judge.cut(2)
-    assert judge.step == 1 and judge.facts["best"]["value"] == 0.2
-    assert not best.Judge("", None).over and not best.Judge("", None).facts
+    tracker.forget_after(2)
+    assert tracker.step == 1 and tracker.facts["best"]["value"] == 0.2
+    assert (
+        not best.BestTracker("", None).out_of_patience
+        and not best.BestTracker("", None).facts
+    )
 
 
 def test_a_term_that_a_run_knows_to_be_a_loss():
@@ -224,10 +227,10 @@ def test_a_term_that_a_run_knows_to_be_a_loss():
     assert [best.falls(name, known) for name in names] == [True, False, False, True]
     assert [best.falls(name) for name in names] == [False, True, False, True]
     scores = [(1, 3.0), (2, 1.0), (3, 2.0)]
-    judge = best.Judge("eval/v/contrast", 2, known)
+    tracker = best.BestTracker("eval/v/contrast", 2, known)
     for score in scores:
-        judge.see(*score)
-    assert judge.step == 2 and not judge.over
+        tracker.add(*score)
+    assert tracker.step == 2 and not tracker.out_of_patience
 
 
 def test_what_is_not_kept_is_not_taken(tmp_path):
@@ -235,10 +238,10 @@ def test_what_is_not_kept_is_not_taken(tmp_path):
     rows = [{"step": n, "eval/v/f1": v} for n, v in ((2, 0.5), (4, 0.7), (6, 0.9))]
     text = "\n".join(map(json.dumps, rows)) + "\n"
     (tmp_path / "metrics.jsonl").write_text(text)
-    assert best.kept(tmp_path, [2, 4]) is None
+    assert best.best_saved(tmp_path, [2, 4]) is None
     (tmp_path / "run.json").write_text('{"best": {"metric": "eval/v/f1"}}')
-    assert best.kept(tmp_path, [2, 4]) == ("eval/v/f1", 4, 0.7)
-    assert best.kept(tmp_path, [5]) is None
+    assert best.best_saved(tmp_path, [2, 4]) == ("eval/v/f1", 4, 0.7)
+    assert best.best_saved(tmp_path, [5]) is None
     facts = {"best": {"metric": "eval/v/f1"}, "greater_is_better": {"f1": False}}
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    assert best.kept(tmp_path, [4, 6]) == ("eval/v/f1", 4, 0.7)
+    assert best.best_saved(tmp_path, [4, 6]) == ("eval/v/f1", 4, 0.7)

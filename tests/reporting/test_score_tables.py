@@ -18,9 +18,9 @@ def make_sweep(folder, rates=(2e-5, 3e-5)):
     make_run(folder, [])
     (folder / "metrics.jsonl").unlink()
     runs = [(seed, rate) for rate in rates for seed in (0, 1)]
-    made = score_spread.Standings(runs, "eval/dev/accuracy", True, None)
+    made = score_spread.SweepScores(runs, "eval/dev/accuracy", True, None)
     for step in (4, 8):
-        made.see(
+        made.add(
             [
                 dict(step=step, seed=seed, lr=rate, valid="dev", skipped=0)
                 | {"accuracy": None if step == 8 and seed else step / 10 + rate}

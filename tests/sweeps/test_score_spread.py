@@ -12,8 +12,8 @@ def scored(**values):
 
 
 def standings(rows, runs, metric, best=False, patience=None):
-    made = score_spread.Standings(runs, metric, best, patience)
-    made.see(rows)
+    made = score_spread.SweepScores(runs, metric, best, patience)
+    made.add(rows)
     return made
 
 
@@ -26,11 +26,13 @@ def test_of_losses_the_smallest_is_best():
 
 def test_what_the_objective_minimises_is_known_whatever_its_name():
     runs = [(0, 1.0), (1, 1.0)]
-    made = score_spread.Standings(runs, "eval/v/contrast", True, 1, {"contrast": False})
+    made = score_spread.SweepScores(
+        runs, "eval/v/contrast", True, 1, {"contrast": False}
+    )
     for step, values in enumerate([(3.0, 2.0), (2.0, 4.0)], 1):
         for seed, value in enumerate(values):
             one = dict(step=step, seed=seed, lr=1.0, valid="v", skipped=0)
-            made.see([one | {"contrast": value}])
+            made.add([one | {"contrast": value}])
     assert made.ended == {1}
     found = made.summarise()
     assert [row["contrast"] for row in found["runs"]] == [2.0, 2.0]
@@ -67,7 +69,7 @@ def test_when_runs_end():
         for seed, value in enumerate(values):
             if seed not in made.ended:
                 one = scored(step=step, seed=seed, valid="v", mlm_loss=value)
-                made.see([one])
+                made.add([one])
         ended.append({*made.ended})
     assert ended == [set(), set(), {1}, {0, 1}]
     assert (made.best["step"], made.best["seed"]) == (2, 0)

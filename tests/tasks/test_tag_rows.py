@@ -173,7 +173,7 @@ def test_entities_of_whole_sentences(tmp_path):
     assert rows.score({"tags": gold}, np.arange(2))["f1"] == 1
     short = rows.score({"tags": gold[:1]}, np.arange(1))  # not whole: not scored
     assert short.keys() == {*METRICS} and all(map(math.isnan, short.values()))
-    assert best.find("eval/valid/f1", [(2, short["f1"]), (4, 0.0)]).step == 4
+    assert best.find_best("eval/valid/f1", [(2, short["f1"]), (4, 0.0)]).step == 4
     other = gold.copy()
     other[1, 1] = 0
     found = rows.score({"tags": other}, np.arange(2))
