@@ -120,7 +120,7 @@ def schedule_lengths(
     def length(name: str, end: bool) -> int:
         return phases.steps_within(*durations.unit_of(config, name), placed, span, end)
 
-    return length("optim.warmup", False), length("optim.decay", True), span
+    return length("optim.warmup", False), span, length("optim.decay", True)
 
 
 def make_function(

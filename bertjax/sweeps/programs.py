@@ -42,7 +42,7 @@ def make_programs(
     from bertjax.sweeps import stacked_runs
     from bertjax.training import state
 
-    warmup, decay, span = lengths
+    warmup, span, decay = lengths
     guarded = update.shapes.guard is not None
 
     def update_of(seed: Any, rate: Any) -> Any:
