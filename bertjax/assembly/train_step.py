@@ -112,7 +112,7 @@ def intervals(config: ConfigDict, first: phases.Phase, total: int) -> dict[str, 
 def schedule_lengths(
     config: ConfigDict, placed: Sequence[phases.Phase], total: int
 ) -> tuple[int, int, int]:
-    """Return warm-up, decay and whole of the schedule in steps, or of CLOCK_UPDATES."""
+    """Return warm-up, whole and decay of the schedule in steps, or of CLOCK_UPDATES."""
     from bertjax.training.schedules import CLOCK_UPDATES
 
     span = total if config.budget_minutes is None else CLOCK_UPDATES
