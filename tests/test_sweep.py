@@ -16,7 +16,7 @@ from bertjax import UserError, predict, sweep, train
 from bertjax.assembly import command_line, models
 from bertjax.checkpoints import workdir_kinds
 from bertjax.sweeps import programs as sweep_programs
-from bertjax.sweeps import score_spread, stacked_runs
+from bertjax.sweeps import best_run, score_spread, stacked_runs
 from bertjax.training.signals import Stopped, StopSignal
 
 pytestmark = pytest.mark.usefixtures("no_listener")
@@ -200,11 +200,11 @@ def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch
     for more in ([], ["--allow_config_change"], ["--config.optim.lr=0.1"]):
         with pytest.raises(UserError, match=r"holds a sweep, no state .*init_from="):
             train.main([*wanted, *more, f"--workdir={swept[0]}"])
-    path, real = tmp_path / "cut", sweep.keep
-    monkeypatch.setattr(sweep, "keep", lambda *_: 1 / 0)
+    path, real = tmp_path / "cut", best_run.write_best_run
+    monkeypatch.setattr(best_run, "write_best_run", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(wanted, path)
-    monkeypatch.setattr(sweep, "keep", real)
+    monkeypatch.setattr(best_run, "write_best_run", real)
     with pytest.raises(UserError, match="holds a sweep under way: repeat its command"):
         train.main([*wanted, f"--workdir={path}"])
     with pytest.raises(UserError, match="holds a sweep under way: repeat its command"):
