@@ -15,8 +15,8 @@ import pytest
 from bertjax import UserError, predict, sweep, train
 from bertjax.assembly import command_line, models
 from bertjax.checkpoints import workdir_kinds
-from bertjax.sweeps import programs as sweep_programs
 from bertjax.sweeps import best_run, score_spread, stacked_runs
+from bertjax.sweeps import programs as sweep_programs
 from bertjax.training.signals import Stopped, StopSignal
 
 pytestmark = pytest.mark.usefixtures("no_listener")
