@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax import counted
 from bertjax.data.corpus.prose import prose
 from bertjax.storage import directories
 
@@ -73,9 +74,9 @@ def _python_files() -> list[str]:
             continue
         paths = (os.path.join(folder, n) for n in sorted(names) if n.endswith(".py"))
         files += [p for p in paths if not _SKIPPED.search(p[len(root) :])]
-    for _, found in _distributions():
-        inner = sorted(str(f) for f in found.files or () if f.suffix == ".py")
-        files += [str(found.locate_file(f)) for f in inner if not _SKIPPED.search(f)]
+    for _, package in _distributions():
+        inner = sorted(str(f) for f in package.files or () if f.suffix == ".py")
+        files += [str(package.locate_file(f)) for f in inner if not _SKIPPED.search(f)]
     return files
 
 
@@ -85,8 +86,8 @@ _COMMENTS = re.compile(r"(?:^[ \t]*#(?: .*)?\n){3,}", re.MULTILINE)
 def _texts(source: str) -> Iterator[str]:
     """Yield the docstrings and other long strings of a module, then its comments."""
     yield from _strings(source)
-    for found in _COMMENTS.finditer(source):
-        yield re.sub(r"(?m)^[ \t]*# ?", "", found[0])
+    for block in _COMMENTS.findall(source):
+        yield re.sub(r"(?m)^[ \t]*# ?", "", block)
 
 
 _BODIES = ("body", "handlers", "orelse", "finalbody")
@@ -125,28 +126,29 @@ def _documents(say: Callable[[str], None]) -> list[list[str]]:
     documents: list[list[str]] = []
 
     def add(parts: Iterator[str] | list[str]) -> None:
-        held: list[str] = []
+        document: list[str] = []
         size = 0
         for part in parts:
             for paragraph in prose(part):
                 key = hashlib.sha1(_normal(paragraph).encode()).digest()
                 if key not in seen:
                     seen.add(key)
-                    held.append(paragraph)
+                    document.append(paragraph)
                     size += len(paragraph)
             if size >= DOCUMENT_LENGTH:
-                documents.append(held)
-                held, size = [], 0
+                documents.append(document)
+                document, size = [], 0
         if size >= 200:
-            documents.append(held)
-        elif held and documents:
-            documents[-1].extend(held)
+            documents.append(document)
+        elif document and documents:
+            documents[-1].extend(document)
 
     topics = importlib.import_module("pydoc_data.topics").topics
     for name in sorted(topics):
         add([topics[name]])
-    for _, found in _distributions():
-        add([found.metadata.get_payload() or found.metadata.get("Description") or ""])
+    for _, package in _distributions():
+        metadata = package.metadata
+        add([metadata.get_payload() or metadata.get("Description") or ""])
     files = _python_files()
     for number, file in enumerate(files):
         if number % 1000 == 999:
@@ -203,18 +205,15 @@ def _clusters(shingles: list[list[np.ndarray]]) -> list[int]:
     first = (pair >> np.uint64(32)).astype(int)
     second = (pair & np.uint64(0xFFFFFFFF)).astype(int)
     near = common >= NEAR * np.minimum(sizes[first], sizes[second])
-    root = list(range(len(whole)))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    for a, b in zip(first[near].tolist(), second[near].tolist(), strict=True):
-        a, b = find(a), find(b)
-        root[max(a, b)] = min(a, b)
-    return [find(i) for i in range(len(whole))]
+    first, second = first[near], second[near]
+    root = np.arange(len(whole))
+    while True:  # each takes the least that it or a neighbour has
+        lowest = np.minimum(root[first], root[second])
+        before = root.copy()
+        np.minimum.at(root, first, lowest)
+        np.minimum.at(root, second, lowest)
+        if (root == before).all():
+            return root.tolist()
 
 
 def split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
@@ -235,9 +234,9 @@ def split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]
     for i in order:
         if sides[i]:
             pairs = zip(documents[i], shingles[i], strict=True)
-            kept = [p for p, a in pairs if _share(a, known) < NEAR]
-            if sum(map(len, kept)) >= 100:
-                valid.append(kept)
+            document = [p for p, a in pairs if _share(a, known) < NEAR]
+            if sum(map(len, document)) >= 100:
+                valid.append(document)
     return train, valid
 
 
@@ -299,12 +298,12 @@ def _write(folder: Path, say: Callable[[str], None]) -> None:
             "paragraphs": sum(map(len, documents)),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-    versions = {name: found.version for name, found in _distributions()}
+    versions = {name: package.version for name, package in _distributions()}
     versions["python"] = ".".join(map(str, sys.version_info[:3]))
     meta = {"format": FORMAT, "files": files, "versions": versions}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
+    number = counted(files["train"]["documents"], "document")
     say(
-        f"builtin:docs: {files['train']['bytes'] / 1e6:.1f} MB in "
-        f"{files['train']['documents']} documents, and "
+        f"builtin:docs: {files['train']['bytes'] / 1e6:.1f} MB in {number}, and "
         f"{files['valid']['bytes'] / 1e6:.2f} MB held out"
     )

@@ -36,12 +36,12 @@ class Fields(NamedTuple):
     entities: str = ""
 
     def keys(self) -> dict[str, str]:
-        """Return the config key of each field that is read, by the field's name."""
+        """Return {field that is read: its config key}."""
         named = zip(self, ("text_field", "group_field", "entity_field"), strict=True)
         return {field: f"data.{key}" for field, key in named if field}
 
-    def told(self) -> str:
-        """Return what a fingerprint has to say of them; "" for the usual."""
+    def suffix(self) -> str:
+        """Return what a fingerprint ends with; "" for the defaults."""
         return "" if self == TEXT else f":{'|'.join(self)}"
 
 
@@ -145,12 +145,8 @@ def make_document(
     >>> make_document({"text": [[3, 1], [4]]}, Fields(), str, Counter()).paragraphs
     ['3 1', '4']
     """
-    for field, key in fields.keys().items():
-        if field not in record:
-            there = ", ".join(f"`{name}`" for name in record) or "none"
-            raise UserError(
-                f"{where()}: there is no `{field}` field ({key}); there are: {there}"
-            )
+    if not fields.keys().keys() <= record.keys():
+        refuse_missing(fields.keys(), record, where())
 
     def text(value: Any, field: str) -> str:
         if isinstance(value, bytes):
@@ -163,8 +159,7 @@ def make_document(
     group = ""
     if fields.group:
         value = record[fields.group]
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        group = str(value) if is_number else text(value, fields.group).strip()
+        group = str(value) if type(value) is int else text(value, fields.group).strip()
         if not 0 < len(group) <= LONGEST or not group.isprintable():
             raise UserError(
                 f"{where()}: `{fields.group}` is {group[: LONGEST + 1]!r}, but names "
@@ -174,35 +169,45 @@ def make_document(
     if fields.entities:
         for value in _as_list(record[fields.entities], fields.entities, where):
             entities += [" ".join(text(value, fields.entities).split())]
-    value = record[fields.text]
-    if value is None:
-        found = []
-    elif isinstance(value, str | bytes):
-        found = paragraphs(text(value, fields.text))
-    else:
-        parts = _as_list(value, fields.text, where)
-        if parts and all(map(_is_int, parts)):
-            parts = [parts]
-        found = []
-        for part in parts:
-            if not isinstance(part, str | bytes):
-                part = _as_list(part, fields.text, where)
-                if not all(map(_is_int, part)):
-                    raise UserError(
-                        f"{where()}: `{fields.text}` holds neither text nor integers"
-                    )
-                found += [" ".join(map(str, part))] if part else []
-            else:
-                found += paragraphs(text(part, fields.text))
-    return Document(found, group, tuple(e for e in dict.fromkeys(entities) if e))
+    parts = record[fields.text]
+    if isinstance(parts, str | bytes):
+        parts = [parts]
+    parts = _as_list(parts, fields.text, where)
+    if parts and all(type(part) is int for part in parts):
+        parts = [parts]
+    lines = []
+    for part in parts:
+        if isinstance(part, str | bytes):
+            lines += paragraphs(text(part, fields.text))
+        elif part := _as_list(part, fields.text, where):
+            if not all(type(number) is int for number in part):
+                raise UserError(
+                    f"{where()}: `{fields.text}` holds neither text nor integers"
+                )
+            lines.append(" ".join(map(str, part)))
+    return Document(lines, group, tuple(e for e in dict.fromkeys(entities) if e))
+
+
+def refuse_missing(
+    keys: Mapping[str, str], present: Iterable[str], place: str, noun: str = "field"
+) -> None:
+    """Raise UserError for a field that is not present.
+
+    Args:
+      keys: {field: the config key that names it}.
+      place: the file, and the line; begins the message.
+      noun: what a field is called there.
+    """
+    names = ", ".join(f"`{name}`" for name in present) or "none"
+    for field, key in keys.items():
+        if field not in present:
+            raise UserError(
+                f"{place}: there is no {noun} `{field}` ({key}); there are: {names}"
+            )
 
 
 NAME = re.compile(r"\w[\w.-]*")  # of a component
 LONGEST = 100  # characters of a group's name: it is part of the names of metrics
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _as_list(value: Any, field: str, where: Callable[[], str]) -> list[Any]:

@@ -4,6 +4,7 @@
 import contextlib
 import errno
 import glob
+import gzip
 import hashlib
 import io
 import json
@@ -52,19 +53,29 @@ def os_errors() -> Iterator[None]:
         raise OSError(errno.EIO, reason.strip().splitlines()[0][:200]) from None
 
 
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Make any error of opening or reading a file or URL a UserError that names it."""
+    try:
+        with os_errors() if "://" in path else contextlib.nullcontext():
+            yield
+    except OSError as err:
+        reason = err.strerror or err
+        raise UserError(f"{path}: cannot be read ({reason})") from None
+
+
 class Seen(NamedTuple):
-    """What `stat` told of a file, and the machine: another may have a copy of it."""
+    """What `stat` gave for a file, and on which machine: another may have a copy."""
 
     host: str
     stamp: tuple[int, ...]
 
 
-class _Far(io.RawIOBase):
-    """A remote file whose errors are OSErrors."""
+class _RemoteFile(io.RawIOBase):
+    """A remote file with all that io.BufferedReader needs."""
 
     def __init__(self, path: str) -> None:
-        with os_errors():
-            self.inner = remote(path).open("rb")
+        self.inner = remote(path).open("rb")
 
     def readable(self) -> bool:
         return True
@@ -73,17 +84,12 @@ class _Far(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with os_errors():
-            found = self.inner.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        data = self.inner.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with os_errors():
-            self.inner.seek(offset, whence)
-            return self.inner.tell()
-
-    def tell(self) -> int:
+        self.inner.seek(offset, whence)
         return self.inner.tell()
 
     def close(self) -> None:
@@ -107,9 +113,9 @@ def stat(path: str) -> tuple[int, ...]:
 
 
 def open_file(path: str) -> IO[bytes]:
-    """Open a file or URL for reading bytes; it and reading raise OSError alone."""
+    """Open a file or URL for reading bytes. Raises OSError for what is no file."""
     if "://" in path:
-        return io.BufferedReader(_Far(path), CHUNK)
+        return io.BufferedReader(_RemoteFile(path), CHUNK)
     if what := irregular(path):
         raise OSError(errno.EINVAL, f"{what}, not a regular file", path)
     return open(path, "rb")
@@ -151,33 +157,19 @@ def find(pattern: str) -> list[str]:
 def unpacked(path: str, size: int = 0) -> Iterator[bytes]:
     """Yield a file's bytes, unpacked as it is named, about `size` (CHUNK) at a time.
 
-    Raises UserError where it is damaged.
+    Raises UserError where it cannot be read or is damaged.
     """
-    size = size or CHUNK
-    try:
-        with open_file(path) as raw:
-            if not path.lower().endswith(tuple(PACKED.values())):
-                while chunk := raw.read(size):
+    name = path.lower()
+    with reading(path), open_file(path) as raw:
+        if name.endswith(".zst"):
+            yield from _zstd_chunks(path, raw)
+            return
+        try:
+            with gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw as file:
+                while chunk := file.read(size or CHUNK):
                     yield chunk
-            elif path.lower().endswith(".gz"):
-                import gzip
-
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    while chunk := unpacked.read(size):
-                        yield chunk
-            else:
-                yield from _zstd_chunks(path, raw)
-    except (EOFError, zlib.error) as err:
-        raise UserError(f"{path}: damaged or truncated .gz file ({err})") from None
-    except OSError as err:  # gzip.BadGzipFile has no errno
-        if err.errno is None and path.lower().endswith(".gz"):
+        except (EOFError, zlib.error, gzip.BadGzipFile) as err:
             raise UserError(f"{path}: damaged or truncated .gz file ({err})") from None
-        raise unreadable(path, err) from None
-
-
-def unreadable(path: str, err: OSError) -> UserError:
-    """Say that a file cannot be read, and why."""
-    return UserError(f"{path}: cannot be read ({err.strerror or err})")
 
 
 def _zstd_chunks(path: str, raw: IO[bytes]) -> Iterator[bytes]:
@@ -225,11 +217,8 @@ def read_head(path: str, key: str) -> bytes:
 
     Raises UserError for one that is neither text nor compressed as it is named.
     """
-    try:
-        with open_file(path) as raw:
-            head = raw.read(HEAD)
-    except OSError as err:
-        raise unreadable(path, err) from None
+    with reading(path), open_file(path) as raw:
+        head = raw.read(HEAD)
     for magic, suffix in PACKED.items():
         if head.startswith(magic):
             if not path.lower().endswith(suffix):
@@ -248,10 +237,8 @@ def refuse_changed(name: str, seen: Seen | None) -> None:
     """Raise UserError for a file that is not what was seen on this machine."""
     if seen is None or ("://" not in name and seen.host != socket.gethostname()):
         return
-    try:
+    with reading(name):
         changed = stat(name)[:2] != seen.stamp[:2]  # new permissions are no change
-    except OSError as err:
-        raise unreadable(name, err) from None
     if changed:
         raise UserError(f"{name}: the file changed while it was read")
 
@@ -259,11 +246,11 @@ def refuse_changed(name: str, seen: Seen | None) -> None:
 def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     """Return the SHA-256 of a file's bytes, and what it was taken of.
 
-    It is remembered in `cache_dir`/HASHES under the path and what `stat`
-    tells, so that big files are not read again at every start.
+    It is kept in `cache_dir`/HASHES with the path and what `stat` gives, so that big
+    files are not read again at every start.
     """
     path = name if "://" in name else os.path.abspath(name)
-    try:
+    with reading(name):
         seen = Seen(socket.gethostname(), stat(path))
         stamp = [*seen.stamp]
         entry = load_hashes(cache_dir).get(path)
@@ -273,23 +260,20 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
         with open_file(path) as raw:
             while chunk := raw.read(CHUNK):
                 digest.update(chunk)
-    except OSError as err:
-        raise unreadable(name, err) from None
     refuse_changed(name, seen)
     save_hashes(cache_dir, {path: {"stamp": stamp, "sha256": digest.hexdigest()}})
     return digest.hexdigest(), seen
 
 
 def save_hashes(cache_dir: str, more: dict[str, Any]) -> None:
-    """Add hashes to those that are remembered."""
-    memory = Path(cache_dir) / HASHES
+    """Add to the hashes of texts in `cache_dir`."""
     known = {**load_hashes(cache_dir), **more}
     text = json.dumps(known, indent=1, sort_keys=True)
-    write_file(memory, text, f"data.cache={cache_dir}")
+    write_file(Path(cache_dir) / HASHES, text, f"data.cache={cache_dir}")
 
 
 def load_hashes(cache_dir: str) -> dict[str, Any]:
-    """Read the remembered hashes; a damaged file only means hashing again."""
+    """Read the hashes of texts; a damaged file only means hashing again."""
     try:
         known = json.loads((Path(cache_dir) / HASHES).read_text())
     except (OSError, ValueError):

@@ -5,8 +5,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import IO
 
+from bertjax import UserError
 from bertjax.data.corpus import files
 from bertjax.data.corpus.boundaries import CUTS, SPAN, byte_range, json_edge, text_edge
 from bertjax.data.corpus.documents import (
@@ -20,7 +22,6 @@ from bertjax.data.corpus.documents import (
 from bertjax.data.corpus.line_repair import (
     Counts,
     group,
-    group_titled,
     json_lines,
     text_lines,
 )
@@ -59,9 +60,9 @@ class FileSource(Source):
     @property
     def format(self) -> str:
         """Name how the bytes are read, e.g. "text.gz"; part of the fingerprint."""
-        told = "wikitext" if self.titled else "text"
-        told = "json" if self.is_json else told
-        return told + self.pack + (self.fields.told() if self.is_json else "")
+        if self.is_json:
+            return f"json{self.pack}{self.fields.suffix()}"
+        return ("wikitext" if self.titled else "text") + self.pack
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return format and SHA-256 of the bytes."""
@@ -84,15 +85,10 @@ class FileSource(Source):
         """Cut into ranges of `piece_bytes`; a compressed file is one piece."""
         if self.pack:
             return [self]
-        try:
+        with files.reading(self.path):
             size = files.stat(self.path)[0]
-        except OSError as err:
-            raise files.unreadable(self.name, err) from None
-        ends = [*range(piece_bytes, size, piece_bytes), size]
-        starts = [0, *ends[:-1]]
-        return [
-            replace(self, start=a, end=b) for a, b in zip(starts, ends, strict=True)
-        ]
+        places = [*range(0, max(size, 1), piece_bytes), size]
+        return [replace(self, start=a, end=b) for a, b in pairwise(places)]
 
     def span(self) -> tuple[int, int | None]:
         """Return the range of bytes."""
@@ -107,30 +103,31 @@ class FileSource(Source):
         if self.end is not None:
             return self.end - self.start
         try:
-            size = files.stat(self.path)[0]
-            if size and self.pack == ".gz":
-                # A gzip file ends with the size of its text modulo 2**32.
-                with files.open_file(self.path) as file:
-                    file.seek(-4, os.SEEK_END)
-                    size = max(size, int.from_bytes(file.read(4), "little"))
-        except OSError as err:
+            with files.reading(self.path):
+                size = files.stat(self.path)[0]
+                if size and self.pack == ".gz":
+                    # A gzip file ends with the size of its text modulo 2**32.
+                    with files.open_file(self.path) as file:
+                        file.seek(-4, os.SEEK_END)
+                        size = max(size, int.from_bytes(file.read(4), "little"))
+        except UserError:
             if "://" in self.path:
-                raise files.unreadable(self.name, err) from None
+                raise
             return None
         return None if self.pack == ".zst" else size
 
     def _chunks(self, counter: Counter[str]) -> Iterator[bytes]:
-        try:
-            size = files.stat(self.path)[0]
-            with files.open_file(self.path) as raw:
-                start, end, cut = self._edges(raw, size)
-                counter["long_documents"] += cut and start < end
-                yield from byte_range(raw, start, end, files.CHUNK)
-        except OSError as err:
-            raise files.unreadable(self.name, err) from None
+        if self.pack:
+            yield from files.unpacked(self.path)
+            return
+        with files.reading(self.path), files.open_file(self.path) as raw:
+            start, end, cut = self._edges(raw)
+            counter["long_documents"] += cut and start < end
+            yield from byte_range(raw, start, end, files.CHUNK)
 
-    def _edges(self, raw: IO[bytes], size: int) -> tuple[int, int, bool]:
+    def _edges(self, raw: IO[bytes]) -> tuple[int, int, bool]:
         """Return where the piece begins and ends, and if it begins in a document."""
+        size = files.stat(self.path)[0]
         ends = size if self.end is None else self.end
         if self.is_json:
             start, end = (json_edge(raw, at, size) for at in (self.start, ends))
@@ -142,23 +139,20 @@ class FileSource(Source):
 
     def _lines_before(self) -> int:
         """Count the lines before the piece."""
-        try:
-            with files.open_file(self.path) as raw:
-                start, _, _ = self._edges(raw, files.stat(self.path)[0])
-                chunks = byte_range(raw, 0, start, files.CHUNK)
-                return sum(chunk.count(b"\n") for chunk in chunks)
-        except OSError as err:
-            raise files.unreadable(self.name, err) from None
+        with files.reading(self.path), files.open_file(self.path) as raw:
+            start, _, _ = self._edges(raw)
+            chunks = byte_range(raw, 0, start, files.CHUNK)
+            return sum(chunk.count(b"\n") for chunk in chunks)
 
     def locate(self, paragraph: str, max_line_bytes: int) -> str:
         """Name the file and the line, counted as lines are read."""
         whole = replace(self, start=0, end=None)
         counter: Counter[str] = Counter()
-        chunks = files.unpacked(self.path) if self.pack else whole._chunks(counter)
+        chunks = whole._chunks(counter)
         if self.is_json:
             for record, where in json_lines(self.name, chunks, max_line_bytes, counter):
-                found = make_document(record, self.fields, where, counter)
-                if paragraph in found.paragraphs:
+                document = make_document(record, self.fields, where, counter)
+                if paragraph in document.paragraphs:
                     return where()
         else:
             lines = text_lines(chunks, max_line_bytes, counter)
@@ -170,17 +164,30 @@ class FileSource(Source):
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield the documents of the file, or of the piece."""
         counter = counts.of(self.name)
-        chunks = files.unpacked(self.path) if self.pack else self._chunks(counter)
-        chunks = counts.reading(chunks)
+        chunks = counts.reading(self._chunks(counter))
         if self.is_json:
             skipped = self._lines_before if self.start else int
             records = json_lines(self.name, chunks, max_line_bytes, counter, skipped)
-            found = (
+            documents = (
                 make_document(record, self.fields, where, counter)
                 for record, where in records
             )
         else:
             lines = text_lines(chunks, max_line_bytes, counter)
-            grouped = group_titled if self.titled else group
-            found = map(Document, grouped(lines, counter))
-        yield from count_documents(found, counter)
+            documents = map(Document, group(lines, counter, self.titled))
+        yield from count_documents(documents, counter)
+
+
+@dataclass
+class BuiltinSource(FileSource):
+    """One side ("train" or "valid") of the embedded corpus."""
+
+    side: str = "train"
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Put the corpus in `cache_dir` unless it is there; return its hash."""
+        from bertjax.data.corpus import builtin
+
+        corpus = builtin.materialise(cache_dir, say)
+        self.path = corpus[self.side]
+        return f"builtin:{self.side}:{corpus['hash']}"

@@ -312,22 +312,6 @@ def json_lines(
             yield record, where
 
 
-def group(lines: Iterator[str], counter: Counter[str]) -> Iterator[list[str]]:
-    """Group lines into documents at blank lines, and where one grows too long."""
-    held: list[str] = []
-    size = 0
-    for line in lines:
-        if held and (not line or size > DOCUMENT_LIMIT):
-            counter["long_documents"] += bool(line)
-            yield held
-            held, size = [], 0
-        if line:
-            held.append(line)
-            size += len(line)
-    if held:
-        yield held
-
-
 # As WikiText has them: a space at both ends of the line and within each run of "=".
 _TITLED = re.compile(rb"(?:[ \t]*\r?\n)* = [^=\s][^\n]* = \r?\n[ \t]*\r?\n")
 _TITLE = re.compile("= [^=].* =")
@@ -344,27 +328,34 @@ def is_titled(head: bytes) -> bool:
     return bool(_TITLED.match(head))
 
 
-def group_titled(lines: Iterator[str], counter: Counter[str]) -> Iterator[list[str]]:
-    """Group the lines of WikiText into documents, as `group` does those of others.
+def group(
+    lines: Iterable[str], counter: Counter[str], titled: bool = False
+) -> Iterator[list[str]]:
+    """Group lines into documents, which begin behind blank lines.
 
-    A document begins with a title, " = Title = " between blank lines; headings of
-    sections have more signs, " = = Section = = ".
+    titled: as in WikiText, documents begin with a title, " = Title = " between blank
+    lines; headings of sections have more signs, " = = Section = = ".
+
+    A document that grows over DOCUMENT_LIMIT is split, and counted.
+
+    >>> list(group(["A cat.", "It sat.", "", "", "A dog."], Counter()))
+    [['A cat.', 'It sat.'], ['A dog.']]
     """
-    held: list[str] = []
+    document: list[str] = []
     size = 0
     blank = True
     for line, after in pairwise(chain(lines, [""])):
         if line:
-            begins = blank and not after and _TITLE.fullmatch(line)
-            if held and (begins or size > DOCUMENT_LIMIT):
+            begins = blank and not (titled and (after or not _TITLE.fullmatch(line)))
+            if document and (begins or size > DOCUMENT_LIMIT):
                 counter["long_documents"] += not begins
-                yield held
-                held, size = [], 0
-            held.append(line)
+                yield document
+                document, size = [], 0
+            document.append(line)
             size += len(line)
         blank = not line
-    if held:
-        yield held
+    if document:
+        yield document
 
 
 def paragraphs(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parquet files: a row is a document."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,16 @@ from bertjax.data.corpus.documents import (
     Source,
     count_documents,
     make_document,
+    refuse_missing,
 )
 from bertjax.data.corpus.files import (
     CHUNK,
     Seen,
     file_hash,
     open_file,
+    reading,
     refuse_changed,
     stat,
-    unreadable,
 )
 from bertjax.data.corpus.line_repair import Counts
 
@@ -43,7 +45,7 @@ class ParquetSource(Source):
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return format and SHA-256 of the bytes."""
         digest, self.seen = file_hash(self.name, cache_dir)
-        return f"parquet{self.fields.told()}:{digest}"
+        return f"parquet{self.fields.suffix()}:{digest}"
 
     def refuse_changed(self) -> None:
         """Raise UserError where the file is not what `fingerprint` saw any more."""
@@ -59,40 +61,34 @@ class ParquetSource(Source):
                 f"{self.name}: reading Parquet needs pyarrow "
                 "(pip install 'bertjax[parquet]')"
             ) from None
-        try:
-            with (
-                open_file(self.name) as raw,
+        with reading(self.name), open_file(self.name) as raw:
+            try:
                 # A column is read as it is decoded, not whole.
-                parquet.ParquetFile(raw, buffer_size=CHUNK, pre_buffer=False) as file,
-            ):
-                names = file.schema_arrow.names
-                for field, key in self.fields.keys().items():
-                    if field not in names:
-                        there = ", ".join(f"`{name}`" for name in names)
-                        raise UserError(
-                            f"{self.name}: there is no column `{field}` ({key}); "
-                            f"there are: {there}"
-                        )
-                yield file
-        except pyarrow.ArrowException as err:
-            reason = " ".join(str(err).split())[:200]
-            raise UserError(f"{self.name}: damaged Parquet file ({reason})") from None
-        except OSError as err:  # Arrow's own have no errno
-            if err.errno is None:
-                raise UserError(f"{self.name}: damaged Parquet file ({err})") from None
-            raise unreadable(self.name, err) from None
+                with parquet.ParquetFile(
+                    raw, buffer_size=CHUNK, pre_buffer=False
+                ) as file:
+                    names = file.schema_arrow.names
+                    refuse_missing(self.fields.keys(), names, self.name, "column")
+                    yield file
+            except (pyarrow.ArrowException, OSError) as err:
+                if getattr(err, "errno", None) is not None:  # Arrow's own have none
+                    raise
+                reason = " ".join(str(err).split())[:200]
+                raise UserError(
+                    f"{self.name}: damaged Parquet file ({reason})"
+                ) from None
 
     def split(self, piece_bytes: int) -> list[Source]:
         """Cut between row groups."""
-        found: list[Source] = []
-        first = held = 0
+        pieces: list[Source] = []
+        first = size = 0
         with self._open() as file:
-            for group in range(file.num_row_groups):
-                held += file.metadata.row_group(group).total_byte_size
-                if held >= piece_bytes or group == file.num_row_groups - 1:
-                    found.append(replace(self, first=first, last=group + 1, size=held))
-                    first, held = group + 1, 0
-        return found
+            for last in range(1, file.num_row_groups + 1):
+                size += file.metadata.row_group(last - 1).total_byte_size
+                if size >= piece_bytes or last == file.num_row_groups:
+                    pieces.append(replace(self, first=first, last=last, size=size))
+                    first, size = last, 0
+        return pieces
 
     def span(self) -> tuple[int, int | None]:
         """Return the range of row groups."""
@@ -107,11 +103,10 @@ class ParquetSource(Source):
 
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document a row."""
-        found = self._documents(counts)
-        yield from count_documents(found, counts.of(self.name), counts.read)
-
-    def _documents(self, counts: Counts) -> Iterator[Document]:
         counter = counts.of(self.name)
+        yield from count_documents(self._documents(counter), counter, counts.read)
+
+    def _documents(self, counter: Counter[str]) -> Iterator[Document]:
         columns = list(self.fields.keys())
         with self._open() as file:
             last = file.num_row_groups if self.last is None else self.last

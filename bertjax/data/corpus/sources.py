@@ -18,54 +18,16 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from bertjax import UserError
 from bertjax.data.corpus import files, tfds_source
 from bertjax.data.corpus.documents import NAME, Document, Fields, Source
-from bertjax.data.corpus.line_files import FileSource
-from bertjax.data.corpus.line_repair import Counts, is_titled
+from bertjax.data.corpus.line_files import BuiltinSource, FileSource
+from bertjax.data.corpus.line_repair import is_titled
 from bertjax.data.corpus.parquet import ParquetSource
 
 __all__ = ["Document", "Source", "named_sources", "parse_sources", "split_sources"]
-
-
-@dataclass
-class BuiltinSource(Source):
-    """One side ("train" or "valid") of the embedded corpus."""
-
-    name: str
-    side: str
-    path: str = ""  # known once it has been put in place
-
-    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
-        """Put the corpus in `cache_dir` unless it is there; return its hash."""
-        from bertjax.data.corpus import builtin
-
-        made = builtin.materialise(cache_dir, say)
-        self.path = made[self.side]
-        return f"builtin:{self.side}:{made['hash']}"
-
-    def _file(self) -> FileSource:
-        if not self.path:
-            raise RuntimeError("fingerprint(cache_dir) has to come first")
-        return FileSource(self.name, self.path)
-
-    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
-        """Yield the documents of this side."""
-        return self._file().documents(counts, max_line_bytes)
-
-    def split(self, piece_bytes: int) -> list[Source]:
-        """Cut the file of this side."""
-        return self._file().split(piece_bytes)
-
-    def text_bytes(self) -> int | None:
-        """Return the bytes of this side."""
-        return self._file().text_bytes()
-
-
-# Strings -> sources
 
 
 def split_sources(text: str) -> list[str]:
@@ -106,7 +68,7 @@ def parse_sources(
             sides["builtin:docs:valid"] = "valid"
             if entry not in sides:
                 raise UserError(f"{key}={entry}: known: {', '.join(sides)}")
-            sources.append(BuiltinSource(entry, sides[entry]))
+            sources.append(BuiltinSource(entry, side=sides[entry]))
         elif entry.startswith("tfds:"):
             if not tfds_source.WRITTEN.fullmatch(entry):
                 raise UserError(
@@ -123,8 +85,7 @@ def parse_sources(
     if not sources:
         raise UserError(f"{key}: names no text")
     for source in sources:
-        plain = isinstance(source, FileSource) and not source.is_json
-        if plain or isinstance(source, BuiltinSource):
+        if isinstance(source, FileSource) and not source.is_json:
             for field, name in zip(fields[1:], ("group", "entity"), strict=True):
                 # Held-out text without groups is a validation set of its own.
                 if field and (name, role) != ("group", "valid"):
@@ -159,10 +120,10 @@ def expand_paths(
         if empty and not (some_empty and len(empty) < len(paths)):
             raise UserError(f"{key}={empty[0]}: the file is empty")
     except FileNotFoundError:
-        told = "there is no such file"
+        reason = "there is no such file"
         if "://" not in path and os.path.islink(path):
-            told = "a link to a file that is not there"
-        raise UserError(f"{key}={path}: {told}") from None
+            reason = "a link to a file that is not there"
+        raise UserError(f"{key}={path}: {reason}") from None
     except OSError as err:
         reason = err.strerror or err
         raise UserError(f"{key}={path}: cannot be read ({reason})") from None

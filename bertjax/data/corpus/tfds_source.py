@@ -15,6 +15,7 @@ from bertjax.data.corpus.documents import (
     Source,
     count_documents,
     make_document,
+    refuse_missing,
 )
 from bertjax.data.corpus.line_repair import Counts
 
@@ -31,10 +32,11 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def open_split(name: str, wanted: Mapping[str, str]) -> tuple[Any, str]:
+def open_split(name: str, keys: Mapping[str, str]) -> tuple[Any, str]:
     """Open "tfds:name:split": (its builder, the split).
 
-    wanted: {feature: the config key that asks for it}. Raises UserError.
+    keys: {feature that the split must have: the config key that names it}. Raises
+    UserError.
     """
     found = WRITTEN.fullmatch(name)
     if not found:
@@ -62,25 +64,19 @@ def open_split(name: str, wanted: Mapping[str, str]) -> tuple[Any, str]:
             f"{name}: not on this machine; tensorflow_datasets' download_and_prepare() "
             f"gets it ({reason})"
         ) from None
-    there = list(builder.info.features or {})
-    for feature, key in wanted.items():
-        if feature not in there:
-            names = ", ".join(f"`{n}`" for n in sorted(there))
-            raise UserError(
-                f"{name}: has no feature `{feature}` ({key}); there are: {names}"
-            )
+    refuse_missing(keys, sorted(builder.info.features or {}), name, "feature")
     return builder, split
 
 
 def read_split(
-    builder: Any, split: Any, wanted: Iterable[str]
+    builder: Any, split: Any, features: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the examples of a split, in the order of the files, as plain values."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
     tf.config.set_visible_devices([], "GPU")  # the accelerator is jax's
-    decoders = tfds.decode.PartialDecoding(dict.fromkeys(wanted, True))
+    decoders = tfds.decode.PartialDecoding(dict.fromkeys(features, True))
     data = builder.as_dataset(split=split, shuffle_files=False, decoders=decoders)
     for example in tfds.as_numpy(data):
         yield {name: as_plain(value) for name, value in example.items()}
@@ -117,8 +113,8 @@ class TfdsSource(Source):
         builder, split = self._open()
         info = builder.info
         size = info.splits[split].num_examples
-        told = f"tfds:{info.full_name}:{split}:{size}:{int(info.dataset_size)}"
-        return told + self.fields.told()
+        identity = f"tfds:{info.full_name}:{split}:{size}:{int(info.dataset_size)}"
+        return identity + self.fields.suffix()
 
     def split(self, piece_bytes: int) -> list[Source]:
         """Cut into even ranges of examples of about `piece_bytes` together."""
@@ -143,8 +139,8 @@ class TfdsSource(Source):
 
             split = tfds.even_splits(split, self.pieces)[self.piece]
         records = read_split(builder, split, self.fields.keys())
-        found = (
+        documents = (
             make_document(record, self.fields, lambda: self.name, counter)
             for record in records
         )
-        yield from count_documents(found, counter, counts.read)
+        yield from count_documents(documents, counter, counts.read)

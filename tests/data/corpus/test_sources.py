@@ -370,7 +370,7 @@ def test_tfds_on_this_machine(tmp_path, monkeypatch):
     groups = {d.group for d in source.documents(Counts(), LIMIT)}
     assert groups == {str(i) for i in range(20)}
     (source,) = parse_sources("tfds:tiny:train", "k", "train", group_field="m")
-    with pytest.raises(UserError, match=r"no feature `m` .*there are: `n`, `text`"):
+    with pytest.raises(UserError, match=r"is no feature `m` .* are: `n`, `text`"):
         source.fingerprint(tmp_path)
     for name in ("tfds:tiny:valid", "tfds:nosuch_data_set:train"):
         (source,) = parse_sources(name, "k", "train")

@@ -326,9 +326,9 @@ def test_fields_of_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"title": "x"}, r"no `text` field \(data.text_field\); there are: `title`"),
-        ({"text": "x"}, r"no `lang` field \(data.group_field\)"),
-        ({"text": "x", "lang": "en"}, r"no `who` field \(data.entity_field\)"),
+        ({"title": "x"}, r"no field `text` \(data.text_field\); there are: `title`"),
+        ({"text": "x"}, r"no field `lang` \(data.group_field\)"),
+        ({"text": "x", "lang": "en"}, r"no field `who` \(data.entity_field\)"),
         ({"text": "x", "lang": "", "who": []}, "`lang` is ''"),
         ({"text": "x", "lang": "a\u2028b", "who": []}, "names of groups"),
         ({"text": "x", "lang": "a" * 101, "who": []}, "1 to 100 printable"),
