@@ -52,15 +52,15 @@ def read_shard(value: str) -> tuple[int, int]:
     >>> read_shard("2/8")
     (2, 8)
     """
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
-    index, count = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
+    index, count = map(int, match.groups()) if match else (0, 0)
     if not index < count:
         raise UserError(f"--shard={value}: write I/N with I from 0 to N - 1, as in 0/8")
     return index, count
 
 
 def read_merge(value: str) -> int:
-    """Read N."""
+    """Read N, a number above 0."""
     if not re.fullmatch(r"0*[1-9]\d{0,8}", value):
         raise UserError(f"--merge={value}: write the number of shards, as in 8")
     return int(value)
@@ -95,8 +95,8 @@ def report_text(
     for source in chain.from_iterable(sources.values()):
         source.fingerprint(cache)  # puts in place what is made
     samples: dict[str, Sample] = {}
-    found = read_documents(role, sources, data.max_line_bytes, samples)
-    lines = report_corpus((source, document) for _, source, document in found)
+    documents = read_documents(role, sources, data.max_line_bytes, samples)
+    lines = report_corpus((source, document) for _, source, document in documents)
     texts = {name: sample.texts for name, sample in samples.items()}
     lines.append("how the vocabulary fits a sample of the text:")
     return lines + [f"  {line}" for line in report_tokenizer(tokenizer, texts)]
@@ -126,8 +126,8 @@ def main(argv: Sequence[str]) -> int:
     prepared = prepared_text.settle(config, prepared)
     for role, stores in (("train", prepared.parts), ("valid", prepared.valid)):
         for name, store in stores.items():
-            told = role if name == role else f"{role}/{name}"
-            print(f"{told} {store.path} {store.content_hash}")
+            title = role if name == role else f"{role}/{name}"
+            print(f"{title} {store.path} {store.content_hash}")
     if args.report:
         inputs = prepare_data.check_inputs(**given)
         for role, stores, sources in (
@@ -136,8 +136,8 @@ def main(argv: Sequence[str]) -> int:
         ):
             if stores:
                 print(f"data.{role}:", *report_stores(stores), sep="\n")
-                told = report_text(prepared.tokenizer, role, sources, config.data)
-                print(*told, sep="\n")
+                lines = report_text(prepared.tokenizer, role, sources, config.data)
+                print(*lines, sep="\n")
     return 0
 
 

@@ -213,8 +213,6 @@ LONGEST = 100  # characters of a group's name: it is part of the names of metric
 def _as_list(value: Any, field: str, where: Callable[[], str]) -> list[Any]:
     if value is None:
         return []
-    if hasattr(value, "tolist"):  # numpy, from TensorFlow Datasets
-        value = value.tolist()
     if not isinstance(value, list):
         kind = type(value).__name__
         raise UserError(

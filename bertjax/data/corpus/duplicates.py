@@ -12,8 +12,10 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bertjax import counted
 from bertjax.data.corpus.documents import Document
 from bertjax.data.tokenizers.tokenizer import SPACELESS
 
@@ -29,20 +31,21 @@ SPACE = 1 << 64
 _UNIT = re.compile(rf"{SPACELESS.pattern}|\w+")
 
 
-class Line(NamedTuple):
+@dataclass(slots=True)
+class Line:
     """A line that was seen: how often, its characters, and where first."""
 
-    count: int
     size: int
     source: str
     text: str
+    count: int = 0
 
 
 class RepeatedLines:
     """Counts lines; those with a hash below `limit`, and the most frequent ones."""
 
-    def __init__(self, held: int = LINES) -> None:
-        self.held = held
+    def __init__(self, capacity: int = LINES) -> None:
+        self.capacity = capacity
         self.limit = SPACE
         self.lines: dict[int, Line] = {}
         self.frequent: dict[int, Line] = {}
@@ -54,28 +57,23 @@ class RepeatedLines:
         self.characters += len(text)
         digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8)
         key = int.from_bytes(digest.digest())
-        if key in self.frequent:
-            line = self.frequent[key]
-            self.frequent[key] = line._replace(count=line.count + 1)
-        elif key < self.limit:
-            line = self.lines.get(key) or Line(0, len(text), source, text[:SHOWN])
-            self.lines[key] = line._replace(count=line.count + 1)
-            if len(self.lines) > self.held:
-                self._halve()
+        line = self.frequent.get(key) or self.lines.get(key)
+        if line is None:
+            if key >= self.limit:
+                return
+            line = self.lines[key] = Line(len(text), source, text[:SHOWN])
+        line.count += 1
+        if len(self.lines) > self.capacity:
+            self._halve()
 
     def _halve(self) -> None:
         """Move the most frequent lines aside, and halve the space of the others."""
         both = self.frequent | self.lines
         most = heapq.nlargest(FREQUENT, both, key=lambda k: (both[k].count, -k))
-        kept = {key: both[key] for key in most if both[key].count > 1}
+        self.frequent = {key: both.pop(key) for key in most if both[key].count > 1}
         # What is frequent no more lies in a part of the space that was given up.
         self.limit //= 2
-        self.lines = {
-            key: line
-            for key, line in both.items()
-            if key not in kept and key < self.limit
-        }
-        self.frequent = kept
+        self.lines = {k: line for k, line in both.items() if k < self.limit}
 
     def report(self) -> list[str]:
         """Say how much is repeated, and what most often."""
@@ -90,8 +88,8 @@ class RepeatedLines:
         whole = max(self.characters, 1)
         estimated = f" (estimated from {part:.2%} of the lines)" if part < 1 else ""
         lines = [
-            f"{self.total:,} lines: {inside / whole:.2%} of the characters are in "
-            f"lines that occur more than once; each of them once would save "
+            f"{counted(self.total, 'line')}: {inside / whole:.2%} of the characters "
+            f"are in lines that occur more than once; each of them once would save "
             f"{saved / whole:.2%}{estimated}"
         ]
         most = heapq.nsmallest(EXAMPLES, again, key=lambda p: (-p[0].count, p[0].text))
@@ -100,8 +98,9 @@ class RepeatedLines:
 
 
 class Near(NamedTuple):
-    """A document that is held for comparison."""
+    """A document that is kept for comparison; `key` is its smallest hash."""
 
+    key: int
     number: int
     where: str
     text: str
@@ -115,16 +114,15 @@ class NearDuplicates:
     mostly have the same one and are in the sample together.
     """
 
-    def __init__(self, held: int = DOCUMENTS) -> None:
-        self.held = held
+    def __init__(self, capacity: int = DOCUMENTS) -> None:
+        self.capacity = capacity
         self.limit = 1 << 32
         self.total = 0
-        self.documents: dict[int, list[Near]] = {}  # by key
-        self.size = 0
+        self.documents: list[Near] = []
         self.numbers: Counter[str] = Counter()  # documents of each source
 
     def add(self, document: Document, source: str) -> None:
-        """Look at a document."""
+        """Keep a document for comparison, or not."""
         from datasketch import MinHash
 
         number = self.total
@@ -145,12 +143,10 @@ class NearDuplicates:
         minhash.update_batch(shingles)
         where = f"{source}, document {self.numbers[source]:,}"
         text = document.paragraphs[0][:SHOWN]
-        self.documents.setdefault(key, []).append(Near(number, where, text, minhash))
-        self.size += 1
-        while self.size > self.held and self.limit > 1:
+        self.documents.append(Near(key, number, where, text, minhash))
+        while len(self.documents) > self.capacity and self.limit > 1:
             self.limit //= 2
-            kept = {k: v for k, v in self.documents.items() if k < self.limit}
-            self.documents, self.size = kept, sum(map(len, kept.values()))
+            self.documents = [near for near in self.documents if near.key < self.limit]
 
     def report(self) -> list[str]:
         """Say which share is near to a document before, with examples."""
@@ -159,26 +155,22 @@ class NearDuplicates:
         if not self.total:
             return []
         index = MinHashLSH(threshold=NEAR, num_perm=128)
-        every = sorted(n for found in self.documents.values() for n in found)
+        size = len(self.documents)
         pairs = []
-        held: dict[int, Near] = {}
-        for near in every:
+        for at, near in enumerate(self.documents):
             others = (
-                (near.minhash.jaccard(held[i].minhash), -i)
+                (near.minhash.jaccard(self.documents[i].minhash), -i)
                 for i in index.query(near.minhash)
             )
             best, first = max(others, default=(0.0, 0))
             if best >= NEAR:
-                pairs.append((best, held[-first], near))
-            held[near.number] = near
-            index.insert(near.number, near.minhash)
-        sampled = (
-            "" if len(every) == self.total else f" (in a sample of {len(every):,})"
-        )
-        share = len(pairs) / max(len(every), 1)
+                pairs.append((best, self.documents[-first], near))
+            index.insert(at, near.minhash)
+        sampled = "" if size == self.total else f" (in a sample of {size:,})"
+        share = len(pairs) / max(size, 1)
         lines = [
-            f"{self.total:,} documents: {share:.2%} are near-duplicates of one before, "
-            f"by {NEAR:.0%} of their shingles of {SHINGLE} words{sampled}"
+            f"{counted(self.total, 'document')}: {share:.2%} are near-duplicates of "
+            f"one before, by {NEAR:.0%} of their shingles of {SHINGLE} words{sampled}"
         ]
         best_first = sorted(pairs, key=lambda p: (-p[0], p[2].number))
         for alike, one, other in best_first[:EXAMPLES]:
@@ -218,17 +210,15 @@ each of them once would save 50.00%',
     """
     lines, near = RepeatedLines(), NearDuplicates()
     try:
-        import datasketch  # noqa: F401
-
-        compares = True
+        import datasketch
     except ImportError:
-        compares = False
+        datasketch = None
     for source, document in documents:
         for paragraph in document.paragraphs:
             lines.add(paragraph, source)
-        if compares:
+        if datasketch:
             near.add(document, source)
-    if compares:
+    if datasketch:
         return lines.report() + near.report()
-    missing = "near-duplicate documents: not looked for, pip install 'bertjax[dedup]'"
+    missing = "near-duplicate documents: not counted, pip install 'bertjax[dedup]'"
     return [*lines.report(), missing]

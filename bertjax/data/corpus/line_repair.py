@@ -86,16 +86,16 @@ class Counts:
         >>> Counts({"a.txt": {"documents": 3, "bad_utf8": 2}}).lines()
         ['2 byte sequences that are not UTF-8 were replaced by U+FFFD (a.txt)']
         """
-        found = [
-            f"{kinds[kind]} {words} ({name})"
+        lines = [
+            f"{kinds[kind]:,} {words} ({name})"
             for name, kinds in self.by_source.items()
             for kind, words in REPAIRS.items()
             if kinds[kind] and kind != "empty_files"
         ]
         blank = [name for name, kinds in self.by_source.items() if kinds["empty_files"]]
         if blank:
-            found.append(f"{len(blank)} {REPAIRS['empty_files']} ({join_names(blank)})")
-        return found
+            lines.append(f"{len(blank)} {REPAIRS['empty_files']} ({join_names(blank)})")
+        return lines
 
 
 def decode(data: bytes, counter: Counter[str]) -> str:
@@ -156,7 +156,7 @@ def load_json(text: str, place: str) -> Any:
     tokenizer takes: "\\ud83d" without the other half.
     """
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except json.JSONDecodeError as e:
         at = f":{e.lineno}" * (e.lineno > 1)
         raise UserError(f"{place}{at}: is no JSON ({e.msg})") from None
@@ -164,13 +164,13 @@ def load_json(text: str, place: str) -> Any:
         raise UserError(f"{place}: is no JSON ({e})") from None
     if _HALF.search(text):
         try:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError as e:
             half = e.object[e.start]
             raise UserError(
                 f"{place}: is not UTF-8: {half!r} is half a character"
             ) from None
-    return found
+    return data
 
 
 def _cut(data: bytes | bytearray, start: int, limit: int) -> int:
@@ -194,29 +194,29 @@ def _blocks(
     of its own: parts that go ON, and its LAST one. With `mac` a lone \\r is a line end
     as well.
     """
-    held = bytearray()
+    rest = bytearray()
     inside = False  # a part of the line has been given out
     for chunk in chunks:
-        if mac and held.endswith(b"\r"):
-            chunk = bytes(held) + chunk
-            held.clear()
+        if mac and rest.endswith(b"\r"):
+            chunk = bytes(rest) + chunk
+            rest.clear()
         cut = chunk.rfind(b"\n")
         if mac:  # a \r in the last place may be half of \r\n
             cut = max(cut, chunk.rfind(b"\r", 0, len(chunk) - 1))
         if cut >= 0:
-            held += chunk[: cut + 1]
-            yield from _ended(bytes(held), limit, mac, inside)
+            rest += chunk[: cut + 1]
+            yield from _ended(bytes(rest), limit, mac, inside)
             inside = False
-            held = bytearray(chunk[cut + 1 :])
+            rest = bytearray(chunk[cut + 1 :])
         else:
-            held += chunk
-        while len(held) - held.endswith(b"\r") > limit:
-            cut = _cut(held, 0, limit)
-            yield bytes(held[:cut]), ON
+            rest += chunk
+        while len(rest) - rest.endswith(b"\r") > limit:
+            cut = _cut(rest, 0, limit)
+            yield bytes(rest[:cut]), ON
             inside = True
-            del held[:cut]
-    if held:
-        yield from _ended(bytes(held), limit, mac, inside)
+            del rest[:cut]
+    if rest:
+        yield from _ended(bytes(rest), limit, mac, inside)
 
 
 WHOLE, ON, LAST = range(3)
@@ -229,7 +229,7 @@ def _ended(
     if len(block) <= limit and not inside:
         yield block, WHOLE
         return
-    whole = []
+    whole = []  # cleaned together: what two lines hold may be one line end
     for line in (
         block.splitlines(True) if mac else re.findall(b"[^\n]*\n|[^\n]+", block)
     ):

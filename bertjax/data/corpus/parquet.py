@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertjax import UserError
+from bertjax.data.corpus import files
 from bertjax.data.corpus.documents import (
     TEXT,
     Document,
@@ -16,15 +17,6 @@ from bertjax.data.corpus.documents import (
     count_documents,
     make_document,
     refuse_missing,
-)
-from bertjax.data.corpus.files import (
-    CHUNK,
-    Seen,
-    file_hash,
-    open_file,
-    reading,
-    refuse_changed,
-    stat,
 )
 from bertjax.data.corpus.line_repair import Counts
 
@@ -40,16 +32,16 @@ class ParquetSource(Source):
     first: int = 0
     last: int | None = None
     size: int | None = None  # the bytes of these row groups
-    seen: Seen | None = field(default=None, repr=False)
+    seen: files.Seen | None = field(default=None, repr=False)
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return format and SHA-256 of the bytes."""
-        digest, self.seen = file_hash(self.name, cache_dir)
+        digest, self.seen = files.file_hash(self.name, cache_dir)
         return f"parquet{self.fields.suffix()}:{digest}"
 
     def refuse_changed(self) -> None:
         """Raise UserError where the file is not what `fingerprint` saw any more."""
-        refuse_changed(self.name, self.seen)
+        files.refuse_changed(self.name, self.seen)
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
@@ -61,11 +53,11 @@ class ParquetSource(Source):
                 f"{self.name}: reading Parquet needs pyarrow "
                 "(pip install 'bertjax[parquet]')"
             ) from None
-        with reading(self.name), open_file(self.name) as raw:
+        with files.reading(self.name), files.open_file(self.name) as raw:
             try:
                 # A column is read as it is decoded, not whole.
                 with parquet.ParquetFile(
-                    raw, buffer_size=CHUNK, pre_buffer=False
+                    raw, buffer_size=files.CHUNK, pre_buffer=False
                 ) as file:
                     names = file.schema_arrow.names
                     refuse_missing(self.fields.keys(), names, self.name, "column")
@@ -97,7 +89,7 @@ class ParquetSource(Source):
     def text_bytes(self) -> int | None:
         """Return the bytes of the row groups; of a whole file, its size."""
         try:
-            return stat(self.name)[0] if self.size is None else self.size
+            return files.stat(self.name)[0] if self.size is None else self.size
         except OSError:
             return None
 

@@ -112,7 +112,12 @@ def expand_paths(
             raise UserError(f"{key}={entry}: no file matches")
         empty = []
         for path in paths:
-            _refuse_irregular(path, key, pattern)
+            what = files.irregular(path)
+            if what == "a directory":
+                raise UserError(f"{key}={path}: a directory; write {path}/{pattern}")
+            if what:
+                more = "; write what it gives to a file" * (what == files.PIPE)
+                raise UserError(f"{key}={path}: {what}, not a regular file{more}")
             if files.stat(path)[0] == 0:
                 empty.append(path)
             if "://" not in path and not os.access(path, os.R_OK):
@@ -128,16 +133,6 @@ def expand_paths(
         reason = err.strerror or err
         raise UserError(f"{key}={path}: cannot be read ({reason})") from None
     return paths
-
-
-def _refuse_irregular(path: str, key: str, pattern: str) -> None:
-    """Raise UserError for a directory, a pipe, a socket or a device."""
-    what = files.irregular(path)
-    if what == "a directory":
-        raise UserError(f"{key}={path}: a directory; write {path}/{pattern}")
-    more = "; write what it gives to a file" if what == files.PIPE else ""
-    if what:
-        raise UserError(f"{key}={path}: {what}, not a regular file{more}")
 
 
 def report_repeats(names: Iterable[str], key: str, say: Callable[[str], None]) -> None:
@@ -165,27 +160,26 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
     parts: dict[str, list[str]] = {}
     name = ""
 
-    def begin(name: str) -> None:
-        if name in parts:
-            raise UserError(f"{key}: the name {name!r} is given twice")
-
     for entry in split_sources(value):
-        found = re.match(r"([A-Za-z][\w.-]*|\*)=", entry)
-        if found:
+        match = re.match(r"([A-Za-z][\w.-]*|\*)=", entry)
+        if match:
             if parts and not name:
                 raise UserError(f"{key}: {entry!r} has a name, the entries before not")
-            name = found[1]
-            begin(name)
-            entry = entry[found.end() :].strip()
+            name = match[1]
+            entry = entry[match.end() :].strip()
             if not entry:
                 raise UserError(f"{key}: {name!r} names no text")
-        if name != "*":
-            parts.setdefault(name or key.rpartition(".")[2], []).append(entry)
-            continue
-        for path in expand_paths(entry, key):
-            stem = path.replace(os.sep, "/").rpartition("/")[2].partition(".")[0]
-            if not NAME.fullmatch(stem):
-                raise UserError(f"{key}={entry}: {path} gives the name {stem!r}")
-            begin(stem)
-            parts[stem] = [path]
+        named = [(name or key.rpartition(".")[2], entry)]
+        if name == "*":
+            named = [(_stem(path), path) for path in expand_paths(entry, key)]
+        for part, path in named:
+            if not NAME.fullmatch(part):
+                raise UserError(f"{key}={entry}: {path} gives the name {part!r}")
+            if part in parts and (match or name == "*"):
+                raise UserError(f"{key}: the name {part!r} is given twice")
+            parts.setdefault(part, []).append(path)
     return {name: ",".join(entries) for name, entries in parts.items()}
+
+
+def _stem(path: str) -> str:
+    return path.replace(os.sep, "/").rpartition("/")[2].partition(".")[0]

@@ -4,7 +4,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bertjax import UserError
@@ -22,26 +22,16 @@ from bertjax.data.corpus.line_repair import Counts
 WRITTEN = re.compile(r"tfds:([^:\[\]]+)(?::(\d+\.\d+\.\d+))?:([^:].*)")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question after the name most like `name`; "" if none is.
-
-    >>> _nearest("wikipeda/20230601.en", ["mnist", "wikipedia"])
-    "; did you mean 'wikipedia'?"
-    """
-    near = difflib.get_close_matches(name.partition("/")[0], known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
 def open_split(name: str, keys: Mapping[str, str]) -> tuple[Any, str]:
     """Open "tfds:name:split": (its builder, the split).
 
     keys: {feature that the split must have: the config key that names it}. Raises
     UserError.
     """
-    found = WRITTEN.fullmatch(name)
-    if not found:
-        raise UserError(f"{name}: written as tfds:name[/config][:version]:split")
-    data_set, version, split = found.groups()
+    match = WRITTEN.fullmatch(name)
+    if not match:
+        raise UserError(f"{name}: write tfds:name[/config][:version]:split")
+    data_set, version, split = match.groups()
     try:
         import tensorflow_datasets as tfds
     except ImportError as err:
@@ -53,9 +43,11 @@ def open_split(name: str, keys: Mapping[str, str]) -> tuple[Any, str]:
         builder = tfds.builder(full, try_gcs=False)
         builder.info.splits[split]
     except tfds.core.DatasetNotFoundError:
+        known = tfds.list_builders()
+        near = difflib.get_close_matches(data_set.partition("/")[0], known, n=1)
+        question = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(
-            f"{name}: not on this machine, no data set of that name"
-            + _nearest(data_set, tfds.list_builders())
+            f"{name}: not on this machine, no data set of that name{question}"
         ) from None
     except Exception as err:  # tfds raises errors of many kinds
         reason = " ".join(str(err).split())
@@ -98,15 +90,9 @@ class TfdsSource(Source):
     fields: Fields = TEXT
     piece: int = 0
     pieces: int = 0  # 0: the whole
-    _opened: Any = field(default=None, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
 
     def _open(self) -> tuple[Any, str]:
-        if self._opened is None:
-            self._opened = open_split(self.name, self.fields.keys())
-        return self._opened
+        return open_split(self.name, self.fields.keys())
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return name, version, split and number of examples and bytes."""
@@ -119,10 +105,10 @@ class TfdsSource(Source):
     def split(self, piece_bytes: int) -> list[Source]:
         """Cut into even ranges of examples of about `piece_bytes` together."""
         builder, split = self._open()
-        every = builder.info.splits
-        examples = sum(s.num_examples for s in every.values())
-        mean = sum(s.num_bytes for s in every.values()) / max(examples, 1)
-        number = every[split].num_examples
+        splits = builder.info.splits
+        examples = sum(s.num_examples for s in splits.values())
+        mean = sum(s.num_bytes for s in splits.values()) / max(examples, 1)
+        number = splits[split].num_examples
         pieces = max(1, min(number, round(number * mean / piece_bytes)))
         return [replace(self, piece=i, pieces=pieces) for i in range(pieces)]
 

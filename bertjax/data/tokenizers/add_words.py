@@ -14,11 +14,15 @@ SentencePiece's BPE has nothing of the kind: a stop or comma belongs to its word
 import json
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertjax import UserError
-from bertjax.data.tokenizers import backends, export_tokenizer, tokenizer_files
+from bertjax.data.tokenizers import (
+    backends,
+    export_tokenizer,
+    plain_ids,
+    tokenizer_files,
+)
 from bertjax.data.tokenizers.sentencepiece_json import NEVER
 from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
 
@@ -57,14 +61,8 @@ class New(NamedTuple):
 
 def read_words(path: str, flag: str) -> list[str]:
     """Read a word a line; lines of spaces stay as "". Raises UserError."""
-    try:
-        text = Path(path).expanduser().read_text("utf-8-sig")
-    except UnicodeDecodeError as e:
-        raise UserError(f"{flag}={path} is not UTF-8 (byte {e.start})") from None
-    except OSError as e:
-        raise UserError(f"{flag}={path} cannot be read ({e.strerror})") from None
-    words = [line.strip() for line in text.split("\n")]
-    return words[:-1] if words and not words[-1] else words
+    lines = plain_ids.read_lines(path, f"{flag}={path}")
+    return [line.strip() for line in lines]
 
 
 def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> Grown:
@@ -192,9 +190,8 @@ def _make(tokenizer: Tokenizer, new: list[New], flag: str) -> Tokenizer:
         data = _grow_json(tokenizer, new)
         text = json.dumps(data, ensure_ascii=False, sort_keys=True)
         files = {"tokenizer.json": text.encode()}
-    told: dict[str, Any] = {"do_lower_case": tokenizer.lower_case}
-    told |= {f"{r}_token": tokenizer.pieces[i] for r, i in tokenizer.roles.items()}
-    grown = Tokenizer(*tokenizer_files.Reader(flag, None).make(files, told))
+    reader = tokenizer_files.Reader(flag, None)
+    grown = Tokenizer(**reader.make(files, tokenizer.config()))
     assert grown.pieces == [*tokenizer.pieces, *pieces]
     assert grown.roles == tokenizer.roles
     return grown

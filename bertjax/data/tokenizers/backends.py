@@ -94,9 +94,6 @@ class TokenizersEngine:
         self.tokenizer = tokenizer
         self.inner = inner or tokenizer
         self.hides = hides
-        for library in (self.tokenizer, self.inner):
-            library.no_truncation()
-            library.no_padding()
 
     def encode_batch(self, texts: list[str], after: bool = False) -> list[list[int]]:
         library = self.inner if after else self.tokenizer
@@ -195,6 +192,13 @@ def read_model(model: bytes) -> Any:
     return ModelProto.FromString(model)
 
 
+def make_library(data: dict[str, Any]) -> Any:
+    """Make the library's object of a tokenizer.json; it neither cuts nor pads texts."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(json.dumps({**data, "truncation": None, "padding": None}))
+
+
 def wordpiece_engine(pieces: list[str], unk: str, lower: bool) -> TokenizersEngine:
     """Make BERT's tokenizer: BertNormalizer, BertPreTokenizer, WordPiece.
 
@@ -202,11 +206,8 @@ def wordpiece_engine(pieces: list[str], unk: str, lower: bool) -> TokenizersEngi
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    model = models.WordPiece(
-        vocab={p: i for i, p in enumerate(pieces)},
-        unk_token=unk,
-        max_input_chars_per_word=100,
-    )
+    vocab = {p: i for i, p in enumerate(pieces)}
+    model = models.WordPiece(vocab, unk_token=unk, max_input_chars_per_word=100)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -246,7 +247,6 @@ def json_engine(data: dict[str, Any], special: set[str]) -> TokenizersEngine:
     The special pieces are renamed to what no text can hold: a Unigram model would
     find "[MASK]" in a text even when no added token of that name looked for it.
     """
-    from tokenizers import Tokenizer
 
     def hide(piece: str) -> str:
         return HIDDEN + piece if piece in special else piece
@@ -266,8 +266,8 @@ def json_engine(data: dict[str, Any], special: set[str]) -> TokenizersEngine:
     ]
     data = {**data, "model": model, "added_tokens": added, "post_processor": None}
     inner = {**data, **{k: _without_prefix(data.get(k)) for k in _STEPS}}
-    made = [Tokenizer.from_str(json.dumps(d)) for d in (data, _with_spaces(inner))]
-    return TokenizersEngine(made[0], hides=True, inner=made[1])
+    library, inner_library = make_library(data), make_library(_with_spaces(inner))
+    return TokenizersEngine(library, hides=True, inner=inner_library)
 
 
 _STEPS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
@@ -300,12 +300,12 @@ def _with_spaces(data: dict[str, Any]) -> dict[str, Any]:
     steps = (data.get("pre_tokenizer") or {}).get("pretokenizers", ())
     if {"WhitespaceSplit", "Metaspace"} - {s["type"] for s in steps}:
         return data
-    kept = [s for s in steps if s["type"] != "WhitespaceSplit"]
+    steps = [s for s in steps if s["type"] != "WhitespaceSplit"]
     once = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
     strip = {"type": "Strip", "strip_left": False, "strip_right": True}
     normalizers = [s for s in (data.get("normalizer"), once, strip) if s]
     return {
         **data,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": kept},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
     }

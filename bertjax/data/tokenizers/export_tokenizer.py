@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
+from bertjax.data.tokenizers.backends import make_library
 from bertjax.data.tokenizers.sentencepiece_json import from_sentencepiece
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.tokenizer_files import ADDED
@@ -29,24 +30,21 @@ def write_tokenizer(
     for a tokenizer that is none of text.
     """
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "model_input_names": inputs,
         "clean_up_tokenization_spaces": False,
-        "do_lower_case": tokenizer.lower_case,
-    }
-    told |= {
-        f"{role}_token": tokenizer.pieces[i] for role, i in tokenizer.roles.items()
+        **tokenizer.config(),
     }
     data = make_json(tokenizer, token_types, separators)
     if "add_prefix_space" in (words := data.get("pre_tokenizer") or {}):
         # transformers 4 would put its default there.
-        told["add_prefix_space"] = words["add_prefix_space"]
+        config["add_prefix_space"] = words["add_prefix_space"]
     text = json.dumps(data, ensure_ascii=False)
     (directory / "tokenizer.json").write_text(text, "utf-8")
     (directory / "tokenizer_config.json").write_text(
-        json.dumps(told, indent=2) + "\n", "utf-8"
+        json.dumps(config, indent=2) + "\n", "utf-8"
     )
     if "vocab.txt" in tokenizer.files:
         (directory / "vocab.txt").write_bytes(tokenizer.files["vocab.txt"])
@@ -54,15 +52,10 @@ def write_tokenizer(
 
 def separators_of(tokenizer: Tokenizer) -> int | None:
     """Return how many separators its tokenizer.json puts between two texts, if any."""
-    from tokenizers import Tokenizer as Library
-
-    text = tokenizer.files.get("tokenizer.json")
-    if not text or not json.loads(text).get("post_processor"):
+    data = json.loads(tokenizer.files.get("tokenizer.json", b"{}"))
+    if not data.get("post_processor"):
         return None
-    library = Library.from_str(text.decode())
-    library.no_truncation()
-    library.no_padding()
-    ids = library.encode("a", "b").ids
+    ids = make_library(data).encode("a", "b").ids
     return max(ids.count(tokenizer.sep_id) - 1, 0) or None
 
 
@@ -75,7 +68,6 @@ def make_json(
     transformers expect of "[MASK]".
     """
     from tokenizers import AddedToken
-    from tokenizers import Tokenizer as Library
 
     if tokenizer.kind == "ids":
         raise UserError("--format=hf: this vocabulary is one of ids, not of text")
@@ -85,7 +77,7 @@ def make_json(
         data = from_sentencepiece(tokenizer.files["spiece.model"], tokenizer.lower_case)
     else:
         data = json.loads(tokenizer.engine.tokenizer.to_str())
-    library = Library.from_str(json.dumps(data))
+    library = make_library(data)
     known = {t["content"] for t in data["added_tokens"] if t["special"]}
     ours = {tokenizer.pieces[i] for i in tokenizer.roles.values()}
     ours |= json.loads(tokenizer.files.get(ADDED, b"{}")).keys()
@@ -103,7 +95,6 @@ def make_json(
         if piece and library.token_to_id(piece) != i:
             raise UserError(f"--format=hf: {piece!r} would not have its id {i}")
     data = json.loads(library.to_str())
-    data["truncation"] = data["padding"] = None
     wrong = separators not in (None, separators_of(tokenizer))
     if wrong or not data.get("post_processor"):
         data["post_processor"] = _template(tokenizer, token_types, separators or 1)
@@ -113,28 +104,23 @@ def make_json(
 def _template(
     tokenizer: Tokenizer, token_types: bool, separators: int
 ) -> dict[str, Any]:
-    """Say how [CLS] and [SEP] are put around one text and two."""
+    """Return the post-processor that puts [CLS] and [SEP] around one text and two."""
+    ids = {tokenizer.pieces[i]: i for i in (tokenizer.cls_id, tokenizer.sep_id)}
+    cls, sep = (tokenizer.pieces[i] for i in (tokenizer.cls_id, tokenizer.sep_id))
+    two = int(token_types)
 
-    def special(i: int, kind: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": tokenizer.pieces[i], "type_id": kind}}
+    def step(name: str, text: str, kind: int = 0) -> dict[str, Any]:
+        return {name: {"id": text, "type_id": kind}}
 
-    def text(name: str, kind: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": kind}}
-
-    cls, sep, two = tokenizer.cls_id, tokenizer.sep_id, int(token_types)
-    single = [special(cls, 0), text("A", 0), special(sep, 0)]
-    named = {tokenizer.pieces[i]: i for i in (cls, sep)}
+    separator = step("SpecialToken", sep)
+    single = [step("SpecialToken", cls), step("Sequence", "A"), separator]
+    second = [step("Sequence", "B", two), step("SpecialToken", sep, two)]
     return {
         "type": "TemplateProcessing",
         "single": single,
-        "pair": [
-            *single,
-            *[special(sep, 0)] * (separators - 1),
-            text("B", two),
-            special(sep, two),
-        ],
+        "pair": [*single, *[separator] * (separators - 1), *second],
         "special_tokens": {
             piece: {"id": piece, "ids": [i], "tokens": [piece]}
-            for piece, i in named.items()
+            for piece, i in ids.items()
         },
     }

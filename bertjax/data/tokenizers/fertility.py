@@ -2,8 +2,8 @@
 """How well a vocabulary fits texts: what it does not know, and how finely it cuts."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
 
@@ -12,7 +12,8 @@ BATCH = 1000  # texts a call of the tokenizer
 SPACELESS_SHARE = 0.5  # of the characters; then words cannot be counted by spaces
 
 
-class Fit(NamedTuple):
+@dataclass
+class Fit:
     """What was counted in some texts; white space is no character here."""
 
     characters: int = 0
@@ -45,28 +46,22 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
     >>> measure_tokenizer(tokenizer, ["unaffable 龘"])  # una ##ffa ##ble [UNK]
     Fit(characters=10, known=9, spaceless=1, words=2, tokens=4, capitals=0)
     """
-    total = Fit()
-    every = iter(texts)
-    while batch := list(islice(every, BATCH)):
+    fit, unk = Fit(), tokenizer.unk_id
+    rest = iter(texts)
+    while batch := list(islice(rest, BATCH)):
         encoded = tokenizer.engine.encode_spans(batch)
         for text, (ids, spans) in zip(batch, encoded, strict=True):
+            unknown = [span for i, span in zip(ids, spans, strict=True) if i == unk]
+            inside = {at for span in unknown for at in range(*span)}
             characters = len("".join(text.split()))
-            unknown: set[int] = set()
-            words = []
-            for i, span in zip(ids, spans, strict=True):
-                if i == tokenizer.unk_id:
-                    unknown.update(at for at in range(*span) if not text[at].isspace())
-                    words.append(text[slice(*span)])
-            found = Fit(
-                characters,
-                characters - len(unknown),
-                len(SPACELESS.findall(text)),
-                len(text.split()),
-                len(ids),
-                _known_in_lower_case(tokenizer, words),
-            )
-            total = Fit(*(a + b for a, b in zip(total, found, strict=True)))
-    return total
+            fit.characters += characters
+            fit.known += characters - sum(not text[at].isspace() for at in inside)
+            fit.spaceless += len(SPACELESS.findall(text))
+            fit.words += len(text.split())
+            fit.tokens += len(ids)
+            words = [text[slice(*span)] for span in unknown]
+            fit.capitals += _known_in_lower_case(tokenizer, words)
+    return fit
 
 
 def _known_in_lower_case(tokenizer: Tokenizer, words: list[str]) -> int:
@@ -99,11 +94,10 @@ def report_tokenizer(
      'zh: 100.000% of 5 characters known, 0.80 tokens a character (5)']
     """
     lines = []
-    for name, some in texts.items():
-        fit = measure_tokenizer(tokenizer, some)
-        unit, n = (
-            ("word", fit.words) if fit.has_words else ("character", fit.characters)
-        )
+    for name, sample in texts.items():
+        fit = measure_tokenizer(tokenizer, sample)
+        unit = "word" if fit.has_words else "character"
+        n = fit.words if fit.has_words else fit.characters
         lines.append(
             f"{name}: {fit.coverage:.3%} of {fit.characters:,} characters known, "
             f"{fit.fertility:.2f} tokens a {unit} ({n:,})"

@@ -20,6 +20,29 @@ MOST = 1 << 27
 _INTEGERS = re.compile(r"(?:[0-9]{1,18}(?![0-9])|\s)*")
 
 
+def read_lines(path: str, place: str) -> list[str]:
+    """Read the lines of a UTF-8 file; empty ones at its end are none.
+
+    Raises UserError, which begins with the place, for what cannot be read or is empty.
+    """
+    file = Path(path).expanduser()
+    if file.exists() and not file.is_file():
+        raise UserError(f"{place}: not a regular file")
+    try:
+        text = file.read_text("utf-8-sig")
+    except UnicodeDecodeError as err:
+        raise UserError(f"{place}: not UTF-8 (byte {err.start})") from None
+    except OSError as err:
+        raise UserError(f"{place}: cannot be read ({err.strerror or err})") from None
+    # Only line feeds end lines: U+2028 may be a piece.
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise UserError(f"{place}: the file is empty")
+    return lines
+
+
 def read(value: str, key: str = "data.vocab") -> bytes:
     """Read "ids:N" or "ids:FILE" into the content of ids.json.
 
@@ -39,22 +62,9 @@ def read(value: str, key: str = "data.vocab") -> bytes:
         if not 0 < int(given) <= MOST:
             raise refuse(f"the number of ids is 1 to {MOST:,}")
         return json.dumps({"count": int(given)}).encode()
-    path = Path(given).expanduser()
-    if path.exists() and not path.is_file():
-        raise refuse("not a regular file")
-    try:
-        lines = path.read_text("utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise refuse("neither a number nor a file") from None
-    except UnicodeDecodeError as err:
-        raise refuse(f"not UTF-8 (byte {err.start})") from None
-    except OSError as err:
-        raise refuse(f"cannot be read ({err.strerror or err})") from None
-    names = [line.removesuffix("\r") for line in lines]
-    while names and not names[-1]:
-        names.pop()
-    if not names:
-        raise refuse("the file is empty")
+    if not Path(given).expanduser().exists():
+        raise refuse("neither a number nor a file")
+    names = read_lines(given, f"{key}={value}")
     seen = dict.fromkeys(SPECIAL, 0)
     for number, name in enumerate(names, 1):
         if name.split() != [name]:
@@ -72,13 +82,13 @@ def pieces(content: bytes) -> list[str]:
     >>> pieces(b'{"count": 2}')
     ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '0', '1']
     """
-    told = json.loads(content)
-    names = told["names"] if "names" in told else map(str, range(told["count"]))
+    data = json.loads(content)
+    names = data["names"] if "names" in data else map(str, range(data["count"]))
     return [*SPECIAL, *names]
 
 
 class IdsEngine:
-    """Words to ids (`engines.Engine`)."""
+    """Words to ids (`backends.Engine`)."""
 
     def __init__(self, every: list[str], unk: int, content: bytes) -> None:
         self.names = every
@@ -104,10 +114,10 @@ class IdsEngine:
 
     def _integers(self, text: str) -> list[int]:
         if _INTEGERS.fullmatch(text):
-            found = list(map(int, text.split()))
-            if not found or max(found) < self.count:
-                return [value + len(SPECIAL) for value in found]
-            bad = str(next(value for value in found if value >= self.count))
+            values = list(map(int, text.split()))
+            if not values or max(values) < self.count:
+                return [value + len(SPECIAL) for value in values]
+            bad = str(next(value for value in values if value >= self.count))
         else:
             bad = next(w for w in text.split() if not _INTEGERS.fullmatch(w))
         raise TextError(
@@ -118,13 +128,11 @@ class IdsEngine:
     def encode_spans(
         self, texts: list[str], after: bool = False
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return the ids and the spans of their words."""
         encoded = self.encode_batch(texts)
         return [
-            (ids, [found.span() for found in self.word.finditer(text)])
+            (ids, [word.span() for word in self.word.finditer(text)])
             for ids, text in zip(encoded, texts, strict=True)
         ]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the words."""
         return ("" if self.single else " ").join(self.names[i] for i in ids)

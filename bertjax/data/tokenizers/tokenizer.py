@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers of every kind behind one small interface, with an identity of their own.
 
-The libraries do the work (engines.py); here are the files, the special pieces, the
+The libraries do the work (backends.py); here are the files, the special pieces, the
 table of word starts, and what makes two tokenizers the same.
 """
 
@@ -11,6 +11,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ SPACELESS = re.compile(
 )
 
 
+@dataclass(eq=False, repr=False)
 class Tokenizer:
     """Text to ids and back.
 
@@ -35,34 +37,35 @@ class Tokenizer:
       kind: "wordpiece", "byte_bpe", "unigram", "bpe" or "ids" (plain_ids.py).
       pieces: piece of each id, as it stands in the vocabulary.
       lower_case: whether text is lower-cased before it is split.
-      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
-      mask_token: what users write for a blank, "[MASK]" or "<mask>".
+      roles: ids of the tokens "pad", "unk", "cls", "sep" and "mask".
+      special: ids of all special tokens; those of roles need not be among them.
+      files: name -> content, from which `load_tokenizer` makes the same tokenizer.
       mask_lstrip: whether a blank takes the space before it; a tokenizer.json that
         knows the special tokens says it itself.
-      files: name -> content, from which `load_tokenizer` makes the same tokenizer.
+      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+      mask_token: what users write for a blank, "[MASK]" or "<mask>".
+      special_ids: ids of all special tokens, i32 [n], ascending.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        pieces: list[str],
-        lower_case: bool,
-        roles: dict[str, int],
-        special: Iterable[int],
-        files: dict[str, bytes],
-        mask_lstrip: bool = True,
-    ) -> None:
-        self.kind = kind
-        self.pieces = pieces
-        self.lower_case = lower_case
-        self.roles = roles
+    kind: str
+    pieces: list[str]
+    lower_case: bool
+    roles: dict[str, int]
+    special: Iterable[int]
+    files: dict[str, bytes]
+    mask_lstrip: bool = True
+
+    def __post_init__(self) -> None:
+        roles = self.roles
         self.pad_id, self.unk_id = roles["pad"], roles["unk"]
-        self.cls_id, self.sep_id = roles["cls"], roles["sep"]
-        self.mask_id = roles["mask"]
-        self.mask_token = pieces[self.mask_id]
-        self.special_ids = np.array(sorted({*special, *roles.values()}), dtype=np.int32)
-        self.files = files
-        self.mask_lstrip = mask_lstrip
+        self.cls_id, self.sep_id, self.mask_id = (
+            roles["cls"],
+            roles["sep"],
+            roles["mask"],
+        )
+        self.mask_token = self.pieces[self.mask_id]
+        special = {*self.special, *self.roles.values()}
+        self.special_ids = np.array(sorted(special), dtype=np.int32)
 
     @property
     def vocab_size(self) -> int:
@@ -103,8 +106,8 @@ class Tokenizer:
     @cached_property
     def identity(self) -> str:
         """sha256 over everything that decides ids; where files lie does not count."""
-        told = [self.kind, self.lower_case, self.roles, self.special_ids.tolist()]
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        facts = [self.kind, self.lower_case, self.roles, self.special_ids.tolist()]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for name in sorted(self.files):
             content = hashlib.sha256(self.files[name]).hexdigest()
             digest.update(f"{name} {content}\n".encode())
@@ -143,8 +146,13 @@ class Tokenizer:
         return backends.wordpiece_engine(self.pieces, unk, self.lower_case)
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("engine", "_library")
-        return {k: v for k, v in self.__dict__.items() if k not in made}
+        libraries = ("engine", "_library")
+        return {k: v for k, v in self.__dict__.items() if k not in libraries}
+
+    def config(self) -> dict[str, Any]:
+        """Return what tokenizer_config.json says of any tokenizer."""
+        tokens = {f"{role}_token": self.pieces[i] for role, i in self.roles.items()}
+        return {"do_lower_case": self.lower_case, **tokens}
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text, without special tokens around.
@@ -213,12 +221,7 @@ class Tokenizer:
         known = {t["content"] for t in data.get("added_tokens") or []}
         if not known.issuperset(self.pieces[i] for i in self.roles.values()):
             return None
-        from tokenizers import Tokenizer as Library
-
-        made = Library.from_str(json.dumps({**data, "post_processor": None}))
-        made.no_truncation()
-        made.no_padding()
-        return made
+        return backends.make_library({**data, "post_processor": None})
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return readable text; special tokens stand as they are written."""
@@ -238,14 +241,13 @@ class Tokenizer:
         """Write files, named as Hugging Face does, for `load_tokenizer(directory)`."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        told: dict[str, Any] = {"do_lower_case": self.lower_case}
-        told |= {f"{role}_token": self.pieces[i] for role, i in self.roles.items()}
+        config = self.config()
         if not self.mask_lstrip:
-            told["mask_token"] = {"content": self.mask_token, "lstrip": False}
+            config["mask_token"] = {"content": self.mask_token, "lstrip": False}
         for name, content in self.files.items():
             (directory / name).write_bytes(content)
         (directory / tokenizer_files.CONFIG).write_text(
-            json.dumps(told, indent=2) + "\n", "utf-8"
+            json.dumps(config, indent=2) + "\n", "utf-8"
         )
 
 
@@ -271,24 +273,25 @@ def load_tokenizer(
     """
     reader = tokenizer_files.Reader(f"{key}={os.fspath(path)}", lower_case)
     if os.fspath(path).startswith("ids:"):
-        return Tokenizer(
-            *reader.make({plain_ids.FILE: plain_ids.read(os.fspath(path), key)}, {})
-        )
+        files = {plain_ids.FILE: plain_ids.read(os.fspath(path), key)}
+        return Tokenizer(**reader.make(files, {}))
     entry = reader.entry(Path(path))
     try:
-        tokenizer = Tokenizer(*reader.read(entry))
+        tokenizer = Tokenizer(**reader.read(entry))
         # Makes the library read the files now, where a message can name them.
         tokenizer.encode("0")
     except BaseException as e:
-        known = isinstance(e, Exception) or backends.is_panic(e)
-        told = isinstance(e, UserError) and not isinstance(e, backends.TextError)
-        if told or not known or isinstance(e, MemoryError):
+        is_clear = isinstance(e, UserError) and not isinstance(e, backends.TextError)
+        is_panic = backends.is_panic(e)
+        if is_clear or isinstance(e, MemoryError):
+            raise
+        if not isinstance(e, Exception) and not is_panic:
             raise
         if entry.suffix == ".model":
             reader.refuse(f"{entry.name} is not a SentencePiece model")
         reason = "a part of it is of another kind than such a file has"
         # What the libraries say; other errors are of code that trusted the file.
-        if str(e) and (type(e) in (Exception, ValueError) or backends.is_panic(e)):
+        if str(e) and (type(e) in (Exception, ValueError) or is_panic):
             reason = str(e).splitlines()[0]
         reader.refuse(f"{entry.name} is not a tokenizer that can be read ({reason})")
     return tokenizer
@@ -319,7 +322,7 @@ def train_tokenizer(
         lower_case = kind != "byte_bpe"
     files = train_vocab.train(texts, kind, vocab_size, lower_case)
     reader = tokenizer_files.Reader(f"data.vocab_size={vocab_size}", lower_case)
-    tokenizer = Tokenizer(*reader.make(files, {}))
+    tokenizer = Tokenizer(**reader.make(files, {}))
     if out_dir is not None:
         tokenizer.save(out_dir)
     return tokenizer

@@ -4,7 +4,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from bertjax import UserError
 from bertjax.data.tokenizers import (
@@ -34,20 +34,8 @@ ENTRIES = (
 )
 
 
-class Parts(NamedTuple):
-    """The arguments of `Tokenizer`, where they are explained."""
-
-    kind: str
-    pieces: list[str]
-    lower_case: bool
-    roles: dict[str, int]
-    special: set[int]
-    files: dict[str, bytes]
-    mask_lstrip: bool
-
-
 class Reader:
-    """Reads files into parts of a Tokenizer; `where` begins every message."""
+    """Reads files into the arguments of `Tokenizer`; `where` begins every message."""
 
     def __init__(self, where: str, lower_case: bool | None) -> None:
         self.where = where
@@ -58,27 +46,27 @@ class Reader:
 
     def entry(self, path: Path) -> Path:
         """Return the file to begin with."""
-        found = []
+        folder = path
         if path.is_dir():
-            names = ["tokenizer.json", "vocab.txt", "vocab.json", "spiece.model"]
-            names.append(plain_ids.FILE)
-            found = [path / n for n in names if (path / n).is_file()]
-            found = found or sorted(path.glob("*.model"))
-            if not found:
+            names = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")
+            entries = [path / n for n in (*names, plain_ids.FILE)]
+            entries = [p for p in entries if p.is_file()]
+            entries = entries or sorted(path.glob("*.model"))
+            if not entries:
                 self.refuse(f"the directory holds no tokenizer (looked for {ENTRIES})")
-            if found[0].suffix == ".model" and len(found) > 1:
-                self.refuse(f"the directory holds {len(found)} .model files; name one")
-            path = found[0]
+            if entries[0].suffix == ".model" and len(entries) > 1:
+                number = len(entries)
+                self.refuse(f"the directory holds {number} .model files; name one")
+            path = entries[0]
         if not path.is_file():
-            name = f"{path.name} is " if found else ""
+            name = f"{path.name} is " if path != folder else ""
             missing = not path.exists()
             self.refuse("no such file" if missing else f"{name}not a regular file")
         if path.name == "merges.txt":
             near = [path.with_name(n) for n in ("vocab.json", "vocab.txt")]
-            near = [p for p in near if p.is_file()]
-            if not near:
+            path = next((p for p in near if p.is_file()), None)
+            if path is None:
                 self.refuse("there is no vocab.json or vocab.txt beside it")
-            path = near[0]
         if path.suffix not in (".txt", ".json", ".model"):
             self.refuse(f"not a known kind of vocabulary; known: {ENTRIES}")
         return path
@@ -107,7 +95,12 @@ class Reader:
             self.refuse(f"{path.name} holds no JSON object")
         return data
 
-    def read(self, path: Path) -> Parts:
+    def beside(self, path: Path, name: str) -> dict[str, Any]:
+        """Read the JSON file of that name beside a file; {} where there is none."""
+        other = path.with_name(name)
+        return self.json(other) if other.is_file() else {}
+
+    def read(self, path: Path) -> dict[str, Any]:
         config = self.options(path)
         merges = path.with_name("merges.txt")
         if path.name == plain_ids.FILE:
@@ -139,15 +132,12 @@ class Reader:
         return self.make({**files, **self.added(path)}, config)
 
     def options(self, path: Path) -> dict[str, Any]:
-        """Read what tokenizer_config.json, beside a file, says that is looked at."""
-        beside, model = path.with_name(CONFIG), path.with_name("config.json")
-        config = self.json(beside) if beside.is_file() else {}
-        family = self.json(model).get("model_type") if model.is_file() else None
-        tokens = path.with_name(TOKEN_MAP)
-        tokens = self.json(tokens) if tokens.is_file() else {}
+        """Read what tokenizer_config.json, beside a file, says that changes ids."""
+        config, tokens = self.beside(path, CONFIG), self.beside(path, TOKEN_MAP)
+        family = self.beside(path, "config.json").get("model_type")
         try:
             lstrip = tokenizer_options.mask_lstrip(config, tokens, family)
-            config = tokenizer_options.looked_at(config, family)
+            config = tokenizer_options.read_options(config, family)
             return {**config, tokenizer_options.LSTRIP: lstrip}
         except ValueError as e:
             self.refuse(f"{CONFIG}: {e}")
@@ -158,8 +148,7 @@ class Reader:
         from bertjax.data.tokenizers import sentencepiece_json
 
         model = self.bytes(path)
-        beside = path.with_name("config.json")
-        family = self.json(beside).get("model_type") if beside.is_file() else ""
+        family = self.beside(path, "config.json").get("model_type", "")
         if path.with_name("albert_config.json").is_file():
             family = "albert"  # as Google released it
         named = f"{config.get('tokenizer_class', '')} {family}".lower()
@@ -175,10 +164,9 @@ class Reader:
 
     def added(self, path: Path) -> dict[str, bytes]:
         """Read the added_tokens.json beside a vocabulary: pieces that come after it."""
-        beside = path.with_name(ADDED)
-        return (
-            {ADDED: json.dumps(self.json(beside)).encode()} if beside.is_file() else {}
-        )
+        if not path.with_name(ADDED).is_file():
+            return {}
+        return {ADDED: json.dumps(self.beside(path, ADDED)).encode()}
 
     def lines(self, path: Path) -> list[str]:
         """Read a piece a line. Only line feeds end lines: U+2028 may be a piece."""
@@ -195,11 +183,11 @@ class Reader:
             seen[piece] = number
         return pieces
 
-    def make(self, files: dict[str, bytes], config: dict[str, Any]) -> Parts:
+    def make(self, files: dict[str, bytes], config: dict[str, Any]) -> dict[str, Any]:
         """Take apart canonical files and a tokenizer_config.json."""
-        said = config.get("do_lower_case")
-        said = said if isinstance(said, bool) else None
-        lower = self.lower_case if self.lower_case is not None else said
+        lower = self.lower_case
+        if lower is None and isinstance(config.get("do_lower_case"), bool):
+            lower = config["do_lower_case"]
         special: set[int] = set()
         if plain_ids.FILE in files:
             if self.lower_case:
@@ -249,19 +237,27 @@ class Reader:
             self.refuse(f"{CONFIG}: add_prefix_space=false is not known of {kind}")
         if "vocab.txt" in files or "vocab.json" in files:
             unk = pieces[roles["unk"]]
-            files = tokenizer_options.spell_out(
+            files = tokenizer_options.with_options(
                 files, pieces, unk, lower, special, config
             )
         if kind != "ids":
             reserved = RESERVED.fullmatch
             special |= {i for i, p in enumerate(pieces) if not p or reserved(p)}
         lstrip = kind != "byte_bpe" or config.get(tokenizer_options.LSTRIP, True)
-        return Parts(kind, pieces, lower, roles, special, files, lstrip)
+        return dict(
+            kind=kind,
+            pieces=pieces,
+            lower_case=lower,
+            roles=roles,
+            special=special,
+            files=files,
+            mask_lstrip=lstrip,
+        )
 
     def role(self, role: str, numbers: dict[str, int], config: dict[str, Any]) -> int:
-        said = config.get(f"{role}_token")
-        said = said.get("content") if isinstance(said, dict) else said
-        names = [*([said] if isinstance(said, str) else []), *ROLES[role]]
+        token = config.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        names = [*([token] if isinstance(token, str) else []), *ROLES[role]]
         for name in names:
             if name in numbers:
                 return numbers[name]

@@ -5,6 +5,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from bertjax.data.tokenizers import backends
+
 ADDING = "Replace", "Prepend"  # steps that write what the file says
 GROWTH = 100  # characters that steps may make of one; Unicode's own make at most 18
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -30,16 +32,16 @@ def read_pieces(data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
             )
     ids = vocab | added
     most = 10 * len(ids) + ROOM
-    held: dict[int, str] = {}
+    piece_of: dict[int, str] = {}
     for piece, i in ids.items():
         if type(i) is not int or i < 0:
             raise ValueError(f"the id of {piece!r} is {i!r}, not a whole number")
         if i > most:
             raise ValueError(f"the id of {piece!r} is {i}, of {len(ids)} pieces")
-        if i in held:
-            raise ValueError(f"{held[i]!r} and {piece!r} have the same id, {i}")
-        held[i] = piece
-    pieces = [held.get(i, "") for i in range(max(held, default=-1) + 1)]
+        if i in piece_of:
+            raise ValueError(f"{piece_of[i]!r} and {piece!r} have the same id, {i}")
+        piece_of[i] = piece
+    pieces = [piece_of.get(i, "") for i in range(max(piece_of, default=-1) + 1)]
     kind = str(data["model"].get("type")).lower()
     if kind == "bpe" and '"ByteLevel"' in json.dumps(data.get("pre_tokenizer")):
         kind = "byte_bpe"
@@ -85,15 +87,21 @@ def refuse_growth(data: dict[str, Any]) -> None:
     tried one after another on their own patterns, and on each character of these.
     """
     for name in ("normalizer", "decoder"):
-        steps = [s for s in _steps(data.get(name)) if s.get("type") in ADDING]
-        told = [
-            str(p)[:GROWTH] for s in steps for p in (s.get("pattern") or {}).values()
+        adding = [s for s in steps(data.get(name)) if s.get("type") in ADDING]
+        patterns = [
+            str(p)[:GROWTH] for s in adding for p in (s.get("pattern") or {}).values()
         ]
-        characters = sorted({*"".join(told), *"a0 é中"})
-        made = [_normalizer(step) for step in steps]
-        for text in (*told, *characters):
+        characters = sorted({*"".join(patterns), *"a0 é中"})
+        model = {"type": "BPE", "vocab": {}, "merges": []}
+        normalizers = [
+            backends.make_library(
+                {"version": "1.0", "normalizer": step, "model": model}
+            ).normalizer
+            for step in adding
+        ]
+        for text in (*patterns, *characters):
             grown = text
-            for normalizer in made:
+            for normalizer in normalizers:
                 grown = normalizer.normalize_str(grown)
                 if len(grown) > GROWTH * max(len(text), 1):
                     raise ValueError(
@@ -101,16 +109,13 @@ def refuse_growth(data: dict[str, Any]) -> None:
                     )
 
 
-def _normalizer(step: dict[str, Any]) -> Any:
-    from tokenizers import Tokenizer
+def steps(step: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a normalizer or decoder, those of sequences one by one.
 
-    model = {"type": "BPE", "vocab": {}, "merges": []}
-    data = {"version": "1.0", "normalizer": step, "model": model}
-    return Tokenizer.from_str(json.dumps(data)).normalizer
-
-
-def _steps(step: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer or decoder, those of sequences one by one."""
+    >>> inner = [{"type": "NFC"}, {"type": "Lowercase"}]
+    >>> [s["type"] for s in steps({"type": "Sequence", "normalizers": inner})]
+    ['NFC', 'Lowercase']
+    """
     if not isinstance(step, dict):
         return
     if step.get("type") != "Sequence":
@@ -118,4 +123,4 @@ def _steps(step: Any) -> Iterator[dict[str, Any]]:
         return
     for name in ("normalizers", "decoders"):
         for inner in step.get(name) or ():
-            yield from _steps(inner)
+            yield from steps(inner)

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from bertjax.data.tokenizers import backends
+from bertjax.data.tokenizers.tokenizer_json import steps
 
 # Options of BERT's classes -> of the library's BertNormalizer.
 NORMALIZING = {
@@ -21,13 +22,13 @@ PREFIX = "add_prefix_space"
 LSTRIP = "mask_lstrip"  # ours: whether the mask takes the space before it
 
 
-def looked_at(config: dict[str, Any], family: str | None) -> dict[str, Any]:
+def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
     """Return a tokenizer_config.json without what its class ignores, with its defaults.
 
     family: config.json's model_type, which stands for a class that is not named.
     Raises ValueError for what is not known.
 
-    >>> looked_at({"do_lower_case": True}, "roberta")
+    >>> read_options({"do_lower_case": True}, "roberta")
     {'add_prefix_space': False}
     """
     named = str(config.get("tokenizer_class") or family).lower().replace("-", "")
@@ -53,7 +54,7 @@ def looked_at(config: dict[str, Any], family: str | None) -> dict[str, Any]:
 def mask_lstrip(
     config: dict[str, Any], token_map: dict[str, Any], family: str | None
 ) -> bool:
-    """Say whether the mask takes the space before it, where no tokenizer.json does.
+    """Tell whether the mask takes the space before it, where no tokenizer.json does.
 
     To transformers 5 it does so where its files say it, and those of RoBERTa as it was
     released do not. To a vocabulary without a class, which is none of theirs, it does.
@@ -63,14 +64,14 @@ def mask_lstrip(
     >>> mask_lstrip({}, {}, "roberta"), mask_lstrip({}, {}, None)
     (False, True)
     """
-    said = token_map.get("mask_token", config.get("mask_token"))
-    name = said.get("content") if isinstance(said, dict) else said
+    mask = token_map.get("mask_token", config.get("mask_token"))
+    name = mask.get("content") if isinstance(mask, dict) else mask
     decoder = config.get("added_tokens_decoder")
     for token in decoder.values() if isinstance(decoder, dict) else ():
         if isinstance(token, dict) and token.get("content") in (name, "<mask>"):
-            said = token
-    if isinstance(said, dict) and "lstrip" in said:
-        return bool(said["lstrip"])
+            mask = token
+    if isinstance(mask, dict) and "lstrip" in mask:
+        return bool(mask["lstrip"])
     return not (config.get("tokenizer_class") or family)
 
 
@@ -83,15 +84,15 @@ def set_options(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json that does what its tokenizer_config.json says."""
     normalizer, words = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     if normalizer.get("type") == "BertNormalizer":
-        told = {to: config[key] for key, to in NORMALIZING.items() if key in config}
-        data = {**data, "normalizer": {**normalizer, **told}}
+        options = {to: config[key] for key, to in NORMALIZING.items() if key in config}
+        data = {**data, "normalizer": {**normalizer, **options}}
     if words.get("type") == "ByteLevel" and "add_prefix_space" in config:
-        told = {"add_prefix_space": bool(config["add_prefix_space"])}
-        data = {**data, "pre_tokenizer": {**words, **told}}
+        prefix = bool(config["add_prefix_space"])
+        data = {**data, "pre_tokenizer": {**words, "add_prefix_space": prefix}}
     return data
 
 
-def spell_out(
+def with_options(
     files: dict[str, bytes],
     pieces: list[str],
     unk: str,
@@ -123,15 +124,13 @@ def spell_out(
 
 
 def lowers(normalizer: dict[str, Any] | None) -> bool | None:
-    """Say whether a normalizer of tokenizer.json lower-cases; None: it has no say."""
-    if normalizer is None:
-        return None
-    if normalizer["type"] == "Sequence":
-        said = [lowers(n) for n in normalizer["normalizers"]]
-        return next((s for s in said if s is not None), None)
-    if normalizer["type"] == "BertNormalizer":
-        return bool(normalizer["lowercase"])
-    return True if normalizer["type"] == "Lowercase" else None
+    """Tell whether a normalizer of tokenizer.json lower-cases; None: it has no say."""
+    for step in steps(normalizer):
+        if step["type"] == "BertNormalizer":
+            return bool(step["lowercase"])
+        if step["type"] == "Lowercase":
+            return True
+    return None
 
 
 def set_lower(normalizer: dict[str, Any] | None, lower: bool) -> dict[str, Any] | None:
@@ -144,16 +143,14 @@ def set_lower(normalizer: dict[str, Any] | None, lower: bool) -> dict[str, Any] 
         return normalizer
     if normalizer is None:
         return {"type": "Lowercase"}
-    if normalizer["type"] == "BertNormalizer":
+    kind = normalizer["type"]
+    if kind == "BertNormalizer":
         return {**normalizer, "lowercase": lower}
-    if normalizer["type"] == "Sequence":
-        inner = normalizer["normalizers"]
-        if lowers(normalizer) is not None:
-            changed = [
-                set_lower(n, lower) if lowers(n) is not None else n for n in inner
-            ]
-            return {**normalizer, "normalizers": [n for n in changed if n]}
-        return {**normalizer, "normalizers": [{"type": "Lowercase"}, *inner]}
-    if normalizer["type"] == "Lowercase":
+    if kind == "Lowercase":
         return None
-    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, normalizer]}
+    inner = normalizer["normalizers"] if kind == "Sequence" else [normalizer]
+    if lowers(normalizer) is None:
+        inner = [{"type": "Lowercase"}, *inner]
+    else:
+        inner = [set_lower(n, lower) if lowers(n) is not None else n for n in inner]
+    return {"type": "Sequence", "normalizers": [n for n in inner if n]}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from bertjax import UserError, registry
-from bertjax.data.tokenizers import tokenizer_files
+from bertjax.data.tokenizers import backends, tokenizer_files
 
 SAMPLE_CHARACTERS = 10_000_000  # twice as much saves 0.2% of the tokens
 TEXT_CHARACTERS = 4_000  # sentencepiece skips longer lines, so they are cut
@@ -130,11 +130,9 @@ def _sentencepiece(
 def _wordpiece(
     texts: list[str], kind: str, vocab_size: int, lower_case: bool
 ) -> dict[str, bytes]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers.trainers import WordPieceTrainer
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = backends.wordpiece_engine(["[UNK]"], "[UNK]", lower_case).tokenizer
     seen: Counter[str] = Counter()
     for text in texts:
         seen.update(tokenizer.normalizer.normalize_str(text))
@@ -148,7 +146,7 @@ def _wordpiece(
     least = len(BERT_SPECIAL) + len(alphabet) + len(inner)
     if vocab_size < least:
         raise _too_small(vocab_size, least)
-    trainer = trainers.WordPieceTrainer(
+    trainer = WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=[*BERT_SPECIAL, *inner],
@@ -165,20 +163,18 @@ def _wordpiece(
 def _byte_bpe(
     texts: list[str], kind: str, vocab_size: int, lower_case: bool
 ) -> dict[str, bytes]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
 
     least = len(ROBERTA_SPECIAL) + 256
     if vocab_size < least:
         raise _too_small(vocab_size, least)
-    tokenizer = Tokenizer(models.BPE())
-    if lower_case:
-        tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
+    tokenizer = backends.byte_bpe_engine(["<unk>"], [], "<unk>", lower_case).tokenizer
+    trainer = BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=ROBERTA_SPECIAL,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

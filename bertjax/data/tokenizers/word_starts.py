@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks of tokens that the vocabulary alone cannot tell: words and entities.
+"""Marks of tokens that the vocabulary alone does not show: words and entities.
 
 A piece says by itself whether it begins a word ("##", "▁", "Ġ"; `word_starts` of the
 tokenizer), but for three things:
 - Chinese has no spaces, and a whole word is what a segmenter says: jieba
   (https://github.com/fxsjy/jieba), as in "Pre-Training with Whole Word Masking for
   Chinese BERT" (Cui et al. 2021, section 3.1; there LTP);
-- which words are an entity, the document's record says;
+- which words are an entity, the record of the document says;
 - in byte BPE the first word of a paragraph has no space before it, and so no "Ġ", and
   a part of a Chinese character does not say that the character begins with it.
 """
@@ -17,7 +17,8 @@ import io
 import re
 import warnings
 import zlib
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,8 @@ class Marker:
         self.tokenizer = tokenizer
         self.segmenter = segmenter
         self.entities = entities
-        told = [RULE, segmenter.identity if segmenter else "", str(entities)]
-        self.identity = "|".join(told)
-        self._pattern: tuple[tuple[str, ...], re.Pattern[str] | None] = ((), None)
+        name = segmenter.identity if segmenter else ""
+        self.identity = f"{RULE}|{name}|{entities}"
 
     def encode(
         self,
@@ -126,7 +126,7 @@ class Marker:
 
         Args:
           sentences: with the space before them in byte BPE; the ids are those of
-            `engines.encode_sentences`.
+            `backends.encode_sentences`.
           joined: whether the sentence follows another without a space.
           entities: strings to look for, of the document; the longest one wins, and a
             part of a word is none.
@@ -141,29 +141,24 @@ class Marker:
         (['我', '来', '到', '北', '京'], [1, 1, 0, 7, 2])
         """
         words = [self._words(s) for s in sentences]
-        pattern = self._find(entities)
-        named = [
-            [m.span() for m in pattern.finditer(s)] if pattern else []
-            for s in sentences
-        ]
+        named: list[list[Span]] = [[] for _ in sentences]
+        if entities and self.entities:
+            pattern = _entity_pattern(entities)
+            named = [[m.span() for m in pattern.finditer(s)] for s in sentences]
         # Spans cost time; most sentences need none.
-        near = [n for n, pair in enumerate(zip(words, named, strict=True)) if any(pair)]
-        far = [
-            n for n, pair in enumerate(zip(words, named, strict=True)) if not any(pair)
-        ]
-        engine = self.tokenizer.engine
+        needs = [bool(pair[0] or pair[1]) for pair in zip(words, named, strict=True)]
 
-        def encode(function: Any, numbers: list[int]) -> dict[int, Any]:
-            texts, after = [sentences[n] for n in numbers], [joined[n] for n in numbers]
-            found = encode_sentences(function, texts, after)
-            return dict(zip(numbers, found, strict=True))
+        def encode(function: Any, spans: bool) -> Iterator[Any]:
+            chosen = [n for n, need in enumerate(needs) if need == spans]
+            texts, after = [sentences[n] for n in chosen], [joined[n] for n in chosen]
+            return iter(encode_sentences(function, texts, after))
 
-        spans = encode(engine.encode_spans, near)
-        plain = encode(engine.encode_batch, far)
+        with_spans = encode(self.tokenizer.engine.encode_spans, True)
+        plain = encode(self.tokenizer.engine.encode_batch, False)
         starts = self.tokenizer.word_starts
         result = []
         for n, sentence in enumerate(sentences):
-            ids, where = spans[n] if n in spans else (plain[n], [])
+            ids, where = next(with_spans) if needs[n] else (next(plain), [])
             begins = starts[np.array(ids, np.int64)]
             if len(ids) and sentence[0] != " ":
                 begins[0] = True
@@ -176,25 +171,21 @@ class Marker:
         return result
 
     def _words(self, sentence: str) -> list[Span]:
-        """Return the spans of the words that the pieces do not tell."""
-        found = self.segmenter.words(sentence) if self.segmenter else []
+        """Return the spans of the words that the pieces do not show."""
+        words = self.segmenter.words(sentence) if self.segmenter else []
         if self.tokenizer.joins_with_space:
-            inside = {at for word in found for at in range(*word)}
+            inside = {at for word in words for at in range(*word)}
             alone = (m.span() for m in _ALONE.finditer(sentence))
-            found += [span for span in alone if span[0] not in inside]
-        return found
+            words += [span for span in alone if span[0] not in inside]
+        return words
 
-    def _find(self, entities: tuple[str, ...]) -> re.Pattern[str] | None:
-        """Return what finds the entities of a document, kept for the next call."""
-        if not entities or not self.entities:
-            return None
-        known, pattern = self._pattern
-        if known != entities or pattern is None:
-            # Longest first: the alternatives are tried in order.
-            ordered = sorted(set(entities), key=lambda e: (-len(e), e))
-            pattern = re.compile("|".join(map(_whole, ordered)))
-            self._pattern = (entities, pattern)
-        return pattern
+
+@lru_cache(maxsize=1)
+def _entity_pattern(entities: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds the entities of a document."""
+    # Longest first: the alternatives are tried in order.
+    ordered = sorted(set(entities), key=lambda e: (-len(e), e))
+    return re.compile("|".join(map(_whole, ordered)))
 
 
 def _whole(entity: str) -> str:

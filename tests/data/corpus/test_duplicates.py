@@ -42,7 +42,7 @@ def test_many_lines_are_sampled(monkeypatch):
     texts = [f"unique line {i}" for i in range(20_000)]
     texts += [f"second line {i}" for i in range(5_000)] * 2 + ["most frequent"] * 3000
     rng.shuffle(texts)
-    counted = duplicates.RepeatedLines(held=2000)
+    counted = duplicates.RepeatedLines(capacity=2000)
     for text in texts:
         counted.add(text, "a.txt")
         assert len(counted.lines) <= 2000 and len(counted.frequent) <= 50
@@ -85,11 +85,11 @@ def test_documents_that_begin_alike_are_told_apart():
 
 def test_a_sample_keeps_likes_together():
     pytest.importorskip("datasketch")
-    compared = duplicates.NearDuplicates(held=150)
+    compared = duplicates.NearDuplicates(capacity=150)
     for i in range(1500):
         text = words(60, i % 1000)  # the last 500 again, with another end
         compared.add(Document([" ".join([*text, str(i)])]), "a.txt")
-        assert compared.size <= 150
+        assert len(compared.documents) <= 150
     (line,) = [n for n in compared.report() if "documents" in n]
     share = float(re.search(r"([\d.]+)% are", line)[1]) / 100
     n = int(re.search(r"sample of (\d+)", line)[1])
@@ -99,5 +99,5 @@ def test_a_sample_keeps_likes_together():
 def test_without_datasketch(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasketch", None)
     lines = duplicates.report_corpus([("a", Document(["x"]))])
-    assert lines[0].startswith("1 lines: 0.00%") and "bertjax[dedup]" in lines[-1]
+    assert lines[0].startswith("1 line: 0.00%") and "bertjax[dedup]" in lines[-1]
     assert duplicates.report_corpus([])[:-1] == []
