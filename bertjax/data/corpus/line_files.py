@@ -57,17 +57,12 @@ class FileSource(Source):
         path = self.path.lower().removesuffix(self.pack)
         return path.endswith((".jsonl", ".ndjson", ".json"))
 
-    @property
-    def format(self) -> str:
-        """Name how the bytes are read, e.g. "text.gz"; part of the fingerprint."""
-        if self.is_json:
-            return f"json{self.pack}{self.fields.suffix()}"
-        return ("wikitext" if self.titled else "text") + self.pack
-
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
-        """Return format and SHA-256 of the bytes."""
+        """Return how the bytes are read, e.g. "text.gz", and their SHA-256."""
         digest, self.seen = files.file_hash(self.path, cache_dir)
-        return f"{self.format}:{digest}"
+        if self.is_json:
+            return f"json{self.pack}{self.fields.suffix()}:{digest}"
+        return f"{'wikitext' if self.titled else 'text'}{self.pack}:{digest}"
 
     def refuse_changed(self) -> None:
         """Raise UserError where the file is not what `fingerprint` saw any more."""

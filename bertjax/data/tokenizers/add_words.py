@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Add words to a vocabulary; the ids of its old pieces stay.
 
-How a library is told to take a whole word for one piece:
+How each kind takes a whole word for one piece:
 - WordPiece takes the longest piece that a word begins with (so a new word also begins
   longer ones: "kernel" in "kernel ##s");
 - byte BPE takes a word that is in its vocabulary, whatever its merges are
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.tokenizers import (
     backends,
     export_tokenizer,
@@ -31,7 +31,7 @@ from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
 MARGIN = 1e-4
 
 
-class Grown(NamedTuple):
+class AddedWords(NamedTuple):
     """A larger tokenizer.
 
     origins: ids of the old pieces of each new one, in the order of the new ids.
@@ -45,11 +45,11 @@ class Grown(NamedTuple):
 
     def __str__(self) -> str:
         pieces = f" as {n} pieces" if (n := len(self.origins)) != self.words else ""
-        left = [f"{count} {why}" for why, count in self.skipped.items() if count]
-        return f"{self.words} words added{pieces}" + "".join(f"; {x}" for x in left)
+        skipped = [f"; {count} {why}" for why, count in self.skipped.items() if count]
+        return f"{counted(self.words, 'word')} added{pieces}{''.join(skipped)}"
 
 
-class New(NamedTuple):
+class NewPiece(NamedTuple):
     """A piece to add: the text, whether it goes on after another, its old ids."""
 
     word: str
@@ -65,10 +65,10 @@ def read_words(path: str, flag: str) -> list[str]:
     return [line.strip() for line in lines]
 
 
-def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> Grown:
+def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> AddedWords:
     """Return a tokenizer to which each word, where it stands alone, is one piece.
 
-    But in WordPiece a word has two pieces, with the space before it and without.
+    In WordPiece a word has two pieces, with the space before it and without.
     Raises UserError for SentencePiece's BPE, when no word can be added, and when old
     texts would get other ids.
     """
@@ -78,12 +78,16 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> Grown:
         raise UserError(f"{flag}: words cannot be added to SentencePiece's BPE")
     special = [p for i in tokenizer.special_ids if (p := tokenizer.pieces[i])]
     skipped = Counter(dict.fromkeys(("empty", "twice", "known as one piece"), 0))
-    wanted: dict[str, list[New]] = {}
+    chosen: dict[str, list[NewPiece]] = {}
     seen: set[str] = set()
+
+    def lacks(new: NewPiece) -> bool:
+        return tokenizer.unk_id in new.origin
+
     for word in words:
         forms = _forms(tokenizer, word)
         pieces = [new.piece for new in forms]
-        added = [n for n in forms if len(n.origin) > 1 or _unknown(tokenizer, n)]
+        added = [n for n in forms if len(n.origin) > 1 or lacks(n)]
         if not word:
             skipped["empty"] += 1
         elif len(word.split()) > 1 or not forms:
@@ -94,41 +98,39 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> Grown:
             skipped["twice"] += 1
         elif forms[0] not in added:
             skipped["known as one piece"] += 1
-        elif tokenizer.kind != "wordpiece" and any(
-            _unknown(tokenizer, n) for n in added
-        ):
+        elif any(map(lacks, added)) and tokenizer.kind != "wordpiece":
             skipped["with a character that the vocabulary lacks"] += 1
         else:
-            wanted[word] = added
+            chosen[word] = added
         seen |= set(pieces)
-    while wanted:
-        new = [n for forms in wanted.values() for n in forms]
+    while chosen:
+        new = [n for forms in chosen.values() for n in forms]
         grown = _make(tokenizer, new, flag)
-        wrong = _not_alone(grown, tokenizer.vocab_size, new)
+        wrong = {
+            n.word
+            for i, n in enumerate(new, tokenizer.vocab_size)
+            if grown.engine.encode_batch([n.form], n.after) != [[i]]
+        }
         if not wrong:
             break
         for word in wrong:
-            del wanted[word]
+            del chosen[word]
         skipped["not one word to this tokenizer"] += len(wrong)
-    if not wanted:
+    if not chosen:
         why = ", ".join(f"{count} {why}" for why, count in skipped.items() if count)
         raise UserError(f"{flag}: no word to add ({why or 'the file is empty'})")
     _check_old(tokenizer, grown, flag)
-    return Grown(grown, [n.origin for n in new], len(wanted), dict(skipped))
+    return AddedWords(grown, [n.origin for n in new], len(chosen), dict(skipped))
 
 
-def _unknown(tokenizer: Tokenizer, new: New) -> bool:
-    return tokenizer.unk_id in new.origin
-
-
-def _forms(tokenizer: Tokenizer, word: str) -> list[New]:
+def _forms(tokenizer: Tokenizer, word: str) -> list[NewPiece]:
     """Return the pieces of a word, and what they consist of now."""
     forms = {
         "wordpiece": [(word, False)],
         "byte_bpe": [(f" {word}", False), (word, False)],
         "unigram": [(word, False), (word, True)],
     }
-    found = []
+    new: list[NewPiece] = []
     for form, after in forms[tokenizer.kind]:
         (origin,) = tokenizer.engine.encode_batch([form], after)
         piece = "".join(tokenizer.pieces[i] for i in origin)
@@ -136,18 +138,9 @@ def _forms(tokenizer: Tokenizer, word: str) -> list[New]:
             engine: Any = tokenizer.engine
             normalizer = engine.tokenizer.normalizer
             piece = (normalizer.normalize_str(word) if normalizer else word).strip()
-        if piece and piece not in (new.piece for new in found):
-            found.append(New(word, form, after, piece, origin))
-    return found
-
-
-def _not_alone(grown: Tokenizer, first: int, new: list[New]) -> set[str]:
-    """Return the words that the library does not take for one piece."""
-    return {
-        n.word
-        for i, n in enumerate(new, first)
-        if grown.engine.encode_batch([n.form], n.after) != [[i]]
-    }
+        if piece and piece not in (n.piece for n in new):
+            new.append(NewPiece(word, form, after, piece, origin))
+    return new
 
 
 def _check_old(old: Tokenizer, grown: Tokenizer, flag: str) -> None:
@@ -170,7 +163,7 @@ def _check_old(old: Tokenizer, grown: Tokenizer, flag: str) -> None:
             raise UserError(f"{flag}: {text!r} would not keep its ids {a}, but get {b}")
 
 
-def _make(tokenizer: Tokenizer, new: list[New], flag: str) -> Tokenizer:
+def _make(tokenizer: Tokenizer, new: list[NewPiece], flag: str) -> Tokenizer:
     """Make the tokenizer with more pieces, from files of the same kind if they can."""
     files = tokenizer.files
     pieces = [n.piece for n in new]
@@ -202,7 +195,7 @@ def _score(old: Iterable[float]) -> float:
     return sum(old) + MARGIN * len(old) ** 2
 
 
-def _grow_json(tokenizer: Tokenizer, new: list[New]) -> dict[str, Any]:
+def _grow_json(tokenizer: Tokenizer, new: list[NewPiece]) -> dict[str, Any]:
     data = export_tokenizer.make_json(tokenizer, token_types=False)
     if "tokenizer.json" not in tokenizer.files:
         data["post_processor"] = None  # made when it is exported

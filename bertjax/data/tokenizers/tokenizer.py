@@ -159,8 +159,8 @@ class Tokenizer:
 
         "[MASK]" in a text is plain text; `unk_id` is the one special id that can occur.
 
-        >>> tokenizer.encode_batch(["Unaffable [MASK]", ""])
-        [[14477, 20961, 3468, 1031, 7308, 1033], []]
+            text     una   ##ffa  ##ble      [   mask      ]      "Unaffable [MASK]"
+            ids    14477   20961   3468   1031   7308   1033
         """
         return self.engine.encode_batch(texts) if texts else []
 
@@ -178,9 +178,9 @@ class Tokenizer:
         the span; pieces that share a character (bytes; what a normalisation makes of
         one) have it all; a piece that stands for nothing has an empty span.
 
-        >>> tokenizer.encode_with_offsets(["Unaffable  Élan"])
-        [([14477, 20961, 3468, 3449, 2319],
-          [(0, 3), (3, 6), (6, 9), (11, 13), (13, 15)])]
+            text         una     ##ffa     ##ble        él      ##an
+            ids        14477     20961      3468      3449      2319
+            spans     (0, 3)    (3, 6)    (6, 9)  (11, 13)  (13, 15)
         """
         return self.engine.encode_spans(texts) if texts else []
 
@@ -194,8 +194,8 @@ class Tokenizer:
         otherwise (`mask_lstrip`). A tokenizer.json says itself what is whose: then it
         is the library that finds the tokens.
 
-        >>> tokenizer.encode_with_masks("a [MASK].")  # mask_id is 103
-        [1037, 103, 1012]
+            text       a  [MASK]     .      "a [MASK]."
+            ids     1037     103  1012
         """
         if self._library is not None:
             return backends.encode_texts(self._library.encode_batch, [text])[0].ids

@@ -200,13 +200,7 @@ class Reader:
             lower = folds or bool(lower)
         elif "tokenizer.json" in files:
             data = json.loads(files["tokenizer.json"])
-            try:
-                kind, pieces, special = tokenizer_json.read_pieces(data)
-                tokenizer_json.refuse_growth(data)
-            except ValueError as e:
-                self.refuse(f"tokenizer.json: {e}")
-            if kind not in ("wordpiece", "byte_bpe", "unigram", "bpe"):
-                self.refuse(f"models of type {data['model'].get('type')} are not known")
+            kind, pieces, special = self.check_json(data)
             normalizer = data.get("normalizer")
             own = tokenizer_options.lowers(normalizer)
             if lower is None or (self.lower_case is None and own is None):
@@ -221,16 +215,7 @@ class Reader:
             if lower is None:
                 words = (p for p in pieces if not re.fullmatch(r"\[.+\]|<.+>", p))
                 lower = all(p == p.lower() for p in words)
-        added = json.loads(files.get(ADDED, b"{}"))
-        for piece, i in added.items():
-            if type(i) is not int or not piece:
-                self.refuse(f"{ADDED}: {piece!r} cannot have id {i!r}")
-        for piece, i in sorted(added.items(), key=lambda item: item[1]):
-            if i == len(pieces) and piece not in pieces:
-                pieces.append(piece)
-            if pieces[i : i + 1] != [piece]:
-                self.refuse(f"{ADDED}: {piece!r} cannot have id {i}")
-            special.add(i)
+        special |= self.append_added(pieces, json.loads(files.get(ADDED, b"{}")))
         numbers = {p: i for i, p in enumerate(pieces)}
         roles = {role: self.role(role, numbers, config) for role in ("mask", *ROLES)}
         if kind in ("unigram", "bpe") and config.get("add_prefix_space") is False:
@@ -253,6 +238,29 @@ class Reader:
             files=files,
             mask_lstrip=lstrip,
         )
+
+    def check_json(self, data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
+        """Return kind, pieces and special ids of a tokenizer.json that can be used."""
+        try:
+            kind, pieces, special = tokenizer_json.read_pieces(data)
+            tokenizer_json.refuse_growth(data)
+        except ValueError as e:
+            self.refuse(f"tokenizer.json: {e}")
+        if kind not in ("wordpiece", "byte_bpe", "unigram", "bpe"):
+            self.refuse(f"models of type {data['model'].get('type')} are not known")
+        return kind, pieces, special
+
+    def append_added(self, pieces: list[str], added: dict[str, Any]) -> set[int]:
+        """Append the pieces of added_tokens.json to `pieces`; return their ids."""
+        for piece, i in added.items():
+            if type(i) is not int or not piece:
+                self.refuse(f"{ADDED}: {piece!r} cannot have id {i!r}")
+        for piece, i in sorted(added.items(), key=lambda item: item[1]):
+            if i == len(pieces) and piece not in pieces:
+                pieces.append(piece)
+            if pieces[i : i + 1] != [piece]:
+                self.refuse(f"{ADDED}: {piece!r} cannot have id {i}")
+        return set(added.values())
 
     def role(self, role: str, numbers: dict[str, int], config: dict[str, Any]) -> int:
         token = config.get(f"{role}_token")

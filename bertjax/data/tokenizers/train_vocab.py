@@ -5,7 +5,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from bertjax import UserError, registry
 from bertjax.data.tokenizers import backends, tokenizer_files
@@ -54,16 +54,11 @@ def sample(texts: Iterable[str], characters: int = SAMPLE_CHARACTERS) -> list[st
     >>> sample(["aa", "bb", "cc", "dd", "ee"], characters=6)
     ['aa', 'cc', 'ee']
     """
-    kept = Sample(characters)
-    for text in _cut(texts):
-        kept.add(text)
-    return kept.texts
-
-
-def _cut(texts: Iterable[str]) -> Iterator[str]:
+    chosen = Sample(characters)
     for text in texts:
         for start in range(0, len(text), TEXT_CHARACTERS):
-            yield text[start : start + TEXT_CHARACTERS]
+            chosen.add(text[start : start + TEXT_CHARACTERS])
+    return chosen.texts
 
 
 def train(
@@ -75,10 +70,10 @@ def train(
       UserError: unknown kind, no text, or `vocab_size` too small.
     """
     maker = registry.pick("data.tokenizer", kind, MAKERS)
-    kept = sample(t for t in texts if t.strip())
-    if not kept:
+    chosen = sample(t for t in texts if t.strip())
+    if not chosen:
         raise UserError("data.train: there is no text to train a tokenizer on")
-    return maker(kept, kind, vocab_size, lower_case)
+    return maker(chosen, kind, vocab_size, lower_case)
 
 
 def _too_small(vocab_size: int, least: int) -> UserError:

@@ -135,10 +135,10 @@ class Marker:
           ids and marks u8 [n] of each sentence: bit 1 begins a word, 2 part of an
           entity, 4 begins an entity.
 
-        >>> marker = make_marker(tokenizer, "jieba", entities=True)
-        >>> ids, marks = marker.encode(["我来到北京"], [False], ("北京",))[0]
-        >>> [tokenizer.pieces[i] for i in ids], marks.tolist()
-        (['我', '来', '到', '北', '京'], [1, 1, 0, 7, 2])
+        With jieba, where 北京 is an entity:
+
+            pieces     我   来   到   北   京      words 我, 来到, 北京
+            marks      1    1    0    7    2
         """
         words = [self._words(s) for s in sentences]
         named: list[list[Span]] = [[] for _ in sentences]
