@@ -67,6 +67,17 @@ class Source:
         Raises UserError naming the file (and line) where it cannot be read or is
         damaged. It may hold none: who has read all there is calls `refuse_empty`.
         """
+        counter = counts.of(self.name)
+        for document in self.read(counts, max_line_bytes):
+            if not document.paragraphs:
+                counter["empty_documents"] += 1
+                continue
+            counter["documents"] += 1
+            counter["paragraphs"] += len(document.paragraphs)
+            yield document
+
+    def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield the documents in order, those without text too; count every repair."""
         raise NotImplementedError
 
     def split(self, piece_bytes: int) -> list["Source"]:
@@ -106,25 +117,6 @@ def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
         more = f" and {long} JSON lines over data.max_line_bytes" if long else ""
         names = join_names([source.name for source in sources])
         raise UserError(f"{names}: holds no document, only blanks{more}")
-
-
-def count_documents(
-    documents: Iterable[Document],
-    counter: Counter[str],
-    read: Callable[[float], None] = float,
-) -> Iterator[Document]:
-    """Count documents and paragraphs; leave out documents without text.
-
-    read: is called with the millions of characters of each document.
-    """
-    for document in documents:
-        read(sum(map(len, document.paragraphs)) / 1e6)
-        if not document.paragraphs:
-            counter["empty_documents"] += 1
-            continue
-        counter["documents"] += 1
-        counter["paragraphs"] += len(document.paragraphs)
-        yield document
 
 
 def make_document(

@@ -229,7 +229,7 @@ def read_head(path: str, key: str) -> bytes:
             break
     for begins, what in FOREIGN.items():
         if re.match(begins, head):
-            raise UserError(f"{key}={path}: no text but {what}")
+            raise UserError(f"{key}={path}: the file is not text but {what}")
     return head
 
 

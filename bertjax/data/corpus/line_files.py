@@ -16,7 +16,6 @@ from bertjax.data.corpus.documents import (
     Document,
     Fields,
     Source,
-    count_documents,
     make_document,
 )
 from bertjax.data.corpus.line_repair import (
@@ -156,21 +155,18 @@ class FileSource(Source):
                     return f"{self.name}, line {number}"
         return self.name
 
-    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+    def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield the documents of the file, or of the piece."""
         counter = counts.of(self.name)
         chunks = counts.reading(self._chunks(counter))
         if self.is_json:
             skipped = self._lines_before if self.start else int
             records = json_lines(self.name, chunks, max_line_bytes, counter, skipped)
-            documents = (
-                make_document(record, self.fields, where, counter)
-                for record, where in records
-            )
+            for record, where in records:
+                yield make_document(record, self.fields, where, counter)
         else:
             lines = text_lines(chunks, max_line_bytes, counter)
-            documents = map(Document, group(lines, counter, self.titled))
-        yield from count_documents(documents, counter)
+            yield from map(Document, group(lines, counter, self.titled))
 
 
 @dataclass

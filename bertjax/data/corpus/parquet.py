@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parquet files: a row is a document."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,6 @@ from bertjax.data.corpus.documents import (
     Document,
     Fields,
     Source,
-    count_documents,
     make_document,
     refuse_missing,
 )
@@ -93,12 +91,9 @@ class ParquetSource(Source):
         except OSError:
             return None
 
-    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+    def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document a row."""
         counter = counts.of(self.name)
-        yield from count_documents(self._documents(counter), counter, counts.read)
-
-    def _documents(self, counter: Counter[str]) -> Iterator[Document]:
         columns = list(self.fields.keys())
         with self._open() as file:
             last = file.num_row_groups if self.last is None else self.last
@@ -112,7 +107,9 @@ class ParquetSource(Source):
             for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
                 for record in _as_bytes(batch).to_pylist():
                     row += 1
-                    yield make_document(record, self.fields, where, counter)
+                    document = make_document(record, self.fields, where, counter)
+                    counts.read(sum(map(len, document.paragraphs)) / 1e6)
+                    yield document
 
 
 def _as_bytes(batch: Any) -> Any:

@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.corpus import files, tfds_source
 from bertjax.data.corpus.documents import NAME, Document, Fields, Source
 from bertjax.data.corpus.line_files import BuiltinSource, FileSource
@@ -67,12 +67,12 @@ def parse_sources(
             sides = {"builtin:docs": role, "builtin:docs:train": "train"}
             sides["builtin:docs:valid"] = "valid"
             if entry not in sides:
-                raise UserError(f"{key}={entry}: known: {', '.join(sides)}")
+                raise registry.unknown(key, entry, sides)
             sources.append(BuiltinSource(entry, side=sides[entry]))
         elif entry.startswith("tfds:"):
             if not tfds_source.WRITTEN.fullmatch(entry):
                 raise UserError(
-                    f"{key}={entry}: written as tfds:name[/config][:version]:split"
+                    f"{key}={entry}: write tfds:name[/config][:version]:split"
                 )
             sources.append(tfds_source.TfdsSource(entry, fields))
         else:
@@ -83,7 +83,7 @@ def parse_sources(
                     titled = is_titled(files.read_head(path, key))
                     sources.append(FileSource(path, fields=fields, titled=titled))
     if not sources:
-        raise UserError(f"{key}: names no text")
+        raise UserError(f"{key} names no text; give files, patterns or tfds:NAME:SPLIT")
     for source in sources:
         if isinstance(source, FileSource) and not source.is_json:
             for field, name in zip(fields[1:], ("group", "entity"), strict=True):
@@ -164,17 +164,20 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
         match = re.match(r"([A-Za-z][\w.-]*|\*)=", entry)
         if match:
             if parts and not name:
-                raise UserError(f"{key}: {entry!r} has a name, the entries before not")
+                raise UserError(
+                    f"{key}: {entry!r} has a name, but the entries before it have "
+                    "none; name all of them or none"
+                )
             name = match[1]
             entry = entry[match.end() :].strip()
             if not entry:
-                raise UserError(f"{key}: {name!r} names no text")
+                raise UserError(f"{key}: {name!r} names no text; write {name}=FILE")
         named = [(name or key.rpartition(".")[2], entry)]
         if name == "*":
             named = [(_stem(path), path) for path in expand_paths(entry, key)]
         for part, path in named:
             if not NAME.fullmatch(part):
-                raise UserError(f"{key}={entry}: {path} gives the name {part!r}")
+                raise UserError(f"{key}={entry}: {part!r}, of {path}, is no name")
             if part in parts and (match or name == "*"):
                 raise UserError(f"{key}: the name {part!r} is given twice")
             parts.setdefault(part, []).append(path)

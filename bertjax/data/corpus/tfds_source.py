@@ -13,7 +13,6 @@ from bertjax.data.corpus.documents import (
     Document,
     Fields,
     Source,
-    count_documents,
     make_document,
     refuse_missing,
 )
@@ -116,17 +115,15 @@ class TfdsSource(Source):
         """Return which range of how many."""
         return self.piece, self.pieces
 
-    def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+    def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield one document an example, in the order of the files."""
         builder, split = self._open()
-        counter = counts.of(self.name)
         if self.pieces:
             import tensorflow_datasets as tfds
 
             split = tfds.even_splits(split, self.pieces)[self.piece]
-        records = read_split(builder, split, self.fields.keys())
-        documents = (
-            make_document(record, self.fields, lambda: self.name, counter)
-            for record in records
-        )
-        yield from count_documents(documents, counter, counts.read)
+        counter = counts.of(self.name)
+        for record in read_split(builder, split, self.fields.keys()):
+            document = make_document(record, self.fields, lambda: self.name, counter)
+            counts.read(sum(map(len, document.paragraphs)) / 1e6)
+            yield document

@@ -178,7 +178,9 @@ class Tokenizer:
         the span; pieces that share a character (bytes; what a normalisation makes of
         one) have it all; a piece that stands for nothing has an empty span.
 
-            text         una     ##ffa     ##ble        él      ##an
+        Of "Unaffable  Élan":
+
+            pieces       una     ##ffa     ##ble        el      ##an
             ids        14477     20961      3468      3449      2319
             spans     (0, 3)    (3, 6)    (6, 9)  (11, 13)  (13, 15)
         """

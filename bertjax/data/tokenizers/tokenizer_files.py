@@ -219,7 +219,7 @@ class Reader:
         numbers = {p: i for i, p in enumerate(pieces)}
         roles = {role: self.role(role, numbers, config) for role in ("mask", *ROLES)}
         if kind in ("unigram", "bpe") and config.get("add_prefix_space") is False:
-            self.refuse(f"{CONFIG}: add_prefix_space=false is not known of {kind}")
+            self.refuse(f"{CONFIG}: add_prefix_space=false is not supported for {kind}")
         if "vocab.txt" in files or "vocab.json" in files:
             unk = pieces[roles["unk"]]
             files = tokenizer_options.with_options(
@@ -247,7 +247,11 @@ class Reader:
         except ValueError as e:
             self.refuse(f"tokenizer.json: {e}")
         if kind not in ("wordpiece", "byte_bpe", "unigram", "bpe"):
-            self.refuse(f"models of type {data['model'].get('type')} are not known")
+            name = data["model"].get("type")
+            self.refuse(
+                f"models of type {name} are not supported, but WordPiece, BPE and "
+                "Unigram are"
+            )
         return kind, pieces, special
 
     def append_added(self, pieces: list[str], added: dict[str, Any]) -> set[int]:

@@ -43,8 +43,8 @@ def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
         config = {"strip_accents": None, "tokenize_chinese_chars": True, **config}
     elif named in ("roberta", "gpt2"):
         config = {PREFIX: False, **config}
-    if config.get("word_tokenizer_type") not in (None, "basic"):
-        raise ValueError("word_tokenizer_type is not known here")
+    if (words := config.get("word_tokenizer_type")) not in (None, "basic"):
+        raise ValueError(f"word_tokenizer_type={words!r} is not supported")
     for key in (*NORMALIZING, PREFIX):
         if not isinstance(config.get(key), bool | None):
             raise ValueError(f"{key}={config[key]!r} is neither true nor false")

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY
 from bertjax.data.tokenizers.backends import Span, encode_sentences
 from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
@@ -262,7 +262,7 @@ def make_segmenter(segmenter: str) -> Jieba | None:
     """Make what data.segmenter names, "" being None; raises as `make_marker` does."""
     name, _, path = segmenter.partition(":")
     if name not in ("", "jieba") or (path and not name):
-        raise UserError(f"data.segmenter={segmenter}: known: jieba, jieba:FILE")
+        raise registry.unknown("data.segmenter", segmenter, ("jieba", "jieba:FILE"))
     if not name:
         return None
     _jieba()

@@ -234,7 +234,7 @@ def test_patterns_and_missing_files(tmp_path):
         str(tmp_path): "a directory",
         " , ": "names no text",
         "builtin:doc": "known: builtin:docs",
-        "tfds:wiki": "written as tfds:",
+        "tfds:wiki": "write tfds:",
     }.items():
         with pytest.raises(UserError, match=words):
             parse_sources(value, "data.train", "train")

@@ -150,7 +150,7 @@ def test_refusals(words, tmp_path, monkeypatch):
     (tmp_path / "bad.txt").write_text("北京 9\n大学 many\n", "utf-8")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(DICTIONARY)[:-9])
     for value, message in {
-        "jeba": "data.segmenter=jeba: known: jieba",
+        "jeba": "data.segmenter='jeba' is unknown",
         f"jieba:{tmp_path}/none": "cannot be read",
         f"jieba:{tmp_path}/bad.txt": r"bad\.txt, line 2: not a word",
         f"jieba:{tmp_path}/cut.gz": "truncated",
