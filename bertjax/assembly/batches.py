@@ -32,7 +32,7 @@ def make_run(
     needs: frozenset[str],
     tokenizer: Tokenizer,
     parts: Mapping[str, Any],
-    tables: masker.Tables,
+    tables: Any,
     past: Sequence[phases.Phase] = (),
     at: int = 0,
     say: Callable[[str], None] = lambda text: None,
@@ -106,7 +106,7 @@ def make_eval_batches(
     tokenizer: Tokenizer,
     name: str,
     store: Any,
-    tables: masker.Tables,
+    tables: Any,
     say: Callable[[str], None] = lambda text: None,
 ) -> batches.Batches:
     """Make the batches of a validation store, the same for every run on this text.
@@ -150,11 +150,14 @@ def make_tables(
     tokenizer: Tokenizer,
     counts: np.ndarray | None,
     say: Callable[[str], None] = lambda text: None,
-) -> masker.Tables:
+) -> Any:
     """Make what masking knows of the vocabulary and of the training text's counts [V].
 
     Reads data.similar, and says which of its words cannot be used.
     """
+    masking = resolve.make_masking(config)
+    if not isinstance(masking, masker.Masking):
+        return masking.tables(tokenizer, counts)
     data = config.data
     if not len(tokenizer.replacement_ids):
         raise UserError(f"data.vocab={data.vocab}: every piece is a special one")

@@ -71,10 +71,12 @@ def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
     )
 
 
-def make_masking(config: ConfigDict, rate: float | None = None) -> masker.Masking:
-    """Make the masking of data.masking and its refinements, at `rate` where given."""
+def make_masking(
+    config: ConfigDict, rate: float | None = None
+) -> masker.Masking | masker.Masker:
+    """Make what data.masking and its refinements name, at `rate` where given."""
     data = config.data
-    return masker.make_masking(
+    return masker.make_masker(
         data.masking,
         rate=data.mask_rate if rate is None else rate,
         unit=data.mask_unit,

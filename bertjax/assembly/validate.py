@@ -201,25 +201,7 @@ def _check_data(config: ConfigDict) -> None:
     data = config.data
     if not data.cache:
         raise UserError("data.cache is empty: give a directory for token stores")
-    chosen = resolve.make_masking(config)
-    if chosen.similar and not data.similar:
-        raise UserError(
-            f"data.masking={data.masking} replaces words by similar ones: give a file "
-            "of them, --config.data.similar=FILE"
-        )
-    if data.similar and not chosen.similar:
-        raise UserError(
-            f"data.similar={data.similar} is not used by data.masking={data.masking}, "
-            "only by macbert: leave it out"
-        )
-    if data.similar and not os.path.isfile(os.path.expanduser(data.similar)):
-        what = "is a directory" if os.path.isdir(data.similar) else "does not exist"
-        raise UserError(f"data.similar={data.similar} {what}: give a file")
-    if chosen.unit == "entity" and not data.entity_field:
-        raise UserError(
-            "data.mask_unit=entity needs the field with the names: give "
-            "data.entity_field"
-        )
+    _check_masking(config)
     if data.max_segments is not None and not data.packed:
         raise UserError(
             f"data.max_segments={data.max_segments} is not used without data.packed: "
@@ -228,3 +210,27 @@ def _check_data(config: ConfigDict) -> None:
     mixture.read_weights(data.weights)
     if data.weights and data.alpha is not None:
         raise UserError("data.weights and data.alpha are both given: give one of them")
+
+
+def _check_masking(config: ConfigDict) -> None:
+    """Refuse a masking that is none, or that lacks what it reads."""
+    data, chosen = config.data, resolve.make_masking(config)
+    similar = getattr(chosen, "similar", False)  # a masker from outside has none
+    if similar and not data.similar:
+        raise UserError(
+            f"data.masking={data.masking} replaces words by similar ones: give a file "
+            "of them, --config.data.similar=FILE"
+        )
+    if data.similar and not similar:
+        raise UserError(
+            f"data.similar={data.similar} is not used by data.masking={data.masking}, "
+            "only by macbert: leave it out"
+        )
+    if data.similar and not os.path.isfile(os.path.expanduser(data.similar)):
+        what = "is a directory" if os.path.isdir(data.similar) else "does not exist"
+        raise UserError(f"data.similar={data.similar} {what}: give a file")
+    if getattr(chosen, "unit", None) == "entity" and not data.entity_field:
+        raise UserError(
+            "data.mask_unit=entity needs the field with the names: give "
+            "data.entity_field"
+        )

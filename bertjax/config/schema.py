@@ -85,7 +85,8 @@ def data_keys() -> dict[str, Any]:
         packed=False,  # several sequences a row, which do not see each other
         max_segments=placeholder(int),  # a row; empty: max(4, length / 16)
         # A preset: bert roberta albert electra distilbert spanbert macbert,
-        # refined by the next keys.
+        # refined by the next keys; or a module of one's own with make_masker,
+        # my.module:rate=0.2 (docs/add_a_masker.md).
         masking="bert",
         mask_rate=placeholder(float),
         mask_unit=placeholder(str),  # token, word, ngram, span, entity

@@ -18,8 +18,8 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.masking.masker import (
+    Masker,
     Masking,
-    Tables,
     mask_tokens,
     predictions_per_sequence,
 )
@@ -47,8 +47,8 @@ class Batches:
 
     plans: tuple[Plan, ...]
     mixture: Mixture
-    masking: Masking | None
-    tables: Tables | None
+    masking: Masking | Masker | None
+    tables: Any
     specials: Any
     batch_size: int
     seed: int

@@ -18,6 +18,15 @@ TOP = np.uint64(1 << 63)
 NEVER = ~np.uint64(0)
 
 
+class Rows(NamedTuple):
+    """Rows of a batch that are to be masked."""
+
+    ids: np.ndarray  # i32 [b, L]
+    real: np.ndarray  # i32 [b, L], 1 for a token, 0 for padding
+    keys: np.ndarray  # u64 [b], which address the draws (counter_rng.py)
+    marks: np.ndarray | None = None  # u8 [b, L] of a store that has them
+
+
 class Chosen(NamedTuple):
     """What is predicted, i64 [b, W] columns of the row, ascending; L where unused."""
 
@@ -25,6 +34,27 @@ class Chosen(NamedTuple):
     word: np.ndarray  # where the unit of each begins
     span: np.ndarray  # where the units that were chosen together begin
     weight: np.ndarray | None = None  # f32 [b, W]; None: 1 each
+    lengths: np.ndarray | None = None  # i64 [n] of spans, in units; None: 1 each
+
+
+def is_text(rows: Rows, tables: Tables) -> np.ndarray:
+    """Say which tokens are text: bool [b, L], no padding and nothing special.
+
+    ids   [CLS]  the  cat [SEP] [PAD]
+    text      0    1    1     0     0
+    """
+    return ((tables.flags.take(rows.ids) & SPECIAL) == 0) & (rows.real != 0)
+
+
+def choose_where(where: np.ndarray, most: int) -> Chosen:
+    """Choose the first `most` tokens of each row where `where`, bool [b, L], is true.
+
+    where    0 1 1 0 1 0    most = 2
+    column     1 2
+    """
+    where = where & (np.cumsum(where, axis=1) <= most)
+    [column] = in_rows([np.flatnonzero(where)], where.shape)
+    return Chosen(column, column, column)
 
 
 class Units(NamedTuple):
@@ -37,11 +67,7 @@ class Units(NamedTuple):
 
 
 def eligible(
-    ids: np.ndarray,
-    real: np.ndarray,
-    marks: np.ndarray | None,
-    masking: Masking,
-    tables: Tables,
+    rows: Rows, masking: Masking, tables: Tables
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which tokens may be predicted, and which of them begin a unit.
 
@@ -55,15 +81,15 @@ def eligible(
         flags[tables.unk_id] &= ~np.uint8(SPECIAL)
     elif masking.eligible == "all":
         flags = flags & ~np.uint8(SPECIAL)
-    flags = flags.take(ids)
+    flags = flags.take(rows.ids)
     free = (flags & SPECIAL) == 0
-    free &= real != 0
+    free &= rows.real != 0
     if masking.unit == "token":
         return free, free
-    if marks is not None:
-        flags = marks
+    if rows.marks is not None:
+        flags = rows.marks
     elif masking.unit == "entity":
-        flags = np.zeros(ids.shape, np.uint8)
+        flags = np.zeros(rows.ids.shape, np.uint8)
     if masking.unit == "entity":
         free &= (flags & ENTITY) != 0
     begins = (flags & (BEGINS_ENTITY if masking.unit == "entity" else BEGINS_WORD)) != 0
@@ -73,16 +99,14 @@ def eligible(
     return free, begins
 
 
-def budgets(
-    real: np.ndarray, keys: np.ndarray, masking: Masking, most: int
-) -> np.ndarray:
+def budgets(rows: Rows, masking: Masking, most: int) -> np.ndarray:
     """Return how many tokens each row predicts at most, i64 [b]."""
     # counts the real tokens; summing booleans takes three times as long
-    share = masking.rate * np.bitwise_count(np.packbits(real != 0, axis=1)).sum(axis=1)
+    real = np.bitwise_count(np.packbits(rows.real != 0, axis=1)).sum(axis=1)
+    share = masking.rate * real
     if masking.count == "stochastic":
-        number = np.floor(
-            share + counter_rng.uniform(counter_rng.fold(keys, "count"), 0)
-        )
+        chance = counter_rng.uniform(counter_rng.fold(rows.keys, "count"), 0)
+        number = np.floor(share + chance)
     else:
         rounded = np.rint if masking.count == "round" else _ceil  # rint: half to even
         number = np.maximum(1, rounded(share))

@@ -1,62 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Corrupt the chosen tokens: mask, random token, similar word, or kept as they are."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.masking.choose import Chosen
+from bertjax.data.masking.choose import Chosen, Rows
 from bertjax.data.masking.presets import Masking
 from bertjax.data.masking.vocab_tables import Tables
 
 
-class Masked(NamedTuple):
-    """The corrupted ids i32 [b, L], and where, what and whether to predict [b, P]."""
-
-    input_ids: np.ndarray
-    mlm_positions: np.ndarray
-    mlm_ids: np.ndarray
-    mlm_weights: np.ndarray
-
-
 def corrupt(
-    out: Masked, chosen: Chosen, keys: np.ndarray, masking: Masking, tables: Tables
-) -> None:
-    """Write what is predicted into `out`, whose input_ids are still the originals."""
-    length = out.input_ids.shape[1]
-    ids = out.input_ids.reshape(-1)
-    used = chosen.column < length
-    column = np.where(used, chosen.column, 0)
-    at = column + np.arange(len(column))[:, None] * length
-    truth = ids.take(at)
-    part = slice(0, at.shape[1])
-    out.mlm_positions[:, part] = column
-    np.multiply(truth, used, out=out.mlm_ids[:, part])
-    out.mlm_weights[:, part] = (
-        used if chosen.weight is None else np.where(used, chosen.weight, 0)
-    )
+    truth: np.ndarray, chosen: Chosen, rows: Rows, masking: Masking, tables: Tables
+) -> np.ndarray:
+    """Return what stands in place of the chosen tokens `truth`, i32 [b, W].
+
+    What it returns where nothing is chosen is of no matter.
+    """
+    keys, used = rows.keys, chosen.column < rows.ids.shape[1]
     together = {"piece": chosen.column, "word": chosen.word, "span": chosen.span}
     draws = counter_rng.uniform(
         counter_rng.fold(keys, "outcome")[:, None], together[masking.outcome]
     )
     masked = draws < masking.mask_share
     swap = draws < masking.mask_share + masking.random_share
+    swap &= used
     if masking.similar:
         new, found = _similar_words(truth, used & masked, chosen, keys, tables)
         swap &= ~found
     else:
         new = np.where(masked, tables.mask_id, truth)
         swap &= ~masked
-    if used.all():
-        ids[at] = new
-    else:
-        swap &= used
-        ids[at[used]] = new[used]
-    swap = np.flatnonzero(swap)
-    key = counter_rng.fold(keys, "replace")[swap // max(1, column.shape[1])]
-    ids[at.take(swap)] = _random_tokens(key, column.take(swap), masking, tables)
+    row, slot = np.nonzero(swap)
+    key = counter_rng.fold(keys, "replace")[row]
+    new[row, slot] = _random_tokens(key, chosen.column[row, slot], masking, tables)
+    return new
 
 
 def _random_tokens(

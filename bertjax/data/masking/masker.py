@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the tokens to predict and corrupt them, whole batches at a time.
 
-What is chosen and how it is corrupted are independent of each other: schemes.py names
-the choices and the published combinations, choose.py and ngrams.py choose, corrupt.py
-and similar.py corrupt. Every draw has an address (counter.py), so that a row's result
-depends on its own tokens and key alone.
+What is chosen and how it is corrupted are independent of each other: presets.py names
+the published combinations, choose.py and ngrams.py choose, corrupt.py and
+similar_words.py corrupt. A module from outside brings both (docs/add_a_masker.md).
+Every draw has an address (counter_rng.py), so that a row's result depends on its own
+tokens and key alone.
 """
+
+import dataclasses
+import inspect
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.masking import choose
-from bertjax.data.masking.corrupt import Masked, corrupt
+from bertjax.data.masking.choose import Chosen, Rows, choose_where, is_text
+from bertjax.data.masking.corrupt import corrupt
 from bertjax.data.masking.ngrams import choose_ngrams
 from bertjax.data.masking.presets import (
     PRESETS,
@@ -24,23 +30,123 @@ from bertjax.data.masking.similar_words import Similar, read_similar
 from bertjax.data.masking.vocab_tables import Tables, make_tables
 
 __all__ = [
-    "PRESETS", "UNITS", "Masked", "Masking", "Similar", "Tables", "make_masking",
-    "make_tables", "mask_tokens", "predictions_per_sequence", "read_similar",
+    "PRESETS", "UNITS", "Chosen", "Masked", "Masker", "Masking", "Rows", "Similar",
+    "Tables", "choose_where", "is_text", "make_masker", "make_masking", "make_tables",
+    "mask_tokens", "predictions_per_sequence", "read_similar",
 ]  # fmt: skip
 
+_KEYS = {"unit": "mask_unit", "lengths": "mask_lengths"}  # in data.*
 _BLOCK = 1 << 17  # tokens masked at a time: bounds the memory, and the cache keeps up
-# glibc gives freed memory back to the system page by page, which costs as much as all
-# of the masking, until a larger piece was freed once. This one is never touched.
-_ = np.empty(1 << 24, np.uint8)
-del _
+
+
+class Masked(NamedTuple):
+    """The corrupted ids i32 [b, L], and where, what and whether to predict [b, P]."""
+
+    input_ids: np.ndarray
+    mlm_positions: np.ndarray
+    mlm_ids: np.ndarray
+    mlm_weights: np.ndarray
+
+
+class Masker(Protocol):
+    """How tokens are chosen and corrupted; `make_masker` of a module returns one.
+
+    `rate` is the largest share of a row's L tokens that is predicted, in (0, 1]: a row
+    has room for P = ceil(rate * L) predictions. Results must depend on arguments alone,
+    and those of a row on this row alone, so that batches do not depend on their size,
+    on hosts or threads; draws come from counter_rng and `rows.keys`.
+    """
+
+    rate: float
+
+    def choose(self, rows: Rows, tables: Any, P: int) -> Chosen:
+        """Return the columns that are predicted, at most P a row."""
+
+    def corrupt(
+        self, truth: np.ndarray, chosen: Chosen, rows: Rows, tables: Any
+    ) -> np.ndarray:
+        """Return what stands in place of the chosen ids `truth`, both i32 [b, W]."""
+
+    def tables(self, tokenizer: Any, counts: np.ndarray | None) -> Any:
+        """Return what choose and corrupt have to know of a tokenizer and of how often
+        each id occurs in the training text, [V]. It has `vocab_size`, as `Tables` do.
+        """
+        return make_tables(tokenizer, counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PresetMasker:
+    """The masker of a `Masking`."""
+
+    masking: Masking
+
+    def choose(self, rows: Rows, tables: Tables, P: int) -> Chosen:
+        masking, shape = self.masking, rows.ids.shape
+        if masking.weights == "rare" and tables.patience is None:
+            raise UserError("data.masking='distilbert' needs the counts of a text")
+        free, begins = choose.eligible(rows, masking, tables)
+        budget = choose.budgets(rows, masking, P)
+        if masking.repeats:
+            return choose.choose_repeatedly(rows.keys, free, budget)
+        if len(masking.lengths) > 1:
+            units = choose.find_units(free, begins)
+            return choose_ngrams(rows.keys, units, begins, budget, masking.lengths)
+        rare = masking.weights == "rare"
+        patience = tables.patience.take(rows.ids) if rare else None
+        noise = choose.draw_noise(rows.keys, shape[1], patience)
+        if masking.unit == "token":
+            return choose.choose_tokens(noise, free, budget)
+        units = choose.find_units(free, begins)
+        unit = choose.choose_units(noise, units, begins, budget)
+        return choose.all_tokens(units, unit, None, shape)
+
+    def corrupt(
+        self, truth: np.ndarray, chosen: Chosen, rows: Rows, tables: Tables
+    ) -> np.ndarray:
+        return corrupt(truth, chosen, rows, self.masking, tables)
+
+
+def make_masker(
+    name: str, rate: float | None = None, **refinements: Any
+) -> Masking | Masker:
+    """Make what data.masking names: a preset, or "my.module:option=value,...".
+
+    A module from outside the package has `make_masker(**options) -> Masker`. `rate` is
+    an option of it, and replaces what stands in the name; None keeps that. The other
+    refinements are those of `make_masking`, for presets alone.
+
+    Raises UserError for an unknown preset, module or option, or a rate that is none.
+    """
+    if "." not in name.partition(":")[0]:
+        return make_masking(name, rate=rate, **refinements)
+    key = f"data.masking={name!r}"
+    module_name, options = registry.parse_options(name, "data.masking")
+    module = registry.load("data.masking", module_name, __package__)
+    if not hasattr(module, "make_masker"):
+        raise UserError(f"{key}: {module_name} has no function make_masker")
+    if given := [refined for refined, value in refinements.items() if value]:
+        raise UserError(
+            f"{key} is no preset, which data.{_KEYS.get(given[0], given[0])} refines: "
+            f"leave that out, and give options of {module_name}.make_masker"
+        )
+    if rate is not None:
+        options["rate"] = rate
+    try:
+        inspect.signature(module.make_masker).bind(**options)
+    except TypeError as e:
+        raise UserError(f"{key}: {module_name}.make_masker: {e}") from None
+    masker = module.make_masker(**options)
+    if not 0 < masker.rate <= 1:
+        raise UserError(f"{key}: its rate {masker.rate} is not above 0 and at most 1")
+    return masker
 
 
 def mask_tokens(
     input_ids: np.ndarray,
     attention_mask: np.ndarray,
     keys: np.ndarray,
-    masking: Masking,
-    tables: Tables,
+    masking: Masking | Masker,
+    tables: Any,
     P: int,
     marks: np.ndarray | None = None,
     drawn: list[np.ndarray] | None = None,
@@ -65,14 +171,17 @@ def mask_tokens(
     4.1; google-research/bert's README for whole words; Lan et al. 2020, section 4.1;
     Joshi et al. 2020, section 3.1; Cui et al. 2020, section 3.1.
 
-    Worked example (one row, 2 = cls, 3 = sep, 4 = mask, 0 = pad, rate 0.3, P = 3):
-    input_ids [2 17 25 31 46 3 0 0], of which 6 are real: round(0.3 * 6) = 2 positions.
-    Positions 2 and 4 win; 2 draws "mask" and 4 draws "random":
-    input_ids' [2 17 4 31 88 3 0 0], mlm_positions [2 4 0], mlm_ids [25 46 0],
-    mlm_weights [1 1 0].
+    Worked example (2 = cls, 3 = sep, 4 = mask, 0 = pad, rate 0.3, P = 3). Of 6 real
+    tokens round(0.3 * 6) = 2 are predicted: positions 2 and 4 win; 2 draws "mask" and 4
+    draws "random":
+
+        input_ids       2 17 25 31 46  3  0  0
+        input_ids'      2 17  4 31 88  3  0  0
+        mlm_positions         2     4          0
+        mlm_ids              25    46          0
+        mlm_weights           1     1          0
     """
-    if masking.weights == "rare" and tables.patience is None:
-        raise UserError("data.masking='distilbert' needs the counts of a text")
+    masker = _PresetMasker(masking) if isinstance(masking, Masking) else masking
     b, length = input_ids.shape
     out = Masked(
         input_ids.astype(np.int32),
@@ -84,43 +193,35 @@ def mask_tokens(
     for low in range(0, b, step):
         part = slice(low, low + step)
         block = Masked(*(a[part] for a in out))
-        chosen = _choose(
-            block.input_ids, attention_mask[part], keys[part], masking, tables, P,
-            None if marks is None else marks[part], drawn,
-        )  # fmt: skip
-        corrupt(block, chosen, keys[part], masking, tables)
+        own_marks = None if marks is None else marks[part]
+        rows = Rows(block.input_ids, attention_mask[part], keys[part], own_marks)
+        chosen = masker.choose(rows, tables, P)
+        _apply(masker, chosen, rows, tables, block)
+        if drawn is not None:
+            spans = (chosen.column == chosen.span) & (chosen.column < length)
+            ones = np.ones(np.count_nonzero(spans), np.int64)
+            drawn.append(ones if chosen.lengths is None else chosen.lengths)
     return out
 
 
-def _choose(
-    ids: np.ndarray,
-    real: np.ndarray,
-    keys: np.ndarray,
-    masking: Masking,
-    tables: Tables,
-    P: int,
-    marks: np.ndarray | None,
-    drawn: list[np.ndarray] | None,
-) -> choose.Chosen:
-    """Choose what the rows predict."""
-    free, begins = choose.eligible(ids, real, marks, masking, tables)
-    budget = choose.budgets(real, keys, masking, P)
-    if masking.repeats:
-        chosen = choose.choose_repeatedly(keys, free, budget)
-    elif len(masking.lengths) > 1:
-        units = choose.find_units(free, begins)
-        return choose_ngrams(keys, units, begins, budget, masking.lengths, drawn)
-    else:
-        rare = masking.weights == "rare"
-        patience = tables.patience.take(ids) if rare else None
-        noise = choose.draw_noise(keys, ids.shape[1], patience)
-        if masking.unit == "token":
-            chosen = choose.choose_tokens(noise, free, budget)
-        else:
-            units = choose.find_units(free, begins)
-            unit = choose.choose_units(noise, units, begins, budget)
-            chosen = choose.all_tokens(units, unit, None, ids.shape)
-    if drawn is not None:
-        begun = (chosen.column == chosen.word) & (chosen.column < ids.shape[1])
-        drawn.append(np.ones(begun.sum(), np.int64))
-    return chosen
+def _apply(
+    masker: Masker, chosen: Chosen, rows: Rows, tables: Any, out: Masked
+) -> None:
+    """Write what is predicted into `out`, whose input_ids are still the originals."""
+    (b, length), width = rows.ids.shape, chosen.column.shape[1]
+    if width > (P := out.mlm_ids.shape[1]):
+        raise UserError(
+            f"data.masking: the masker chose {width} tokens of a row that has room for "
+            f"{P} predictions"
+        )
+    used = chosen.column < length
+    column = np.where(used, chosen.column, 0)
+    at = column + np.arange(b)[:, None] * length
+    truth = rows.ids.reshape(-1).take(at)
+    out.mlm_positions[:, :width] = column
+    np.multiply(truth, used, out=out.mlm_ids[:, :width])
+    weight = used if chosen.weight is None else np.where(used, chosen.weight, 0)
+    out.mlm_weights[:, :width] = weight
+    new = masker.corrupt(truth, chosen, rows, tables)
+    ids = out.input_ids.reshape(-1)
+    ids[at[used]] = new[used]

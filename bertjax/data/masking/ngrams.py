@@ -20,7 +20,6 @@ def choose_ngrams(
     begins: np.ndarray,
     budget: np.ndarray,
     law: tuple[float, ...],
-    drawn: list[np.ndarray] | None = None,
 ) -> Chosen:
     """Choose n-grams of units up to a budget of tokens, i64 [b].
 
@@ -29,8 +28,8 @@ def choose_ngrams(
     they are taken; the first that overflows the budget is cut to the units that fit,
     and what is left then goes to the first units of the n-grams behind it, at last to
     any single unit that fits. A stretch of text with fewer units than were drawn for it
-    cuts its last n-gram. `drawn` receives the lengths i64 [n] of what was taken, before
-    the budget's cut: they follow the law where stretches are long (in short ones it is
+    cuts its last n-gram. `lengths` are of what was taken, before the budget's cut: they
+    follow the law where stretches are long (in short ones it is
     the law cut at their end). At the ends of a stretch fewer places fit,
     so that its outermost units are chosen more seldom.
 
@@ -42,7 +41,7 @@ def choose_ngrams(
     if not len(units.first):
         return choose.all_tokens(units, np.zeros(0, np.int64), None, begins.shape)
     start, count, back = _place(keys, units, budget, law, begins.shape[1])
-    kept, left = _spend(start, count, units, budget, drawn)
+    kept, left, lengths = _spend(start, count, units, budget)
     start, kept = start.take(back), kept.take(back)  # in the order of the text
     taken = kept > 0
     start, kept = start[taken], kept[taken]
@@ -54,7 +53,8 @@ def choose_ngrams(
         at = np.searchsorted(unit, more)
         unit = np.insert(unit, at, more)
         span = np.insert(span, at, units.first[more])
-    return choose.all_tokens(units, unit, span, begins.shape)
+    chosen = choose.all_tokens(units, unit, span, begins.shape)
+    return chosen._replace(lengths=lengths)
 
 
 def _place(
@@ -161,9 +161,9 @@ def _spend(
     count: np.ndarray,
     units: Units,
     budget: np.ndarray,
-    drawn: list[np.ndarray] | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many units of each n-gram [b, K] are taken, and what is left [b]."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return how many units of each n-gram [b, K] are taken, what is left of the
+    budgets [b], and the lengths [n] of those that are taken, before they were cut."""
     last = start + count
     last -= 1
     tokens = units.first.take(last, mode="clip")
@@ -175,7 +175,7 @@ def _spend(
     kept = count * ~over
     left = budget - np.max(total, axis=1, initial=0, where=~over)
     if not over.size:  # no row has a budget
-        return kept, left
+        return kept, left, count[:0].reshape(-1)
     rows = np.flatnonzero(over[:, -1])
     at = over[rows].argmax(axis=1)
     first = start[rows, at]
@@ -184,8 +184,7 @@ def _spend(
     fits = np.searchsorted(end, low + left[rows], "right") - first
     kept[rows, at] = fits
     left[rows] -= np.where(fits > 0, end[first + fits - 1] - low, 0)
-    if drawn is not None:
-        drawn.append(count[kept > 0])
+    lengths = count[kept > 0]
     hungry = left[rows] > 0
     rows, at = rows[hungry], at[hungry]
     if rows.size:
@@ -195,7 +194,7 @@ def _spend(
         taken = choose.take_in_order(size, left[rows])
         left[rows] -= (size * taken).sum(axis=1)
         kept[rows] += taken
-    return kept, left
+    return kept, left, lengths
 
 
 def _fill(

@@ -190,8 +190,8 @@ def make_masking(
     return masking
 
 
-def predictions_per_sequence(masking: Masking | float, length: int) -> int:
-    """Return P, the room for predictions in a row, of a masking or a bare rate.
+def predictions_per_sequence(masking: Any, length: int) -> int:
+    """Return P, the room for predictions in a row, of a masking, a masker or a rate.
 
     That is ceil(rate * length), the rate taken as the decimal it is written as; with
     slots="electra" floor((rate + 0.005) * length) (electra, configure_pretraining.py).
@@ -201,7 +201,7 @@ def predictions_per_sequence(masking: Masking | float, length: int) -> int:
     >>> predictions_per_sequence(PRESETS["electra"], 128)
     19
     """
-    rate = masking.rate if isinstance(masking, Masking) else masking
+    rate = getattr(masking, "rate", masking)
     exact = Fraction(repr(float(rate)))
     if isinstance(masking, Masking) and masking.slots == "electra":
         return max(1, math.floor((exact + Fraction(1, 200)) * length))
