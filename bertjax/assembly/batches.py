@@ -13,7 +13,8 @@ from bertjax.assembly import resolve
 from bertjax.config import durations
 from bertjax.data import batches, mixture, phases
 from bertjax.data.masking import masker
-from bertjax.data.sequences import plan
+from bertjax.data.sequences.make_plan import make_plan
+from bertjax.data.sequences.plan import Plan
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.tasks import prepare_task as tasks
@@ -177,7 +178,7 @@ def make_plans(
     say: Callable[[str], None] = lambda text: None,
     cache: Path | None = None,
     seed: int | None = None,
-) -> dict[str, plan.Plan]:
+) -> dict[str, Plan]:
     """Plan the rows of each store; say what the plan leaves out.
 
     Large plans are kept in `cache` (None: data.cache). seed: None is the config's.
@@ -190,7 +191,7 @@ def make_plans(
     made = {}
     for name, store in stores.items():
         try:
-            made[name] = plan.make_plan(
+            made[name] = make_plan(
                 store,
                 data.plan,
                 length,

@@ -11,7 +11,7 @@ from bertjax import UserError, registry
 from bertjax.assembly import resolve
 from bertjax.config import durations, schema, serialize
 from bertjax.data import mixture
-from bertjax.data.sequences import plan
+from bertjax.data.sequences import make_plan
 from bertjax.data.tokenizers import train_vocab
 from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
@@ -81,7 +81,7 @@ def check(config: ConfigDict) -> None:
     _check_phases(config)
     _check_data(config)
     resolve.encoder_config(config, vocab_size=1)
-    registry.pick("data.plan", config.data.plan, plan.KINDS)
+    registry.pick("data.plan", config.data.plan, make_plan.KINDS)
     for name in writer.split_names(config.log.writers):
         writer.find_writer(name)
 

@@ -18,7 +18,7 @@ from bertjax.data.batches import Batches, batch_sha256, pair_rule
 from bertjax.data.loader import stream
 from bertjax.data.masking.masker import make_masking, make_tables
 from bertjax.data.mixture import make_mixture
-from bertjax.data.sequences.plan import make_plan
+from bertjax.data.sequences.make_plan import make_plan
 
 V = 300
 TOKENIZER = SimpleNamespace(

@@ -19,7 +19,8 @@ from bertjax.data import counter_rng
 from bertjax.data.batches import Batches, batch_sha256
 from bertjax.data.masking.masker import PRESETS, make_masking, make_tables, read_similar
 from bertjax.data.mixture import make_mixture
-from bertjax.data.sequences.plan import Plan, gather, make_plan, truncated
+from bertjax.data.sequences.make_plan import make_plan
+from bertjax.data.sequences.plan import Plan, gather, truncated
 from bertjax.data.token_store.prepare_data import prepare_data
 from bertjax.data.token_store.store import Store
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer

@@ -26,7 +26,7 @@ from bertjax.data.phases import (
     steps_within,
     to_plain,
 )
-from bertjax.data.sequences.plan import make_plan
+from bertjax.data.sequences.make_plan import make_plan
 
 SIZES = {64: 900, 128: 1000, 512: 240}
 

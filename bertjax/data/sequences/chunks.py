@@ -15,8 +15,6 @@ from bertjax.data import counter_rng
 from bertjax.data.sequences import memory_maps
 
 WINDOW = 1 << 20  # offsets looked at together: bounds the memory, changes no result
-LANES = 1024  # walkers that go through a window side by side
-_LANE = 4  # longest sequences, at least, to a lane: there two paths meet
 _FAR = np.iinfo(np.int64).max
 
 
@@ -112,7 +110,7 @@ def sentence_blocks(text: Text, length: int, cross: bool) -> Iterator[Block]:
             int(n) for n in np.searchsorted(bounds, (begin - base, window[high - low]))
         )
         limit = starts[:stop] + room
-        visited, i = chase(ends, limit, room, i, stop)
+        visited, i = walk(ends, limit, i, stop)
         begin = base + int(bounds[i])
         after = np.append(visited[1:], i)[: len(visited)]
         yield Block(
@@ -155,7 +153,7 @@ def pair_blocks(
         moved = window + document * (room + 1)
         target = targets(seed, short, room, np.arange(low, high))
         limit = moved[: high - low] + target - 1
-        visited, i = chase(moved, limit, room, begin - low, high - low)
+        visited, i = walk(moved, limit, begin - low, high - low)
         begin = low + i
         after = np.append(visited[1:], i)[: len(visited)]
         size = window[after] - window[visited]
@@ -183,67 +181,24 @@ def targets(seed: int, short: float, room: int, first: np.ndarray) -> np.ndarray
     return target
 
 
-def chase(
-    ends: np.ndarray, limit: np.ndarray, most: int, i: int, stop: int
+def walk(
+    ends: np.ndarray, limit: np.ndarray, i: int, stop: int
 ) -> tuple[np.ndarray, int]:
     """Go from i to the first j > i with ends[j] > limit[i] until `stop` is reached.
 
     Returns the visited places below `stop`, i64, and the first not below it. `ends`
-    increases, ends[i] <= limit[i] for `limit` [stop], and j - i <= `most`.
+    increases, and ends[i] <= limit[i] for `limit` [stop].
 
-    Walkers set out from LANES places at once. One that starts in the wrong place soon
-    meets the right path, as a rule: the path that reaches a lane from the one before it
-    is followed until it meets what the lane's own walker has seen. Where it does not
-    (all sentences of one length), everything is walked once more, a step at a time.
-
-    >>> visited, next = chase(np.arange(1, 9), np.arange(8) + 3, 8, 1, 8)
-    >>> visited.tolist(), next
+    >>> visited, following = walk(np.arange(1, 9), np.arange(8) + 3, 1, 8)
+    >>> visited.tolist(), following
     ([1, 4, 7], 8)
     """
-    lanes = min(LANES, (stop - i) // (_LANE * most))
-    if lanes < 2:
-        return _one_by_one(ends, limit, most, i, stop)
-    first = i + np.arange(lanes) * (stop - i) // lanes
-    edge = np.append(first[1:], stop)
-    seen = np.zeros(stop + 1, bool)
-    out = _walk(ends, limit, most, first, edge, seen)
-    # from the lane before into this one, until the paths meet
-    met = np.append(first[0], out[:-1])
-    ahead = np.flatnonzero((met < edge) & ~seen[np.minimum(met, stop)])
-    own = []
-    while ahead.size:
-        now = met[ahead]
-        own.append(now)
-        met[ahead] = now = follow(ends, limit[now], most, now)
-        ahead = ahead[(now < edge[ahead]) & ~seen[np.minimum(now, stop)]]
-    if (met >= edge).any():
-        return _one_by_one(ends, limit, most, i, stop)
-    for a, b in zip(first.tolist(), met.tolist(), strict=True):
-        seen[a:b] = False
-    for now in own:
-        seen[now] = True
-    return np.flatnonzero(seen[:stop]), int(out[-1])
-
-
-def _walk(
-    ends: np.ndarray,
-    limit: np.ndarray,
-    most: int,
-    first: np.ndarray,
-    edge: np.ndarray,
-    seen: np.ndarray,
-) -> np.ndarray:
-    """Walk from each `first` until its `edge`, marking `seen`; return where it ends."""
-    out = np.empty_like(first)
-    lane, now = np.arange(len(first)), first
-    while lane.size:
-        seen[now] = True
-        now = follow(ends, limit[now], most, now)
-        inside = now < edge[lane]
-        if not inside.all():
-            out[lane[~inside]] = now[~inside]
-            lane, now = lane[inside], now[inside]
-    return out
+    after = np.searchsorted(ends, limit[:stop], "right").item
+    visited = []
+    while i < stop:
+        visited.append(i)
+        i = after(i)
+    return np.array(visited, np.int64), i
 
 
 def follow(
@@ -259,17 +214,3 @@ def follow(
         at += step * (ends.take(at + step, mode="clip") <= limit)
         step >>= 1
     return at + 1
-
-
-def _one_by_one(
-    ends: np.ndarray, limit: np.ndarray, most: int, i: int, stop: int
-) -> tuple[np.ndarray, int]:
-    visited = []
-    if i < stop:
-        reach = ends[: min(stop + most, len(ends))]
-        follow = (np.searchsorted(reach, limit[i:stop], "right")).tolist()
-        first = i
-        while i < stop:
-            visited.append(i)
-            i = follow[i - first]
-    return np.array(visited, np.int64), i

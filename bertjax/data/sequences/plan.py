@@ -1,48 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide which token ranges make a sequence, and which sequences a row, once for a run.
+"""The rows of a run: which token ranges make a sequence, which sequences a row.
 
-A store is any object with three arrays: `tokens` [n], `sentences` [S+1] (token offsets)
-and `documents` [D+1] (sentence offsets); both offset arrays begin with 0 and end with
-the total. A plan fixes the number of rows for the whole run, so that seeking is
-arithmetic. Kinds:
-
-full_sentences  RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): whole sentences
-                while they fit, across documents with one extra separator between them.
-doc_sentences   the same, but a sequence never crosses a document.
-document        one document; a longer one is cut, without regard to its sentences.
-pairs           sentence pairs of chunks of a document (sentence_pairs.py).
-
-Packed, every sequence lies in exactly one row, several to a row (packing.py); they are
-those of unpacked rows. rows.py makes the rows.
+A plan (make_plan.py) fixes the number of rows for the whole run, so that seeking is
+arithmetic. A sequence is `cls`, then its parts, each followed by `sep`: the two halves
+of a pair, or what a row holds of each document. A row is one sequence, or several if
+packed.
 """
 
-import hashlib
-import io
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertjax import UserError
-from bertjax.data.sequences import chunks, memory_maps, packing, sentence_pairs
-from bertjax.data.sequences.gather import Specials, gather, truncated
-from bertjax.data.sequences.sentence_pairs import PAIR_RULES
-from bertjax.registry import pick
-from bertjax.storage import directories
+from bertjax.data import counter_rng
+from bertjax.data.sequences import chunks, sentence_pairs
 
-__all__ = [
-    "KINDS", "PAIR_RULES", "Plan", "Specials", "gather", "make_plan", "truncated",
-]  # fmt: skip
 
-FORMAT = "plan-3"
-_SMALL = 1 << 20  # tokens: below this, planning is faster than opening a file
-KINDS = {  # and the shortest length
-    "full_sentences": 3, "doc_sentences": 3, "document": 3, "pairs": 5,
-}  # fmt: skip
+class Specials(NamedTuple):
+    """The ids a row is framed with; a Tokenizer serves as well."""
+
+    pad_id: int
+    cls_id: int
+    sep_id: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +78,11 @@ class Plan:
     def gather(
         self, example: np.ndarray, keys: np.ndarray, specials: Specials
     ) -> dict[str, np.ndarray]:
-        """Make rows (rows.gather)."""
+        """Make rows (`gather`)."""
         return gather(self, example, keys, specials)
 
     def truncated(self, example: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Count the tokens cut off rows (rows.truncated)."""
+        """Count the tokens cut off rows (`truncated`)."""
         return truncated(self, example, keys)
 
     def documents_of(self, rows: np.ndarray) -> np.ndarray:
@@ -126,238 +106,202 @@ class Plan:
             )
 
 
-def make_plan(
-    store: Any,
-    kind: str,
-    length: int,
-    seed: int,
-    *,
-    short_seq_prob: float = 0.1,
-    pair_rule: str | None = None,
-    packed: bool = False,
-    max_segments: int | None = None,
-    cache: str | Path | None = None,
-) -> Plan:
-    """Plan the rows of a store; L = `length` counts the special tokens.
+class _Sequences(NamedTuple):
+    """The sequences of some rows in order, each array [k]: the row, from 0; which of
+    the row's it is, from 0; its number in the plan; and its key."""
 
-    `pair_rule`, for kind pairs alone, is a name in PAIR_RULES. A packed row holds
-    at most `max_segments` sequences, by default L / 16 and 4 at least. With `cache`, a
-    directory, and a store that has a `content_hash`, large plans are kept in memory
-    maps, in a directory named by a hash of all that decides them.
+    row: np.ndarray
+    nth: np.ndarray
+    number: np.ndarray
+    keys: np.ndarray
 
-    Raises UserError for an unknown kind or rule, a rule where there are no pairs, a
-    length without room for text, or a store that gives no sequence.
 
-    Worked example (kind full_sentences, length 6, so 4 tokens to a row; two documents
-    of sentences [10 11] [12] and [20 21] [22]):
-    rows `cls 10 11 12 sep pad` and `cls 20 21 22 sep pad`; with length 8 the first is
-    `cls 10 11 12 sep 20 21 sep`, the separator between the documents counting in the 6.
+class _Parts(NamedTuple):
+    """Token ranges in order, each [p]; `of` says of which sequence, not falling."""
+
+    start: np.ndarray
+    stop: np.ndarray
+    of: np.ndarray
+
+
+def gather(
+    plan: Plan, ids: np.ndarray, keys: np.ndarray, specials: Any
+) -> dict[str, np.ndarray]:
+    """Make the rows of examples `ids` [b], drawing with `keys` u64 [b].
+
+    Returns input_ids, token_type_ids and attention_mask, i32 [b, L], and the labels of
+    the plan's pair rule, i32 [b]; without a rule B is the rest of the chunk. `specials`
+    has pad_id, cls_id and sep_id. A store with marks gives `marks`, u8 [b, L], 0 at
+    special tokens.
+
+    Packed rows have besides segment_ids, i32 [b, L] (1, 2, ... in order, 0 for padding)
+    and position_ids, i32 [b, L], which restart with each sequence, and with S the most
+    sequences a row may hold cls_positions, i32 [b, S], and cls_weights, f32 [b, S],
+    1 where there is a sequence; labels are then i32 [b, S].
+
+    Worked example (pairs, L = 9, chunk of sentences [10 11] [12 13], split after the
+    first, not random): input_ids `cls 10 11 sep 12 13 sep pad pad`, token_type_ids
+    `0 0 0 0 1 1 1 0 0`, attention_mask `1 1 1 1 1 1 1 0 0`, nsp_labels `0`. A pair of
+    more than L - 3 tokens loses tokens from its longer side (B when both are equal)
+    until it fits, each from the front or the back with equal chance.
+
+    Packed (documents [10 11] and [12], L = 8): `cls 10 11 sep cls 12 sep pad`,
+    segment_ids `1 1 1 1 2 2 2 0`, position_ids `0 1 2 3 0 1 2 0`, cls_positions `0 4`.
     """
-    shortest = pick("data.plan", kind, KINDS)
-    if length < shortest:
-        raise UserError(f"data.length={length} is too short for data.plan={kind!r}")
-    if pair_rule is not None:
-        pick("pair rule", pair_rule, PAIR_RULES)
-        if kind != "pairs":
-            raise UserError(f"data.plan={kind!r} makes no pairs; use data.plan='pairs'")
-    if packed and max_segments is not None and max_segments < 1:
-        raise UserError(f"data.max_segments={max_segments} must be at least 1")
-    cap = (max_segments or max(4, length // 16)) if packed else None
-    offsets = (np.asarray(a, np.int64) for a in (store.sentences, store.documents))
-    text = chunks.Text(len(store.tokens), *offsets)
-    if not text.tokens:
-        raise UserError("data.train or data.valid holds no text: not one token")
-    counts, marks = getattr(store, "counts", None), getattr(store, "marks", None)
-    nothing = np.zeros(0, np.int64)
-    plan = Plan(
-        kind, length, seed, short_seq_prob, pair_rule, cap,
-        nothing, nothing, None, None, None, {},
-        np.asarray(store.tokens), text.sentences, text.documents,
-        None if counts is None else np.asarray(counts),
-        None if marks is None else np.asarray(marks),
-    )  # fmt: skip
-    content = getattr(store, "content_hash", None)
-    if cache is not None and content is not None and text.tokens >= _SMALL:
-        decides = [FORMAT, content, kind, length]
-        decides += [seed, short_seq_prob, pair_rule] if kind == "pairs" else []
-        decides += [seed, cap] if packed else []
-        # Without this word lie plans whose short targets were drawn for documents.
-        decides += ["chunks"] if kind == "pairs" and not packed else []
-        name = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
-        kept = _kept(Path(cache) / f"plan-{name}", plan)
-        if kept is not None:
-            return replace(plan, **kept)
-    text = chunks.without_empty(text)
-    plan = replace(plan, sentences=text.sentences, documents=text.documents)
-    return replace(plan, **_Columns(None).filled(plan))
+    s = _sequences(plan, ids, keys)
+    labels: dict[str, np.ndarray] = {}
+    if plan.kind == "pairs":
+        parts, labels = _pair_parts(plan, s)
+    elif plan.kind == "full_sentences":
+        parts = _parts_by_document(plan, s)
+    else:
+        start, stop = plan.starts[s.number], plan.stops[s.number]
+        parts = _Parts(start, stop, np.arange(len(start)))
+    rows, begin = _framed(plan, parts, s, len(ids), specials)
+    if plan.packed:
+        shape = (len(ids), plan.max_segments)
+        spread = {"cls_positions": begin - s.row * plan.length} | labels
+        labels = {name: np.zeros(shape, np.int32) for name in spread}
+        for name, values in spread.items():
+            labels[name][s.row, s.nth] = values
+        labels["cls_weights"] = np.zeros(shape, np.float32)
+        labels["cls_weights"][s.row, s.nth] = 1
+    return rows | labels
 
 
-def _kept(path: Path, plan: Plan) -> dict[str, Any] | None:
-    """Open a plan's arrays; make them when they are missing or damaged.
-
-    None where the text has empty sentences, which no store of ours has: such a plan
-    has offsets of its own.
-    """
-    offsets = plan.sentences, plan.documents
-    kept = _opened(path)
-    if kept is None:
-        for array in offsets:
-            memory_maps.expect_order(array)
-        if not all(map(chunks.is_clean, offsets)):
-            return None
-        if _opened(path) is None:  # nobody has made it meanwhile
-            directories.remove(path)
-        directories.make_whole(path, lambda part: _Columns(part).filled(plan))
-        kept = _opened(path)
-    for array in (plan.tokens, *offsets, plan.marks, *(kept or {}).values()):
-        memory_maps.expect_disorder(array)
-    return kept
-
-
-def _opened(path: Path) -> dict[str, Any] | None:
-    """Map the arrays of a directory that `_Columns` wrote; None if it is not whole."""
-    try:
-        about = json.loads((path / "plan.json").read_text("utf-8"))
-        columns = {}
-        for name, (dtype, size) in about["columns"].items():
-            columns[name] = np.asarray(np.memmap(path / f"{name}.bin", dtype, "r"))
-            if len(columns[name]) != size:
-                return None
-        return _arrays(columns, about["skipped"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _arrays(columns: dict[str, np.ndarray], skipped: dict[str, int]) -> dict[str, Any]:
-    """Name columns as a Plan does: where nothing is skipped, stops are starts."""
-    columns = dict(columns)
-    if "stops" not in columns:
-        columns["starts"], columns["stops"] = (
-            columns["starts"][:-1], columns["starts"][1:],
-        )  # fmt: skip
-    return columns | {"skipped": skipped}
-
-
-class _Columns:
-    """The arrays of a plan while they grow, in files of a directory or in memory."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.files: dict[str, Any] = {}
-        self.dtypes: dict[str, str] = {}
-
-    def add(self, name: str, values: np.ndarray, dtype: str = "<i8") -> None:
-        if name not in self.files:
-            path = self.path and self.path / f"{name}.bin"
-            self.files[name] = open(path, "wb") if path else io.BytesIO()  # noqa: SIM115
-            self.dtypes[name] = dtype
-        self.files[name].write(values.astype(dtype, copy=False).data)
-
-    def filled(self, plan: Plan) -> dict[str, Any]:
-        """Plan everything and return the arrays, or write them; skipped is in both."""
-        try:
-            skipped = _fill(plan, self)
-            if self.path is None:
-                columns = {
-                    name: np.frombuffer(file.getbuffer(), self.dtypes[name])
-                    for name, file in self.files.items()
-                }
-                return _arrays(columns, skipped)
-            sizes = {}
-            for name, file in self.files.items():
-                dtype = self.dtypes[name]
-                sizes[name] = dtype, file.tell() // np.dtype(dtype).itemsize
-            about = json.dumps({"columns": sizes, "skipped": skipped})
-            (self.path / "plan.json").write_text(about, "utf-8")
-            return {}
-        finally:
-            if self.path is not None:
-                for file in self.files.values():
-                    file.close()
-
-
-def _fill(plan: Plan, columns: _Columns) -> dict[str, int]:
-    """Plan everything into columns; return what was skipped."""
-    skipped: Counter[str] = Counter()
-    slots = _sequences(plan, columns, skipped)
-    if not plan.packed:
-        for _ in slots:
-            pass
-        return dict(skipped)
-    columns.add("rows", np.zeros(1, np.int64))
-    done = 0
-    for window, sizes in enumerate(_regrouped(slots, packing.WINDOW)):
-        held, members = packing.pack(
-            sizes, plan.length, plan.max_segments, plan.seed, window
-        )
-        columns.add("rows", done + np.cumsum(held))
-        columns.add("members", done + members, _index(plan))
-        done += len(sizes)
-    return dict(skipped)
-
-
-def _index(plan: Plan) -> str:
-    """Return a type for the numbers of sequences, and so of documents.
-
-    A sequence has a token at least, and no sentence more pieces than this.
-    """
-    most = len(plan.sentences) + len(plan.tokens) // plan.room
-    return "<u4" if most < 1 << 32 else "<i8"
-
-
-def _sequences(
-    plan: Plan, columns: _Columns, skipped: Counter[str]
-) -> Iterator[np.ndarray]:
-    """Plan the sequences into columns; yield what they fill of a row, i64."""
-    gaps = plan.pair_rule in sentence_pairs.SKIPS_SINGLE
-    end = None
-    for block in _blocks(plan):
-        if gaps:
-            alone = block.stop - block.start == 1
-            lost = (
-                plan.sentences[block.stop[alone]] - plan.sentences[block.start[alone]]
-            )
-            if lost.size:
-                skipped["chunks of one sentence"] += len(lost)
-                skipped["tokens in chunks of one sentence"] += int(lost.sum())
-            block = chunks.Block(*(column[~alone] for column in block))
-            columns.add("stops", block.stop)
-        columns.add("starts", block.start)
-        if plan.kind in ("pairs", "full_sentences"):
-            columns.add("document", block.document, _index(plan))
-        if len(block.stop):
-            end = block.stop[-1:]
-        yield block.slots
-    if end is None:
-        raise UserError(
-            f"data.train or data.valid: no chunk of {plan.length} tokens has the two "
-            f"sentences that {plan.pair_rule} needs"
-        )
-    if not gaps:
-        columns.add("starts", end)
-
-
-def _blocks(plan: Plan) -> Iterator[chunks.Block]:
-    text = chunks.Text(len(plan.tokens), plan.sentences, plan.documents)
-    if plan.kind == "document":
-        return chunks.document_blocks(text, plan.length)
+def truncated(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Count the tokens that `gather` cuts off each row, i64 [b]; 0 but for pairs."""
     if plan.kind != "pairs":
-        return chunks.sentence_blocks(text, plan.length, plan.kind == "full_sentences")
-    return chunks.pair_blocks(
-        text, plan.length, plan.seed, plan.short_seq_prob, plan.reserve.slots
+        return np.zeros(len(ids), np.int64)
+    s = _sequences(plan, ids, keys)
+    _, cut_a, cut_b = _draw_pairs(plan, s)
+    lost = np.bincount(s.row, cut_a + cut_b, minlength=len(ids))
+    return lost.astype(np.int64)
+
+
+def _sequences(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> _Sequences:
+    ids = np.asarray(ids)
+    row = np.arange(len(ids))
+    if not plan.packed:
+        return _Sequences(row, np.zeros_like(row), ids, keys)
+    first = plan.rows[ids]
+    held = plan.rows[ids + 1] - first
+    row = np.repeat(row, held)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(held) - held, held)
+    number = plan.members[np.repeat(first, held) + nth]
+    if plan.kind == "pairs":
+        keys = counter_rng.fold(keys[row], "sequence", nth)
+    return _Sequences(row, nth, number, keys)
+
+
+def _parts_by_document(plan: Plan, s: _Sequences) -> _Parts:
+    """Cut sequences where a document ends within them."""
+    start, stop = plan.starts[s.number], plan.stops[s.number]
+    tok, docs = plan.sentences, plan.documents
+    edge = plan.document[s.number].astype(np.int64) + 1
+    of = at = np.arange(len(start))
+    crossings = [(of, start)]
+    while at.size:
+        cut = tok[docs[edge[at]]]
+        inside = cut < stop[at]
+        at = at[inside]
+        edge[at] += 1
+        crossings.append((at, cut[inside]))
+    if len(crossings) == 2 and not at.size:
+        return _Parts(start, stop, of)
+    of = np.concatenate([c[0] for c in crossings])
+    order = np.argsort(of, kind="stable")
+    of = of[order]
+    start = np.concatenate([c[1] for c in crossings])[order]
+    last = np.append(of[1:] != of[:-1], True)
+    return _Parts(start, np.where(last, stop[of], np.append(start[1:], 0)), of)
+
+
+def _draw_pairs(
+    plan: Plan, s: _Sequences
+) -> tuple[sentence_pairs.Pairs, np.ndarray, np.ndarray]:
+    """Return the pairs of chunks and how many tokens of A and of B do not fit."""
+    start, stop = plan.starts[s.number], plan.stops[s.number]
+    document = plan.document[s.number].astype(np.int64)
+    m = stop - start
+    split = counter_rng.below(
+        counter_rng.fold(s.keys, "split"), 0, np.maximum(m - 1, 1)
     )
+    room: Any = plan.room
+    target = chunks.targets(plan.seed, plan.short_seq_prob, room, start)
+    if plan.packed:
+        size = plan.sentences[stop] - plan.sentences[start]
+        room = target = plan.reserve.tokens(size, m, target)
+    c = sentence_pairs.Chunks(
+        plan.sentences, plan.documents, s.keys, document,
+        start, start + 1 + split, stop, target, plan.room,
+    )  # fmt: skip
+    pair = sentence_pairs.draw(plan.pair_rule, c)
+    sizes = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
+    return pair, *sentence_pairs.trim(*sizes, room)
 
 
-def _regrouped(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Yield the same values in arrays of `size`, the last one shorter."""
-    held, n = [], 0
-    for array in arrays:
-        held.append(array)
-        n += len(array)
-        if n >= size:
-            whole = np.concatenate(held)
-            cut = n - n % size
-            yield from whole[:cut].reshape(-1, size)
-            held, n = [whole[cut:]], n - cut
-    if n:
-        yield np.concatenate(held)
+def _pair_parts(plan: Plan, s: _Sequences) -> tuple[_Parts, dict[str, np.ndarray]]:
+    pair, cut_a, cut_b = _draw_pairs(plan, s)
+    front_a = _front(s.keys, "front of a", cut_a)
+    front_b = _front(s.keys, "front of b", cut_b)
+    start = np.stack([pair.a_start + front_a, pair.b_start + front_b], 1)
+    stop = np.stack([pair.a_stop + front_a - cut_a, pair.b_stop + front_b - cut_b], 1)
+    there = np.stack([np.ones(len(start), bool), stop[:, 1] > start[:, 1]], 1)
+    return _Parts(start[there], stop[there], np.nonzero(there)[0]), pair.labels
+
+
+def _front(keys: np.ndarray, name: str, cut: np.ndarray) -> np.ndarray:
+    """Draw how many of `cut` removed tokens go from the front, each by a fair coin."""
+    return counter_rng.binomial_half(counter_rng.fold(keys, name), cut)
+
+
+def _framed(
+    plan: Plan, parts: _Parts, s: _Sequences, b: int, specials: Any
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Lay parts out in b rows; return the arrays [b, L] and where sequences begin, in
+    the flattened rows, i64 [k].
+
+    What is the same for a part is repeated over its slots; the last part of a row is
+    spread over the padding as well, which is blanked afterwards.
+    """
+    shape, slots = (b, plan.length), b * plan.length
+    row = s.row[parts.of]
+    opens = np.append(True, parts.of[1:] != parts.of[:-1])[: len(row)]
+    size = parts.stop - parts.start + 1 + opens
+    used = np.bincount(row, size, minlength=b).astype(np.int64)
+    at = np.cumsum(size) - size  # in rows without padding
+    at += np.arange(b)[row] * plan.length - (np.cumsum(used) - used)[row]
+    count = np.diff(at, append=slots)
+    slot = np.arange(slots)
+    source = np.repeat(parts.start - at - opens, count)
+    source += slot
+    real = np.arange(plan.length) < used[:, None]
+    sep = at + size - 1
+    cls = at[opens]
+
+    ids = plan.tokens.take(source, mode="clip").astype(np.int32)
+    ids[sep] = specials.sep_id
+    ids[cls] = specials.cls_id
+    ids = ids.reshape(shape)
+    np.copyto(ids, np.int32(specials.pad_id), where=~real)
+    mask = real.astype(np.int32)
+    rows = {"input_ids": ids, "attention_mask": mask}
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values.astype(np.int32), count).reshape(shape) * mask
+
+    if plan.kind == "pairs":
+        rows["token_type_ids"] = spread(~opens)
+    else:
+        rows["token_type_ids"] = np.zeros(shape, np.int32)
+    if plan.packed:
+        rows["segment_ids"] = spread(s.nth[parts.of] + 1)
+        place = slot.astype(np.int32) - np.repeat(cls[parts.of].astype(np.int32), count)
+        rows["position_ids"] = place.reshape(shape) * mask
+    if plan.marks is not None:
+        marks = plan.marks.take(source, mode="clip")
+        marks[sep] = 0
+        marks[cls] = 0
+        rows["marks"] = marks.reshape(shape) * real
+    return rows, cls

@@ -35,21 +35,17 @@ def step_by_step(ends, limit, i, stop):
     st.lists(st.integers(1, 6), min_size=1, max_size=300),
     st.integers(6, 20),
     st.integers(0, 5),
-    st.sampled_from([1, 2, 7, 1000]),
 )
-def test_walkers_side_by_side_take_the_steps_of_one(sizes, room, i, lanes):
+def test_a_walk_is_that_of_the_definition(sizes, room, i):
     begin = np.cumsum([0, *sizes])
     ends = np.append(begin[1:], 10**9)
     stop = max(len(sizes) - 20, i)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "LANES", lanes)
-        patch.setattr(chunks, "_LANE", 1)
-        visited, after = chunks.chase(ends, begin[:stop] + room, room, i, stop)
+    visited, after = chunks.walk(ends, begin[:stop] + room, i, stop)
     assert (visited.tolist(), after) == step_by_step(ends, begin + room, i, stop)
 
 
 @pytest.mark.parametrize("size", [1, 50, 63])
-def test_paths_that_never_meet_are_walked_once_more(size):
+def test_sentences_of_one_length(size):
     sentences = np.arange(40_001) * size
     text = Text(40_000 * size, sentences, np.array([0, 40_000]))
     [block] = chunks.sentence_blocks(text, 128, True)

@@ -12,7 +12,8 @@ from scipy import stats
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.sequences import packing
-from bertjax.data.sequences.plan import Specials, gather, make_plan, truncated
+from bertjax.data.sequences.make_plan import make_plan
+from bertjax.data.sequences.plan import Specials, gather, truncated
 
 PAD, CLS, SEP = 0, 1, 2
 SPECIALS = Specials(PAD, CLS, SEP)

@@ -10,8 +10,10 @@ from scipy import stats
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.sequences import chunks, plan
-from bertjax.data.sequences.plan import Specials, gather, make_plan
+from bertjax.data.sequences import chunks
+from bertjax.data.sequences import make_plan as making
+from bertjax.data.sequences.make_plan import make_plan
+from bertjax.data.sequences.plan import Specials, gather
 from bertjax.data.sequences.sentence_pairs import trim
 
 PAD, CLS, SEP = 0, 1, 2
@@ -268,7 +270,7 @@ def test_faults_of_the_user_are_named():
 def test_a_kept_plan_is_used_and_a_damaged_one_is_made_again(
     kind, how, damage, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(plan, "_SMALL", 0)
+    monkeypatch.setattr(making, "_SMALL", 0)
     store = store_of([[3, 4, 5], [4]] * 30, content_hash="abc")
 
     def contents(p):
@@ -280,7 +282,7 @@ def test_a_kept_plan_is_used_and_a_damaged_one_is_made_again(
     [path] = tmp_path.iterdir()
     before = {f.name: f.read_bytes() for f in path.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr(plan, "_fill", None)
+        patch.setattr(making, "_fill", None)
         assert contents(make_plan(store, kind, 16, 0, cache=tmp_path, **how)) == made
     if damage == "short":
         (path / "starts.bin").write_bytes(before["starts.bin"][:-8])
@@ -297,11 +299,11 @@ def test_a_kept_plan_is_used_and_a_damaged_one_is_made_again(
 
 def test_a_kept_plan_of_other_rules_is_left_alone(tmp_path, monkeypatch):
     """Unpacked pairs were drawn by other rules under the first of these names."""
-    monkeypatch.setattr(plan, "_SMALL", 0)
+    monkeypatch.setattr(making, "_SMALL", 0)
     store = store_of([[3, 4, 5], [4]] * 30, content_hash="abc")
     names = []
     for kind, packed in (("pairs", False), ("pairs", True), ("document", False)):
-        decides = [plan.FORMAT, "abc", kind, 16]
+        decides = [making.FORMAT, "abc", kind, 16]
         decides += [0, 0.1, None] if kind == "pairs" else []
         decides += [0, 4] if packed else []
         make_plan(store, kind, 16, 0, packed=packed, cache=tmp_path)
@@ -311,7 +313,7 @@ def test_a_kept_plan_of_other_rules_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_a_store_with_empty_sentences_is_planned_without_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "_SMALL", 0)
+    monkeypatch.setattr(making, "_SMALL", 0)
     store = store_of([[3, 0, 5], [], [0]], content_hash="abc")
     p = make_plan(store, "document", 16, 0, cache=tmp_path)
     assert p.n == 1 and not list(tmp_path.iterdir())

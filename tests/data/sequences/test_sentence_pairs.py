@@ -12,7 +12,7 @@ from scipy import stats
 from bertjax.data.batches import Batches
 from bertjax.data.corpus.sources import parse_sources
 from bertjax.data.mixture import make_mixture
-from bertjax.data.sequences.plan import make_plan
+from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.token_store.components import build_store
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 

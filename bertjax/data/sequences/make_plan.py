@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide which token ranges make a sequence, and which sequences a row, once for a run.
+
+A store is any object with three arrays: `tokens` [n], `sentences` [S+1] (token offsets)
+and `documents` [D+1] (sentence offsets); both offset arrays begin with 0 and end with
+the total. Kinds of plans:
+
+full_sentences  RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): whole sentences
+                while they fit, across documents with one extra separator between them.
+doc_sentences   the same, but a sequence never crosses a document.
+document        one document; a longer one is cut, without regard to its sentences.
+pairs           sentence pairs of chunks of a document (sentence_pairs.py).
+
+Packed, every sequence lies in exactly one row, several to a row (packing.py); they are
+those of unpacked rows.
+"""
+
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.sequences import chunks, memory_maps, packing, sentence_pairs
+from bertjax.data.sequences.plan import Plan
+from bertjax.data.sequences.sentence_pairs import PAIR_RULES
+from bertjax.registry import pick
+from bertjax.storage import directories
+
+FORMAT = "plan-3"
+_SMALL = 1 << 20  # tokens: below this, planning is faster than opening a file
+KINDS = {  # and the shortest length
+    "full_sentences": 3, "doc_sentences": 3, "document": 3, "pairs": 5,
+}  # fmt: skip
+
+
+def make_plan(
+    store: Any,
+    kind: str,
+    length: int,
+    seed: int,
+    *,
+    short_seq_prob: float = 0.1,
+    pair_rule: str | None = None,
+    packed: bool = False,
+    max_segments: int | None = None,
+    cache: str | Path | None = None,
+) -> Plan:
+    """Plan the rows of a store; L = `length` counts the special tokens.
+
+    `pair_rule`, for kind pairs alone, is a name in PAIR_RULES. A packed row holds
+    at most `max_segments` sequences, by default L / 16 and 4 at least. With `cache`, a
+    directory, and a store that has a `content_hash`, large plans are kept in memory
+    maps, in a directory named by a hash of all that decides them.
+
+    Raises UserError for an unknown kind or rule, a rule where there are no pairs, a
+    length without room for text, or a store that gives no sequence.
+
+    Worked example (kind full_sentences, length 6, so 4 tokens to a row; two documents
+    of sentences [10 11] [12] and [20 21] [22]):
+    rows `cls 10 11 12 sep pad` and `cls 20 21 22 sep pad`; with length 8 the first is
+    `cls 10 11 12 sep 20 21 sep`, the separator between the documents counting in the 6.
+    """
+    shortest = pick("data.plan", kind, KINDS)
+    if length < shortest:
+        raise UserError(f"data.length={length} is too short for data.plan={kind!r}")
+    if pair_rule is not None:
+        pick("pair rule", pair_rule, PAIR_RULES)
+        if kind != "pairs":
+            raise UserError(f"data.plan={kind!r} makes no pairs; use data.plan='pairs'")
+    if packed and max_segments is not None and max_segments < 1:
+        raise UserError(f"data.max_segments={max_segments} must be at least 1")
+    cap = (max_segments or max(4, length // 16)) if packed else None
+    offsets = (np.asarray(a, np.int64) for a in (store.sentences, store.documents))
+    text = chunks.Text(len(store.tokens), *offsets)
+    if not text.tokens:
+        raise UserError("data.train or data.valid holds no text: not one token")
+    counts, marks = getattr(store, "counts", None), getattr(store, "marks", None)
+    nothing = np.zeros(0, np.int64)
+    plan = Plan(
+        kind, length, seed, short_seq_prob, pair_rule, cap,
+        nothing, nothing, None, None, None, {},
+        np.asarray(store.tokens), text.sentences, text.documents,
+        None if counts is None else np.asarray(counts),
+        None if marks is None else np.asarray(marks),
+    )  # fmt: skip
+    content = getattr(store, "content_hash", None)
+    if cache is not None and content is not None and text.tokens >= _SMALL:
+        decides = [FORMAT, content, kind, length]
+        decides += [seed, short_seq_prob, pair_rule] if kind == "pairs" else []
+        decides += [seed, cap] if packed else []
+        # Without this word lie plans whose short targets were drawn for documents.
+        decides += ["chunks"] if kind == "pairs" and not packed else []
+        name = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
+        kept = _kept(Path(cache) / f"plan-{name}", plan)
+        if kept is not None:
+            return replace(plan, **kept)
+    text = chunks.without_empty(text)
+    plan = replace(plan, sentences=text.sentences, documents=text.documents)
+    return replace(plan, **_Columns(None).filled(plan))
+
+
+def _kept(path: Path, plan: Plan) -> dict[str, Any] | None:
+    """Open a plan's arrays; make them when they are missing or damaged.
+
+    None where the text has empty sentences, which no store of ours has: such a plan
+    has offsets of its own.
+    """
+    offsets = plan.sentences, plan.documents
+    kept = _opened(path)
+    if kept is None:
+        for array in offsets:
+            memory_maps.expect_order(array)
+        if not all(map(chunks.is_clean, offsets)):
+            return None
+        if _opened(path) is None:  # nobody has made it meanwhile
+            directories.remove(path)
+        directories.make_whole(path, lambda part: _Columns(part).filled(plan))
+        kept = _opened(path)
+    for array in (plan.tokens, *offsets, plan.marks, *(kept or {}).values()):
+        memory_maps.expect_disorder(array)
+    return kept
+
+
+def _opened(path: Path) -> dict[str, Any] | None:
+    """Map the arrays of a directory that `_Columns` wrote; None if it is not whole."""
+    try:
+        about = json.loads((path / "plan.json").read_text("utf-8"))
+        columns = {}
+        for name, (dtype, size) in about["columns"].items():
+            columns[name] = np.asarray(np.memmap(path / f"{name}.bin", dtype, "r"))
+            if len(columns[name]) != size:
+                return None
+        return _arrays(columns, about["skipped"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _arrays(columns: dict[str, np.ndarray], skipped: dict[str, int]) -> dict[str, Any]:
+    """Name columns as a Plan does: where nothing is skipped, stops are starts."""
+    columns = dict(columns)
+    if "stops" not in columns:
+        columns["starts"], columns["stops"] = (
+            columns["starts"][:-1], columns["starts"][1:],
+        )  # fmt: skip
+    return columns | {"skipped": skipped}
+
+
+class _Columns:
+    """The arrays of a plan while they grow, in files of a directory or in memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.files: dict[str, Any] = {}
+        self.dtypes: dict[str, str] = {}
+
+    def add(self, name: str, values: np.ndarray, dtype: str = "<i8") -> None:
+        if name not in self.files:
+            path = self.path and self.path / f"{name}.bin"
+            self.files[name] = open(path, "wb") if path else io.BytesIO()  # noqa: SIM115
+            self.dtypes[name] = dtype
+        self.files[name].write(values.astype(dtype, copy=False).data)
+
+    def filled(self, plan: Plan) -> dict[str, Any]:
+        """Plan everything and return the arrays, or write them; skipped is in both."""
+        try:
+            skipped = _fill(plan, self)
+            if self.path is None:
+                columns = {
+                    name: np.frombuffer(file.getbuffer(), self.dtypes[name])
+                    for name, file in self.files.items()
+                }
+                return _arrays(columns, skipped)
+            sizes = {}
+            for name, file in self.files.items():
+                dtype = self.dtypes[name]
+                sizes[name] = dtype, file.tell() // np.dtype(dtype).itemsize
+            about = json.dumps({"columns": sizes, "skipped": skipped})
+            (self.path / "plan.json").write_text(about, "utf-8")
+            return {}
+        finally:
+            if self.path is not None:
+                for file in self.files.values():
+                    file.close()
+
+
+def _fill(plan: Plan, columns: _Columns) -> dict[str, int]:
+    """Plan everything into columns; return what was skipped."""
+    skipped: Counter[str] = Counter()
+    slots = _sequences(plan, columns, skipped)
+    if not plan.packed:
+        for _ in slots:
+            pass
+        return dict(skipped)
+    columns.add("rows", np.zeros(1, np.int64))
+    done = 0
+    for window, sizes in enumerate(_regrouped(slots, packing.WINDOW)):
+        held, members = packing.pack(
+            sizes, plan.length, plan.max_segments, plan.seed, window
+        )
+        columns.add("rows", done + np.cumsum(held))
+        columns.add("members", done + members, _index(plan))
+        done += len(sizes)
+    return dict(skipped)
+
+
+def _index(plan: Plan) -> str:
+    """Return a type for the numbers of sequences, and so of documents.
+
+    A sequence has a token at least, and no sentence more pieces than this.
+    """
+    most = len(plan.sentences) + len(plan.tokens) // plan.room
+    return "<u4" if most < 1 << 32 else "<i8"
+
+
+def _sequences(
+    plan: Plan, columns: _Columns, skipped: Counter[str]
+) -> Iterator[np.ndarray]:
+    """Plan the sequences into columns; yield what they fill of a row, i64."""
+    gaps = plan.pair_rule in sentence_pairs.SKIPS_SINGLE
+    end = None
+    for block in _blocks(plan):
+        if gaps:
+            alone = block.stop - block.start == 1
+            lost = (
+                plan.sentences[block.stop[alone]] - plan.sentences[block.start[alone]]
+            )
+            if lost.size:
+                skipped["chunks of one sentence"] += len(lost)
+                skipped["tokens in chunks of one sentence"] += int(lost.sum())
+            block = chunks.Block(*(column[~alone] for column in block))
+            columns.add("stops", block.stop)
+        columns.add("starts", block.start)
+        if plan.kind in ("pairs", "full_sentences"):
+            columns.add("document", block.document, _index(plan))
+        if len(block.stop):
+            end = block.stop[-1:]
+        yield block.slots
+    if end is None:
+        raise UserError(
+            f"data.train or data.valid: no chunk of {plan.length} tokens has the two "
+            f"sentences that {plan.pair_rule} needs"
+        )
+    if not gaps:
+        columns.add("starts", end)
+
+
+def _blocks(plan: Plan) -> Iterator[chunks.Block]:
+    text = chunks.Text(len(plan.tokens), plan.sentences, plan.documents)
+    if plan.kind == "document":
+        return chunks.document_blocks(text, plan.length)
+    if plan.kind != "pairs":
+        return chunks.sentence_blocks(text, plan.length, plan.kind == "full_sentences")
+    return chunks.pair_blocks(
+        text, plan.length, plan.seed, plan.short_seq_prob, plan.reserve.slots
+    )
+
+
+def _regrouped(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Yield the same values in arrays of `size`, the last one shorter."""
+    held, n = [], 0
+    for array in arrays:
+        held.append(array)
+        n += len(array)
+        if n >= size:
+            whole = np.concatenate(held)
+            cut = n - n % size
+            yield from whole[:cut].reshape(-1, size)
+            held, n = [whole[cut:]], n - cut
+    if n:
+        yield np.concatenate(held)
