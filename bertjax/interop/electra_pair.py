@@ -104,7 +104,7 @@ def join(discriminator: Imported, generator: Imported, root: Path, where: str) -
 def _check_shared(a: Imported, b: Imported, where: str) -> None:
     different = []
     for path in filter(is_shared, {**dict.fromkeys(a.paths), **dict.fromkeys(b.paths)}):
-        halves = [m.found.get(m.family.names[path]) for m in (a, b)]
+        halves = [m.tensors.get(m.family.names[path]) for m in (a, b)]
         if None in halves or not are_equal(*halves):
             different.append(path.removeprefix("encoder/"))
     if different:

@@ -24,11 +24,10 @@ from bertjax.interop.tensor_layout import (
     heads_of,
     is_transposed,
     leaves,
-    names_of,
     put,
     shape_of,
-    split_name,
     stored_shape,
+    tensors_of,
 )
 from bertjax.models.config import EncoderConfig
 
@@ -45,10 +44,9 @@ PADDING = 128  # at least so many rows beyond the vocabulary are another vocabul
 class Imported:
     """A model of theirs: its family, sizes, and where its tensors lie.
 
-    where: begins every message. raw: config.json. found: the tensors (tensors.py's or
-    tf1.py's) by their names in the table; missing: leaves of ours that are not there
-    (heads, pooler); unexpected: tensors that are nothing of ours. task: what it was
-    finetuned for.
+    where: begins every message. raw: config.json. tensors: by their names in the
+    family; missing: leaves of ours that are not there (heads, pooler); unexpected:
+    tensors that are nothing of ours. task: what it was finetuned for.
     """
 
     directory: Path
@@ -56,7 +54,7 @@ class Imported:
     family: Family
     raw: dict[str, Any]
     cfg: EncoderConfig
-    found: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     task: Task | None = None
@@ -66,12 +64,12 @@ class Imported:
 
     @property
     def paths(self) -> list[str]:
-        """The leaves of ours that are there."""
+        """The leaves of ours that the files have."""
         return [p for p in leaves(self.family, self.cfg) if p not in self.missing]
 
     @property
     def heads(self) -> frozenset[str]:
-        """Which heads are there: "mlm", "nsp", ..."""
+        """The heads that the files have: "mlm", "nsp", ..."""
         return heads_of(self.paths)
 
     @property
@@ -91,21 +89,20 @@ class Imported:
         """Read one leaf: f32, the layers stacked."""
         out = aligned(self.shape(path))
         slots = out if "{}" in self.family.names[path] else out[None]
-        names = names_of(path, self.family, self.cfg)
-        for slot, full in zip(slots, names, strict=True):
-            name, part, of = split_name(full)
-            self.found[name].fill(slot, is_transposed(path), part, of)
+        tensors = tensors_of(path, self.family, self.cfg)
+        for slot, (name, part, parts) in zip(slots, tensors, strict=True):
+            self.tensors[name].fill(slot, is_transposed(path), part, parts)
         return out
 
     def params(self) -> dict[str, Any]:
-        """Read all parameters: a nested dict of f32 arrays, nothing held twice."""
+        """Read all parameters: a nested dict of f32 arrays, each read to its place."""
         tree: dict[str, Any] = {}
         for path in self.paths:
             put(tree, path, self.read(path))
         return tree
 
     def report(self, say: Callable[[str], None]) -> None:
-        """Say what was matched, what is missing and what is not taken."""
+        """Say what was matched, what is missing and what is not used."""
         cfg = self.cfg
         say(
             f"{self.where}: {self.family.model_type}, "
@@ -113,9 +110,9 @@ class Imported:
             f"of {cfg.hidden_size}; {len(self.paths)} parameters matched"
         )
         if self.missing:
-            say(f"missing there: {', '.join(self.missing)}")
+            say(f"missing in the files: {', '.join(self.missing)}")
         if self.unexpected:
-            say(f"there and not taken: {few(self.unexpected, 12)}")
+            say(f"in the files and not used: {few(self.unexpected, 12)}")
 
 
 def open_model(directory: Path, where: str) -> Imported:
@@ -137,90 +134,86 @@ def open_model(directory: Path, where: str) -> Imported:
     cfg = read_config(raw, family, f"{where}: {CONFIG}")
     if task := read_task(raw, f"{where}: {CONFIG}"):
         family = with_head(family, task.head)
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, tensor in tensor_files.open_tensors(directory, where).items():
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         if not BUFFERS.fullmatch(name):
-            found[name.removeprefix(family.prefix)] = tensor
-    for other, name in family.aliases.items():
-        if other in found:
+            tensors[name.removeprefix(family.prefix)] = tensor
+    tied = dict(family.aliases)
+    if cfg.tie_word_embeddings and "mlm/decoder" in family.names:
+        tied[family.names["mlm/decoder"]] = family.names["encoder/embeddings/word"]
+    for other, name in tied.items():
+        if other in tensors:
+            if cfg.tie_word_embeddings and name in tensors:
+                _check_tied(tensors, other, name, where)
             # The decoder's own, which transformers 5 computes with.
-            if cfg.tie_word_embeddings and name in found:
-                _check_tied(found, other, name, where)
-            found[name] = found.pop(other)
-    return check_tensors(Imported(directory, where, family, raw, cfg, found, task=task))
+            tensors[name] = tensors.pop(other)
+    model = Imported(directory, where, family, raw, cfg, tensors, task=task)
+    return check_tensors(model)
 
 
 def check_tensors(
-    model: Imported, config: str = CONFIG, called: Callable[[str], str] = str
+    model: Imported, config: str = CONFIG, name_in_file: Callable[[str], str] = str
 ) -> Imported:
     """Return the model with what is missing and what is not taken.
 
-    config: where the sizes are from, called(name of the table): the name in the file,
-    both for messages. Raises UserError as `open_model` does.
+    config: where the sizes are from; name_in_file: of a tensor of the family's; both
+    for messages. Raises UserError as `open_model` does.
     """
-    family, cfg, found, where = model.family, model.cfg, model.found, model.where
-    lacking, lost, wrong, known = [], [], [], set()
-    for path in leaves(family, cfg):
-        for full in names_of(path, family, cfg):
-            name, _, of = split_name(full)
+    family, cfg, tensors, where = model.family, model.cfg, model.tensors, model.where
+    paths = leaves(family, cfg)
+    known, absent, lost, wrong = set(), set(), [], []
+    for path in paths:
+        for name, _, parts in tensors_of(path, family, cfg):
             known.add(name)
             rows, *rest = stored_shape(path, cfg, model.classes)
-            wanted = (of * rows, *rest)
-            tensor = found.get(name)
+            shape = (parts * rows, *rest)
+            tensor = tensors.get(name)
             if tensor is None:
-                lacking.append(path)
-                bare = path.startswith("encoder/") and "/pooler/" not in path
-                if bare or model.task:
-                    lost.append(called(name))
-            elif tensor.shape != wanted:
-                shapes = (
-                    tensor.shape_in_file(tensor.shape),
-                    tensor.shape_in_file(wanted),
-                )
-                wrong.append(f"{called(name)} {shapes[0]}, not {shapes[1]}")
+                absent.add(_part_of(path))
+                if _part_of(path) == "encoder" or model.task:
+                    lost.append(name_in_file(name))
+            elif tensor.shape != shape:
+                has, needs = map(tensor.shape_in_file, (tensor.shape, shape))
+                wrong.append(f"{name_in_file(name)} {has}, not {needs}")
             elif tensor.dtype not in DTYPES:
-                wrong.append(f"{called(name)} of type {tensor.dtype}")
+                wrong.append(f"{name_in_file(name)} of type {tensor.dtype}")
     if lost:
         raise UserError(f"{where} lacks {few(lost)}")
-    if wrong:
-        raise UserError(f"{where}: tensors that do not fit {config}: {few(wrong)}")
-    # A part of a head is no head.
-    gone = {
-        p.rpartition("/")[0] if "/pooler/" in p else p.split("/")[0] for p in lacking
-    }
-    missing = [
-        p for p in leaves(family, cfg) if p.startswith(tuple(f"{g}/" for g in gone))
-    ]
-    unexpected = found.keys() - known
+    _check_fit(wrong, where, config)
+    unexpected = sorted(tensors.keys() - known)
     inner = {n.split("{}")[0] for n in family.names.values() if "{}" in n}
-    if strange := [n for n in sorted(unexpected) if n.startswith(tuple(inner))]:
+    if strange := [n for n in unexpected if n.startswith(tuple(inner))]:
         raise UserError(
             f"{where}: tensors of layers that {config} does not have: {few(strange)}"
         )
-    decoder = family.names.get("mlm/decoder")
-    if cfg.tie_word_embeddings and decoder in found:
-        unexpected -= {decoder}
-        word = family.names["encoder/embeddings/word"]
-        _check_tied(found, decoder, word, where)
-    return dataclasses.replace(
-        model, missing=tuple(missing), unexpected=tuple(sorted(unexpected))
-    )
+    # A part of a head is no head.
+    missing = tuple(path for path in paths if _part_of(path) in absent)
+    return dataclasses.replace(model, missing=missing, unexpected=tuple(unexpected))
 
 
-def _check_tied(found: Mapping[str, Any], name: str, other: str, where: str) -> None:
+def _part_of(path: str) -> str:
+    """Return what may be absent as a whole: a head, or the pooler; or "encoder"."""
+    return "pooler" if "/pooler/" in path else path.split("/")[0]
+
+
+def _check_fit(wrong: list[str], where: str, config: str = CONFIG) -> None:
+    if wrong:
+        raise UserError(f"{where}: tensors that do not fit {config}: {few(wrong)}")
+
+
+def _check_tied(tensors: Mapping[str, Any], name: str, other: str, where: str) -> None:
     """Refuse a decoder that config.json ties to what it differs from."""
     wrong = []
     for one in (name, other):
-        if not found[one].shape:
+        if not tensors[one].shape:
             wrong.append(f"{one} []")
-        elif found[one].dtype not in DTYPES:
-            wrong.append(f"{one} of type {found[one].dtype}")
-    if wrong:
-        raise UserError(f"{where}: tensors that do not fit {CONFIG}: {few(wrong)}")
-    if not are_equal(found[name], found[other]):
+        elif tensors[one].dtype not in DTYPES:
+            wrong.append(f"{one} of type {tensors[one].dtype}")
+    _check_fit(wrong, where)
+    if not are_equal(tensors[name], tensors[other]):
         raise UserError(
-            f"{where}: {name} is not {other}, though {CONFIG} ties them: "
+            f"{where}: {name} differs from {other}, though {CONFIG} ties them: "
             "tie_word_embeddings should be false"
         )
 
@@ -258,10 +251,10 @@ def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderCo
         options |= family.read(dict(raw))
         return EncoderConfig(**options)
     except UserError as e:
-        told = str(e)
+        message = str(e)
         for option, key in family.keys.items():
-            told = re.sub(rf"\bmodel\.{option}\b", key, told)
-        raise UserError(f"{where}: {told}") from e
+            message = re.sub(rf"\bmodel\.{option}\b", key, message)
+        raise UserError(f"{where}: {message}") from e
     except ValueError as e:
         raise UserError(f"{where}: {e} is not known here") from e
     except (TypeError, AttributeError) as e:
@@ -285,13 +278,13 @@ def check_tokenizer(
             "rows of embeddings: one of them is another model's"
         )
     for key, role in model.family.special_ids.items():
-        said, id_ = model.raw.get(key), tokenizer.roles[role]
-        if said is not None and said != id_:
-            told = f"{model.where}: {CONFIG} has {key}={said}, the tokenizer's "
-            told += f"{tokenizer.pieces[id_]} is {id_}"
+        value, id_ = model.raw.get(key), tokenizer.roles[role]
+        if value is not None and value != id_:
+            message = f"{model.where}: {CONFIG} has {key}={value}, the tokenizer's "
+            message += f"{tokenizer.pieces[id_]} is {id_}"
             if role == "pad" and model.cfg.position_offset:
-                raise UserError(f"{told}: one of them is another model's")
-            say(f"{told}, which counts")
+                raise UserError(f"{message}: one of them is another model's")
+            say(f"{message}, which counts")
     if tokenizer.kind != "wordpiece":
         return
     capitals = sum(p != p.lower() and p[:1] not in "[<" for p in tokenizer.pieces)

@@ -20,16 +20,15 @@ from bertjax.interop.task_heads import (
     CLASSES,
     OPTIONS,
     check_head,
-    tell_task,
+    task_config,
     with_head,
 )
 from bertjax.interop.tensor_layout import (
     heads_of,
     is_transposed,
     leaves,
-    names_of,
-    split_name,
     stored_shape,
+    tensors_of,
     walk,
 )
 from bertjax.models.config import RUNTIME, EncoderConfig
@@ -58,48 +57,48 @@ def write_model(
     that only bertjax reads. Says which parameters have no place there. Raises UserError
     when no family has such an encoder, or task.
     """
-    ours = cfg
-    family, cfg, config = choose_family(ours, roles, model_type)
+    family, written, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
         config = {**raw, **config}
-    have = dict(walk(params))
     task = next((head for head in CLASSES if head in params), "")
     if task or "pooler" in params["encoder"]:
-        check_head(family, cfg, read_config(config, family, CONFIG))
+        check_head(family, written, read_config(config, family, CONFIG))
     if task:
         family = with_head(family, task)
-        config |= tell_task(task, labels)
-    if cfg.type_vocab_size and "encoder/embeddings/token_type" not in have:
-        # No token types: one, of zeros.
-        types = np.zeros((cfg.type_vocab_size, cfg.embedding_width), np.float32)
-        have["encoder/embeddings/token_type"] = types
-    if cfg.position_offset != ours.position_offset:  # the rows before it are unused
-        path = "encoder/embeddings/position"
-        used = np.asarray(have[path])[ours.position_offset :]
-        unused = np.zeros((cfg.position_offset, used.shape[1]), np.float32)
-        have[path] = np.concatenate([unused, used])
-    here = [p for p in leaves(family, cfg) if p in have]
-    if left := sorted(have.keys() - set(here)):
+        config |= task_config(task, labels)
+    ours = dict(walk(params))
+    _adapt_embeddings(ours, cfg, written)
+    paths = [p for p in leaves(family, written) if p in ours]
+    if left := sorted(ours.keys() - set(paths)):
         say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
-    heads = heads_of(here)
-    end = next(
-        end
-        for needed, end in family.classes.items()
+    heads = heads_of(paths)
+    class_name = next(
+        family.class_prefix + ending
+        for needed, ending in family.classes.items()
         if heads.issuperset(filter(None, needed.split("+")))
     )
-    config |= {
-        "architectures": [family.class_prefix + end],
-        "dtype": "float32",
-        **(more or {}),
-    }
+    config |= {"architectures": [class_name], "dtype": "float32", **(more or {})}
     for key in ("torch_dtype", "num_labels"):
         config.pop(key, None)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / CONFIG).write_text(text, "utf-8")
-    stored = _stored(have, here, family, cfg, bool(heads))
-    save_file(stored, directory / tensor_files.SINGLE, metadata={"format": "pt"})
+    tensors = _tensors({p: ours[p] for p in paths}, family, written)
+    save_file(tensors, directory / tensor_files.SINGLE, metadata={"format": "pt"})
     # safetensors lets the owner alone read what it writes.
     shutil.copymode(directory / CONFIG, directory / tensor_files.SINGLE)
+
+
+def _adapt_embeddings(
+    ours: dict[str, Any], cfg: EncoderConfig, written: EncoderConfig
+) -> None:
+    """Give leaves of `cfg` by path the token types and positions of what is written."""
+    if written.type_vocab_size and not cfg.type_vocab_size:
+        types = np.zeros((written.type_vocab_size, cfg.embedding_width), np.float32)
+        ours["encoder/embeddings/token_type"] = types
+    if written.position_offset != cfg.position_offset:  # the rows before it are unused
+        path = "encoder/embeddings/position"
+        used = np.asarray(ours[path])[cfg.position_offset :]
+        ours[path] = np.pad(used, [(written.position_offset, 0), (0, 0)])
 
 
 def choose_family(
@@ -114,42 +113,38 @@ def choose_family(
     known = all_families()
     order = {model_type: known.get(model_type), **known}
     for family in filter(None, order.values()):
-        typed = "type_vocab_size" in family.keys
-        wanted = cfg
-        if typed and not cfg.type_vocab_size:
-            wanted = dataclasses.replace(cfg, type_vocab_size=1)
+        written = cfg
+        if "type_vocab_size" in family.keys and not cfg.type_vocab_size:
+            written = dataclasses.replace(cfg, type_vocab_size=1)
         try:
             if family.after_padding and cfg.position_embedding_type == "absolute":
-                wanted = _with_offset(wanted, roles["pad"] + 1)
-            config = config_json(wanted, family, roles)
+                offset = roles["pad"] + 1
+                written = dataclasses.replace(
+                    written,
+                    position_offset=offset,
+                    max_position_embeddings=cfg.max_length + offset,
+                )
+            config = config_json(written, family, roles)
             back = read_config(config, family, CONFIG)
         except UserError:
             continue
-        if _comparable(back) == _comparable(wanted):
-            return family, wanted, config
+        if _comparable(back) == _comparable(written):
+            return family, written, config
     raise UserError(
         "--format=hf: no family of Hugging Face's has such an encoder; known are "
         + ", ".join(known)
     )
 
 
-def _with_offset(cfg: EncoderConfig, offset: int) -> EncoderConfig:
-    """Return the config with positions of as many tokens from this row on."""
-    rows = cfg.max_length + offset
-    return dataclasses.replace(
-        cfg, position_offset=offset, max_position_embeddings=rows
-    )
-
-
 def _comparable(cfg: EncoderConfig) -> dict[str, Any]:
-    told = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
-    told["hidden_act"] = SAME_GELU.get(cfg.hidden_act, cfg.hidden_act)
+    options = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
+    options["hidden_act"] = SAME_GELU.get(cfg.hidden_act, cfg.hidden_act)
     act = cfg.classifier_activation or cfg.hidden_act
-    told["classifier_activation"] = SAME_GELU.get(act, act)
+    options["classifier_activation"] = SAME_GELU.get(act, act)
     if not cfg.local_attention or cfg.position_embedding_type != "rope":
-        told["local_rope_theta"] = 0
-    told["num_hidden_groups"] = cfg.num_hidden_groups or cfg.num_hidden_layers
-    return told
+        options["local_rope_theta"] = 0
+    options["num_hidden_groups"] = cfg.num_hidden_groups or cfg.num_hidden_layers
+    return options
 
 
 def config_json(
@@ -170,34 +165,32 @@ def config_json(
     }
 
 
-def _stored(
-    leaves_by_path: Mapping[str, Any],
-    paths: list[str],
-    family: Family,
-    cfg: EncoderConfig,
-    prefixed: bool,
+def _tensors(
+    ours: Mapping[str, Any], family: Family, cfg: EncoderConfig
 ) -> dict[str, np.ndarray]:
-    """Return the family's tensors by name, f32."""
-    parts: dict[str, dict[int, np.ndarray]] = {}
-    for path in paths:
-        leaf = np.asarray(leaves_by_path[path])
-        slots = leaf if "{}" in family.names[path] else leaf[None]
+    """Return leaves by path as the family's tensors by name, f32."""
+    headless = not heads_of(ours)
+    stored: dict[str, dict[int, np.ndarray]] = {}
+    for path, leaf in ours.items():
+        slots = (
+            np.asarray(leaf) if "{}" in family.names[path] else np.asarray(leaf)[None]
+        )
         shape = stored_shape(path, cfg, leaf.shape[-1])
-        inside = path.startswith("encoder/") and path not in family.outside
-        prefix = family.prefix if inside and prefixed else ""
-        for slot, full in zip(slots, names_of(path, family, cfg), strict=True):
-            name, part, _ = split_name(full)
+        outside = headless or path in family.outside or not path.startswith("encoder/")
+        prefix = "" if outside else family.prefix
+        tensors = tensors_of(path, family, cfg)
+        for slot, (name, part, _) in zip(slots, tensors, strict=True):
             swap = is_transposed(path)
             tensor = slot.reshape(shape[::-1]).T if swap else slot.reshape(shape)
-            parts.setdefault(prefix + name, {})[part] = tensor
+            stored.setdefault(prefix + name, {})[part] = tensor
     if not cfg.tie_word_embeddings:  # then each name is a tensor of its own
         for other, name in family.aliases.items():
-            if name in parts:
-                parts[other] = parts[name]
+            if name in stored:
+                stored[other] = stored[name]
     # Contiguous, since safetensors writes memory as it lies.
     return {
         name: np.ascontiguousarray(
-            np.concatenate([tensors[i] for i in range(len(tensors))]), "<f4"
+            np.concatenate([parts[i] for i in range(len(parts))]), "<f4"
         )
-        for name, tensors in parts.items()
+        for name, parts in stored.items()
     }

@@ -81,20 +81,20 @@ def read_labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
         raise UserError(f"{where}: id2label names no classes 0, 1, ...") from None
 
 
-def tell_task(head: str, labels: Sequence[str]) -> dict[str, Any]:
-    """Return what config.json says of a task."""
+def task_config(head: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Return a task's keys of config.json."""
     if head == "choose":
         return SUMMARY
     count = 2 if head == "span" else 1
     names = list(labels) or [f"LABEL_{i}" for i in range(count)]
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
     if head in ("classify", "regress"):
         kind = "single_label_classification" if labels else "regression"
-        told["problem_type"] = kind
-    return told
+        config["problem_type"] = kind
+    return config
 
 
 def with_head(family: Family, head: str) -> Family:

@@ -2,7 +2,7 @@
 """Which leaves of ours a config has, which tensors they are in files, which shapes."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -91,23 +91,23 @@ def leaves(family: Family, cfg: EncoderConfig) -> list[str]:
     return [p for p in family.names if not any(a in p for a in absent)]
 
 
-def names_of(path: str, family: Family, cfg: EncoderConfig) -> list[str]:
-    """List the names of a leaf's tensors, one for each entry of its stack."""
-    name = family.names[path]
-    if "{}" not in name:
-        return [name]
-    first = "/attention/norm/" in path and not cfg.first_attention_norm
-    return [name.replace("{}", str(i)) for i in range(first, cfg.groups[-1] + 1)]
+def tensors_of(
+    path: str, family: Family, cfg: EncoderConfig
+) -> list[tuple[str, int, int]]:
+    """List a leaf's tensors, one for each entry of its stack: (name, part, parts).
+
+    The leaf is the part of that number of the tensor's rows: of all, where parts is 1.
+    """
+    name, _, share = family.names[path].partition("@")
+    part, parts = map(int, (share or "0/1").split("/"))
+    layers = range(1)
+    if "{}" in name:
+        first = "/attention/norm/" in path and not cfg.first_attention_norm
+        layers = range(first, cfg.groups[-1] + 1)
+    return [(name.replace("{}", str(i)), part, parts) for i in layers]
 
 
-def split_name(name: str) -> tuple[str, int, int]:
-    """Read "x.Wqkv.weight@1/3", the second third of a tensor's rows: (name, 1, 3)."""
-    name, _, part = name.partition("@")
-    which, _, of = part.partition("/")
-    return (name, int(which), int(of)) if part else (name, 0, 1)
-
-
-def _dims(cfg: EncoderConfig, classes: int = 2) -> dict[str, int]:
+def _dims(cfg: EncoderConfig, classes: int) -> dict[str, int]:
     return {
         "V": cfg.vocab_size,
         "E": cfg.embedding_width,
@@ -131,10 +131,9 @@ def shape_of(
     classes: how many a task has.
     """
     dims = _dims(cfg, classes)
-    own = tuple(dims[c] for c in layout_of(path) if c.isalpha())
-    if "{}" in family.names[path]:
-        return (len(names_of(path, family, cfg)), *own)
-    return own
+    shape = tuple(dims[c] for c in layout_of(path) if c.isalpha())
+    stack = len(tensors_of(path, family, cfg))
+    return (stack, *shape) if "{}" in family.names[path] else shape
 
 
 def stored_shape(path: str, cfg: EncoderConfig, classes: int = 2) -> tuple[int, ...]:
@@ -153,7 +152,7 @@ def is_transposed(path: str) -> bool:
     return ">" in layout_of(path)
 
 
-def heads_of(paths: Iterator[str] | list[str]) -> frozenset[str]:
+def heads_of(paths: Iterable[str]) -> frozenset[str]:
     """Return the heads that have leaves here."""
     return frozenset(p.split("/")[0] for p in paths) - {"encoder"}
 

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the checkpoints that Google released BERT, ALBERT and ELECTRA in.
 
-Their names are made from the family's own table (names.py), sizes read from
-bert_config.json, albert_config.json or, ELECTRA having none, the tensors' shapes. What
-the files do not say is what google-research/bert, albert and electra compute
-(modeling.py): norms with 1e-12, and gelu by tanh but in ELECTRA.
+Names are made from the family's own, sizes read from bert_config.json,
+albert_config.json or, ELECTRA having none, the tensors' shapes. What the files do not
+say is what google-research/bert, albert and electra compute (modeling.py): norms with
+1e-12, and gelu by tanh but in ELECTRA.
 """
 
 import dataclasses
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from bertjax import UserError
 from bertjax.interop import hf_read, tensor_files
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
-from bertjax.interop.stored_tensor import StoredTensor
-from bertjax.interop.tensor_layout import leaves, names_of
+from bertjax.interop.stored_tensor import DTYPES, StoredTensor
+from bertjax.interop.tensor_layout import leaves, tensors_of
+from bertjax.models.config import EncoderConfig
 
 INDEX = ".index"
 # Slots of optimizers, counters, and the generator's temperature in training.
@@ -103,47 +105,61 @@ def open_models(directory: Path, where: str) -> list[hf_read.Imported]:
     in the encoder that are not known.
     """
     known = configs()
-    config = next((name for name in known if (directory / name).exists()), None)
+    config = next((name for name in known if (directory / name).exists()), "")
     raw = tensor_files.read_json(directory / config, where) if config else {}
     prefix = find_prefix(directory, where)
-    there = f"{where}: {prefix.name}"
-    stored = read_index(prefix, there)
-    family = known[config] if config else all_families()["electra"]
+    checkpoint = f"{where}: {prefix.name}"
+    stored = read_index(prefix, checkpoint)
     if config:
+        family, scopes = known[config], ["bert"]
         act = raw.get("hidden_act", "gelu")
         raw["hidden_act"] = "gelu_new" if act == "gelu" else act
-        scopes = ["bert"]
     else:
-        both = any(name.startswith("generator/") for name in stored)
-        scopes = ["electra", "generator"] if both else ["electra"]
-    models, left = [], dict(stored)
+        family, scopes = all_families()["electra"], ["electra"]
+        if any(name.startswith("generator/") for name in stored):
+            scopes.append("generator")
+    models, unexpected = [], set(stored)
     for scope in scopes:
-        told = raw if config else sizes(stored, scope, there)
-        told |= {"model_type": family.model_type, "layer_norm_eps": 1e-12}
-        said = config or "each other"
-        cfg = hf_read.read_config(told, family, f"{where}: {config or prefix.name}")
-        found, named = {}, {}
-        for name in {n for p in leaves(family, cfg) for n in names_of(p, family, cfg)}:
-            own = name_in_file(name, family, scope)
-            if len(scopes) > 1 and own.startswith(HEADS):
-                # Each half has a head of its own.
-                if own.startswith("generator") != (scope == "generator"):
-                    continue
-            elif own not in stored and name.startswith("embeddings."):
-                own = name_in_file(name, family, scopes[0])  # shared
-            named[name] = own
-            if own in stored:
-                found[name] = stored[own]
-                left.pop(own, None)
-        model = hf_read.Imported(directory, where, family, told, cfg, found)
-        models.append(hf_read.check_tensors(model, said, named.__getitem__))
-    if unknown := [n for n in sorted(left) if n.startswith(SCOPES)]:
-        raise UserError(
-            f"{there}: tensors of the encoder that {family.model_type} as {said} has it"
-            f" does not know: {hf_read.few(unknown)}"
+        sizes = raw if config else electra_sizes(stored, scope, checkpoint)
+        sizes |= {"model_type": family.model_type, "layer_norm_eps": 1e-12}
+        cfg = hf_read.read_config(sizes, family, f"{where}: {config or prefix.name}")
+        names = _names_in_file(family, cfg, scope, scopes, stored)
+        tensors = {n: stored[own] for n, own in names.items() if own in stored}
+        unexpected.difference_update(names.values())
+        model = hf_read.Imported(directory, where, family, sizes, cfg, tensors)
+        models.append(
+            hf_read.check_tensors(model, config or "each other", names.__getitem__)
         )
-    models[0] = dataclasses.replace(models[0], unexpected=tuple(sorted(left)))
+    if unknown := [n for n in sorted(unexpected) if n.startswith(SCOPES)]:
+        raise UserError(
+            f"{checkpoint}: tensors of the encoder that {family.model_type} as "
+            f"{config or 'their shapes'} has it does not know: {hf_read.few(unknown)}"
+        )
+    models[0] = dataclasses.replace(models[0], unexpected=tuple(sorted(unexpected)))
     return models
+
+
+def _names_in_file(
+    family: Family,
+    cfg: EncoderConfig,
+    scope: str,
+    scopes: list[str],
+    stored: Mapping[str, CheckpointTensor],
+) -> dict[str, str]:
+    """Return the family's names of a scope's tensors, and those in the checkpoint."""
+    names = {}
+    for name in {
+        n for p in leaves(family, cfg) for n, *_ in tensors_of(p, family, cfg)
+    }:
+        own = name_in_file(name, family, scope)
+        if len(scopes) > 1 and own.startswith(HEADS):
+            # Each half has a head of its own.
+            if own.startswith("generator") != (scope == "generator"):
+                continue
+        elif own not in stored and name.startswith("embeddings."):
+            own = name_in_file(name, family, scopes[0])  # shared
+        names[name] = own
+    return names
 
 
 def find_prefix(directory: Path, where: str) -> Path:
@@ -187,29 +203,28 @@ def read_index(prefix: Path, where: str) -> dict[str, CheckpointTensor]:
         raise UserError(f"{where}{INDEX} cannot be read: {_line(e)}") from e
     least = sum(math.prod(s) * types[n].size for n, s in shapes.items())
     parts = prefix.parent.glob("*")
-    there = sum(
+    size = sum(
         p.stat().st_size for p in parts if p.name.startswith(f"{prefix.name}.data-")
     )
-    if there < least:
+    if size < least:
         raise UserError(
-            f"{where}.data-* are cut short or lack a part: {there:,} bytes of at least "
+            f"{where}.data-* are cut short or lack a part: {size:,} bytes of at least "
             f"{least:,}"
         )
-    known = {tf.float32: "F32", tf.float16: "F16", tf.bfloat16: "BF16"}
-    known[tf.float64] = "F64"
-    found = {}
+    codes = {dtype: code for code, dtype in DTYPES.items()}
+    tensors = {}
     for name, shape in shapes.items():
         if IGNORED.fullmatch(name):
             continue
         swapped = name.endswith("/kernel") and len(shape) == 2
         shape = tuple(shape[::-1] if swapped else shape)
-        dtype = known.get(types[name], types[name].name)
-        found[name] = CheckpointTensor(dtype, shape, reader, where, name, swapped)
-    return found
+        dtype = codes.get(types[name].as_numpy_dtype, types[name].name)
+        tensors[name] = CheckpointTensor(dtype, shape, reader, where, name, swapped)
+    return tensors
 
 
-def sizes(
-    stored: dict[str, CheckpointTensor], scope: str, where: str
+def electra_sizes(
+    stored: Mapping[str, CheckpointTensor], scope: str, where: str
 ) -> dict[str, Any]:
     """Return as a config.json what ELECTRA's tensors say of their sizes.
 

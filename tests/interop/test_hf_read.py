@@ -143,7 +143,7 @@ def test_other_widths_become_float32(tmp_path, dtype, kind):
     cast = lambda made: {k: v.astype(kind) for k, v in made.items()}  # noqa: E731
     given = write(tmp_path / "a", "bert", change=cast)
     model = hf_read.open_model(tmp_path / "a", "x")
-    assert {t.dtype for t in model.found.values()} == {dtype}
+    assert {t.dtype for t in model.tensors.values()} == {dtype}
     word = model.read("encoder/embeddings/word")
     there = given["bert.embeddings.word_embeddings.weight"].astype(np.float32)
     np.testing.assert_array_equal(word, there)

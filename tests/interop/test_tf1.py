@@ -101,7 +101,7 @@ def test_heads_that_are_not_there_or_not_known_are_said(tmp_path, capsys):
     models.open_model(str(write_bert(tmp_path / "tf", tensors)), "--model")
     said = capsys.readouterr().err
     assert "mlm/transform/kernel" in said
-    assert "there and not taken: output_weights\n" in said
+    assert "in the files and not used: output_weights\n" in said
 
 
 # ---------------------------------------------------------------- what is wrong
