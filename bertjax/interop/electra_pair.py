@@ -7,8 +7,8 @@ alone (bertjax/objectives/electra.py).
 """
 
 import dataclasses
+import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,15 +43,16 @@ class Pair(Imported):
     @property
     def paths(self) -> list[str]:
         own = [p for p in super().paths if p.startswith(("encoder/", "rtd/"))]
-        theirs = [p for p in self.generator.paths if p.startswith(("encoder/", "mlm/"))]
-        return own + [_in_pair(p) for p in theirs if not is_shared(p)]
+        paths = [p for p in self.generator.paths if p.startswith(("encoder/", "mlm/"))]
+        own += [re.sub("^encoder/", "generator/", p) for p in paths if not is_shared(p)]
+        return own
 
     def shape(self, path: str) -> tuple[int, ...]:
-        own = _in_generator(path)
+        own = _path_in_generator(path)
         return self.generator.shape(own) if own else super().shape(path)
 
     def read(self, path: str) -> np.ndarray:
-        own = _in_generator(path)
+        own = _path_in_generator(path)
         return self.generator.read(own) if own else super().read(path)
 
 
@@ -61,16 +62,10 @@ def is_shared(path: str) -> bool:
     return path.startswith(start) and not path.startswith(start + "projection/")
 
 
-def _in_pair(path: str) -> str:
-    """Return what the generator's leaf is called in the pair."""
-    head, _, rest = path.partition("/")
-    return f"generator/{rest}" if head == "encoder" else path
-
-
-def _in_generator(path: str) -> str:
-    """Return what the pair's leaf is called in the generator; "": it is not there."""
-    head, _, rest = path.partition("/")
-    return {"generator": f"encoder/{rest}", "mlm": path}.get(head, "")
+def _path_in_generator(path: str) -> str:
+    """Return what the pair's leaf is called in the generator; "": it has none."""
+    own = path.startswith(("generator/", "mlm/"))
+    return re.sub("^generator/", "encoder/", path) if own else ""
 
 
 def join(discriminator: Imported, generator: Imported, root: Path, where: str) -> Pair:
@@ -92,20 +87,18 @@ def join(discriminator: Imported, generator: Imported, root: Path, where: str) -
             raise UserError(f"{where}: the {name} has no {head} head")
     _check_shared(discriminator, generator, where)
     _check_config(discriminator.cfg, generator.cfg, where)
-    fields: dict[str, Any] = {
-        f.name: getattr(discriminator, f.name) for f in dataclasses.fields(Imported)
-    }
-    unexpected = [f"discriminator: {n}" for n in discriminator.unexpected]
-    unexpected += [f"generator: {n}" for n in generator.unexpected]
-    fields |= {"where": where, "missing": (), "unexpected": tuple(unexpected)}
+    halves = {"discriminator": discriminator, "generator": generator}
+    unexpected = [f"{half}: {n}" for half in halves for n in halves[half].unexpected]
+    fields = {**vars(discriminator), "where": where, "missing": ()}
+    fields["unexpected"] = tuple(unexpected)
     return Pair(**fields, generator=generator, root=root)
 
 
 def _check_shared(a: Imported, b: Imported, where: str) -> None:
     different = []
     for path in filter(is_shared, {**dict.fromkeys(a.paths), **dict.fromkeys(b.paths)}):
-        halves = [m.tensors.get(m.family.names[path]) for m in (a, b)]
-        if None in halves or not are_equal(*halves):
+        both = [m.tensors.get(m.family.names[path]) for m in (a, b)]
+        if None in both or not are_equal(*both):
             different.append(path.removeprefix("encoder/"))
     if different:
         raise UserError(
@@ -118,13 +111,13 @@ def _check_config(cfg: EncoderConfig, small: EncoderConfig, where: str) -> None:
     try:
         if small.hidden_size > cfg.hidden_size:
             raise UserError("the generator is wider than the discriminator")
-        wanted = generator_config(cfg, small.hidden_size)
+        supported = generator_config(cfg, small.hidden_size)
     except UserError as e:
         raise UserError(f"{where}: {e}") from e
     for field in dataclasses.fields(EncoderConfig):
-        have, want = (getattr(c, field.name) for c in (small, wanted))
-        if field.name not in FREE and have != want:
+        has, needs = (getattr(c, field.name) for c in (small, supported))
+        if field.name not in FREE and has != needs:
             raise UserError(
-                f"{where}: the generator has {field.name}={have}; with this "
-                f"discriminator only {want} is supported"
+                f"{where}: the generator has {field.name}={has}; with this "
+                f"discriminator only {needs} is supported"
             )

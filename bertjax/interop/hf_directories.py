@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open a directory of another library's, whatever lies in it.
 
-config.json and tensors (hf.py); a TensorFlow 1 checkpoint (tf1.py); generator/ and
-discriminator/ of the first kind, which are one model (pairs.py).
+config.json and tensors (hf_read.py); a TensorFlow 1 checkpoint (tf1.py); generator/ and
+discriminator/ of the first kind, which are one model (electra_pair.py).
 """
 
 from pathlib import Path
@@ -36,16 +36,13 @@ def tokenizer_folders(path: Any) -> list[Any]:
 
 
 def open_model(directory: Path, where: str) -> hf_read.Imported:
-    """Open any of them, `where` (flag and value) beginning every message.
-
-    Raises UserError as those who know it do.
-    """
+    """Open any of them. Raises UserError, which `where` (flag and value) begins."""
     if _is_hf(directory):
         return hf_read.open_model(directory, where)
     if _is_pair(directory):
         models = [hf_read.open_model(directory / n, f"{where}/{n}") for n in HALVES]
     else:
         models = tf1.open_models(directory, where)
-    return (
-        electra_pair.join(*models, directory, where) if len(models) > 1 else models[0]
-    )
+    if len(models) == 1:
+        return models[0]
+    return electra_pair.join(*models, directory, where)

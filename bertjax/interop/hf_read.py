@@ -15,20 +15,11 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.interop import tensor_files
+from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
 from bertjax.interop.stored_tensor import DTYPES, StoredTensor, are_equal
 from bertjax.interop.task_heads import Task, read_task, with_head
-from bertjax.interop.tensor_layout import (
-    aligned,
-    heads_of,
-    is_transposed,
-    leaves,
-    put,
-    shape_of,
-    stored_shape,
-    tensors_of,
-)
 from bertjax.models.config import EncoderConfig
 
 CONFIG = "config.json"
@@ -65,12 +56,14 @@ class Imported:
     @property
     def paths(self) -> list[str]:
         """The leaves of ours that the files have."""
-        return [p for p in leaves(self.family, self.cfg) if p not in self.missing]
+        return [
+            p for p in layout.leaves(self.family, self.cfg) if p not in self.missing
+        ]
 
     @property
     def heads(self) -> frozenset[str]:
         """The heads that the files have: "mlm", "nsp", ..."""
-        return heads_of(self.paths)
+        return layout.heads_of(self.paths)
 
     @property
     def classes(self) -> int:
@@ -79,7 +72,7 @@ class Imported:
 
     def shape(self, path: str) -> tuple[int, ...]:
         """Return the shape of one leaf, the layers stacked."""
-        return shape_of(path, self.family, self.cfg, self.classes)
+        return layout.shape_of(path, self.family, self.cfg, self.classes)
 
     def describe(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the leaves by path."""
@@ -87,18 +80,18 @@ class Imported:
 
     def read(self, path: str) -> np.ndarray:
         """Read one leaf: f32, the layers stacked."""
-        out = aligned(self.shape(path))
+        out = layout.aligned(self.shape(path))
         slots = out if "{}" in self.family.names[path] else out[None]
-        tensors = tensors_of(path, self.family, self.cfg)
+        tensors = layout.tensors_of(path, self.family, self.cfg)
         for slot, (name, part, parts) in zip(slots, tensors, strict=True):
-            self.tensors[name].fill(slot, is_transposed(path), part, parts)
+            self.tensors[name].fill(slot, layout.is_transposed(path), part, parts)
         return out
 
     def params(self) -> dict[str, Any]:
         """Read all parameters: a nested dict of f32 arrays, each read to its place."""
         tree: dict[str, Any] = {}
         for path in self.paths:
-            put(tree, path, self.read(path))
+            layout.put(tree, path, self.read(path))
         return tree
 
     def report(self, say: Callable[[str], None]) -> None:
@@ -161,12 +154,12 @@ def check_tensors(
     for messages. Raises UserError as `open_model` does.
     """
     family, cfg, tensors, where = model.family, model.cfg, model.tensors, model.where
-    paths = leaves(family, cfg)
+    paths = layout.leaves(family, cfg)
     known, absent, lost, wrong = set(), set(), [], []
     for path in paths:
-        for name, _, parts in tensors_of(path, family, cfg):
+        for name, _, parts in layout.tensors_of(path, family, cfg):
             known.add(name)
-            rows, *rest = stored_shape(path, cfg, model.classes)
+            rows, *rest = layout.stored_shape(path, cfg, model.classes)
             shape = (parts * rows, *rest)
             tensor = tensors.get(name)
             if tensor is None:

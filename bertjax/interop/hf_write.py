@@ -12,29 +12,15 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bertjax import UserError
-from bertjax.interop import tensor_files
+from bertjax.interop import task_heads, tensor_files
+from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
 from bertjax.interop.hf_read import CONFIG, few, read_config
-from bertjax.interop.task_heads import (
-    CLASSES,
-    OPTIONS,
-    check_head,
-    task_config,
-    with_head,
-)
-from bertjax.interop.tensor_layout import (
-    heads_of,
-    is_transposed,
-    leaves,
-    stored_shape,
-    tensors_of,
-    walk,
-)
 from bertjax.models.config import RUNTIME, EncoderConfig
 
 # What does not decide which family an encoder is of.
-FREE = ("pooler", "dtype", "pieces", *RUNTIME, *OPTIONS)
+FREE = ("pooler", "dtype", "pieces", *RUNTIME, *task_heads.OPTIONS)
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 
 
@@ -60,18 +46,18 @@ def write_model(
     family, written, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
         config = {**raw, **config}
-    task = next((head for head in CLASSES if head in params), "")
+    task = next((head for head in task_heads.CLASSES if head in params), "")
     if task or "pooler" in params["encoder"]:
-        check_head(family, written, read_config(config, family, CONFIG))
+        task_heads.check_head(family, written, read_config(config, family, CONFIG))
     if task:
-        family = with_head(family, task)
-        config |= task_config(task, labels)
-    ours = dict(walk(params))
+        family = task_heads.with_head(family, task)
+        config |= task_heads.task_config(task, labels)
+    ours = dict(layout.walk(params))
     _adapt_embeddings(ours, cfg, written)
-    paths = [p for p in leaves(family, written) if p in ours]
+    paths = [p for p in layout.leaves(family, written) if p in ours]
     if left := sorted(ours.keys() - set(paths)):
         say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
-    heads = heads_of(paths)
+    heads = layout.heads_of(paths)
     class_name = next(
         family.class_prefix + ending
         for needed, ending in family.classes.items()
@@ -169,18 +155,18 @@ def _tensors(
     ours: Mapping[str, Any], family: Family, cfg: EncoderConfig
 ) -> dict[str, np.ndarray]:
     """Return leaves by path as the family's tensors by name, f32."""
-    headless = not heads_of(ours)
+    headless = not layout.heads_of(ours)
     stored: dict[str, dict[int, np.ndarray]] = {}
     for path, leaf in ours.items():
         slots = (
             np.asarray(leaf) if "{}" in family.names[path] else np.asarray(leaf)[None]
         )
-        shape = stored_shape(path, cfg, leaf.shape[-1])
+        shape = layout.stored_shape(path, cfg, leaf.shape[-1])
         outside = headless or path in family.outside or not path.startswith("encoder/")
         prefix = "" if outside else family.prefix
-        tensors = tensors_of(path, family, cfg)
+        tensors = layout.tensors_of(path, family, cfg)
         for slot, (name, part, _) in zip(slots, tensors, strict=True):
-            swap = is_transposed(path)
+            swap = layout.is_transposed(path)
             tensor = slot.reshape(shape[::-1]).T if swap else slot.reshape(shape)
             stored.setdefault(prefix + name, {})[part] = tensor
     if not cfg.tie_word_embeddings:  # then each name is a tensor of its own

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which leaves of ours a config has, which tensors they are in files, which shapes."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -107,8 +108,9 @@ def tensors_of(
     return [(name.replace("{}", str(i)), part, parts) for i in layers]
 
 
-def _dims(cfg: EncoderConfig, classes: int) -> dict[str, int]:
-    return {
+def _sizes(path: str, cfg: EncoderConfig, classes: int) -> list[list[int]]:
+    """Return the sizes of a leaf's axes, those that are one axis in a file together."""
+    dims = {
         "V": cfg.vocab_size,
         "E": cfg.embedding_width,
         "D": cfg.hidden_size,
@@ -121,6 +123,8 @@ def _dims(cfg: EncoderConfig, classes: int) -> dict[str, int]:
         "S": classes,
         "O": 1,
     }
+    axes = layout_of(path).replace(">", ",").split(",")
+    return [[dims[letter] for letter in axis] for axis in axes]
 
 
 def shape_of(
@@ -130,8 +134,7 @@ def shape_of(
 
     classes: how many a task has.
     """
-    dims = _dims(cfg, classes)
-    shape = tuple(dims[c] for c in layout_of(path) if c.isalpha())
+    shape = tuple(itertools.chain(*_sizes(path, cfg, classes)))
     stack = len(tensors_of(path, family, cfg))
     return (stack, *shape) if "{}" in family.names[path] else shape
 
@@ -141,10 +144,8 @@ def stored_shape(path: str, cfg: EncoderConfig, classes: int = 2) -> tuple[int, 
 
     classes: how many a task has.
     """
-    dims = _dims(cfg, classes)
-    groups = layout_of(path).replace(">", ",").split(",")
-    sizes = tuple(math.prod(dims[c] for c in group) for group in groups)
-    return sizes[::-1] if is_transposed(path) else sizes
+    shape = tuple(map(math.prod, _sizes(path, cfg, classes)))
+    return shape[::-1] if is_transposed(path) else shape
 
 
 def is_transposed(path: str) -> bool:

@@ -12,7 +12,7 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -45,44 +45,53 @@ class PickledTensor(StoredTensor):
         return values[begin:end].astype(np.float32)
 
 
-class Reference(NamedTuple):
-    """A tensor of the pickle: its storage's key and type, and where in it."""
-
-    key: str
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
-def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Reference:
-    key, dtype = storage
-    return Reference(key, dtype, int(offset), tuple(map(int, size)), tuple(stride))
-
-
-def _parameter(data: Any, *_: Any) -> Any:
-    return data
-
-
 class Reader(pickle.Unpickler):
-    """Unpickles names and places; calls nothing but the two functions above."""
+    """Unpickles names and tensors' places; calls nothing but its own two functions.
+
+    pickled: data.pkl. archive: the file, whose members `folder`KEY are the bytes.
+    """
+
+    def __init__(self, pickled: Any, archive: zipfile.ZipFile, folder: str) -> None:
+        super().__init__(pickled)
+        self.archive, self.folder = archive, folder
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if module == "torch._utils" and name == "_rebuild_tensor_v2":
-            return _rebuild
-        if module == "torch._utils" and name == "_rebuild_parameter":
-            return _parameter
-        if module == "torch" and name in STORAGES:
-            return STORAGES[name]  # a word, not a class: only persistent_load sees it
-        raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
+        known = {
+            ("collections", "OrderedDict"): OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): self.rebuild,
+            ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
+            # A word, not a class: only persistent_load sees it.
+            **{("torch", storage): dtype for storage, dtype in STORAGES.items()},
+        }
+        if (module, name) not in known:
+            raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
+        return known[module, name]
 
-    def persistent_load(self, pid: Any) -> tuple[str, str]:
+    def persistent_load(self, pid: Any) -> tuple[zipfile.ZipInfo, str]:
         kind, dtype, key, *_ = pid
         if kind != "storage" or dtype not in STORAGES.values():
             raise pickle.UnpicklingError("it holds no plain tensors")
-        return str(key), dtype
+        return self.archive.getinfo(f"{self.folder}{key}"), dtype
+
+    def rebuild(
+        self, storage: Any, offset: int, size: Any, strides: Any, *_: Any
+    ) -> PickledTensor:
+        """Find a tensor's bytes; check that they are whole and its rows in order."""
+        member, dtype = storage
+        shape = tuple(map(int, size))
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise pickle.UnpicklingError("it is compressed")
+        for i, (n, stride) in enumerate(zip(shape, strides, strict=True)):
+            if n > 1 and stride != math.prod(shape[i + 1 :]):
+                raise pickle.UnpicklingError("it holds a tensor that is not contiguous")
+        width = np.dtype(DTYPES.get(dtype, np.int8)).itemsize
+        if offset < 0 or width * (offset + math.prod(shape)) > member.file_size:
+            raise pickle.UnpicklingError("a tensor is longer than its bytes")
+        # The local header's own lengths say where the bytes begin.
+        path = Path(self.archive.filename)
+        header = np.memmap(path, "<u2", "r", member.header_offset + 26, (2,))
+        start = member.header_offset + 30 + int(header.sum(dtype=int))
+        return PickledTensor(dtype, shape, path, start + width * int(offset))
 
 
 def read_index(path: Path, where: str) -> dict[str, StoredTensor]:
@@ -102,39 +111,14 @@ def read_index(path: Path, where: str) -> dict[str, StoredTensor]:
 
 
 def _read_index(path: Path) -> dict[str, StoredTensor]:
-    with zipfile.ZipFile(path) as archive, path.open("rb") as f:
-        members = {m.filename: m for m in archive.infolist()}
-        (index,) = [n for n in members if n.endswith("data.pkl")]
-        if members[index].file_size > LARGEST:
+    with zipfile.ZipFile(path) as archive:
+        (index,) = [n for n in archive.namelist() if n.endswith("data.pkl")]
+        if archive.getinfo(index).file_size > LARGEST:
             raise pickle.UnpicklingError("its index is too large")
         with archive.open(index) as pickled:
-            state = Reader(pickled).load()
-        if not isinstance(state, dict):
-            raise pickle.UnpicklingError("it holds no dictionary of tensors")
-        folder = index.removesuffix("data.pkl") + "data/"
-        return {
-            str(name): _tensor(f, members[folder + reference.key], reference)
-            for name, reference in state.items()
-            if isinstance(reference, Reference)
-        }
-
-
-def _tensor(f: Any, member: zipfile.ZipInfo, reference: Reference) -> PickledTensor:
-    """Find a tensor's bytes; check that it is whole and its rows follow each other."""
-    _, dtype, offset, shape, strides = reference
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise pickle.UnpicklingError("it is compressed")
-    for i, (n, stride) in enumerate(zip(shape, strides, strict=True)):
-        if n > 1 and stride != math.prod(shape[i + 1 :]):
-            raise pickle.UnpicklingError("it holds a tensor that is not contiguous")
-    # The local header's own lengths say where the bytes begin.
-    f.seek(member.header_offset + 26)
-    name_size = int.from_bytes(f.read(2), "little")
-    extra = int.from_bytes(f.read(2), "little")
-    start = member.header_offset + 30 + name_size + extra
-    if dtype in DTYPES:
-        width = np.dtype(DTYPES[dtype]).itemsize
-        if offset < 0 or width * (offset + math.prod(shape)) > member.file_size:
-            raise pickle.UnpicklingError("a tensor is longer than its bytes")
-        start += width * offset
-    return PickledTensor(dtype, shape, Path(f.name), start)
+            folder = index.removesuffix("data.pkl") + "data/"
+            state = Reader(pickled, archive, folder).load()
+    if not isinstance(state, dict):
+        raise pickle.UnpicklingError("it holds no dictionary of tensors")
+    tensors = {str(name): value for name, value in state.items()}
+    return {n: t for n, t in tensors.items() if isinstance(t, PickledTensor)}

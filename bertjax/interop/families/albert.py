@@ -1,22 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """ALBERT: layers that share parameters, narrow embeddings, sentence order."""
 
+from bertjax.interop import family
 from bertjax.interop.families.bert import EMBEDDINGS
-from bertjax.interop.family import (
-    DEFAULTS,
-    ENDS,
-    REFUSED,
-    Family,
-    pooled,
-    task_heads,
-    tensors,
-)
 
 GROUP = "encoder.albert_layer_groups.{}.albert_layers.0"
-FAMILY = Family(
+FAMILY = family.Family(
     model_type="albert",
     prefix="albert.",
-    names=tensors(
+    names=family.tensors(
         f"""
         {EMBEDDINGS.strip()}
         encoder/embeddings/projection   encoder.embedding_hidden_mapping_in
@@ -38,18 +30,18 @@ FAMILY = Family(
     ),
     aliases={"predictions.decoder.bias": "predictions.bias"},
     defaults={
-        **DEFAULTS,
+        **family.DEFAULTS,
         "embedding_size": 128,
         "num_hidden_groups": 1,
         "hidden_act": "gelu_new",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
-    special_ids=ENDS,
-    refused={**REFUSED, "inner_group_num": (None, 1)},
+    special_ids=family.ENDS,
+    refused={**family.REFUSED, "inner_group_num": (None, 1)},
     class_prefix="Albert",
     classes={"mlm+sop": "ForPreTraining", "mlm": "ForMaskedLM", "": "Model"},
-    task_heads=task_heads(pooled("pooler"), pooled("pooler")),
+    task_heads=family.task_heads(family.pooled("pooler"), family.pooled("pooler")),
     tf1_config="albert_config.json",
     tf1_names={
         r"^encoder\.albert_layer_groups\.(\d+)\.albert_layers\.0": (

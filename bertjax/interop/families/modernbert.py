@@ -3,22 +3,12 @@
 
 from typing import Any
 
-from bertjax.interop.family import (
-    ANSWER,
-    CHOICE,
-    DEFAULTS,
-    ENDS,
-    SEQUENCE,
-    TOKEN,
-    Family,
-    Options,
-    tensors,
-)
+from bertjax.interop import family
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 
 
-def read_attention(raw: Options) -> Options:
+def read_attention(raw: family.Options) -> family.Options:
     """Read which layers see all, and the bases of the rotation, old or new."""
     if raw.get("local_attention", 128) == 0:
         raise ValueError("local_attention=0")  # which is no window here
@@ -30,7 +20,7 @@ def read_attention(raw: Options) -> Options:
     }
 
 
-def _full_every(raw: Options) -> int:
+def _full_every(raw: family.Options) -> int:
     """Return after how many layers one follows that sees all. Raises ValueError."""
     every = raw.get("global_attn_every_n_layers", 3)
     types = raw.get("layer_types")
@@ -50,7 +40,7 @@ def _full_every(raw: Options) -> int:
     return every
 
 
-def _rope_thetas(raw: Options) -> dict[str, Any]:
+def _rope_thetas(raw: family.Options) -> dict[str, Any]:
     """Return the rotation's base of each type of layer. Raises ValueError."""
     theta = raw.get("global_rope_theta") or 160_000.0
     local = raw.get("local_rope_theta", 10_000.0)
@@ -74,7 +64,7 @@ def _rope_thetas(raw: Options) -> dict[str, Any]:
     return thetas
 
 
-def write_attention(options: Options) -> Options:
+def write_attention(options: family.Options) -> family.Options:
     """Write what `read_attention` reads, for transformers 4 and 5."""
     every, n = options["global_attn_every_n_layers"], options["num_hidden_layers"]
     theta = options["rope_theta"]
@@ -93,17 +83,17 @@ def write_attention(options: Options) -> Options:
     }
 
 
-TASK_HEAD = tensors(
+TASK_HEAD = family.tensors(
     """
     task/transform  head.dense
     task/norm       head.norm
     task            classifier
     """
 )
-FAMILY = Family(
+FAMILY = family.Family(
     model_type="modernbert",
     prefix="model.",
-    names=tensors(
+    names=family.tensors(
         """
         encoder/embeddings/word         embeddings.tok_embeddings.weight
         encoder/embeddings/norm         embeddings.norm
@@ -124,7 +114,7 @@ FAMILY = Family(
         """
     ),
     defaults={
-        **DEFAULTS,
+        **family.DEFAULTS,
         "layer_norm_eps": 1e-5,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
@@ -155,9 +145,11 @@ FAMILY = Family(
     },
     read=read_attention,
     write=write_attention,
-    special_ids={**ENDS, "cls_token_id": "cls", "sep_token_id": "sep"},
+    special_ids={**family.ENDS, "cls_token_id": "cls", "sep_token_id": "sep"},
     refused={"quantization_config": (None,)},
     class_prefix="ModernBert",
     classes={"mlm": "ForMaskedLM", "": "Model"},
-    task_heads=dict.fromkeys((SEQUENCE, CHOICE, TOKEN, ANSWER), TASK_HEAD),
+    task_heads=dict.fromkeys(
+        (family.SEQUENCE, family.CHOICE, family.TOKEN, family.ANSWER), TASK_HEAD
+    ),
 )
