@@ -9,6 +9,7 @@ python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,28 +26,17 @@ from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import get_task_type
 
-Grow = Callable[[Any], Any]
+Read = Callable[[], dict[str, Any]]  # reads parameters: numpy arrays
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("from", None, "what to convert", flag_values=values)
-    flags.DEFINE_string(
-        "to", None, "the directory to write; it must be new", flag_values=values
-    )
+    string = functools.partial(flags.DEFINE_string, flag_values=values)
+    string("from", None, "what to convert")
+    string("to", None, "the directory to write; it must be new")
+    string("format", "bertjax", "bertjax, what --model takes, or hf, for transformers")
+    string("add_words", None, "a file with a word a line, which the vocabulary gets")
+    string("weights", "", "")
     flags.DEFINE_integer("step", None, "", flag_values=values)
-    flags.DEFINE_string(
-        "format",
-        "bertjax",
-        "bertjax, what --model takes, or hf, what transformers takes",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "add_words",
-        None,
-        "a file with a word a line, which the vocabulary gets",
-        flag_values=values,
-    )
-    flags.DEFINE_string("weights", "", "", flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,15 +47,16 @@ def main(argv: Sequence[str]) -> int:
     forms = {"bertjax": to_workdir, "hf": to_hf}
     write = registry.pick("--format", args.format, forms)
     into = check_target(target)
-    opened, grow = (
-        open_models.open_model(open_models.at_step(source, args.step), "--from"),
-        None,
-    )
+    opened = open_models.open_model(open_models.at_step(source, args.step), "--from")
+    source = opened[2]
+    read = functools.partial(open_models.read_params, source, weights=args.weights)
     if args.add_words:
-        opened, grow = add_words(args.add_words, *opened)
+        opened, read = add_words(args.add_words, read, *opened)
+    elif write == to_workdir and not isinstance(source, hf_read.Imported):
+        raise UserError("--from is a workdir already: give --format=hf")
     what = f"--to={target}"
     if not directories.make_whole(
-        into, lambda draft: write(draft, *opened, grow, args.weights), what
+        into, lambda draft: write(draft, read, *opened), what
     ):
         raise UserError(f"{what} exists already: another process has just made it")
     cli.say(f"{target} is written")
@@ -86,9 +77,12 @@ def check_target(target: str) -> Path:
 
 
 def add_words(
-    path: str, config: Any, tokenizer: Any, source: Any, meta: dict[str, Any]
-) -> tuple[Any, Grow]:
-    """Return the arguments with a larger vocabulary, and what gives parameters rows."""
+    path: str, read: Read, config: Any, tokenizer: Any, source: Any, meta: dict
+) -> tuple[Any, Read]:
+    """Return an opened model with a larger vocabulary, and what reads its parameters.
+
+    path: a file with a word a line. read: reads the parameters without them.
+    """
     from bertjax.data.tokenizers import add_words as tokenizers_add_words
     from bertjax.interop.resize_embeddings import grow_rows
 
@@ -103,43 +97,29 @@ def add_words(
     raw = meta.get("hf") or {"model_type": config.model.family}
     meta = {**meta, "config": config.to_dict(), "tokenizer": larger.identity, "hf": raw}
     opened = config, larger, source, meta
-    return opened, lambda params: grow_rows(params, pieces, grown.origins)
+    return opened, lambda: grow_rows(read(), pieces, grown.origins)
 
 
 def to_workdir(
-    into: Path,
-    config: Any,
-    tokenizer: Any,
-    source: Any,
-    meta: dict[str, Any],
-    grow: Grow | None = None,
-    weights: str = "",
+    into: Path, read: Read, config: Any, tokenizer: Any, source: Any, meta: dict
 ) -> None:
     """Write a workdir with one checkpoint, of step 0."""
     from bertjax.checkpoints.manager import Checkpoints
 
-    if not isinstance(source, hf_read.Imported) and not grow:
-        raise UserError("--from is a workdir already: give --format=hf")
-    params = open_models.read_params(source, weights=weights)
-    params = grow(params) if grow else params
     tokenizer.save(into / "tokenizer")
     (into / "config.json").write_text(serialize.to_json(config), "utf-8")
     (into / "overrides.json").write_text("{}\n", "utf-8")
     saved = Checkpoints(into, keep_last=2, keep_every=None)
-    told = {k: meta[k] for k in ("config", "tokenizer", "hf", "task") if k in meta}
-    told["sentences"] = dataclasses.asdict(sentence_transformers.wanted(source, meta))
-    saved.save(0, {"params": params}, {**told, "tokens": 0})
+    keys = ("config", "tokenizer", "hf", "task")
+    facts = {key: meta[key] for key in keys if key in meta} | {"tokens": 0}
+    sentences = sentence_transformers.sentence_options(source, meta)
+    facts["sentences"] = dataclasses.asdict(sentences)
+    saved.save(0, {"params": read()}, facts)
     saved.close()
 
 
 def to_hf(
-    into: Path,
-    config: Any,
-    tokenizer: Any,
-    source: Any,
-    meta: dict[str, Any],
-    grow: Grow | None = None,
-    weights: str = "",
+    into: Path, read: Read, config: Any, tokenizer: Any, source: Any, meta: dict
 ) -> None:
     """Write config.json, model.safetensors and the tokenizer, for transformers.
 
@@ -152,14 +132,13 @@ def to_hf(
     from bertjax.interop.resize_embeddings import drop_rows
 
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-    raw, pooled = meta.get("hf"), sentence_transformers.wanted(source, meta)
+    raw, pooled = meta.get("hf"), sentence_transformers.sentence_options(source, meta)
     task, between = meta.get("task", {}), None
     if task and not get_task_type(config.objective).makes_vectors:
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
     hf_write.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
-    params = open_models.read_params(source, weights=weights)
-    params = grow(params) if grow else params
+    params = read()
     pieces = tokenizer.vocab_size
     if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
         # Padding for a chip's sake; what came with padding goes with it.

@@ -117,7 +117,7 @@ def open_embedder(
     config, tokenizer, checkpoint, meta = models.open_model(path, flag)
     config.dtype = dtype
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-    made_for = sentence_transformers.wanted(checkpoint, meta)
+    made_for = sentence_transformers.sentence_options(checkpoint, meta)
     if pooling is None and made_for.pooling not in POOLINGS:
         raise UserError(
             f"{flag}={path}: its vectors are made by {made_for.pooling}, which "

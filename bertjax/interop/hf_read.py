@@ -197,12 +197,10 @@ def _check_fit(wrong: list[str], where: str, config: str = CONFIG) -> None:
 
 def _check_tied(tensors: Mapping[str, Any], name: str, other: str, where: str) -> None:
     """Refuse a decoder that config.json ties to what it differs from."""
-    wrong = []
-    for one in (name, other):
-        if not tensors[one].shape:
-            wrong.append(f"{one} []")
-        elif tensors[one].dtype not in DTYPES:
-            wrong.append(f"{one} of type {tensors[one].dtype}")
+    types = {n: tensors[n].dtype for n in (name, other)}
+    wrong = [
+        f"{n} of type {dtype}" for n, dtype in types.items() if dtype not in DTYPES
+    ]
     _check_fit(wrong, where)
     if not are_equal(tensors[name], tensors[other]):
         raise UserError(

@@ -10,6 +10,7 @@ pooling there, and here, of what tokenizer_config.json's model_max_length leaves
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,17 @@ MODES = {  # the names of version 5 and older -> of version 6
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+MODULE = "sentence_transformers.models."
+OWN = r"^sentence_transformers\..*\."  # versions differ in where their modules lie
 KINDS = ["Transformer", "Pooling", "Normalize"]
 UNBOUNDED = 10**9  # transformers writes 10**30 for what has no bound
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """pooling: "mean", "cls" or what is not known here; longest: tokens, 0: model's;
+    """How a model makes vectors of sentences.
+
+    pooling: "mean", "cls" or what is not known here; longest: tokens, 0: model's;
     lower: whether text is lower-cased, whatever the tokenizer does; prompt: stands
     before each text; dot: vectors are compared by their inner products, not angles.
     """
@@ -51,8 +56,8 @@ class Sentences:
     dot: bool = False
 
 
-def wanted(source: Any, meta: Mapping[str, Any]) -> Sentences:
-    """Return what a model of `disk.open_model` was made for. Raises UserError."""
+def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
+    """Return how an opened model makes vectors of sentences. Raises UserError."""
     if isinstance(source, hf_read.Imported):
         return read(source.directory, source.where)
     return Sentences(**meta.get("sentences", {}))
@@ -60,15 +65,14 @@ def wanted(source: Any, meta: Mapping[str, Any]) -> Sentences:
 
 def model_max_length(directory: Path, where: str) -> int:
     """Return how many tokens a tokenizer leaves of a text, 0 where none are said."""
-    file = directory / TOKENIZER
-    told = tensor_files.read_json(file, where) if file.exists() else {}
+    options = tensor_files.read_json(directory / TOKENIZER, where, required=False)
     key = "model_max_length"
-    return _length(TOKENIZER, key, told.get(key) or 0, where)
+    return _length(TOKENIZER, key, options.get(key) or 0, where)
 
 
 def _length(name: str, key: str, value: Any, where: str) -> int:
     if type(value) not in (int, float) or value < 0:
-        raise UserError(f"{where}: {name}: {key}={value!r}")
+        raise UserError(f"{where}: {name}: {key}={value!r} is no length")
     return 0 if value > UNBOUNDED else int(value)
 
 
@@ -78,25 +82,16 @@ def read(directory: Path, where: str) -> Sentences:
     Steps that are not known here (Dense, another order, ...) stand in `pooling`. Raises
     UserError on damaged files.
     """
-
-    def told(name: str) -> dict[str, Any]:
-        file = directory / name
-        return tensor_files.read_json(file, where) if file.exists() else {}
-
     longest = model_max_length(directory, where)
     if not (directory / MODULES).exists():
         return Sentences(longest=longest)
     try:
         steps = json.loads((directory / MODULES).read_text("utf-8"))
-        kinds = [str(s["type"]) for s in steps]
-        paths = [str(s["path"]) for s in steps]
+        kinds = [re.sub(OWN, "", str(step["type"])) for step in steps]
+        paths = [str(step["path"]) for step in steps]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise UserError(f"{where}: {MODULES} is no list of modules ({e})") from e
-    kinds = [
-        kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
-        for kind in kinds
-    ]
-    prompts = told(PROMPTS)
+    prompts = tensor_files.read_json(directory / PROMPTS, where, required=False)
     prompt = _prompt(prompts, where)
     pooling = "+".join(kinds) or "nothing"
     if kinds in (KINDS[:2], KINDS):
@@ -114,17 +109,18 @@ def read(directory: Path, where: str) -> Sentences:
         if size := prompts.get("truncate_dim"):
             pooling += f" cut to {size} numbers"
     names = [name for name in (LIMITS, *OLD_LIMITS) if (directory / name).exists()]
-    limits = told(names[0]) if names else {}
+    name = names[0] if names else LIMITS
+    limits = tensor_files.read_json(directory / name, where, required=False)
     if (value := limits.get(key := "max_seq_length")) is not None:
-        longest = _length(names[0], key, value, where)
+        longest = _length(name, key, value, where)
     lower = bool(limits.get("do_lower_case"))
     dot = prompts.get(SIMILARITY) == "dot"
     return Sentences(pooling, "Normalize" in kinds, longest, lower, prompt, dot)
 
 
-def _prompt(told: Mapping[str, Any], where: str) -> str:
+def _prompt(options: Mapping[str, Any], where: str) -> str:
     """Return the text that sentence-transformers puts before every text."""
-    name, prompts = told.get("default_prompt_name"), told.get("prompts") or {}
+    name, prompts = options.get("default_prompt_name"), options.get("prompts") or {}
     if name is None:
         return ""
     prompt = prompts.get(name, 0) if isinstance(prompts, dict) else 0
@@ -142,29 +138,23 @@ def write(directory: Path, sentences: Sentences, width: int, longest: int) -> No
         return
     paths = ["", POOLING, "2_Normalize"][: 2 + sentences.normalize]
     steps = [
-        {
-            "idx": i,
-            "name": str(i),
-            "path": path,
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for i, (kind, path) in enumerate(zip(KINDS, paths, strict=False))
+        {"idx": i, "name": str(i), "path": path, "type": MODULE + KINDS[i]}
+        for i, path in enumerate(paths)
     ]
-    pooling: dict[str, Any] = {"word_embedding_dimension": width}
-    pooling |= {key: mode == sentences.pooling for key, mode in MODES.items()}
+    pooling = {key: mode == sentences.pooling for key, mode in MODES.items()}
+    pooling = {"word_embedding_dimension": width, **pooling}
     limits = {
         "max_seq_length": min(sentences.longest or longest, longest),
         "do_lower_case": sentences.lower,
     }
-    files = {MODULES: steps, f"{POOLING}/config.json": pooling, LIMITS: limits}
-    told: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if sentences.prompt:
-        told["prompts"] = {"default": sentences.prompt}
-        told["default_prompt_name"] = "default"
+        options["prompts"] = {"default": sentences.prompt}
+        options["default_prompt_name"] = "default"
     if sentences.dot:
-        told[SIMILARITY] = "dot"
-    if told:
-        files[PROMPTS] = told
+        options[SIMILARITY] = "dot"
+    files = {MODULES: steps, f"{POOLING}/config.json": pooling, LIMITS: limits}
+    files |= {PROMPTS: options} if options else {}
     (directory / POOLING).mkdir()
     for name, content in files.items():
         text = json.dumps(content, indent=2) + "\n"

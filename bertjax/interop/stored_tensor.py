@@ -50,7 +50,7 @@ class StoredTensor:
 
 def are_equal(a: StoredTensor, b: StoredTensor) -> bool:
     """Compare two tensors of any kind, a block of rows at a time."""
-    if a.shape != b.shape:
+    if a.shape != b.shape or not a.shape:
         return False
     step = max(1, BLOCK // max(math.prod(a.shape[1:]), 1))
     blocks = [(i, min(i + step, a.shape[0])) for i in range(0, a.shape[0], step)]

@@ -47,18 +47,17 @@ def read_task(raw: Mapping[str, Any], where: str) -> Task | None:
 
     where: begins every message. Raises UserError for labels that make no sense.
     """
-    named = raw.get("architectures")
-    name = named[0] if isinstance(named, list) and named else ""
-    end = next((e for e in CLASSES.values() if str(name).endswith(e)), "")
-    if not end:
-        return None
-    if end == CHOICE:
+    names = raw.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    if name.endswith(CHOICE):
         known = all(raw.get(key, value) == value for key, value in SUMMARY.items())
         return Task("choose", ()) if known else None
+    if not name.endswith((SEQUENCE, TOKEN, ANSWER)):
+        return None
     labels = read_labels(raw, where)
-    if end == TOKEN:
+    if name.endswith(TOKEN):
         return Task("tag", labels)
-    if end == ANSWER:
+    if name.endswith(ANSWER):
         return Task("span", ()) if len(labels) == 2 else None
     problem = raw.get("problem_type")
     if len(labels) == 1 and problem in (None, "regression"):
@@ -74,19 +73,22 @@ def read_labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
         count = raw.get("num_labels", 2)
         if type(count) is not int or not 1 <= count <= 1_000_000:
             raise UserError(f"{where}: num_labels={count!r} is no number of classes")
-        return tuple(f"LABEL_{i}" for i in range(count))
+        return _default_labels(count)
     try:
         return tuple(str(names[str(i)]) for i in range(len(names)))
     except (KeyError, TypeError):
         raise UserError(f"{where}: id2label names no classes 0, 1, ...") from None
 
 
+def _default_labels(count: int) -> tuple[str, ...]:
+    return tuple(f"LABEL_{i}" for i in range(count))
+
+
 def task_config(head: str, labels: Sequence[str]) -> dict[str, Any]:
     """Return a task's keys of config.json."""
     if head == "choose":
         return SUMMARY
-    count = 2 if head == "span" else 1
-    names = list(labels) or [f"LABEL_{i}" for i in range(count)]
+    names = labels or _default_labels(Task(head, ()).classes)
     config: dict[str, Any] = {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
@@ -120,9 +122,9 @@ def with_head(family: Family, head: str) -> Family:
 def check_head(family: Family, cfg: EncoderConfig, theirs: EncoderConfig) -> None:
     """Refuse a head that the family computes otherwise. theirs: what it would be."""
     for option in OPTIONS:
-        have, want = (getattr(c, option) for c in (cfg, theirs))
-        if have != want:
+        has, needs = (getattr(c, option) for c in (cfg, theirs))
+        if has != needs:
             raise UserError(
-                f"--format=hf: model.{option}={have!r}: in transformers the head of "
-                f"{family.model_type} is always {want!r}"
+                f"--format=hf: model.{option}={has!r}: in transformers the head of "
+                f"{family.model_type} is always {needs!r}"
             )

@@ -44,11 +44,13 @@ def open_tensors(directory: Path, where: str) -> dict[str, StoredTensor]:
     raise UserError(f"{where} holds no {SINGLE}, {INDEX} or {PICKLE}")
 
 
-def read_json(path: Path, where: str) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises UserError."""
+def read_json(path: Path, where: str, required: bool = True) -> dict[str, Any]:
+    """Return the object in a JSON file, {} where one need not be. Raises UserError."""
     try:
         content = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
+        if not required:
+            return {}
         raise UserError(f"{where} holds no {path.name}") from None
     except OSError as e:
         raise UserError(f"{where}: {path.name} cannot be read ({e.strerror})") from e

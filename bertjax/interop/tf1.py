@@ -167,21 +167,21 @@ def find_prefix(directory: Path, where: str) -> Path:
     names = sorted(p.name.removesuffix(INDEX) for p in directory.glob(f"*{INDEX}"))
     if not names:
         raise UserError(f"{where} holds no checkpoint (a file NAME{INDEX})")
+    name = names[0]
     if len(names) > 1:
         state = directory / "checkpoint"
         text = state.read_text("utf-8", "replace") if state.is_file() else ""
-        named = re.search(r'^model_checkpoint_path: *"(.*)"', text, re.MULTILINE)
-        name = re.split(r"[/\\]", named[1])[-1] if named else ""
-        if name not in names:
-            raise UserError(
-                f"{where} holds {len(names)} checkpoints ({hf_read.few(names)}), and "
-                "no file `checkpoint` that names one of them"
-            )
-        names = [name]
+        line = re.search(r'^model_checkpoint_path: *"(.*)"', text, re.MULTILINE)
+        name = re.split(r"[/\\]", line[1])[-1] if line else ""
+    if name not in names:
+        raise UserError(
+            f"{where} holds {len(names)} checkpoints ({hf_read.few(names)}), and "
+            "no file `checkpoint` that names one of them"
+        )
     for file in directory.glob("*"):
-        if file.name.startswith((names[0] + INDEX, names[0] + ".data-")):
+        if file.name.startswith((name + INDEX, name + ".data-")):
             tensor_files.inside(directory, file.name, where)
-    return directory / names[0]
+    return directory / name
 
 
 def read_index(prefix: Path, where: str) -> dict[str, CheckpointTensor]:

@@ -335,7 +335,7 @@ def test_a_tied_decoder_of_another_type(tmp_path, own, other):
         return {**made, other: np.zeros((), np.float32)}
 
     write(tmp_path / "b", "bert", change=scalar)
-    refused(tmp_path / "b", other, "do not fit config.json")
+    refused(tmp_path / "b", other, "differs from", "config.json ties them")
 
 
 def test_a_decoder_of_its_own_that_config_ties(tmp_path):
