@@ -17,7 +17,7 @@ from bertjax.interop import hf_read, hf_write, tensor_layout
 from bertjax.models import encoder
 from bertjax.objectives import classify, span, tag
 from bertjax.objectives.base import make_objective
-from bertjax.parallel.sharding import ROWS, axes_of
+from bertjax.parallel.sharding import PARAM_AXES, axes_of
 from bertjax.tasks.task_type import load_task_type, with_options
 
 GOLDEN = json.loads((data.DATA / "hf_heads.json").read_text())
@@ -58,7 +58,7 @@ def test_heads_of_a_family(family, tmp_path):
         objective, _ = make_objective(with_options(head, **options), model.cfg)
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         ours = {path: leaf.shape for path, leaf in tensor_layout.walk(shapes)}
-        rows = *ROWS, *objective.shardings
+        rows = *PARAM_AXES, *objective.shardings
         assert model.describe() == ours and all(axes_of(path, rows) for path in ours)
         params = {**own, **params}  # the first has the pooler
 
