@@ -237,7 +237,7 @@ def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderCo
         raise UserError(f"{where}: {key}={raw[key]} is more than {MOST_LAYERS}")
     for key, known in family.refused.items():
         if raw.get(key) not in known:
-            raise UserError(f"{where}: {key}={raw[key]!r} is not known here")
+            raise UserError(f"{where}: {key}={raw[key]!r} is not supported")
     try:
         options |= family.read(dict(raw))
         return EncoderConfig(**options)
@@ -247,7 +247,7 @@ def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderCo
             message = re.sub(rf"\bmodel\.{option}\b", key, message)
         raise UserError(f"{where}: {message}") from e
     except ValueError as e:
-        raise UserError(f"{where}: {e} is not known here") from e
+        raise UserError(f"{where}: {e} is not supported") from e
     except (TypeError, AttributeError) as e:
         raise UserError(f"{where} has a value of another kind ({e})") from e
 

@@ -3,6 +3,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -65,31 +66,23 @@ def layout_of(path: str) -> str:
 
 def leaves(family: Family, cfg: EncoderConfig) -> list[str]:
     """List the paths of a model of this family and config, all its heads included."""
-    absent = [
-        part
-        for part, is_present in {
-            "embeddings/position": cfg.position_embedding_type == "absolute",
-            "embeddings/token_type": cfg.type_vocab_size,
-            "embeddings/norm/": cfg.embedding_norm,
-            "embeddings/projection/": cfg.embedding_size,
-            "norm/bias": cfg.norm_bias,
-            "query/bias": cfg.attention_bias,
-            "key/bias": cfg.attention_bias,
-            "value/bias": cfg.attention_bias,
-            "attention/output/bias": cfg.attention_bias,
-            "attention/norm/": cfg.first_attention_norm or cfg.num_hidden_layers > 1,
-            "mlp/gate/": cfg.mlp_type == "glu",
-            "up/bias": cfg.mlp_bias,
-            "gate/bias": cfg.mlp_bias,
-            "down/bias": cfg.mlp_bias,
-            "final_norm/": cfg.final_norm,
-            "transform/bias": cfg.classifier_bias,
-            "mlm/bias": cfg.decoder_bias,
-            "mlm/decoder": not cfg.tie_word_embeddings,
-        }.items()
-        if not is_present
-    ]
-    return [p for p in family.names if not any(a in p for a in absent)]
+    present = {
+        "embeddings/position": cfg.position_embedding_type == "absolute",
+        "embeddings/token_type": cfg.type_vocab_size,
+        "embeddings/norm/": cfg.embedding_norm,
+        "embeddings/projection/": cfg.embedding_size,
+        "norm/bias": cfg.norm_bias,
+        "attention/(query|key|value|output)/bias": cfg.attention_bias,
+        "attention/norm/": cfg.first_attention_norm or cfg.num_hidden_layers > 1,
+        "mlp/gate/": cfg.mlp_type == "glu",
+        "mlp/(up|gate|down)/bias": cfg.mlp_bias,
+        "final_norm/": cfg.final_norm,
+        "transform/bias": cfg.classifier_bias,
+        "mlm/bias": cfg.decoder_bias,
+        "mlm/decoder": not cfg.tie_word_embeddings,
+    }
+    absent = [pattern for pattern, is_present in present.items() if not is_present]
+    return [p for p in family.names if not any(re.search(a, p) for a in absent)]
 
 
 def tensors_of(
@@ -128,7 +121,7 @@ def _sizes(path: str, cfg: EncoderConfig, classes: int) -> list[list[int]]:
 
 
 def shape_of(
-    path: str, family: Family, cfg: EncoderConfig, classes: int = 2
+    path: str, family: Family, cfg: EncoderConfig, classes: int
 ) -> tuple[int, ...]:
     """Return the shape of a leaf of ours, the stack's axis included.
 
@@ -139,7 +132,7 @@ def shape_of(
     return (stack, *shape) if "{}" in family.names[path] else shape
 
 
-def stored_shape(path: str, cfg: EncoderConfig, classes: int = 2) -> tuple[int, ...]:
+def stored_shape(path: str, cfg: EncoderConfig, classes: int) -> tuple[int, ...]:
     """Return the shape that one tensor of a leaf (its part of one) has in a file.
 
     classes: how many a task has.
