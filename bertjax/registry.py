@@ -5,8 +5,9 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -103,3 +104,85 @@ def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) 
 def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> ModuleType:
     """Import the module that `check_module` finds."""
     return importlib.import_module(check_module(key, name, package, hidden))
+
+
+def is_outside(text: str) -> bool:
+    """True for the name of a module outside the package, whatever its options are.
+
+    >>> is_outside("my_lab.lion:b3=0.9"), is_outside("adamw")
+    (True, False)
+    """
+    return "." in text.partition(":")[0]
+
+
+def load_outside(
+    key: str, text: str, maker: str
+) -> tuple[ModuleType, dict[str, Option]]:
+    """Import the module that "my_lab.lion:b3=0.9" names; also return its options.
+
+    Raises UserError where there is no such module, or it does not define `maker`.
+    """
+    name, options = parse_options(text, key)
+    module = load(key, name, "")
+    _maker(key, module, maker)
+    return module, options
+
+
+def make(
+    key: str,
+    module: ModuleType,
+    maker: str,
+    options: Mapping[str, Option],
+    *args: Any,
+    **offered: Any,
+) -> Any:
+    """Call the function `maker` of a plug-in's module: make_head, make_optimizer, ...
+
+    args: its first arguments. offered: passed where it has arguments of these names,
+    which are no options. Raises UserError for an option that it does not have, or
+    that has another type than the option's default.
+    """
+    function = _maker(key, module, maker)
+    known = dict(list(inspect.signature(function).parameters.items())[len(args) :])
+    given = {name: offered[name] for name in known.keys() & offered}
+    known = {name: known[name] for name in known if name not in given}
+    where = f"{key}: option of {module.__name__}"
+    for name, value in options.items():
+        if name not in known:
+            raise unknown(where, name, known)
+        given[name] = _convert(f"{where}: {name}", value, known[name])
+    return function(*args, **given)
+
+
+def argument_names(key: str, module: ModuleType, maker: str) -> tuple[str, ...]:
+    """Return the names of the arguments of a plug-in's function."""
+    return tuple(inspect.signature(_maker(key, module, maker)).parameters)
+
+
+def _maker(key: str, module: ModuleType, maker: str) -> Callable[..., Any]:
+    if function := getattr(module, maker, None):
+        return function
+    raise UserError(f"{key}: the module {module.__name__} does not define {maker}")
+
+
+def _convert(where: str, value: Option, argument: inspect.Parameter) -> Any:
+    """Give an option the type of its argument: 1 is also True or 1.0.
+
+    The type is the annotation, else the default's; a default of 1 may be any number.
+    """
+    kind = argument.annotation
+    if kind not in (str, int, float, bool):
+        kind = type(argument.default)
+        if kind not in (str, float, bool):
+            return value
+    if kind is str or type(value) is kind:
+        return kind(value)
+    is_number = not isinstance(value, str | bool)
+    if kind is float and is_number:
+        return float(value)
+    if kind is int and is_number and float(value).is_integer():
+        return int(value)
+    if kind is bool and value in (0, 1):
+        return bool(value)
+    what = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+    raise UserError(f"{where}={value} is not {what}")

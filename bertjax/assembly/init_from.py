@@ -69,8 +69,9 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
     (name, options), *_ = objectives.parse(config.objective)
     if name == "electra" and there.objective.startswith("electra:"):
         options |= objectives.parse(there.objective)[0][1]
-        told = ",".join(f"{key}={value}" for key, value in options.items())
-        config.objective = f"electra:{told}"
+        # As floats, which is how runs begun by earlier versions recorded them.
+        parts = [f"{key}={float(value)}" for key, value in options.items()]
+        config.objective = f"electra:{','.join(parts)}"
 
 
 def _is_imported(path: Any) -> bool:

@@ -16,7 +16,7 @@ from bertjax.data.tokenizers import train_vocab
 from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
 from bertjax.tasks import prepare_task as tasks
-from bertjax.training import OPTIMIZERS, SCHEDULES, writer
+from bertjax.training import CHOICES, settings_of, writer
 
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
 OF_TEXT = (
@@ -132,19 +132,19 @@ def _check_optimizer(config: ConfigDict) -> None:
     """Refuse unknown names, and settings that optimizer or schedule does not read."""
     flat = serialize.flatten(config.optim)
     defaults = serialize.flatten(schema.base().optim)
-    for choice, known in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
-        chosen = config.optim[choice]
-        read = registry.pick(f"optim.{choice}", chosen, known)
+    for choice, (known, _) in CHOICES.items():
+        name = config.optim[choice.removeprefix("optim.")]
+        read = settings_of(choice, name)
         unread = {key for keys in known.values() for key in keys} - {*read}
         for key, value in flat.items():
             setting = key.partition(".")[0]  # of a duration: optim.decay.steps
             if setting in unread and value not in (defaults[key], None):
-                users = [name for name, keys in known.items() if setting in keys]
+                users = [user for user, keys in known.items() if setting in keys]
                 default = defaults[key]
                 was = "" if default is None else f" (default: {default})"
                 raise UserError(
-                    f"optim.{key}={value} is not used by optim.{choice}={chosen}, only "
-                    f"by {', '.join(users)}: leave it out{was}"
+                    f"optim.{key}={value} is not used by {choice}={name}, only by "
+                    f"{', '.join(users)}: leave it out{was}"
                 )
 
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention: who sees whom, rotary positions, and one seam to every backend."""
 
+import functools
 import importlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import dropout, number_rows
 from bertjax.parallel.sharding import index_along, per_device, size_along
@@ -107,6 +108,23 @@ def rotation_at(turn: Rotation, at: jax.Array | None) -> Rotation:
     return tuple(take_at(jnp.broadcast_to(x, shape), at) for x in (cos, sin))
 
 
+class Backend(Protocol):
+    """Attend as `attend` says; what `make_attention` of a module from outside returns.
+
+    With rate 0 there is no dropout; rng is None then in evaluations.
+    """
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: AttentionMask,
+        rate: float,
+        rng: jax.Array | None,
+    ) -> jax.Array: ...
+
+
 # What "tpu" and "gpu" stand for: the first that takes the shapes at hand.
 PREFERENCES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
 
@@ -125,25 +143,28 @@ def attend(
     k, v: [B, L, H, K]; q, result: the same, or [B, P, H, K] with mask.query_positions,
     which "xla" alone takes. Weights are dropped at `rate` where there is an rng.
     backend: see EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
-    Raises UserError when a backend that was asked for by name does not take the shapes,
+    Raises UserError when a backend named by the config does not take the shapes,
     ValueError for mask.query_positions with another.
     """
     rate = 0.0 if rng is None else rate
-    name = choose_backend(backend, k.shape, rate, mask.packed, q.dtype)
+    name = choose_backend(backend, k.shape, rate, q.dtype)
     if mask.query_positions is not None and name != "xla":
         raise ValueError(f"attention={name} takes a query for each key, and no others")
-    with jax.named_scope(f"attention_{name}"):
-        return BACKENDS[name](q, k, v, mask, rate, rng)
+    run = BACKENDS.get(name) or _outside_backend(name)
+    with jax.named_scope(f"attention_{name.partition(':')[0]}"):
+        return run(q, k, v, mask, rate, rng)
 
 
 def choose_backend(
     backend: str,
     shape: tuple[int, int, int, int],
     rate: float,
-    packed: bool = False,
     dtype: jnp.dtype = jnp.bfloat16,
 ) -> str:
-    """Return the backend that serves q, k, v of shape [B, L, H, K]."""
+    """Return the backend that serves q, k, v of shape [B, L, H, K].
+
+    Raises UserError when `backend` is one, and does not take them.
+    """
     return _choose(backend, shape, rate, dtype)[0]
 
 
@@ -152,18 +173,18 @@ def _choose(
 ) -> tuple[str, dict[str, str]]:
     """Return the backend, and why those before it do not take the shapes."""
     _, length, heads, width = shape
-    refuse = {
-        "xla": lambda: "",
+    refusals = {
         "fused": lambda: _refuse_fused(length, heads, width),
         "splash": lambda: _refuse_splash(length, rate),
         "cudnn": lambda: _refuse_cudnn(width, rate, dtype),
     }
     refused: dict[str, str] = {}
     for name in PREFERENCES.get(backend, (backend,)):
-        if not (said := refuse[name]()):
+        reason = refusals[name]() if name in refusals else ""
+        if not reason:
             return name, refused
-        refused[name] = said
-    raise UserError(f"model.attention={backend}: {said}")
+        refused[name] = reason
+    raise UserError(f"model.attention={backend}: {reason}")
 
 
 def describe_backend(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
@@ -174,24 +195,37 @@ def describe_backend(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
     >>> describe_backend(cfg, [128])  # on a GPU
     'xla (not cudnn: it drops no weights: model.attention_probs_dropout_prob=0.1)'
     """
-    said: dict[str, list[str]] = {}
+    chosen: dict[str, list[str]] = {}
     for length in sorted({*lengths}):
         shape = (1, length, cfg.num_attention_heads, cfg.head_dim)
         rate, dtype = cfg.attention_probs_dropout_prob, jnp.dtype(cfg.dtype)
         name, refused = _choose(cfg.attention, shape, rate, dtype)
         why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
-        said.setdefault(name + f" ({why})" * bool(why), []).append(str(length))
-    if len(said) == 1:
-        return next(iter(said))
-    return ", ".join(f"{' '.join(at)} tokens: {name}" for name, at in said.items())
+        chosen.setdefault(name + f" ({why})" * bool(why), []).append(str(length))
+    if len(chosen) == 1:
+        return next(iter(chosen))
+    return ", ".join(f"{' '.join(at)} tokens: {name}" for name, at in chosen.items())
 
 
 def import_backend(backend: str) -> None:
-    """Import what a backend needs; in the middle of tracing it would trace twice."""
+    """Import what a backend needs; in the middle of tracing it would trace twice.
+
+    Raises UserError where a module from outside the package, or its make_attention, is
+    not there.
+    """
+    if registry.is_outside(backend):
+        _outside_backend(backend)
     if backend in ("tpu", "fused"):
         importlib.import_module("bertjax.models.fused_attention")
     if backend in ("tpu", "splash"):
         importlib.import_module("jax.experimental.pallas.ops.tpu.splash_attention")
+
+
+@functools.cache
+def _outside_backend(backend: str) -> Backend:
+    key, maker = "model.attention", "make_attention"
+    module, options = registry.load_outside(key, backend, maker)
+    return registry.make(key, module, maker, options)
 
 
 def _refuse_fused(length: int, heads: int, width: int) -> str:
@@ -221,14 +255,7 @@ def _refuse_cudnn(width: int, rate: float, dtype: jnp.dtype) -> str:
     return f"heads of {width}" if width % 8 or width > 128 else ""
 
 
-def _xla(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: AttentionMask,
-    rate: float,
-    rng: jax.Array | None,
-) -> jax.Array:
+def _xla(q, k, v, mask, rate, rng):
     """Let the compiler do it, scores in memory.
 
     The division by the weights' sum happens on the result, which is smaller than the
@@ -247,14 +274,7 @@ def _xla(
         return (y / total).astype(q.dtype)
 
 
-def _fused(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: AttentionMask,
-    rate: float,
-    rng: jax.Array | None,
-) -> jax.Array:
+def _fused(q, k, v, mask, rate, rng):
     """Run our own TPU kernel (fused_attention.py), on each device its rows and heads.
 
     The CPU interprets it: slow, for tests.
@@ -281,14 +301,7 @@ def _fused(
     return run(*flat, mask.keys, jnp.asarray(key).reshape(-1)[-2:]).reshape(q.shape)
 
 
-def _splash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: AttentionMask,
-    rate: float,
-    rng: jax.Array | None,
-) -> jax.Array:
+def _splash(q, k, v, mask, rate, rng):
     """Run jax's splash attention, for long rows on TPU.
 
     It skips blocks outside the window. Padding sees padding, in unpacked rows too.
@@ -325,14 +338,7 @@ def _splash(
     return run(q, k, v, mask.keys)
 
 
-def _cudnn(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: AttentionMask,
-    rate: float,
-    rng: jax.Array | None,
-) -> jax.Array:
+def _cudnn(q, k, v, mask, rate, rng):
     """Run cuDNN's flash attention on NVIDIA GPUs.
 
     It skips padding, which must follow the real tokens; packed rows need a full mask,
@@ -354,7 +360,12 @@ def _cudnn(
     return run(q, k, v, mask.keys)
 
 
-BACKENDS = {"xla": _xla, "fused": _fused, "splash": _splash, "cudnn": _cudnn}
+BACKENDS: dict[str, Backend] = {
+    "xla": _xla,
+    "fused": _fused,
+    "splash": _splash,
+    "cudnn": _cudnn,
+}
 
 
 def is_interpreted() -> bool:

@@ -79,7 +79,8 @@ class EncoderConfig:
     remat: str = "none"
     unroll: int = 0
     # Which backend attends: xla, fused, splash, cudnn (bertjax/models/attention.py);
-    # tpu and gpu stand for the best there that takes the shapes.
+    # tpu and gpu stand for the best there that takes the shapes; or a module of yours
+    # that defines make_attention, "my_lab.kernel:block=64".
     attention: str = "xla"
     # Embeddings of this width and a projection to hidden_size; 0: hidden_size, none.
     embedding_size: int = 0
@@ -126,7 +127,6 @@ class EncoderConfig:
             ("hidden_act", ACTIVATIONS),
             ("classifier_activation", ("", *ACTIVATIONS)),
             ("remat", REMAT),
-            ("attention", ATTENTION),
             ("classifier_pooling", ("cls", "mean")),
             ("pooler_activation", POOLER_ACTIVATIONS),
             ("position_embedding_type", ("absolute", "rope", "none")),
@@ -136,6 +136,11 @@ class EncoderConfig:
         ):
             registry.pick(f"model.{key}", getattr(self, key), dict.fromkeys(known))
         registry.pick("dtype", self.dtype, dict.fromkeys(DTYPES))
+        if registry.is_outside(self.attention):
+            module, _ = registry.parse_options(self.attention, "model.attention")
+            registry.check_module("model.attention", module, "")
+        else:
+            registry.pick("model.attention", self.attention, dict.fromkeys(ATTENTION))
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if not least <= value <= most:

@@ -1,34 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every module here but these is an objective that a config can name."""
 
-from bertjax import UserError
+from bertjax import registry
 
 SUPPORT = ("base", "losses", "metrics", "pair")
 
 
-def parse(objective: str) -> list[tuple[str, dict[str, float]]]:
+def parse(objective: str) -> list[tuple[str, dict[str, registry.Option]]]:
     """Read config.objective: module names joined by +, each with options after a colon.
 
     >>> parse("mlm+sop"), parse("electra:generator=0.25,discriminator_weight=50")
-    ([('mlm', {}), ('sop', {})], [('electra', {'generator': 0.25, ...: 50.0})])
+    ([('mlm', {}), ('sop', {})], [('electra', {'generator': 0.25, ...: 50})])
 
     The options are arguments of the module's make_head or make_objective. Raises
-    UserError where one is no NAME=NUMBER.
+    UserError where one is not OPTION=VALUE.
     """
-    found = []
-    for part in objective.split("+"):
-        name, _, rest = part.partition(":")
-        options = {}
-        for option in filter(None, rest.split(",")):
-            key, _, number = option.partition("=")
-            try:
-                options[key] = float(number)
-            except ValueError:
-                raise UserError(
-                    f"objective={objective!r}: {option!r} is no NAME=NUMBER"
-                ) from None
-        found.append((name, options))
-    return found
+    parts = objective.split("+")
+    return [registry.parse_options(part, "objective") for part in parts]
 
 
 def task_type(objective: str) -> str | None:

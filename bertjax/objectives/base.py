@@ -8,10 +8,8 @@ options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`),
 """
 
 import dataclasses
-import inspect
 import itertools
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -191,9 +189,15 @@ def make_objective(
     if whole:
         if len(parts) > 1:
             raise UserError(f"objective={name!r}: {whole[0][0].__name__} stands alone")
-        objective, cfg = _make("make_objective", *whole[0], tokens, cfg)
+        maker = "make_objective"
+        objective, cfg = registry.make(
+            "objective", whole[0][0], maker, whole[0][1], cfg, tokens=tokens
+        )
         return _labelled(objective), cfg
-    heads = [_make("make_head", *part, tokens) for part in parts]
+    heads = [
+        registry.make("objective", module, "make_head", options, tokens=tokens)
+        for module, options in parts
+    ]
     if len({h.name for h in heads}) < len(heads):
         raise UserError(f"objective={name!r} names a head twice")
     cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
@@ -215,30 +219,6 @@ def _labelled(objective: Objective) -> Objective:
         )
     needs = objective.needs | {"labels"}
     return dataclasses.replace(objective, needs=needs)
-
-
-def _make(
-    what: str,
-    module: ModuleType,
-    options: dict[str, float],
-    tokens: TokenIds,
-    *args: Any,
-) -> Any:
-    """Call what an objective's module exports, with the options it knows."""
-    make = getattr(module, what, None)
-    if make is None:
-        raise UserError(
-            f"objective: {module.__name__} exports no make_head or make_objective"
-        )
-    known = list(inspect.signature(make).parameters)[len(args) :]
-    asked = {"tokens": tokens} if "tokens" in known else {}
-    known = [key for key in known if key not in asked]
-    for key in options:
-        if key not in known:
-            raise registry.unknown(
-                f"objective: option of {module.__name__}", key, known
-            )
-    return make(*args, **options, **asked)
 
 
 def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:

@@ -75,7 +75,7 @@ def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStru
     return {k: jax.ShapeDtypeStruct((rows, *n), kind) for k, (n, kind) in each.items()}
 
 
-def make_head(choices: float = 0) -> Head:
+def make_head(choices: int = 0) -> Head:
     """Make the head; the encoder sees each choice as a row.
 
     choices: of each row, where batches are to be made up; else their arrays say it.
@@ -89,5 +89,5 @@ def make_head(choices: float = 0) -> Head:
         pooled=True,
         at="",
         outputs=outputs,
-        labels=functools.partial(labels, int(choices)),
+        labels=functools.partial(labels, choices),
     )

@@ -62,10 +62,10 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {"labels": jax.ShapeDtypeStruct((rows,), jnp.int32)}
 
 
-def make_head(classes: float = 2) -> Head:
+def make_head(classes: int = 2) -> Head:
     return Head(
         "classify",
-        functools.partial(heads.init_task, classes=int(classes)),
+        functools.partial(heads.init_task, classes=classes),
         weights,
         sums,
         task_type="classify",

@@ -98,16 +98,17 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {k: jax.ShapeDtypeStruct((rows, n), jnp.int32) for k, n in sizes.items()}
 
 
-def make_head(cls: float = 0, normalize: float = 1, temperature: float = 0.05) -> Head:
+def make_head(
+    cls: bool = False, normalize: bool = True, temperature: float = 0.05
+) -> Head:
     """Make a head without parameters; a task's options come from task.* of a config."""
-    how = bool(cls), bool(normalize)
     return Head(
         "retrieve",
         lambda rng, cfg: {},
         weights,
-        functools.partial(sums, *how, temperature),
+        functools.partial(sums, cls, normalize, temperature),
         task_type="retrieve",
         whole_batch=0,  # an evaluation has no loss: vectors are made row by row
-        outputs=functools.partial(outputs, *how),
+        outputs=functools.partial(outputs, cls, normalize),
         labels=labels,
     )

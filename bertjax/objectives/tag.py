@@ -66,10 +66,10 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def make_head(classes: float = 2) -> Head:
+def make_head(classes: int = 2) -> Head:
     return Head(
         "tag",
-        functools.partial(heads.init_task, classes=int(classes)),
+        functools.partial(heads.init_task, classes=classes),
         weights,
         sums,
         task_type="tag",

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bertjax import registry
 from bertjax.training import OPTIMIZERS, layerwise
 from bertjax.training.layerwise import Path, decay_mask
 from bertjax.training.schedules import Schedule
@@ -179,9 +180,20 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Chain clipping by global norm (`clip` > 0), the optimizer `name`, and the rate.
 
-    settings: wd, b1, b2, eps. Its update takes `at`, the time of the schedule.
+    name: one of MAKERS, or "my_lab.lion:b3=0.9", a module whose `make_optimizer` takes
+    those of the settings that it reads and options of its own, and returns an optax
+    transform (or a list of them). What that makes of gradients is subtracted, times
+    the learning rate. settings: wd, b1, b2, eps. The update takes `at`, the time of
+    the schedule. Raises UserError for a module or options that there are not.
     """
     settings |= {"bias_correction": bias_correction}
-    parts: Parts = MAKERS[name](**{key: settings[key] for key in OPTIMIZERS[name]})
+    parts: Parts | optax.GradientTransformation
+    if registry.is_outside(name):
+        key, maker = "optim.name", "make_optimizer"
+        module, options = registry.load_outside(key, name, maker)
+        parts = registry.make(key, module, maker, options, **settings)
+    else:
+        parts = MAKERS[name](**{key: settings[key] for key in OPTIMIZERS[name]})
+    parts = parts if isinstance(parts, list) else [parts]
     tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay))
     return optax.chain(clip_by_norm(clip), tx) if clip > 0 else tx

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from bertjax import UserError
+from bertjax import UserError, registry
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 Shape = Callable[[jax.Array], jax.Array]
@@ -32,7 +32,12 @@ def make_schedule(
                   share of them that is over (Haegele et al. 2024, arXiv 2405.18392)
       constant    lr
 
-    Raises UserError when warm-up and decay are longer than the run.
+    "my_lab.triangle:cycles=3" is a module whose `make_schedule` takes those of warmup,
+    total, decay and power that it reads and options of its own, and returns a function
+    of the update, f32: the share of lr, within [0, 1], and below the rise.
+
+    Raises UserError when warm-up and decay are longer than the run, and for a module or
+    options that there are not.
     """
     if warmup > total:
         raise UserError(f"optim.warmup is {warmup} steps, more than total's {total}")
@@ -56,6 +61,11 @@ def make_schedule(
         "wsd": wsd,
         "constant": lambda step: jnp.ones_like(step),
     }
+    if registry.is_outside(name):
+        key, maker = "optim.schedule", "make_schedule"
+        module, options = registry.load_outside(key, name, maker)
+        lengths = dict(warmup=warmup, total=total, decay=decay, power=power)
+        shapes[name] = registry.make(key, module, maker, options, **lengths)
 
     def schedule(step: jax.Array | int) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)

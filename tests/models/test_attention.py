@@ -11,6 +11,7 @@ from bertjax.models.attention import (
     attend,
     choose_backend,
     describe_backend,
+    import_backend,
 )
 from bertjax.models.config import EncoderConfig
 from bertjax.parallel.mesh import make_mesh
@@ -178,3 +179,21 @@ def test_a_choice_says_why():
     assert said.startswith("128 tokens: fused, 1024 tokens: splash (not fused: rows of")
     with pytest.raises(UserError, match=r"model\.attention=cudnn: it drops"):
         describe_backend(cfg("cudnn", 0.1), [128])
+
+
+@pytest.mark.parametrize("packed, window", [(False, 0), (True, 0), (False, 4)])
+def test_a_backend_from_outside_the_package(packed, window):
+    real = jnp.array([[1] * 8, [1] * 5 + [0] * 3])
+    mask = AttentionMask(real * 2 if packed else real, packed, window)
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 8, 2, 4))
+    wanted = attend(q, k, v, mask, 0.0, None)
+    found = attend(q, k, v, mask, 0.0, None, "lab.softmax:implementation=xla")
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    mask = mask._replace(query_positions=jnp.zeros((2, 1), jnp.int32))
+    with pytest.raises(ValueError, match="takes a query for each key"):
+        attend(q[:, :1], k, v, mask, 0.0, None, "lab.softmax")
+    assert choose_backend("lab.softmax", q.shape, 0.1) == "lab.softmax"
+    with pytest.raises(UserError, match=r"model.attention='lab.nothing': there is no"):
+        EncoderConfig(8, 8, 1, 1, 8, attention="lab.nothing:a=1")
+    with pytest.raises(UserError, match="does not define make_attention"):
+        import_backend("lab.triangle")

@@ -142,7 +142,7 @@ def test_published_generators(width, heads, size, share):
     [
         ("electra:generator=0", r"generator=0.0 is not in \(0, 1\]"),
         ("electra:generator=2", r"generator=2.0 is not in"),
-        ("electra:generator=half", "'generator=half' is no NAME=NUMBER"),
+        ("electra:generator=half", "generator=half is not a number"),
         ("electra:generater=0.5", "did you mean 'generator'"),
         ("mlm:weight=2", "option of bertjax.objectives.mlm='weight' is unknown"),
         ("mlm+electra", "stands alone"),
