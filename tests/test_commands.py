@@ -220,7 +220,8 @@ def sums(params, cfg, encoded, batch, rng):
     return {"length_loss": cross_entropy(logits, *target(batch))}
 
 def make_head():
-    return Head("length", init, weights, sums, coefficients={"length_loss": 0.5},
+    return Head("length", init, weights, sums, reads="everywhere",
+                coefficients={"length_loss": 0.5},
                 shardings=(("length/out/kernel", "embed classes"),
                            ("length/out/bias", "classes")))
 '''

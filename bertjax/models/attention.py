@@ -1,111 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: who sees whom, rotary positions, and one seam to every backend."""
+"""Attention: one function, and a backend that computes it."""
 
 import functools
 import importlib
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bertjax import UserError, registry
+from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import dropout, number_rows
+from bertjax.models.layers import dropout
 from bertjax.parallel.sharding import index_along, per_device, size_along
-
-
-class AttentionMask(NamedTuple):
-    """Which keys a query sees: every backend makes its own form of it.
-
-    keys i32 [B, L]: 1 = real, 0 = padding; in packed rows the number of the sequence, 0
-    = padding. window: 0, or a query sees the keys at most window // 2 places away.
-    query_positions: None for a query at every position, else i32 [B, P].
-    """
-
-    keys: jax.Array
-    packed: bool = False
-    window: int = 0
-    query_positions: jax.Array | None = None
-
-    @property
-    def boolean(self) -> jax.Array:
-        """Boolean, broadcasts to [B, H, L, L], or to [B, H, P, L].
-
-        Queries that are padding look at the real keys too, so no row has every key
-        hidden (their results are never used). In packed rows a query sees the keys of
-        its own sequence alone, and padding sees padding. With a window a query sees
-        itself, padding or not.
-        """
-        if self.packed:
-            own = self.keys
-            if self.query_positions is not None:
-                own = take_at(self.keys, self.query_positions)
-            mask = own[:, None, :, None] == self.keys[:, None, None, :]
-        else:
-            mask = (self.keys > 0)[:, None, None, :]
-        if not self.window:
-            return mask
-        at = np.arange(self.keys.shape[1])
-        if self.query_positions is None:
-            distance = abs(at[:, None] - at)
-        else:
-            distance = abs(self.query_positions[:, None, :, None] - at)
-        return (mask & (distance <= self.window // 2)) | (distance == 0)
-
-    def rows(self, heads: int) -> jax.Array | None:
-        """Number the queries as rows of [B, H, L, L]: u32 [B, H, P, 1]; None: all."""
-        if self.query_positions is None:
-            return None
-        b, length = self.keys.shape
-        first = number_rows((b, heads, 1, 1)) * np.uint32(length)
-        return first + self.query_positions[:, None, :, None].astype(jnp.uint32)
-
-
-def make_attention_mask(batch: dict[str, jax.Array], window: int = 0) -> AttentionMask:
-    """Take attention_mask i32 [B, L], of packed rows segment_ids i32 [B, L]."""
-    packed = "segment_ids" in batch
-    keys = batch["segment_ids" if packed else "attention_mask"]
-    if keys.ndim != 2:
-        raise ValueError(f"attention_mask has shape {keys.shape}, not [B, L]")
-    return AttentionMask(keys, packed, window)
-
-
-def take_at(x: jax.Array, at: jax.Array) -> jax.Array:
-    """Take positions `at` i32 [B, P] of x [B, L, ...]: [B, P, ...]."""
-    at = at.reshape(*at.shape, *(1,) * (x.ndim - 2))
-    return jnp.take_along_axis(x, at, axis=1, mode="clip")
-
-
-Rotation = tuple[jax.Array, jax.Array]
-
-
-def rotation(positions: jax.Array, width: int, theta: float) -> Rotation:
-    """Return cosine and sine, f32 [..., L, 1, width / 2], of rotary positions.
-
-    positions i32 [..., L]; position m turns pair i by m theta^(-2i / width) (Su et al.
-    2021, RoFormer, section 3.2.2).
-    """
-    rates = 1.0 / (theta ** (np.arange(0, width, 2) / width)).astype(np.float32)
-    angles = positions[..., None, None].astype(jnp.float32) * rates
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: jax.Array, turn: Rotation) -> jax.Array:
-    """Turn the pairs (i, i + K/2) of x [B, L, H, K] by the angles of `turn`."""
-    cos, sin = turn
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
-
-
-def rotation_at(turn: Rotation, at: jax.Array | None) -> Rotation:
-    """Take the angles at positions `at` i32 [B, P], all where it is None."""
-    if at is None:
-        return turn
-    cos, sin = (x if x.ndim == 4 else x[None] for x in turn)
-    shape = (len(at), *cos.shape[1:])
-    return tuple(take_at(jnp.broadcast_to(x, shape), at) for x in (cos, sin))
 
 
 class Backend(Protocol):

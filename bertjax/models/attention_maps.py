@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which token looks at which: the attention's weights, to be looked at."""
+"""Attention maps: the weights by which each token attends to the others."""
 
 import jax
 import jax.numpy as jnp
 
-from bertjax.models import encoder, stacked_layers
-from bertjax.models.attention import AttentionMask, attend, rotate
+from bertjax.models.attention import attend
+from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import Params, linear
+from bertjax.models.embeddings import apply_rope, embed
+from bertjax.models.layers import Params
+from bertjax.models.stacked_layers import unstack
+from bertjax.models.transformer_layer import (
+    apply_layer,
+    make_attention_inputs,
+    queries_keys_values,
+)
 
 
 def weights(q: jax.Array, k: jax.Array, mask: AttentionMask) -> jax.Array:
@@ -29,22 +36,20 @@ def attention_maps(
 
     params: the encoder's, layers stacked; batch: as `encoder.apply` takes it.
     """
-    params = stacked_layers.unstack(params, cfg)
-    x = encoder.embed(params["embeddings"], cfg, batch).astype(cfg.dtype)
-    if cfg.embedding_size:
-        x = linear(params["embeddings"]["projection"], x)
+    params = unstack(params, cfg)
+    x = embed(params["embeddings"], cfg, batch)
     b, length, d = x.shape
-    views = encoder.make_views(cfg, batch)
+    inputs = make_attention_inputs(cfg, batch)
     maps = []
-    for group, every in zip(cfg.groups, cfg.is_global, strict=True):
-        layer, view = params["layers"][group], views[0 if every else -1]
+    for group, is_global in zip(cfg.groups, cfg.is_global, strict=True):
+        layer, own = params["layers"][group], inputs[0 if is_global else -1]
         flat = x.reshape(b * length, d)
         q, k, _ = (
             y.reshape(b, length, cfg.num_attention_heads, cfg.head_dim)
-            for y in encoder.queries_keys_values(layer["attention"], cfg, flat, {})
+            for y in queries_keys_values(layer["attention"], cfg, flat, {})
         )
-        if view.turn is not None:
-            q, k = rotate(q, view.turn), rotate(k, view.turn)
-        maps.append(weights(q, k, view.mask))
-        x = encoder.apply_layer(layer, cfg, x, (view,), None, {})
+        if own.rope is not None:
+            q, k = apply_rope(q, own.rope), apply_rope(k, own.rope)
+        maps.append(weights(q, k, own.mask))
+        x = apply_layer(layer, cfg, x, (own,), None, {})
     return jnp.stack(maps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces that encoder and heads share: initialisation, linear, norm, dropout."""
+"""What encoder and heads share: initialisation, dense layers, norms, dropout."""
 
 import functools
 import math
@@ -122,6 +122,12 @@ def _affine_backward(axes: str, saved: Any, dy: jax.Array) -> tuple[Any, ...]:
 affine.defvjp(_affine_forward, _affine_backward)
 
 
+def take_at(x: jax.Array, at: jax.Array) -> jax.Array:
+    """Take positions `at` i32 [B, P] of x [B, L, ...]: [B, P, ...]."""
+    at = at.reshape(*at.shape, *(1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, at, axis=1, mode="clip")
+
+
 @jax.custom_vjp
 def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Take rows of a table [V, E] by ids [...]: f32 [..., E].
@@ -198,6 +204,11 @@ def dropout(
     # A constant of bfloat16 would scale by 1.109375 at a rate of 0.1, not by 1.1111.
     scaled = x.astype(jnp.float32) * (1 / (1 - rate))
     return jnp.where(keep, scaled, 0).astype(x.dtype)
+
+
+def fold_in(rng: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
+    """Derive a key for a layer; None stays None."""
+    return None if rng is None else jax.random.fold_in(rng, index)
 
 
 def random_bits(

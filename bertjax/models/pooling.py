@@ -8,9 +8,8 @@ google-research/bert, modeling.py; what other families do: models/families.py.
 import jax
 import jax.numpy as jnp
 
-from bertjax.models.attention import take_at
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import Params, activate, linear
+from bertjax.models.layers import Params, activate, linear, take_at
 
 
 def pool(

@@ -1,14 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers' parameters, stacked on axis 0 as they are kept, or each apart."""
+"""All layers: a loop over parameters stacked on axis 0, or one after the other."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import Params
-from bertjax.parallel.sharding import path_name
+from bertjax.models.layers import Params, fold_in, take_at
+from bertjax.models.transformer_layer import AttentionInputs, apply_layer
+from bertjax.parallel.sharding import constrain, path_name
+
+
+def run_layers(
+    layers: Params | tuple[Params, ...],
+    cfg: EncoderConfig,
+    x: jax.Array,
+    inputs: tuple[AttentionInputs, ...],
+    rng: jax.Array | None,
+    keep: Callable[[jax.Array], Any],
+    positions: jax.Array | None,
+) -> tuple[jax.Array, Any]:
+    """Run the layers on x [B, L, D]; also return what keep(x) makes of each result.
+
+    layers: stacked, or of `unstack`. With positions, i32 [B, P], the last layer's
+    result is of these, [B, P, D], and it is computed there alone where layers are no
+    loop (cfg.unroll).
+    """
+
+    def layer(
+        x: jax.Array,
+        scanned: Any,
+        inputs: tuple[AttentionInputs, ...] = inputs,
+        positions: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        params, index, depth = scanned
+        if params is None:
+            group = depth["group"]  # of numpy arrays too, which no tracer indexes
+            params = jax.tree.map(lambda p: jnp.asarray(p)[group], layers)
+        rng_of_layer = fold_in(rng, index)
+        x = apply_layer(params, cfg, x, inputs, rng_of_layer, depth, positions)
+        x = constrain(x, "batch length embed")
+        return x, keep(x)
+
+    def inputs_of(index: int) -> tuple[AttentionInputs, ...]:
+        return inputs[:1] if cfg.is_global[index] else inputs[-1:]
+
+    n = cfg.num_hidden_layers
+    if isinstance(layers, tuple):
+        results = []
+        for i, group in enumerate(cfg.groups):
+            last = positions if i == n - 1 else None
+            x, result = layer(x, (layers[group], i, {}), inputs_of(i), last)
+            results.append(result)
+        return x, results
+    scanned = scan_inputs(layers, cfg)
+    # A loop would have to copy its stack, and its gradients', to leave a layer out.
+    apart = positions is not None and (cfg.unroll or n) >= n
+    rest = jax.tree.map(lambda leaf: leaf[:-1], scanned) if apart else scanned
+    # An unrolled scan with its single body is what costs least memory and time.
+    x, results = jax.lax.scan(remat(layer, cfg), x, rest, unroll=cfg.unroll or n)
+    if apart:
+        last = functools.partial(layer, inputs=inputs_of(-1), positions=positions)
+        x, _ = remat(last, cfg)(x, jax.tree.map(lambda leaf: leaf[-1], scanned))
+    elif positions is not None:
+        x = take_at(x, positions)
+    return x, results
+
+
+def remat(layer: Callable[..., Any], cfg: EncoderConfig) -> Callable[..., Any]:
+    """Let the backward pass compute a layer again, as cfg.remat says."""
+    if cfg.remat == "none":
+        return layer
+    policies = jax.checkpoint_policies
+    policy = (
+        policies.save_only_these_names("product")
+        if cfg.remat == "dots"
+        else policies.nothing_saveable
+    )
+    return jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
 
 def unstack(params: Params, cfg: EncoderConfig) -> Params:
@@ -33,10 +105,10 @@ def unstack(params: Params, cfg: EncoderConfig) -> Params:
     return {**params, "layers": tuple(map(one, range(cfg.groups[-1] + 1)))}
 
 
-def depths(
+def scan_inputs(
     layers: Params, cfg: EncoderConfig
 ) -> tuple[Params | None, jax.Array, dict[str, jax.Array]]:
-    """Return what the loop over the layers goes through, axis 0 being the depth.
+    """Return what the loop over the layers scans, axis 0 being the depth.
 
     That is the layers' own parameters (None where some share theirs), their index,
     and what differs between them: "group", whose parameters; "is_global", whether it

@@ -8,8 +8,9 @@ options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`),
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -18,10 +19,9 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.models import attention, encoder
-from bertjax.models.attention import take_at
 from bertjax.models.config import EncoderConfig, flops_per_token
 from bertjax.models.heads import task_shardings
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, take_at
 from bertjax.objectives import SUPPORT, parse
 from bertjax.parallel.sharding import constrain, gather_params
 
@@ -100,28 +100,35 @@ def no_labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {}
 
 
+# Values of Head.reads.
+EVERYWHERE, NOWHERE = "everywhere", "nowhere"
+
+
 @dataclasses.dataclass(frozen=True)
 class Head:
     """A loss on the shared encoder.
 
-    name: its part of the parameters, `params[name]`. init(rng, cfg) -> parameters, {}
-    for none.
+    name: its part of the parameters, `params[name]`.
+    init(rng, cfg) -> parameters, {} for none.
     weights(batch) -> {term: global weight}: the terms that are losses, from the batch
-    alone. sums(params, cfg, encoded, batch, rng) -> {term: Sum}: those terms and any
-    metrics; params is the whole tree (for tied embeddings). What is optimised and what
-    is logged of a loss is its value over the weight of `weights`; the Sum's own weight
-    is that of metrics alone. coefficients: {term:
-    factor}, 1 where silent. needs: what the host has to make ("mlm": masked
-    positions, "nsp" or "sop": pairs with labels). pooled: wants the pooled vector.
-    at: the array of the batch, i32 [B, P], that says where alone it reads hidden, which
-    is [B, P, D] then; "" for nowhere, None for everywhere.
+    alone.
+    sums(params, cfg, encoded, batch, rng) -> {term: Sum}: those terms and any metrics;
+    params is the whole tree (for tied embeddings). What is optimised and what is logged
+    of a loss is its value over the weight of `weights`; the Sum's own weight is that of
+    metrics alone.
+    reads: where it reads encoded.hidden: EVERYWHERE, [B, L, D]; NOWHERE; or the name of
+    an array of the batch, i32 [B, P], that holds positions, [B, P, D].
+    needs: what the host has to make ("mlm": masked positions, "nsp" or "sop": pairs
+    with labels). pooled: whether it reads the pooled vector.
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
-    keeps of every row. labels(B, L) -> {name: shape and dtype}: what a batch holds for
-    it, beside tokens and what "mlm" and pairs bring; measuring makes it up. shardings:
-    rows for parameters that parallel/sharding.py does not know; a task's head that has
-    none is one of heads.init_task. flops(cfg, L, P) ->
-    those that it adds to the encoder's, of a token slot, forward and backward; None: of
-    a head from outside nobody knows them.
+    keeps of every row.
+    labels(B, L) -> {name: shape and dtype}: what a batch holds for it, beside tokens
+    and what "mlm" and pairs bring; measuring makes it up.
+    coefficients: {term: factor}, 1 for those it does not name.
+    shardings: rows for parameters that parallel/sharding.py does not know; a task's
+    head that has none is one of heads.init_task.
+    flops(cfg, L, P) -> those that it adds to the encoder's, of a token slot, forward
+    and backward; None: of a head from outside nobody knows them.
     whole_batch: where rows are compared with each other (in-batch negatives), the rows
     that an evaluation takes at once, so that its figures depend on no batch size; 0
     where they do not anyway. A step's batch is not parted then (accumulate). None: each
@@ -130,15 +137,17 @@ class Head:
     ("classify", "tag", ...) or a dotted name, whose TASK_TYPE reads their columns,
     gives the head its options, and scores its outputs; None: running text. Where a row
     has several sequences, [B, C, L], encoded has [B C, ...].
+
+    Raises UserError without `reads`, or with `at`, its name in version 0.1.
     """
 
     name: str
     init: Callable[[jax.Array, EncoderConfig], Params]
     weights: Callable[[Batch], dict[str, jax.Array]]
     sums: HeadSums
+    reads: str = ""
     needs: frozenset[str] = frozenset()
     pooled: bool = False
-    at: str | None = None
     outputs: Callable[..., dict[str, jax.Array]] | None = None
     labels: Labels = no_labels
     coefficients: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -146,6 +155,15 @@ class Head:
     flops: Callable[[EncoderConfig, int, int], float] | None = None
     whole_batch: int | None = None
     task_type: str | None = None
+    at: dataclasses.InitVar[str | None] = None
+
+    def __post_init__(self, at: str | None) -> None:
+        if at is not None or not isinstance(self.reads, str) or not self.reads:
+            raise UserError(
+                f"objective: the head {self.name} does not say where it reads hidden: "
+                'give its Head reads="everywhere", reads="nowhere" (at="" before) or '
+                'reads="mlm_positions", an array of the batch (at= before)'
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,16 +239,113 @@ def _labelled(objective: Objective) -> Objective:
     return dataclasses.replace(objective, needs=needs)
 
 
-def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
+def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
     """Put heads on one encoder.
 
     Raises UserError when it is traced where two heads return what has one name.
     """
+    both = CombinedHeads(heads, cfg)
+    return Objective(
+        init=both.init,
+        weights=both.weights,
+        sums=both.sums,
+        needs=both.needs,
+        coefficients={k: v for h in heads for k, v in h.coefficients.items()},
+        shardings=both.shardings,
+        evaluate=both.evaluate if any(h.outputs for h in heads) else None,
+        labels=both.labels,
+        everywhere=both.everywhere,
+        flops=both.flops,
+        whole_batch=_whole_batch(heads),
+        task_type=next((h.task_type for h in heads if h.task_type), None),
+    )
 
-    def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
+
+class CombinedHeads:
+    """The functions of an Objective whose heads share one encoder."""
+
+    def __init__(self, heads: Sequence[Head], cfg: EncoderConfig) -> None:
+        self.heads, self.cfg = heads, cfg
+        self.needs = frozenset().union(*(head.needs for head in heads))
+        self.shardings = tuple(row for head in heads for row in _shardings(head))
+        reads = dict.fromkeys(head.reads for head in heads)
+        self.positions = [name for name in reads if name not in (EVERYWHERE, NOWHERE)]
+        is_mean = cfg.pooler and cfg.classifier_pooling == "mean"
+        self.everywhere = is_mean or EVERYWHERE in reads
+
+    def init(self, rng: jax.Array) -> Params:
+        rngs = jax.random.split(rng, len(self.heads) + 1)
+        params = {"encoder": encoder.init(rngs[0], self.cfg)}
+        for head, key in zip(self.heads, rngs[1:], strict=True):
+            if own := head.init(key, self.cfg):
+                params[head.name] = own
+        return params
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return self._merge([head.weights(batch) for head in self.heads])
+
+    def labels(self, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {k: v for h in self.heads for k, v in h.labels(rows, length).items()}
+
+    def sums(
+        self, params: Params, batch: Batch, rng: jax.Array | None
+    ) -> dict[str, Term]:
+        params, encoded = self._encode(params, batch, rng)
+        return self._add_up(params, encoded, batch, rng)
+
+    def evaluate(self, params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
+        params, encoded = self._encode(params, batch, None)
+        outputs = self._merge(
+            [
+                head.outputs(params, self.cfg, own, batch) if head.outputs else {}
+                for head, own in zip(self.heads, encoded, strict=True)
+            ]
+        )
+        # Every process has the rows of all, for the metrics.
+        outputs = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in outputs.items()}
+        return self._add_up(params, encoded, batch, None), outputs
+
+    def flops(self, length: int, predictions: int) -> float:
+        """Count the encoder and a masked LM's head, and what heads say of their own."""
+        predicted = predictions if "mlm" in self.needs else 0
+        whole = flops_per_token(self.cfg, length, predicted, self.everywhere)
+        own = [h.flops(self.cfg, length, predictions) for h in self.heads if h.flops]
+        return whole + sum(own)
+
+    def _encode(
+        self, params: Params, batch: Batch, rng: jax.Array | None
+    ) -> tuple[Params, list[encoder.Encoded]]:
+        """Gather the parameters, and encode what each head reads."""
+        params = gather_params(params, self.cfg.dtype, self.shardings)
+        batch = flatten_sequences(batch)
+        encode = functools.partial(
+            encoder.apply, params["encoder"], self.cfg, batch, rng
+        )
+        if self.everywhere:
+            encoded = encode()
+            x = encoded.hidden
+            hidden = {name: take_at(x, batch[name]) for name in self.positions}
+        else:
+            none = jnp.zeros((len(batch["input_ids"]), 0), jnp.int32)
+            places = [none, *(batch[name] for name in self.positions)]
+            encoded = encode(at=jnp.concatenate(places, axis=1))
+            x = encoded.hidden
+            ends = [*itertools.accumulate(place.shape[1] for place in places)]
+            parts = jnp.split(x, ends[:-1], axis=1)[1:]
+            hidden = dict(zip(self.positions, parts, strict=True))
+        hidden |= {NOWHERE: x[:, :0], EVERYWHERE: x}
+        return params, [encoded._replace(hidden=hidden[h.reads]) for h in self.heads]
+
+    def _add_up(
+        self, params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
+    ) -> dict[str, Term]:
+        pairs = zip(self.heads, encoded, strict=True)
+        return self._merge([h.sums(params, self.cfg, e, batch, rng) for h, e in pairs])
+
+    def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what each head returns into one dict; a name is one head's alone."""
         owners: dict[str, str] = {}
-        for head, part in zip(heads, parts, strict=True):
+        for head, part in zip(self.heads, parts, strict=True):
             for key in part:
                 if key in owners:
                     raise UserError(
@@ -240,89 +355,6 @@ def combine(heads: list[Head], cfg: EncoderConfig) -> Objective:
                     )
                 owners[key] = head.name
         return {key: value for part in parts for key, value in part.items()}
-
-    def init(rng: jax.Array) -> Params:
-        rngs = jax.random.split(rng, len(heads) + 1)
-        params = {"encoder": encoder.init(rngs[0], cfg)}
-        for head, key in zip(heads, rngs[1:], strict=True):
-            if made := head.init(key, cfg):
-                params[head.name] = made
-        return params
-
-    def weights(batch: Batch) -> dict[str, jax.Array]:
-        return merge([head.weights(batch) for head in heads])
-
-    rows = tuple(row for head in heads for row in _shardings(head))
-    names = dict.fromkeys(head.at for head in heads if head.at)
-    everywhere = any(head.at is None for head in heads)
-    everywhere |= cfg.pooler and cfg.classifier_pooling == "mean"
-
-    def encode(params: Params, batch: Batch, rng: jax.Array | None) -> Any:
-        """Gather the parameters, and encode what each head reads."""
-        params = gather_params(params, cfg.dtype, rows)
-        batch = flatten_sequences(batch)
-        if everywhere:
-            whole = encoder.apply(params["encoder"], cfg, batch, rng)
-            x = whole.hidden
-            read = {name: take_at(x, batch[name]) for name in names}
-        else:
-            none = jnp.zeros((len(batch["input_ids"]), 0), jnp.int32)
-            places = [none, *(batch[name] for name in names)]
-            at = jnp.concatenate(places, axis=1)
-            whole = encoder.apply(params["encoder"], cfg, batch, rng, at)
-            x = whole.hidden
-            ends = [*itertools.accumulate(place.shape[1] for place in places)]
-            parts = jnp.split(x, ends[:-1], axis=1)[1:]
-            read = dict(zip(names, parts, strict=True))
-        read |= {"": x[:, :0], None: x}
-        return params, [whole._replace(hidden=read[head.at]) for head in heads]
-
-    def add_up(
-        params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
-    ) -> dict[str, Term]:
-        pairs = zip(heads, encoded, strict=True)
-        return merge([h.sums(params, cfg, own, batch, rng) for h, own in pairs])
-
-    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return {k: v for h in heads for k, v in h.labels(rows, length).items()}
-
-    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
-        return add_up(*encode(params, batch, rng), batch, rng)
-
-    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
-        params, encoded = encode(params, batch, None)
-        told = merge(
-            [
-                head.outputs(params, cfg, own, batch) if head.outputs else {}
-                for head, own in zip(heads, encoded, strict=True)
-            ]
-        )
-        # Every process has the rows of all, for the metrics.
-        told = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in told.items()}
-        return add_up(params, encoded, batch, None), told
-
-    needs = frozenset().union(*(h.needs for h in heads))
-
-    def flops(length: int, predictions: int) -> float:
-        """Count the encoder and a masked LM's head, and what heads say of their own."""
-        asked = predictions if "mlm" in needs else 0
-        own = [h.flops(cfg, length, predictions) for h in heads if h.flops]
-        return flops_per_token(cfg, length, asked, everywhere) + sum(own)
-
-    return Objective(
-        init=init,
-        weights=weights,
-        sums=sums,
-        needs=needs,
-        coefficients={k: v for h in heads for k, v in h.coefficients.items()},
-        shardings=rows,
-        evaluate=evaluate if any(h.outputs for h in heads) else None,
-        labels=labels,
-        everywhere=everywhere,
-        flops=flops,
-        whole_batch=_whole_batch(heads),
-        task_type=next((h.task_type for h in heads if h.task_type), None),
-    )
 
 
 def _shardings(head: Head) -> tuple[tuple[str, str], ...]:
@@ -345,14 +377,13 @@ def flatten_sequences(batch: Batch) -> Batch:
     return {**batch, **rows}
 
 
-def _whole_batch(heads: list[Head]) -> int | None:
+def _whole_batch(heads: Sequence[Head]) -> int | None:
     """Return how many rows an evaluation takes at once. Raises UserError."""
-    asked = {h.name: h.whole_batch for h in heads if h.whole_batch is not None}
-    sizes = {size for size in asked.values() if size}
-    if len(sizes) > 1:
-        told = " and ".join(f"{name} {size}" for name, size in asked.items() if size)
+    sizes = {h.name: h.whole_batch for h in heads if h.whole_batch is not None}
+    if len({size for size in sizes.values() if size}) > 1:
+        each = " and ".join(f"{name} {size}" for name, size in sizes.items() if size)
         raise UserError(
-            f"objective: the heads want other numbers of rows in an evaluation "
-            f"(whole_batch), {told}: give them one"
+            "objective: the heads want other numbers of rows in an evaluation "
+            f"(whole_batch), {each}: give them one"
         )
-    return max(asked.values(), default=None)
+    return max(sizes.values(), default=None)

@@ -18,7 +18,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
 from bertjax.objectives import classify
-from bertjax.objectives.base import SEQUENCES, Batch, Head, Sum
+from bertjax.objectives.base import NOWHERE, SEQUENCES, Batch, Head, Sum
 from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
 
@@ -33,9 +33,9 @@ def logits(
     rng: jax.Array | None = None,
 ) -> jax.Array:
     """Return f32 logits of the choices [B, C]."""
-    there = batch["choice_weights"] > 0
+    is_real = batch["choice_weights"] > 0
     scores = classify.logits("choose", params, cfg, encoded, rng)
-    return jnp.where(there, scores.reshape(there.shape), ABSENT)
+    return jnp.where(is_real, scores.reshape(is_real.shape), ABSENT)
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
@@ -86,8 +86,8 @@ def make_head(choices: int = 0) -> Head:
         weights,
         sums,
         task_type="choose",
+        reads=NOWHERE,
         pooled=True,
-        at="",
         outputs=outputs,
         labels=functools.partial(labels, choices),
     )

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
-from bertjax.models.encoder import Encoded, fold
-from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Head, Sum
+from bertjax.models.encoder import Encoded
+from bertjax.models.layers import Params, fold_in
+from bertjax.objectives.base import NOWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy
 
 KEY = 2**20  # of the head's dropout: no layer has that number
@@ -30,7 +30,7 @@ def logits(
     rng: jax.Array | None = None,
 ) -> jax.Array:
     """Return f32 logits [B, C] of the pooled vector."""
-    return heads.task_logits(params[name], cfg, encoded.pooled, fold(rng, KEY))
+    return heads.task_logits(params[name], cfg, encoded.pooled, fold_in(rng, KEY))
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
@@ -69,8 +69,8 @@ def make_head(classes: int = 2) -> Head:
         weights,
         sums,
         task_type="classify",
+        reads=NOWHERE,
         pooled=True,
-        at="",
         outputs=outputs,
         labels=labels,
     )

@@ -55,14 +55,14 @@ def binary_metrics(
     accuracy, precision, recall; auc, which no threshold decides; positive, the share
     of positive labels.
     """
-    said, true = logits > 0, labels
+    guessed, true = logits > 0, labels
     with jax.named_scope("auc"):
         at = jnp.floor(logits / WIDTH) + BINS // 2
-        here = jnp.clip(at, 0, BINS - 1)[..., None] == jnp.arange(BINS)
+        is_in_bin = jnp.clip(at, 0, BINS - 1)[..., None] == jnp.arange(BINS)
         axes = tuple(range(logits.ndim))
 
         def count(chosen: jax.Array) -> jax.Array:
-            counted = jnp.where(here, (weights * chosen)[..., None], 0.0)
+            counted = jnp.where(is_in_bin, (weights * chosen)[..., None], 0.0)
             return constrain(jnp.sum(counted, axis=axes), "bins")
 
         ranking = Ranking(count(true), count(~true))
@@ -71,9 +71,9 @@ def binary_metrics(
         return Sum(jnp.sum(weights * (part & whole)), jnp.sum(weights * whole))
 
     return {
-        "accuracy": share(said == true, jnp.full_like(true, True)),
-        "precision": share(true, said),
-        "recall": share(said, true),
+        "accuracy": share(guessed == true, jnp.full_like(true, True)),
+        "precision": share(true, guessed),
+        "recall": share(guessed, true),
         "auc": ranking,
         "positive": share(true, jnp.full_like(true, True)),
     }

@@ -38,7 +38,7 @@ def sums(
     if encoded.hidden.shape[:2] != (b, p):
         raise ValueError(
             f"hidden has shape {encoded.hidden.shape}, mlm_ids {(b, p)}: the head "
-            'needs at="mlm_positions"'
+            'needs reads="mlm_positions"'
         )
 
     def score(
@@ -76,8 +76,8 @@ def sum_in_chunks(
     parts = firsts, *(cut(x, pieces, wide) for x in arrays)
 
     def add(total: Any, part: Any) -> tuple[Any, Any]:
-        found, each = jax.checkpoint(score)(*part)
-        return jax.tree.map(jnp.add, total, found), each
+        terms, each = jax.checkpoint(score)(*part)
+        return jax.tree.map(jnp.add, total, terms), each
 
     one = jax.eval_shape(score, *(x[0] for x in parts))[0]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), one)
@@ -106,4 +106,4 @@ def count_chunks(cfg: EncoderConfig, rows: int, predictions: int) -> int:
 
 def make_head() -> Head:
     needs = frozenset({"mlm"})
-    return Head("mlm", heads.init_mlm, weights, sums, needs, at="mlm_positions")
+    return Head("mlm", heads.init_mlm, weights, sums, "mlm_positions", needs)

@@ -14,7 +14,7 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Head, Sum
+from bertjax.objectives.base import NOWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy
 
@@ -59,6 +59,6 @@ def make_pair_head(name: str) -> Head:
         functools.partial(weights, name),
         functools.partial(sums, name),
         needs=frozenset({name}),
+        reads=NOWHERE,
         pooled=True,
-        at="",
     )

@@ -10,7 +10,7 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Head, Sum
+from bertjax.objectives.base import NOWHERE, Batch, Head, Sum
 from bertjax.objectives.classify import logits, row_weights
 
 
@@ -52,8 +52,8 @@ def make_head() -> Head:
         weights,
         sums,
         task_type="regress",
+        reads=NOWHERE,
         pooled=True,
-        at="",
         outputs=outputs,
         labels=labels,
     )

@@ -16,7 +16,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
 from bertjax.models.pooling import first_tokens, means, normalize_vectors
-from bertjax.objectives.base import Batch, Head, Sum
+from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy
@@ -63,8 +63,8 @@ def sums(
     """
     if "relevant_numbers" not in batch:
         return {}
-    found = vectors(encoded, batch, cls, normalize)
-    queries, passages = found[:, 0], found[:, 1:]
+    texts = vectors(encoded, batch, cls, normalize)
+    queries, passages = texts[:, 0], texts[:, 1:]
     rows, each, width = passages.shape
     # Every device sees the passages of all.
     passages = constrain(passages.reshape(rows * each, width), "_ _")
@@ -107,6 +107,7 @@ def make_head(
         lambda rng, cfg: {},
         weights,
         functools.partial(sums, cls, normalize, temperature),
+        reads=EVERYWHERE,
         task_type="retrieve",
         whole_batch=0,  # an evaluation has no loss: vectors are made row by row
         outputs=functools.partial(outputs, cls, normalize),

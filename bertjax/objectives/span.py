@@ -11,7 +11,7 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Head, Sum
+from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
 
@@ -68,6 +68,7 @@ def make_head() -> Head:
         functools.partial(heads.init_task, classes=2),
         weights,
         sums,
+        reads=EVERYWHERE,
         task_type="span",
         outputs=outputs,
         labels=labels,

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
-from bertjax.models.encoder import Encoded, fold
-from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Head, Sum
+from bertjax.models.encoder import Encoded
+from bertjax.models.layers import Params, fold_in
+from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.classify import KEY, row_weights
 from bertjax.objectives.losses import cross_entropy
 
@@ -28,7 +28,7 @@ def logits(
     params: Params, cfg: EncoderConfig, encoded: Encoded, rng: jax.Array | None = None
 ) -> jax.Array:
     """Return f32 logits [B, L, C]."""
-    return heads.task_logits(params["tag"], cfg, encoded.hidden, fold(rng, KEY))
+    return heads.task_logits(params["tag"], cfg, encoded.hidden, fold_in(rng, KEY))
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
@@ -72,6 +72,7 @@ def make_head(classes: int = 2) -> Head:
         functools.partial(heads.init_task, classes=classes),
         weights,
         sums,
+        reads=EVERYWHERE,
         task_type="tag",
         outputs=outputs,
         labels=labels,

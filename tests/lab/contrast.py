@@ -41,6 +41,7 @@ def make_head(whole_batch=8, flops=-1):
         init,
         weights,
         sums,
+        reads="everywhere",
         shardings=(("contrast/temperature", ""),),
         flops=counted,
         whole_batch=int(whole_batch),

@@ -32,4 +32,5 @@ def sums(params, cfg, encoded, batch, rng):
 
 def make_head():
     rows = (("weighted/kernel", "embed classes"), ("weighted/bias", "classes"))
-    return Head("weighted", init, weights, sums, pooled=True, at="", shardings=rows)
+    how = dict(pooled=True, shardings=rows)
+    return Head("weighted", init, weights, sums, "nowhere", **how)

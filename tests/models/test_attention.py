@@ -7,12 +7,12 @@ import pytest
 from bertjax import UserError
 from bertjax.models.attention import (
     BACKENDS,
-    AttentionMask,
     attend,
     choose_backend,
     describe_backend,
     import_backend,
 )
+from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig
 from bertjax.parallel.mesh import make_mesh
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from conftest import ENCODERS
 
-from bertjax.models import encoder, stacked_layers
-from bertjax.models.attention import AttentionMask, attend
+from bertjax.models import encoder, stacked_layers, transformer_layer
+from bertjax.models.attention import attend
 from bertjax.models.attention_maps import attention_maps, weights
+from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig
 
 KEYS = np.array([[1] * 6, [1] * 4 + [0] * 2])
@@ -58,7 +59,7 @@ def test_maps_are_those_of_the_encoder(name, monkeypatch):
         seen.append(weights(q, k, mask))
         return attend(q, k, v, mask, *rest)
 
-    monkeypatch.setattr(encoder, "attend", record)
+    monkeypatch.setattr(transformer_layer, "attend", record)
 
     @jax.jit
     def both(params):

@@ -267,8 +267,8 @@ def test_layers_and_places_drop_apart(params, monkeypatch):
             seen.append(tuple(jax.random.key_data(rng).tolist()))
         return x
 
-    monkeypatch.setattr(encoder, "dropout", spy)
-    monkeypatch.setattr("bertjax.models.attention.dropout", spy)
+    for module in ("embeddings", "transformer_layer", "attention"):
+        monkeypatch.setattr(f"bertjax.models.{module}.dropout", spy)
     with jax.disable_jit():
         encoder.apply(params, CFG, make_batch(), jax.random.key(0))
     assert len(seen) == len(set(seen)) == 1 + 3 * CFG.num_hidden_layers

@@ -10,7 +10,7 @@ import pytest
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
-from bertjax.models.attention import AttentionMask
+from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig, flops_per_token
 from bertjax.models.families import FAMILIES
 from bertjax.parallel.sharding import axes_of, path_name

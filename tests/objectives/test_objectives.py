@@ -80,18 +80,18 @@ def test_heads_read_where_they_say(made):
     """One that reads everywhere gives the others what they had before."""
     seen = {}
 
-    def watch(name, at):
+    def watch(name, reads):
         def sums(params, cfg, encoded, batch, rng):
             seen[name] = encoded.hidden
             return {}
 
-        return Head(name, lambda rng, cfg: {}, lambda batch: {}, sums, at=at)
+        return Head(name, lambda rng, cfg: {}, lambda batch: {}, sums, reads)
 
     batch = make_batch()
     heads = [mlm.make_head(), nsp.make_head()]
-    heads += [watch("some", "mlm_positions"), watch("none", "")]
+    heads += [watch("some", "mlm_positions"), watch("none", "nowhere")]
     few = combine(heads, made.cfg)
-    many = combine([*heads, watch("all", None)], made.cfg)
+    many = combine([*heads, watch("all", "everywhere")], made.cfg)
     assert many.everywhere and not few.everywhere and not made.objective.everywhere
     expected = made.sums(made.params, batch)
     for objective in (few, many):
@@ -107,11 +107,21 @@ def test_heads_read_where_they_say(made):
     np.testing.assert_array_equal(read["some"], chosen)
 
 
-def test_a_head_that_says_nothing_of_positions_is_told(made):
-    head = dataclasses.replace(mlm.make_head(), at=None)
+def test_a_masked_lm_that_reads_everywhere_is_refused(made):
+    head = dataclasses.replace(mlm.make_head(), reads="everywhere")
     objective = combine([head], dataclasses.replace(CFG, pooler=False))
-    with pytest.raises(ValueError, match='at="mlm_positions"'):
+    with pytest.raises(ValueError, match='reads="mlm_positions"'):
         jax.eval_shape(objective.sums, made.params, make_batch(), None)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"at": ""}, {"at": "mlm_positions"}, {"reads": frozenset({"mlm"})}]
+)
+def test_a_head_says_where_it_reads(fields):
+    """Heads of version 0.1 had `at`, and none of them meant everywhere."""
+    with pytest.raises(UserError, match="the head own does not say where") as e:
+        Head("own", lambda rng, cfg: {}, lambda batch: {}, lambda *_: {}, **fields)
+    assert 'reads="nowhere" (at="" before)' in str(e.value) and "\n" not in str(e.value)
 
 
 def test_sums_add_up_over_rows(made):

@@ -9,7 +9,7 @@ from conftest import ENCODERS
 from bertjax import UserError
 from bertjax.models import encoder, stacked_layers
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import linear
+from bertjax.models.embeddings import embed
 from bertjax.probing import layer_features, layer_scores, probes
 from bertjax.tasks.metrics import accuracy
 from bertjax.tasks.text_rows import Form, Texts, make_ragged
@@ -54,10 +54,7 @@ def test_ends_are_the_embeddings_and_the_hidden_states(model, unstacked):
 
     @jax.jit
     def first(params, batch):
-        x = encoder.embed(params["embeddings"], cfg, batch)
-        return (
-            linear(params["embeddings"]["projection"], x) if cfg.embedding_size else x
-        )
+        return embed(params["embeddings"], cfg, batch)
 
     kept = jax.jit(lambda p, b: encoder.apply_layers(p, cfg, b, lambda x: x))
     layers = kept(held, BATCH)
