@@ -7,9 +7,11 @@ the original. The generator learns by its masked-LM loss alone: nothing flows ba
 through the samples. Both read the same embeddings, which lie in params["encoder"].
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry2x32_p
+from jax.extend.random import threefry_2x32
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
@@ -50,69 +52,78 @@ def make_objective(
     cfg = encoder.without_pooler(cfg)
     small = generator_config(cfg, round(cfg.hidden_size * generator))
 
-    def init(rng: jax.Array) -> Params:
-        rngs = jax.random.split(rng, 4)
-        own = encoder.init(rngs[1], small)
-        own["embeddings"] = {
-            k: v for k, v in own["embeddings"].items() if k not in SHARED
-        }
-        return {
-            "encoder": encoder.init(rngs[0], cfg),
-            "generator": {k: v for k, v in own.items() if v},
-            "mlm": heads.init_mlm(rngs[2], small),
-            "rtd": heads.init_rtd(rngs[3], cfg),
-        }
-
-    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
-        params = gather_params(params, cfg.dtype, SHARDINGS)
-        rngs = (None, None) if rng is None else jax.random.split(rng)
-        mlm, at = generator_lm(params), batch["mlm_positions"]
-        with jax.named_scope("generator"):
-            hidden = encoder.apply(mlm["encoder"], small, batch, rngs[0], at).hidden
-
-        def guess(
-            first: jax.Array | None,
-            hidden: jax.Array,
-            ids: jax.Array,
-            weights: jax.Array,
-        ) -> tuple[dict[str, Term], jax.Array]:
-            with jax.named_scope("generator"):
-                word = mlm["encoder"]["embeddings"]["word"]
-                logits = heads.mlm_logits(mlm["mlm"], word, small, hidden)
-                args = logits, ids, weights
-                loss, right = cross_entropy(*args), accuracy(*args)
-            with jax.named_scope("sample"):
-                drawn = sample(logits, batch, first)
-            return {"mlm_loss": loss, "mlm_accuracy": right}, drawn
-
-        arrays = hidden, batch["mlm_ids"], batch["mlm_weights"]
-        terms, drawn = sum_in_chunks(guess, small, arrays)
-        with jax.named_scope("sample"):
-            ids, replaced = replace_tokens(batch, drawn)
-        with jax.named_scope("discriminator"):
-            seen = {**batch, "input_ids": ids}
-            hidden = encoder.apply(params["encoder"], cfg, seen, rngs[1]).hidden
-            guesses = heads.rtd_logits(params["rtd"], cfg, hidden)
-            args = (guesses, replaced, real_tokens(batch))
-            found = {"loss": binary_cross_entropy(*args), **binary_metrics(*args)}
-        return {**terms, **{f"rtd_{name}": term for name, term in found.items()}}
-
-    def flops(length: int, predictions: int) -> float:
-        """Count the generator, the discriminator and its head, which is everywhere."""
-        d = cfg.hidden_size
-        guessed = flops_per_token(small, length, predictions, everywhere=False)
-        return guessed + flops_per_token(cfg, length, 0) + 6.0 * (d * d + d)
-
     objective = Objective(
-        init=init,
+        init=functools.partial(init, cfg, small),
         weights=weights,
-        sums=sums,
+        sums=functools.partial(sums, cfg, small),
         needs=frozenset({"mlm"}),
         coefficients={"mlm_loss": generator_weight, "rtd_loss": discriminator_weight},
         shardings=SHARDINGS,
-        flops=flops,
+        flops=functools.partial(flops, cfg, small),
     )
     return objective, cfg
+
+
+def init(cfg: EncoderConfig, small: EncoderConfig, rng: jax.Array) -> Params:
+    """Make the parameters of the discriminator `cfg` and its generator `small`."""
+    rngs = jax.random.split(rng, 4)
+    own = encoder.init(rngs[1], small)
+    own["embeddings"] = {k: v for k, v in own["embeddings"].items() if k not in SHARED}
+    return {
+        "encoder": encoder.init(rngs[0], cfg),
+        "generator": {k: v for k, v in own.items() if v},
+        "mlm": heads.init_mlm(rngs[2], small),
+        "rtd": heads.init_rtd(rngs[3], cfg),
+    }
+
+
+def sums(
+    cfg: EncoderConfig,
+    small: EncoderConfig,
+    params: Params,
+    batch: Batch,
+    rng: jax.Array | None,
+) -> dict[str, Term]:
+    """Fill the masked positions, and tell which tokens of the result are replaced."""
+    params = gather_params(params, cfg.dtype, SHARDINGS)
+    rngs = (None, None) if rng is None else jax.random.split(rng)
+    mlm, at = generator_lm(params), batch["mlm_positions"]
+    with jax.named_scope("generator"):
+        hidden = encoder.apply(mlm["encoder"], small, batch, rngs[0], at).hidden
+
+    def guess(
+        first: jax.Array | None, hidden: jax.Array, ids: jax.Array, weights: jax.Array
+    ) -> tuple[dict[str, Term], jax.Array]:
+        with jax.named_scope("generator"):
+            word = mlm["encoder"]["embeddings"]["word"]
+            logits = heads.mlm_logits(mlm["mlm"], word, small, hidden)
+            args = logits, ids, weights
+            loss, right = cross_entropy(*args), accuracy(*args)
+        with jax.named_scope("sample"):
+            drawn = sample(logits, batch, first)
+        return {"mlm_loss": loss, "mlm_accuracy": right}, drawn
+
+    arrays = hidden, batch["mlm_ids"], batch["mlm_weights"]
+    terms, drawn = sum_in_chunks(guess, small, arrays)
+    with jax.named_scope("sample"):
+        ids, replaced = replace_tokens(batch, drawn)
+    with jax.named_scope("discriminator"):
+        hidden = encoder.apply(
+            params["encoder"], cfg, {**batch, "input_ids": ids}, rngs[1]
+        ).hidden
+        logits = heads.rtd_logits(params["rtd"], cfg, hidden)
+        args = logits, replaced, real_tokens(batch)
+        own = {"loss": binary_cross_entropy(*args), **binary_metrics(*args)}
+    return {**terms, **{f"rtd_{name}": term for name, term in own.items()}}
+
+
+def flops(
+    cfg: EncoderConfig, small: EncoderConfig, length: int, predictions: int
+) -> float:
+    """Count the generator, the discriminator and its head, which is everywhere."""
+    d = cfg.hidden_size
+    generator = flops_per_token(small, length, predictions, everywhere=False)
+    return generator + flops_per_token(cfg, length, 0) + 6.0 * (d * d + d)
 
 
 def generator_lm(params: Params) -> Params:
@@ -174,14 +185,16 @@ def sample(
     def draw(key: jax.Array) -> jax.Array:
         if first is None:
             return jax.random.bits(key, logits.shape[1:], jnp.uint32)
-        # Of jax.random.bits for all slots [P, V] these rows: it hashes an index, two
-        # words of which the upper is 0 as long as there are less than 2^32 of them.
+        # These rows of jax.random.bits for all slots [P, V], of which jax.random itself
+        # makes no part: the hash of a number in two words, the upper of them 0 as long
+        # as there are less than 2^32 numbers. A key a slot would draw other tokens than
+        # earlier versions, and than a device that has room for all logits.
         w, v = logits.shape[1:]
         at = first.astype(jnp.uint32) + jnp.arange(w, dtype=jnp.uint32)
-        index = at[:, None] * v + jnp.arange(v, dtype=jnp.uint32)
-        words = (jnp.broadcast_to(k, index.shape) for k in jax.random.key_data(key))
-        upper, lower = threefry2x32_p.bind(*words, jnp.zeros_like(index), index)
-        return upper ^ lower
+        index = (at[:, None] * v + jnp.arange(v, dtype=jnp.uint32)).ravel()
+        counts = jnp.concatenate([jnp.zeros_like(index), index])
+        upper, lower = jnp.split(threefry_2x32(jax.random.key_data(key), counts), 2)
+        return (upper ^ lower).reshape(w, v)
 
     # 23 bits and a half: never 0, never 1
     keys = row_keys(batch, "input_ids", "mlm_positions", "mlm_ids")
