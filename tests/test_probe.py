@@ -68,7 +68,7 @@ def test_a_table_of_forty_rows(command, wanted, tmp_path):
 )
 def test_what_the_largest_class_alone_scores(metric, score, told):
     found = {"metric": metric, "majority": score, "majority_accuracy": 0.531}
-    assert probe_table.tell_majority(found) == told
+    assert probe_table.describe_majority(found) == told
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_the_largest_class_alone_scores(metric, score, told):
         ("--text=", ["--text is missing"]),
         ("--label=", ["--label is missing, or --tag, or --targets"]),
         ("--tag=-1", ["--label and --tag: give one"]),
-        ("--max_words=9", ["--max_words says nothing to --label"]),
+        ("--max_words=9", ["--max_words has no effect with --label"]),
         ("--out=/nowhere/x.json", ["--out=/nowhere/x.json"]),
         ("--png=plot.pdf", ["--png=plot.pdf", ".png"]),
         ("--seeds=0", ["seeds"]),
@@ -162,7 +162,7 @@ def test_words_and_spans(of_words, capsys, tmp_path, name, flag, of, there):
         ("--labels=ADJ,PRON", ["words.bio:", "--labels: the tag='VERB' is unknown"]),
         ("--metric=f1", ["words.bio:1: the tag", "give --metric=accuracy"]),
         ("--pooling=cls", ["--pooling='cls'", "first"]),
-        ("--text_pair=2", ["--text_pair says nothing to --tag"]),
+        ("--text_pair=2", ["--text_pair has no effect with --tag"]),
         ("--max_words=2", ["--train: no sentence fits: --max_words=2"]),
     ],
 )

@@ -69,8 +69,8 @@ class Spans:
         plan = self.words.plan(longest)
         row = np.searchsorted(plan.rows, self.spans[..., 0], side="right") - 1
         cut = int((self.spans[..., 1] > plan.rows[row + 1]).any(1).sum())
-        told = f"{cut:,} of {len(row):,} examples lose words of a span to the next row"
-        return [*plan.notes(), *([told] if cut else [])]
+        note = f"{cut:,} of {len(row):,} examples lose words of a span to the next row"
+        return [*plan.notes(), *([note] if cut else [])]
 
 
 def read_words(
@@ -88,7 +88,7 @@ def read_words(
     column}, of the words and of the tags. most: words of each, see `choose`. Raises
     UserError.
     """
-    made = []
+    parts = []
     for flag, value in values.items():
         sentences = tag_files.read_sentences(value, flag, columns, say)
         form = tag.find_tags(sentences, form, ASKING)  # the training sentences'
@@ -96,8 +96,8 @@ def read_words(
         some = [sentences[i] for i in taken]
         words = tag.make_tags(some, form, tokenizer, True, say, ASKING)
         at = np.arange(len(words.labels))
-        made.append(Spans(words, np.stack([at, at + 1], 1)[:, None], words.labels))
-    return made
+        parts.append(Spans(words, np.stack([at, at + 1], 1)[:, None], words.labels))
+    return parts
 
 
 def choose(sizes: list[int], most: int, seed: int, flag: str, say: Say) -> np.ndarray:
@@ -108,12 +108,12 @@ def choose(sizes: list[int], most: int, seed: int, flag: str, say: Say) -> np.nd
     """
     order = np.argsort(counter_rng.fold(seed, "choose", np.arange(len(sizes))))
     taken = np.sort(order[np.cumsum(np.array(sizes)[order]) <= most])
-    n, there = sum(sizes[i] for i in taken), sum(sizes)
+    n, total = sum(sizes[i] for i in taken), sum(sizes)
     if not n:
         raise UserError(f"{flag}: no sentence fits: --max_words={most}")
-    if n < there:
+    if n < total:
         say(
-            f"{flag}: {n:,} of {there:,} examples are taken, those of {len(taken):,} "
+            f"{flag}: {n:,} of {total:,} examples are taken, those of {len(taken):,} "
             f"of {len(sizes):,} sentences: --max_words={most}"
         )
     return taken
@@ -125,10 +125,10 @@ def entity_f1(words: tag.Tags) -> metrics.Metric:
     ends = words.sentences[1:-1]
 
     def score(predicted: np.ndarray, gold: np.ndarray) -> float:
-        said, true = (
+        tags = (
             [part.tolist() for part in np.split(names[classes], ends)]
             for classes in (predicted, gold)
         )
-        return metrics.entity_scores(said, true)["f1"]
+        return metrics.entity_scores(*tags)["f1"]
 
     return score

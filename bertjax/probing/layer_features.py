@@ -24,7 +24,7 @@ from bertjax.tasks.task_rows import Batch, Rows
 from bertjax.tasks.text_rows import Texts
 
 Reader = Callable[[Batch], jax.Array]
-SEEN = ("input_ids", "attention_mask", "token_type_ids")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def span_means(x: jax.Array, batch: Batch) -> jax.Array:
@@ -32,10 +32,10 @@ def span_means(x: jax.Array, batch: Batch) -> jax.Array:
     [B, S, D], 0 where there is none."""
     at = jnp.arange(x.shape[1])
     inside = (batch["begins"][..., None] <= at) & (at < batch["ends"][..., None])
-    mine = inside.astype(x.dtype)  # [B, S, L]
+    weights = inside.astype(x.dtype)  # [B, S, L]
     # A TPU would round what it multiplies to 8 bits.
-    total = jnp.matmul(mine, x, precision=jax.lax.Precision.HIGHEST)
-    return total / jnp.maximum(mine.sum(-1, keepdims=True), 1)
+    total = jnp.matmul(weights, x, precision=jax.lax.Precision.HIGHEST)
+    return total / jnp.maximum(weights.sum(-1, keepdims=True), 1)
 
 
 POOLS = {**POOLINGS, "spans": span_means}
@@ -51,16 +51,16 @@ def make_reader(cfg: EncoderConfig, params: Any, pooling: str) -> Reader:
     """
     pool = POOLS[pooling]
     cfg = encoder.without_pooler(cfg)
-    held = jax.device_put(stacked_layers.unstack(params, cfg))
+    params = jax.device_put(stacked_layers.unstack(params, cfg))
 
     @jax.jit
-    def run(held: Any, batch: Batch) -> jax.Array:
-        def keep(x: jax.Array) -> jax.Array:
+    def run(params: Any, batch: Batch) -> jax.Array:
+        def pool_layer(x: jax.Array) -> jax.Array:
             return pool(x.astype(jnp.float32), batch)
 
-        return encoder.apply_layers(held, cfg, batch, keep)
+        return encoder.apply_layers(params, cfg, batch, pool_layer)
 
-    return lambda batch: run(held, batch)
+    return lambda batch: run(params, batch)
 
 
 def read_texts(
@@ -74,7 +74,7 @@ def read_texts(
 ) -> np.ndarray:
     """Return the features of all rows, in order: f32 [layers, n, D].
 
-    UserError for NaN.
+    Raises UserError for NaN.
     """
     plan, rows = texts.plan(longest), np.arange(texts.n)
     out = np.empty((layers, texts.n, width), np.float32)
@@ -95,7 +95,7 @@ def read_spans(
     """Return the features of all examples, their k spans side by side, in order:
     f32 [layers, n, k * D].
 
-    Rows without a span are not read. UserError for NaN.
+    Rows without a span are not read. Raises UserError for NaN.
     """
     plan = spans.words.plan(longest)
     row, begin, end = (x.ravel() for x in spans.locate(plan))
@@ -110,12 +110,12 @@ def read_spans(
         shape = batch["input_ids"].shape
         # One shape for all rows of a length.
         slots = counts[sizes <= shape[1]].max()
-        mine = np.concatenate([order[first[r] : first[r + 1]] for r in which])
-        at = np.repeat(np.arange(len(which)), counts[which]), slot[mine]
+        inside = np.concatenate([order[first[r] : first[r + 1]] for r in which])
+        at = np.repeat(np.arange(len(which)), counts[which]), slot[inside]
         for name, places in (("begins", begin), ("ends", end)):
             batch[name] = np.zeros((shape[0], slots), np.int32)
-            batch[name][at] = places[mine]
-        out[:, mine] = check_finite(np.asarray(read(batch))[:, *at])
+            batch[name][at] = places[inside]
+        out[:, inside] = check_finite(np.asarray(read(batch))[:, *at])
     return out.reshape(layers, len(spans.labels), -1)
 
 
@@ -130,38 +130,39 @@ def make_batches(
     sizes = plan.lengths()[rows]
     batch_size, planned = falling_batches(sizes, batch_size, plan.length)
     with Progress("probe", len(rows), "rows", count_work(planned)) as progress:
-        for found, length in planned:
-            which = rows[found]
+        for indices, length in planned:
+            which = rows[indices]
             filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
             # As it is laid out: another plan could part sentences elsewhere.
             short = replace(plan, length=length)
             batch = short.gather(filled[:batch_size], None, tokenizer)
-            yield which, {name: batch[name] for name in SEEN if name in batch}
+            yield which, {name: batch[name] for name in INPUTS if name in batch}
             progress.add(len(which), work=len(which) * length)
 
 
-def check_finite(found: np.ndarray) -> np.ndarray:
-    """Return what a model gave. UserError for NaN."""
-    if not np.isfinite(found).all():
-        raise UserError("--model: what its layers give is not finite (NaN)")
-    return found
+def check_finite(features: np.ndarray) -> np.ndarray:
+    """Return the features. Raises UserError for NaN or an infinity among them."""
+    if not np.isfinite(features).all():
+        raise UserError("--model: the outputs of its layers are not finite (NaN)")
+    return features
 
 
 def check_memory(rows: int, layers: int, width: int, free: int | None = None) -> str:
-    """Say what the features of `rows` take. UserError where that is not there.
+    """Say how much memory the features of `rows` take. Raises UserError for too much.
 
-    They are held twice, as they were read and where the probes learn. free: bytes; by
-    default what this machine has, and the accelerator where it says so.
+    They are kept twice, as they were read and where the probes learn. free: bytes; by
+    default those of this machine, and of the accelerator where it says so.
     """
     need = 2 * 4 * rows * layers * width
-    told = f"{rows:,} examples x {layers} layers x {width}"
-    told += f": {need / 1e9:,.2f} GB of memory"
+    text = f"{rows:,} examples x {layers} layers x {width}"
+    text += f": {need / 1e9:,.2f} GB of memory"
     free = free_memory() if free is None else free
     if need > free:
         raise UserError(
-            f"features of {told}, and {free / 1e9:,.2f} GB are free: give fewer"
+            f"features of {text}, and {free / 1e9:,.2f} GB are free: give fewer "
+            "examples in --train and --valid"
         )
-    return told
+    return text
 
 
 def free_memory() -> int:
@@ -169,8 +170,8 @@ def free_memory() -> int:
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     try:
         with open("/proc/meminfo", encoding="ascii") as file:  # counts caches as free
-            found = dict(line.split(":") for line in file)
-        free = int(found["MemAvailable"].split()[0]) * 1024
+            lines = dict(line.split(":") for line in file)
+        free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         pass
     stats = jax.local_devices()[0].memory_stats() or {}

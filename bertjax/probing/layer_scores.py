@@ -42,36 +42,31 @@ def probe_layers(
     training rows whose meaningless label the probe gives.
     """
     n, probe = len(data.labels), probes.PROBES[kind]
+    counts = mdl.portions(n)
     seeds = len(control) if probe.draws else 1
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
     if control.size:  # one a seed; without seeds all of them
         tasks = np.concatenate([tasks, control[:, :n].reshape(seeds, -1, n)], axis=1)
-    counts = mdl.portions(n)
-    found = probes.run(
-        probe,
-        classes,
-        0,
-        data.train,
-        data.valid,
-        tasks,
-        counts,
-        seeds,
-        jax.random.key(seed),
-        settings,
+    key = jax.random.key(seed)
+    bits, fitted, predicted, _ = probes.run(
+        probe, classes, 0, data.train, data.valid, tasks, counts, seeds, key, settings
     )
-    bits, fitted, predicted = map(np.asarray, found[:3])
-    bits = mdl.online_bits(bits, counts, classes)  # [seeds, labellings, depths]
-    fitted, predicted = fitted[-1], predicted[-1]
+    bits = mdl.online_bits(np.asarray(bits), counts, classes)  # [seeds, tasks, depths]
+    fitted, predicted = np.asarray(fitted)[-1], np.asarray(predicted)[-1]
     others = predicted[:, 1:].reshape(-1, *predicted.shape[2:])
     rows = []
     for layer in range(len(data.train)):
         scores = [metric(p, data.gold) for p in predicted[:, 0, layer]]
-        row = {"layer": layer, "score": float(np.mean(scores)), "sd": spread(scores)}
-        row["bits"] = float(bits[:, 0, layer].mean())
+        row = {
+            "layer": layer,
+            "score": float(np.mean(scores)),
+            "sd": deviation(scores),
+            "bits": float(bits[:, 0, layer].mean()),
+        }
         row["compression"] = mdl.uniform_bits(n, classes) / row["bits"]
         if control.size:
-            known = zip(others[:, layer], control[:, n:], strict=True)
-            row["control"] = float(np.mean([metric(p, gold) for p, gold in known]))
+            pairs = zip(others[:, layer], control[:, n:], strict=True)
+            row["control"] = float(np.mean([metric(p, gold) for p, gold in pairs]))
             row["selectivity"] = row["score"] - row["control"]
             row["control_bits"] = float(bits[:, 1:, layer].mean())
             row["memorised"] = float(fitted[:, 1:, layer].mean())
@@ -83,8 +78,8 @@ def probe_mix(
     kind: str,
     data: Data,
     classes: int,
-    metric: Metric,
     seeds: int,
+    metric: Metric,
     seed: int,
     settings: Settings,
 ) -> dict[str, Any]:
@@ -96,40 +91,28 @@ def probe_mix(
     Rediscovers the Classical NLP Pipeline: the metrics).
     """
     sees = np.tri(len(data.train), dtype=bool)
-    probe = probes.MIXED[kind]
+    probe, n = probes.MIXED[kind], len(data.labels)
     seeds = seeds if probe.draws else 1
-    found = probes.run(
-        probe,
-        classes,
-        (None, 0),
-        (data.train, sees),
-        (data.valid, sees),
-        np.broadcast_to(data.labels, (seeds, 1, len(data.labels))),
-        mdl.portions(len(data.labels))[-1:],
-        seeds,
-        jax.random.key(seed),
-        settings,
+    train, valid = (data.train, sees), (data.valid, sees)
+    tasks = np.broadcast_to(data.labels, (seeds, 1, n))
+    whole, key = mdl.portions(n)[-1:], jax.random.key(seed)
+    result = probes.run(
+        probe, classes, (None, 0), train, valid, tasks, whole, seeds, key, settings
     )
-    predicted = np.asarray(found.predicted)[0, :, 0]  # [seeds, mixes, m]
+    predicted = np.asarray(result.predicted)[0, :, 0]  # [seeds, mixes, m]
     scores = [[metric(p, data.gold) for p in mixes] for mixes in predicted]
-    learned = found.params["mix"][0, :, 0, -1]
-    weights = np.asarray(
-        jax.vmap(probes.mix_weights, (0, None))(learned, sees[-1]), np.float64
-    )
     cumulative = np.mean(scores, axis=0)
+    mixes = result.params["mix"][0, :, 0, -1]  # of all depths
+    weights = jax.vmap(probes.mix_weights, (0, None))(mixes, sees[-1])
+    weights = np.asarray(weights, np.float64).mean(0)
     return {
         "score": float(cumulative[-1]),
-        "sd": spread([s[-1] for s in scores]),
-        "weights": weights.mean(0).tolist(),
-        "centre_of_gravity": centre(weights.mean(0)),
+        "sd": deviation([s[-1] for s in scores]),
+        "weights": weights.tolist(),
+        "centre_of_gravity": float(np.arange(len(weights)) @ weights),
         "cumulative": cumulative.tolist(),
         "expected_layer": expected_layer(cumulative),
     }
-
-
-def centre(weights: np.ndarray) -> float:
-    """Return sum of l s_l, weights s [depths] that add up to 1."""
-    return float(np.arange(len(weights)) @ weights)
 
 
 def expected_layer(scores: np.ndarray) -> float | None:
@@ -141,12 +124,11 @@ def expected_layer(scores: np.ndarray) -> float | None:
     2.0
     """
     gains = np.diff(np.asarray(scores, np.float64))
-    total = gains.sum()
-    if total <= 1e-9:
+    if gains.sum() <= 1e-9:
         return None
-    return float(np.arange(1, len(scores)) @ gains / total)
+    return float(np.arange(1, len(scores)) @ gains / gains.sum())
 
 
-def spread(values: Any) -> float | None:
+def deviation(values: Any) -> float | None:
     """Return the deviation of a sample, None of one value."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None

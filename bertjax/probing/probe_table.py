@@ -3,9 +3,9 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from bertjax import UserError
+from bertjax import UserError, counted
 
 COLUMNS = {  # key of a row -> heading, digits after the point
     "layer": ("layer", 0),
@@ -19,6 +19,23 @@ COLUMNS = {  # key of a row -> heading, digits after the point
     "compression": ("compression", 2),
     "random_bits": ("random bits", 0),
 }
+
+
+def describe(results: dict[str, Any]) -> str:
+    """Write what run_probes returns for people."""
+    rows, metric = results["rows"], results["metric"]
+    lines = [
+        f"{rows['train']:,} {results['of']} for the probes, {rows['valid']:,} for the "
+        f"{metric}; {describe_majority(results)}; uniform code: "
+        f"{results['uniform_bits']:,.0f} bits, by frequency: "
+        f"{results['frequency_bits']:,.0f} bits"
+    ]
+    seeds = counted(results["seeds"], "seed")
+    for kind, result in results["probes"].items():
+        lines += ["", f"{kind} probes, {seeds}, {results['pooling']} pooling"]
+        lines.append(make_table(result["layers"], metric))
+        lines.append(describe_mix(result["mix"], metric))
+    return "\n".join(lines)
 
 
 def make_table(rows: list[dict[str, Any]], metric: str) -> str:
@@ -36,22 +53,22 @@ def make_table(rows: list[dict[str, Any]], metric: str) -> str:
     )
 
 
-def tell_majority(found: dict[str, Any]) -> str:
+def describe_majority(results: dict[str, Any]) -> str:
     """Say what the largest class scores alone, where the metric can tell."""
-    told = f"always the largest class: accuracy {found['majority_accuracy']:.3f}"
-    if found["metric"] == "accuracy" or not found["majority"]:
-        return told
-    return f"{told}, {found['metric']} {found['majority']:.3f}"
+    text = f"always the largest class: accuracy {results['majority_accuracy']:.3f}"
+    if results["metric"] == "accuracy" or not results["majority"]:
+        return text
+    return f"{text}, {results['metric']} {results['majority']:.3f}"
 
 
-def tell_mix(mix: dict[str, Any], metric: str) -> str:
+def describe_mix(mix: dict[str, Any], metric: str) -> str:
     """Say in two lines what a scalar mix of all layers gave."""
     weights = " ".join(f"{w:.2f}" for w in mix["weights"])
     expected = mix["expected_layer"]
-    told = "none, nothing is gained" if expected is None else f"{expected:.2f}"
+    layer = "none, nothing is gained" if expected is None else f"{expected:.2f}"
     return (
         f"mix of all layers: {metric} {mix['score']:.3f}, weights {weights}\n"
-        f"centre of gravity {mix['centre_of_gravity']:.2f}; expected layer {told}"
+        f"centre of gravity {mix['centre_of_gravity']:.2f}; expected layer {layer}"
     )
 
 
@@ -61,11 +78,11 @@ def check_plot() -> None:
         raise UserError("--png needs matplotlib: pip install 'bertjax[report]'")
 
 
-def plot(found: dict[str, Any], path: Path) -> None:
+def plot(results: dict[str, Any], file: Path | IO[bytes]) -> None:
     """Draw score and code length by layer, a pair of panels a kind of probe."""
     from matplotlib.figure import Figure
 
-    kinds = found["probes"]
+    kinds = results["probes"]
     figure = Figure(figsize=(9, 3.4 * len(kinds)), layout="constrained")
     panels = figure.subplots(len(kinds), 2, squeeze=False)
     for (kind, result), (left, right) in zip(kinds.items(), panels, strict=True):
@@ -85,11 +102,13 @@ def plot(found: dict[str, Any], path: Path) -> None:
             for key, label in names.items():
                 if key in rows[0]:
                     panel.plot(at, [r[key] for r in rows], label=label)
-        if found["majority"]:  # one class alone has no Matthews correlation
-            left.axhline(found["majority"], color="grey", lw=0.8, label="largest class")
-        right.axhline(found["uniform_bits"], color="grey", lw=0.8, label="uniform")
-        left.set(title=f"{kind} probe", xlabel="layer", ylabel=found["metric"])
+        if results["majority"]:  # one class alone has no Matthews correlation
+            left.axhline(
+                results["majority"], color="grey", lw=0.8, label="largest class"
+            )
+        right.axhline(results["uniform_bits"], color="grey", lw=0.8, label="uniform")
+        left.set(title=f"{kind} probe", xlabel="layer", ylabel=results["metric"])
         right.set(title="online code", xlabel="layer", ylabel="bits")
         left.legend(fontsize="small")
         right.legend(fontsize="small")
-    figure.savefig(path, dpi=150, format="png")
+    figure.savefig(file, dpi=150, format="png")

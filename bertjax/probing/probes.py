@@ -42,8 +42,8 @@ class Probe(NamedTuple):
     draws: bool
 
 
-class Found(NamedTuple):
-    """What probes gave; before the axes named are those of `run`.
+class Result(NamedTuple):
+    """What `run` returns; before the axes named are those of `run`.
 
     bits: of the training rows [begin, end) under a probe of those before, f32 [].
     fitted: share of the rows before `begin` whose label it gives, f32 []. predicted:
@@ -56,32 +56,23 @@ class Found(NamedTuple):
     params: Any
 
 
-def dense(key: jax.Array | None, into: int, out: int) -> dict[str, jax.Array]:
-    """Make a layer, f32 kernel [into, out] and bias [out]; zeros without a key."""
-    kernel = jnp.zeros((into, out))
-    if key is not None:
-        kernel = jax.random.normal(key, (into, out)) / math.sqrt(into)
-    return {"kernel": kernel, "bias": jnp.zeros(out)}
-
-
-def apply_dense(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    return x @ params["kernel"] + params["bias"]
-
-
 def init_linear(key: jax.Array, width: int, classes: int) -> Any:
-    return {"out": dense(None, width, classes)}
-
-
-def linear_logits(params: Any, x: jax.Array) -> jax.Array:
-    return apply_dense(params["out"], x)
+    """Make one layer, f32 kernel [D, C] and bias [C], all zeros."""
+    return {"out": {"kernel": jnp.zeros((width, classes)), "bias": jnp.zeros(classes)}}
 
 
 def init_mlp(key: jax.Array, width: int, classes: int) -> Any:
-    return {"in": dense(key, width, HIDDEN), "out": dense(None, HIDDEN, classes)}
+    """Make two layers, the first one's kernel normal with variance 1 / D."""
+    kernel = jax.random.normal(key, (width, HIDDEN)) / math.sqrt(width)
+    hidden = {"kernel": kernel, "bias": jnp.zeros(HIDDEN)}
+    return {"in": hidden, **init_linear(key, HIDDEN, classes)}
 
 
-def mlp_logits(params: Any, x: jax.Array) -> jax.Array:
-    return apply_dense(params["out"], jax.nn.relu(apply_dense(params["in"], x)))
+def logits(params: Any, x: jax.Array) -> jax.Array:
+    """Return the logits f32 [b, C] of rows [b, D]."""
+    if "in" in params:
+        x = jax.nn.relu(x @ params["in"]["kernel"] + params["in"]["bias"])
+    return x @ params["out"]["kernel"] + params["out"]["bias"]
 
 
 def take_rows(data: jax.Array, begin: jax.Array, size: int) -> jax.Array:
@@ -117,8 +108,8 @@ def mix_weights(mix: jax.Array, sees: jax.Array) -> jax.Array:
 
 
 PROBES = {
-    "linear": Probe(init_linear, take_rows, linear_logits, draws=False),
-    "mlp": Probe(init_mlp, take_rows, mlp_logits, draws=True),
+    "linear": Probe(init_linear, take_rows, logits, draws=False),
+    "mlp": Probe(init_mlp, take_rows, logits, draws=True),
 }
 MIXED = {name: mixed(probe) for name, probe in PROBES.items()}
 
@@ -151,8 +142,7 @@ def fit(
     the mean cross-entropy plus weight_decay * penalty / count: the most probable
     parameters a posteriori, so that a probe of few rows is not sure of itself.
     """
-    rate = optax.linear_schedule(settings.lr, 0.0, settings.steps)
-    tx = optax.adam(rate)
+    tx = optax.adam(optax.linear_schedule(settings.lr, 0.0, settings.steps))
     size = min(settings.batch_size, len(labels))
     parts = -(-count // size)
 
@@ -214,18 +204,18 @@ def run(
     seeds: int,
     key: jax.Array,
     settings: Settings,
-) -> Found:
+) -> Result:
     """Train and score probes for every amount of rows, seed, labelling and depth.
 
     train, valid: the probe's data, of depth i along `axes` (as vmap has them).
     labels: i32 [seeds, labellings, n] of the training rows. counts: i32 [amounts, 2],
     how many rows a probe learns and the end of those that its bits are of.
-    Returns Found with leading axes [amounts, seeds, labellings, depths].
+    Returns a Result with leading axes [amounts, seeds, labellings, depths].
     """
     features = jax.tree.leaves(train)[0], jax.tree.leaves(valid)[0]
     (n, width), m = features[0].shape[-2:], features[1].shape[-2]
 
-    def one(train: Any, valid: Any, labels: Any, key: Any, counts: Any) -> Found:
+    def one(train: Any, valid: Any, labels: Any, key: Any, counts: Any) -> Result:
         begin, end = counts
         start = probe.init(key, width, classes)
         if isinstance(train, tuple):  # a mix
@@ -235,7 +225,7 @@ def run(
         at = jnp.arange(n)
         coded = (at >= begin) & (at < end)
         right = (guessed == labels) & (at < begin)
-        return Found(
+        return Result(
             jnp.where(coded, costs, 0.0).sum() / math.log(2),
             right.sum() / begin,
             score(probe, params, valid, jnp.zeros(m, jnp.int32))[1],

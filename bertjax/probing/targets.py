@@ -27,10 +27,10 @@ NAMES = ("span1", "span2")
 
 
 class Target(NamedTuple):
-    """spans: (first word, end) of each; told: the row of its label."""
+    """spans: (first word, end) of each; row: the cells that hold its label."""
 
     spans: tuple[tuple[int, int], ...]
-    told: Row
+    row: Row
 
 
 def read_spans(
@@ -49,8 +49,8 @@ def read_spans(
     column}, of the text and of the targets. most: examples of each, see `choose`. many:
     what is said of labels that are too many. Raises UserError, naming the place.
     """
-    (_, text), (asking, column) = columns.items()
-    read, made = [], []
+    (_, text), (flag_of_targets, column) = columns.items()
+    read, parts = [], []
     for flag, value in values.items():
         rows = tables.read_rows(value, flag, columns, say)
         parsed = [parse(row, text, column) for row in rows]
@@ -59,12 +59,11 @@ def read_spans(
         read.append(parsed)
     numbers = {len(t.spans): t for part in read for _, ts in part for t in ts}
     if len(numbers) > 1:
-        raise UserError(f"{numbers[1].told.place}: other targets have a second span")
+        raise UserError(f"{numbers[1].row.place}: other targets have a second span")
     if not form.labels:
-        told = [target.told for _, targets in read[0] for target in targets]
-        form = form._replace(
-            label="label", labels=read_labels(told, "label", many, asking)
-        )
+        rows = [target.row for _, targets in read[0] for target in targets]
+        labels = read_labels(rows, "label", many, flag_of_targets)
+        form = form._replace(label="label", labels=labels)
     for flag, parsed in zip(values, read, strict=True):
         taken = choose([len(targets) for _, targets in parsed], most, seed, flag, say)
         some = [parsed[i] for i in taken]
@@ -72,24 +71,25 @@ def read_spans(
         at = np.repeat(words.sentences[:-1], [len(targets) for _, targets in some])
         targets = [target for _, targets in some for target in targets]
         places = np.array([target.spans for target in targets]) + at[:, None, None]
-        made.append(Spans(words, places, classes(targets, form)))
-    return made
+        parts.append(Spans(words, places, find_classes(targets, form)))
+    return parts
 
 
 def parse(row: Row, text: str, column: str) -> tuple[Sentence, list[Target]]:
     """Read a row's words and targets. Raises UserError."""
-    words, found = row.cells[text], row.cells[column]
+    words, targets = row.cells[text], row.cells[column]
     if isinstance(words, str):
         words = words.split()
     if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
         raise UserError(f"{row.place}: {text} is no text, nor a list of words")
-    if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
+    if not isinstance(targets, list) or not all(isinstance(t, dict) for t in targets):
         raise UserError(f"{row.place}: {column} is no list of objects")
     name, _, line = row.place.rpartition(":")
     sentence = Sentence(words, None, name, int(line) if line.isdecimal() else 0)
-    places = (f"{row.place}, target {i}" for i in range(1, len(found) + 1))
-    targets = map(parse_target, found, places, [len(words)] * len(found))
-    return sentence, list(targets)
+    return sentence, [
+        parse_target(target, f"{row.place}, target {i}", len(words))
+        for i, target in enumerate(targets, 1)
+    ]
 
 
 def parse_target(target: Mapping[str, Any], place: str, words: int) -> Target:
@@ -110,12 +110,14 @@ def parse_target(target: Mapping[str, Any], place: str, words: int) -> Target:
     return Target(tuple(spans), Row(target, place))
 
 
-def classes(targets: Sequence[Target], form: Form) -> np.ndarray:
+def find_classes(targets: Sequence[Target], form: Form) -> np.ndarray:
     """Return what the labels are among the form's: i32 [n]. Raises UserError."""
     index = {label: i for i, label in enumerate(form.labels)}
-    labels = [cell(target.told, "label") for target in targets]
-    for target, label in zip(targets, labels, strict=True):
+    classes = []
+    for target in targets:
+        label = cell(target.row, "label")
         if label not in index:
-            said = registry.unknown("--labels: the label", label, form.labels)
-            raise UserError(f"{target.told.place}: {said}")
-    return np.array([index[label] for label in labels], np.int32)
+            error = registry.unknown("--labels: the label", label, form.labels)
+            raise UserError(f"{target.row.place}: {error}")
+        classes.append(index[label])
+    return np.array(classes, np.int32)

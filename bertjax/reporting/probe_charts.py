@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax import UserError, counted
-from bertjax.probing.probe_table import COLUMNS, tell_mix
+from bertjax.probing.probe_table import COLUMNS, describe_mix
 from bertjax.reporting.read_json import read_objects
 from bertjax.reporting.run_tables import Table
 
@@ -34,7 +34,7 @@ def read_probe(name: str) -> dict[str, Any]:
             kind: {
                 "charts": charts(found, result),
                 "table": table(found, result["layers"]),
-                "mix": tell_mix(result["mix"], found["metric"]),
+                "mix": describe_mix(result["mix"], found["metric"]),
             }
             for kind, result in found["probes"].items()
         }

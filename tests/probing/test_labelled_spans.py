@@ -117,7 +117,9 @@ def test_features_are_pooled_by_hand(tmp_path, model):
     for part in (read(tmp_path)[0], of_targets(tmp_path, PAIRS)[0]):
         plan = part.words.plan(48)
         batch = plan.gather(np.arange(3), None, SPECIALS)
-        whole = np.asarray(layers({name: batch[name] for name in layer_features.SEEN}))
+        whole = np.asarray(
+            layers({name: batch[name] for name in layer_features.INPUTS})
+        )
         for first in (False, True):
             part = replace(part, first=first)
             found = layer_features.read_spans(reader, part, Letters(), 3, 16, 2, 48)

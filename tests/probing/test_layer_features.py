@@ -127,7 +127,7 @@ def test_probes_alone_are_trained(model, monkeypatch):
     settings = probes.Settings(steps=3, batch_size=4, lr=0.1, weight_decay=0.1)
     none, told = np.zeros((1, 0), np.int32), (accuracy, 0, settings)
     layer_scores.probe_layers("linear", data, 2, none, *told)
-    layer_scores.probe_mix("linear", data, 2, accuracy, 1, 0, settings)
+    layer_scores.probe_mix("linear", data, 2, 1, accuracy, 0, settings)
     own = {"kernel": (16, 2), "bias": (2,)}
     assert trained == [{"out": own}, {"out": own, "mix": (4,), "scale": ()}]
     np.testing.assert_array_equal(read(), train)

@@ -85,7 +85,7 @@ def test_same_seed_same_numbers(rows):
 
 
 def test_a_mix_finds_the_layer():
-    mix = layer_scores.probe_mix("linear", DATA, 2, accuracy, 2, 0, SETTINGS)
+    mix = layer_scores.probe_mix("linear", DATA, 2, 2, accuracy, 0, SETTINGS)
     assert sum(mix["weights"]) == pytest.approx(1)
     assert min(mix["weights"][KNOWN:]) > 2 * max(mix["weights"][:KNOWN])
     assert 3 < mix["centre_of_gravity"] < 4

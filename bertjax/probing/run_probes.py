@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the flags of bertjax.probe to what the probes of all layers found."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from bertjax.assembly import models, resolve
+from bertjax.config import cli
+from bertjax.models import encoder
+from bertjax.probing import labelled_spans, layer_features, layer_scores, mdl, probes
+from bertjax.probing.labelled_examples import KINDS, example_ids, read_examples
+from bertjax.tasks import metrics, prepare_task
+
+PROBE_ROWS = 128  # rows of an update
+
+
+def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
+    """Read model and examples, train all probes, and return what --json prints.
+
+    kind: of KINDS. Raises UserError.
+    """
+    config, tokenizer, checkpoint, _ = models.open_model(args.model, "--model")
+    config.dtype = args.dtype
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+    separators, longest = prepare_task.separators(config), cfg.max_length
+    train, valid = read_examples(args, kind, separators, tokenizer, longest)
+    if args.pooling == "first":
+        train, valid = (replace(part, first=True) for part in (train, valid))
+    n, gold, classes = len(train.labels), valid.labels, len(train.form.labels)
+    depth, width = cfg.num_hidden_layers + 1, cfg.hidden_size
+    numbers = width * (train.spans.shape[1] if kind == "targets" else 1)
+    cli.say(f"features: {layer_features.check_memory(n + len(gold), depth, numbers)}")
+    metric = metrics.OF_CLASSES[args.metric]
+    if kind == "tag" and args.metric == "f1":
+        metric = labelled_spans.entity_f1(valid.words)
+    params = models.read_params(checkpoint, weights=args.weights)["encoder"]
+    order = np.random.default_rng(args.seed).permutation(n)
+    labels = train.labels[order]
+    types = mdl.text_types(
+        [ids for part in (train, valid) for ids in example_ids(part)]
+    )
+    types[:n] = types[:n][order]
+    control = np.stack(
+        [mdl.control_labels(types, labels, args.seed, s) for s in range(args.seeds)]
+    )
+    settings = probes.Settings(args.steps, PROBE_ROWS, args.lr, args.weight_decay)
+
+    def read(params: Any) -> layer_scores.Data:
+        pooling = args.pooling if kind == "label" else "spans"
+        reader = layer_features.make_reader(cfg, params, pooling)
+        sizes = (depth, width, args.batch_size, longest)
+        is_text = kind == "label"
+        read_all = layer_features.read_texts if is_text else layer_features.read_spans
+        x, other = (read_all(reader, p, tokenizer, *sizes) for p in (train, valid))
+        for layer in x:  # one after the other, so that there is no copy of all
+            layer[:] = layer[order]
+        probes.standardise(x, other)
+        return layer_scores.Data(x, labels, other, gold)
+
+    data = read(params)
+    probe = (metric, args.seed, settings)
+    results = {
+        name: {
+            "layers": layer_scores.probe_layers(name, data, classes, control, *probe),
+            "mix": layer_scores.probe_mix(name, data, classes, args.seeds, *probe),
+        }
+        for name in args.probes
+    }
+    if args.random_encoder:
+        del data  # there is no room for two
+        small = encoder.without_pooler(cfg)
+        data = read(encoder.init(jax.random.key(args.seed), small))
+        none = control[:, :0]
+        for name, result in results.items():
+            rows = layer_scores.probe_layers(name, data, classes, none, *probe)
+            for row, random in zip(result["layers"], rows, strict=True):
+                row |= {"random": random["score"], "random_bits": random["bits"]}
+    largest = np.bincount(labels).argmax()
+    return {
+        "model": args.model,
+        "metric": args.metric,
+        "pooling": args.pooling,
+        "labels": list(train.form.labels),
+        "of": KINDS[kind],
+        "rows": {"train": n, "valid": len(gold)},
+        "seed": args.seed,
+        "seeds": args.seeds,
+        "settings": settings._asdict(),
+        "majority": metric(np.full(len(gold), largest), gold),
+        "majority_accuracy": float(np.mean(gold == largest)),
+        "uniform_bits": mdl.uniform_bits(n, classes),
+        "frequency_bits": mdl.frequency_bits(labels),
+        "probes": results,
+    }
