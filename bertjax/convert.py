@@ -24,7 +24,7 @@ from bertjax.interop import hf_read, sentence_transformers
 from bertjax.storage import directories
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
-from bertjax.tasks.task_type import get_task_type
+from bertjax.tasks.task_type import get_task_type, is_shipped
 
 Read = Callable[[], dict[str, Any]]  # reads parameters: numpy arrays
 
@@ -134,7 +134,8 @@ def to_hf(
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     raw, pooled = meta.get("hf"), sentence_transformers.sentence_options(source, meta)
     task, between = meta.get("task", {}), None
-    if task and not get_task_type(config.objective).makes_vectors:
+    task_type = get_task_type(config.objective) if task else None
+    if task_type and not task_type.makes_vectors:
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
     hf_write.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
@@ -167,6 +168,7 @@ def to_hf(
             cli.say,
             task.get("labels", ()),
             hf_task_config.to_json(task, config, raw),
+            "" if is_shipped(task_type) else task_type.hf_class,
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them

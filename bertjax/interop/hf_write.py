@@ -34,24 +34,29 @@ def write_model(
     say: Callable[[str], None] = lambda text: None,
     labels: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
+    hf_class: str = "",
 ) -> None:
     """Write config.json and model.safetensors into an existing directory.
 
     params: our tree (numpy); roles: role -> id of the special pieces; model_type: tried
     first; raw: the config.json that the model was once imported with, whose other keys
     are kept; labels: names of the classes of a task's head; more: keys of config.json
-    that only bertjax reads. Says which parameters have no place there. Raises UserError
-    when no family has such an encoder, or task.
+    that only bertjax reads; hf_class: what ends the name of the class that opens it, of
+    a head from outside the package (TaskType.hf_class). Says which parameters have no
+    place there. Raises UserError when no family has such an encoder, or task.
     """
     family, written, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
         config = {**raw, **config}
     task = next((head for head in task_heads.CLASSES if head in params), "")
+    if hf_class:
+        task = next(name for name in params if name != "encoder")
     if task or "pooler" in params["encoder"]:
         task_heads.check_head(family, written, read_config(config, family, CONFIG))
     if task:
-        family = task_heads.with_head(family, task)
-        config |= task_heads.task_config(task, labels)
+        family = task_heads.with_head(family, task, hf_class)
+        hf_class = hf_class or task_heads.CLASSES[task]
+        config |= task_heads.task_config(hf_class, labels)
     ours = dict(layout.walk(params))
     _adapt_embeddings(ours, cfg, written)
     paths = [p for p in layout.leaves(family, written) if p in ours]

@@ -84,24 +84,27 @@ def _default_labels(count: int) -> tuple[str, ...]:
     return tuple(f"LABEL_{i}" for i in range(count))
 
 
-def task_config(head: str, labels: Sequence[str]) -> dict[str, Any]:
-    """Return a task's keys of config.json."""
-    if head == "choose":
+def task_config(hf_class: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Return a task's keys of config.json. hf_class: one of CLASSES' values."""
+    if hf_class == CHOICE:
         return SUMMARY
-    names = labels or _default_labels(Task(head, ()).classes)
+    names = list(labels) or _default_labels(2 if hf_class == ANSWER else 1)
     config: dict[str, Any] = {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
-    if head in ("classify", "regress"):
+    if hf_class == SEQUENCE:
         kind = "single_label_classification" if labels else "regression"
         config["problem_type"] = kind
     return config
 
 
-def with_head(family: Family, head: str) -> Family:
-    """Return the family with a task's head in the place of its own heads."""
-    end = CLASSES[head]
+def with_head(family: Family, head: str, hf_class: str = "") -> Family:
+    """Return the family with a task's head in the place of its own heads.
+
+    hf_class: what ends the name of its class there, of a head that CLASSES lacks.
+    """
+    end = hf_class or CLASSES[head]
     own = {
         path.replace("task/", f"{head}/"): name
         for path, name in family.task_heads[end].items()

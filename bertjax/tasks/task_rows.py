@@ -6,13 +6,13 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, registry
 from bertjax.data import counter_rng
 from bertjax.data.batch_statistics import quantiles
 from bertjax.data.rendering import decode
@@ -107,6 +107,11 @@ class Ragged:
     tokens: np.ndarray
     offsets: np.ndarray
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both arrays."""
+        return self.tokens, self.offsets
+
     def __getitem__(self, i: int) -> np.ndarray:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
@@ -116,6 +121,12 @@ class Ragged:
         return np.diff(self.offsets)
 
 
+def count_ids(tokenizer: Any, *texts: Ragged) -> np.ndarray:
+    """Count how often each id of a vocabulary occurs in texts: i64 [V]."""
+    size = tokenizer.vocab_size
+    return sum(np.bincount(text.tokens, minlength=size) for text in texts)
+
+
 def make_ragged(texts: Sequence[Sequence[int]]) -> Ragged:
     """Put lists of ids one after the other."""
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
@@ -123,31 +134,41 @@ def make_ragged(texts: Sequence[Sequence[int]]) -> Ragged:
     return Ragged(tokens, offsets)
 
 
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Labelled examples, once `plan(length)` has laid them out.
 
-    Of the dataclasses that derive from it: form; labels, None where there are none;
-    counts i64 [V], how often each id occurs; length, 0 without a layout; choices,
-    sequences of that length in a row.
+    counts: i64 [V], how often each id occurs. labels: of each example, None where there
+    are none. length: tokens of a sequence, 0 without a layout. Of the class: choices,
+    sequences in a row; shortest, tokens that a sequence needs.
     """
 
     form: Form
-    labels: np.ndarray | None
     counts: np.ndarray
-    length: int
-    n: int  # rows
+    labels: np.ndarray | None = field(default=None, kw_only=True)
+    length: int = field(default=0, kw_only=True)
 
     choices = 1
+    shortest = 3
     packed = False
     pair_rule = None
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        raise NotImplementedError
 
     def arrays(self) -> list[np.ndarray | None]:
         """List what decides batches, beside the form."""
         raise NotImplementedError
 
-    def plan(self, length: int) -> "Rows":
+    def plan(self, length: int) -> Self:
         """Lay the rows out for another length. UserError when it is too short."""
-        raise NotImplementedError
+        if length < self.shortest:
+            raise UserError(
+                f"data.length={length} is too short: rows need {self.shortest}"
+            )
+        return replace(self, length=length)
 
     def lengths(self) -> np.ndarray:
         """Return the tokens of every row, special ones included: i64 [n]."""
@@ -160,6 +181,11 @@ class Rows:
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows; labels are 0 where there are none."""
         raise NotImplementedError
+
+    def labels_of(self, example: np.ndarray) -> np.ndarray:
+        """Return the labels of some rows, i32 zeros where there are none."""
+        none = np.zeros(len(example), np.int32)
+        return none if self.labels is None else self.labels[example]
 
     def for_scores(self) -> "Rows":
         """Return the rows that a validation set of these examples is scored by."""
@@ -275,6 +301,26 @@ def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
 def short(text: str, most: int = 60) -> str:
     """Cut a text for a line of a message."""
     return text if len(text) <= most else f"{text[:most].rstrip()}..."
+
+
+def class_numbers(
+    labels: Iterable[tuple[str, str]], names: Sequence[str], source: str
+) -> np.ndarray:
+    """Return the place of each label among the names of the classes: i32 [n].
+
+    labels: (label, where it stands); source: the key or flag that gave the names, and
+    what a label is. Raises UserError for a label that is none of them.
+
+    >>> class_numbers([("pos", "t.tsv:2")], ("neg", "pos"), "task.labels: the label")
+    array([1], dtype=int32)
+    """
+    index = {name: i for i, name in enumerate(names)}
+    out = []
+    for label, place in labels:
+        if label not in index:
+            raise UserError(f"{place}: {registry.unknown(source, label, names)}")
+        out.append(index[label])
+    return np.array(out, np.int32)
 
 
 def count_names(numbers: np.ndarray, names: Sequence[str]) -> dict[str, float]:

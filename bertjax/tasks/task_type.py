@@ -61,7 +61,8 @@ class TaskType:
       facts(config) -> what a checkpoint keeps beside the labels.
       makes_vectors: the head makes vectors, which embed gives and a search compares,
         and no answers; has_threshold: answers may be withheld (predict --threshold).
-      hf_class: what ends the name of transformers' class for it, "" for none.
+      hf_class: what ends the name of transformers' class that computes the same of
+        heads.init_task's parameters, and that convert writes; "" for none.
     """
 
     read: Callable[..., Sequence[Any]]
@@ -112,6 +113,11 @@ def load_task_type(name: str, key: str = "task_type") -> TaskType:
 def shipped_task_type(objective: str) -> TaskType | None:
     """Return the type of a shipped objective; of others None, and nothing is loaded."""
     return load_task_type(objective) if objective in task_type_names() else None
+
+
+def is_shipped(task_type: TaskType | None) -> bool:
+    """True for a type of the package, and where there is none."""
+    return task_type in (None, *map(load_task_type, task_type_names()))
 
 
 def find_task_type(objective: str) -> TaskType | None:

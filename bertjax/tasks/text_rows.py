@@ -9,13 +9,13 @@ run_classifier.py).
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, counted, registry
+from bertjax import UserError, counted
 from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics
@@ -26,6 +26,8 @@ from bertjax.tasks.task_rows import (
     Outputs,
     Ragged,
     Rows,
+    class_numbers,
+    count_ids,
     count_names,
     make_ragged,
     short,
@@ -39,11 +41,7 @@ WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
 class Texts(Rows):
     """A row an example. labels: i32 classes, f32 scores, or None."""
 
-    form: Form
     texts: tuple[Ragged, ...]
-    labels: np.ndarray | None
-    counts: np.ndarray
-    length: int = 0
 
     @property
     def n(self) -> int:
@@ -51,13 +49,11 @@ class Texts(Rows):
         return len(self.texts[0].offsets) - 1
 
     def arrays(self) -> list[np.ndarray | None]:
-        return [*(a for t in self.texts for a in (t.tokens, t.offsets)), self.labels]
+        return [*(a for text in self.texts for a in text.arrays), self.labels]
 
-    def plan(self, length: int) -> "Texts":
-        least = self.specials + len(self.texts)
-        if length < least:
-            raise UserError(f"data.length={length} is too short: rows need {least}")
-        return replace(self, length=length)
+    @property
+    def shortest(self) -> int:
+        return self.specials + len(self.texts)
 
     @property
     def specials(self) -> int:
@@ -83,20 +79,19 @@ class Texts(Rows):
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], and labels.
 
-        Nothing is drawn, so `keys` play no part. The second text and its separator are
-        of type 1.
+        Nothing is drawn, so `keys` play no part. Texts 7 8 and 9, length 8 ([CLS] 1,
+        [SEP] 2, padding 0):
 
-        Worked example ([CLS] 1, [SEP] 2, padding 0): texts 7 8 and 9, length 8 ->
-        1 7 8 2 9 2 0 0, types 0 0 0 0 1 1 0 0.
+            input_ids       1  7  8  2  9  2  0  0
+            token_type_ids  0  0  0  0  1  1  0  0
+            attention_mask  1  1  1  1  1  1  0  0
         """
         rows = [
             [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
             for i, sizes in zip(example, self.kept(example), strict=True)
         ]
         batch = lay_out(rows, self.length, self.form.separators, specials)
-        none = np.zeros(len(example), np.int32)
-        batch["labels"] = none if self.labels is None else self.labels[example]
-        return batch
+        return batch | {"labels": self.labels_of(example)}
 
     def tell(
         self, row: Batch, example: int, tokenizer: Any
@@ -124,10 +119,7 @@ class Texts(Rows):
         """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""
         scores, gold = np.asarray(outputs["scores"]), self.labels[example]
         predicted = scores.argmax(-1) if self.form.labels else scores.astype(np.float64)
-        return {
-            name: float(metrics.METRICS[name](predicted, gold))
-            for name in self.form.metrics
-        }
+        return metrics.score(self.form.metrics, predicted, gold)
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
         """Yield {"label", "score"}, the score its probability; or {"value"}."""
@@ -135,11 +127,15 @@ class Texts(Rows):
         if not self.form.labels:
             yield from ({"value": float(value)} for value in scores)
             return
-        odds = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        odds /= odds.sum(axis=-1, keepdims=True)
-        for row in odds:
+        for row in softmax(scores):
             best = int(row.argmax())
             yield {"label": self.form.labels[best], "score": float(row[best])}
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities [..., C] of logits [..., C]."""
+    odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return odds / odds.sum(axis=-1, keepdims=True)
 
 
 def kept_of(full: np.ndarray, room: int) -> np.ndarray:
@@ -212,10 +208,7 @@ def read_labels(
     """
     found: dict[str, str] = {}
     for row in rows:
-        label = cell(row, column)
-        if not label:
-            raise UserError(f"{row.place}: the {column} is empty")
-        found.setdefault(label, row.place)
+        found.setdefault(label_of(row, column), row.place)
     if len(found) == 1:
         raise UserError(f"{asking}={column}: every row has the label {min(found)!r}")
     told = f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows"
@@ -249,14 +242,13 @@ def make_texts(
     """Encode rows; says which cells are empty. Raises UserError for labels that do not
     go with the form, which `asking` gave them."""
     texts = [encode_column(rows, c, tokenizer, say) for c in form.columns]
-    size = tokenizer.vocab_size
-    counts = sum(np.bincount(text.tokens, minlength=size) for text in texts)
     labels = None
     if labelled and form.labels:
-        labels = _classes(rows, form, asking)
+        cells = ((label_of(row, form.label), row.place) for row in rows)
+        labels = class_numbers(cells, form.labels, f"{asking}: the label")
     elif labelled:
         labels = scores_of(rows, form.label)
-    return Texts(form, tuple(texts), labels, counts)
+    return Texts(form, count_ids(tokenizer, *texts), tuple(texts), labels=labels)
 
 
 def encode_column(
@@ -289,6 +281,14 @@ def cell(row: Row, column: str) -> str:
     return str(value)
 
 
+def label_of(row: Row, column: str) -> str:
+    """Return what a cell holds, as `cell` does. UserError where it is empty too."""
+    label = cell(row, column)
+    if not label:
+        raise UserError(f"{row.place}: the {column} is empty")
+    return label
+
+
 def text_of(row: Row, column: str) -> str:
     """Return a cell's text as it stands. UserError where it is something else."""
     value = row.cells[column]
@@ -297,29 +297,13 @@ def text_of(row: Row, column: str) -> str:
     return value
 
 
-def _classes(rows: Sequence[Row], form: Form, asking: str) -> np.ndarray:
-    index = {label: i for i, label in enumerate(form.labels)}
-    out = np.empty(len(rows), np.int32)
-    for i, row in enumerate(rows):
-        label = cell(row, form.label)
-        if label not in index:
-            if not label:
-                raise UserError(f"{row.place}: the {form.label} is empty")
-            raise UserError(
-                f"{row.place}: "
-                f"{registry.unknown(f'{asking}: the label', label, form.labels)}"
-            )
-        out[i] = index[label]
-    return out
-
-
 def scores_of(rows: Sequence[Row], column: str) -> np.ndarray:
     """Return the numbers of a column, f32 [n]. UserError for what is none."""
     out = np.empty(len(rows), np.float32)
     for i, row in enumerate(rows):
-        said = cell(row, column)
+        number = cell(row, column)
         with np.errstate(over="ignore"):
-            out[i] = float(said) if NUMBER.fullmatch(said) else np.nan
+            out[i] = float(number) if NUMBER.fullmatch(number) else np.nan
         if not np.isfinite(out[i]):
-            raise UserError(f"{row.place}: the {column} {said!r} is no number")
+            raise UserError(f"{row.place}: the {column} {number!r} is no number")
     return out

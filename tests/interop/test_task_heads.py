@@ -14,6 +14,7 @@ from test_hf_read import roles
 
 from bertjax import UserError
 from bertjax.interop import hf_read, hf_write, tensor_layout
+from bertjax.interop.task_heads import CLASSES
 from bertjax.models import encoder
 from bertjax.objectives import classify, span, tag
 from bertjax.objectives.base import make_objective
@@ -87,6 +88,26 @@ def test_heads_of_a_family(family, tmp_path):
         np.testing.assert_allclose(
             np.where(whole, found, 0), np.where(whole, wanted, 0), atol=1e-5
         )
+
+
+def test_task_types_say_the_class_that_opens_them(tmp_path):
+    for name, hf_class in CLASSES.items():
+        assert load_task_type(name).hf_class == hf_class
+    write(tmp_path, "bert", data.KINDS[0])
+    model = hf_read.open_model(tmp_path, "x")
+    params = model.params()
+    params["stars"] = params.pop("classify")  # a head from outside
+    back = tmp_path / "back"
+    back.mkdir()
+    told = back, params, model.cfg, roles(data.FAMILIES["bert"]), "bert"
+    hf_write.write_model(*told, labels="abc", hf_class="ForTokenClassification")
+    made = load_file(back / "model.safetensors")
+    np.testing.assert_array_equal(
+        made["classifier.weight"].T, params["stars"]["kernel"]
+    )
+    config = json.loads((back / "config.json").read_text())
+    assert config["architectures"] == ["BertForTokenClassification"]
+    assert [*config["id2label"].values()] == [*"abc"]
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ class Levels(text_rows.Texts):
 
 def make_rows(rows, form, tokenizer, labelled, say=print):
     made = text_rows.make_texts(rows, form, tokenizer, labelled, say)
-    return Levels(made.form, made.texts, made.labels, made.counts)
+    return Levels(made.form, made.counts, made.texts, labels=made.labels)
 
 
 def check(config):

@@ -81,7 +81,9 @@ def make_texts():
     draw = np.random.default_rng(1)
     rows = [draw.integers(3, 40, n).tolist() for n in (4, 30, 1, 9, 38, 2, 17)]
     form = Form(("text",), "label", ("a", "b"), 1, ("accuracy",))
-    return Texts(form, (make_ragged(rows),), np.zeros(7, np.int32), np.zeros(40, int))
+    return Texts(
+        form, np.zeros(40, int), (make_ragged(rows),), labels=np.zeros(7, np.int32)
+    )
 
 
 def test_features_are_pooled_by_hand(model):

@@ -30,7 +30,7 @@ class Letters:
 def made(*texts, form=FORM):
     columns = [make_ragged(column) for column in texts]
     form = form._replace(columns=form.columns[: len(columns)])
-    return Texts(form, tuple(columns), None, np.zeros(50, np.int64))
+    return Texts(form, np.zeros(50, np.int64), tuple(columns))
 
 
 def test_layout():

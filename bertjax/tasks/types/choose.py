@@ -7,7 +7,7 @@ are. What an example has less choices than others is padding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,19 @@ from bertjax.tasks.task_rows import (
     Outputs,
     Ragged,
     Rows,
+    count_ids,
     count_names,
     make_ragged,
 )
 from bertjax.tasks.task_type import TaskType
-from bertjax.tasks.text_rows import cell, encode_column, kept_of, lay_out, text_of
+from bertjax.tasks.text_rows import (
+    cell,
+    encode_column,
+    kept_of,
+    lay_out,
+    softmax,
+    text_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +46,11 @@ class Choices(Rows):
     those of example i are first[i] to first[i + 1]; labels i32 [n], the right one's
     number; choices: those that every example has room for."""
 
-    form: Form
     contexts: Ragged
     context: np.ndarray
     endings: Ragged
     first: np.ndarray
-    labels: np.ndarray | None
-    counts: np.ndarray
     choices: int
-    length: int = 0
 
     @property
     def n(self) -> int:
@@ -54,16 +58,12 @@ class Choices(Rows):
         return len(self.context)
 
     def arrays(self) -> list[np.ndarray | None]:
-        texts = (
-            a for t in (self.contexts, self.endings) for a in (t.tokens, t.offsets)
-        )
+        texts = *self.contexts.arrays, *self.endings.arrays
         return [*texts, self.context, self.first, self.labels]
 
-    def plan(self, length: int) -> "Choices":
-        least = self.specials + 2
-        if length < least:
-            raise UserError(f"data.length={length} is too short: rows need {least}")
-        return replace(self, length=length)
+    @property
+    def shortest(self) -> int:
+        return self.specials + 2
 
     @property
     def specials(self) -> int:
@@ -95,8 +95,11 @@ class Choices(Rows):
         """Make examples: input_ids, attention_mask, token_type_ids i32 [b, C, L];
         choice_weights f32 [b, C], 1 where there is a choice; labels i32 [b].
 
-        Worked example ([CLS] 1, [SEP] 2, padding 0): context 7, choices 8 and 9 9 of
-        C = 3, length 6 -> 1 7 2 8 2 0 / 1 7 2 9 9 2 / 0 0 0 0 0 0.
+        Context 7, choices 8 and 9 9, C = 3, length 6 ([CLS] 1, [SEP] 2, padding 0):
+
+            input_ids  1  7  2  8  2  0    choice_weights  1
+                       1  7  2  9  9  2                    1
+                       0  0  0  0  0  0                    0
         """
         context, ending, _, kept = self._kept(example)
         rows = [
@@ -110,9 +113,7 @@ class Choices(Rows):
             empty = specials.pad_id if name == "input_ids" else 0
             batch[name] = np.full((*there.shape, self.length), empty, np.int32)
             batch[name][there] = values
-        none = np.zeros(len(example), np.int32)
-        batch["labels"] = none if self.labels is None else self.labels[example]
-        return batch
+        return batch | {"labels": self.labels_of(example)}
 
     def tell(
         self, row: Batch, example: int, tokenizer: Any
@@ -133,9 +134,8 @@ class Choices(Rows):
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Compute the metrics of "scores" f32 [n, C]."""
-        said = np.asarray(outputs["scores"]).argmax(-1)
-        gold = self.labels[example]
-        return {n: float(metrics.METRICS[n](said, gold)) for n in self.form.metrics}
+        predicted = np.asarray(outputs["scores"]).argmax(-1)
+        return metrics.score(self.form.metrics, predicted, self.labels[example])
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
         """Yield {"label", "choice", "score", "scores"}: the number from 0 (or what
@@ -144,13 +144,14 @@ class Choices(Rows):
         rows = [part for row in read for part in parted(row, self.form, False)]
         for row, logits in zip(rows, outputs["scores"], strict=True):
             choices = choices_of(row, self.form)
-            logits = np.float64(logits[: len(choices)])
-            odds = np.exp(logits - logits.max())
-            odds /= odds.sum()
-            best = int(odds.argmax())
-            label = self.form.labels[best] if self.form.labels else best
-            told = {"label": label, "choice": choices[best], "score": float(odds[best])}
-            yield {**told, "scores": odds.tolist()}
+            odds = softmax(np.float64(logits[: len(choices)])).tolist()
+            best = odds.index(max(odds))
+            yield {
+                "label": self.form.labels[best] if self.form.labels else best,
+                "choice": choices[best],
+                "score": odds[best],
+                "scores": odds,
+            }
 
 
 def make_choices(
@@ -183,16 +184,15 @@ def make_choices(
             if labelled:
                 labels.append(label_of(part, form, len(choices)))
     made = make_ragged(tokenizer.encode_batch(endings))
-    size = tokenizer.vocab_size
     return Choices(
         form,
+        count_ids(tokenizer, contexts, made),
         contexts,
         np.array(context, np.int64),
         made,
         np.cumsum([0, *sizes]),
-        np.array(labels, np.int32) if labelled else None,
-        sum(np.bincount(t.tokens, minlength=size) for t in (contexts, made)),
         max(sizes),
+        labels=np.array(labels, np.int32) if labelled else None,
     )
 
 

@@ -10,7 +10,7 @@ So one pass of the encoder makes all vectors, and nothing is padded to the longe
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from ml_collections.config_dict import ConfigDict
@@ -21,7 +21,15 @@ from bertjax.data.corpus.sources import named_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search, tables
 from bertjax.tasks.passages import Collection, join
-from bertjax.tasks.task_rows import Batch, Form, Outputs, Ragged, Rows, make_ragged
+from bertjax.tasks.task_rows import (
+    Batch,
+    Form,
+    Outputs,
+    Ragged,
+    Rows,
+    count_ids,
+    make_ragged,
+)
 from bertjax.tasks.task_type import POOLINGS, TaskType
 
 TOGETHER = 4  # texts in a row that is searched: it keeps as many vectors
@@ -36,14 +44,10 @@ class Held(Rows):
     has them. longest: tokens of a text at most, special ones included.
     """
 
-    form: Form
     texts: Ragged
     grades: Sequence[Mapping[int, int]]
     own: np.ndarray
-    counts: np.ndarray
     longest: int = 0
-    length: int = 0
-    labels = None
 
     @property
     def queries(self) -> int:
@@ -62,8 +66,7 @@ class Held(Rows):
 
     def arrays(self) -> list[np.ndarray | None]:
         grades = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
-        told = np.array(grades, np.int64)
-        return [self.texts.tokens, self.texts.offsets, told, self.own]
+        return [*self.texts.arrays, np.array(grades, np.int64), self.own]
 
     def tell(
         self, row: Batch, example: int, tokenizer: Any
@@ -155,10 +158,8 @@ class Pairs(Held):
         """Texts of a row: 2, or 3 with given negatives."""
         return 2 + bool(len(self.negatives.tokens))
 
-    def plan(self, length: int) -> "Pairs":
-        if length < 3:
-            raise UserError(f"data.length={length} is too short: texts need 3")
-        laid = replace(self, longest=length)
+    def plan(self, length: int) -> Self:
+        laid = replace(super().plan(length), longest=length)
         query, passage = self.pairs.T
         given, n = self.negatives, self.queries
         longest = np.zeros(n, np.int64)  # of each query's given negatives
@@ -199,7 +200,7 @@ class Pairs(Held):
         return "query", "passage", "negative"
 
     def for_scores(self) -> "Searched":
-        return Searched(self.form, self.texts, self.grades, self.own, self.counts)
+        return Searched(self.form, self.counts, self.texts, self.grades, self.own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +217,8 @@ class Searched(Held):
         """The number of rows."""
         return len(self.starts) - 1
 
-    def plan(self, length: int) -> "Searched":
-        laid = replace(self, longest=length)
+    def plan(self, length: int) -> Self:
+        laid = replace(super().plan(length), longest=length)
         width = _round_up(laid.kept.max())
         starts, used = [], width
         for text, size in enumerate(laid.kept.tolist()):
@@ -272,8 +273,12 @@ def pack(
     in `members`; 0 is padding), position_ids i32 [b, L], cls_positions i32 [b, S] and
     cls_weights f32 [b, S], 0 where there is no text. longest: tokens of a text at most.
 
-    Worked example ([CLS] 1, [SEP] 2, padding 0): texts 7 8 and 9, length 8 ->
-    1 7 8 2 1 9 2 0, segments 1 1 1 1 2 2 2 0, positions 0 1 2 3 0 1 2 0.
+    Texts 7 8 and 9, length 8 ([CLS] 1, [SEP] 2, padding 0):
+
+        input_ids      1  7  8  2  1  9  2  0
+        segment_ids    1  1  1  1  2  2  2  0
+        position_ids   0  1  2  3  0  1  2  0
+        cls_positions  0           4
     """
     shape = len(members), length
     ids = np.full(shape, specials.pad_id, np.int32)
@@ -311,9 +316,8 @@ def make_pairs(
     """Encode what was read, as one collection."""
     whole = join(read)
     texts = make_ragged(tokenizer.encode_batch([*whole.queries, *whole.passages]))
-    counts = np.bincount(texts.tokens, minlength=tokenizer.vocab_size)
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
-    return Pairs(form, texts, grades, own, counts)
+    return Pairs(form, count_ids(tokenizer, texts), texts, grades, own)
 
 
 def _check(config: ConfigDict) -> None:

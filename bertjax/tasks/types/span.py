@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,7 +29,15 @@ from bertjax.tasks.squad_files import (
     questions_of,
 )
 from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
-from bertjax.tasks.task_rows import Batch, Form, Limits, Outputs, Rows
+from bertjax.tasks.task_rows import (
+    Batch,
+    Form,
+    Limits,
+    Outputs,
+    Rows,
+    count_ids,
+    make_ragged,
+)
 from bertjax.tasks.task_type import TaskType
 
 WANTED = "FILE.json"
@@ -124,15 +132,11 @@ class Asked(Rows):
     layouts: the windows by length, which all that came of one object share.
     """
 
-    form: Form
     asked: Questions
     tokenizer: Any
-    counts: np.ndarray
     windows: Windows | None = None
-    length: int = 0
     threshold: float | None = None
     layouts: dict[int, Windows] = field(default_factory=dict, repr=False)
-    labels = None
 
     @property
     def some_lack(self) -> bool:
@@ -149,11 +153,16 @@ class Asked(Rows):
         text = f"({self.asked.contexts!r}, [{questions}])"
         return [np.frombuffer(text.encode(), np.uint8)]
 
-    def plan(self, length: int) -> "Asked":
+    def plan(self, length: int) -> Self:
         if length not in self.layouts:
-            stride, question, _ = self.form.limits
-            told = self.asked, self.tokenizer, length, stride, question
-            self.layouts[length] = featurize(*told, separators=self.form.separators)
+            self.layouts[length] = featurize(
+                self.asked,
+                self.tokenizer,
+                length,
+                self.form.limits.stride,
+                self.form.limits.question_length,
+                self.form.separators,
+            )
         return replace(self, windows=self.layouts[length], length=length)
 
     def lengths(self) -> np.ndarray:
@@ -322,11 +331,9 @@ def make_asked(
     if empty := [q.id for q in whole.questions if not q.text.strip()]:
         told = f"{whole.source}: {counted(len(empty), 'empty question')}, kept"
         say(f"{told}: {join_names(empty)}")
-    size, counts = tokenizer.vocab_size, np.zeros(tokenizer.vocab_size, np.int64)
-    asking = [question.text for question in whole.questions]
-    for found in tokenizer.encode_batch([*whole.contexts, *asking]):
-        counts += np.bincount(np.array(found, np.int64), minlength=size)
-    return Asked(form, whole, tokenizer, counts)
+    texts = [*whole.contexts, *(question.text for question in whole.questions)]
+    counts = count_ids(tokenizer, make_ragged(tokenizer.encode_batch(texts)))
+    return Asked(form, counts, whole, tokenizer)
 
 
 COLUMNS = {"text": "question", "text_pair": "context", "label": "answers"}

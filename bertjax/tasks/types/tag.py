@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from bertjax import UserError, counted, registry
+from bertjax import UserError, counted
 from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics, tag_files
@@ -26,10 +26,13 @@ from bertjax.tasks.task_rows import (
     Outputs,
     Ragged,
     Rows,
+    class_numbers,
+    count_ids,
     count_names,
     make_ragged,
 )
 from bertjax.tasks.task_type import TaskType, class_option
+from bertjax.tasks.text_rows import lay_out
 
 OF_ENTITIES = ("f1", "precision", "recall")
 METRICS = (*OF_ENTITIES, "accuracy")
@@ -56,12 +59,8 @@ class Tags(Rows):
     word's first piece in its row.
     """
 
-    form: Form
     words: Ragged
     sentences: np.ndarray
-    labels: np.ndarray | None
-    counts: np.ndarray
-    length: int = 0
     rows: np.ndarray = field(default_factory=lambda: NOTHING)
     firsts: np.ndarray = field(default_factory=lambda: NOTHING)
 
@@ -71,16 +70,14 @@ class Tags(Rows):
         return len(self.rows) - 1
 
     def arrays(self) -> list[np.ndarray | None]:
-        return [self.words.tokens, self.words.offsets, self.sentences, self.labels]
+        return [*self.words.arrays, self.sentences, self.labels]
 
-    def plan(self, length: int) -> "Tags":
-        if length < 3:
-            raise UserError(f"data.length={length} is too short: rows need 3")
-        room = length - 2
+    def plan(self, length: int) -> Self:
+        laid, room = super().plan(length), length - 2
         rows = split(np.minimum(self.words.lengths, room), self.sentences, room)
         offsets = self.words.offsets
         begins = np.repeat(offsets[rows[:-1]], np.diff(rows))
-        return replace(self, length=length, rows=rows, firsts=1 + offsets[:-1] - begins)
+        return replace(laid, rows=rows, firsts=1 + offsets[:-1] - begins)
 
     def _full(self) -> np.ndarray:
         """Return how many pieces the words of each row have: i64 [n]."""
@@ -107,31 +104,24 @@ class Tags(Rows):
         """Make rows: input_ids, attention_mask, token_type_ids, labels i32 [b, L], and
         label_weights f32 [b, L]: 1 where a word with a label begins, else 0.
 
-        Worked example ([CLS] 1, [SEP] 2, padding 0): words 7 8 and 9 with labels 3 and
-        0, length 6 -> 1 7 8 9 2 0, labels 0 3 0 0 0 0, weights 0 1 0 1 0 0.
+        Words 7 8 and 9 with labels 3 and 0, length 6 ([CLS] 1, [SEP] 2, padding 0):
+
+            input_ids      1  7  8  9  2  0
+            labels         0  3  0  0  0  0
+            label_weights  0  1  0  1  0  0
         """
-        shape = len(example), self.length
-        ids = np.full(shape, specials.pad_id, np.int32)
-        mask, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        weights = np.zeros(shape, np.float32)
-        for row, r in enumerate(example):
-            first, last = self.rows[r : r + 2]
-            begin, end = self.words.offsets[[first, last]]
-            pieces = self.words.tokens[begin:end][: self.length - 2]
-            stop = len(pieces) + 1
-            ids[row, 0], ids[row, stop] = specials.cls_id, specials.sep_id
-            ids[row, 1:stop] = pieces
-            mask[row, : stop + 1] = 1
-            if self.labels is not None:
-                labels[row, self.firsts[first:last]] = self.labels[first:last]
-                weights[row, self.firsts[first:last]] = 1
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "token_type_ids": np.zeros(shape, np.int32),
-            "labels": labels,
-            "label_weights": weights,
-        }
+        words = [slice(*self.rows[r : r + 2]) for r in example]
+        ends = self.words.offsets
+        pieces = [self.words.tokens[ends[w.start] : ends[w.stop]] for w in words]
+        rows = [[part[: self.length - 2]] for part in pieces]
+        batch = lay_out(rows, self.length, 1, specials)
+        labels = np.zeros((len(example), self.length), np.int32)
+        weights = np.zeros(labels.shape, np.float32)
+        if self.labels is not None:
+            for row, w in enumerate(words):
+                labels[row, self.firsts[w]] = self.labels[w]
+                weights[row, self.firsts[w]] = 1
+        return {**batch, "labels": labels, "label_weights": weights}
 
     def tell(
         self, row: Batch, example: int, tokenizer: Any
@@ -318,7 +308,8 @@ def make_tags(
         say(f"{counted(empty, 'sentence')} without words, kept")
     labels = None
     if labelled:
-        labels = _classes(sentences, form, asking)
+        tags = ((tag, s.place(i)) for s in sentences for i, tag in enumerate(s.tags))
+        labels = class_numbers(tags, form.labels, f"{asking.labels}: the tag")
         if all(map(is_bio, form.labels)):
             broken = metrics.bio_violations([s.tags for s in sentences])
             places = [sentences[n].place(i) for n, i in broken]
@@ -327,20 +318,8 @@ def make_tags(
                     f"{counted(len(places), 'tag')} I- that continue no entity, and "
                     f"begin one: {join_names(places)}"
                 )
-    counts = np.bincount(pieces.tokens, minlength=tokenizer.vocab_size)
-    return Tags(form, pieces, np.cumsum(sizes), labels, counts)
-
-
-def _classes(sentences: Sequence[Sentence], form: Form, asking: Asking) -> np.ndarray:
-    index = {label: i for i, label in enumerate(form.labels)}
-    out = []
-    for sentence in sentences:
-        for i, tag in enumerate(sentence.tags):
-            if tag not in index:
-                said = registry.unknown(f"{asking.labels}: the tag", tag, form.labels)
-                raise UserError(f"{sentence.place(i)}: {said}")
-            out.append(index[tag])
-    return np.array(out, np.int32)
+    counts = count_ids(tokenizer, pieces)
+    return Tags(form, counts, pieces, np.cumsum(sizes), labels=labels)
 
 
 def _imported(labels: Sequence[str]) -> dict[str, str]:
