@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of predictions on whole data sets: labels, numbers, entities, rankings.
+"""Scores of predictions on whole data sets: labels, numbers, entities.
 
 Plain numpy, from 0 to 1 (correlations from -1). What is undefined (no examples,
 predictions that are all the same) is 0.0, never NaN: a model that says nothing has
-shown nothing. Scores of answers are in answer_scores.py.
+shown nothing. Scores of answers are in squad_metrics.py, of rankings in search.py.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax import UserError
-
-Qrels = Mapping[str, Mapping[str, int]]  # query -> document -> grade
 
 
 # ------------------------------------------------------------------ classes
@@ -216,72 +214,3 @@ def _entities(
                 if open_kind is not None:
                     yield n, begin, at, open_kind
                 begin, open_kind = at, kind
-
-
-# ------------------------------------------------------------------ rankings
-def recall_at_k(ranked: Mapping[str, Sequence[str]], qrels: Qrels, k: int) -> float:
-    """Return the share of relevant documents among the first k, mean over queries.
-
-    As trec_eval's recall_K, which BEIR reports: relevant is a grade above 0. The mean
-    is over the queries of `qrels` with a relevant document; one that `ranked` (ids,
-    best first, each once) lacks scores 0. So in `mrr` and `ndcg_at_k` too.
-
-    >>> recall_at_k({"q": ["a", "b", "c"]}, {"q": {"b": 1, "z": 1}}, k=2)
-    0.5
-    """
-    return _over_queries(
-        ranked, qrels, lambda grades, all_: (grades[:k] > 0).sum() / len(all_)
-    )
-
-
-def mrr(
-    ranked: Mapping[str, Sequence[str]], qrels: Qrels, k: int | None = None
-) -> float:
-    """Return 1 / rank of the first relevant document, mean over queries.
-
-    0 for a query without one among the first k (None: among all).
-
-    >>> mrr({"q": ["a", "b"], "r": ["c"]}, {"q": {"b": 1}, "r": {"c": 1}})
-    0.75
-    """
-
-    def first(grades: np.ndarray, _: np.ndarray) -> float:
-        found = np.flatnonzero(grades[:k] > 0)
-        return 1 / (found[0] + 1) if len(found) else 0.0
-
-    return _over_queries(ranked, qrels, first)
-
-
-def ndcg_at_k(ranked: Mapping[str, Sequence[str]], qrels: Qrels, k: int = 10) -> float:
-    """Return the normalised discounted gain of the first k, mean over queries.
-
-    As trec_eval's ndcg_cut_K, BEIR's measure: the gain of a document is its grade
-    (not 2^grade - 1), divided by log2(rank + 1); the best order of all of the query's
-    documents scores 1 (Jarvelin and Kekalainen 2002).
-
-    >>> ndcg_at_k({"q": ["a", "b"]}, {"q": {"b": 1}})
-    0.6309297535714575
-    """
-
-    def gain(grades: np.ndarray) -> float:
-        grades = np.maximum(grades[:k], 0)
-        return float(grades @ (1 / np.log2(np.arange(len(grades)) + 2)))
-
-    return _over_queries(
-        ranked, qrels, lambda grades, all_: gain(grades) / gain(-np.sort(-all_))
-    )
-
-
-def _over_queries(
-    ranked: Mapping[str, Sequence[str]],
-    qrels: Qrels,
-    score: Callable[[np.ndarray, np.ndarray], float],
-) -> float:
-    """Average score(grades in the order of the ranking, positive grades)."""
-    scores = []
-    for query, grade in qrels.items():
-        positive = np.array([g for g in grade.values() if g > 0], np.float64)
-        if len(positive):
-            found = [grade.get(document, 0) for document in ranked.get(query, ())]
-            scores.append(score(np.array(found, np.float64), positive))
-    return float(np.mean(scores)) if scores else 0.0

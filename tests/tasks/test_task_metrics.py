@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.tasks import metrics, squad_metrics
+from bertjax.tasks import metrics, search, squad_metrics
 from bertjax.tasks.metrics import bio_violations, entity_scores
 from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
 
@@ -80,17 +80,28 @@ def test_entities_as_conlleval_reads_them():
 
 
 def test_rankings():
-    qrels = {"a": {"x": 2, "y": 1, "z": 0}, "b": {"x": 1}, "c": {"z": 0}}
-    ranked = {"a": ["z", "y", "w", "x"]}  # no ranking for b; c has nothing relevant
+    ranked, relevant = np.array([0.0, 1, 0, 2]), np.array([1.0, 2])
     gains = 1 / np.log2([2, 3, 4, 5])
     best = 2 * gains[0] + gains[1]
-    want = (gains[1] + 2 * gains[3]) / best / 2
-    assert metrics.ndcg_at_k(ranked, qrels) == pytest.approx(want)
-    assert metrics.ndcg_at_k(ranked, qrels, 3) == pytest.approx(gains[1] / best / 2)
-    assert metrics.recall_at_k(ranked, qrels, 2) == 0.25
-    assert metrics.recall_at_k(ranked, qrels, 9) == 0.5
-    assert metrics.mrr(ranked, qrels) == 0.25 and metrics.mrr(ranked, qrels, 1) == 0
-    assert metrics.mrr({}, {}) == 0.0
+    want = (gains[1] + 2 * gains[3]) / best
+    assert search.ndcg_at_k(ranked, relevant, 10) == pytest.approx(want)
+    assert search.ndcg_at_k(ranked, relevant, 3) == pytest.approx(gains[1] / best)
+    assert search.ndcg_at_k(ranked, relevant, 1) == 0
+    assert search.recall_at_k(ranked, relevant, 2) == 0.5
+    assert search.recall_at_k(ranked, relevant, 9) == 1
+    assert search.reciprocal_rank(ranked, relevant, 9) == 0.5
+    assert search.reciprocal_rank(ranked, relevant, 1) == 0
+    nothing = np.zeros(0)
+    assert {measure(nothing, relevant) for measure in search.MEASURES.values()} == {0}
+
+
+def test_measures_of_queries():
+    """A grade of 0 or below is not relevant; what has no grade is not either."""
+    found = search.measure(
+        [np.array([3, 7]), np.array([], int)], [{7: 1, 3: 0}, {1: 2}]
+    )
+    assert found["mrr@10"].tolist() == [0.5, 0]
+    assert found["recall@1"].tolist() == [0, 0] and found["recall@5"].tolist() == [1, 0]
 
 
 def test_answers_of_version_1():
