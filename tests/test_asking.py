@@ -111,7 +111,7 @@ def test_standard_input(run, pipe, capsys):
         assert said(capsys, f"--model={path}", "--input=-") == found
     for given, words in {
         "": "--input=-: there are no rows",
-        '{"question": "x"}': "standard input:1: question and context are to be texts",
+        '{"question": "x"}': "standard input:1: question and context have to be texts",
         "x": "standard input: is no JSON",
     }.items():
         pipe(given)

@@ -9,6 +9,7 @@ from conftest import refused, succeeded
 
 from bertjax import UserError, glue
 from bertjax.assembly import command_line
+from bertjax.tasks import glue_files
 from bertjax.tasks.prepare_task import make_form
 from bertjax.tasks.tables import Row, read_rows
 from bertjax.tasks.task_rows import Form
@@ -69,7 +70,7 @@ def test_files_are_read_as_the_benchmark_has_them(folder, name, cells, sets):
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_text(text)
     task = glue.GLUE[name]
-    told = glue.arguments(task, glue.find(task, folder), folder / "copies")
+    told = glue_files.train_arguments(task, folder, folder / "copies", print)
     args = ["--config=finetune/classify.py", f"--config.task.name={name}", *told]
     made = command_line.parse(args).config
     form = make_form(made)
@@ -97,8 +98,8 @@ def test_other_text_than_a_named_task_has():
 
 
 def test_what_is_not_there(folder, tmp_path):
-    with pytest.raises(UserError, match=r"SST-2/train\.tsv is not"):
-        glue.find(glue.GLUE["sst2"], folder)
+    with pytest.raises(UserError, match=r"SST-2/train\.tsv does not exist"):
+        glue_files.train_arguments(glue.GLUE["sst2"], folder, tmp_path, print)
     with pytest.raises(UserError, match="did you mean 'cola'"):
         glue.main(["--tasks=colaa", f"--workdir={tmp_path}", "--config=bert.py"])
 
@@ -135,8 +136,10 @@ def test_every_task_has_files_and_what_is_handed_in():
     }
     for task in glue.GLUE.values():
         assert task.files.submit.keys() == task.files.test.keys()
-        assert glue.tests(task, None).keys() == task.files.test.keys()
-    told = glue.tests(glue.GLUE["mnli"], None)
+        assert (
+            glue_files.test_sources(task, None, print).keys() == task.files.test.keys()
+        )
+    told = glue_files.test_sources(glue.GLUE["mnli"], None, print)
     assert told == {
         "m": "tfds:glue/mnli:test_matched",
         "mm": "tfds:glue/mnli:test_mismatched",
@@ -193,38 +196,41 @@ def test_answers_to_the_tests_of_tfds(tmp_path, monkeypatch, capsys, name):
         ([{"sentence": "a"}, {"sentence": "b"}], [0, 1]),
         ([{"index": "0"}, {"index": "1.5"}], "x:1: the index '1.5' is no number of"),
         ([{"id": "0"}, {"id": ""}], "x:1: the id '' is no number of a row"),
-        ([{"index": "3"}, {"index": "3"}], "x:1: the index 3 is there twice"),
+        ([{"index": "3"}, {"index": "3"}], "x:1: the index 3 occurs twice"),
     ],
 )
 def test_answers_have_the_numbers_of_the_file(cells, wanted):
     rows = [Row(one, f"x:{i}") for i, one in enumerate(cells)]
     if isinstance(wanted, list):
-        assert glue.numbers(rows) == wanted
+        assert glue_files.row_numbers(rows) == wanted
     else:
         with pytest.raises(UserError, match=wanted):
-            glue.numbers(rows)
+            glue_files.row_numbers(rows)
 
 
-def test_the_diagnostic_rows_among_the_files(folder, capsys):
+def test_the_diagnostic_rows_among_the_files(folder):
     own = folder / "MNLI"
-    assert glue.tests(glue.GLUE["mnli"], own) == {}
-    assert "no AX.tsv: " in capsys.readouterr().err
+    said = []
+    assert glue_files.test_sources(glue.GLUE["mnli"], folder, said.append) == {}
+    assert any("no AX.tsv: " in line for line in said)
     (folder / "AX").mkdir()
     (folder / "AX/AX.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
-    (found,) = glue.tests(glue.GLUE["mnli"], own).items()
+    (found,) = glue_files.test_sources(glue.GLUE["mnli"], folder, print).items()
     assert found == ("ax", f"{own}/../AX/AX.tsv")
 
 
-def test_rows_of_other_widths_are_left_out_of_a_copy(folder, tmp_path, capsys):
+def test_rows_of_other_widths_are_left_out_of_a_copy(folder, tmp_path):
     file = folder / "RTE" / "train.tsv"
     file.parent.mkdir()
     rows = ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"]
     file.write_text("\n".join(rows) + "\n")
-    assert glue.even(file, tmp_path / "copies") == file
+    said = []
+    assert glue_files.drop_uneven_rows(file, tmp_path / "copies", said.append) == file
     file.write_text("\n".join([rows[0], "1\tno label", rows[1], "", "2\t\t\t\t"]))
-    made = glue.even(file, tmp_path / "copies")
+    made = glue_files.drop_uneven_rows(file, tmp_path / "copies", said.append)
+    assert made == tmp_path / "copies/RTE/train.tsv"
     assert made.read_text().splitlines() == rows
-    assert "2 rows with more or fewer cells" in capsys.readouterr().err
+    assert "2 rows with more or fewer cells" in said[0]
 
 
 @pytest.fixture
@@ -249,14 +255,14 @@ def test_a_task_that_fails_does_not_end_the_others(
 ):
     monkeypatch.setattr(glue, "hand_in", lambda *told: None)
     given = swept
-    with pytest.raises(UserError, match=r"^failed, as said above: mnli$"):
+    with pytest.raises(UserError, match=r"^failed \(see above\): mnli$"):
         glue.main(given)
     told = json.loads((tmp_path / "w/glue.json").read_text())
     assert told == json.loads(capsys.readouterr().out)
     assert told["failed"] == {"mnli": "train.tsv:3: is wrong"}
     assert [r["task"] for r in told["tasks"]] == ["cola"] and "rte" in told["not_found"]
     assert "Failed: mnli" in (tmp_path / "w/glue.md").read_text()
-    with pytest.raises(UserError, match="no task came to its end: mnli"):
+    with pytest.raises(UserError, match="no task finished: mnli"):
         glue.main([*given, "--tasks=mnli"])
 
 
@@ -267,7 +273,7 @@ def test_a_test_that_cannot_be_read_fails_no_task(
     model = SimpleNamespace(form=Form(("sentence",), "label", (), 1, ()))
     model._replace = lambda form: model
     monkeypatch.setattr(glue, "open_finetuned", lambda path: model)
-    with pytest.raises(UserError, match=r"^no answers to its tests, as said above: c"):
+    with pytest.raises(UserError, match=r"^no answers to its tests \(see above\): c"):
         glue.main([*swept, "--tasks=cola"])
     told = json.loads((tmp_path / "w/glue.json").read_text())
     assert told["failed"] == {} and [r["task"] for r in told["tasks"]] == ["cola"]

@@ -65,22 +65,22 @@ def matthews(predicted: np.ndarray, gold: np.ndarray) -> float:
     k = len(classes)
     flat = number[len(gold) :] * k + number[: len(gold)]
     table = np.bincount(flat, minlength=k * k).reshape(k, k).astype(np.float64)
-    n, said, true = table.sum(), table.sum(0), table.sum(1)
-    spread = (n * n - said @ said) * (n * n - true @ true)
-    return float((np.trace(table) * n - said @ true) / np.sqrt(spread or 1.0))
+    n, guessed, true = table.sum(), table.sum(0), table.sum(1)
+    spread = (n * n - guessed @ guessed) * (n * n - true @ true)
+    return float((np.trace(table) * n - guessed @ true) / np.sqrt(spread or 1.0))
 
 
-def _f1_of(said: np.ndarray, true: np.ndarray) -> float:
-    hits = np.sum(said & true)
-    return _rates(int(hits), int(said.sum()), int(true.sum()))["f1"]
+def _f1_of(guessed: np.ndarray, true: np.ndarray) -> float:
+    hits = np.sum(guessed & true)
+    return _rates(int(hits), int(guessed.sum()), int(true.sum()))["f1"]
 
 
-def _rates(hits: int, said: int, true: int) -> dict[str, float]:
+def _rates(hits: int, guessed: int, true: int) -> dict[str, float]:
     """Return precision, recall and F1 of counts; 0.0 for nothing of nothing."""
     return {
-        "precision": hits / said if said else 0.0,
+        "precision": hits / guessed if guessed else 0.0,
         "recall": hits / true if true else 0.0,
-        "f1": 2 * hits / (said + true) if said + true else 0.0,
+        "f1": 2 * hits / (guessed + true) if guessed + true else 0.0,
     }
 
 
@@ -170,13 +170,13 @@ def entity_scores(
     """
     if list(map(len, predicted)) != list(map(len, gold)):
         raise ValueError("predicted and gold sentences differ in length")
-    said, true = set(_entities(predicted)), set(_entities(gold))
+    guessed, true = set(_entities(predicted)), set(_entities(gold))
     types = {}
-    for kind in sorted({entity[-1] for entity in said | true}):
-        here, there = (sum(e[-1] == kind for e in s) for s in (said, true))
-        hits = sum(e[-1] == kind for e in said & true)
-        types[kind] = {**_rates(hits, here, there), "support": there}
-    return {**_rates(len(said & true), len(said), len(true)), "types": types}
+    for kind in sorted({entity[-1] for entity in guessed | true}):
+        n_guessed, support = (sum(e[-1] == kind for e in s) for s in (guessed, true))
+        hits = sum(e[-1] == kind for e in guessed & true)
+        types[kind] = {**_rates(hits, n_guessed, support), "support": support}
+    return {**_rates(len(guessed & true), len(guessed), len(true)), "types": types}
 
 
 def bio_violations(sentences: Sequence[Sequence[str]]) -> list[tuple[int, int]]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files
-from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.corpus.sources import split_sources
 from bertjax.tasks import tables
 from bertjax.tasks.text_rows import WHOLE
@@ -134,75 +133,73 @@ def _folder(path: str) -> str:
     return ""
 
 
-def _read_folder(grades: str, folder: str, say: Say) -> Collection:
-    def texts(name: str) -> dict[str, str]:
-        path = _find(f"{folder}/{name}")
-        if not path:
-            raise UserError(f"{grades}: beside it there is no {folder}/{name}")
-        found: dict[str, str] = {}
-        for row in tables.read_file(path, {"_id": "_id", "text": "text"}, say):
-            parts = row.cells.get("title") or "", row.cells["text"]
-            if not all(isinstance(part, str) for part in parts):
-                raise UserError(f"{row.place}: title and text are to be texts")
-            name = str(row.cells["_id"])
-            if name in found:
-                raise UserError(f"{row.place}: the _id {name!r} is there twice")
-            found[name] = " ".join(parts).strip()  # as BEIR's own models join them
-        return found
-
-    passages, queries = map(texts, TEXTS)
+def _read_folder(path: str, folder: str, say: Say) -> Collection:
+    """Read the passages and queries of a folder, and a file of grades."""
+    passages, queries = (_read_texts(path, f"{folder}/{name}", say) for name in TEXTS)
     place = {name: i for i, name in enumerate(passages)}
-    said: dict[str, dict[int, int]] = {}
+    grades = _read_grades(path, queries, place, say)
+    answered = [q for q in queries if any(g > 0 for g in grades.get(q, {}).values())]
+    if not answered:
+        raise UserError(f"{path}: no query has a passage that answers it")
+    for count, why in (
+        (len(queries) - len(grades), "not in these grades"),
+        (len(grades) - len(answered), "without an answer"),
+    ):
+        if count:
+            say(f"{path}: {counted(count, 'query', 'queries')} {why}, left out")
+    found = Collection([*passages.values()], [queries[q] for q in answered])
+    for query in answered:
+        own = place.get(query, -1)
+        found.grades.append(grades[query])
+        found.own.append(-1 if grades[query].get(own, 0) > 0 else own)
+    return found
+
+
+def _read_texts(grades: str, name: str, say: Say) -> dict[str, str]:
+    """Return the texts of a file of a folder, by their ids."""
+    path = _find(name)
+    if not path:
+        raise UserError(f"{grades}: there is no {name}, to which its ids belong")
+    found: dict[str, str] = {}
+    for row in tables.read_file(path, {"_id": "_id", "text": "text"}, say):
+        parts = row.cells.get("title") or "", row.cells["text"]
+        if not all(isinstance(part, str) for part in parts):
+            raise UserError(f"{row.place}: title and text have to be texts")
+        name = str(row.cells["_id"])
+        if name in found:
+            raise UserError(f"{row.place}: the _id {name!r} occurs twice")
+        found[name] = " ".join(parts).strip()  # as BEIR's own models join them
+    return found
+
+
+def _read_grades(
+    path: str, queries: Mapping[str, str], place: Mapping[str, int], say: Say
+) -> dict[str, dict[int, int]]:
+    """Return {query: {number of a passage: grade}}; says which rows are left out."""
+    found: dict[str, dict[int, int]] = {}
     unknown: dict[str, list[str]] = {"query": [], "passage": []}
     repeated: list[str] = []
-    for row in _grade_rows(os.path.expanduser(grades), say):
-        query, passage, grade = (row.cells[column].strip() for column in HEADER)
-        if not WHOLE.fullmatch(grade):
-            raise UserError(f"{row.place}: the score {grade!r} is no whole number")
-        number = int(grade)
-        if query not in queries:
-            unknown["query"].append(row.place)
-        elif passage not in place:
-            unknown["passage"].append(row.place)
-        else:
-            of, at = said.setdefault(query, {}), place[passage]
-            if of.get(at, number) != number:
-                raise UserError(
-                    f"{row.place}: query {query!r} gives passage {passage!r} the score "
-                    f"{number}, and {of[at]} in a line before"
-                )
-            if at in of:
-                repeated.append(row.place)
-            of[at] = number
-    for what, places in unknown.items():
-        if places:
-            say(
-                f"{grades}: {counted(len(places), 'row')} with a {what} that is not "
-                f"there, left out: {join_names(places)}"
+    for row in _grade_rows(os.path.expanduser(path), say):
+        query, passage, cell = (row.cells[column].strip() for column in HEADER)
+        if not WHOLE.fullmatch(cell):
+            raise UserError(f"{row.place}: the score {cell!r} is no whole number")
+        if query not in queries or passage not in place:
+            unknown["passage" if query in queries else "query"].append(row.place)
+            continue
+        of, at, grade = found.setdefault(query, {}), place[passage], int(cell)
+        if of.get(at, grade) != grade:
+            raise UserError(
+                f"{row.place}: query {query!r} gives passage {passage!r} the score "
+                f"{grade}, and {of[at]} in a line before"
             )
-    if repeated:
-        number = counted(len(repeated), "repeated grade")
-        say(f"{grades}: {number}: {join_names(repeated)}")
-    answered = [q for q in queries if any(g > 0 for g in said.get(q, {}).values())]
-    if not answered:
-        raise UserError(f"{grades}: no query has a passage that answers it")
-    for lacking, why in (
-        (len(queries) - len(said), "not in these grades"),
-        (len(said) - len(answered), "without an answer"),
-    ):
-        if lacking:
-            told = counted(lacking, "query", "queries")
-            say(f"{grades}: {told} {why}, left out")
-    own = [place.get(q, -1) for q in answered]
-    return Collection(
-        [*passages.values()],
-        [queries[q] for q in answered],
-        [said[q] for q in answered],
-        [
-            -1 if said[q].get(p, 0) > 0 else p
-            for q, p in zip(answered, own, strict=True)
-        ],
-    )
+        if at in of:
+            repeated.append(row.place)
+        of[at] = grade
+    for what, places in unknown.items():
+        note = f" with a {what} that the folder does not have, left out"
+        tables.report(say, places, "row", note, path)
+    tables.report(say, repeated, "repeated grade", "", path)
+    return found
 
 
 def _grade_rows(path: str, say: Say) -> Iterator[tables.Row]:
@@ -220,32 +217,32 @@ def _read_pairs(
     entry: str, key: str, columns: Mapping[str, str], say: Say
 ) -> Collection:
     *first, (asking, negatives) = columns.items()
-    wanted = dict(first)
+    needed = dict(first)
     passages: dict[str, int] = {}
     queries: dict[str, int] = {}
-    found = Collection()
+    whole = Collection()
     repeated: list[str] = []
     blank: list[str] = []
     given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
-    rows = tables.read_rows(entry, key, wanted, say)
-    asked = key == "data.train" and negatives != COLUMNS[NEGATIVES]
-    if asked and not any(negatives in row.cells for row in rows):
+    rows = tables.read_rows(entry, key, needed, say)
+    is_named = key == "data.train" and negatives != COLUMNS[NEGATIVES]
+    if is_named and not any(negatives in row.cells for row in rows):
         known = [*rows[0].cells]
         raise UserError(f"{entry}: {registry.unknown(asking, negatives, known)}")
     for row in rows:
-        told = [row.cells[column] for column in wanted.values()]
+        texts = [row.cells[column] for column in needed.values()]
         others = row.cells.get(negatives) or []
         others = [others] if isinstance(others, str) else others
-        if not _are_texts(told) or not _are_texts(others):
+        if not _are_texts(texts) or not _are_texts(others):
             what = ", ".join(columns.values())
             raise UserError(
-                f"{row.place}: {what} are to be texts, the last one or more"
+                f"{row.place}: {what} have to be texts, the last one or more"
             )
-        query = queries.setdefault(told[0], len(queries))
-        if query == len(found.grades):
-            found.grades.append({})
-        grades = found.grades[query]
-        positive = passages.setdefault(told[1], len(passages))
+        query = queries.setdefault(texts[0], len(queries))
+        if query == len(whole.grades):
+            whole.grades.append({})
+        grades = whole.grades[query]
+        positive = passages.setdefault(texts[1], len(passages))
         if grades.get(positive):
             repeated.append(row.place)
         grades[positive] = 1
@@ -254,24 +251,15 @@ def _read_pairs(
             negative = passages.setdefault(other, len(passages))
             grades.setdefault(negative, 0)
             given.append((query, negative, row.place))
-    if repeated:
-        say(
-            f"{entry}: {counted(len(repeated), 'row')} with a query and its positive "
-            f"that came before, counted once: {join_names(repeated)}"
-        )
-    if blank:
-        say(
-            f"{entry}: {counted(len(blank), 'empty given negative')}, left out: "
-            f"{join_names(blank)}"
-        )
-    if both := [at for query, p, at in given if found.grades[query][p]]:
-        say(
-            f"{entry}: {counted(len(both), 'given negative')} among the positives of "
-            f"the same query, left out: {join_names(both)}"
-        )
-    found.passages, found.queries = [*passages], [*queries]
-    found.own = [-1] * len(queries)
-    return found
+    note = " with a query and its positive that came before, counted once"
+    tables.report(say, repeated, "row", note, entry)
+    tables.report(say, blank, "empty given negative", ", left out", entry)
+    both = [place for query, p, place in given if whole.grades[query][p]]
+    note = " among the positives of the same query, left out"
+    tables.report(say, both, "given negative", note, entry)
+    whole.passages, whole.queries = [*passages], [*queries]
+    whole.own = [-1] * len(queries)
+    return whole
 
 
 def _are_texts(found: Any) -> bool:

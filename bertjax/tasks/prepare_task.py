@@ -59,10 +59,10 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
 def _settle_named(config: ConfigDict, overrides: Any) -> None:
     task = registry.pick("task.name", config.task.name, TASKS)
     first, *second = task.columns
-    told = dict(text=first, text_pair="".join(second), label=task.label)
-    told |= dict(labels=",".join(task.labels), metrics=",".join(task.metrics))
-    told |= dict(choices=",".join(task.choices))
-    for key, value in told.items():
+    usual = dict(text=first, text_pair="".join(second), label=task.label)
+    usual |= dict(labels=",".join(task.labels), metrics=",".join(task.metrics))
+    usual |= dict(choices=",".join(task.choices))
+    for key, value in usual.items():
         config.task[key] = config.task[key] or value
     files = [s for s in split_sources(config.data.train) if not s.startswith("tfds:")]
     if files and task.valid and not config.data.valid and "data.valid" not in overrides:
@@ -196,7 +196,7 @@ def make_form(config: ConfigDict) -> Form:
         columns = task.text, task.text_pair, *split_sources(task.choices)
     labels = split_sources(task.labels)
     if twice := [name for name in labels if labels.count(name) > 1]:
-        raise UserError(f"task.labels={task.labels}: {twice[0]!r} is there twice")
+        raise UserError(f"task.labels={task.labels}: {twice[0]!r} occurs twice")
     return Form(
         columns=columns,
         label=task.label,

@@ -87,7 +87,7 @@ def questions_of(data: Any, path: str) -> Questions:
         for qa, place in _each(paragraph, "qas", at):
             name = _get(qa, "id", str, place)
             if name in seen:
-                raise UserError(f"{place}: the id {name!r} is there twice")
+                raise UserError(f"{place}: the id {name!r} occurs twice")
             seen.add(name)
             golds, spans = [], []
             if "answers" not in qa and not qa.get("is_impossible"):
@@ -263,50 +263,33 @@ def featurize(
     questions = asked.questions
     contexts, chars = _encode_contexts(asked.contexts, tokenizer)
     asking = make_ragged(tokenizer.encode_batch([q.text for q in questions]))
-    cut = [questions[i].id for i in np.flatnonzero(asking.lengths > question_length)]
 
-    # Pieces of a question, of its context; rows that it takes.
+    # Pieces of each question and of its context; the windows are the rows.
     context = np.array([q.context for q in questions], np.int64)
     q_size = np.minimum(asking.lengths, question_length)
     c_size = contexts.lengths[context]
     room = length - q_size - 2 - separators
-    step = np.minimum(stride, room)
-    count = 1 + np.maximum(0, -(-(c_size - room) // step))
-
-    # The same of rows.
-    of = np.repeat(np.arange(len(questions)), count)
-    begin = _nth(count) * step[of]
-    size = np.minimum(room[of], c_size[of] - begin)
+    of, begin, size = _slide(c_size, room, np.minimum(stride, room))
     lead = 1 + q_size[of] + separators  # pieces before those of the context
-    offsets = np.append(0, np.cumsum(lead + size + 1))
 
-    # Everything that rows are made of, and each row as parts of it.
-    pool = np.concatenate(
-        [
-            [tokenizer.cls_id, *[tokenizer.sep_id] * separators],
-            asking.tokens,
-            contexts.tokens,
-        ]
-    ).astype(np.int32)
-    first_q, first_c = 1 + separators, 1 + separators + len(asking.tokens)
+    # Every row is ranges of this pool: [CLS] question [SEP] context [SEP].
+    special = [tokenizer.cls_id, *[tokenizer.sep_id] * separators]
+    pool = np.concatenate([special, asking.tokens, contexts.tokens]).astype(np.int32)
+    first_q, first_c = len(special), len(special) + len(asking.tokens)
     from_context = first_c + contexts.offsets[context][of] + begin
-    one = np.ones_like(of)
-    parts = np.stack(
-        [
-            (0 * one, one),
-            (first_q + asking.offsets[:-1][of], q_size[of]),
-            (one, separators * one),
-            (from_context, size),
-            (one, one),
-        ]
-    )  # [parts, begin and size, rows]
-    source = _ranges(parts[:, 0].T.ravel(), parts[:, 1].T.ravel())
-    pool_chars = np.zeros((len(pool), 2), np.int32)
-    pool_chars[first_c:] = chars
+    source = _ranges(
+        of.shape,
+        (0, 1),
+        (first_q + asking.offsets[:-1][of], q_size[of]),
+        (1, separators),
+        (from_context, size),
+        (1, 1),
+    )
     in_context = source >= first_c
-
     max_context = in_context.copy()
     max_context[in_context] = _max_context(of, begin, size)
+    pool_chars = np.concatenate([np.zeros((first_c, 2), np.int32), chars])
+
     start, end = (x[of] for x in _answers(asked, contexts, chars))
     inside = (begin <= start) & (start <= end) & (end < begin + size)
     shift = lead - begin  # from a piece's place in the context to that in the row
@@ -315,15 +298,32 @@ def featurize(
         chars=pool_chars[source],
         in_context=in_context,
         max_context=max_context,
-        offsets=offsets,
+        offsets=np.append(0, np.cumsum(lead + size + 1)),
         question=of.astype(np.int32),
         second=lead.astype(np.int32),
         start_positions=np.where(inside, start + shift, 0).astype(np.int32),
         end_positions=np.where(inside, end + shift, 0).astype(np.int32),
         has_answer=inside,
         known=np.array([not q.answers or q.span is not None for q in questions])[of],
-        cut=cut,
+        cut=[questions[i].id for i in np.flatnonzero(asking.lengths > question_length)],
     )
+
+
+def _slide(
+    sizes: np.ndarray, room: np.ndarray, step: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the windows of contexts: of which one, first piece, number of pieces.
+
+    sizes, room, step i64 [n]: pieces of a context, of a window of it at most, and from
+    a window to the next.
+
+    >>> [x.tolist() for x in _slide(*np.array([[5, 2], [3, 3], [2, 2]]))]
+    [[0, 0, 1], [0, 2, 0], [3, 3, 2]]
+    """
+    count = 1 + np.maximum(0, -(-(sizes - room) // step))
+    of = np.repeat(np.arange(len(sizes)), count)
+    begin = _nth(count) * step[of]
+    return of, begin, np.minimum(room[of], sizes[of] - begin)
 
 
 def _encode_contexts(
@@ -386,8 +386,16 @@ def _nth(sizes: np.ndarray) -> np.ndarray:
     return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
-def _ranges(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Join ranges: begins [5, 0], sizes [2, 1] give [5, 6, 0]."""
-    return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(
-        sizes.sum()
+def _ranges(shape: tuple[int, ...], *parts: tuple[Any, Any]) -> np.ndarray:
+    """Join ranges, the parts of a row after each other: indices i64 [total].
+
+    parts: (begins, sizes), each of a number for all rows or of one a row.
+
+    >>> _ranges((2,), (np.array([5, 7]), 2), (0, 1)).tolist()
+    [5, 6, 0, 7, 8, 0]
+    """
+    begins, sizes = (
+        np.stack([np.broadcast_to(part[i], shape) for part in parts], axis=1).ravel()
+        for i in range(2)
     )
+    return np.repeat(begins, sizes) + _nth(sizes)

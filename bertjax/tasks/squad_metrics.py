@@ -68,9 +68,9 @@ def squad_scores(
             forms = [normalize_answer(a) for a in answers]
             if v2:
                 forms = [f for f in forms if f] or [""]
-            said = normalize_answer(predictions[name])
-            exact[n] = said in forms
-            overlap[n] = max(_overlap(said.split(), f.split(), v2) for f in forms)
+            answer = normalize_answer(predictions[name])
+            exact[n] = answer in forms
+            overlap[n] = max(_overlap(answer.split(), f.split(), v2) for f in forms)
     scores = {"exact": exact, "f1": overlap}
     parts = {"": np.ones(len(golds), bool)}
     if v2:
@@ -91,11 +91,11 @@ def squad_scores(
     return found
 
 
-def _overlap(said: list[str], true: list[str], v2: bool) -> float:
-    if v2 and not (said and true):
-        return float(said == true)
-    shared = (Counter(said) & Counter(true)).total()
-    return 2 * shared / (len(said) + len(true)) if shared else 0.0
+def _overlap(guessed: list[str], true: list[str], v2: bool) -> float:
+    if v2 and not (guessed and true):
+        return float(guessed == true)
+    shared = (Counter(guessed) & Counter(true)).total()
+    return 2 * shared / (len(guessed) + len(true)) if shared else 0.0
 
 
 def _best_threshold(
@@ -136,11 +136,11 @@ def cmrc_scores(predictions: Mapping[str, str], golds: Golds) -> dict[str, float
     """
     exact, overlap = [0.0], [0.0]
     for name, answers in golds.items():
-        said = predictions.get(name)
-        if said is not None and answers:
-            plain = _without_marks(said)
+        answer = predictions.get(name)
+        if answer is not None and answers:
+            plain = _without_marks(answer)
             exact.append(float(any(plain == _without_marks(a) for a in answers)))
-            units = cmrc_units(said)
+            units = cmrc_units(answer)
             overlap.append(max(_common_run(units, cmrc_units(a)) for a in answers))
     n = max(len(golds), 1)
     return {"exact": 100 * sum(exact) / n, "f1": 100 * sum(overlap) / n}
@@ -150,6 +150,6 @@ def _without_marks(text: str) -> str:
     return text.lower().strip().translate(_NO_MARKS)
 
 
-def _common_run(said: list[str], true: list[str]) -> float:
-    match = SequenceMatcher(None, said, true, autojunk=False).find_longest_match()
-    return 2 * match.size / (len(said) + len(true)) if match.size else 0.0
+def _common_run(guessed: list[str], true: list[str]) -> float:
+    match = SequenceMatcher(None, guessed, true, autojunk=False).find_longest_match()
+    return 2 * match.size / (len(guessed) + len(true)) if match.size else 0.0

@@ -48,6 +48,19 @@ def silent(text: str) -> None:
     """Say nothing."""
 
 
+def report(
+    say: Say, places: Sequence[str], what: str, note: str, source: str = ""
+) -> None:
+    """Say how many things there are, and where the first ones stand; of none nothing.
+
+    >>> report(print, ["t.tsv:3", "t.tsv:9"], "row", " with an empty text, kept")
+    2 rows with an empty text, kept: t.tsv:3, t.tsv:9
+    """
+    if places:
+        begin = f"{source}: " if source else ""
+        say(f"{begin}{counted(len(places), what)}{note}: {join_names(places)}")
+
+
 @dataclass(frozen=True)
 class Row:
     """A row: its cells by column, and the place it stands, "train.tsv:7"."""
@@ -128,8 +141,8 @@ def decode(content: bytes, name: str) -> str:
     except UnicodeDecodeError as e:
         line = content[: e.start].count(b"\n") + 1
         wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        told = "is UTF-16, and tables have to be UTF-8" if wide else "is not UTF-8"
-        raise UserError(f"{name}:{line}: {told}") from None
+        why = "is UTF-16, and tables have to be UTF-8" if wide else "is not UTF-8"
+        raise UserError(f"{name}:{line}: {why}") from None
 
 
 def parse_rows(
@@ -149,10 +162,8 @@ def parse_rows(
     at_end = []
     while lines and not any(cell.strip() for cell in lines[-1][1]):
         at_end.append(f"{name}:{lines.pop()[0]}")
-    if at_end:
-        told = counted(len(at_end), "row")
-        told += " without anything in it, at the end of the table, left out"
-        say(f"{told}: {join_names(at_end[::-1])}")
+    note = " without anything in it, at the end of the table, left out"
+    report(say, at_end[::-1], "row", note)
     widths = (len(cells) for _, cells in lines if not _is_blank(cells))
     several = next(widths, 1) > 1
     header: list[str] | None = None
@@ -164,7 +175,7 @@ def parse_rows(
             blank.append(f"{name}:{number}")
         else:
             kept.append((number, cells))
-    _tell_blank(blank, say)
+    report(say, blank, "empty line", ", skipped")
     if header == [] and is_header([cells for _, cells in kept[:LOOK]], columns):
         _tell_header(f"{name}:{kept[0][0]}", kept[0][1], columns, say)
     for number, cells in kept:
@@ -232,28 +243,24 @@ def _is_word(cell: str) -> bool:
 def _tell_header(
     place: str, first: Sequence[str], columns: Mapping[str, str], say: Say
 ) -> None:
-    asked: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for key, column in columns.items():
         key = key.partition("[")[0].partition(":")[0]
-        asked.setdefault(key, []).append(first[int(column) - 1].strip())
+        by_key.setdefault(key, []).append(first[int(column) - 1].strip())
     named = [
         f"{'' if key[0] == '-' else '--config.'}{key}={shlex.quote(','.join(cells))}"
-        for key, cells in asked.items()
+        for key, cells in by_key.items()
     ]
-    told = visible(" | ".join(cell.strip()[:30] for cell in first))
+    shown = visible(" | ".join(cell.strip()[:30] for cell in first))
     say(
         f"{place}: columns are given by number, so the first line is read as a row, "
-        f"but it looks like their names: {told}; if so, name them: {' '.join(named)}"
+        f"but it looks like their names: {shown}; if so, name them: "
+        f"{' '.join(named)}"
     )
 
 
 def _is_blank(cells: Sequence[str]) -> bool:
     return len(cells) == 1 and not cells[0].strip()
-
-
-def _tell_blank(places: Sequence[str], say: Say) -> None:
-    if places:
-        say(f"{counted(len(places), 'empty line')}, skipped: {join_names(places)}")
 
 
 def _tab_lines(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -281,7 +288,7 @@ def _json_rows(
 ) -> Iterator[Row]:
     lines = text.rstrip().split("\n")
     blank = [f"{name}:{i}" for i, line in enumerate(lines, 1) if not line.strip()]
-    _tell_blank(blank, say)
+    report(say, blank, "empty line", ", skipped")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -339,9 +346,10 @@ def _check_columns(header: list[str], name: str, columns: Mapping[str, str]) -> 
     for key, column in columns.items():
         if column not in header:
             if header and all(map(str.isdigit, (*header, column))):
-                told = f"{name}: {key}={column}: the table has "
-                told += f"{counted(len(header), 'column')} (between tabs; .csv: commas)"
                 flag = "; --columns=1 reads the first" * key.startswith("--")
-                raise UserError(told + flag)
-            said = registry.unknown(key, column, header)
-            raise UserError(f"{name}: {said}")
+                raise UserError(
+                    f"{name}: {key}={column}: the table has "
+                    f"{counted(len(header), 'column')} (between tabs; .csv: commas)"
+                    f"{flag}"
+                )
+            raise UserError(f"{name}: {registry.unknown(key, column, header)}")

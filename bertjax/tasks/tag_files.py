@@ -149,10 +149,10 @@ def parse_columns(
                 f"first one {width}"
             )
         if not words and {cells[i].strip().lower() for i in where} <= HEADER:
-            told = ", ".join(repr(cells[i]) for i in where)
+            shown = ", ".join(repr(cells[i]) for i in where)
             say(
                 f"{name}:{number}: looks like names of columns, and is read as a word "
-                f"and its tag: {told}; if so, leave the line out"
+                f"and its tag: {shown}; if so, leave the line out"
             )
         words += 1
         spaced += " " in cells[where[0]].strip()
@@ -165,8 +165,8 @@ def parse_columns(
             "table of texts; here a line has a word and its tag"
         )
     if documents:
-        told = counted(documents, f"line {DOCUMENT}", f"lines {DOCUMENT}")
-        say(f"{name}: {told} skipped")
+        skipped = counted(documents, f"line {DOCUMENT}", f"lines {DOCUMENT}")
+        say(f"{name}: {skipped} skipped")
 
 
 def _tall(
@@ -226,7 +226,7 @@ def sentence_of(
         if not isinstance(tags, list) or not all(type(t) in (str, int) for t in tags):
             raise UserError(f"{row.place}: {column} is no list of tags")
         if len(tags) != len(words):
-            told = f"{counted(len(words), 'word')}, but {counted(len(tags), 'tag')}"
-            raise UserError(f"{row.place}: {told}")
+            counts = f"{counted(len(words), 'word')}, but {counted(len(tags), 'tag')}"
+            raise UserError(f"{row.place}: {counts}")
         tags = [str(tag) for tag in tags]
     return Sentence(words, tags, name, line)

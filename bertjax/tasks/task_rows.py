@@ -245,8 +245,8 @@ class Rows:
         batch = self.gather(example, counter_rng.fold(0, "first", example), tokenizer)
         row = {name: values[0] for name, values in batch.items()}
         first = "; ".join(f"{k} {short(v)}" for k, v in self.tell(row, 0, tokenizer))
-        told = f"{counted(self.n, 'row')}{self.of_columns(labelled)}{''.join(counts)}"
-        return f"{told}; the first: {first}"
+        rows = f"{counted(self.n, 'row')}{self.of_columns(labelled)}{''.join(counts)}"
+        return f"{rows}; the first: {first}"
 
     def of_columns(self, labelled: bool) -> str:
         """Say the columns that rows were read from."""
@@ -290,12 +290,12 @@ def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
     names = list(counts)
     if len(names) > most:
         names = sorted(counts, key=counts.__getitem__, reverse=True)[:most]
-    told = [
+    parts = [
         f"{short(k)} {v:.4g}" if isinstance(v, float) else f"{short(k)} ({v:,})"
         for k, v in ((name, counts[name]) for name in names)
     ]
     more = f" and {len(counts) - most:,} more" if len(counts) > most else ""
-    return f"{name} {', '.join(told)}{more}"
+    return f"{name} {', '.join(parts)}{more}"
 
 
 def short(text: str, most: int = 60) -> str:

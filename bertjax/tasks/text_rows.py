@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, counted
-from bertjax.data.corpus.line_repair import join_names
+from bertjax import UserError
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics
-from bertjax.tasks.tables import NUMBER, Row
+from bertjax.tasks.tables import NUMBER, Row, report
 from bertjax.tasks.task_rows import (
     Batch,
     Form,
@@ -99,21 +98,21 @@ class Texts(Rows):
         """Yield text, text_pair, and label or score."""
         ids, types = row["input_ids"], row["token_type_ids"]
         for k, name in enumerate(("text", "text_pair")[: len(self.texts)]):
-            there = (row["attention_mask"] > 0) & (types == k)
-            yield name, decode(tokenizer, ids[there])
+            is_part = (row["attention_mask"] > 0) & (types == k)
+            yield name, decode(tokenizer, ids[is_part])
         if self.labels is not None and self.form.labels:
             yield "label", self.form.labels[row["labels"]]
         elif self.labels is not None:
             yield "score", f"{row['labels']:g}"
 
     def label_counts(self) -> dict[str, dict[str, float]]:
-        found = self.labels
-        if found is None:
+        labels = self.labels
+        if labels is None:
             return {}
         if self.form.labels:
-            return {"labels": count_names(found, self.form.labels)}
-        told = {"min": found.min(), "mean": found.mean(), "max": found.max()}
-        return {"scores": {name: float(value) for name, value in told.items()}}
+            return {"labels": count_names(labels, self.form.labels)}
+        values = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
+        return {"scores": {name: float(value) for name, value in values.items()}}
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""
@@ -211,17 +210,17 @@ def read_labels(
         found.setdefault(label_of(row, column), row.place)
     if len(found) == 1:
         raise UserError(f"{asking}={column}: every row has the label {min(found)!r}")
-    told = f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows"
-    told += f" ({_two(found)})"
+    summary = f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows"
+    summary += f" ({_two(found)})"
     numbers = all(map(NUMBER.fullmatch, found))
     if numbers and len(found) > FEW and any(float(label) % 1 for label in found):
-        raise UserError(f"{told} are numbers with decimals: {many}")
+        raise UserError(f"{summary} are numbers with decimals: {many}")
     if len(rows) > FEW and len(found) > len(rows) / 2:
         if numbers:
-            raise UserError(f"{told}: {many}")
+            raise UserError(f"{summary}: {many}")
         raise UserError(
-            f"{told}: nearly each row would be a class of its own; name the column of "
-            f"the labels, or list the classes in {asking}s if these are meant"
+            f"{summary}: nearly each row would be a class of its own; name the column "
+            f"of the labels, or list the classes in {asking}s if these are meant"
         )
     whole = all(WHOLE.fullmatch(label) for label in found)
     return tuple(sorted(found, key=int if whole else None))
@@ -257,9 +256,7 @@ def encode_column(
     """Encode a column's texts; says which are empty."""
     cells = [text_of(row, column) for row in rows]
     empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
-    if empty:
-        told = f"{counted(len(empty), 'row')} with an empty {column}, kept"
-        say(f"{told}: {join_names(empty)}")
+    report(say, empty, "row", f" with an empty {column}, kept")
     return make_ragged(tokenizer.encode_batch(cells))
 
 

@@ -121,7 +121,7 @@ def test_labels_are_different():
     made = command_line.parse(
         [f"--config={file}", *(f"--config.{key}" for key in more)]
     ).config
-    with pytest.raises(UserError, match="'0' is there twice"):
+    with pytest.raises(UserError, match="'0' occurs twice"):
         make_form(made)
 
 

@@ -82,7 +82,7 @@ def test_a_question_counts_when_all_its_rows_are_there(tokenizer):
     said = gold_logits(rows, 96)
     mine = np.flatnonzero(rows.windows.question == 1)
     some = {name: [logits[i] for i in mine] for name, logits in said.items()}
-    assert [*rows.found(some, mine)] == ["b"]
+    assert [*rows.best_answers(some, mine)] == ["b"]
 
 
 def test_lines_of_questions():
@@ -102,7 +102,7 @@ def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
     read = read_questions(f"{tmp_path}/moved.json", "data.train", {}, said.append)
     assert "1 answer elsewhere" in said[0] and "moved.json" in said[0]
     more = read_questions(f"{tmp_path}/again.json", "data.train", {}, said.append)
-    with pytest.raises(UserError, match=r"again.json: the id 'a' is there twice"):
+    with pytest.raises(UserError, match=r"again.json: the id 'a' occurs twice"):
         make_asked([*read, *more], FORM, tokenizer, True)
     with pytest.raises(UserError, match="f: no question's answer is in its context"):
         make_asked([parse_one(squad(("a", None)), "f")], FORM, tokenizer, True)

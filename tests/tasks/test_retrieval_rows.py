@@ -60,9 +60,10 @@ def test_a_folder(tmp_path):
     assert found.grades == [{0: 1, 1: 0}, {1: 1}, {1: 2}]
     assert found.own == [-1, 2, -1]  # passage q2 is query q2
     path = tmp_path / "qrels/train.tsv"
+    lacks = "that the folder does not have, left out"
     for line in (
-        f"{path}: 1 row with a query that is not there, left out: {path}:7",
-        f"{path}: 1 row with a passage that is not there, left out: {path}:8",
+        f"{path}: 1 row with a query {lacks}: {path}:7",
+        f"{path}: 1 row with a passage {lacks}: {path}:8",
         f"{path}: 1 query without an answer, left out",
         f"{path}: 3 queries, 5 passages, 3 answers, 1 given negative",
         f"{path}: 1 empty passage, kept",
@@ -120,12 +121,12 @@ def test_repeated_grades_count_once(tmp_path):
 
 def test_bad_folders(tmp_path, monkeypatch):
     monkeypatch.setitem(QUERIES[1], "_id", "q0")
-    with pytest.raises(
-        UserError, match=r"queries.jsonl.gz:2: the _id 'q0' is there tw"
-    ):
+    with pytest.raises(UserError, match=r"queries.jsonl.gz:2: the _id 'q0' occurs tw"):
         read(write(tmp_path))
     monkeypatch.setitem(CORPUS[1], "text", 3)
-    with pytest.raises(UserError, match=r"corpus.jsonl.gz:2: title and text are to be"):
+    with pytest.raises(
+        UserError, match=r"corpus.jsonl.gz:2: title and text have to be"
+    ):
         read(write(tmp_path))
     (tmp_path / "queries.jsonl.gz").rename(tmp_path / "questions.jsonl.gz")
     monkeypatch.undo()

@@ -104,7 +104,7 @@ def test_answers_that_are_not_where_the_file_says(tmp_path):
         (
             '{"data": [{"paragraphs": [{"context": "c", "qas": '
             '[{"id": "1", "question": "q"}, {"id": "1", "question": "q"}]}]}]}',
-            ["qas[1]", "'1' is there twice"],
+            ["qas[1]", "'1' occurs twice"],
         ),
     ],
 )

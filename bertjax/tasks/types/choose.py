@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted
-from bertjax.data.corpus.line_repair import join_names
+from bertjax import UserError
 from bertjax.data.corpus.sources import split_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics, tables
@@ -106,13 +105,13 @@ class Choices(Rows):
             (self.contexts[i][:a], self.endings[k][:b])
             for i, k, (a, b) in zip(context, ending, kept, strict=True)
         ]
-        there = np.arange(self.choices) < np.diff(self.first)[example][:, None]
-        batch = {"choice_weights": there.astype(np.float32)}
-        made = lay_out(rows, self.length, self.form.separators, specials)
-        for name, values in made.items():
+        is_choice = np.arange(self.choices) < np.diff(self.first)[example][:, None]
+        batch = {"choice_weights": is_choice.astype(np.float32)}
+        flat = lay_out(rows, self.length, self.form.separators, specials)
+        for name, values in flat.items():
             empty = specials.pad_id if name == "input_ids" else 0
-            batch[name] = np.full((*there.shape, self.length), empty, np.int32)
-            batch[name][there] = values
+            batch[name] = np.full((*is_choice.shape, self.length), empty, np.int32)
+            batch[name][is_choice] = values
         return batch | {"labels": self.labels_of(example)}
 
     def tell(
@@ -167,29 +166,27 @@ def make_choices(
     contexts = encode_column(rows, form.columns[0], tokenizer, say)
     context, endings, sizes, labels = [], [], [], []
     bare = [row.place for row in rows if question and row.cells[question] == []]
-    if bare:
-        told = f"{counted(len(bare), 'row')} without {question}, left out"
-        say(f"{told}: {join_names(bare)}")
+    tables.report(say, bare, "row", f" without {question}, left out")
     if len(bare) == len(rows):
         raise UserError(
             f"{rows[0].place}: no row has {question}: there is nothing left"
         )
     for i, row in enumerate(rows):
         for part in parted(row, form, labelled):
-            asked = f"{text_of(part, question)} " if question else ""
+            question_text = f"{text_of(part, question)} " if question else ""
             choices = choices_of(part, form)
             context.append(i)
-            endings += [asked + choice for choice in choices]
+            endings += [question_text + choice for choice in choices]
             sizes.append(len(choices))
             if labelled:
                 labels.append(label_of(part, form, len(choices)))
-    made = make_ragged(tokenizer.encode_batch(endings))
+    choices_ids = make_ragged(tokenizer.encode_batch(endings))
     return Choices(
         form,
-        count_ids(tokenizer, contexts, made),
+        count_ids(tokenizer, contexts, choices_ids),
         contexts,
         np.array(context, np.int64),
-        made,
+        choices_ids,
         np.cumsum([0, *sizes]),
         max(sizes),
         labels=np.array(labels, np.int32) if labelled else None,
@@ -207,38 +204,40 @@ def parted(row: Row, form: Form, labelled: bool) -> Iterator[Row]:
         return
     names = [question, *columns, *([form.label] if labelled else [])]
     lists = {name: row.cells[name] for name in names}
-    asked = len(lists[question])
+    number = len(lists[question])
     for name, found in lists.items():
-        if not isinstance(found, list) or len(found) != asked:
-            raise UserError(f"{row.place}: there are {asked} {question}, not so {name}")
+        if not isinstance(found, list) or len(found) != number:
+            raise UserError(
+                f"{row.place}: there are {number} {question}, not so {name}"
+            )
     for k, cells in enumerate(zip(*lists.values(), strict=True), 1):
-        told = {**row.cells, **dict(zip(lists, cells, strict=True))}
-        yield Row(told, f"{row.place}, question {k}")
+        parts = {**row.cells, **dict(zip(lists, cells, strict=True))}
+        yield Row(parts, f"{row.place}, question {k}")
 
 
 def choices_of(row: Row, form: Form) -> list[str]:
     """Return the texts of a row's choices. Raises UserError where they are none."""
     _, _, *columns = form.columns
-    found = row.cells[columns[0]]
+    choices = row.cells[columns[0]]
     if len(columns) > 1:
-        found = [row.cells[column] for column in columns]
-    elif not isinstance(found, list):
+        choices = [row.cells[column] for column in columns]
+    elif not isinstance(choices, list):
         raise UserError(
             f"{row.place}: the {columns[0]} holds no list of choices: give "
             "a column for each, with commas"
         )
-    for k, choice in enumerate(found, 1):
+    for k, choice in enumerate(choices, 1):
         if not isinstance(choice, str) or not choice.strip():
             what = "is empty" if isinstance(choice, str) else f"is no text: {choice!r}"
             raise UserError(f"{row.place}: choice {k} {what}")
-    if len(found) < 2:
+    if len(choices) < 2:
         raise UserError(f"{row.place}: there are not two choices")
-    if 0 < len(form.labels) < len(found):
+    if 0 < len(form.labels) < len(choices):
         raise UserError(
             f"{row.place}: task.labels names {len(form.labels)} choices, not "
-            f"{len(found)}"
+            f"{len(choices)}"
         )
-    return found
+    return choices
 
 
 def label_of(row: Row, form: Form, choices: int) -> int:
@@ -247,25 +246,27 @@ def label_of(row: Row, form: Form, choices: int) -> int:
     The label is one of form.labels; without them a number from 0, a letter from A, or
     the name of the choice's column. Raises UserError.
     """
-    said = cell(row, form.label)
+    label = cell(row, form.label)
     columns = form.columns[2:]
     index = -1
     if form.labels:
-        index = form.labels.index(said) if said in form.labels else -1
-    elif said.isdecimal() and len(said) < 10:  # columns without names have numbers too
-        index = int(said)
-    elif said in columns:
-        index = columns.index(said)
-    elif len(said) == 1 and said.isascii():
-        index = ord(said.upper()) - ord("A")
-    if not said:
+        index = form.labels.index(label) if label in form.labels else -1
+    elif (
+        label.isdecimal() and len(label) < 10
+    ):  # columns without names have numbers too
+        index = int(label)
+    elif label in columns:
+        index = columns.index(label)
+    elif len(label) == 1 and label.isascii():
+        index = ord(label.upper()) - ord("A")
+    if not label:
         raise UserError(f"{row.place}: the {form.label} is empty")
     if not 0 <= index < choices:
         last = chr(ord("A") + choices - 1)
         known = ", ".join(form.labels) or f"0 to {choices - 1}, A to {last}"
         raise UserError(
-            f"{row.place}: the {form.label} {said!r} is none of the {choices} choices: "
-            f"{known}"
+            f"{row.place}: the {form.label} {label!r} is none of the {choices} "
+            f"choices: {known}"
         )
     return index
 

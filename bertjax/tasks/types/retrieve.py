@@ -73,9 +73,9 @@ class Held(Rows):
     ) -> Iterator[tuple[str, str]]:
         """Yield the texts of a row, each of which the model sees alone."""
         for segment, name in enumerate(self.names_of(example), 1):
-            there = row["segment_ids"] == segment
-            if there.any():
-                yield name, decode(tokenizer, row["input_ids"][there])
+            is_part = row["segment_ids"] == segment
+            if is_part.any():
+                yield name, decode(tokenizer, row["input_ids"][is_part])
 
     def names_of(self, example: int) -> Sequence[str]:
         """Return what the texts of a row are."""
@@ -84,9 +84,9 @@ class Held(Rows):
     def label_counts(self) -> dict[str, dict[str, float]]:
         grades = [grade for of in self.grades for grade in of.values()]
         answers = sum(grade > 0 for grade in grades)
-        told = {"queries": self.queries, "answers": answers}
-        told["passages"] = len(self.texts.lengths) - self.queries
-        return {"texts": told | {"given negatives": len(grades) - answers}}
+        counts = {"queries": self.queries, "answers": answers}
+        counts["passages"] = len(self.texts.lengths) - self.queries
+        return {"texts": counts | {"given negatives": len(grades) - answers}}
 
     def of_columns(self, labelled: bool) -> str:
         return ""  # of a folder there are none; what was read is said with its files
@@ -256,8 +256,8 @@ class Searched(Held):
         vectors = np.asarray(outputs["vectors"])[self.members(example) >= 0]
         queries, passages = np.split(vectors, [self.queries])
         found = search.search(queries, passages, leave=self.own)
-        told = search.measure(found, self.grades, self.form.metrics)
-        return {name: float(values.mean()) for name, values in told.items()}
+        measured = search.measure(found, self.grades, self.form.metrics)
+        return {name: float(values.mean()) for name, values in measured.items()}
 
 
 def _round_up(tokens: Any) -> int:
@@ -284,10 +284,10 @@ def pack(
     ids = np.full(shape, specials.pad_id, np.int32)
     segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     begins = np.zeros(members.shape, np.int32)
-    for row, held in enumerate(members):
+    for row, texts_of_row in enumerate(members):
         at = 0
-        for slot in np.flatnonzero(held >= 0):
-            text = texts[held[slot]][: longest - 2]
+        for slot in np.flatnonzero(texts_of_row >= 0):
+            text = texts[texts_of_row[slot]][: longest - 2]
             end = at + len(text) + 1
             ids[row, at], ids[row, end] = specials.cls_id, specials.sep_id
             ids[row, at + 1 : end] = text
@@ -346,9 +346,9 @@ def _head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
 def _facts(config: ConfigDict) -> dict[str, Any]:
     """Say how vectors are made (sentence_transformers.py)."""
     task = config.task
-    made = {"pooling": task.pooling, "normalize": task.normalize}
-    made |= {"dot": not task.normalize, "longest": config.data.length}
-    return {"sentences": made}
+    how = {"pooling": task.pooling, "normalize": task.normalize}
+    how |= {"dot": not task.normalize, "longest": config.data.length}
+    return {"sentences": how}
 
 
 TASK_TYPE = TaskType(

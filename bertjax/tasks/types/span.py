@@ -58,18 +58,14 @@ def read_questions(
     for entry in split_sources(value):
         tfds = entry.startswith("tfds:")
         for path in [entry] if tfds else expand_paths(entry, key, pattern=WANTED):
-            found.append(
-                read_tfds(path, key)
-                if tfds
-                else parse_one(tables.read_text(path), path, say)
-            )
-            for what, lines in (
-                ("elsewhere in the context than the file says", found[-1].moved),
-                ("not in the context", found[-1].lost),
-            ):
-                if lines:
-                    number = counted(len(lines), "answer")
-                    say(f"{path}: {number} {what}: {join_names(lines)}")
+            if tfds:
+                one = read_tfds(path, key)
+            else:
+                one = parse_one(tables.read_text(path), path, say)
+            note = " elsewhere in the context than the file says"
+            tables.report(say, one.moved, "answer", note, path)
+            tables.report(say, one.lost, "answer", " not in the context", path)
+            found.append(one)
     if not found:
         raise UserError(f"{key} is empty: give questions in SQuAD's form, FILE.json")
     return found
@@ -77,23 +73,25 @@ def read_questions(
 
 def read_tfds(name: str, key: str) -> Questions:
     """Read "tfds:squad/v1.1:train", or what has its features. Raises UserError."""
-    wanted = dict.fromkeys(("id", "question", "context", "answers"), key)
-    builder, split = tfds_source.open_split(name, wanted)
+    needed = dict.fromkeys(("id", "question", "context", "answers"), key)
+    builder, split = tfds_source.open_split(name, needed)
     paragraphs: list[dict[str, Any]] = []
-    for row in tfds_source.read_split(builder, split, wanted):
-        said = {
+    for row in tfds_source.read_split(builder, split, needed):
+        cells = {
             k: tables.decoded(tfds_source.as_plain(row[k]))
             for k in ("id", "question", "context")
         }
         if not isinstance(row["answers"], dict) or not {*ANSWER} <= {*row["answers"]}:
             raise UserError(f"{name}: `answers` ({key}) has no {' and '.join(ANSWER)}")
-        told = (tables.decoded(tfds_source.as_plain(row["answers"][k])) for k in ANSWER)
+        answers = (
+            tables.decoded(tfds_source.as_plain(row["answers"][k])) for k in ANSWER
+        )
         golds = [
-            dict(zip(ANSWER, gold, strict=True)) for gold in zip(*told, strict=True)
+            dict(zip(ANSWER, gold, strict=True)) for gold in zip(*answers, strict=True)
         ]
-        if not paragraphs or paragraphs[-1]["context"] != said["context"]:
-            paragraphs.append({"context": said["context"], "qas": []})
-        paragraphs[-1]["qas"].append({**said, "answers": golds})
+        if not paragraphs or paragraphs[-1]["context"] != cells["context"]:
+            paragraphs.append({"context": cells["context"], "qas": []})
+        paragraphs[-1]["qas"].append({**cells, "answers": golds})
     return questions_of({"data": [{"paragraphs": paragraphs}]}, name)
 
 
@@ -109,19 +107,19 @@ def parse_one(text: str, name: str, say: tables.Say = tables.silent) -> Question
     first = text.lstrip().partition("\n")[0]
     if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
         return parse_squad(text, name)
-    found = Questions(source=name)
+    read = Questions(source=name)
     rows = [*tables.parse_rows(text, "json", name, {}, say)]
     given = {str(row.cells["id"]) for row in rows if "id" in row.cells}
     free = (own for own in map(str, count()) if own not in given)
     for i, row in enumerate(rows):
-        asked, context = map(row.cells.get, ("question", "context"))
-        if not isinstance(asked, str) or not isinstance(context, str):
-            raise UserError(f"{row.place}: question and context are to be texts")
-        found.contexts.append(context)
+        question, context = map(row.cells.get, ("question", "context"))
+        if not isinstance(question, str) or not isinstance(context, str):
+            raise UserError(f"{row.place}: question and context have to be texts")
+        read.contexts.append(context)
         own = str(row.cells["id"]) if "id" in row.cells else next(free)
-        found.questions.append(Question(own, asked, i, (), None))
-        found.unlabelled.append(row.place)
-    return found
+        read.questions.append(Question(own, question, i, (), None))
+        read.unlabelled.append(row.place)
+    return read
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,13 +218,13 @@ class Asked(Rows):
         if self.asked.unlabelled:
             return {}
         questions = self.asked.questions
-        found = sum(q.span is not None for q in questions)
+        answered = sum(q.span is not None for q in questions)
         none = sum(not q.answers for q in questions)
-        told = {"answered": found, "without an answer": none}
-        told["answer not in the context"] = len(questions) - found - none
-        return {"questions": {name: n for name, n in told.items() if n}}
+        counts = {"answered": answered, "without an answer": none}
+        counts["answer not in the context"] = len(questions) - answered - none
+        return {"questions": {name: n for name, n in counts.items() if n}}
 
-    def found(self, outputs: Outputs, example: np.ndarray) -> dict[str, Answer]:
+    def best_answers(self, outputs: Outputs, example: np.ndarray) -> dict[str, Answer]:
         """Return the answers of the questions all of whose rows are there: {id: ...}.
 
         outputs: "start_logits", "end_logits" f32, a row an example, of any lengths.
@@ -235,10 +233,10 @@ class Asked(Rows):
             np.full((self.n, self.length), NEVER, np.float32) for _ in range(2)
         )
         for name, logits in (("start_logits", starts), ("end_logits", ends)):
-            for row, said in zip(example, outputs[name], strict=True):
-                logits[row, : len(said)] = said[: self.length]
-        there = np.isin(np.arange(self.n), example)
-        lacking = {*self.windows.question[~there].tolist()}
+            for row, logits_of_row in zip(example, outputs[name], strict=True):
+                logits[row, : len(logits_of_row)] = logits_of_row[: self.length]
+        is_given = np.isin(np.arange(self.n), example)
+        lacking = {*self.windows.question[~is_given].tolist()}
         answers = find_answers(
             starts,
             ends,
@@ -268,30 +266,30 @@ class Asked(Rows):
         threshold), and `best_exact`, `best_f1` are those of
         the best threshold, which is `threshold`.
         """
-        answers = self.found(outputs, example)
+        answers = self.best_answers(outputs, example)
         golds = {k: v for k, v in self.asked.golds.items() if k in answers}
         if not golds:
             return dict.fromkeys(self.scores, math.nan)
         some_lack = self.some_lack
         doubts = {name: a.doubt for name, a in answers.items()}
-        said = texts(answers, 0.0 if some_lack else None)
-        out = squad_scores(said, golds)
+        answer_texts = texts(answers, 0.0 if some_lack else None)
+        out = squad_scores(answer_texts, golds)
         if {"cmrc_exact", "cmrc_f1"} & {*self.form.metrics}:
-            out |= {f"cmrc_{k}": v for k, v in cmrc_scores(said, golds).items()}
-        wanted = {name: out[name] / 100 for name in self.form.metrics}
+            out |= {f"cmrc_{k}": v for k, v in cmrc_scores(answer_texts, golds).items()}
+        scores = {name: out[name] / 100 for name in self.form.metrics}
         if some_lack:
             best = squad_scores(texts(answers), golds, doubts)
-            wanted |= {k: best[k] / 100 for k in ("best_exact", "best_f1")}
-            wanted["threshold"] = float(best["best_f1_thresh"])
-        return wanted
+            scores |= {k: best[k] / 100 for k in ("best_exact", "best_f1")}
+            scores["threshold"] = float(best["best_f1_thresh"])
+        return scores
 
     def answers(self, outputs: Outputs, read: Sequence[Questions]) -> Iterator[Any]:
         """Yield {"id", "answer", "score", "null_score"} of each question."""
-        found = self.found(outputs, np.arange(self.n))
-        said = texts(found, self.threshold)
+        found = self.best_answers(outputs, np.arange(self.n))
+        answer_texts = texts(found, self.threshold)
         for name, one in found.items():
-            told = {"answer": said[name], "score": one.score}
-            yield {"id": name, **told, "null_score": one.null_score}
+            answer = {"answer": answer_texts[name], "score": one.score}
+            yield {"id": name, **answer, "null_score": one.null_score}
 
 
 def make_asked(
@@ -303,7 +301,7 @@ def make_asked(
 ) -> Asked:
     """Put the questions of several files together; says which are empty.
 
-    Raises UserError, naming the file, for an id that is there twice and, where answers
+    Raises UserError, naming the file, for an id that occurs twice and, where answers
     are wanted, for questions of which none is said and for a set without any.
     """
     whole = Questions(source=join_names([one.source for one in read]))
@@ -318,7 +316,7 @@ def make_asked(
             getattr(whole, key).extend(getattr(one, key))
     for question in whole.questions:
         if question.id in seen:
-            raise UserError(f"{whole.source}: the id {question.id!r} is there twice")
+            raise UserError(f"{whole.source}: the id {question.id!r} occurs twice")
         seen.add(question.id)
     if labelled and whole.unlabelled:
         raise UserError(
@@ -328,9 +326,8 @@ def make_asked(
         )
     if labelled and not any(q.span for q in whole.questions):
         raise UserError(f"{whole.source}: no question's answer is in its context")
-    if empty := [q.id for q in whole.questions if not q.text.strip()]:
-        told = f"{whole.source}: {counted(len(empty), 'empty question')}, kept"
-        say(f"{told}: {join_names(empty)}")
+    empty = [q.id for q in whole.questions if not q.text.strip()]
+    tables.report(say, empty, "empty question", ", kept", whole.source)
     texts = [*whole.contexts, *(question.text for question in whole.questions)]
     counts = count_ids(tokenizer, make_ragged(tokenizer.encode_batch(texts)))
     return Asked(form, counts, whole, tokenizer)

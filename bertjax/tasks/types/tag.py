@@ -18,7 +18,7 @@ import numpy as np
 from bertjax import UserError, counted
 from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
-from bertjax.tasks import metrics, tag_files
+from bertjax.tasks import metrics, tables, tag_files
 from bertjax.tasks.tag_files import Sentence
 from bertjax.tasks.task_rows import (
     Batch,
@@ -150,24 +150,24 @@ class Tags(Rows):
     ) -> np.ndarray:
         """Return what an output says at each word: [words], its class by "tags", -1
         where its row is not among the examples. outputs: [L], a row an example."""
-        of = outputs[name]
-        kind = np.asarray(of[0]).dtype if len(of) else int
-        said = np.full(len(self.words.offsets) - 1, -1, kind)
-        for row, r in zip(of, example, strict=True):
+        rows = outputs[name]
+        dtype = np.asarray(rows[0]).dtype if len(rows) else int
+        classes = np.full(len(self.words.offsets) - 1, -1, dtype)
+        for row, r in zip(rows, example, strict=True):
             first, last = self.rows[r : r + 2]
-            said[first:last] = np.asarray(row)[self.firsts[first:last]]
-        return said
+            classes[first:last] = np.asarray(row)[self.firsts[first:last]]
+        return classes
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Score the entities of the sentences that are there whole, and their words;
         nan where there are none."""
-        said, whole = self._whole(outputs, example)
-        there = np.concatenate([NOTHING, *(np.arange(a, b) for a, b in whole)])
-        if not len(there):
+        classes, whole = self._whole(outputs, example)
+        words = np.concatenate([NOTHING, *(np.arange(a, b) for a, b in whole)])
+        if not len(words):
             return dict.fromkeys(self.form.metrics, math.nan)
-        found = self._entities(said, whole)
-        found["accuracy"] = metrics.accuracy(said[there], self.labels[there])
-        return {name: float(found[name]) for name in self.form.metrics}
+        scores = self._entities(classes, whole)
+        scores["accuracy"] = metrics.accuracy(classes[words], self.labels[words])
+        return {name: float(scores[name]) for name in self.form.metrics}
 
     def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
         """Score each type of entities: {"types": {TYPE: {"precision", ...}}}."""
@@ -178,32 +178,34 @@ class Tags(Rows):
         self, outputs: Outputs, example: np.ndarray
     ) -> tuple[np.ndarray, list[tuple[int, int]]]:
         """Return what is said of each word, and the sentences that are there whole."""
-        said = self.joined(outputs, example)
+        classes = self.joined(outputs, example)
         pairs = pairwise(self.sentences.tolist())
-        return said, [(a, b) for a, b in pairs if (said[a:b] >= 0).all()]
+        return classes, [(a, b) for a, b in pairs if (classes[a:b] >= 0).all()]
 
     def _entities(
-        self, said: np.ndarray, whole: Sequence[tuple[int, int]]
+        self, classes: np.ndarray, whole: Sequence[tuple[int, int]]
     ) -> dict[str, Any]:
         """Score entities, where they are asked for."""
         if not {*self.form.metrics} & {*OF_ENTITIES}:
             return {}
         names = np.array(self.form.labels, object)
-        told, true = (
+        guessed, gold = (
             [names[tags[a:b]].tolist() for a, b in whole]
-            for tags in (said, self.labels)
+            for tags in (classes, self.labels)
         )
-        return metrics.entity_scores(told, true)
+        return metrics.entity_scores(guessed, gold)
 
     def answers(self, outputs: Outputs, read: Sequence[Sentence]) -> Iterator[Any]:
         """Yield {"tokens", "tags", "scores"} of each sentence: of each tag its
         probability."""
         every = np.arange(self.n)
-        said, shares = (self.joined(outputs, every, k) for k in ("tags", "probability"))
+        classes, shares = (
+            self.joined(outputs, every, k) for k in ("tags", "probability")
+        )
         for sentence, (a, b) in zip(read, pairwise(self.sentences), strict=True):
-            tags = [self.form.labels[i] for i in said[a:b]]
-            told = {"tokens": list(sentence.words), "tags": tags}
-            yield told | {"scores": [float(share) for share in shares[a:b]]}
+            tags = [self.form.labels[i] for i in classes[a:b]]
+            tagged = {"tokens": list(sentence.words), "tags": tags}
+            yield tagged | {"scores": [float(share) for share in shares[a:b]]}
 
 
 def split(sizes: np.ndarray, sentences: np.ndarray, room: int) -> np.ndarray:
@@ -235,25 +237,25 @@ def find_tags(
     to be scored but the tags are none of BIO.
     """
     if not form.labels:
-        found: dict[str, None] = {}
+        tags: dict[str, None] = {}
         for sentence in sentences:
             if "" in sentence.tags:
                 place = sentence.place(sentence.tags.index(""))
                 raise UserError(f"{place}: the tag is empty")
-            found |= dict.fromkeys(sentence.tags)
+            tags |= dict.fromkeys(sentence.tags)
         words = sum(len(s.words) for s in sentences)
-        if len(found) < 2:
+        if len(tags) < 2:
             raise UserError(f"{asking.label}={form.label}: every word has the same tag")
-        told = f"{asking.label}={form.label}: {len(found):,} tags of"
-        if len(found) > words / 2 and len(found) > 20:
-            raise UserError(f"{told} {words:,} words: {join_names([*found])}")
+        summary = f"{asking.label}={form.label}: {len(tags):,} tags of"
+        if len(tags) > words / 2 and len(tags) > 20:
+            raise UserError(f"{summary} {words:,} words: {join_names([*tags])}")
         known = len({word for s in sentences for word in s.words})
-        if len(found) > max(known, 20):
+        if len(tags) > max(known, 20):
             raise UserError(
-                f"{told} {known:,} different words ({join_names([*found])}): are words "
-                "and tags swapped?"
+                f"{summary} {known:,} different words ({join_names([*tags])}): are "
+                "words and tags swapped?"
             )
-        form = form._replace(labels=tuple(sorted(found, key=_order)))
+        form = form._replace(labels=tuple(sorted(tags, key=_order)))
     wanted = [name for name in form.metrics if name in OF_ENTITIES]
     if wanted and not all(map(is_bio, form.labels)):
         other = next(label for label in form.labels if not is_bio(label))
@@ -299,8 +301,7 @@ def make_tags(
         places = [
             s.place(i) for s in sentences for i, w in enumerate(s.words) if w in bare
         ]
-        told = f"{counted(len(places), 'word')} without a piece, taken as unknown"
-        say(f"{told}: {join_names(places)}")
+        tables.report(say, places, "word", " without a piece, taken as unknown")
         known |= {word: [tokenizer.unk_id] for word in bare}
     pieces = make_ragged([known[word] for s in sentences for word in s.words])
     sizes = np.array([0, *(len(s.words) for s in sentences)])
@@ -313,11 +314,9 @@ def make_tags(
         if all(map(is_bio, form.labels)):
             broken = metrics.bio_violations([s.tags for s in sentences])
             places = [sentences[n].place(i) for n, i in broken]
-            if places:
-                say(
-                    f"{counted(len(places), 'tag')} I- that continue no entity, and "
-                    f"begin one: {join_names(places)}"
-                )
+            tables.report(
+                say, places, "tag", " I- that continue no entity, and begin one"
+            )
     counts = count_ids(tokenizer, pieces)
     return Tags(form, counts, pieces, np.cumsum(sizes), labels=labels)
 
