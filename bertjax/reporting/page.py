@@ -3,8 +3,10 @@
 
 import datetime
 import html
+import itertools
 import json
-from collections.abc import Sequence
+import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,6 @@ from bertjax.reporting.curves import points
 from bertjax.reporting.read_runs import Run
 from bertjax.reporting.run_tables import Table
 
-HERE = Path(__file__).parent
-# Whatever a name may hold: the browser itself refuses to load anything.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 LONG = 20  # rows of a table of scores that is shown folded
 SECTIONS = {
     "train": "Training",
@@ -37,27 +36,28 @@ def write_page(
     probes: Sequence[dict[str, Any]] = (),
     scores: Sequence[tuple[str, Sequence[tuple[str, Table]]]] = (),
 ) -> str:
-    """Return the page. notes: lines to say; blanks, views: see guesses.py; probes,
-    scores: see the files of these names."""
+    """Return the page.
+
+    notes: lines below the list of runs; blanks, views: of predictions.py; probes: of
+    probe_charts.py; scores: of score_tables.py.
+    """
     names = [run.name for run in runs]
     every = run_tables.charts(runs)
-    drawn = [chart for chart in every if chart.constant is None]
-    data = {
-        "runs": names,
-        "charts": [
-            {
-                "key": chart.key,
-                "curves": [{"run": i, **points(s)} for i, s in chart.curves],
-            }
-            for chart in drawn
-        ],
-        "views": [view["attention"] for view in views],
-    }
-    seeds = "".join(sweep_section(run, data["charts"]) for run in runs)
-    by_layer = "".join(probe_section(found, data["charts"]) for found in probes)
+    drawn = [
+        {
+            "key": chart.key,
+            "curves": [{"run": i, **points(s)} for i, s in chart.curves],
+        }
+        for chart in every
+        if chart.constant is None
+    ]
+    seeds = "".join(sweep_section(run, drawn) for run in runs)
+    by_layer = "".join(probe_section(probe, drawn) for probe in probes)
+    attention = [view["attention"] for view in views]
+    data = {"runs": names, "charts": drawn, "views": attention}
     sections = [
         ("Runs", runs_section(runs, notes)),
-        ("Curves", curves_section(runs, every, drawn)),
+        ("Curves", curves_section(runs, every)),
         ("What differs", differing_section(runs)),
         ("Evaluations", evaluations_section(runs) + seeds),
         ("Scores", "".join(scores_section(*one) for one in scores)),
@@ -74,22 +74,26 @@ def write_page(
     )
     title = html.escape(", ".join(names) if len(runs) < 4 else f"{len(runs)} runs")
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    # A "<" could end the element that holds the data.
-    told = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return (
-        "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{title}</title><style>{read('page.css')}</style></head>\n"
-        f"<body><header><h1>{title}</h1><p>bertjax, {html.escape(now)}</p>"
-        f"<nav>{menu}</nav></header>\n<main>{body}</main>\n"
-        f"<script type='application/json' id='data'>{told}</script>\n"
-        f"<script>{read('page.js')}</script></body></html>\n"
+    return fill_template(
+        "page.html",
+        title=title,
+        style=read("page.css"),
+        time=html.escape(now),
+        menu=menu,
+        body=body,
+        # A "<" could end the element that holds the data.
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        script=read("page.js"),
     )
 
 
 def read(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def fill_template(name: str, **values: str) -> str:
+    """Fill the $names of an HTML file beside this one."""
+    return string.Template(read(name)).substitute(values)
 
 
 def slug(title: str) -> str:
@@ -145,18 +149,13 @@ def folded(title: str, body: str) -> str:
 
 
 def runs_section(runs: Sequence[Run], notes: Sequence[str]) -> str:
-    said = "".join(f"<li>{text(note)}</li>" for note in notes)
-    return render(run_tables.overview(runs), marks=True) + (
-        f"<ul class='notes'>{said}</ul>" if said else ""
-    )
+    table = render(run_tables.overview(runs), marks=True)
+    items = "".join(f"<li>{text(note)}</li>" for note in notes)
+    return table + f"<ul class='notes'>{items}</ul>" * bool(items)
 
 
-def curves_section(
-    runs: Sequence[Run],
-    every: Sequence[run_tables.Chart],
-    drawn: Sequence[run_tables.Chart],
-) -> str:
-    """Place the charts; page.js draws them."""
+def curves_section(runs: Sequence[Run], every: Sequence[run_tables.Chart]) -> str:
+    """Place the charts; page.js draws those that are not constant."""
     if not every:  # as in sweeps, whose curves stand by themselves
         alone = all(run.sweep for run in runs)
         return "" if alone else "<p>No rows of metrics.jsonl yet.</p>"
@@ -165,30 +164,24 @@ def curves_section(
         f"{dot(i)}{text(run.name)}</label>"
         for i, run in enumerate(runs)
     )
-    bar = (
-        "<div class='bar'><label>x <select id='axis'><option value='step'>steps"
-        "</option><option value='tokens'>tokens</option></select></label>"
-        "<label><input type='checkbox' id='log'> log scale</label>"
-        "<label><input type='checkbox' id='smooth'> smoothing</label>"
-        f"<span class='chips'>{chips}</span></div>"
-        "<noscript><p>Curves are drawn by a script in this page, which your browser "
-        "does not run.</p></noscript>"
-    )
-    parts = [bar]
-    for name in dict.fromkeys(chart.key.split("/")[0] for chart in every):
-        boxes = "".join(
-            figure(i, chart, runs)
-            for i, chart in enumerate(drawn)
-            if chart.key.split("/")[0] == name
-        )
-        still = ", ".join(
-            f"{text(chart.key)} {text(chart.constant)}"
-            for chart in every
-            if chart.constant is not None and chart.key.split("/")[0] == name
-        )
-        note = f"<p class='quiet'>Constant: {still}</p>" if still else ""
+    parts = [fill_template("curve_controls.html", chips=chips)]
+    figures: dict[str, list[str]] = {}
+    constants: dict[str, list[str]] = {}
+    count = itertools.count()
+    for chart in every:
+        name = chart.key.split("/")[0]
+        figures.setdefault(name, [])
+        if chart.constant is None:
+            figures[name].append(figure(next(count), chart, runs))
+        else:
+            line = f"{text(chart.key)} {text(chart.constant)}"
+            constants.setdefault(name, []).append(line)
+    for name, boxes in figures.items():
         title = text(SECTIONS.get(name, name))
-        parts.append(f"<h3>{title}</h3><div class='charts'>{boxes}</div>{note}")
+        parts.append(f"<h3>{title}</h3><div class='charts'>{''.join(boxes)}</div>")
+        if name in constants:
+            constant = ", ".join(constants[name])
+            parts.append(f"<p class='quiet'>Constant: {constant}</p>")
     if any(not chart.alone for chart in every):
         parts.append(
             "<p class='quiet'>Runs share a chart of a loss or score where tokenizer, "
@@ -215,13 +208,9 @@ def dot(run: int, name: str = "") -> str:
 
 def differing_section(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
-        given = [
-            [k, run_tables.written(v)] for k, v in sorted(runs[0].overrides.items())
-        ]
-        if not given:
-            return ""
-        said = "<p>What the command line changed in the config file:</p>"
-        return said + render(Table(["key", "value"], given))
+        changed = key_table(dict(sorted(runs[0].overrides.items())))
+        title = "<p>What the command line changed in the config file:</p>"
+        return title + changed if runs[0].overrides else ""
     matters, free = run_tables.differing(runs)
     body = render(matters) if matters.rows else "<p>Nothing that matters.</p>"
     if free.rows:
@@ -239,35 +228,29 @@ def evaluations_section(runs: Sequence[Run]) -> str:
 
 
 def speed_section(runs: Sequence[Run]) -> str:
-    said = (
+    note = (
         "<p>Medians over the logged rows. Memory is the most that the fullest device "
         "had in use; on CPUs, the process.</p>"
     )
-    return said + render(run_tables.speed(runs), marks=True)
+    return note + render(run_tables.speed(runs), marks=True)
 
 
 def configs_section(runs: Sequence[Run]) -> str:
     return "".join(
-        folded(
-            text(run.name),
-            render(
-                Table(
-                    ["key", "value"],
-                    [
-                        [k, run_tables.written(v)]
-                        for k, v in serialize.settled(run.config).items()
-                    ],
-                )
-            ),
-        )
-        for run in runs
+        folded(text(run.name), key_table(serialize.settled(run.config))) for run in runs
     )
 
 
-def probe_section(found: dict[str, Any], charts: list[dict[str, Any]]) -> str:
+def key_table(config: Mapping[str, Any]) -> str:
+    """Write keys of a config and their values as a table."""
+    rows = [[key, run_tables.written(value)] for key, value in config.items()]
+    return render(Table(["key", "value"], rows))
+
+
+def probe_section(probe: dict[str, Any], charts: list[dict[str, Any]]) -> str:
     """Show what probes of each kind found; what page.js is to draw goes to `charts`."""
-    parts = [f"<h3>{text(found['file'])}</h3><p>{text(found['about'])}</p>"]
-    for kind, result in found["kinds"].items():
+    parts = [f"<h3>{text(probe['file'])}</h3><p>{text(probe['about'])}</p>"]
+    for kind, result in probe["kinds"].items():
         titled = [(f"{kind}: {chart['key']}", chart) for chart in result["charts"]]
         parts.append(
             f"{figures(titled, charts)}"
@@ -307,10 +290,10 @@ def figures(
     return f"<div class='charts'>{''.join(boxes)}</div>"
 
 
-def scores_section(file: str, found: Sequence[tuple[str, Table]]) -> str:
+def scores_section(file: str, tables: Sequence[tuple[str, Table]]) -> str:
     """Show the tables of a file of scores; long ones are folded."""
     parts = [f"<h3>{text(file)}</h3>"]
-    for title, table in found:
+    for title, table in tables:
         body = render(table)
         if len(table.rows) > LONG:
             body = folded(f"{text(title or 'scores')}, {len(table.rows)} rows", body)
@@ -320,29 +303,28 @@ def scores_section(file: str, found: Sequence[tuple[str, Table]]) -> str:
     return "".join(parts)
 
 
-def told(guesses: Sequence[dict[str, Any]]) -> Markup:
+def guess_cell(guesses: Sequence[dict[str, Any]]) -> Markup:
     """Write guesses for a blank, best first, each with its probability."""
-    return Markup(
-        "   ".join(
-            f"{text(g['token'])} <small>{g['probability']:.3f}</small>" for g in guesses
-        )
+    cells = (
+        f"{text(g['token'])} <small>{g['probability']:.3f}</small>" for g in guesses
     )
+    return Markup("   ".join(cells))
 
 
-def blanks_section(found: dict[str, Any]) -> str:
+def blanks_section(filled: dict[str, Any]) -> str:
     """Show one text's guesses, a row a checkpoint: {"run", "text", "rows": [...]}."""
-    blanks = max((len(masks) for _, masks in found["rows"]), default=0)
+    blanks = max((len(masks) for _, masks in filled["rows"]), default=0)
     head = ["step", *(f"blank {i + 1}" for i in range(blanks))]
     head = head if blanks > 1 else ["step", "guesses"]
-    rows = [[step, *map(told, masks)] for step, masks in found["rows"]]
-    title = f"<h3>{text(found['text'])} <small>{text(found['run'])}</small></h3>"
+    rows = [[step, *map(guess_cell, masks)] for step, masks in filled["rows"]]
+    title = f"<h3>{text(filled['text'])} <small>{text(filled['run'])}</small></h3>"
     return title + render(Table(head, rows))
 
 
 def view_section(index: int, view: dict[str, Any]) -> str:
     """Show what a model sees in a sentence: guesses a token, and its attention."""
     rows = [
-        [token["token"], token["probability"], told(token["guesses"])]
+        [token["token"], token["probability"], guess_cell(token["guesses"])]
         for token in view["tokens"]
     ]
     right = {i for i, t in enumerate(view["tokens"]) if t["right"]}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the models of runs: blanks over training, and what one sees in a sentence."""
+"""Predictions of runs' models: blanks over training, and one sentence's attention."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,130 +15,129 @@ from bertjax.reporting.read_runs import Run
 
 TOP = 5  # guesses of a blank
 LONGEST = 64  # tokens of a sentence whose attention can still be read
-Say = Callable[[str], None]
-Wrong = dict[str, UserError | None]
+Log = Callable[[str], None]
 
 
-def fill_blanks(runs: Sequence[Run], texts: Sequence[str], note: Say) -> list[Any]:
+class Opened(NamedTuple):
+    """A checkpoint that fills blanks; ids: of each text that its tokenizer can read."""
+
+    run: Run
+    step: int
+    cfg: Any
+    params: Any
+    tokenizer: Any
+    ids: dict[str, list[int]]
+
+
+def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any]:
     """Fill the blanks of texts by every kept checkpoint of every run.
 
     Returns a {"run", "text", "rows": [(step, what make_filler's fill returns)]} for
-    each text and run. What cannot guess is left out with a note. Raises UserError for
-    texts that have a blank for none.
+    each text and run. What cannot guess is left out, which `log` says. Raises UserError
+    for texts that have a blank for none.
     """
-    found = []
-    wrong: Wrong = {}
+    rows: dict[tuple[str, str], list[Any]] = {}
+    steps = {run.name: manifest.steps(run.path) for run in runs if texts}
+    for model in open_checkpoints(runs, texts, steps, fill_mask.encode, log):
+        top = min(TOP, model.tokenizer.vocab_size)
+        fill = fill_mask.make_filler(model.cfg, model.params, model.tokenizer, top)
+        for text, ids in model.ids.items():
+            rows.setdefault((model.run.name, text), []).append((model.step, fill(ids)))
+    return [{"run": run, "text": t, "rows": found} for (run, t), found in rows.items()]
+
+
+def view_sentences(
+    runs: Sequence[Run], sentences: Sequence[str], log: Log
+) -> list[dict[str, Any]]:
+    """View sentences by the newest whole checkpoint of each run (see make_viewer).
+
+    What has no masked-LM head is left out, which `log` says. Raises UserError for
+    sentences that none can show.
+    """
+    steps = {}
+    for run in runs if sentences else ():
+        newest = manifest.newest_before(run.path, 2**62)
+        steps[run.name] = [] if newest is None else [newest]
+    views = []
+    for run, step, cfg, params, tokenizer, ids in open_checkpoints(
+        runs, sentences, steps, encode, log
+    ):
+        view = make_viewer(cfg, params, tokenizer, min(LONGEST, cfg.max_length))
+        for text, one in ids.items():
+            views.append({"run": run.name, "step": step, "text": text, **view(one)})
+    return views
+
+
+def open_checkpoints(
+    runs: Sequence[Run],
+    texts: Sequence[str],
+    steps: Mapping[str, Sequence[int]],
+    encode: Callable[..., list[int]],
+    log: Log,
+) -> Iterator[Opened]:
+    """Yield the checkpoints, at steps[run.name], that fill blanks and read some text.
+
+    encode(tokenizer, text, longest=N) raises UserError for a text that it cannot read;
+    the first such error is raised at the end for a text that no run could.
+    """
+    errors: dict[str, UserError | None] = {}  # by text; None: a run could read it
     headless = []
     for run in runs if texts else ():
-        rows: dict[str, list[Any]] = {text: [] for text in texts}
-        ids = None
-        for step in manifest.steps(run.path):
+        ids: dict[str, list[int]] | None = None
+        for step in steps[run.name]:
             try:
                 config, tokenizer, checkpoint = open_step(run, step)
             except UserError as e:
-                note(f"left out: {e}")
+                log(f"left out: {e}")
                 continue
             cfg = resolve.encoder_config(config, tokenizer.vocab_size)
             if ids is None:
-                read = partial(fill_mask.encode, tokenizer, longest=cfg.max_length)
-                ids = encode_all(run, texts, read, wrong, note)
+                read = partial(encode, tokenizer, longest=cfg.max_length)
+                ids = encode_all(run, texts, read, errors, log)
             if not ids:
                 break
             try:
                 cfg, params = fill_mask.read_params(checkpoint, cfg)
-            except UserError:
+            except UserError:  # nor have the other checkpoints of this run a head
                 headless.append(run.name)
-                ids = {}  # nor have the others of this run
                 break
-            top = min(TOP, tokenizer.vocab_size)
-            fill = fill_mask.make_filler(cfg, params, tokenizer, top)
-            for text, one in ids.items():
-                rows[text].append((step, fill(one)))
-        if not any(rows.values()) and ids != {}:
-            note(f"{run.name}: no checkpoint that fills blanks")
-        told = [{"run": run.name, "text": t, "rows": r} for t, r in rows.items() if r]
-        found += told
-    tell_headless(headless, note)
-    refuse(wrong)
-    return found
-
-
-def tell_headless(names: Sequence[str], note: Say) -> None:
-    """Note which runs cannot guess, as finetuned ones, in one line."""
-    if names:
-        note(f"no masked-LM head, so no guesses: {', '.join(names)}")
+            yield Opened(run, step, cfg, params, tokenizer, ids)
+        if ids is None:
+            log(f"{run.name}: no checkpoint that fills blanks")
+    if headless:  # such as finetuned ones
+        log(f"no masked-LM head, so no guesses: {', '.join(headless)}")
+    for error in filter(None, errors.values()):
+        raise error
 
 
 def encode_all(
     run: Run,
     texts: Sequence[str],
     read: Callable[[str], list[int]],
-    wrong: Wrong,
-    note: Say,
+    errors: dict[str, UserError | None],
+    log: Log,
 ) -> dict[str, list[int]]:
-    """Return {text: ids} of those that a run's model can read; the others are noted.
+    """Return {text: ids} of those that a run's model can read; `log` says the others.
 
-    wrong: {text: why the first run could not, None where one could}, which grows.
+    errors: {text: why the first run could not, None where one could}, which grows.
     """
-    found = {}
+    ids = {}
     for text in texts:
         try:
-            found[text] = read(text)
-            wrong[text] = None
+            ids[text] = read(text)
+            errors[text] = None
         except UserError as e:
-            wrong.setdefault(text, e)
-            note(f"{run.name}: left out: {e}")
-    return found
-
-
-def refuse(wrong: Wrong) -> None:
-    """Raise what is wrong with a text that no model could read."""
-    for error in filter(None, wrong.values()):
-        raise error
+            errors.setdefault(text, e)
+            log(f"{run.name}: left out: {e}")
+    return ids
 
 
 def open_step(run: Run, step: int) -> tuple[Any, Any, Any]:
     """Open a checkpoint: (config, tokenizer, what read_params takes)."""
-    where = f"{run.path}/checkpoints/{step}"
-    config, tokenizer, checkpoint, _ = models.open_model(where, "checkpoint")
+    path = f"{run.path}/checkpoints/{step}"
+    config, tokenizer, checkpoint, _ = models.open_model(path, "checkpoint")
     config.dtype = "float32"
     return config, tokenizer, checkpoint
-
-
-def view_sentences(
-    runs: Sequence[Run], sentences: Sequence[str], note: Say
-) -> list[Any]:
-    """See sentences as the newest whole checkpoint of each run does (see make_viewer).
-
-    What has no masked-LM head is left out with a note. Raises UserError for sentences
-    that none can show.
-    """
-    found = []
-    wrong: Wrong = {}
-    headless = []
-    for run in runs if sentences else ():
-        step = manifest.newest_before(run.path, 2**62)
-        if step is None:
-            note(f"{run.name}: no checkpoint, so nothing is seen in a sentence")
-            continue
-        config, tokenizer, checkpoint = open_step(run, step)
-        cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-        longest = min(LONGEST, cfg.max_length)
-        read = partial(encode, tokenizer, longest=longest)
-        ids = encode_all(run, sentences, read, wrong, note)
-        if not ids:
-            continue
-        try:
-            cfg, params = fill_mask.read_params(checkpoint, cfg)
-        except UserError:
-            headless.append(run.name)
-            continue
-        view = make_viewer(cfg, params, tokenizer, longest)
-        for text, one in ids.items():
-            found.append({"run": run.name, "step": step, "text": text, **view(one)})
-    tell_headless(headless, note)
-    refuse(wrong)
-    return found
 
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
@@ -150,6 +149,7 @@ def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
     ids = tokenizer.encode_with_masks(text)
     if not ids:
         raise UserError(f"--sentence={text!r} has no token")
+    longest = min(LONGEST, longest)
     if len(ids) + 2 > longest:
         raise UserError(
             f"--sentence: {text[:60]!r}... has {len(ids) + 2} tokens; up to {longest} "
@@ -188,7 +188,7 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
         return own, jax.lax.top_k(jnp.where(beyond, -1.0, likely), top)
 
     @jax.jit
-    def look(params: Any, batch: Any) -> Any:
+    def attend(params: Any, batch: Any) -> Any:
         maps = attention_maps(params["encoder"], cfg, batch)[:, 0]
         return jnp.round(255 * maps).astype(jnp.uint8)
 
@@ -216,7 +216,7 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
             if t not in special
         ]
         batch = {"input_ids": row[None], "attention_mask": real[None]}
-        maps = np.asarray(look(params, batch))[:, :, :n, :n]
+        maps = np.asarray(attend(params, batch))[:, :, :n, :n]
         attention = {"layers": maps.shape[0], "heads": maps.shape[1]}
         attention["tokens"] = [pieces[t] for t in ids]
         attention["weights"] = base64.b64encode(maps.tobytes()).decode()
