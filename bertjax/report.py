@@ -11,6 +11,7 @@ The page is one file that needs no network. --fill, --sentence, --probes and --s
 can be repeated; guesses are computed on one device in float32.
 """
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,28 +26,15 @@ from bertjax.storage import atomic
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("out", None, "the page to write", flag_values=values)
-    flags.DEFINE_string(
-        "png", None, "a folder for each chart as a picture", flag_values=values
-    )
-    flags.DEFINE_multi_string(
-        "fill",
-        [],
-        "a text with blanks, filled from every kept checkpoint",
-        flag_values=values,
-    )
-    flags.DEFINE_multi_string(
-        "sentence",
-        [],
-        "a text whose tokens are guessed one by one, and its attention",
-        flag_values=values,
-    )
-    flags.DEFINE_multi_string(
-        "probes", [], "what bertjax.probe --out wrote", flag_values=values
-    )
-    flags.DEFINE_multi_string(
-        "scores", [], "what bertjax.evaluate --json printed", flag_values=values
-    )
+    string = functools.partial(flags.DEFINE_string, flag_values=values)
+    several = functools.partial(flags.DEFINE_multi_string, flag_values=values)
+    string("out", None, "the page to write")
+    string("png", None, "a folder for each chart as a picture")
+    several("fill", [], "a text with blanks, filled from every kept checkpoint")
+    sentence = "a text whose tokens are guessed one by one, and its attention"
+    several("sentence", [], sentence)
+    several("probes", [], "what bertjax.probe --out wrote")
+    several("scores", [], "what bertjax.evaluate --json printed")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
         cli.say(line)
 
     runs = read_runs.read_runs(args.words, note)
-    found = probe_charts.read_probes(args.probes)
-    scored = score_tables.read_scores(args.scores)
+    probes = probe_charts.read_probes(args.probes)
+    scores = score_tables.read_scores(args.scores)
     blanks, views = [], []
     if args.fill or args.sentence:
         from bertjax.reporting import predictions  # which needs jax
@@ -73,14 +61,14 @@ def main(argv: Sequence[str]) -> int:
         blanks = predictions.fill_blanks(runs, args.fill, note)
         views = predictions.view_sentences(runs, args.sentence, note)
     # A directory's name may be no text.
-    text = page.write_page(runs, notes, blanks, views, found, scored)
+    text = page.write_page(runs, notes, blanks, views, probes, scores)
     atomic.write_file(out, text.encode(errors="replace"), f"--out={args.out}")
     cli.say(f"{out}: {', '.join(run.name for run in runs)}")
     if folder is not None:
         from bertjax.reporting import plots
 
         count = 0
-        for name, picture in plots.draw(runs, found):
+        for name, picture in plots.draw(runs, probes):
             atomic.write_file(folder / name, picture, f"--png={args.png}")
             count += 1
         cli.say(f"{folder}: {counted(count, 'picture')}")

@@ -13,7 +13,7 @@ from bertjax.models.config import EncoderConfig
 def base() -> ConfigDict:
     """Return every key a config has, with defaults; configs/*.py change what differs.
 
-    The keys without a section are of the run; each section is a function below.
+    A section that is not written out is a function below.
     """
     return ConfigDict(
         dict(
@@ -34,10 +34,14 @@ def base() -> ConfigDict:
             data=data_keys(),
             task=task_keys(),
             optim=optim_keys(),
-            mesh=mesh_keys(),
-            hosts=hosts_keys(),
-            log=log_keys(),
-            profile=profile_keys(),
+            mesh=dict(data=-1, fsdp=1, tensor=1),
+            # With --multihost: seconds without a sign of life of a host, or without
+            # a call of the devices, after which the others end: more where calls are
+            # seen to be long, or none was timed yet (bertjax/parallel/watch.py).
+            hosts=dict(timeout=120.0),
+            log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),
+            # A trace of `steps` updates, after `start` of them; 0: none.
+            profile=dict(start=10, steps=0),
             eval=eval_keys(),
             guard=guard_keys(),
             checkpoint=checkpoint_keys(),
@@ -141,31 +145,6 @@ def optim_keys() -> dict[str, Any]:
         decay=duration(percent=10),  # of wsd, before the end
         ema=0.0,  # decay of the parameters' moving average; 0: none
     )
-
-
-def mesh_keys() -> dict[str, Any]:
-    """How devices share the work (bertjax/parallel/mesh.py); -1: all that are left."""
-    return dict(data=-1, fsdp=1, tensor=1)
-
-
-def hosts_keys() -> dict[str, Any]:
-    """Of --multihost: when a host counts as lost (bertjax/parallel/watch.py)."""
-    return dict(
-        # Seconds without a sign of life of a host, or without a call of the
-        # devices, after which the others end: more where calls are seen to be
-        # long, or none was timed yet.
-        timeout=120.0,
-    )
-
-
-def log_keys() -> dict[str, Any]:
-    """Rows of metrics, and who writes them (bertjax/training/writer.py)."""
-    return dict(every=duration(steps=50), writers="jsonl,tensorboard")
-
-
-def profile_keys() -> dict[str, Any]:
-    """A trace for XProf of `steps` updates, after `start` of them; 0: none."""
-    return dict(start=10, steps=0)
 
 
 def eval_keys() -> dict[str, Any]:

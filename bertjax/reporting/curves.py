@@ -25,14 +25,14 @@ def thin(steps: np.ndarray, values: np.ndarray, buckets: int = BUCKETS) -> np.nd
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     ends = np.append(starts[1:], n)
     finite = np.isfinite(values)
-    kept = [starts, ends - 1]
+    chosen = [starts, ends - 1]
     # Sorted by bucket and then value, the ends of each bucket are its extremes.
     for fill in (np.inf, -np.inf):
         order = np.lexsort((np.where(finite, values, fill), bucket))
-        kept.append(order[starts] if fill > 0 else order[ends - 1])
+        chosen.append(order[starts] if fill > 0 else order[ends - 1])
     gaps = np.flatnonzero(~finite)
-    kept.append(gaps[np.unique(bucket[gaps], return_index=True)[1]])
-    return np.unique(np.concatenate(kept))
+    chosen.append(gaps[np.unique(bucket[gaps], return_index=True)[1]])
+    return np.unique(np.concatenate(chosen))
 
 
 def smooth(values: np.ndarray) -> np.ndarray | None:
@@ -51,21 +51,21 @@ def smooth(values: np.ndarray) -> np.ndarray | None:
     sums = np.cumsum(np.append(0.0, np.where(finite, values, 0.0)))
     counts = np.cumsum(np.append(0, finite))
     low, high = at - reach, at + reach + 1
-    found = counts[high] - counts[low]
-    return np.where(found, (sums[high] - sums[low]) / np.maximum(found, 1), np.nan)
+    count = counts[high] - counts[low]
+    return np.where(count, (sums[high] - sums[low]) / np.maximum(count, 1), np.nan)
 
 
 def points(series: Series) -> dict[str, list[float | None]]:
     """Return what the page draws of a series: columns, None where not finite."""
-    kept = thin(series.steps, series.values)
+    drawn = thin(series.steps, series.values)
     columns = {
-        "step": series.steps[kept],
-        "tokens": series.tokens[kept],
-        "value": series.values[kept],
+        "step": series.steps[drawn],
+        "tokens": series.tokens[drawn],
+        "value": series.values[drawn],
     }
     average = smooth(series.values)
     if average is not None:
-        columns["smooth"] = average[kept]
+        columns["smooth"] = average[drawn]
     return {name: [shorten(x) for x in column] for name, column in columns.items()}
 
 

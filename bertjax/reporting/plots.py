@@ -4,69 +4,68 @@
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bertjax.reporting import curves, run_tables, sweep_curves
+from bertjax.reporting import run_tables, sweep_curves
+from bertjax.reporting.curves import points
 from bertjax.reporting.read_runs import Run
 
 # Number of a colour, name, x, y.
 Curve = tuple[int, str, Sequence[float], Sequence[float]]
 
 
-def draw(runs: Sequence[Run], probes: Sequence[Any]) -> Iterator[tuple[str, bytes]]:
+def draw(
+    runs: Sequence[Run], probes: Sequence[dict[str, Any]]
+) -> Iterator[tuple[str, bytes]]:
     """Yield (name of a file, PNG) for each chart of the page.
 
-    probes: as reporting.probes reads them. Names are the metrics', after the kind of a
+    probes: as probe_charts reads them. Names are the metrics', after the kind of a
     probe or the name of a sweep, with "-" for what a file may not be called, and a
     number where several charts have one.
     """
-    seen: dict[str, int] = {}
-    for title, axis, lines in (*of_runs(runs), *of_sweeps(runs), *of_probes(probes)):
+    names: Counter[str] = Counter()
+    for title, chart in titled_charts(runs, probes):
         name = re.sub(r"[^\w.]+", "-", title).strip("-.") or "metric"
-        seen[name] = seen.get(name, 0) + 1
-        number = f"-{seen[name]}" if seen[name] > 1 else ""
-        legend = len(lines) > 1 or len(runs) > 1
-        yield f"{name}{number}.png", picture(title, axis, lines, legend)
+        names[name] += 1
+        number = f"-{names[name]}" if names[name] > 1 else ""
+        curves = curves_of(chart)
+        legend = len(curves) > 1 or len(runs) > 1
+        yield f"{name}{number}.png", picture(title, chart["axis"], curves, legend)
 
 
-def of_runs(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Curve]]]:
-    """Yield (title, name of the x axis, curves) for each metric of the runs."""
+def titled_charts(
+    runs: Sequence[Run], probes: Sequence[dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (title, chart as page.js draws it): of metrics, of sweeps, of probes."""
     for chart in run_tables.charts(runs):
-        if chart.constant is not None:
-            continue
-        lines = []
-        for i, series in chart.curves:
-            kept = curves.thin(series.steps, series.values)
-            lines.append((i, runs[i].name, series.steps[kept], series.values[kept]))
-        yield chart.key, "step", lines
-
-
-def of_sweeps(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Curve]]]:
-    """Yield the same for each metric of the sweeps."""
+        if chart.constant is None:
+            curves = [
+                {"run": i, "name": runs[i].name, **points(series)}
+                for i, series in chart.curves
+            ]
+            yield chart.key, {"axis": "step", "curves": curves}
     for run in runs:
         for chart in sweep_curves.charts(run):
-            yield f"{run.name} {chart['key']}", chart["axis"], lines_of(chart)
-
-
-def of_probes(probes: Sequence[Any]) -> Iterator[tuple[str, str, list[Curve]]]:
-    """Yield the same for each chart of the probes."""
-    for found in probes:
-        for kind, result in found["kinds"].items():
+            yield f"{run.name} {chart['key']}", chart
+    for probe in probes:
+        for kind, result in probe["kinds"].items():
             for chart in result["charts"]:
-                yield f"{kind} {chart['key']}", chart["axis"], lines_of(chart)
+                yield f"{kind} {chart['key']}", chart
 
 
-def lines_of(chart: dict[str, Any]) -> list[Curve]:
-    """Return the curves of a chart of the page; of a group only one has a name."""
-    lines, seen = [], set()
+def curves_of(chart: dict[str, Any]) -> list[Curve]:
+    """Return the curves of a chart; of a group only one has a name."""
+    curves, seen = [], set()
     for c in chart["curves"]:
         name = c.get("group", c["name"])
         shown = f"_{name}" if name in seen else name  # which matplotlib does not list
-        seen.add(name)
+        if "group" in c:
+            seen.add(name)
         values = [math.nan if x is None else x for x in c["value"]]
-        lines.append((c["run"], shown, c[chart["axis"]], values))
-    return lines
+        curves.append((c["run"], shown, c[chart["axis"]], values))
+    return curves
 
 
 def picture(title: str, axis: str, lines: Sequence[Curve], legend: bool) -> bytes:

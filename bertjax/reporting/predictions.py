@@ -201,7 +201,6 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
         np.fill_diagonal(masked, tokenizer.mask_id)
         batch = {"input_ids": masked, "attention_mask": np.tile(real, (length, 1))}
         own, (values, best) = jax.device_get(guess(params, batch, row))
-        special = {*tokenizer.special_ids.tolist()}
         tokens = [
             {
                 "token": pieces[t],
@@ -213,7 +212,7 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
                 ],
             }
             for i, t in enumerate(ids)
-            if t not in special
+            if t not in tokenizer.special_ids
         ]
         batch = {"input_ids": row[None], "attention_mask": real[None]}
         maps = np.asarray(attend(params, batch))[:, :, :n, :n]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What probes found in an encoder's layers: a probe's JSON as charts and tables."""
+"""The JSON of bertjax.probe, scores by layer, as charts and tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,33 +21,33 @@ def read_probes(files: Sequence[str]) -> list[dict[str, Any]]:
 
 def read_probe(name: str) -> dict[str, Any]:
     """Read a file: {"file", "about", "kinds": {kind: {"charts", "table", "mix"}}}."""
-    (_, found), *_ = read_objects(name, "--probes")
+    (_, probe), *_ = read_objects(name, "--probes")
     try:
-        rows = found["rows"]
+        rows = probe["rows"]
         about = (
-            f"{found['model']}: {len(found['labels'])} classes, {rows['train']:,} "
-            f"{found['of']} for the probes, {rows['valid']:,} for the "
-            f"scores, {found['pooling']} pooling; means over "
-            f"{counted(found['seeds'], 'seed')}."
+            f"{probe['model']}: {len(probe['labels'])} classes, {rows['train']:,} "
+            f"{probe['of']} for the probes, {rows['valid']:,} for the "
+            f"scores, {probe['pooling']} pooling; means over "
+            f"{counted(probe['seeds'], 'seed')}."
         )
         kinds = {
             kind: {
-                "charts": charts(found, result),
-                "table": table(found, result["layers"]),
-                "mix": describe_mix(result["mix"], found["metric"]),
+                "charts": charts(probe, result),
+                "table": table(probe, result["layers"]),
+                "mix": describe_mix(result["mix"], probe["metric"]),
             }
-            for kind, result in found["probes"].items()
+            for kind, result in probe["probes"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
         lacks = isinstance(e, KeyError)
-        said = f"it has no {e}" if lacks else "a value in it is of another kind"
+        why = f"it has no {e}" if lacks else "a value in it is of another kind"
         raise UserError(
-            f"--probes={name} is nothing that bertjax.probe --out wrote: {said}"
+            f"--probes={name} was not written by bertjax.probe --out: {why}"
         ) from e
     return {"file": name, "about": about, "kinds": kinds}
 
 
-def charts(found: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:
+def charts(probe: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:
     """Return two charts by layer, as page.js draws them: scores, and code lengths."""
     rows = result["layers"]
     layers = [int(row["layer"]) for row in rows]
@@ -66,17 +66,17 @@ def charts(found: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]
         return {"key": key, "axis": "layer", "curves": curves}
 
     mix = {"mix of the layers 0 to l": [float(x) for x in result["mix"]["cumulative"]]}
-    majority = float(found["majority"])  # 0: one class alone tells the metric nothing
+    majority = float(probe["majority"])  # 0: one class alone tells the metric nothing
     common = {"largest class": [majority] * len(rows)} if majority else {}
-    uniform = {"each class as likely": [float(found["uniform_bits"])] * len(rows)}
+    uniform = {"each class as likely": [float(probe["uniform_bits"])] * len(rows)}
     return [
-        chart(found["metric"], SCORES, mix | common),
+        chart(probe["metric"], SCORES, mix | common),
         chart("bits of the online code", BITS, uniform),
     ]
 
 
-def table(found: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Table:
+def table(probe: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Table:
     """Lay the layers' rows out under the heads that `bertjax.probe` prints."""
     columns = {k: head for k, (head, _) in COLUMNS.items() if k in rows[0]}
-    heads = [head.format(metric=found["metric"]) for head in columns.values()]
+    heads = [head.format(metric=probe["metric"]) for head in columns.values()]
     return Table(heads, [[row[k] for k in columns] for row in rows])

@@ -20,23 +20,24 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
     except OSError as e:
         raise UserError(f"{flag}={name}: cannot be read ({e.strerror})") from None
     except UnicodeDecodeError:
-        raise UserError(f"{flag}={name}: no text in UTF-8") from None
-    found: list[tuple[int, Any]] = []
+        raise UserError(f"{flag}={name} is not text in UTF-8") from None
+    objects: list[tuple[int, Any]] = []
     try:
-        found.append((1, json.loads(text)))
+        objects.append((1, json.loads(text)))
     except json.JSONDecodeError as whole:
         for number, line in enumerate(text.split("\n"), 1):
             try:
                 if line.strip():
-                    found.append((number, json.loads(line)))
+                    objects.append((number, json.loads(line)))
             except json.JSONDecodeError as e:
                 # Where no line is whole, an object lies on several.
-                at, fault = (number, e) if found else (whole.lineno, whole)
-                said = f"{flag}={name}, line {at}: no JSON: {fault.msg}"
-                raise UserError(said) from None
-    for number, one in found:
+                at, fault = (number, e) if objects else (whole.lineno, whole)
+                raise UserError(
+                    f"{flag}={name}, line {at} is not JSON: {fault.msg}"
+                ) from None
+    for number, one in objects:
         if not isinstance(one, dict):
-            raise UserError(f"{flag}={name}, line {number}: no JSON object")
-    if not found:
+            raise UserError(f"{flag}={name}, line {number} is not a JSON object")
+    if not objects:
         raise UserError(f"{flag}={name}: the file is empty")
-    return found
+    return objects

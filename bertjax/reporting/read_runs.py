@@ -62,14 +62,14 @@ class Run:
         return int(max((s.tokens[-1] for s in self.series.values()), default=0))
 
 
-def read_runs(paths: Sequence[str], say: Callable[[str], None]) -> list[Run]:
+def read_runs(paths: Sequence[str], log: Callable[[str], None]) -> list[Run]:
     """Read workdirs, in the order given. Raises UserError for what is none."""
-    found = [manifest.as_path(p) for p in paths]
-    for i, path in enumerate(found):
-        if path in found[:i]:
+    folders = [manifest.as_path(p) for p in paths]
+    for i, path in enumerate(folders):
+        if path in folders[:i]:
             raise UserError(f"{path} is given twice")
-    names = distinct_names([str(p) for p in found])
-    return [read_run(p, n, say) for p, n in zip(found, names, strict=True)]
+    names = distinct_names([str(p) for p in folders])
+    return [read_run(p, n, log) for p, n in zip(folders, names, strict=True)]
 
 
 def distinct_names(paths: Sequence[str]) -> list[str]:
@@ -87,7 +87,7 @@ def distinct_names(paths: Sequence[str]) -> list[str]:
     return names
 
 
-def read_run(path: Any, name: str, say: Callable[[str], None]) -> Run:
+def read_run(path: Any, name: str, log: Callable[[str], None]) -> Run:
     """Read one workdir. Raises UserError naming the file and line that is broken."""
     if not path.is_dir():
         what = "a file, no workdir" if path.exists() else "no such directory"
@@ -109,7 +109,7 @@ def read_run(path: Any, name: str, say: Callable[[str], None]) -> Run:
         read_json(path / "overrides.json"),
         facts,
         text,
-        read_metrics(path / "metrics.jsonl", say),
+        read_metrics(path / "metrics.jsonl", log),
         workdir_kinds.read_results(path),
     )
 
@@ -122,8 +122,8 @@ def read_config(file: Any) -> dict[str, Any]:
             raise ValueError("no model, data and optim in it")
         return serialize.flatten(serialize.from_json(text).to_dict())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        said = " ".join(str(e).split())
-        raise UserError(f"{file} is no config of a run: {said}") from e
+        why = " ".join(str(e).split())
+        raise UserError(f"{file} is not the config of a run: {why}") from e
 
 
 def identify(folder: Any) -> str:
@@ -136,11 +136,12 @@ def identify(folder: Any) -> str:
     return digest.hexdigest()
 
 
-def read_metrics(file: Any, say: Callable[[str], None]) -> dict[str, Series]:
+def read_metrics(file: Any, log: Callable[[str], None]) -> dict[str, Series]:
     """Read metrics.jsonl by name, in the order of the steps.
 
     A run that has just begun has none. The half line at the end that a live run is
-    about to finish is left out, and said. Raises UserError for any other broken line.
+    about to finish is left out, which `log` says. Raises UserError for any other line
+    that is broken.
     """
     if not file.exists():
         return {}
@@ -150,7 +151,7 @@ def read_metrics(file: Any, say: Callable[[str], None]) -> dict[str, Series]:
             json.loads(half)
             lines.append(half)
         except ValueError:
-            say(
+            log(
                 f"{file}:{len(lines) + 1}: half a line at the end, left out: the run "
                 "is writing it, or was killed there"
             )
@@ -169,7 +170,7 @@ def read_metrics(file: Any, say: Callable[[str], None]) -> dict[str, Series]:
             if key not in CLOCK:
                 value = number_of(row, key, where)
                 columns.setdefault(key, []).append((step, tokens, value))
-    found = {}
+    metrics = {}
     for key, rows in columns.items():
         table = np.array(rows, np.float64)
         steps, tokens, values = table[np.argsort(table[:, 0], kind="stable")].T
@@ -178,8 +179,8 @@ def read_metrics(file: Any, say: Callable[[str], None]) -> dict[str, Series]:
         if bad.any():
             known = np.interp(steps, steps[~bad], tokens[~bad]) if not bad.all() else 0
             tokens = np.where(bad, known, tokens)
-        found[key] = Series(steps, tokens, values)
-    return found
+        metrics[key] = Series(steps, tokens, values)
+    return metrics
 
 
 def number_of(row: dict[str, Any], key: str, where: str) -> float:

@@ -118,11 +118,11 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
 
     for key in sorted(serialize.differing(configs), key=place):
         values = [config.get(key) for config in whole]
-        told = [*map(written, values)]
-        if len({*told}) < len({*map(str, values)}):  # too short to tell them apart
-            told = ["–" if x in (None, "") else str(x) for x in values]
+        cells = [*map(written, values)]
+        if len({*cells}) < len({*map(str, values)}):  # too short to tell them apart
+            cells = ["–" if x in (None, "") else str(x) for x in values]
         free = serialize.FREE.fullmatch(key) and not _is_other_text(key, runs)
-        rows[bool(free)].append([key, *told])
+        rows[bool(free)].append([key, *cells])
     head = ["key", *(run.name for run in runs)]
     return Table(head, rows[0]), Table(head, rows[1])
 
@@ -253,27 +253,27 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
             groups.setdefault((key, kind(run, key)), []).append((i, series))
     for key, _ in groups:
         keys[key] = keys.get(key, 0) + 1
-    found = []
+    every = []
     for (key, _), curves in groups.items():
         values = np.concatenate([s.values for _, s in curves])
         first = values[0]
         constant = float(first) if np.all(values == first) else None
         if key.split("/")[0] in ("train", "eval"):
             constant = None  # even what never moves is a result
-        found.append(Chart(key, curves, constant, keys[key] == 1))
+        every.append(Chart(key, curves, constant, keys[key] == 1))
     order = {key: i for i, key in enumerate(keys)}  # as in the rows
-    found.sort(key=lambda chart: (rank(chart.key), order[chart.key]))
-    return join_equal(found)
+    every.sort(key=lambda chart: (rank(chart.key), order[chart.key]))
+    return join_equal(every)
 
 
-def join_equal(found: list[Chart]) -> list[Chart]:
+def join_equal(every: list[Chart]) -> list[Chart]:
     """Draw a term once that is all of the loss of its runs: the sum has its curve."""
-    totals = {i: [] for i, chart in enumerate(found) if chart.key == "train/loss"}
+    totals = {i: [] for i, chart in enumerate(every) if chart.key == "train/loss"}
     left = {}
-    for at, chart in enumerate(found):
+    for at, chart in enumerate(every):
         same = None
         if chart.key.startswith("train/") and at not in totals:
-            same = next((i for i in totals if has_curves(found[i], chart)), None)
+            same = next((i for i in totals if has_curves(every[i], chart)), None)
         if same is None:
             left[at] = chart
         else:

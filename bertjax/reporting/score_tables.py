@@ -32,8 +32,8 @@ def read_file(name: str) -> list[Titled]:
             models.setdefault((one.get("model"), one.get("step")), []).append(one)
         try:
             for (model, step), lines in models.items():
-                told = {} if step is None else {"step": step}
-                tables += name_model(model, lay_out(told | total(lines)))
+                at_step = {} if step is None else {"step": step}
+                tables += name_model(model, lay_out(at_step | total(lines)))
             return tables
         except (TypeError, AttributeError):
             raise refusal(name, 1, "scored lines of another kind") from None

@@ -20,15 +20,16 @@ def charts(run: Run) -> list[dict[str, Any]]:
     try:
         return [*_charts(run.sweep.get("curve", []))]
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        said = f"{type(e).__name__}: {e}"
-        raise UserError(f"{run.path}/sweep.json: no curve of a sweep: {said}") from e
+        raise UserError(
+            f"{run.path}/sweep.json holds no curve of a sweep: {type(e).__name__}: {e}"
+        ) from e
 
 
 def _charts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rates = [*dict.fromkeys(row["lr"] for row in rows)]
     seeds = [*dict.fromkeys(row["seed"] for row in rows)]
     keys = [(row["valid"], key) for row in rows for key in row if key not in ABOUT]
-    found = []
+    drawn = []
     for valid, key in dict.fromkeys(keys):
         of: dict[tuple[int, float], list[dict[str, Any]]] = {}
         for row in rows:
@@ -48,5 +49,5 @@ def _charts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 }
             )
         chart = {"key": f"eval/{valid}/{key}", "axis": "step", "curves": curves}
-        found.append(chart)
-    return found
+        drawn.append(chart)
+    return drawn

@@ -254,12 +254,13 @@ def test_probes_by_layer(tmp_path):
 
 def test_probes_are_drawn_too(tmp_path):
     file = make_probes(tmp_path / "probes.json")
-    made = [*plots.of_probes(probe_charts.read_probes([str(file)]))]
-    assert [chart[:2] for chart in made] == [
+    charts = [*plots.titled_charts([], probe_charts.read_probes([str(file)]))]
+    assert [(title, chart["axis"]) for title, chart in charts] == [
         ("linear f1", "layer"),
         ("linear bits of the online code", "layer"),
     ]
-    assert made[0][2][0] == (0, "encoder", [0, 1, 2], [0.5] * 3)
+    curve, *_ = plots.curves_of(charts[0][1])
+    assert curve == (0, "encoder", [0, 1, 2], [0.5] * 3)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def test_probes_are_drawn_too(tmp_path):
 )
 def test_what_is_no_probe(tmp_path, changed, words):
     file = make_probes(tmp_path / "probes.json", **changed)
-    with pytest.raises(UserError, match=f"--probes={file} is nothing that .*: {words}"):
+    with pytest.raises(UserError, match=f"--probes={file} was not written by .*: {words}"):
         page_of(make_run(tmp_path / "a"), more=[f"--probes={file}"])
     assert not (tmp_path / "page.html").exists()
 
@@ -340,7 +341,7 @@ def test_what_is_no_run_or_no_place_to_write(tmp_path):
         ([tmp_path / "empty", out], "no workdir"),
         ([tmp_path / "none", out], "no such directory"),
         ([run / "run.json", out], "a file"),
-        ([tmp_path / "other", out], "config.json is no config"),
+        ([tmp_path / "other", out], "config.json is not the config"),
         ([run, f"--out={tmp_path}"], "is a directory"),
         ([run, f"--out={tmp_path / 'no' / 'page.html'}"], "is no directory"),
         ([run, out, f"--png={run / 'run.json'}"], "is a file"),

@@ -73,9 +73,9 @@ def test_a_sweep_among_the_runs(tmp_path):
 
 def test_pictures_of_a_sweep(tmp_path):
     runs = read_runs.read_runs([str(make_sweep(tmp_path / "a"))], print)
-    ((title, axis, lines),) = plots.of_sweeps(runs)
-    assert (title, axis) == ("a eval/dev/accuracy", "step")
-    assert [name for _, name, *_ in lines] == [
+    ((title, chart),) = plots.titled_charts(runs, [])
+    assert (title, chart["axis"]) == ("a eval/dev/accuracy", "step")
+    assert [name for _, name, *_ in plots.curves_of(chart)] == [
         "lr 2e-05", "_lr 2e-05", "lr 3e-05", "_lr 3e-05",
     ]  # fmt: skip
     pytest.importorskip("matplotlib")
@@ -86,7 +86,9 @@ def test_pictures_of_a_sweep(tmp_path):
 def test_a_damaged_sweep(tmp_path):
     folder = make_sweep(tmp_path / "a")
     (folder / "sweep.json").write_text(json.dumps({"curve": [{"step": 4}]}))
-    with pytest.raises(UserError, match=r"a/sweep.json: no curve of a sweep: KeyErr"):
+    with pytest.raises(
+        UserError, match=r"a/sweep.json holds no curve of a sweep: KeyErr"
+    ):
         sweep_curves.charts(read_runs.read_runs([str(folder)], print)[0])
     (folder / "sweep.json").write_text("{")
     with pytest.raises(UserError, match=r"a/sweep.json cannot be read: "):
@@ -170,10 +172,10 @@ def test_scored_lines_of_several_models(tmp_path):
     "text, words",
     [
         ("", ": the file is empty"),
-        ("[1]", ", line 1: no JSON object"),
-        ("{", ", line 1: no JSON: Expecting property name"),
-        ('{"step": 1,\n "f1": }', ", line 2: no JSON: Expecting value"),
-        ('{"step": 1, "f1": 1}\n\n{"step": }', ", line 3: no JSON: Expecting value"),
+        ("[1]", ", line 1 is not a JSON object"),
+        ("{", ", line 1 is not JSON: Expecting property name"),
+        ('{"step": 1,\n "f1": }', ", line 2 is not JSON: Expecting value"),
+        ('{"step": 1, "f1": 1}\n\n{"step": }', ", line 3 is not JSON: Expecting value"),
         ('{"a": 1}', ", line 1: nothing that .*: no scores and their step"),
         ('{"step": 1, "f1": 1}\n{"step": 1, "a": [1]}', ", line 2: .*: a is no score"),
         ('{"step": 1, "a": {"b": [1]}}', ", line 1: .*: b is no score"),
