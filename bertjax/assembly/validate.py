@@ -2,8 +2,6 @@
 """Refuse configs that can be seen to be wrong without data and without jax."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
@@ -75,7 +73,14 @@ def check(config: ConfigDict) -> None:
         if flat[key] is not None and not least <= flat[key] <= most:
             raise UserError(f"{key}={flat[key]} must be from {least} to {most}")
     _check_run(config)
-    _check_unused_keys(config, flat)
+    tasks.check_settings(config, schema.base().task)
+    defaults = serialize.flatten(schema.base())
+    for key in OF_TEXT if config.task.text else ():
+        if flat[key] != defaults[key]:
+            raise UserError(
+                f"{key}={flat[key]} is for running text, and rows of a task do not use "
+                "it: leave it out"
+            )
     _check_optimizer(config)
     _check_budget(config)
     _check_phases(config)
@@ -114,18 +119,6 @@ def _check_run(config: ConfigDict) -> None:
             f"eval.{key}={config.eval[key]} needs evaluations, but data.valid is "
             f"empty: give data.valid, or leave eval.{key} out"
         )
-
-
-def _check_unused_keys(config: ConfigDict, flat: Mapping[str, Any]) -> None:
-    """Refuse keys of a task that its type does not read, and of text for a task."""
-    defaults = serialize.flatten(schema.base())
-    tasks.check_settings(config, schema.base().task)
-    for key in OF_TEXT if config.task.text else ():
-        if flat[key] != defaults[key]:
-            raise UserError(
-                f"{key}={flat[key]} is for running text, and rows of a task do not use "
-                "it: leave it out"
-            )
 
 
 def _check_optimizer(config: ConfigDict) -> None:

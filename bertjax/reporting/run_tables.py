@@ -162,19 +162,18 @@ def speed(runs: Sequence[Run]) -> Table:
     most memory."""
     rows = []
     for run in runs:
-        middle = {key: median(run, key) for key in (*SPEED, "data/wait_seconds")}
-        seconds, wait = middle["perf/step_seconds"], middle.pop("data/wait_seconds")
+        tokens, seconds, mfu, wait, fill = (median(run, key) for key in SPEED)
         waiting = wait / seconds if seconds and wait is not None else None
-        middle["data/fill"], fill = waiting, middle["data/fill"]
-        shares = [share(middle[key]) for key in ("perf/mfu", "data/fill")]
-        values = [middle["perf/tokens_per_second"], seconds, *shares, share(fill)]
         used = finite(run, "perf/memory_gib")
-        rows.append([run.name, *values, float(max(used)) if len(used) else None])
+        memory = float(max(used)) if len(used) else None
+        shares = map(share, (mfu, waiting, fill))
+        rows.append([run.name, tokens, seconds, *shares, memory])
     head = ["run", "tokens/s", "seconds a step", "MFU", "waiting for data", "fill"]
     return Table([*head, "memory, GiB"], rows)
 
 
-SPEED = ("perf/tokens_per_second", "perf/step_seconds", "perf/mfu", "data/fill")
+SPEED = ("perf/tokens_per_second", "perf/step_seconds", "perf/mfu")
+SPEED += ("data/wait_seconds", "data/fill")
 
 
 def median(run: Run, key: str) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 from bertjax import UserError
 from bertjax.reporting.read_json import read_objects
 from bertjax.reporting.run_tables import Table
-from bertjax.scoring.totals import total
+from bertjax.scoring.lines import total
 
 LINE = {"text", "score", "tokens", "words", "unknown"}  # keys of --what=pll's objects
 Titled = tuple[str, Table]

@@ -14,7 +14,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.corpus.line_repair import load_json
 from bertjax.scoring import pll
-from bertjax.scoring.read_lines import Line, read_lines
+from bertjax.scoring.lines import Line, read_lines
 from bertjax.scoring.scorer import Scores, identify
 
 FLAGS = ("variant",)

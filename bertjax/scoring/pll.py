@@ -16,8 +16,7 @@ from bertjax import UserError, fill_mask, registry
 from bertjax.assembly import models, resolve
 from bertjax.data.corpus.line_files import FileSource
 from bertjax.data.progress import Progress
-from bertjax.scoring import totals
-from bertjax.scoring.read_lines import read_lines
+from bertjax.scoring.lines import read_lines, total
 from bertjax.scoring.scorer import Scores, identify, value_lines
 
 FLAGS = ("variant",)
@@ -47,7 +46,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
         {**about, "file": x.file, "line": x.number, "text": x.text, **score._asdict()}
         for x, score in zip(written, scores, strict=True)
     ]
-    summary = totals.total(rows)
+    summary = total(rows)
     if not summary["lines"]:
         raise UserError(
             f"--text={args.text}: no line can be scored: {summary['too_long']:,} have "

@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from bertjax.assembly import models, resolve
 from bertjax.scoring import pairs, pll
-from bertjax.scoring.read_lines import read_lines
+from bertjax.scoring.lines import read_lines
 
 parser = argparse.ArgumentParser()
 parser.add_argument("vocab")

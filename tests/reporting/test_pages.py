@@ -273,7 +273,7 @@ def test_probes_are_drawn_too(tmp_path):
 )
 def test_what_is_no_probe(tmp_path, changed, words):
     file = make_probes(tmp_path / "probes.json", **changed)
-    with pytest.raises(UserError, match=f"--probes={file} was not written by .*: {words}"):
+    with pytest.raises(UserError, match=f"--probes={file} was not written .*: {words}"):
         page_of(make_run(tmp_path / "a"), more=[f"--probes={file}"])
     assert not (tmp_path / "page.html").exists()
 

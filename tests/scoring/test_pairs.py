@@ -7,8 +7,8 @@ import json
 import pytest
 
 from bertjax import UserError
+from bertjax.scoring.lines import Line, read_lines
 from bertjax.scoring.pairs import Pair, compare, read_pairs, table
-from bertjax.scoring.read_lines import Line, read_lines
 
 GOOD = dict(sentence_good="a b", sentence_bad="b a", UID="order")
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the lines of files as they stand: what is scored is not repaired."""
+"""Lines of files as they stand, which are scored unrepaired, and their totals."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bertjax import UserError
 from bertjax.data.corpus import files
@@ -40,3 +41,28 @@ def read_lines(value: str) -> Iterator[Line]:
                         f"(byte {e.start + 1} of the line)"
                     ) from None
                 yield Line(path, number, text)
+
+
+def total(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up pseudo-log-likelihoods, in nats, of the lines that have one.
+
+    lines: {"text", "score" (None where it is too long, or no token), "tokens", "words",
+    "unknown"}.
+    """
+    fitting = [line for line in lines if line["score"] is not None]
+    counts = {"lines": len(fitting), "no_tokens": sum(not x["tokens"] for x in lines)}
+    counts["too_long"] = len(lines) - len(fitting) - counts["no_tokens"]
+    for name in ("tokens", "words", "unknown"):
+        counts[name] = sum(line[name] for line in fitting)
+    # White space is no character: pieces have it or not, as their tokenizer likes.
+    characters = sum(len("".join(line["text"].split())) for line in fitting)
+    if not characters:
+        return counts
+    score = math.fsum(line["score"] for line in fitting)
+    return {
+        **counts,
+        "characters": characters,
+        "pseudo_log_likelihood": score,
+        "pseudo_perplexity": math.exp(min(-score / counts["tokens"], 700)),
+        "bits_per_character": -score / math.log(2) / characters,
+    }
