@@ -33,8 +33,11 @@ class Scores(NamedTuple):
 
 
 def load_scorer(name: str) -> ModuleType:
-    """Return the scorer of --what. Raises UserError for a name that none has."""
-    return registry.load("--what", name, PACKAGE, SUPPORT)
+    """Return the scorer of --what. Raises UserError for what is none."""
+    module = registry.load("--what", name, PACKAGE, SUPPORT)
+    if not (hasattr(module, "score") and hasattr(module, "FLAGS")):
+        raise UserError(f"--what={name} is no scorer: it needs `score` and `FLAGS`")
+    return module
 
 
 def scorer_names() -> list[str]:

@@ -239,6 +239,21 @@ def test_lines(run, tmp_path):
     assert "pseudo_perplexity" in totals and "bits_per_character" in totals
 
 
+def test_a_way_from_outside(run, trained, tmp_path):
+    (tmp_path / "lines.txt").write_text("a list, 2.\nwords")
+    given = "--what=lab.characters", f"--text={tmp_path}/lines.txt"
+    found = run(*given, "--json", "--label=n")
+    assert [json.loads(line) for line in found.out.splitlines()] == [
+        {"model": str(trained), "n": 5}, {"model": str(trained), "n": 5},
+    ]  # fmt: skip
+    assert found.err == "counted\n"
+    assert run(*given).out == "--model: 10 letters\n"
+    with pytest.raises(UserError, match=r"--rates has no use with --what=lab\.charact"):
+        run(*given, "--rates=0.1")
+    with pytest.raises(UserError, match=r"--what=json\.tool is no scorer"):
+        run("--what=json.tool")
+
+
 def test_pairs(command, trained, tmp_path):
     file = tmp_path / "pairs.jsonl"
     same = PAIR | {"sentence_bad": "A list of  words."}  # the same tokens: a tie
