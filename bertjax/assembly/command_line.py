@@ -11,7 +11,7 @@ from ml_collections import config_flags
 from bertjax import UserError
 from bertjax.assembly.init_from import follow_init_from
 from bertjax.config import flag_errors, flag_help
-from bertjax.config.durations import settle_durations
+from bertjax.config.durations import resolve_durations
 from bertjax.config.flags import config_first
 from bertjax.config.schema import base
 from bertjax.config.serialize import flatten
@@ -64,7 +64,7 @@ def parse(
                 f"the config file lacks the keys {', '.join(lacking[:5])}: begin with "
                 "config.base()"
             )
-        settle_durations(values.config, overrides)
+        resolve_durations(values.config, overrides)
         tasks.settle(values.config, overrides)
         follow_init_from(values.config, overrides)
         flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)

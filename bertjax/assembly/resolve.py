@@ -20,8 +20,8 @@ def encoder_config(
     """Build the encoder's config; `vocab_size` is the tokenizer's.
 
     A larger model.vocab_size is padding, which is never predicted unless model.pieces
-    says so; a smaller one is refused. `backend` (jax's
-    default_backend()) decides what dtype="auto" is.
+    counts it; a smaller one is refused. `backend` (jax's default_backend()) decides
+    what dtype="auto" is.
     """
     given = {k: v for k, v in config.model.items() if v is not None}
     family = registry.pick("model.family", given.pop("family"), FAMILIES)

@@ -37,7 +37,7 @@ def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
     return by_name
 
 
-def settle_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+def resolve_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     """Let a unit given on the command line clear the others; two are an error."""
     for name, value in durations(config).items():
         given = [u for u in UNITS if f"{name}.{u}" in overrides]
@@ -56,7 +56,7 @@ def settle_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
 
 
 def unit_of(config: ConfigDict, name: str) -> tuple[str, float]:
-    """Return the one unit of a settled duration and its number."""
+    """Return the one unit of a resolved duration and its number."""
     value = durations(config)[name]
     unit = next(u for u in UNITS if value[u] is not None)
     return unit, value[unit]

@@ -83,7 +83,7 @@ def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> 
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield what led to an error, the first first: libraries say it again."""
+    """Yield what led to an error, the first cause first, and the error itself."""
     if error is not None:
         yield from _chain(error.__context__)
         yield error
@@ -142,7 +142,7 @@ def suggest(name: str, value: str = "") -> str:
 
 
 def duration_flag(flag: str, value: str) -> str:
-    """Write a duration's flag with a unit, and say which others there are."""
+    """Write a duration's flag with a unit, and name the other units."""
     number = value if re.fullmatch(r"[\d.]+", value) else "N"
     others = ", ".join(f".{unit}" for unit in [*UNITS][1:])
     return f"{flag}.steps={number}, or {others} for .steps"

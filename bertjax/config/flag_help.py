@@ -5,7 +5,7 @@ import textwrap
 
 from absl import flags
 
-# Of flags that several commands have; a command's own say it where they are defined.
+# Help of the flags that several commands have; a command defines that of its own.
 SHARED = {
     "model": "a workdir, one of its checkpoints, or a Hugging Face directory",
     "workdir": "the directory that the run lives in",
@@ -46,7 +46,7 @@ def describe(doc: str, values: flags.FlagValues, with_config: bool) -> str:
 
 def own_flags(values: flags.FlagValues) -> list[flags.Flag]:
     """Return the flags that a command defined, in that order."""
-    return [flag for found in values.flags_by_module_dict().values() for flag in found]
+    return [flag for own in values.flags_by_module_dict().values() for flag in own]
 
 
 def _head(flag: flags.Flag) -> str:
@@ -59,7 +59,7 @@ def _head(flag: flags.Flag) -> str:
 
 
 def help_of(flag: flags.Flag) -> str:
-    """Return what is said of a flag."""
+    """Return the help of a flag."""
     several = " (can be repeated)" * isinstance(flag, flags.MultiFlag)
     help = "" if flag.help == NO_HELP else flag.help.partition(REPEATED)[0]
     return (help or SHARED.get(flag.name, "")) + several

@@ -15,7 +15,7 @@ from bertjax.models.families import in_effect
 
 # What may differ between a workdir's config and the command's: where and how, not
 # what. Data is compared by content (run.json), not by the spelling of its path.
-FREE = re.compile(
+NOT_COMPARED = re.compile(
     r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
     rf"|model\.({'|'.join(RUNTIME)})"
     r"|data\.(engine|cache|train|valid|vocab|similar|segmenter)"
@@ -46,7 +46,7 @@ def from_json(text: str) -> ConfigDict:
     return config
 
 
-def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_model_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat config in which a model's empty keys have their values."""
     part = {k[6:]: v for k, v in config.items() if k.startswith("model.")}
     return {**config, **{f"model.{k}": v for k, v in in_effect(part).items()}}
@@ -57,20 +57,21 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Without those of a model that nobody wrote: of tiny and mini, `model.size` alone.
     """
-    whole = [settled(config) for config in configs]
+    whole = [with_model_defaults(config) for config in configs]
 
     def differ(key: str, among: Sequence[Mapping[str, Any]]) -> bool:
         return any(one.get(key) != among[0].get(key) for one in among)
 
-    found = [k for k in sorted({k for x in whole for k in x}) if differ(k, whole)]
-    given = [key for key in found if differ(key, configs)]
-    model = {k for k in found if k.startswith("model.") and not FREE.fullmatch(k)}
+    keys = [k for k in sorted({k for x in whole for k in x}) if differ(k, whole)]
+    given = [key for key in keys if differ(key, configs)]
+    compared = {key for key in keys if not NOT_COMPARED.fullmatch(key)}
+    model = {key for key in compared if key.startswith("model.")}
     return given if model & {*given} else sorted({*given, *model})
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """List what differs and matters: "optim.lr: 0.0001 -> 0.5"."""
     flat = flatten(old), flatten(new)
-    a, b = map(settled, flat)
-    keys = [key for key in differing(flat) if not FREE.fullmatch(key)]
+    a, b = map(with_model_defaults, flat)
+    keys = [key for key in differing(flat) if not NOT_COMPARED.fullmatch(key)]
     return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in keys]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page from workdirs: what bertjax.report shows and how it looks."""
+"""Runs for people: the page of bertjax.report, and previews of batches."""

@@ -191,7 +191,7 @@ def curves_section(runs: Sequence[Run], every: Sequence[run_tables.Chart]) -> st
 
 
 def figure(index: int, chart: run_tables.Chart, runs: Sequence[Run]) -> str:
-    """Place a chart; where others have the same metric, dots say whose this is."""
+    """Place a chart; where others have the same metric, dots name its runs."""
     dots = "".join(f" {dot(i, runs[i].name)}" for i, _ in chart.curves)
     names = text(", ".join((chart.key, *chart.same)))
     return (
@@ -237,7 +237,8 @@ def speed_section(runs: Sequence[Run]) -> str:
 
 def configs_section(runs: Sequence[Run]) -> str:
     return "".join(
-        folded(text(run.name), key_table(serialize.settled(run.config))) for run in runs
+        folded(text(run.name), key_table(serialize.with_model_defaults(run.config)))
+        for run in runs
     )
 
 

@@ -43,7 +43,7 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any
         fill = fill_mask.make_filler(model.cfg, model.params, model.tokenizer, top)
         for text, ids in model.ids.items():
             rows.setdefault((model.run.name, text), []).append((model.step, fill(ids)))
-    return [{"run": run, "text": t, "rows": found} for (run, t), found in rows.items()]
+    return [{"run": run, "text": t, "rows": some} for (run, t), some in rows.items()]
 
 
 def view_sentences(

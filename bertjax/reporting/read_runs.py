@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what a workdir says of its run: configs, facts and every metric; no jax."""
+"""Read the runs of workdirs: config, facts and every metric; no jax."""
 
 import dataclasses
 import hashlib

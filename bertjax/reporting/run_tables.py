@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of runs in numbers: what differs, speed, evaluations; and which curves
-share a chart."""
+"""Tables of runs: what differs, speed, evaluations; and which curves share a chart."""
 
 import re
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ def overview(runs: Sequence[Run]) -> Table:
             run.tokens,
             config["objective"],
             config["model.family"],
-            serialize.settled(config)["model.size"] or sized(parameters),
+            serialize.with_model_defaults(config)["model.size"] or sized(parameters),
             parameters,
             None if None in devices else "{} x {}".format(*devices),
             started(run),
@@ -98,18 +97,18 @@ FIRST = "optim.lr", "data.length", "batch_size", "total", "seed"  # what is look
 
 
 def in_effect(run: Run) -> dict[str, Any]:
-    """Return a run's config without the keys that say nothing."""
+    """Return a run's config without the keys that it does not use."""
     idle = TRAINED if run.config.get("data.vocab") else set()
     return {key: value for key, value in run.config.items() if key not in idle}
 
 
 def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
-    """Compare configs: (what matters, what says only where and how runs ran).
+    """Compare configs: (what matters, what is only where and how runs ran).
 
-    The parting is config.FREE's, as for resuming, but that other text matters.
+    As serialize.NOT_COMPARED parts them for resuming, but that other text matters.
     """
     configs = [in_effect(run) for run in runs]
-    whole = [serialize.settled(config) for config in configs]
+    whole = [serialize.with_model_defaults(config) for config in configs]
     rows: tuple[list[list[Any]], list[list[Any]]] = ([], [])
 
     def place(key: str) -> int:
@@ -121,7 +120,7 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
         cells = [*map(written, values)]
         if len({*cells}) < len({*map(str, values)}):  # too short to tell them apart
             cells = ["–" if x in (None, "") else str(x) for x in values]
-        free = serialize.FREE.fullmatch(key) and not _is_other_text(key, runs)
+        free = serialize.NOT_COMPARED.fullmatch(key) and not _is_other_text(key, runs)
         rows[bool(free)].append([key, *cells])
     head = ["key", *(run.name for run in runs)]
     return Table(head, rows[0]), Table(head, rows[1])

@@ -111,9 +111,9 @@ def score_lines(
 
 
 def read_counts(checkpoint: Any) -> np.ndarray | None:
-    """Read how often each piece is in the training text, i64 [V]; None: nobody knows.
+    """Read how often each piece is in the training text, i64 [V]; None: unknown.
 
-    Nothing says what an imported model was trained on.
+    What an imported model was trained on is unknown.
     """
     if isinstance(checkpoint, Imported):
         return None

@@ -41,7 +41,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
 
 
 class Pair(NamedTuple):
-    """Two sentences, and what of language tells them apart."""
+    """Two sentences that differ in one thing, and the phenomenon that it tests."""
 
     good: str
     bad: str
@@ -146,8 +146,8 @@ def _mean(right: Mapping[str, Sequence[bool]]) -> float:
 def _half_width(right: Mapping[str, Sequence[bool]]) -> float | None:
     """Return 1.96 standard errors of a mean over paradigms of binomial shares.
 
-    None where nothing tells how they scatter: a paradigm has a single pair, or each has
-    all pairs right, or none.
+    None where their scatter is unknown: a paradigm has a single pair, or each has all
+    pairs right, or none.
     """
     shares = [(np.mean(part), len(part)) for part in right.values()]
     if min(n for _, n in shares) < 2:

@@ -65,7 +65,7 @@ def pick_variant(name: str | None) -> str:
 
 
 def open_masked_lm(args: Any, path: str, flag: str) -> tuple[Any, Any, Any, Any]:
-    """Return (cfg, parameters, tokenizer, what the checkpoint says of itself)."""
+    """Return (cfg, parameters, tokenizer, the checkpoint's meta data)."""
     opened = config, tokenizer, checkpoint, meta = models.open_model(path, flag)
     then = "without --what its task is scored"
     models.check_masked_lm(opened, f"--what={args.what}: {path}", then)
@@ -156,8 +156,8 @@ def make_scorer(
         with Progress("score", rows, "tokens", count_work(sizes)) as progress:
 
             def take() -> None:
-                which, length, found = running.pop(0)
-                np.add.at(totals, which, np.asarray(found)[: len(which)])
+                which, length, values = running.pop(0)
+                np.add.at(totals, which, np.asarray(values)[: len(which)])
                 progress.add(len(which), work=len(which) * length)
 
             for which, ids, *more in batches(texts, tokenizer, variant, batch_size):

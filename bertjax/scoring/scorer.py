@@ -22,7 +22,7 @@ PACKAGE = __package__
 
 
 class Scores(NamedTuple):
-    """What a scorer found: for programs, and the same for people.
+    """The scores of a model: for programs, and the same for people.
 
     notes: what goes to standard error beside the objects of --json.
     """
@@ -48,7 +48,7 @@ def scorer_names() -> list[str]:
 def identify(args: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return whose scores they are: the model as it was given, and the step.
 
-    meta: what the checkpoint says of itself; an imported model's step is 0.
+    meta: of the checkpoint, its meta.json; an imported model's step is 0.
     """
     return {"model": args.workdir or args.model, "step": meta.get("step", 0)}
 
@@ -87,7 +87,7 @@ def value_lines(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def two_columns(text: str, what: str) -> list[str]:
-    """Return the two names of --columns. Raises UserError that says what they are."""
+    """Return the two names of --columns. Raises UserError otherwise."""
     names = split_sources(text)
     if len(names) != 2:
         raise UserError(

@@ -180,7 +180,7 @@ def test_an_interval_that_is_not_set():
     made = command_line.parse(["--config=bert.py:smoke"]).config
     made.eval.every.steps = None
     with pytest.raises(UserError, match=r"eval\.every needs one of"):
-        durations.settle_durations(made, {})
+        durations.resolve_durations(made, {})
 
 
 @pytest.mark.slow
