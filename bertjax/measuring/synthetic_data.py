@@ -14,7 +14,7 @@ from bertjax.assembly import resolve
 from bertjax.data.batches import Batches, pair_rule
 from bertjax.data.masking.masker import make_tables
 from bertjax.data.mixture import make_mixture
-from bertjax.data.sequences.plan import make_plan
+from bertjax.data.sequences.make_plan import make_plan
 from bertjax.tasks.task_type import find_task_type, with_options
 
 VOCAB_SIZE = 30522  # of synthetic rows, unless model.vocab_size says otherwise

@@ -17,16 +17,3 @@ def parse(objective: str) -> list[tuple[str, dict[str, registry.Option]]]:
     """
     parts = objective.split("+")
     return [registry.parse_options(part, "objective") for part in parts]
-
-
-def task_type(objective: str) -> str | None:
-    """Return the labelled rows that an objective says it learns from; None: none.
-
-    Imports its module, and with it jax; no device is used. Raises UserError.
-    """
-    from bertjax.models.config import EncoderConfig
-    from bertjax.objectives.base import make_objective
-
-    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
-    cfg = EncoderConfig(8, hidden_size=8, intermediate_size=8, **sizes)
-    return make_objective(objective, cfg)[0].task_type

@@ -387,3 +387,13 @@ def _whole_batch(heads: Sequence[Head]) -> int | None:
             f"(whole_batch), {each}: give them one"
         )
     return max(sizes.values(), default=None)
+
+
+def task_type_of(objective: str) -> str | None:
+    """Return the labelled rows that an objective says it learns from; None: none.
+
+    No device is used. Raises UserError.
+    """
+    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
+    cfg = EncoderConfig(8, hidden_size=8, intermediate_size=8, **sizes)
+    return make_objective(objective, cfg)[0].task_type

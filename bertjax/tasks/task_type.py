@@ -130,7 +130,9 @@ def find_task_type(objective: str) -> TaskType | None:
     (name, _), *more = objectives.parse(objective)
     if more or "." not in name:
         return None
-    found = objectives.task_type(objective)
+    from bertjax.objectives.base import task_type_of  # which needs jax
+
+    found = task_type_of(objective)
     return found and load_task_type(found, f"objective={objective}: task_type")
 
 
