@@ -24,7 +24,7 @@ from bertjax import UserError, registry, sweep
 from bertjax.assembly import command_line
 from bertjax.config import cli
 from bertjax.config import flags as config_flags
-from bertjax.predict import answer, open_finetuned
+from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
 from bertjax.tasks import glue_files
 from bertjax.tasks.catalog import TASKS, Task

@@ -24,28 +24,23 @@ was best on the validation set of a model that has learnt that some questions ha
 answer (0 where it had none); of others each has one.
 """
 
-import dataclasses
-import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from absl import flags
 
 from bertjax import UserError, registry
-from bertjax.assembly import command_line, models, resolve
+from bertjax.assembly import command_line, models
 from bertjax.config import cli
 from bertjax.data.corpus.sources import expand_paths
-from bertjax.fill_mask import count_work, falling_batches
+from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
-from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks import tables
-from bertjax.tasks.task_rows import Form, Rows
-from bertjax.tasks.task_type import TaskType, get_task_type, shipped_task_type
+from bertjax.tasks.task_type import TaskType, get_task_type
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -104,77 +99,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-class Finetuned(NamedTuple):
-    """A model that answers: what its rows look like, and its parameters.
-
-    threshold: how much better no answer is to be before there is none; None: never.
-    """
-
-    config: Any
-    objective: str
-    form: Form
-    tokenizer: Any
-    params: Any
-    threshold: float | None = None
-
-
-def open_finetuned(
-    path: str,
-    dtype: str = "float32",
-    weights: str = "",
-    flag: str = "--model",
-    columns: str = "",
-    opened: models.Opened | None = None,
-) -> Finetuned:
-    """Open a finetuned model. Raises UserError for one that was not finetuned.
-
-    columns: of the texts, with a comma, where they are not those it learnt from.
-    opened: by disk.open_model, where the model is open already.
-    """
-    config, tokenizer, checkpoint, meta = opened or models.open_model(path, flag)
-    if "task" not in meta:
-        there = meta.get("hf", {})
-        known = {k: there[k] for k in ("architectures", "problem_type") if k in there}
-        said = f" ({', '.join(f'{k} {v}' for k, v in known.items())})" if known else ""
-        raise UserError(
-            f"{flag}={path} was not finetuned for a task that is known here{said}: "
-            "fill_mask and embed use such models"
-        )
-    if get_task_type(config.objective).makes_vectors:
-        raise UserError(
-            f"{flag}={path} makes vectors, which bertjax.embed gives and "
-            "bertjax.evaluate --what=retrieval scores"
-        )
-    config.dtype = dtype
-    if columns:
-        tasks.rename(config, columns)
-    labels, form = tuple(meta["task"]["labels"]), tasks.make_form(config)
-    between = meta["task"].get("separators", form.separators)
-    form = form._replace(labels=labels, separators=between)
-    objective = tasks.with_head_options(config, labels)
-    import jax
-
-    head = config.objective if shipped_task_type(config.objective) else ""
-    params = jax.device_put(models.read_params(checkpoint, head, weights))
-    threshold = meta["task"].get("threshold")
-    return Finetuned(config, objective, form, tokenizer, params, threshold)
-
-
-def answer(
-    model: Finetuned, read: Sequence[Any], batch_size: int = 32
-) -> Iterator[dict[str, Any]]:
-    """Yield what a model says of each example, in order."""
-    task_type = get_task_type(model.config.objective)
-    rows = task_type.make_rows(read, model.form, model.tokenizer, False, cli.say)
-    longest = resolve.encoder_config(model.config, 1).max_length
-    rows = rows.plan(min(model.config.data.length, longest))
-    if model.threshold is not None:
-        rows = dataclasses.replace(rows, threshold=model.threshold)
-    for line in (rows.read_as(model.tokenizer, labelled=False), *rows.notes()):
-        cli.say(line)
-    return rows.answers(predict(model, rows, batch_size), read)
-
-
 def check_out(name: str) -> Path | None:
     """Return the file to write, None for standard output. Raises UserError."""
     return None if name == "-" else atomic.check_out(name, "--out")
@@ -229,58 +153,6 @@ def _parse(
         if not bare or task_type.parse_lines is None or len(columns) > 1:
             raise
         raise UserError(f"{e}; --format=text reads a text a line") from e
-
-
-def predict(
-    model: Finetuned, rows: Rows, batch_size: int
-) -> dict[str, list[np.ndarray]]:
-    """Return the head's outputs for each of the rows, in order: {name: [...]}.
-
-    Rows go by falling length through at most five shapes. Raises UserError for outputs
-    that are not finite.
-    """
-    import jax
-
-    from bertjax.data.progress import Progress
-    from bertjax.objectives.base import TokenIds
-
-    tokenizer = model.tokenizer
-    cfg = resolve.encoder_config(model.config, tokenizer.vocab_size)
-    run = make_forward(model.objective, cfg, TokenIds.of(tokenizer))
-    batch_size, planned = falling_batches(rows.lengths(), batch_size, rows.length)
-    work = count_work(planned)
-    outputs: dict[str, list[Any]] = {}
-    with Progress("predict", rows.n, "rows", work) as progress:
-        for which, length in planned:
-            filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
-            narrow = dataclasses.replace(rows, length=length)
-            batch = narrow.gather(filled[:batch_size], None, tokenizer)
-            for name, found in jax.device_get(run(model.params, batch)).items():
-                if not np.isfinite(found).all():
-                    raise UserError(f"the model's {name} are not finite numbers")
-                out = outputs.setdefault(name, [None] * rows.n)
-                for i, row in zip(which, found, strict=False):
-                    out[i] = row
-            progress.add(len(which), work=len(which) * length)
-    return outputs
-
-
-@functools.lru_cache(maxsize=8)
-def make_forward(
-    objective: str, cfg: Any, tokens: Any
-) -> Callable[[Any, Any], dict[str, Any]]:
-    """Make run(parameters, batch) -> the head's outputs, compiled once a shape.
-
-    The same function for the same model, so that a second call of `predict` finds the
-    programs of the first. tokens: the TokenIds of the tokenizer.
-    """
-    import jax
-
-    from bertjax.objectives.base import make_objective
-
-    made, cfg = make_objective(objective, cfg, tokens)
-    # Sums are of labels, which there are none of: nothing computes them.
-    return jax.jit(lambda params, batch: made.evaluate(params, batch)[1])
 
 
 def write(out: Path | None, found: Iterator[dict[str, Any]]) -> None:

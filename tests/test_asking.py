@@ -9,6 +9,7 @@ from conftest import read_rows
 from bertjax import UserError, convert, predict, train
 from bertjax.assembly import workdirs
 from bertjax.checkpoints import manifest
+from bertjax.inference import predict_rows
 from bertjax.tasks import hf_task_config
 from bertjax.tasks.task_rows import Limits
 
@@ -87,7 +88,7 @@ def test_predict_answers_by_the_threshold_of_the_evaluation(run, tmp_path, capsy
     assert [row["answer"] for row in again] == [row["answer"] for row in found]
     assert all(len(row["answer"].split()) < 3 for row in whole)
     for model in (str(path), str(theirs)):
-        limits = predict.open_finetuned(model).form.limits
+        limits = predict_rows.open_finetuned(model).form.limits
         assert limits == (9, 70, 2) and limits != Limits()
 
 

@@ -12,6 +12,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError, convert, embed
+from bertjax.inference import embed_texts, forward
 from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models import encoder
@@ -60,8 +61,8 @@ def test_as_one_by_one_and_in_order(name):
     firsts = np.stack([h[0] for h in hidden])
     firsts /= np.linalg.norm(firsts, axis=1, keepdims=True)
     for pooling, normalize, want in (("mean", False, means), ("cls", True, firsts)):
-        encode = embed.make_encoder(cfg, params, pooling, normalize)
-        got = embed.embed(encode, embed.batches(rows, 0, 4, 130), len(rows))
+        encode = embed_texts.make_encoder(cfg, params, pooling, normalize)
+        got = embed_texts.embed_rows(encode, rows, 0, 4, 130)
         assert got.shape == (7, 16) and got.dtype == np.float32
         np.testing.assert_allclose(got, want, atol=3e-5)
 
@@ -72,7 +73,8 @@ def test_few_shapes_and_every_row_once(longest):
     sizes = np.append(rng.integers(2, longest + 1, 200), longest)
     rows = [np.full(n, 7, np.int32) for n in sizes]
     seen, shapes = [], set()
-    for which, ids, lengths in embed.batches(rows, 0, 8, longest):
+    for which, batch in forward.pad_batches(rows, 0, 8, longest):
+        ids, lengths = batch["input_ids"], batch["sizes"]
         assert ids.shape[1] <= longest
         assert (lengths[: len(which)] == sizes[which]).all()
         assert ((ids > 0).sum(1)[: len(which)] == sizes[which]).all()

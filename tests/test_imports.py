@@ -15,7 +15,8 @@ NO_JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
 # Room -> (its own code it may import, third-party it may not). Commands, the files at
 # the top, import what they like, and nobody imports them.
-EVERYTHING = {"assembly", "checkpoints", "config", "data", "interop", "measuring"}
+EVERYTHING = {"assembly", "checkpoints", "config", "data", "inference", "interop"}
+EVERYTHING |= {"measuring"}
 EVERYTHING |= {"models", "objectives", "parallel", "probing", "registry", "reporting"}
 EVERYTHING |= {"scoring", "storage", "sweeps", "tasks", "training"}
 ROOMS = {
@@ -45,13 +46,18 @@ ROOMS = {
     "tasks/types": ({"tasks", "data", "registry"}, NO_JAX),
     # What puts the parts together, and what commands do with them.
     "assembly": (EVERYTHING - {"sweeps", "scoring", "probing", "reporting"}, {"torch"}),
-    "sweeps": (EVERYTHING - {"reporting", "scoring", "probing"}, HEAVY - {"jax"}),
-    "measuring": (
-        EVERYTHING - {"reporting", "scoring"} | {"fill_mask", "train"},
+    "inference": (
+        {"inference", "assembly", "config", "data", "interop", "models", "objectives"}
+        | {"registry", "tasks"},
         HEAVY - {"jax"},
     ),
-    "probing": (EVERYTHING - {"reporting"} | {"fill_mask"}, HEAVY - {"jax", "optax"}),
-    "reporting": (EVERYTHING | {"fill_mask"}, HEAVY - {"jax"}),
+    "sweeps": (EVERYTHING - {"reporting", "scoring", "probing"}, HEAVY - {"jax"}),
+    "measuring": (
+        EVERYTHING - {"reporting", "scoring"} | {"train"},
+        HEAVY - {"jax"},
+    ),
+    "probing": (EVERYTHING - {"reporting"}, HEAVY - {"jax", "optax"}),
+    "reporting": (EVERYTHING, HEAVY - {"jax"}),
     "scoring": (
         EVERYTHING - {"reporting"} | {"fill_mask", "embed", "predict"},
         HEAVY - {"jax"},

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import UserError, embed, evaluate, fill_mask, predict, train
+from bertjax import UserError, evaluate, fill_mask, predict, train
 from bertjax.assembly import models
+from bertjax.inference import embed_texts, fill_blanks, predict_rows
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.scoring import pll
@@ -69,16 +70,16 @@ def traces(monkeypatch):
 
 def answer(model, *texts):
     rows = [predict.tables.Row({"text": text}, "x:1") for text in texts]
-    return list(predict.answer(model, rows))
+    return list(predict_rows.answer(model, rows))
 
 
 def test_a_second_call_compiles_nothing(finetuned, traces):
     """Not for one text after another, a few texts, nor the model opened again."""
     path = str(finetuned["classify"])
-    model = predict.open_finetuned(path)
+    model = predict_rows.open_finetuned(path)
     turned = "The result is useful and clear"
     first = answer(model, GOOD)
-    again = answer(model, turned), answer(predict.open_finetuned(path), turned)
+    again = answer(model, turned), answer(predict_rows.open_finetuned(path), turned)
     assert len(traces) == 1 and again[0] == again[1]
     together = answer(model, GOOD, turned, GOOD)
     assert len(traces) == 2 and answer(model, turned, GOOD, turned, turned)
@@ -104,12 +105,12 @@ def test_nor_in_vectors_blanks_and_likelihoods(traces):
             return [[ord(x) - 60 for x in text] for text in texts]
 
     def vectors(*sizes):
-        encode = embed.make_encoder(cfg, params, "mean", True)
+        encode = embed_texts.make_encoder(cfg, params, "mean", True)
         rows = [np.full(n, 7, np.int32) for n in sizes]
-        return embed.embed(encode, embed.batches(rows, 0, 4, 64), len(rows))
+        return embed_texts.embed_rows(encode, rows, 0, 4, 64)
 
     def blanks(*ids):
-        return fill_mask.make_filler(cfg, params, Letters(), 3)([2, *ids, 3])
+        return fill_blanks.make_filler(cfg, params, Letters(), 3)([2, *ids, 3])
 
     def likely(*texts):
         return pll.score_texts(cfg, params, Letters(), texts)

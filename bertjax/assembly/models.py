@@ -7,15 +7,16 @@ Nothing here imports jax until parameters are read.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
+from bertjax.assembly import resolve
 from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.config import cli, schema, serialize
 from bertjax.interop import electra_pair, hf_directories, hf_read, sentence_transformers
-from bertjax.models.config import RUNTIME
+from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.models.families import FAMILIES, size_name
 from bertjax.storage import directories
 from bertjax.storage.atomic import is_remote
@@ -26,8 +27,26 @@ from bertjax.tasks.task_type import get_task_type
 Say = Callable[[str], None]
 
 
-# Config, tokenizer, checkpoint, what the checkpoint says of itself.
-Opened = tuple[ConfigDict, Any, Any, dict[str, Any]]
+class LoadedModel(NamedTuple):
+    """An open model, before its parameters are read.
+
+    config: the ConfigDict that it was trained with. checkpoint: a directory, or an
+    hf_read.Imported. meta: what the checkpoint says of itself.
+    """
+
+    config: ConfigDict
+    tokenizer: Any
+    checkpoint: Any
+    meta: dict[str, Any]
+
+    @property
+    def cfg(self) -> EncoderConfig:
+        """The architecture of its encoder, with the dtype of `config`."""
+        return resolve.encoder_config(self.config, self.tokenizer.vocab_size)
+
+    def read_params(self, head: str = "", weights: str = "") -> Any:
+        """Read its parameters, as `read_params` does."""
+        return read_params(self.checkpoint, head, weights)
 
 
 def silent(text: str) -> None:
@@ -48,13 +67,11 @@ def at_step(path: str, step: int | None) -> str:
     return f"{path.rstrip('/')}/checkpoints/{step}"
 
 
-def open_model(path: str, flag: str, say: Say = cli.say) -> Opened:
+def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
     """Open a workdir (its newest checkpoint, or the best where the run kept that), a
     checkpoint, or another library's directory.
 
-    Returns (config, tokenizer, checkpoint, what the checkpoint says of itself);
-    `read_params` reads the checkpoint. Raises UserError naming `flag` when there is
-    no whole one.
+    Raises UserError naming `flag` when there is no whole one.
     """
     from bertjax.data.tokenizers.tokenizer import load_tokenizer
 
@@ -74,10 +91,11 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> Opened:
     tokenizer = directories.read_directory(directory / "tokenizer", load_tokenizer)
     if tokenizer.identity != meta["tokenizer"]:
         raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")
-    return serialize.from_json(json.dumps(meta["config"])), tokenizer, checkpoint, meta
+    config = serialize.from_json(json.dumps(meta["config"]))
+    return LoadedModel(config, tokenizer, checkpoint, meta)
 
 
-def open_directory(directory: Any, flag: str, say: Say = cli.say) -> Opened:
+def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel:
     """Open another library's directory, as `open_model` does a workdir.
 
     In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
@@ -121,7 +139,7 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> Opened:
     }
     if task:
         meta["task"] = task
-    return config, tokenizer, model, meta
+    return LoadedModel(config, tokenizer, model, meta)
 
 
 def sizes(cfg: Any, family: str) -> dict[str, Any]:
@@ -156,18 +174,18 @@ def params_part(checkpoint: Any, weights: str = "") -> str:
     return "ema" if there else "params"
 
 
-def check_masked_lm(opened: Opened, what: str, then: str = "") -> None:
+def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
     """Refuse a finetuned model where blanks are filled: UserError.
 
     Its head took the masked-LM head's place. what: begins the message; then: what to
     do instead, where it is not the command that uses such models.
     """
-    config, _, _, meta = opened
-    if "task" in meta:
-        makes_vectors = get_task_type(config.objective).makes_vectors
+    if "task" in opened.meta:
+        objective = opened.config.objective
+        makes_vectors = get_task_type(objective).makes_vectors
         command = "embed" if makes_vectors else "predict"
         raise UserError(
-            f"{what} was finetuned (objective={config.objective}) and has no masked-LM "
+            f"{what} was finetuned (objective={objective}) and has no masked-LM "
             f"head; {then or f'bertjax.{command} uses such models'}"
         )
 

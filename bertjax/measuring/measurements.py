@@ -223,7 +223,7 @@ def measure_fill_mask(config: ConfigDict) -> Measured:
     """Time filling one blank of a text, from ids to probabilities."""
     import jax
 
-    from bertjax.fill_mask import make_filler
+    from bertjax.inference.fill_blanks import make_filler
     from bertjax.objectives.base import make_objective
 
     config.objective = "mlm"

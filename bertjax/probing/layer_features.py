@@ -15,7 +15,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data.progress import Progress
-from bertjax.fill_mask import count_work, falling_batches
+from bertjax.inference.forward import count_work, plan_batches
 from bertjax.models import encoder, stacked_layers
 from bertjax.models.config import EncoderConfig
 from bertjax.models.pooling import POOLINGS
@@ -128,7 +128,7 @@ def make_batches(
     plan: laid out for the longest rows.
     """
     sizes = plan.lengths()[rows]
-    batch_size, planned = falling_batches(sizes, batch_size, plan.length)
+    batch_size, planned = plan_batches(sizes, batch_size, plan.length)
     with Progress("probe", len(rows), "rows", count_work(planned)) as progress:
         for indices, length in planned:
             which = rows[indices]

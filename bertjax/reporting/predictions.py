@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError, fill_mask
+from bertjax import UserError
 from bertjax.assembly import models, resolve
 from bertjax.checkpoints import manifest
+from bertjax.inference import fill_blanks as filling
 from bertjax.reporting.read_runs import Run
 
 TOP = 5  # guesses of a blank
@@ -38,9 +39,9 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any
     """
     rows: dict[tuple[str, str], list[Any]] = {}
     steps = {run.name: manifest.steps(run.path) for run in runs if texts}
-    for model in open_checkpoints(runs, texts, steps, fill_mask.encode, log):
+    for model in open_checkpoints(runs, texts, steps, filling.encode, log):
         top = min(TOP, model.tokenizer.vocab_size)
-        fill = fill_mask.make_filler(model.cfg, model.params, model.tokenizer, top)
+        fill = filling.make_filler(model.cfg, model.params, model.tokenizer, top)
         for text, ids in model.ids.items():
             rows.setdefault((model.run.name, text), []).append((model.step, fill(ids)))
     return [{"run": run, "text": t, "rows": some} for (run, t), some in rows.items()]
@@ -97,7 +98,7 @@ def open_checkpoints(
             if not ids:
                 break
             try:
-                cfg, params = fill_mask.read_params(checkpoint, cfg)
+                cfg, params = filling.read_params(checkpoint, cfg)
             except UserError:  # nor have the other checkpoints of this run a head
                 headless.append(run.name)
                 break

@@ -58,7 +58,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
 
 def score_rows(
     args: Any,
-    opened: models.Opened,
+    opened: models.LoadedModel,
     head: str,
     rates: Sequence[float] = (),
     layout: str = "common",

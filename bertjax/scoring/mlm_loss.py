@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, fill_mask
+from bertjax import UserError
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve
 from bertjax.config import cli
 from bertjax.data.tokenizers.tokenizer import BYTES
+from bertjax.inference import fill_blanks
 from bertjax.scoring.confidence import Calibration, half_width
 
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, of rare characters
@@ -43,7 +44,7 @@ def evaluate(
 
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     if config.objective == "mlm":
-        params, cfg = fill_mask.masked_lm(params, cfg)
+        params, cfg = fill_blanks.masked_lm(params, cfg)
     objective, cfg = make_objective(config.objective, cfg, TokenIds.of(tokenizer))
     whole = objective.whole_batch
     if whole and batch_size not in (None, whole):
@@ -118,7 +119,7 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
 
     def guess(params: Any, batch: Any) -> dict[str, Any]:
         is_pair = "generator" in params
-        params, own = fill_mask.masked_lm(params, cfg)
+        params, own = fill_blanks.masked_lm(params, cfg)
         # With what it pools the encoder is the objective's, computed once for both.
         seen = own if is_pair or cfg.classifier_pooling == "mean" else cfg
         at = batch["mlm_positions"]

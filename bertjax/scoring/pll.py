@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError, fill_mask, registry
+from bertjax import UserError, registry
 from bertjax.assembly import models, resolve
 from bertjax.data.corpus.line_files import FileSource
 from bertjax.data.progress import Progress
+from bertjax.inference import fill_blanks, forward
 from bertjax.scoring.lines import read_lines, total
 from bertjax.scoring.scorer import Scores, identify, value_lines
 
@@ -71,7 +72,7 @@ def open_masked_lm(args: Any, path: str, flag: str) -> tuple[Any, Any, Any, Any]
     models.check_masked_lm(opened, f"--what={args.what}: {path}", then)
     config.dtype = args.dtype
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-    return *fill_mask.read_params(checkpoint, cfg, args.weights), tokenizer, meta
+    return *fill_blanks.read_params(checkpoint, cfg, args.weights), tokenizer, meta
 
 
 class Score(NamedTuple):
@@ -139,59 +140,21 @@ def make_scorer(
     computed at the hidden token alone. batch_size: rows at once at most, by default as
     many as is quick.
     """
-    import jax
-
-    from bertjax.models import stacked_layers
-
-    params, cfg = fill_mask.masked_lm(params, cfg)
-    params = jax.device_put(params)
-    params["encoder"] = stacked_layers.unstack(params["encoder"], cfg)
-    run = make_forward(cfg)
+    params, cfg = fill_blanks.masked_lm(params, cfg)
+    params = forward.place_params(params, cfg)
+    run = functools.partial(forward.make_forward(cfg, forward.LogLikelihoods()), params)
 
     def score(texts: Sequence[Sequence[int]]) -> list[float]:
         totals = np.zeros(len(texts))
-        running: list[Any] = []
         sizes = np.array([len(ids) + 2 for ids in texts], np.int32)
         rows = int((sizes - 2).sum())
         with Progress("score", rows, "tokens", count_work(sizes)) as progress:
-
-            def take() -> None:
-                which, length, values = running.pop(0)
-                np.add.at(totals, which, np.asarray(values)[: len(which)])
-                progress.add(len(which), work=len(which) * length)
-
-            for which, ids, *more in batches(texts, tokenizer, variant, batch_size):
-                running.append((which, ids.shape[1], run(params, ids, *more)))
-                if len(running) > 1:  # one computes while the next is laid out
-                    take()
-            while running:
-                take()
+            parts = batches(texts, tokenizer, variant, batch_size)
+            for which, values in forward.run_batches(parts, run, progress):
+                np.add.at(totals, which, values)
         return totals.tolist()
 
     return score
-
-
-@functools.lru_cache(maxsize=8)
-def make_forward(cfg: Any) -> Callable[..., Any]:
-    """Make run(parameters, ids, sizes, at, truth) -> ln p of truth, f32 [R].
-
-    The same function for the same model: scoring other texts compiles new shapes alone.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    from bertjax.models import encoder, heads
-
-    @jax.jit
-    def run(params: Any, ids: Any, sizes: Any, at: Any, truth: Any) -> Any:
-        real = (jnp.arange(ids.shape[1]) < sizes[:, None]).astype(jnp.int32)
-        batch = {"input_ids": ids, "attention_mask": real}
-        own = at[:, None]
-        hidden = encoder.apply(params["encoder"], cfg, batch, at=own).hidden
-        word = params["encoder"]["embeddings"]["word"]
-        return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
-
-    return run
 
 
 def batches(
@@ -199,9 +162,11 @@ def batches(
     tokenizer: Any,
     variant: str,
     batch_size: int | None = None,
-) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield a row a token of each text: (which text [n], ids [R, L], sizes [R], hidden
-    position [R], hidden token [R]), i32; rows from n on repeat another.
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Yield a row a token of each text: (which text [n], batch), i32.
+
+    batch: input_ids [R, L], sizes [R], the hidden position mlm_positions [R, 1] and the
+    hidden token truth [R]; rows from n on repeat another.
 
     Worked example, of the text 10 11 12 whose 12 goes on the word of 11 (cls 2, sep 3,
     mask 4): within_word has the rows 2 4 11 12 3, 2 10 4 4 3 and 2 10 11 4 3.
@@ -235,10 +200,14 @@ def batches(
             hidden = (words[which] == own) & (np.arange(length) >= here)
             yield (
                 mine[which[: len(text) - begin]],
-                np.where(hidden, np.int32(tokenizer.mask_id), ids[which]),
-                sizes[mine[which]],
-                at[part],
-                np.take_along_axis(ids[which], here, 1)[:, 0],
+                {
+                    "input_ids": np.where(
+                        hidden, np.int32(tokenizer.mask_id), ids[which]
+                    ),
+                    "sizes": sizes[mine[which]],
+                    "mlm_positions": here,
+                    "truth": np.take_along_axis(ids[which], here, 1)[:, 0],
+                },
             )
 
 

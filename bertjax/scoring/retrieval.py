@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, embed
+from bertjax import UserError
 from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
+from bertjax.inference import embed_texts
 from bertjax.scoring.confidence import half_width
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
 from bertjax.tasks import passages, search
@@ -19,7 +20,7 @@ FLAGS = ("columns",)
 
 def score(args: Any, path: str, flag: str) -> Scores:
     """Score each set of --text; of a model made for retrieval also its data.valid."""
-    model = embed.open_embedder(path, flag, args.dtype, args.weights)
+    model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
     named, text, key = passages.COLUMNS, args.text, "--text"
     task_type = find_task_type(model.config.objective)
     if task_type and task_type.makes_vectors:
@@ -45,7 +46,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
 def search_scores(model: Any, collection: Any, batch_size: int) -> dict[str, float]:
     """Return measures over queries, *_ci95 their intervals, and how many there are.
 
-    model: an embed.Embedder. Vectors are compared by their angle, or by inner products
+    model: an Embedder. Vectors are compared by their angle, or by inner products
     where the model was made for them.
     """
     texts = [*collection.queries, *collection.passages]

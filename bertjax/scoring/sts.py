@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError, embed
+from bertjax import UserError
 from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
+from bertjax.inference import embed_texts
 from bertjax.scoring.confidence import correlation_half_width
 from bertjax.scoring.retrieval import comparable_vectors
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
@@ -51,7 +52,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
         columns["--label"] = args.label
     named = named_sources(args.text, "--text").items()
     tables = {name: read_pairs(part, "--text", columns) for name, part in named}
-    model = embed.open_embedder(path, flag, args.dtype, args.weights)
+    model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
     sets = {
         name.lstrip("-"): correlations(model, pairs, args.batch_size or 32)
         for name, pairs in tables.items()
@@ -82,7 +83,7 @@ def read_pairs(value: str, key: str, columns: Mapping[str, str]) -> Pairs:
 def correlations(model: Any, pairs: Pairs, batch_size: int) -> dict[str, float]:
     """Return the correlations, *_ci95 their intervals, and how many pairs there are.
 
-    model: an embed.Embedder. Vectors are compared by the cosine, or by inner products
+    model: an Embedder. Vectors are compared by the cosine, or by inner products
     where the model was made for them, which the names of the correlations end in.
     """
     texts = [*pairs.first, *pairs.second]

@@ -5,21 +5,22 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, predict
+from bertjax import UserError
 from bertjax.assembly import models
 from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
+from bertjax.inference import predict_rows
 from bertjax.scoring.scorer import Scores, scores_of_sets
 from bertjax.tasks.task_rows import check_label
 from bertjax.tasks.task_type import get_task_type
 
 
-def score_opened(args: Any, path: str, flag: str, opened: models.Opened) -> Scores:
+def score_opened(args: Any, path: str, flag: str, opened: models.LoadedModel) -> Scores:
     """Score all rows of each validation set, of --text or of the run's data.valid."""
     for name in ("columns", "label"):
         if args[name].value == "":
             raise UserError(f"--{name} is empty: give the name of a column")
-    model = predict.open_finetuned(
+    model = predict_rows.open_finetuned(
         path, args.dtype, args.weights, flag, args.columns or "", opened
     )
     if args.label:
@@ -38,7 +39,7 @@ def score_opened(args: Any, path: str, flag: str, opened: models.Opened) -> Scor
             examples, model.form, model.tokenizer, True, cli.say
         ).plan(model.config.data.length)
         cli.say(f"{name}: {rows.read_as(model.tokenizer)}")
-        outputs = predict.predict(model, rows, args.batch_size or 32)
+        outputs = predict_rows.predict(model, rows, args.batch_size or 32)
         every = np.arange(rows.n)
         sets[name] = {**rows.score(outputs, every), **rows.parts(outputs, every)}
     return scores_of_sets(sets, args, opened[-1])

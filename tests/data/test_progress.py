@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bertjax import embed, fill_mask
 from bertjax.data import progress
+from bertjax.inference import embed_texts, forward
 from bertjax.scoring import pll
 
 
@@ -77,9 +77,9 @@ def test_embed_estimates_by_padded_tokens(monkeypatch):
             clock.compute(np.prod(self.shape))
             return np.zeros((self.shape[0], 4), np.float32)
 
-    monkeypatch.setattr(embed, "tokenize", lambda *told: (rows, 0))
-    model = embed.Embedder(
-        lambda ids, lengths: Vectors(ids),
+    monkeypatch.setattr(embed_texts, "tokenize", lambda *told: (rows, 0))
+    model = embed_texts.Embedder(
+        lambda batch: Vectors(batch["input_ids"]),
         SimpleNamespace(pad_id=0),
         SimpleNamespace(longest=512, prompt=""),
         None,
@@ -98,7 +98,8 @@ def test_pll_estimates_by_padded_tokens(monkeypatch):
     pieces = SimpleNamespace(pad_id=0, cls_id=1, sep_id=2, mask_id=3)
     work = pll.count_work(sizes + 2)
     with progress.Progress("score", int(sizes.sum()), "tokens", work) as shown:
-        for which, ids, *_ in pll.batches(texts, pieces, "original"):
+        for which, batch in pll.batches(texts, pieces, "original"):
+            ids = batch["input_ids"]
             clock.compute(ids.size)
             shown.add(len(which), work=len(which) * ids.shape[1])
     clock.check()
@@ -106,11 +107,11 @@ def test_pll_estimates_by_padded_tokens(monkeypatch):
 
 def test_batches_by_falling_length():
     sizes = np.array([3, 40, 100, 33, 5])
-    at_once, plan = fill_mask.falling_batches(sizes, batch_size=2, longest=128)
+    at_once, plan = forward.plan_batches(sizes, batch_size=2, longest=128)
     assert at_once == 2 and [which.tolist() for which, _ in plan] == [
         [2, 1],
         [3, 4],
         [0],
     ]
     assert [length for _, length in plan] == [112, 56, 7]
-    assert fill_mask.count_work(plan) == 2 * 112 + 2 * 56 + 7
+    assert forward.count_work(plan) == 2 * 112 + 2 * 56 + 7

@@ -441,9 +441,9 @@ def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypat
     monkeypatch.setattr(predictions, "open_step", opened)
     monkeypatch.setattr(predictions.manifest, "steps", lambda path: [1, 2])
     monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)
-    monkeypatch.setattr(predictions.fill_mask, "encode", encode)
-    monkeypatch.setattr(predictions.fill_mask, "read_params", lambda *told: told)
-    monkeypatch.setattr(predictions.fill_mask, "make_filler", lambda *told: len)
+    monkeypatch.setattr(predictions.filling, "encode", encode)
+    monkeypatch.setattr(predictions.filling, "read_params", lambda *told: told)
+    monkeypatch.setattr(predictions.filling, "make_filler", lambda *told: len)
     notes = []
     found = predictions.fill_blanks(runs, ["a [MASK]", "a <mask>"], notes.append)
     assert [(f["run"], f["text"], f["rows"]) for f in found] == [
@@ -470,9 +470,9 @@ def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatc
     monkeypatch.setattr(predictions, "open_step", opened)
     monkeypatch.setattr(predictions.manifest, "steps", lambda path: [*range(1, 6)])
     monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)
-    monkeypatch.setattr(predictions.fill_mask, "encode", lambda *told, longest: [1])
-    monkeypatch.setattr(predictions.fill_mask, "read_params", read_params)
-    monkeypatch.setattr(predictions.fill_mask, "make_filler", lambda *told: len)
+    monkeypatch.setattr(predictions.filling, "encode", lambda *told, longest: [1])
+    monkeypatch.setattr(predictions.filling, "read_params", read_params)
+    monkeypatch.setattr(predictions.filling, "make_filler", lambda *told: len)
     notes = []
     found = predictions.fill_blanks(runs, ["a [MASK]", "b [MASK]"], notes.append)
     assert {f["run"] for f in found} == {"pretrained"}

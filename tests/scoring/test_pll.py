@@ -131,17 +131,18 @@ def test_rows_of_the_worked_example():
         ("original", [2, ids[0][0], mask, c, 3]),
         ("within_word", [2, ids[0][0], mask, mask, 3]),
     ):
-        [(which, rows, sizes, at, truth)] = pll.batches(ids, TOKENIZER, variant)
+        [(which, batch)] = pll.batches(ids, TOKENIZER, variant)
+        sizes, at, truth = (batch[k] for k in ("sizes", "mlm_positions", "truth"))
         assert which.tolist() == [0, 0, 0]
-        assert rows.tolist() == [
+        assert batch["input_ids"].tolist() == [
             [2, mask, b, c, 3],
             second,
             [2, ids[0][0], b, mask, 3],
         ]
-        assert sizes.tolist() == [5] * 3 and at.tolist() == [1, 2, 3]
+        assert sizes.tolist() == [5] * 3 and at.tolist() == [[1], [2], [3]]
         assert truth.tolist() == ids[0]
-    _, (which, rows, *_) = pll.batches(ids, TOKENIZER, "original", batch_size=2)
-    assert which.tolist() == [0] and len(rows) == 2
+    _, (which, batch) = pll.batches(ids, TOKENIZER, "original", batch_size=2)
+    assert which.tolist() == [0] and len(batch["truth"]) == 2
 
 
 def test_lengths_that_cost_least():

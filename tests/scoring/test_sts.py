@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from bertjax import UserError, embed, evaluate
+from bertjax import UserError, evaluate
+from bertjax.inference import embed_texts
 from bertjax.scoring import sts
 from bertjax.scoring.confidence import correlation_half_width
 from bertjax.tasks import metrics
@@ -35,7 +36,7 @@ def test_as_the_vectors_of_embed_say(trained, tmp_path, capsys):
     given = [f"--model={trained}", "--what=sts", f"--text={table}"]
     assert evaluate.main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    model = embed.open_embedder(str(trained), "--model")
+    model = embed_texts.open_embedder(str(trained), "--model")
     first, second = (model.embed([row[i] for row in ROWS])[0] for i in (0, 1))
     cosine = (first * second).sum(1)
     cosine /= np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)

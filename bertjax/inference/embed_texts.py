@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of texts: one forward pass, pooled as the model was made for."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError, registry
+from bertjax.assembly import models
+from bertjax.data.progress import Progress
+from bertjax.inference import forward
+from bertjax.interop import sentence_transformers
+from bertjax.tasks.task_type import POOLINGS
+
+BLOCK = 1000  # lines that are tokenized at a time
+
+
+class Embedder(NamedTuple):
+    """A model that makes vectors; how: as `sentences` says, with nothing left open."""
+
+    encode: Callable[[dict[str, np.ndarray]], Any]
+    tokenizer: Any
+    how: sentence_transformers.Sentences
+    config: Any
+    meta: dict[str, Any]
+
+    def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
+        """Return the vectors of texts, f32 [n, D], and how many texts were cut."""
+        longest = self.how.longest
+        texts = [self.how.prompt + line for line in lines]
+        rows, cut = tokenize(self.tokenizer, texts, longest)
+        pad_id = self.tokenizer.pad_id
+        return embed_rows(self.encode, rows, pad_id, batch_size, longest), cut
+
+
+def open_embedder(
+    path: str,
+    flag: str,
+    dtype: str = "float32",
+    weights: str = "",
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    max_length: int | None = None,
+) -> Embedder:
+    """Open a model for its vectors; None: as it was made for. Raises UserError."""
+    model = models.open_model(path, flag)
+    model.config.dtype = dtype
+    return make_embedder(
+        model, f"{flag}={path}", weights, pooling, normalize, max_length
+    )
+
+
+def make_embedder(
+    model: models.LoadedModel,
+    where: str,
+    weights: str = "",
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    max_length: int | None = None,
+) -> Embedder:
+    """Make vectors of an open model; None: as it was made for. Raises UserError.
+
+    where: how messages name the model.
+    """
+    tokenizer, cfg = model.tokenizer, model.cfg
+    intended = sentence_transformers.sentence_options(model.checkpoint, model.meta)
+    if pooling is None and intended.pooling not in POOLINGS:
+        raise UserError(
+            f"{where}: its vectors are made by {intended.pooling}, which "
+            "is not known here; --pooling=mean and --pooling=cls give others"
+        )
+    if intended.lower and not tokenizer.lower_case:
+        raise UserError(
+            f"{where}: {sentence_transformers.LIMITS} has do_lower_case=true, "
+            "which is not known here where the tokenizer keeps capitals"
+        )
+    pooling = intended.pooling if pooling is None else pooling
+    registry.pick("--pooling", pooling, POOLINGS)
+    if max_length is not None and max_length > cfg.max_length:
+        raise UserError(
+            f"--max_length={max_length}: the model has {cfg.max_length} positions"
+        )
+    longest = min(max_length or intended.longest or cfg.max_length, cfg.max_length)
+    if longest < 2:
+        raise UserError(f"{where}: texts of {longest} tokens are too short")
+    how = dataclasses.replace(
+        intended,
+        pooling=pooling,
+        normalize=intended.normalize if normalize is None else normalize,
+        longest=longest,
+    )
+    params = model.read_params(weights=weights)
+    encode = make_encoder(cfg, params, how.pooling, how.normalize)
+    return Embedder(encode, tokenizer, how, model.config, model.meta)
+
+
+def tokenize(
+    tokenizer: Any, lines: list[str], longest: int
+) -> tuple[list[np.ndarray], int]:
+    """Return [CLS] line [SEP] as ids, i32 [length] each, and how many were cut.
+
+    Special pieces in a text are those pieces, as transformers has it.
+    """
+    marks = [tokenizer.pieces[i] for i in tokenizer.roles.values()]
+    rows, cut = [], 0
+    for begin in range(0, len(lines), BLOCK):
+        block = lines[begin : begin + BLOCK]
+        plain = [not any(mark in line for mark in marks) for line in block]
+        batch = [line for line, is_plain in zip(block, plain, strict=True) if is_plain]
+        encoded = iter(tokenizer.encode_batch(batch))
+        for line, is_plain in zip(block, plain, strict=True):
+            ids = next(encoded) if is_plain else tokenizer.encode_with_masks(line)
+            cut += len(ids) > longest - 2
+            ids = [tokenizer.cls_id, *ids[: longest - 2], tokenizer.sep_id]
+            rows.append(np.array(ids, np.int32))
+    return rows, cut
+
+
+def make_encoder(
+    cfg: Any, params: Any, pooling: str, normalize: bool
+) -> Callable[[dict[str, np.ndarray]], Any]:
+    """Make encode(batch) -> vectors, f32 [B, D]; batch: as forward.pad_batches has it.
+
+    The mean is over the real tokens, [CLS] and [SEP] included; "cls" is the first
+    token's last hidden state, without a pooler (sentence-transformers' Pooling).
+    """
+    placed = forward.place_params({"encoder": params["encoder"]}, cfg)
+    run = forward.make_forward(cfg, forward.Pooled(pooling, normalize))
+    return functools.partial(run, placed)
+
+
+def embed_rows(
+    encode: Callable[[dict[str, np.ndarray]], Any],
+    rows: Sequence[np.ndarray],
+    pad_id: int,
+    batch_size: int,
+    longest: int,
+) -> np.ndarray:
+    """Return the vectors of rows of ids, in order: f32 [n, D]."""
+    sizes = np.array([len(row) for row in rows])
+    work = forward.count_work(forward.plan_batches(sizes, batch_size, longest)[1])
+    vectors = None
+    with Progress("embed", total=len(rows), unit="lines", work=work) as progress:
+        batches = forward.pad_batches(rows, pad_id, batch_size, longest)
+        for which, found in forward.run_batches(batches, encode, progress):
+            if vectors is None:
+                vectors = np.empty((len(rows), found.shape[1]), np.float32)
+            vectors[which] = found
+    return vectors

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fill the blanks of texts with a masked LM's best guesses."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.assembly import models
+from bertjax.assembly.models import LoadedModel, check_masked_lm
+from bertjax.data import rendering
+from bertjax.inference import forward
+
+BLANKS = 8  # blanks that one pass fills
+Filler = Callable[[list[int]], list[list[dict[str, Any]]]]
+
+
+def readable_piece(tokenizer: Any, token: int) -> str:
+    """Return the text of a piece; ## begins one that a word goes on with."""
+    text, joined = rendering.surface(tokenizer, token)
+    return "##" * joined + rendering.visible(text)
+
+
+def add_sequences(
+    tokenizer: Any, ids: Sequence[int], masks: list[list[dict[str, Any]]]
+) -> None:
+    """Give each guess its sequence: the text with this blank filled, others not."""
+    blanks = [i for i, t in enumerate(ids) if t == tokenizer.mask_id]
+    for i, blank in zip(blanks, masks, strict=True):
+        for guess in blank:
+            filled = [*ids[1:i], guess["id"], *ids[i + 1 : -1]]
+            guess["sequence"] = tokenizer.decode(filled)
+
+
+def read_params(checkpoint: Any, cfg: Any, weights: str = "") -> tuple[Any, Any]:
+    """Return (config, parameters) of the model in a checkpoint that fills blanks.
+
+    cfg: the encoder's. Raises UserError where there is none.
+    """
+    params, cfg = masked_lm(models.read_params(checkpoint, "mlm", weights), cfg)
+    return cfg, params
+
+
+def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
+    """Return [CLS] text [SEP] as ids. UserError without a blank or when too long."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"{text[:60]!r} is not UTF-8") from e
+    ids = tokenizer.encode_with_masks(text)
+    if tokenizer.mask_id not in ids:
+        raise UserError(f"no {tokenizer.mask_token} in {text[:80]!r}: nothing to fill")
+    ids = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+    if len(ids) > longest:
+        raise UserError(
+            f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {longest}"
+        )
+    return ids
+
+
+def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
+    """Return the masked LM {"encoder", "mlm"} and its config.
+
+    Of the two models of ELECTRA it is the generator that fills blanks.
+    """
+    from bertjax.models import encoder
+
+    if "generator" in params:
+        from bertjax.objectives.electra import split_pair
+
+        params, cfg = split_pair(params, cfg)["generator"]
+    return {k: params[k] for k in ("encoder", "mlm")}, encoder.without_pooler(cfg)
+
+
+def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Filler:
+    """Make fill(ids) -> for each blank its top_k {"token", "id", "probability"}, best
+    first.
+
+    The head is computed at the blanks alone. Rows of the embedding beyond the
+    vocabulary (padding) have probabilities, but are no guesses.
+    """
+    import jax
+
+    params, cfg = masked_lm(params, cfg)
+    params = forward.place_params(params, cfg)
+    run = forward.make_forward(cfg, forward.TopGuesses(tokenizer.vocab_size, top_k))
+    lengths = forward.bucket_lengths(cfg.max_length)
+
+    def guess(token: int, probability: float) -> dict[str, Any]:
+        name = tokenizer.pieces[token]
+        return {"token": name, "id": int(token), "probability": float(probability)}
+
+    def fill(ids: list[int]) -> list[list[dict[str, Any]]]:
+        blanks = [i for i, t in enumerate(ids) if t == tokenizer.mask_id]
+        row = np.full((1, next(n for n in lengths if n >= len(ids))), tokenizer.pad_id)
+        row[0, : len(ids)] = ids
+        sizes = np.array([len(ids)], np.int32)
+        batch = {"input_ids": row.astype(np.int32), "sizes": sizes}
+        guesses = []
+        for begin in range(0, len(blanks), BLANKS):
+            some = blanks[begin : begin + BLANKS]
+            at = np.array([some + [0] * (BLANKS - len(some))], np.int32)
+            values, tokens = jax.device_get(run(params, {**batch, "mlm_positions": at}))
+            guesses += [
+                [guess(*pair) for pair in zip(*best, strict=True)]
+                for best in zip(tokens[: len(some)], values, strict=False)
+            ]
+        return guesses
+
+    return fill
+
+
+def fill_texts(
+    model: LoadedModel,
+    texts: Sequence[str],
+    top_k: int = 5,
+    weights: str = "",
+    flag: str = "--model",
+) -> Iterator[tuple[list[int], list[list[dict[str, Any]]]]]:
+    """Yield (ids, guesses for each blank) of each text, as `make_filler` has them.
+
+    All texts are looked at before the first is filled. Raises UserError for a text
+    without a blank or too long, and for a model without a masked-LM head.
+    """
+    check_masked_lm(model, flag)
+    tokenizer, cfg = model.tokenizer, model.cfg
+    rows = [encode(tokenizer, text, cfg.max_length) for text in texts]
+    cfg, params = read_params(model.checkpoint, cfg, weights)
+    fill = make_filler(cfg, params, tokenizer, min(top_k, tokenizer.vocab_size))
+    for ids in rows:
+        masks = fill(ids)
+        add_sequences(tokenizer, ids, masks)
+        yield ids, masks

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward pass over texts of any lengths: few shapes, each compiled once.
+
+Texts are padded to one of a few lengths (`plan_batches`), a model is compiled once for
+each (`make_forward`), and one batch computes while the next is made (`run_batches`).
+"""
+
+import dataclasses
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+LENGTHS = 5  # shapes that texts of all lengths are padded to
+
+
+# ---------------------------------------------------------------- what a pass returns
+@dataclasses.dataclass(frozen=True)
+class Hidden:
+    """The last layer's hidden states, f32 [B, L, D]."""
+
+    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+        return hidden.astype("float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooled:
+    """A vector a row, f32 [B, D]; pooling: a name of models/pooling.py."""
+
+    pooling: str
+    normalize: bool
+
+    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+        from bertjax.models.pooling import POOLINGS, normalize_vectors
+
+        vectors = POOLINGS[self.pooling](hidden.astype("float32"), batch)
+        return normalize_vectors(vectors) if self.normalize else vectors
+
+
+@dataclasses.dataclass(frozen=True)
+class Logits:
+    """The masked LM's logits at each hidden state, f32 [B, P, V]."""
+
+    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+        from bertjax.models import heads
+
+        word = params["encoder"]["embeddings"]["word"]
+        return heads.mlm_logits(params["mlm"], word, cfg, hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class TopGuesses:
+    """The masked LM's best guesses of one row: (probabilities, ids), [P, top_k].
+
+    pieces: ids from there on are padding of the vocabulary, and no guesses.
+    """
+
+    pieces: int
+    top_k: int
+
+    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        logits = Logits()(params, cfg, hidden, batch)
+        likely = jax.nn.softmax(logits[0], axis=-1)
+        beyond = np.arange(cfg.vocab_size) >= self.pieces
+        return jax.lax.top_k(jnp.where(beyond, -1.0, likely), self.top_k)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogLikelihoods:
+    """ln p of the ids `truth` i32 [B] at the one position of each row: f32 [B]."""
+
+    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+        from bertjax.models import heads
+
+        word = params["encoder"]["embeddings"]["word"]
+        return heads.log_likelihoods(
+            params["mlm"], word, cfg, hidden[:, 0], batch["truth"]
+        )
+
+
+# ---------------------------------------------------------------- the compiled pass
+@functools.lru_cache(maxsize=32)
+def make_forward(cfg: Any, readout: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Make run(params, batch) -> readout(params, cfg, hidden, batch), jitted.
+
+    The same function for an equal cfg and readout, so that another checkpoint of a
+    model, or a later call, compiles nothing. batch: input_ids i32 [B, L]; sizes i32
+    [B], the real tokens of each row; with mlm_positions i32 [B, P] the last layer is
+    computed there alone, and hidden is [B, P, D]. params: what `place_params` returns.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.models import encoder
+
+    cfg = encoder.without_pooler(cfg)
+
+    @jax.jit
+    def run(params: Any, batch: Mapping[str, Any]) -> Any:
+        ids = batch["input_ids"]
+        real = (jnp.arange(ids.shape[1]) < batch["sizes"][:, None]).astype(jnp.int32)
+        batch = {**batch, "attention_mask": real}
+        at = batch.get("mlm_positions")
+        inputs = {"input_ids": ids, "attention_mask": real}
+        hidden = encoder.apply(params["encoder"], cfg, inputs, at=at).hidden
+        return readout(params, cfg, hidden, batch)
+
+    return run
+
+
+def place_params(params: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
+    """Put parameters on the device, the encoder's layers each apart."""
+    import jax
+
+    from bertjax.models import encoder, stacked_layers
+
+    layers = stacked_layers.unstack(params["encoder"], encoder.without_pooler(cfg))
+    return jax.device_put({**params, "encoder": layers})
+
+
+# ---------------------------------------------------------------- batches of texts
+def bucket_lengths(most: int) -> list[int]:
+    """Return the lengths that texts are padded to: `most`, and from 32 on less.
+
+    >>> bucket_lengths(512), bucket_lengths(8192)
+    ([32, 64, 128, 256, 512], [32, 128, 512, 2048, 8192])
+    """
+    ratio = max(2.0, (most / 32) ** (1 / (LENGTHS - 1)))
+    return sorted({math.ceil(most / ratio**k) for k in range(LENGTHS)})
+
+
+def plan_batches(
+    sizes: np.ndarray, batch_size: int, longest: int
+) -> tuple[int, list[tuple[np.ndarray, int]]]:
+    """Plan batches of rows by falling length, in at most five shapes.
+
+    sizes: tokens of the rows, i64 [n]; longest: what no row is padded beyond. Returns
+    the rows of a batch, and (which rows, the length that they are padded to) of each.
+    Lengths end at the longest row. What is one batch has the model's lengths and a
+    power of two of rows, so that calls with a few texts find the programs of earlier
+    ones.
+
+    >>> plan_batches(np.array([7, 20, 9]), 32, 512)
+    (4, [(array([1, 2, 0]), 32)])
+    """
+    if len(sizes) > batch_size:
+        longest = min(-(-int(sizes.max()) // 16) * 16, longest)
+    else:
+        batch_size = min(1 << (len(sizes) - 1).bit_length(), batch_size)
+    lengths = bucket_lengths(longest)
+    order = np.argsort(-sizes, kind="stable")
+    parts = (order[i : i + batch_size] for i in range(0, len(order), batch_size))
+    return batch_size, [
+        (which, next(n for n in lengths if n >= sizes[which[0]])) for which in parts
+    ]
+
+
+def count_work(planned: Sequence[tuple[np.ndarray, int]]) -> int:
+    """Return the padded tokens of planned batches: what they cost, nearly."""
+    return sum(len(which) * length for which, length in planned)
+
+
+def pad_batches(
+    rows: Sequence[np.ndarray], pad_id: int, batch_size: int, longest: int
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Yield (which rows, batch) of rows of ids, by falling length (`plan_batches`).
+
+    The last batch is filled up with rows of one token of padding.
+    """
+    sizes = np.array([len(row) for row in rows])
+    batch_size, planned = plan_batches(sizes, batch_size, longest)
+    for which, length in planned:
+        ids = np.full((batch_size, length), pad_id, np.int32)
+        for row, i in zip(ids, which, strict=False):
+            row[: sizes[i]] = rows[i]
+        real = np.ones(batch_size, np.int32)
+        real[: len(which)] = sizes[which]
+        yield which, {"input_ids": ids, "sizes": real}
+
+
+def run_batches(
+    batches: Iterable[tuple[np.ndarray, Mapping[str, Any]]],
+    run: Callable[[Any], Any],
+    progress: Any,
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield (which rows, outputs of these rows as numpy) of each batch, in order.
+
+    run(batch) -> a tree of arrays [B, ...]. One batch computes while the next is made.
+    """
+    import jax
+
+    def finish(which: np.ndarray, length: int, outputs: Any) -> tuple[np.ndarray, Any]:
+        outputs = jax.tree.map(lambda x: np.asarray(x)[: len(which)], outputs)
+        progress.add(len(which), work=len(which) * length)
+        return which, outputs
+
+    running: deque[tuple[np.ndarray, int, Any]] = deque()
+    for which, batch in batches:
+        running.append((which, batch["input_ids"].shape[-1], run(batch)))
+        if len(running) > 1:
+            yield finish(*running.popleft())
+    while running:
+        yield finish(*running.popleft())
