@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from conftest import ENCODERS
 
-from bertjax import fill_mask
 from bertjax.data.tokenizers.tokenizer import train_tokenizer
+from bertjax.inference import fill_blanks, forward
 from bertjax.models import encoder, heads, stacked_layers
 from bertjax.models.config import EncoderConfig
 
@@ -31,7 +31,7 @@ def model(name):
 
 def test_few_lengths_cover_all():
     for most in range(1, 9000, 7):
-        lengths = fill_mask.bucket_lengths(most)
+        lengths = forward.bucket_lengths(most)
         assert len(lengths) <= 5
         assert lengths[-1] == most
 
@@ -52,7 +52,7 @@ def test_many_blanks_and_the_padding_of_the_vocabulary(name):
     cfg, params = model(name)
     pieces = [f"w{i}" for i in range(33)]
     known = types.SimpleNamespace(mask_id=4, pad_id=0, pieces=pieces, vocab_size=33)
-    fill = fill_mask.make_filler(cfg, params, known, 33)
+    fill = fill_blanks.make_filler(cfg, params, known, 33)
     ids = [2, *[4, 7] * 10, 3]
     blanks = fill(ids)
     assert len(blanks) == 10
@@ -83,13 +83,13 @@ def test_guesses_can_be_read_and_fill_the_text(kind):
     dog = next(i for i, piece in enumerate(known.pieces) if piece in words)
     word = words[known.pieces[dog]]
     inner = next(i for i, p in enumerate(known.pieces) if p in ("##o", "o"))
-    assert fill_mask.readable(known, dog) == word
-    assert fill_mask.readable(known, inner) == "##o"
+    assert fill_blanks.readable_piece(known, dog) == word
+    assert fill_blanks.readable_piece(known, inner) == "##o"
     mask = known.mask_token
-    ids = fill_mask.encode(known, f"the {mask} sees a {mask}", 64)
+    ids = fill_blanks.encode(known, f"the {mask} sees a {mask}", 64)
     guess = {"token": known.pieces[dog], "id": dog, "probability": 0.5}
     masks = [[dict(guess)], [dict(guess)]]
-    fill_mask.add_sequences(known, ids, masks)
+    fill_blanks.add_sequences(known, ids, masks)
     assert [blank[0]["sequence"] for blank in masks] == [
         f"the {word} sees a {mask}",
         f"the {mask} sees a {word}",
