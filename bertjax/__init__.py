@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bertjax: pretrain, evaluate and use masked language models in JAX."""
+"""bertjax: pretrain, evaluate and use masked language models in JAX.
 
-__version__ = "0.1.0"
+`load` opens a model and `fit` trains one; importing the package loads neither jax nor
+numpy.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertjax.api import Model
+
+__version__ = "0.2.0"
+__all__ = ["RunError", "UserError", "__version__", "fit", "load"]
 
 
 class UserError(Exception):
@@ -23,3 +33,32 @@ def counted(n: int, one: str, many: str = "") -> str:
     ('1 row has', '2,000 rows')
     """
     return f"{n:,} {one if n == 1 else many or f'{one}s'}"
+
+
+def load(path: str, dtype: str = "float32", weights: str = "") -> "Model":
+    """Open a model: a workdir, one of its checkpoints, or a Hugging Face directory.
+
+    dtype: what it computes in. weights: "raw", "ema", or "" for the moving average
+    where the run has one. Raises UserError where `path` is no model.
+
+    >>> model = bertjax.load("runs/quickstart")
+    >>> model.fill_mask("This function returns a [MASK] of strings.")
+    """
+    from bertjax.api import Model
+
+    return Model.open(path, dtype, weights)
+
+
+def fit(config: Any, workdir: str, *, allow_config_change: bool = False) -> int:
+    """Train to the end of a config, from where the workdir stands: `bertjax.train`.
+
+    config: a ConfigDict, as a config file's get_config returns it. Returns 0. An
+    interrupt (KeyboardInterrupt) ends it as it stands; the same call goes on from the
+    last checkpoint. Raises UserError and RunError, whose text is what the command says.
+    """
+    from bertjax.assembly.command_line import settle_config
+    from bertjax.train import train
+
+    config = config.copy_and_resolve_references()
+    settle_config(config, {})
+    return train(config, workdir, overrides={}, allow_config_change=allow_config_change)

@@ -3,10 +3,12 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
+from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly.init_from import follow_init_from
@@ -58,15 +60,25 @@ def parse(
         if values.config is None:
             raise UserError("--config is missing, for instance --config=bert.py:mini")
         overrides = config_flags.get_override_values(values["config"])
-        lacking = sorted(flatten(base()).keys() - flatten(values.config).keys())
-        if lacking:
-            raise UserError(
-                f"the config file lacks the keys {', '.join(lacking[:5])}: begin with "
-                "config.base()"
-            )
-        resolve_durations(values.config, overrides)
-        tasks.settle(values.config, overrides)
-        follow_init_from(values.config, overrides)
+        settle_config(values.config, overrides)
         flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)
         values.mark_as_parsed()
     return values
+
+
+def settle_config(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+    """Give a config file's config the values that follow from others, in place.
+
+    Durations keep one unit, a named task brings its columns, init_from its
+    architecture. overrides: {key: value} that the command line gave, which stay. Raises
+    UserError.
+    """
+    lacking = sorted(flatten(base()).keys() - flatten(config).keys())
+    if lacking:
+        raise UserError(
+            f"the config lacks the keys {', '.join(lacking[:5])}: begin with "
+            "bertjax.config.base()"
+        )
+    resolve_durations(config, overrides)
+    tasks.settle(config, overrides)
+    follow_init_from(config, overrides)

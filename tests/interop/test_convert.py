@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from bertjax import UserError, convert
 from bertjax.assembly import command_line
+from bertjax.assembly.save_model import check_target
 from bertjax.checkpoints import workdir_kinds
 from bertjax.checkpoints.manifest import newest_intact
 from bertjax.storage import directories
@@ -190,11 +191,11 @@ def test_where_to_write(tmp_path):
     """Links are followed; of what fails not even new parents are left."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    target = convert.check_target(str(tmp_path / "link"))
+    target = check_target(str(tmp_path / "link"), "--to=link")
     directories.make_whole(target, lambda into: (into / "a").write_text("x"))
     assert (tmp_path / "empty/a").read_text() == "x"
     with pytest.raises(UserError, match="exists already"):
-        convert.check_target(str(tmp_path / "link"))
+        check_target(str(tmp_path / "link"), "--to=link")
 
     def fail(into):
         raise OSError("disk full")

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models in Python: what `bertjax.load` returns, with the same results as the commands.
+
+The methods are thin: the functions beneath are those of inference/ and scoring/.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.assembly import models
+from bertjax.assembly.models import LoadedModel
+from bertjax.assembly.save_model import save_model
+from bertjax.data.progress import Progress
+from bertjax.inference import embed_texts, fill_blanks, forward, predict_rows
+from bertjax.scoring import pll
+from bertjax.tasks.task_type import get_task_type
+
+__all__ = ["Model"]
+
+
+class Model(LoadedModel):
+    """An open model.
+
+    config: the ConfigDict that it was trained with (an imported model's follows from
+    its own files); cfg: the architecture, an EncoderConfig; tokenizer; meta: what the
+    checkpoint says of itself; params: the parameters, a tree of numpy arrays, read when
+    they are first asked for. Every method computes in `dtype`, float32 unless given.
+
+    Texts are strings; what is said of several texts is a list, in their order.
+    """
+
+    @classmethod
+    def open(cls, path: str, dtype: str = "float32", weights: str = "") -> "Model":
+        """Open what `--model` takes. Raises UserError where there is none."""
+        model = cls(*models.open_model(str(path), "path"))
+        model.config.dtype = dtype
+        model.weights = weights
+        return model
+
+    @functools.cached_property
+    def params(self) -> dict[str, Any]:
+        """The parameters: {"encoder": ..., a head's name: ...}, numpy arrays.
+
+        Layers are stacked on axis 0 (`models/stacked_layers.py`).
+        """
+        return self.read_params(weights=self.weights)
+
+    @functools.cached_property
+    def _placed(self) -> dict[str, Any]:
+        return forward.place_params(self.params, self.cfg)
+
+    @functools.cached_property
+    def _masked_lm(self) -> tuple[dict[str, Any], Any]:
+        models.check_masked_lm(self, "the model")
+        if "mlm" not in self.params and "generator" not in self.params:
+            raise UserError(f"{self.checkpoint} has no masked-LM head")
+        return fill_blanks.masked_lm(self.params, self.cfg)
+
+    @functools.cached_property
+    def _placed_masked_lm(self) -> dict[str, Any]:
+        return forward.place_params(*self._masked_lm)
+
+    @functools.cached_property
+    def _finetuned(self) -> predict_rows.Finetuned:
+        return predict_rows.open_finetuned(
+            "", self.config.dtype, self.weights, "path", opened=self
+        )
+
+    def fill_mask(self, texts: str | Sequence[str], top_k: int = 5) -> list[Any]:
+        """Guess the blanks of texts, [MASK] or the tokenizer's own mask token.
+
+        Returns of each text a list a blank of guesses, best first: {"token", "id",
+        "probability", "sequence"}, as `bertjax.fill_mask --json` has them in `masks`;
+        of a single string that list itself. Raises UserError for a text without one.
+        """
+        several = [texts] if isinstance(texts, str) else list(texts)
+        params, cfg = self._masked_lm
+        rows = [fill_blanks.encode(self.tokenizer, t, cfg.max_length) for t in several]
+        top_k = min(top_k, self.tokenizer.vocab_size)
+        fill = self._once(fill_blanks.make_filler, cfg, params, self.tokenizer, top_k)
+        found = []
+        for ids in rows:
+            masks = fill(ids)
+            fill_blanks.add_sequences(self.tokenizer, ids, masks)
+            found.append(masks)
+        return found[0] if isinstance(texts, str) else found
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        max_length: int | None = None,
+        batch_size: int = 32,
+    ) -> np.ndarray:
+        """Return a vector of each text, f32 [n, D], as `bertjax.embed` writes them.
+
+        pooling: "mean" or "cls"; None, as with normalize: what the model was made for.
+        """
+        options = self.weights, pooling, normalize, max_length
+        embedder = self._once(embed_texts.make_embedder, self, "the model", *options)
+        return embedder.embed(list(texts), batch_size)[0]
+
+    def _once(self, make: Any, *args: Any) -> Any:
+        """Return make(*args), of the calls before where there was an equal one.
+
+        What is made holds parameters on the device: one of each kind is kept.
+        """
+        key = [arg for arg in args if isinstance(arg, (str, int, bool, type(None)))]
+        if self._cached.get(make, (None,))[0] != key:
+            self._cached[make] = key, make(*args)
+        return self._cached[make][1]
+
+    @functools.cached_property
+    def _cached(self) -> dict[Any, tuple[list[Any], Any]]:
+        return {}
+
+    def hidden(self, texts: Sequence[str], batch_size: int = 32) -> list[np.ndarray]:
+        """Return the last layer's hidden states of each text, f32 [length, D] each.
+
+        Position 0 is [CLS], the last one [SEP]; longer texts are cut.
+        """
+        return self._run(forward.Hidden(), self._placed, self.cfg, texts, batch_size)
+
+    def logits(self, texts: Sequence[str], batch_size: int = 8) -> list[np.ndarray]:
+        """Return the masked LM's logits of each text, f32 [length, V] each.
+
+        A text may hold blanks. Raises UserError for a model without that head.
+        """
+        cfg = self._masked_lm[1]
+        placed = self._placed_masked_lm
+        return self._run(forward.Logits(), placed, cfg, texts, batch_size)
+
+    def _run(
+        self,
+        readout: Any,
+        placed: dict[str, Any],
+        cfg: Any,
+        texts: Sequence[str],
+        batch_size: int,
+    ) -> list[np.ndarray]:
+        longest, tokenizer = cfg.max_length, self.tokenizer
+        rows, _ = embed_texts.tokenize(tokenizer, list(texts), longest)
+        run = functools.partial(forward.make_forward(cfg, readout), placed)
+        batches = forward.pad_batches(rows, tokenizer.pad_id, batch_size, longest)
+        found: list[Any] = [None] * len(rows)
+        with Progress("texts", len(rows), "texts") as progress:
+            for which, values in forward.run_batches(batches, run, progress):
+                for i, row in zip(which, values, strict=True):
+                    found[i] = row[: len(rows[i])]
+        return found
+
+    def score(
+        self, texts: Sequence[str], variant: str = "original"
+    ) -> list[float | None]:
+        """Return the pseudo-log-likelihood of each text in nats (Salazar et al. 2020).
+
+        None where a text is too long or has no token. variant: "original", or
+        "within_word" (Kauf and Ivanova 2023), as `bertjax.evaluate --what=pll` has it.
+        """
+        variant, (params, cfg) = pll.pick_variant(variant), self._masked_lm
+        scores = pll.score_texts(cfg, params, self.tokenizer, list(texts), variant)
+        return [one.score for one in scores]
+
+    def predict(
+        self, rows: Sequence[str | Mapping[str, Any]], batch_size: int = 32
+    ) -> list[dict[str, Any]]:
+        """Answer rows with a finetuned model, as `bertjax.predict` does, in order.
+
+        rows: objects by column, or texts where the model reads a single column. Raises
+        UserError for a model that was not finetuned, and for rows that lack a column.
+        """
+        model = self._finetuned
+        columns = model.form.keys(labelled=False, flags=True)
+        task_type = get_task_type(model.config.objective)
+        first = next(iter(columns.values()))
+        objects = [{first: row} if isinstance(row, str) else dict(row) for row in rows]
+        lines = "\n".join(json.dumps(row) for row in objects)
+        examples = task_type.parse(lines, "rows", columns, lambda text: None)
+        return list(predict_rows.answer(model, examples, batch_size))
+
+    def save(self, directory: str, format: str = "hf") -> None:
+        """Write the model as a new directory: "hf" for transformers, or "bertjax".
+
+        Raises UserError where the directory exists already.
+        """
+        save_model(
+            str(directory), format, self, lambda: self.params, ("directory", "format")
+        )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write open models: as workdirs, and as directories that Hugging Face's tools open."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError, registry
+from bertjax.assembly.models import LoadedModel
+from bertjax.config import cli, serialize
+from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
+from bertjax.interop import hf_write, sentence_transformers
+from bertjax.interop.resize_embeddings import drop_rows
+from bertjax.storage import directories
+from bertjax.tasks import hf_task_config
+from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import get_task_type, is_shipped
+
+Read = Callable[[], dict[str, Any]]  # reads parameters: numpy arrays
+
+
+def check_target(target: str, what: str) -> Path:
+    """Return where to write: links followed. Raises UserError unless it is new."""
+    if "://" in target:
+        raise UserError(f"{what}: it is written to a disk of this machine")
+    try:
+        real = Path(target).expanduser().resolve()
+        if real.exists() and (not real.is_dir() or any(real.iterdir())):
+            raise UserError(f"{what} exists already")
+    except (OSError, RuntimeError) as e:
+        raise UserError(f"{what} cannot be written: {e}") from e
+    return real
+
+
+def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
+    """Write a workdir with one checkpoint, of step 0."""
+    from bertjax.checkpoints.manager import Checkpoints  # which needs jax
+
+    config, tokenizer, source, meta = model
+    tokenizer.save(into / "tokenizer")
+    (into / "config.json").write_text(serialize.to_json(config), "utf-8")
+    (into / "overrides.json").write_text("{}\n", "utf-8")
+    saved = Checkpoints(into, keep_last=2, keep_every=None)
+    keys = ("config", "tokenizer", "hf", "task")
+    facts = {key: meta[key] for key in keys if key in meta} | {"tokens": 0}
+    sentences = sentence_transformers.sentence_options(source, meta)
+    facts["sentences"] = dataclasses.asdict(sentences)
+    saved.save(0, {"params": read()}, facts)
+    saved.close()
+
+
+def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
+    """Write config.json, model.safetensors and the tokenizer, for transformers.
+
+    With them how sentence-transformers makes vectors: as the model that was imported
+    does, or by mean pooling. What ELECTRA trained are two models, each in a directory
+    of its own: generator/ and discriminator/.
+    """
+    config, tokenizer, source, meta = model
+    cfg = model.cfg
+    raw, pooled = meta.get("hf"), sentence_transformers.sentence_options(source, meta)
+    task, between = meta.get("task", {}), None
+    task_type = get_task_type(config.objective) if task else None
+    if task_type and not task_type.makes_vectors:
+        between = task.get("separators") or tasks.separators(config)
+    model_type = raw["model_type"] if raw else config.model.family
+    hf_write.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
+    params = read()
+    pieces = tokenizer.vocab_size
+    if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
+        # Padding for a chip's sake; what came with padding goes with it.
+        params = drop_rows(params, pieces)
+        cfg = dataclasses.replace(cfg, vocab_size=pieces, pieces=0)
+    models = {"": (params, cfg)}
+    if "generator" in params:
+        from bertjax.objectives.electra import split_pair
+
+        models = split_pair(params, cfg)
+    if pooled.pooling not in sentence_transformers.MODES.values():
+        cli.say(
+            f"not written: that vectors of sentences are made by {pooled.pooling}; "
+            "sentence-transformers will take the mean"
+        )
+    for name, (part, cfg) in models.items():
+        folder = into / name
+        folder.mkdir(exist_ok=True)
+        hf_write.write_model(
+            folder,
+            part,
+            cfg,
+            tokenizer.roles,
+            model_type,
+            raw,
+            cli.say,
+            task.get("labels", ()),
+            hf_task_config.to_json(task, config, raw),
+            "" if is_shipped(task_type) else task_type.hf_class,
+        )
+        types, longest = cfg.type_vocab_size > 1, cfg.max_length
+        if between:  # texts are cut where the finetuned model cuts them
+            longest = min(config.data.length, longest)
+        write_tokenizer(tokenizer, folder, types, longest, between)
+        sentence_transformers.write(folder, pooled, cfg.hidden_size, cfg.max_length)
+
+
+FORMS = {"bertjax": write_workdir, "hf": write_hf}
+
+
+def save_model(
+    target: str,
+    form: str,
+    model: LoadedModel,
+    read: Read,
+    flags: tuple[str, str] = ("--to", "--format"),
+) -> None:
+    """Write a model as a new directory, whole or not at all.
+
+    form: "bertjax", a workdir with one checkpoint, or "hf", what transformers opens.
+    read: reads its parameters. flags: how messages name target and form. Raises
+    UserError where the directory exists already, or cannot hold the model.
+    """
+    write = registry.pick(flags[1], form, FORMS)
+    what = f"{flags[0]}={target}"
+    into = check_target(target, what)
+    if not directories.make_whole(into, lambda draft: write(draft, read, model), what):
+        raise UserError(f"{what} exists already: another process has just made it")

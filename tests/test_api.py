@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bertjax.load and bertjax.fit give what the commands give."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import bertjax
+from bertjax import UserError, config, embed, evaluate, fill_mask
+from bertjax.checkpoints import workdir
+
+TEXTS = ["A short line.", "Another one, which is longer than the first of them."]
+BLANK = "This function returns a [MASK] of strings."
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A tiny run, trained from Python."""
+    folder = tmp_path_factory.mktemp("api")
+    (folder / "text.txt").write_text("\n".join(TEXTS * 40) + "\n")
+    made = config.base()
+    made.model.size = "tiny"
+    config.make_smoke(made)
+    made.data.train = made.data.valid = str(folder / "text.txt")
+    made.data.cache, made.data.vocab_size = str(folder / "cache"), 300
+    made.data.plan = "full_sentences"
+    made.total.steps = 3
+    assert bertjax.fit(made, str(folder / "run")) == 0
+    return folder / "run"
+
+
+def test_importing_loads_nothing():
+    code = "import sys, bertjax; bertjax.load, bertjax.fit; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not {"jax", "numpy", "tensorflow", "flax"} & {*done.stdout.split()}
+
+
+def test_fit_is_what_train_runs(trained):
+    rows = workdir.rows_up_to(trained / "metrics.jsonl", 3)
+    assert json.loads(rows[-1])["step"] == 3
+    assert json.loads((trained / "overrides.json").read_text()) == {}
+
+
+def test_blanks_are_those_of_the_command(trained, capsys):
+    model = bertjax.load(trained)
+    one, two = model.fill_mask([BLANK, f"{BLANK} And [MASK]."], top_k=3)
+    assert len(one) == 1 and len(two) == 2 and len(two[0]) == 3
+    assert model.fill_mask(BLANK, top_k=3) == one
+    fill_mask.main([f"--model={trained}", "--json", "--top_k=3", BLANK])
+    assert json.loads(capsys.readouterr().out)["masks"] == one
+    with pytest.raises(UserError, match="nothing to fill"):
+        model.fill_mask("no blank")
+
+
+def test_vectors_are_those_of_the_command(trained, tmp_path):
+    lines, out = tmp_path / "lines.txt", tmp_path / "out.npy"
+    lines.write_text("\n".join(TEXTS) + "\n")
+    embed.main([f"--model={trained}", f"--text={lines}", f"--out={out}"])
+    model = bertjax.load(trained)
+    np.testing.assert_array_equal(model.embed(TEXTS), np.load(out))
+    hidden = model.hidden(TEXTS)
+    means = np.stack([h.mean(axis=0) for h in hidden])
+    np.testing.assert_allclose(model.embed(TEXTS, pooling="mean"), means, atol=1e-5)
+    firsts = model.embed(TEXTS, pooling="cls", normalize=True)
+    np.testing.assert_allclose((firsts**2).sum(1), 1, rtol=1e-5)
+
+
+def test_logits_are_what_blanks_are_guessed_by(trained):
+    model = bertjax.load(trained)
+    (logits,) = model.logits([BLANK])
+    ids = [model.tokenizer.cls_id, *model.tokenizer.encode_with_masks(BLANK)]
+    at = ids.index(model.tokenizer.mask_id)
+    likely = np.exp(logits[at] - logits[at].max())
+    ((best, *_),) = model.fill_mask(BLANK)
+    share = likely[best["id"]] / likely.sum()
+    assert share == pytest.approx(best["probability"], rel=1e-4)
+
+
+def test_scores_are_those_of_evaluate(trained, tmp_path, capsys):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(TEXTS) + "\n")
+    evaluate.main([f"--model={trained}", "--what=pll", f"--text={lines}", "--json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert bertjax.load(trained).score(TEXTS) == [row["score"] for row in rows]
+
+
+def test_saved_for_hugging_face_and_opened_again(trained, tmp_path):
+    model = bertjax.load(str(trained))
+    for form in ("hf", "bertjax"):
+        model.save(tmp_path / form, format=form)
+        again = bertjax.load(tmp_path / form)
+        np.testing.assert_array_equal(again.embed(TEXTS), model.embed(TEXTS))
+    assert (tmp_path / "hf/model.safetensors").exists()
+    with pytest.raises(UserError, match="exists already"):
+        model.save(tmp_path / "hf")
+    with pytest.raises(UserError, match="not finetuned"):
+        model.predict(["a row"])
+    with pytest.raises(UserError, match="no such directory"):
+        bertjax.load(tmp_path / "nothing")
