@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two programs that take turns, on a CPU on one core: only one computes at a time.
+"""Two programs that alternate, on a CPU on one core: only one computes at a time.
 
 The peer is started as `python FILE SHAPE ARGUMENT ...`, SHAPE being JSON; it speaks
 first, when its first step has run, then answers each line on its stdin (a number of
@@ -43,7 +43,7 @@ def serve(measured: Measured) -> None:
         speak({"seconds": measured.run(int(line)), "peak_rss_mb": peak_rss_mb()})
 
 
-class Turn:
+class Contender:
     """A process that computes when it is asked to.
 
     first_step_seconds: from its start to the end of its first step.
@@ -63,7 +63,6 @@ class Turn:
         self.first_step_seconds = time.perf_counter() - begun
         self.times: list[Seconds] = []
         self.peak_rss_mb = 0.0
-        self.steps = 1
 
     def _read(self) -> dict[str, Any]:
         for line in self.process.stdout:
@@ -71,9 +70,9 @@ class Turn:
                 return json.loads(line)
         raise UserError(f"{self.name} ended with status {self.process.wait()}")
 
-    def round(self) -> Seconds:
-        """Let it compute for a round."""
-        self.process.stdin.write(f"{self.steps}\n")
+    def run(self, steps: int) -> Seconds:
+        """Let it compute so many steps."""
+        self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
         reply = self._read()
         self.peak_rss_mb = reply["peak_rss_mb"]
@@ -85,11 +84,16 @@ class Turn:
             self.process.stdin.close()
         self.process.wait()
 
+    def summarise(self) -> dict[str, Any]:
+        """Return the figures of its rounds."""
+        results = summarise(self.facts, self.times, self.peak_rss_mb)
+        return {**results, "first_step_seconds": self.first_step_seconds}
+
 
 def compare(
     argv: Sequence[str], config: ConfigDict, what: str, peer: str | None, rounds: int
 ) -> dict[str, Any]:
-    """Let ours and a peer (the loop's: the bare step) take turns, on a CPU on one core.
+    """Let ours and a peer (the loop's: the bare step) alternate, on a CPU on one core.
 
     Ratios of times are the peer's over ours, the median over rounds; those of memory
     and of the time to the first step are ours over the peer's.
@@ -99,37 +103,32 @@ def compare(
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     module = [sys.executable, "-m", "bertjax.benchmark", "--serve"]
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
-        ours = Turn("bertjax", [*module, *argv], temporary)
+        ours = Contender("bertjax", [*module, *argv], temporary)
         stack.callback(ours.end)
         vocab_size = config.model.vocab_size or VOCAB_SIZE
         if what == "loop":  # which has just prepared its text
-            vocab_size = prepared_text.prepare(
-                config, lambda text: None
-            ).tokenizer.vocab_size
-            vocab_size = resolve.encoder_config(config, vocab_size).vocab_size
+            tokenizer = prepared_text.prepare(config, lambda text: None).tokenizer
+            cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+            vocab_size = cfg.vocab_size
         if peer:
-            given = json.dumps(shape(config, vocab_size, backend))
-            file, *told = split(peer)
-            command = [sys.executable, file, given, *told]
+            file, *arguments = split(peer)
+            shape = json.dumps(describe_shape(config, vocab_size, backend))
+            command = [sys.executable, file, shape, *arguments]
         else:
-            given = f"--config.model.vocab_size={vocab_size}"
-            command = [*module, *argv, "--what=step", given]
-        other = Turn(peer or "the bare step", command, temporary)
+            size = f"--config.model.vocab_size={vocab_size}"
+            command = [*module, *argv, "--what=step", size]
+        other = Contender(peer or "the bare step", command, temporary)
         stack.callback(other.end)
-        for turn in (ours, other):
-            turn.steps = steps_a_round(turn.round())
+        both = {one: steps_a_round(one.run(1)) for one in (ours, other)}
         for _ in range(rounds):
-            for turn in (ours, other):
-                turn.times.append(turn.round())
-    results = summarise(ours.facts, ours.times, ours.peak_rss_mb)
-    theirs = summarise({**other.facts}, other.times, other.peak_rss_mb)
+            for one, steps in both.items():
+                one.times.append(one.run(steps))
     key = next(k for k in other.times[0] if k in ours.times[0])
     pairs = zip(ours.times, other.times, strict=True)
     ratios = [b[key] / a[key] for a, b in pairs]
     return {
-        **results,
-        "first_step_seconds": ours.first_step_seconds,
-        "peer": {**theirs, "first_step_seconds": other.first_step_seconds},
+        **ours.summarise(),
+        "peer": other.summarise(),
         "ratio": statistics.median(ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
@@ -139,7 +138,7 @@ def compare(
 
 
 def split(peer: str) -> list[str]:
-    """Part --peer's file and its arguments; a file's name may hold spaces."""
+    """Split --peer into its file and its arguments; a file's name may hold spaces."""
     if os.path.isfile(peer):
         return [peer]
     try:
@@ -159,24 +158,14 @@ def find_backend() -> str:
     return done.stdout.split()[-1]
 
 
-def shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[str, Any]:
+def describe_shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[str, Any]:
     """Describe a config to a peer, in Hugging Face's names."""
     config = one_phase(config)
     cfg = resolve.encoder_config(config, vocab_size, backend)
-    names = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "max_position_embeddings",
-        "type_vocab_size",
-        "layer_norm_eps",
-        "hidden_dropout_prob",
-        "attention_probs_dropout_prob",
-        "dtype",
-    )
-    return {name: getattr(cfg, name) for name in names} | {
+    names = "hidden_size num_hidden_layers num_attention_heads intermediate_size"
+    names += " vocab_size max_position_embeddings type_vocab_size layer_norm_eps"
+    names += " hidden_dropout_prob attention_probs_dropout_prob dtype"
+    return {name: getattr(cfg, name) for name in names.split()} | {
         "batch_size": config.batch_size,
         "length": config.data.length,
         "predictions": batches.predictions(config, config.data.length),

@@ -5,9 +5,10 @@ What is inside a loop counts as often as the loop runs; of a conditional the bra
 takes longest counts.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 COLLECTIVES = (
@@ -20,9 +21,13 @@ COLLECTIVES = (
     "collective-broadcast",
 )
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
-_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
-_OP = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
+_COMPUTATION = re.compile(
+    r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{[ \t]*\n(.*?)^\}[ \t]*$", re.M | re.S
+)
+_NEXT = re.compile(r"\n(?=\s+(?:ROOT )?%?[\w.\-]+ = )")
+_INSTRUCTION = re.compile(
+    r"\s+(ROOT )?%?([\w.\-]+) = (.*?)\s([a-z][a-z0-9\-]*)\((.*)", re.S
+)
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _ELEMENT = re.compile(r"%([\w.\-]+)#(\d+)")
 
@@ -41,6 +46,10 @@ class Instruction(NamedTuple):
         match = re.search(pattern, self.text)
         return match[1] if match else None
 
+    def callee(self, attribute: str) -> str:
+        """Return the computation that an attribute names: "" for none."""
+        return self.find(rf"\b{attribute}=%?([\w.\-]+)") or ""
+
     @property
     def operands(self) -> list[str]:
         """The names between the op's parentheses."""
@@ -52,11 +61,18 @@ class Instruction(NamedTuple):
         return []
 
 
+Computation = dict[str, Instruction]  # by name, in the order of the text
+
+
 class Program(NamedTuple):
     """The computations of a module by name, and which of them it begins with."""
 
-    computations: dict[str, list[Instruction]]
+    computations: dict[str, Computation]
     entry: str
+
+    def called(self, one: Instruction, attribute: str) -> Computation:
+        """Return the computation that an instruction's attribute names."""
+        return self.computations.get(one.callee(attribute), {})
 
 
 class Kernel(NamedTuple):
@@ -80,51 +96,23 @@ def read(text: str) -> Program:
     Text that the compiler writes on its way names a tuple's elements `%name#2`: these
     become instructions like those that the text of a compiled program has for them.
     """
-    computations: dict[str, list[Instruction]] = {}
-    entry = current = ""
-    held: list[str] = []  # the lines of an instruction: metadata of kernels has several
-
-    def flush() -> None:
-        whole = " ".join(held)
-        held.clear()
-        computations[current] += _elements(computations[current], whole)
-        if (match := _INSTRUCTION.match(whole)) and (op := _OP.search(whole)):
-            shape = whole[match.end() : op.start()].strip()
-            text = whole[op.end() :]
-            made = Instruction(match[2], shape, op[1], text, bool(match[1]))
-            computations[current].append(made)
-
-    for line in text.splitlines():
-        if not current:
-            if match := _HEADER.match(line):
-                current = match[2]
-                computations[current] = []
-                entry = current if match[1] else entry
-        elif line.rstrip() == "}":
-            flush()
-            current = ""
-        else:
-            if _INSTRUCTION.match(line):
-                flush()
-            held.append(line)
-    return Program(computations, entry)
-
-
-def _elements(known: Sequence[Instruction], text: str) -> list[Instruction]:
-    """Make the instructions that take out the elements that a line names."""
-    if "#" not in text:
-        return []
-    by_name = {i.name: i.shape for i in known}
-    return [
-        Instruction(
-            f"{name}#{n}",
-            parts(by_name[name])[int(n)],
-            "get-tuple-element",
-            f"%{name}), index={n}",
-        )
-        for name, n in dict.fromkeys(_ELEMENT.findall(text))
-        if name in by_name and f"{name}#{n}" not in by_name
-    ]
+    program = Program({}, "")
+    for entry, name, body in _COMPUTATION.findall(text):
+        known = program.computations[name] = {}
+        if entry:
+            program = program._replace(entry=name)
+        for lines in _NEXT.split(f"\n{body}"):
+            for whole, index in _ELEMENT.findall(lines):
+                element = f"{whole}#{index}"
+                if whole in known and element not in known:
+                    shape = parts(known[whole].shape)[int(index)]
+                    rest = f"%{whole}), index={index}"
+                    get = Instruction(element, shape, "get-tuple-element", rest)
+                    known[element] = get
+            if match := _INSTRUCTION.match(lines.replace("\n", " ")):
+                root, name, shape, op, rest = match.groups()
+                known[name] = Instruction(name, shape.strip(), op, rest, bool(root))
+    return program
 
 
 def trip_count(program: Program, loop: Instruction, inside: str) -> int | None:
@@ -136,38 +124,37 @@ def trip_count(program: Program, loop: Instruction, inside: str) -> int | None:
     """
     if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
         return int(known)
-    condition = _named(program, loop.find(r"condition=%?([\w.\-]+)"))
-    body = _named(program, loop.find(r"body=%?([\w.\-]+)"))
-    compare = next((i for i in condition.values() if i.root), None)
+    condition, body = program.called(loop, "condition"), program.called(loop, "body")
+    compare = _root(condition)
     if compare is None or "direction=LT" not in compare.text:
         return None
     element, bound = (condition.get(name) for name in compare.operands[:2])
     most, index = _constant(bound), element and element.find(r"index=(\d+)")
     if most is None or index is None:
         return None
-    after = _element(body, next((i for i in body.values() if i.root), None), index)
+    after = _element(body, _root(body), index)
     steps = [_constant(body.get(name)) for name in (after.operands if after else ())]
-    around = _named(program, inside)
+    around = program.computations[inside]
     given = around.get(loop.operands[0]) if loop.operands else None
     first = _constant(_element(around, given, index)) or 0
     step = next((n for n in steps if n), 1) if after and after.op == "add" else 1
     return max(0, -(-(most - first) // step))
 
 
-def _named(program: Program, name: str | None) -> dict[str, Instruction]:
-    return {i.name: i for i in program.computations.get(name or "", [])}
+def _root(computation: Computation) -> Instruction | None:
+    return next((one for one in computation.values() if one.root), None)
 
 
 def _element(
-    around: dict[str, Instruction], made: Instruction | None, index: str
+    around: Computation, whole: Instruction | None, index: str
 ) -> Instruction | None:
-    """Return what a tuple's element is, looking through copies of it."""
-    if made is None or made.op != "tuple":
+    """Return the instruction that makes a tuple's element, behind copies of it."""
+    if whole is None or whole.op != "tuple":
         return None
-    found = around.get(made.operands[int(index)])
-    while found is not None and found.op in ("copy", "bitcast"):
-        found = around.get(found.operands[0])
-    return found
+    one = around.get(whole.operands[int(index)])
+    while one is not None and one.op in ("copy", "bitcast"):
+        one = around.get(one.operands[0])
+    return one
 
 
 def _constant(one: Instruction | None) -> int | None:
@@ -183,35 +170,31 @@ def walk(
 ) -> Iterator[tuple[Instruction, int, str]]:
     """Yield (instruction, how often it runs, its computation) of all that runs.
 
-    What is fused into an instruction does not count as one.
+    Instructions inside a fusion are not among them.
     """
     name = program.entry if name is None else name
-    for one in program.computations.get(name, []):
+    for one in program.computations.get(name, {}).values():
         yield one, times, name
         if one.op == "while":
-            body, trips = one.find(r"body=%?([\w.\-]+)"), trip_count(program, one, name)
+            trips = trip_count(program, one, name)
             trips = 1 if trips is None else trips
-            yield from walk(program, body, times * trips)
+            yield from walk(program, one.callee("body"), times * trips)
         elif one.op == "call":
-            yield from walk(program, one.find(r"to_apply=%?([\w.\-]+)"), times)
+            yield from walk(program, one.callee("to_apply"), times)
         elif one.op == "conditional":
-            branches = re.findall(
-                r"(?:true_computation|false_computation)=%?([\w.\-]+)", one.text
-            )
-            if listed := one.find(r"branch_computations=\{([^}]*)\}"):
-                branches += re.findall(r"%?([\w.\-]+)", listed)
-            if branches:
-                longest = max(branches, key=lambda b: cycles(program, b))
-                yield from walk(program, longest, times)
+            names = [one.callee(f"{side}_computation") for side in ("true", "false")]
+            listed = one.find(r"branch_computations=\{([^}]*)\}") or ""
+            names += re.findall(r"[\w.\-]+", listed)
+            longest = max(names, key=lambda branch: cycles(program, branch))
+            yield from walk(program, longest, times)
 
 
 def cycles(program: Program, name: str | None = None) -> int:
     """Add up the compiler's estimated cycles."""
-    total = 0
-    for one, times, _ in walk(program, name):
-        if found := one.find(r'"estimated_cycles":"(\d+)"'):
-            total += times * int(found)
-    return total
+    return sum(
+        times * int(one.find(r'"estimated_cycles":"(\d+)"') or 0)
+        for one, times, _ in walk(program, name)
+    )
 
 
 def unknown_loops(program: Program) -> list[str]:
@@ -231,7 +214,7 @@ def collectives(program: Program) -> dict[str, dict[str, int]]:
     """
     count: Counter[str] = Counter()
     moved: Counter[str] = Counter()
-    carried: dict[str, str] = {}  # channel -> the fusion it was first seen in
+    fusions: dict[str, str] = {}  # channel -> the fusion that counts
 
     def add(one: Instruction, times: int, inside: str) -> None:
         kind = one.op.removesuffix("-start")
@@ -241,10 +224,10 @@ def collectives(program: Program) -> dict[str, dict[str, int]]:
             count[kind] += times
             moved[kind] += times * _payload(program, one, inside)
         elif one.op in ("fusion", "async-start"):
-            called = one.find(r"calls=%?([\w.\-]+)") or ""
-            for inner in program.computations.get(called, []):
+            called = one.callee("calls")
+            for inner in program.called(one, "calls").values():
                 channel = inner.find(r"channel_id=(\d+)")
-                if channel is None or carried.setdefault(channel, called) == called:
+                if channel is None or fusions.setdefault(channel, called) == called:
                     add(inner, times, called)
 
     for one, times, inside in walk(program):
@@ -253,12 +236,15 @@ def collectives(program: Program) -> dict[str, dict[str, int]]:
 
 
 def _payload(program: Program, one: Instruction, inside: str) -> int:
-    shapes = {i.name: i.shape for i in program.computations[inside]}
-    given = sum(nbytes(shapes.get(name, "")) for name in one.operands)
-    result = nbytes(one.shape)
+    given, result = _operand_bytes(program, one, inside), nbytes(one.shape)
     if one.op.endswith("-start") and result > given:
         result -= given  # the pair of operands and results
     return max(given, result)
+
+
+def _operand_bytes(program: Program, one: Instruction, inside: str) -> int:
+    known = program.computations[inside]
+    return sum(nbytes(known[name].shape) for name in one.operands if name in known)
 
 
 def kernels(program: Program) -> list[Kernel]:
@@ -270,8 +256,7 @@ def kernels(program: Program) -> list[Kernel]:
         flops = one.find(r'"cost_estimate":\{"flops":"(\d+)"')
         moved = one.find(r'"bytes_accessed":"(\d+)"')
         layouts = one.find(r"operand_layout_constraints=\{(.*?)\}, \w+=") or ""
-        shapes = {i.name: i.shape for i in program.computations[inside]}
-        given = nbytes(layouts) or sum(nbytes(shapes[n]) for n in one.operands)
+        given = nbytes(layouts) or _operand_bytes(program, one, inside)
         found.append(
             Kernel(
                 name=one.name,
@@ -291,14 +276,14 @@ def parts(shape: str) -> list[str]:
     >>> parts("(f32[2]{0:T(8,128)}, (s32[], /*index=1*/u32[]))")
     ['f32[2]{0:T(8,128)}', '(s32[], /*index=1*/u32[])']
     """
-    found, depth = [""], 0
+    elements, depth = [""], 0
     for letter in shape[1:-1]:
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and not depth:
-            found.append("")
+            elements.append("")
         else:
-            found[-1] += letter
-    return [one.strip() for one in found]
+            elements[-1] += letter
+    return [one.strip() for one in elements]
 
 
 def nbytes(shape: str) -> int:
@@ -311,10 +296,7 @@ def nbytes(shape: str) -> int:
     for kind, dims in _arrays(shape):
         digits = re.search(r"\d+", kind)
         bits = _BITS.get(kind, int(digits[0]) if digits else 0)
-        size = 1
-        for n in dims:
-            size *= n
-        total += -(-size * bits // 8)
+        total += -(-math.prod(dims) * bits // 8)
     return total
 
 

@@ -28,12 +28,20 @@ from bertjax.measuring.synthetic_data import (
     with_choices,
 )
 
+NEVER = 1_000_000_000  # steps
+
+
+def mean_seconds(step: Callable[[int], Any], steps: int) -> float:
+    """Call step(0), step(1), ... and return the mean seconds of a call."""
+    begun = time.perf_counter()
+    for i in range(steps):
+        step(i)
+    return (time.perf_counter() - begun) / steps
+
 
 def measure_step(config: ConfigDict) -> Measured:
     """Time the jitted update on one batch that lies on the devices."""
     import jax
-
-    from bertjax.objectives.base import make_objective
 
     if config.phases:
         config = one_phase(config)
@@ -41,17 +49,22 @@ def measure_step(config: ConfigDict) -> Measured:
         cli.say(f"of the phases the longest is measured: {size}")
     config = with_choices(config)
     vocab_size = config.model.vocab_size or VOCAB_SIZE
-    cfg = resolve.encoder_config(config, vocab_size, jax.default_backend())
-    objective = make_objective(config.objective, cfg)[0]
+    objective, _ = make_objective(config, vocab_size, jax.default_backend())
     length = config.data.length
     shape = Shape(config.batch_size, length, run_batches.predictions(config, length))
-    rows = synthetic_batch(config, objective, shape, vocab_size)
-    run, facts = compile_step(config, [rows], vocab_size)
+    batch = synthetic_batch(config, objective, shape, vocab_size)
+    run, facts = compile_step(config, [batch], vocab_size)
+    return Measured(facts, lambda steps: {"step": run(steps)})
 
-    def timed(steps: int) -> Seconds:
-        return {"step": run(steps)}
 
-    return Measured(facts, timed)
+def make_objective(
+    config: ConfigDict, vocab_size: int, backend: str = "cpu"
+) -> tuple[Any, Any]:
+    """Make objective and encoder's config for a backend, which is not used."""
+    from bertjax.objectives.base import make_objective
+
+    cfg = resolve.encoder_config(config, vocab_size, backend)
+    return make_objective(config.objective, cfg)
 
 
 def compile_step(
@@ -59,35 +72,33 @@ def compile_step(
 ) -> tuple[Callable[[int], float], dict[str, Any]]:
     """Compile the update for these batches [B, ...] and run it once.
 
-    Returns run(n), which goes through them in turn and returns the mean seconds of a
-    step, and what is known of it.
+    Returns run(n), which goes through the batches one after the other and returns the
+    mean seconds of a step, and the facts that are known of it.
     """
     import jax
 
     from bertjax.models import attention
-    from bertjax.objectives.base import make_objective
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh, peak_flops
     from bertjax.training import multi_step, state
 
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
-    cfg = resolve.encoder_config(config, vocab_size, jax.default_backend())
-    objective, cfg = make_objective(config.objective, cfg)
+    objective, cfg = make_objective(config, vocab_size, jax.default_backend())
     # Far from the end of any schedule: the arithmetic of a step is always the same.
     update = train_step.make_update(config, objective, mesh, 10_000, 1_000_000)
     current = state.init_sharded(update.init, update.tx, mesh, update.shardings)
-    local = feed.local_rows(mesh, config.batch_size)
-    mine = [{name: array[local] for name, array in b.items()} for b in batches]
+    rows = feed.local_rows(mesh, config.batch_size)
+    local = [{name: array[rows] for name, array in b.items()} for b in batches]
     sizes, most = itertools.repeat(config.batch_size), config.steps_per_call
-    call, fed = update.step, feed.to_devices(mine, mesh, sizes)
+    call, fed = update.step, feed.to_devices(local, mesh, sizes)
     if most > 1:
-        call, source = update.many, itertools.cycle(mine)
-        counts = [most] * len(mine)
+        call, counts = update.many, [most] * len(local)
+        source = itertools.cycle(local)
         fed = multi_step.to_devices(source, mesh, sizes, counts, most)
     on_devices = [*fed]
     with jax.set_mesh(mesh):
-        attended = attention.describe_backend(cfg, [config.data.length])
+        backend = attention.describe_backend(cfg, [config.data.length])
         begun = time.perf_counter()
         compiled = call.lower(current, on_devices[0]).compile()
         compile_seconds = time.perf_counter() - begun
@@ -102,49 +113,67 @@ def compile_step(
         return (time.perf_counter() - begun) / (calls * most)
 
     run(1)
-    length = config.data.length
+    tokens, length = batches[0]["input_ids"].size, config.data.length
     predictions = run_batches.predictions(config, length)
-    tokens = batches[0]["input_ids"].size  # of all choices of a row
     facts = {
-        "tokens": tokens,
+        "tokens": tokens,  # of all choices of a row
         "compile_seconds": compile_seconds,
         "parameters": sum(x.size for x in jax.tree.leaves(update.shapes.params)),
         "dtype": cfg.dtype,
-        "attention": attended,
-        "devices": mesh.devices.size,
-        "device_kind": mesh.devices.flat[0].device_kind,
+        "attention": backend,
+        **device_facts(mesh, compiled),
+        **flops_facts(config, objective, length, predictions),
     }
-    if memory := compiled.memory_analysis():  # of a device
+    if "flops_per_token" in facts:
+        facts["step_flops"] = tokens * facts["flops_per_token"]
+        if peak := peak_flops(mesh):
+            facts["peak_flops"] = peak
+    return run, facts
+
+
+def device_facts(mesh: Any, compiled: Any) -> dict[str, Any]:
+    """Return the devices and the memory of a compiled program on one of them, MB."""
+    device = mesh.devices.flat[0]
+    facts = {"devices": mesh.devices.size, "device_kind": device.device_kind}
+    if memory := compiled.memory_analysis():
         facts["temporary_mb"] = memory.temp_size_in_bytes / 1e6
         facts["arguments_mb"] = memory.argument_size_in_bytes / 1e6
     if stats := mesh.local_devices[0].memory_stats():  # a CPU has none
         facts["device_peak_mb"] = stats["peak_bytes_in_use"] / 1e6
-    each = flops_facts(config, objective, length, predictions)
-    facts |= {**each, "step_flops": tokens * each["flops_per_token"]} if each else {}
-    if each and (peak := peak_flops(mesh)):
-        facts["peak_flops"] = peak
-    return run, facts
+    return facts
+
+
+def flops_facts(
+    config: ConfigDict, objective: Any, length: int, predictions: int
+) -> dict[str, float]:
+    """Return {"flops_per_token": ...}; {}, and say why, where nobody knows them."""
+    if objective.flops:
+        return {"flops_per_token": objective.flops(length, predictions)}
+    cli.say(train_step.no_mfu(config))
+    return {}
 
 
 def measure_packing(config: ConfigDict) -> Measured:
-    """Time updates on real rows, padded and packed in turn; tokens are real ones."""
+    """Time updates on real rows, padded and packed one after the other.
+
+    Tokens are real ones.
+    """
     if not config.data.train:
         raise UserError("--what=packing needs text: data.train is empty")
     runs, fills = {}, {}
     for packed in (False, True):
         config.data.packed = packed
-        batches = input_batches(config)
-        made = [batches.batch(step) for step in range(4)]
-        size = batches.tables.vocab_size
-        runs[packed], facts = compile_step(config, made, size)
-        fills[packed] = float(np.mean([b["attention_mask"].mean() for b in made]))
+        stage = input_batches(config)
+        batches = [stage.batch(step) for step in range(4)]
+        runs[packed], facts = compile_step(config, batches, stage.tables.vocab_size)
+        fills[packed] = float(np.mean([b["attention_mask"].mean() for b in batches]))
     facts["tokens"] *= fills[True]
     facts |= {"fill": fills[True], "fill_padded": fills[False]}
 
-    def timed(steps: int) -> Seconds:
+    def run(steps: int) -> Seconds:
         return {"padded": runs[False](steps), "step": runs[True](steps)}
 
-    return Measured(facts, timed)
+    return Measured(facts, run)
 
 
 def measure_plan(config: ConfigDict, sequences: int) -> Measured:
@@ -158,61 +187,49 @@ def measure_plan(config: ConfigDict, sequences: int) -> Measured:
     before = memory_mb()
     facts: dict[str, Any] = {"tokens": len(store.tokens), "added_rss_mb": 0.0}
 
-    def run(steps: int) -> Seconds:
-        begun = time.perf_counter()
-        for _ in range(steps):
-            with tempfile.TemporaryDirectory(dir=folder.name) as cache, Peak() as peak:
-                made = run_batches.make_plans(
-                    config, frozenset({"mlm"}), {"train": store}, config.data.length,
-                    cache=Path(cache),
-                )["train"]  # fmt: skip
-                facts["sequences"], facts["rows"] = made.sequences, made.n
-                del made
-            facts["added_rss_mb"] = max(facts["added_rss_mb"], peak.mb - before)
-        return {"step": (time.perf_counter() - begun) / steps}
+    def make_plan(step: int) -> None:
+        with tempfile.TemporaryDirectory(dir=folder.name) as cache, Peak() as peak:
+            plan = run_batches.make_plans(
+                config, frozenset({"mlm"}), {"train": store}, config.data.length,
+                cache=Path(cache),
+            )["train"]  # fmt: skip
+            facts["sequences"], facts["rows"] = plan.sequences, plan.n
+            del plan
+        facts["added_rss_mb"] = max(facts["added_rss_mb"], peak.mb - before)
 
-    return Measured(facts, run)
+    return Measured(facts, lambda steps: {"step": mean_seconds(make_plan, steps)})
 
 
 def measure_input(config: ConfigDict) -> Measured:
     """Time the host's batch function, and masking alone, in one thread."""
     from bertjax.data.masking.masker import mask_tokens
 
-    batches = input_batches(config)
-    unmasked = [_unmasked(batches, i) for i in range(4)]
+    stage = input_batches(config)
+    unmasked = [_unmasked(stage, i) for i in range(4)]
+    at = itertools.count()
 
     def mask(step: int) -> None:
         ids, real, keys = unmasked[step % len(unmasked)]
-        mask_tokens(ids, real, keys, batches.masking, batches.tables, batches.P)
-
-    at = 0
+        mask_tokens(ids, real, keys, stage.masking, stage.tables, stage.P)
 
     def run(steps: int) -> Seconds:
-        nonlocal at
-        begun = time.perf_counter()
-        for i in range(steps):
-            batches.batch(at + i)
-        made = time.perf_counter()
-        for i in range(steps):
-            mask(i)
-        masked = time.perf_counter()
-        at += steps
-        return {"step": (made - begun) / steps, "masking": (masked - made) / steps}
+        seconds = mean_seconds(lambda step: stage.batch(next(at)), steps)
+        return {"step": seconds, "masking": mean_seconds(mask, steps)}
 
     run(1)
-    return Measured(_facts(config, batches.tables.vocab_size), run)
+    return Measured(_facts(config, stage.tables.vocab_size), run)
 
 
 def measure_loop(config: ConfigDict) -> Measured:
-    """Run bertjax.train, whose last writer (`Pacer`) speaks for it; does not return.
+    """Run bertjax.train with `Pacer`, which answers for it, as the last writer.
 
-    Every step is logged, none evaluated or saved.
+    Every step is logged, none evaluated or saved. Does not return.
     """
     from bertjax import train
 
-    config.total = durations.duration(steps=1_000_000_000)
+    config.total = durations.duration(steps=NEVER)
     config.log.every = durations.duration(steps=1)
-    config.checkpoint.every = durations.duration(steps=1_000_000_000)
+    config.checkpoint.every = durations.duration(steps=NEVER)
     config.log.writers += f",{Pacer.__module__}.{Pacer.__qualname__}"
     config.data.valid = ""
     Pacer.facts = _facts(config, VOCAB_SIZE)
@@ -224,21 +241,18 @@ def measure_fill_mask(config: ConfigDict) -> Measured:
     import jax
 
     from bertjax.inference.fill_blanks import make_filler
-    from bertjax.objectives.base import make_objective
 
     config.objective = "mlm"
     size = config.model.vocab_size or VOCAB_SIZE
-    cfg = resolve.encoder_config(config, size, jax.default_backend())
-    objective, cfg = make_objective("mlm", cfg)
+    objective, cfg = make_objective(config, size, jax.default_backend())
     params = jax.jit(objective.init)(jax.random.key(config.seed))
     pieces = [str(i) for i in range(cfg.vocab_size)]
     tokenizer = SimpleNamespace(
         vocab_size=cfg.vocab_size, pieces=pieces, pad_id=0, mask_id=1
     )
     fill = make_filler(cfg, params, tokenizer, 5)
-    texts = {
-        n: [1, *(2 + i % (cfg.vocab_size - 2) for i in range(n - 1))] for n in (32, 128)
-    }
+    words = cfg.vocab_size - 2
+    texts = {n: [1, *(2 + i % words for i in range(n - 1))] for n in (32, 128)}
     begun = time.perf_counter()
     for ids in texts.values():
         fill(ids)
@@ -246,12 +260,10 @@ def measure_fill_mask(config: ConfigDict) -> Measured:
     facts["compile_seconds"] = time.perf_counter() - begun
 
     def run(steps: int) -> Seconds:
-        seconds = {}
-        for n, ids in texts.items():
-            begun = time.perf_counter()
-            for _ in range(steps):
-                fill(ids)
-            seconds[f"latency_{n}"] = (time.perf_counter() - begun) / steps
+        seconds = {
+            f"latency_{n}": mean_seconds(lambda step, ids=ids: fill(ids), steps)
+            for n, ids in texts.items()
+        }
         return seconds | {"step": seconds["latency_128"]}
 
     return Measured(facts, run)
@@ -267,32 +279,27 @@ def input_batches(config: ConfigDict) -> Any:
         tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
         parts = {"train": store}
     needs = frozenset({"mlm", "nsp", "sop"} & {"mlm", *config.objective.split("+")})
-    tables = run_batches.make_tables(
-        config, tokenizer, prepared_text.count_tokens(parts)
-    )
-    return run_batches.make_run(config, needs, tokenizer, parts, tables).course.stages[
-        0
-    ]
+    counts = prepared_text.count_tokens(parts)
+    tables = run_batches.make_tables(config, tokenizer, counts)
+    run = run_batches.make_run(config, needs, tokenizer, parts, tables)
+    return run.course.stages[0]
 
 
-def _unmasked(batches: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _unmasked(stage: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Make rows that mask_tokens takes: ids, real-token flags, keys."""
     from bertjax.data import counter_rng
 
-    batch = batches.batch(step)
+    batch = stage.batch(step)
     ids = batch["input_ids"].copy()
     row, slot = np.nonzero(batch["mlm_weights"])
     ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_ids"][row, slot]
-    keys = counter_rng.fold(batches.seed, "benchmark", np.arange(len(ids)) + step)
+    keys = counter_rng.fold(stage.seed, "benchmark", np.arange(len(ids)) + step)
     return ids, batch["attention_mask"], keys
 
 
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
     """Return what is known of a config without compiling anything."""
-    from bertjax.objectives.base import make_objective
-
-    cfg = resolve.encoder_config(config, config.model.vocab_size or vocab_size)
-    objective, cfg = make_objective(config.objective, cfg)
+    objective, _ = make_objective(config, config.model.vocab_size or vocab_size)
     length = config.data.length
     predictions = run_batches.predictions(config, length)
     return {
@@ -300,16 +307,6 @@ def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
         "compile_seconds": 0.0,
         **flops_facts(config, objective, length, predictions),
     }
-
-
-def flops_facts(
-    config: ConfigDict, objective: Any, length: int, predictions: int
-) -> dict[str, float]:
-    """Return {"flops_per_token": ...}; {}, and say why, where nobody knows them."""
-    if objective.flops:
-        return {"flops_per_token": objective.flops(length, predictions)}
-    cli.say(train_step.no_mfu(config))
-    return {}
 
 
 MEASURES = {

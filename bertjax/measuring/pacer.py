@@ -10,11 +10,11 @@ from typing import Any
 
 from bertjax.measuring.results import peak_rss_mb
 
-SETTLE = 3  # steps of the loop that are not counted after it stood still
+SETTLE = 3  # steps of the loop that are not counted after a pause
 
 
 def speak(reply: dict[str, Any]) -> None:
-    """Write a line of the protocol of turns.py."""
+    """Write a line of the protocol of alternate.py."""
     print(json.dumps(reply), flush=True)
 
 
@@ -28,13 +28,13 @@ class Pacer:
 
     def __init__(self, workdir: Any, step: int) -> None:
         self.rows: list[tuple[float, float]] = []
-        self.wanted = 0
+        self.target = 0
 
     def write(self, row: dict[str, Any]) -> None:
         self.rows.append((time.perf_counter(), row.get("data/wait_seconds", 0.0)))
         if row["step"] == 1:
             speak(self.facts)
-        elif len(self.rows) < self.wanted:
+        elif len(self.rows) < self.target:
             return
         else:
             (begun, _), *counted = self.rows[SETTLE - 1 :]
@@ -47,10 +47,10 @@ class Pacer:
         line = sys.stdin.readline()
         if not line:
             os._exit(0)  # the comparison is over, and cleans up the workdir
-        self.rows, self.wanted = [], int(line) + SETTLE
+        self.rows, self.target = [], int(line) + SETTLE
 
     def rest(self) -> None:
-        """Wait for the step in flight: it must not compute in the other's turn."""
+        """Wait for the step in flight: it must not compute while the other does."""
         import jax
 
         jax.block_until_ready(jax.live_arrays())

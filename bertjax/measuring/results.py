@@ -48,9 +48,10 @@ def summarise(
     """
     facts = dict(facts)
     tokens, peak_flops = facts.pop("tokens"), facts.pop("peak_flops", None)
-    found = {key: [t[key] for t in times] for key in times[0]}
-    step = found.pop("step", None) or next(iter(found.values()))
-    median = statistics.median(step)
+    seconds = {key: [t[key] for t in times] for key in times[0]}
+    medians = {key: statistics.median(values) for key, values in seconds.items()}
+    key = "step" if "step" in seconds else next(iter(seconds))
+    step, median = seconds.pop(key), medians.pop(key)
     results = {
         "tokens_per_second": tokens / median,
         "step_ms": 1e3 * median,
@@ -63,19 +64,17 @@ def summarise(
         results["tokens_per_second_per_device"] = tokens / median / devices
     if peak_flops:
         results["mfu"] = tokens * facts["flops_per_token"] / median / peak_flops
-    for key, seconds in found.items():
-        results[f"{key}_ms"] = 1e3 * statistics.median(seconds)
-    if "masking" in found:
-        masking = statistics.median(found["masking"])
-        results["masking_tokens_per_second"] = tokens / masking
-    if "padded" in found:
+    results |= {f"{key}_ms": 1e3 * value for key, value in medians.items()}
+    if "masking" in medians:
+        results["masking_tokens_per_second"] = tokens / medians["masking"]
+    if "padded" in medians:
         # Real tokens a second, packed over padded.
         gain = facts["fill"] / facts["fill_padded"]
         ratios = [gain * t["padded"] / t["step"] for t in times]
         results |= {"ratio": statistics.median(ratios)}
         results |= {"ratio_min": min(ratios), "ratio_max": max(ratios)}
-    if "wait" in found:
-        results["wait_ratio"] = statistics.median(found["wait"]) / median
+    if "wait" in medians:
+        results["wait_ratio"] = medians["wait"] / median
     return results
 
 

@@ -50,8 +50,9 @@ def one_phase(config: ConfigDict) -> ConfigDict:
 def with_choices(
     config: ConfigDict, text: Sequence[Mapping[str, Any]] | None = None
 ) -> ConfigDict:
-    """Tell an objective of multiple choice how many choices a made-up row has, if that
-    is known.
+    """Return the config whose objective of multiple choice has its number of choices.
+
+    Other configs are returned as they are, and 0 is an unknown number.
 
     text: what preflight found in data.train, whose rows have room for so many; else
     they are the columns that task.choices names.
@@ -61,9 +62,9 @@ def with_choices(
         return config
     columns = config.task.choices.count(",") + 1  # a single one holds lists
     known = text[0]["sequences_per_row"] if text else columns if columns > 1 else 0
-    told = config.copy_and_resolve_references()
-    told.objective = with_options(config.objective, choices=known)
-    return told
+    config = config.copy_and_resolve_references()
+    config.objective = with_options(config.objective, choices=known)
+    return config
 
 
 def make_batches(

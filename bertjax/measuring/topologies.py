@@ -8,18 +8,12 @@ from typing import Any
 
 from bertjax import RunError, UserError
 
-# Generation -> what the compiler wants to know besides the shape.
-GENERATIONS: dict[str, dict[str, Any]] = {
-    "v4": {"chip_config_name": "megacore"},  # two cores are one device, as in jax
-    "v5e": {},
-    "v5p": {},
-    "v6e": {},
-    "tpu7x": {},
-}
 # Shapes that are offered, and that the compiler knows, up to 256 chips.
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 DEEP = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8")
 SHAPES = {"v4": DEEP, "v5e": FLAT, "v5p": DEEP, "v6e": FLAT, "tpu7x": DEEP}
+# Two cores of a v4 are one device, as in jax.
+OPTIONS: dict[str, dict[str, Any]] = {"v4": {"chip_config_name": "megacore"}}
 EXAMPLES = "v4:2x2x1, v5e:2x4, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1, two slices: 2xv5e:4x4"
 DEFAULT = "v5e:2x4"
 
@@ -53,7 +47,7 @@ def prepare() -> None:
 
 
 def parse(name: str) -> tuple[int, str, dict[str, Any]]:
-    """Read "2xv5e:4x4": number of slices, one slice, what else the compiler wants.
+    """Read "2xv5e:4x4": number of slices, one slice, other options of the compiler.
 
     Raises UserError with examples.
     """
@@ -63,14 +57,13 @@ def parse(name: str) -> tuple[int, str, dict[str, Any]]:
     if not match:
         raise UserError(f"--topology={name} is not GENERATION:SHAPE: {EXAMPLES}")
     slices, generation, shape = match.groups()
-    if generation not in GENERATIONS:
-        known = ", ".join(GENERATIONS)
+    if generation not in SHAPES:
         raise UserError(
-            f"--topology={name} is none of {known}; for instance {EXAMPLES}"
+            f"--topology={name} is none of {', '.join(SHAPES)}; for instance {EXAMPLES}"
         )
     if slices == "0":
         raise UserError(f"--topology={name}: there must be a slice")
-    return int(slices or 1), f"{generation}:{shape}", GENERATIONS[generation]
+    return int(slices or 1), f"{generation}:{shape}", OPTIONS.get(generation, {})
 
 
 def find_devices(name: str) -> list[Any]:
@@ -78,22 +71,22 @@ def find_devices(name: str) -> list[Any]:
 
     Raises UserError for a shape that the compiler refuses, RunError where it fails.
     """
-    slices, topology, more = parse(name)
+    slices, topology, options = parse(name)
     from jax.experimental import topologies
 
     if slices > 1:
-        more = {**more, "num_slices": slices}
+        options = {**options, "num_slices": slices}
     try:
-        found = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology, **more
+        description = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology, **options
         )
     except Exception as e:  # of several types, as deep as libtpu
         generation, shape = topology.split(":")
         if shape in SHAPES[generation]:
-            said = " ".join(str(e).split())
-            raise RunError(f"--topology={name}: the compiler failed: {said}") from e
+            why = " ".join(str(e).split())
+            raise RunError(f"--topology={name}: the compiler failed: {why}") from e
+        shapes = " ".join(SHAPES[generation])
         raise UserError(
-            f"--topology={name}: there is no such slice; {generation} has "
-            f"{' '.join(SHAPES[generation])}"
+            f"--topology={name}: there is no such slice; {generation} has {shapes}"
         ) from e
-    return list(found.devices)
+    return list(description.devices)

@@ -138,7 +138,7 @@ def test_elements_of_tuples_may_be_named_by_number():
     early = hlo.read(text)
     assert early != compiled and hlo.cycles(early) == hlo.cycles(compiled)
     assert hlo.unknown_loops(early) == []
-    added = {i.name: i for part in early.computations.values() for i in part}
+    added = {k: i for part in early.computations.values() for k, i in part.items()}
     assert added["v#1"].shape == "/*index=1*/f32[8]{0:T(128)}"
     # Bytes are those of the element, not of the tuple.
     text = MODULE.replace("all-gather-start(%p.9)", "all-gather-start(%while.0#1)")
