@@ -4,12 +4,12 @@
 step       one update on synthetic full rows; needs no data
 input      the host's batch function, and masking alone; a made-up text if there is none
 loop       bertjax.train itself, without checkpoints, against its own bare step
-packing    one update on rows of data.train, padded and packed in turn
+packing    one update on rows of data.train, padded and packed alternately
 plan       planning `--sequences` sequences of made-up lengths
 fill_mask  latency of one text of 32 and of 128 tokens, with random parameters
 
-`--peer=FILE` measures against another program (measuring/alternate.py); what it is
-to be told stands behind: `--peer='tests/peers/hf_mlm.py --compile'`.
+`--peer=FILE` measures against another program (measuring/alternate.py), whose
+arguments stand behind it: `--peer='tests/peers/hf_mlm.py --compile'`.
 """
 
 import functools
@@ -28,14 +28,10 @@ from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    names = "step, input, loop, packing, plan or fill_mask; see above"
+    flags.DEFINE_string("what", "step", names, flag_values=values)
     flags.DEFINE_string(
-        "what",
-        "step",
-        "step, input, loop, packing, plan or fill_mask; see above",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "peer", None, "another program to measure against, in turns", flag_values=values
+        "peer", None, "another program to measure against", flag_values=values
     )
     flags.DEFINE_integer(
         "rounds", 5, "times that each is measured", lower_bound=1, flag_values=values
@@ -44,12 +40,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "sequences", 10**6, "plan: how many", lower_bound=1, flag_values=values
     )
     flags.DEFINE_boolean("json", False, "", flag_values=values)
-    # Speak the line protocol on stdin and stdout: what a comparison starts.
     flags.DEFINE_boolean(
-        "serve",
-        False,
-        "answer on standard output, for a program that compares",
-        flag_values=values,
+        "serve", False, "answer a program that compares", flag_values=values
     )
 
 
@@ -79,8 +71,8 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(results))
     else:
         for key, value in results.items():
-            said = f"{value:.6g}" if isinstance(value, float) else value
-            print(f"{key:28} {said}")
+            text = f"{value:.6g}" if isinstance(value, float) else value
+            print(f"{key:28} {text}")
     return 0
 
 

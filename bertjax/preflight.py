@@ -35,18 +35,10 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "topology", None, "the slice, such as v5e:2x4; see above", flag_values=values
     )
-    flags.DEFINE_string(
-        "table",
-        None,
-        "write the shipped configs on several slices to this file",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "quick",
-        False,
-        "end before the compiler writes machine code",
-        flag_values=values,
-    )
+    table = "write the shipped configs on several slices to this file"
+    flags.DEFINE_string("table", None, table, flag_values=values)
+    quick = "end before the compiler writes machine code"
+    flags.DEFINE_boolean("quick", False, quick, flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 

@@ -179,8 +179,9 @@ def search_largest(
         rows = guess(fitting, refused, available)
         rows = rows if refused else min(rows, most)
         say(f"the memory of {rows} rows a device, to find the largest batch")
-        other = with_rows(target, shape, rows)
-        note(rows, target.memory("train", other, program))
+        batch_size = rows * target.parts * target.config.accumulate
+        larger = shape._replace(batch_size=batch_size)
+        note(rows, target.memory("train", larger, program))
     return max(fitting)
 
 
@@ -193,10 +194,10 @@ def guess(
         # As if there were nothing but the state and what grows with the rows: not far
         # enough rather than too far, and a little further each time.
         rows = n1 * (available - fitting[0]) / max(m1 - fitting[0], 1)
-        return rounded(max(min(rows, 64 * n1), (1 + NEAR) * n1 + grain(n1)))
+        return round_down(max(min(rows, 64 * n1), (1 + NEAR) * n1 + grain(n1)))
     n2, m2 = min(refused.items())
     part = 0.5 if m2 is None else (available - m1) / max(m2 - m1, 1)
-    rows = rounded(n1 + (n2 - n1) * min(max(part, 0.2), 0.8))
+    rows = round_down(n1 + (n2 - n1) * min(max(part, 0.2), 0.8))
     return min(max(rows, n1 + 1), n2 - 1)
 
 
@@ -205,15 +206,9 @@ def grain(rows: int) -> int:
     return 8 if rows >= 16 else 1
 
 
-def with_rows(target: Target, shape: Shape, rows: int) -> Shape:
-    """Return the shape with this many rows a device at once."""
-    return shape._replace(batch_size=rows * target.parts * target.config.accumulate)
-
-
-def rounded(rows: float) -> int:
+def round_down(rows: float) -> int:
     """Round down to a whole number of grains."""
-    n = max(int(rows), 0)
-    return n - n % grain(n)
+    return int(rows) - int(rows) % grain(int(rows))
 
 
 def accumulate_to_fit(target: Target, shape: Shape, largest: int) -> int | None:

@@ -12,14 +12,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast",
+)  # fmt: skip
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _COMPUTATION = re.compile(
     r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{[ \t]*\n(.*?)^\}[ \t]*$", re.M | re.S

@@ -2,6 +2,7 @@
 """Inputs made up for measuring: rows, a text, its tokenizer."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,35 +163,29 @@ def synthetic_store(folder: Path, config: ConfigDict, sequences: int) -> Any:
 
     Lengths are geometric. Returns an object with the arrays of a Store.
     """
-    whole = config.data.plan == "document"
-    mean_document = 60 if whole else 1500
-    number = sequences if whole else sequences * (config.data.length - 2) // 1300
+    is_document = config.data.plan == "document"
+    mean = 60 if is_document else 1500  # tokens of a document
+    number = sequences if is_document else sequences * (config.data.length - 2) // 1300
     draws = np.random.default_rng(0)
     tokens = sentences = 0
-    files = {n: open(folder / n, "wb") for n in ("sentences", "documents")}  # noqa: SIM115
-    for file in files.values():
-        file.write(np.zeros(1, np.int64).tobytes())
-    for low in range(0, number, 1 << 18):
-        count = min(1 << 18, number - low)
-        inside = draws.geometric(25 / mean_document, count)  # sentences of a document
-        lengths = draws.geometric(1 / 25, inside.sum())
-        files["sentences"].write((tokens + np.cumsum(lengths)).tobytes())
-        files["documents"].write((sentences + np.cumsum(inside)).tobytes())
-        tokens += int(lengths.sum())
-        sentences += int(inside.sum())
-    for file in files.values():
-        file.close()
-    with open(folder / "tokens", "wb") as file:
-        file.truncate(2 * tokens)  # a hole: nothing is stored
-
-    def mapped(name: str, dtype: str) -> np.ndarray:
-        return np.memmap(folder / name, dtype=dtype, mode="r")
-
+    with (
+        open(folder / "sentences", "wb") as sentence_file,
+        open(folder / "documents", "wb") as document_file,
+    ):
+        for file in (sentence_file, document_file):
+            file.write(np.zeros(1, np.int64).data)
+        for low in range(0, number, 1 << 18):
+            sizes = draws.geometric(25 / mean, min(1 << 18, number - low))
+            lengths = draws.geometric(1 / 25, sizes.sum())
+            sentence_file.write((tokens + np.cumsum(lengths)).data)
+            document_file.write((sentences + np.cumsum(sizes)).data)
+            tokens, sentences = tokens + int(lengths.sum()), sentences + len(lengths)
+    (folder / "tokens").touch()
+    os.truncate(folder / "tokens", 2 * tokens)  # a hole: nothing is stored
+    files = {"tokens": "<u2", "sentences": "<i8", "documents": "<i8"}
     return SimpleNamespace(
-        tokens=mapped("tokens", "<u2"),
-        sentences=mapped("sentences", "<i8"),
-        documents=mapped("documents", "<i8"),
         counts=np.zeros(1, np.int64),
         marks=None,
         content_hash="synthetic",
+        **{name: np.memmap(folder / name, kind, "r") for name, kind in files.items()},
     )
