@@ -244,7 +244,7 @@ def _operand_bytes(program: Program, one: Instruction, inside: str) -> int:
 
 def kernels(program: Program) -> list[Kernel]:
     """Find the custom (Pallas) kernels, whose cycles the compiler does not estimate."""
-    found = []
+    out = []
     for one, times, inside in walk(program):
         if one.op != "custom-call" or '"tpu_custom_call"' not in one.text:
             continue
@@ -252,7 +252,7 @@ def kernels(program: Program) -> list[Kernel]:
         moved = one.find(r'"bytes_accessed":"(\d+)"')
         layouts = one.find(r"operand_layout_constraints=\{(.*?)\}, \w+=") or ""
         given = nbytes(layouts) or _operand_bytes(program, one, inside)
-        found.append(
+        out.append(
             Kernel(
                 name=one.name,
                 times=times,
@@ -262,7 +262,7 @@ def kernels(program: Program) -> list[Kernel]:
                 touched=given + nbytes(one.shape),
             )
         )
-    return found
+    return out
 
 
 def parts(shape: str) -> list[str]:

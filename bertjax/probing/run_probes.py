@@ -8,11 +8,16 @@ import jax
 import numpy as np
 from absl import flags
 
-from bertjax.assembly import models, resolve
+from bertjax.assembly import models
 from bertjax.config import cli
 from bertjax.models import encoder
 from bertjax.probing import labelled_spans, layer_features, layer_scores, mdl, probes
-from bertjax.probing.labelled_examples import KINDS, example_ids, read_examples
+from bertjax.probing.labelled_examples import (
+    KINDS,
+    Examples,
+    example_ids,
+    read_examples,
+)
 from bertjax.tasks import metrics, prepare_task
 
 PROBE_ROWS = 128  # rows of an update
@@ -23,11 +28,11 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
 
     kind: of KINDS. Raises UserError.
     """
-    config, tokenizer, checkpoint, _ = models.open_model(args.model, "--model")
-    config.dtype = args.dtype
-    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-    separators, longest = prepare_task.separators(config), cfg.max_length
-    train, valid = read_examples(args, kind, separators, tokenizer, longest)
+    model = models.open_model(args.model, "--model")
+    model.config.dtype = args.dtype
+    separators = prepare_task.separators(model.config)
+    cfg, tokenizer = model.cfg, model.tokenizer
+    train, valid = read_examples(args, kind, separators, tokenizer, cfg.max_length)
     if args.pooling == "first":
         train, valid = (replace(part, first=True) for part in (train, valid))
     n, gold, classes = len(train.labels), valid.labels, len(train.form.labels)
@@ -37,24 +42,18 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
     metric = metrics.OF_CLASSES[args.metric]
     if kind == "tag" and args.metric == "f1":
         metric = labelled_spans.entity_f1(valid.words)
-    params = models.read_params(checkpoint, weights=args.weights)["encoder"]
+    params = model.read_params(weights=args.weights)["encoder"]
     order = np.random.default_rng(args.seed).permutation(n)
     labels = train.labels[order]
-    types = mdl.text_types(
-        [ids for part in (train, valid) for ids in example_ids(part)]
-    )
-    types[:n] = types[:n][order]
-    control = np.stack(
-        [mdl.control_labels(types, labels, args.seed, s) for s in range(args.seeds)]
-    )
+    control = make_control(train, valid, order, args.seed, args.seeds)
     settings = probes.Settings(args.steps, PROBE_ROWS, args.lr, args.weight_decay)
+    is_text = kind == "label"
+    pooling = args.pooling if is_text else "spans"
+    read_all = layer_features.read_texts if is_text else layer_features.read_spans
 
     def read(params: Any) -> layer_scores.Data:
-        pooling = args.pooling if kind == "label" else "spans"
         reader = layer_features.make_reader(cfg, params, pooling)
-        sizes = (depth, width, args.batch_size, longest)
-        is_text = kind == "label"
-        read_all = layer_features.read_texts if is_text else layer_features.read_spans
+        sizes = (depth, width, args.batch_size, cfg.max_length)
         x, other = (read_all(reader, p, tokenizer, *sizes) for p in (train, valid))
         for layer in x:  # one after the other, so that there is no copy of all
             layer[:] = layer[order]
@@ -96,3 +95,19 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
         "frequency_bits": mdl.frequency_bits(labels),
         "probes": results,
     }
+
+
+def make_control(
+    train: Examples, valid: Examples, order: np.ndarray, seed: int, seeds: int
+) -> np.ndarray:
+    """Draw a control task a seed: labels i32 [seeds, n + m].
+
+    They are of the training examples in their order i64 [n], then of the others.
+    """
+    ids = [ids for part in (train, valid) for ids in example_ids(part)]
+    types = mdl.text_types(ids)
+    types[: len(order)] = types[order]
+    labels = train.labels[order]
+    return np.stack(
+        [mdl.control_labels(types, labels, seed, draw) for draw in range(seeds)]
+    )
