@@ -68,15 +68,14 @@ def read_merge(value: str) -> int:
 
 def report_stores(stores: Mapping[str, Store]) -> list[str]:
     """Return a table with a line a component."""
-    heads = ("documents", "sentences", "tokens", "share", "unknown")
     keys = ("documents", "sentences", "tokens", "unknowns")
-    rows = [[store.meta[key] for key in keys] for store in stores.values()]
-    rows.append([sum(column) for column in zip(*rows, strict=True)])
-    names = [*stores, "total"]
-    width = max(map(len, names))
+    rows = {name: [s.meta[key] for key in keys] for name, s in stores.items()}
+    rows["total"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    width = max(map(len, rows))
+    heads = (*keys[:3], "share", "unknown")
     lines = [" ".join([" " * width, *(f"{h:>13}" for h in heads)])]
-    for name, (documents, sentences, tokens, unknowns) in zip(names, rows, strict=True):
-        share, unknown = tokens / rows[-1][2], unknowns / tokens
+    for name, (documents, sentences, tokens, unknowns) in rows.items():
+        share, unknown = tokens / rows["total"][2], unknowns / tokens
         lines.append(
             f"{name:{width}} {documents:13,} {sentences:13,} {tokens:13,} "
             f"{share:13.3%} {unknown:13.3%}"

@@ -48,8 +48,8 @@ def _search(
         tail += chunk
         at += len(chunk)
         usual = pattern is _BLANK and b"\r" not in tail
-        if found := (_USUAL if usual else pattern).search(tail):
-            begins, ends = (at - len(tail) + n for n in found.span())
+        if match := (_USUAL if usual else pattern).search(tail):
+            begins, ends = (at - len(tail) + n for n in match.span())
             return ends if begins < end else None
         tail = tail[-512:]  # longer than a match: it may begin here
     return None
@@ -69,9 +69,9 @@ def text_edge(
         return 0, False
     whole = _TITLE if titled else _BLANK
     for pattern in (whole, *_PLACES):
-        found = _search(raw, at, min(at + SPAN, size), pattern)
-        if found is not None:
-            return found, pattern is not whole
+        edge = _search(raw, at, min(at + SPAN, size), pattern)
+        if edge is not None:
+            return edge, pattern is not whole
         at += SPAN
     return size, False
 
@@ -80,5 +80,5 @@ def json_edge(raw: IO[bytes], at: int, size: int) -> int:
     """Return where the first line begins that does so at `at` or behind it."""
     if at <= 1 or at > size:
         return 0 if at <= 1 else size
-    found = _search(raw, at - 1, size, _NEWLINE)
-    return size if found is None else found
+    edge = _search(raw, at - 1, size, _NEWLINE)
+    return size if edge is None else edge

@@ -106,10 +106,10 @@ def stat(path: str) -> tuple[int, ...]:
     """
     if "://" in path:
         with os_errors():
-            found = remote(path).stat()
-            return found.length, int(found.mtime * 1e9)
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            status = remote(path).stat()
+            return status.length, int(status.mtime * 1e9)
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def open_file(path: str) -> IO[bytes]:
@@ -146,12 +146,12 @@ def find(pattern: str) -> list[str]:
     through, and all that a bucket has.
     """
     if "://" not in pattern:
-        found = sorted(glob.glob(pattern, recursive=True))
-        return [p for p in found if "**" not in pattern or not os.path.isdir(p)]
+        paths = sorted(glob.glob(pattern, recursive=True))
+        return [p for p in paths if "**" not in pattern or not os.path.isdir(p)]
     head = pattern[: re.search(r"[*?\[]", pattern).start()].rpartition("/")[0]
     with os_errors():
-        found = remote(head).glob(pattern[len(head) + 1 :])
-        return sorted(os.fspath(p) for p in found if not p.is_dir())
+        matches = remote(head).glob(pattern[len(head) + 1 :])
+        return sorted(os.fspath(p) for p in matches if not p.is_dir())
 
 
 def unpacked(path: str, size: int = 0) -> Iterator[bytes]:

@@ -76,9 +76,8 @@ def prose(text: str) -> list[str]:
             code_indent = -1
         if stripped.startswith(">>>"):
             output = True
-        kept = _KEPT_DIRECTIVE.match(line)
-        if kept:
-            line = line[kept.end() :]
+        if note := _KEPT_DIRECTIVE.match(line):
+            line = line[note.end() :]
             paragraphs.append([])
         elif stripped.startswith(".."):
             if _DIRECTIVE.match(line):
@@ -91,8 +90,7 @@ def prose(text: str) -> list[str]:
                 paragraphs.pop()
             paragraphs.append([])
             continue
-        item = _ITEM.match(line)
-        if item:
+        if item := _ITEM.match(line):
             paragraphs.append([])
             line = line[item.end() :]
             item_indent = indent + 1

@@ -114,9 +114,9 @@ def split_sentences(paragraph: str) -> list[str]:
     start = 0
     rare = not text.isascii() and _RARE.search(text)
     ends = _END_RARE if rare else _END
-    for found in _candidates(text, *ends):
-        end = found.end()
-        if end < len(text) and _is_end(text, start, found):
+    for match in _candidates(text, *ends):
+        end = match.end()
+        if end < len(text) and _is_end(text, start, match):
             sentences.append(text[start:end].rstrip(" "))
             start = end
     if start < len(text):
@@ -130,17 +130,17 @@ def _candidates(
     """Yield what end.finditer gives."""
     done = 0
     for at in map(re.Match.start, place.finditer(text)):
-        if at >= done and (found := end.match(text, at)):
-            done = found.end()
-            yield found
+        if at >= done and (match := end.match(text, at)):
+            done = match.end()
+            yield match
 
 
-def _is_end(text: str, start: int, found: re.Match[str]) -> bool:
+def _is_end(text: str, start: int, match: re.Match[str]) -> bool:
     """Decide whether the sentence from `start` ends at the candidate."""
-    end = found.end()
+    end = match.end()
     if text[end] in _NO_START:
         return False
-    stop = found[1]
+    stop = match[1]
     if stop is None:  # a CJK full stop
         return not (text[end - 1] in "」』" and text[end] in _QUOTING)
     at = _NEXT.match(text, end).end()
@@ -148,8 +148,8 @@ def _is_end(text: str, start: int, found: re.Match[str]) -> bool:
     if first.islower():
         return False
     if stop == ";":
-        return "\u0370" <= text[found.start() - 1] <= "\u1fff"
-    dot = found.start()
+        return "\u0370" <= text[match.start() - 1] <= "\u1fff"
+    dot = match.start()
     if ":" in stop or (stop == "." and not text.isascii()):
         armenian = _ARMENIAN_BEFORE.search(text, max(start, dot - 9), dot)
         if bool(armenian) == (stop == "."):

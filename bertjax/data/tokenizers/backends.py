@@ -285,7 +285,7 @@ def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
     for name in _STEPS.values():
         if name in step:
             inner = map(_without_prefix, step[name])
-            step[name] = [found for found in inner if found]
+            step[name] = [one for one in inner if one]
     if step["type"] == "Metaspace":
         step.pop("add_prefix_space", None)
         step["prepend_scheme"] = "never"

@@ -58,13 +58,10 @@ class Tokenizer:
     def __post_init__(self) -> None:
         roles = self.roles
         self.pad_id, self.unk_id = roles["pad"], roles["unk"]
-        self.cls_id, self.sep_id, self.mask_id = (
-            roles["cls"],
-            roles["sep"],
-            roles["mask"],
-        )
+        self.cls_id, self.sep_id = roles["cls"], roles["sep"]
+        self.mask_id = roles["mask"]
         self.mask_token = self.pieces[self.mask_id]
-        special = {*self.special, *self.roles.values()}
+        special = {*self.special, *roles.values()}
         self.special_ids = np.array(sorted(special), dtype=np.int32)
 
     @property
@@ -283,11 +280,11 @@ def load_tokenizer(
         # Makes the library read the files now, where a message can name them.
         tokenizer.encode("0")
     except BaseException as e:
-        is_clear = isinstance(e, UserError) and not isinstance(e, backends.TextError)
         is_panic = backends.is_panic(e)
-        if is_clear or isinstance(e, MemoryError):
+        is_clear = isinstance(e, UserError) and not isinstance(e, backends.TextError)
+        if is_clear or not (is_panic or isinstance(e, Exception)):
             raise
-        if not isinstance(e, Exception) and not is_panic:
+        if isinstance(e, MemoryError):
             raise
         if entry.suffix == ".model":
             reader.refuse(f"{entry.name} is not a SentencePiece model")

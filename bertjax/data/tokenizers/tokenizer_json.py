@@ -64,12 +64,12 @@ def _added(tokens: Any) -> dict[str, Any]:
         return {}
     if not isinstance(tokens, list) or not all(isinstance(t, dict) for t in tokens):
         raise ValueError("its `added_tokens` is not a list of tokens")
-    found: dict[str, Any] = {}
+    ids: dict[str, Any] = {}
     for token in tokens:
         piece = token.get("content")
         if not isinstance(piece, str) or not piece:
             raise ValueError(f"the added token of id {token.get('id')!r} has no text")
-        if found.setdefault(piece, token.get("id")) != token.get("id"):
+        if ids.setdefault(piece, token.get("id")) != token.get("id"):
             raise ValueError(f"the added token {piece!r} has two ids")
         for flag in FLAGS:
             if not isinstance(token.get(flag), bool):
@@ -77,7 +77,7 @@ def _added(tokens: Any) -> dict[str, Any]:
                     f"`{flag}` of the added token {piece!r} is {token.get(flag)!r}, "
                     "neither true nor false"
                 )
-    return found
+    return ids
 
 
 def refuse_growth(data: dict[str, Any]) -> None:

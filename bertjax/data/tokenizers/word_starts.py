@@ -18,6 +18,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,14 @@ class Jieba:
 
     def __init__(self, dictionary: bytes | None) -> None:
         self.dictionary = dictionary
-        used = _own_dictionary() if dictionary is None else dictionary
-        digest = hashlib.sha256(used).hexdigest()
+        digest = hashlib.sha256(self._content()).hexdigest()
         self.identity = f"jieba {_jieba().__version__} {digest}"
+
+    def _content(self) -> bytes:
+        if self.dictionary is not None:
+            return self.dictionary
+        with _jieba().Tokenizer().get_dict_file() as file:
+            return file.read()
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "cutter"}
@@ -61,8 +67,7 @@ class Jieba:
     def cutter(self) -> Any:
         """jieba's tokenizer."""
         cutter = _jieba().Tokenizer()
-        used = _own_dictionary() if self.dictionary is None else self.dictionary
-        file = io.BytesIO(used)
+        file = io.BytesIO(self._content())
         file.name = "dictionary"
         cutter.FREQ, cutter.total = cutter.gen_pfdict(file)
         cutter.initialized = True
@@ -96,25 +101,19 @@ def _jieba() -> Any:
     return jieba
 
 
-def _own_dictionary() -> bytes:
-    with _jieba().Tokenizer().get_dict_file() as file:
-        return file.read()
-
-
+@dataclass
 class Marker:
-    """Encodes sentences and marks their tokens; `make_marker` makes it.
+    """Encodes sentences and marks their tokens; `make_marker` makes it."""
 
-    `identity` is another string whenever the marks may be others.
-    """
+    tokenizer: Tokenizer
+    segmenter: Jieba | None
+    entities: bool
 
-    def __init__(
-        self, tokenizer: Tokenizer, segmenter: Jieba | None, entities: bool
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.segmenter = segmenter
-        self.entities = entities
-        name = segmenter.identity if segmenter else ""
-        self.identity = f"{RULE}|{name}|{entities}"
+    @property
+    def identity(self) -> str:
+        """Another string whenever the marks may be others."""
+        name = self.segmenter.identity if self.segmenter else ""
+        return f"{RULE}|{name}|{self.entities}"
 
     def encode(
         self,

@@ -78,7 +78,7 @@ def test_a_damaged_trained_tokenizer_is_named(config, tmp_path):
         ({"tokenizer_kind": "unigrm"}, ["did you mean 'unigram'"]),
         ({"vocab_size": 3}, ["data.vocab_size=3"]),
         ({"cache": "train.txt"}, ["data.cache=train.txt"]),
-        ({"segmenter": "jeba"}, ["data.segmenter=jeba"]),
+        ({"segmenter": "jeba"}, ["data.segmenter='jeba' is unknown"]),
         ({"segmenter": "jieba:nosuch.txt"}, ["data.segmenter=jieba"]),
     ],
 )
