@@ -14,17 +14,18 @@ SentencePiece's BPE has nothing of the kind: a stop or comma belongs to its word
 import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertjax import UserError, counted
 from bertjax.data.tokenizers import (
     backends,
     export_tokenizer,
-    plain_ids,
     tokenizer_files,
 )
 from bertjax.data.tokenizers.sentencepiece_json import NEVER
 from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
+from bertjax.data.tokenizers.vocab_files import read_lines
 
 # What a new word scores more than its n old pieces is n * n of this: also more than new
 # words within it, and more than a float32 loses.
@@ -61,7 +62,7 @@ class NewPiece(NamedTuple):
 
 def read_words(path: str, flag: str) -> list[str]:
     """Read a word a line; lines of spaces stay as "". Raises UserError."""
-    lines = plain_ids.read_lines(path, f"{flag}={path}")
+    lines = read_lines(Path(path), f"{flag}={path}")
     return [line.strip() for line in lines]
 
 

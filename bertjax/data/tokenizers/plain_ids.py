@@ -13,34 +13,12 @@ from pathlib import Path
 
 from bertjax import UserError
 from bertjax.data.tokenizers.backends import TextError
+from bertjax.data.tokenizers.vocab_files import read_lines
 
 FILE = "ids.json"  # {"count": N} or {"names": [...]}, of a saved tokenizer
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MOST = 1 << 27
 _INTEGERS = re.compile(r"(?:[0-9]{1,18}(?![0-9])|\s)*")
-
-
-def read_lines(path: str, place: str) -> list[str]:
-    """Read the lines of a UTF-8 file; empty ones at its end are none.
-
-    Raises UserError, which begins with the place, for what cannot be read or is empty.
-    """
-    file = Path(path).expanduser()
-    if file.exists() and not file.is_file():
-        raise UserError(f"{place}: not a regular file")
-    try:
-        text = file.read_text("utf-8-sig")
-    except UnicodeDecodeError as err:
-        raise UserError(f"{place}: not UTF-8 (byte {err.start})") from None
-    except OSError as err:
-        raise UserError(f"{place}: cannot be read ({err.strerror or err})") from None
-    # Only line feeds end lines: U+2028 may be a piece.
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise UserError(f"{place}: the file is empty")
-    return lines
 
 
 def read(value: str, key: str = "data.vocab") -> bytes:
@@ -64,7 +42,7 @@ def read(value: str, key: str = "data.vocab") -> bytes:
         return json.dumps({"count": int(given)}).encode()
     if not Path(given).expanduser().exists():
         raise refuse("neither a number nor a file")
-    names = read_lines(given, f"{key}={value}")
+    names = read_lines(Path(given), f"{key}={value}")
     seen = dict.fromkeys(SPECIAL, 0)
     for number, name in enumerate(names, 1):
         if name.split() != [name]:

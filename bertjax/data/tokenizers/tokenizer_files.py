@@ -12,6 +12,7 @@ from bertjax.data.tokenizers import (
     plain_ids,
     tokenizer_json,
     tokenizer_options,
+    vocab_files,
 )
 from bertjax.data.tokenizers.tokenizer_options import json_files
 
@@ -72,19 +73,10 @@ class Reader:
         return path
 
     def bytes(self, path: Path) -> bytes:
-        try:
-            content = path.read_bytes()
-        except OSError as e:
-            self.refuse(f"{path.name} cannot be read ({e.strerror})")
-        if not content.strip():
-            self.refuse(f"{path.name} is empty")
-        return content
+        return vocab_files.read_bytes(path, f"{self.where}: {path.name}")
 
     def text(self, path: Path) -> str:
-        try:
-            return self.bytes(path).decode("utf-8-sig")
-        except UnicodeDecodeError as e:
-            self.refuse(f"{path.name} is not UTF-8 (byte {e.start})")
+        return vocab_files.read_text(path, f"{self.where}: {path.name}")
 
     def json(self, path: Path) -> dict[str, Any]:
         try:
@@ -169,10 +161,8 @@ class Reader:
         return {ADDED: json.dumps(self.beside(path, ADDED)).encode()}
 
     def lines(self, path: Path) -> list[str]:
-        """Read a piece a line. Only line feeds end lines: U+2028 may be a piece."""
-        pieces = [p.removesuffix("\r") for p in self.text(path).split("\n")]
-        while pieces and not pieces[-1]:
-            pieces.pop()
+        """Read a piece a line."""
+        pieces = vocab_files.read_lines(path, f"{self.where}: {path.name}")
         seen: dict[str, int] = {}
         for number, piece in enumerate(pieces, 1):
             if not piece:

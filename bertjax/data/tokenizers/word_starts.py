@@ -29,6 +29,7 @@ from bertjax import UserError, registry
 from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY
 from bertjax.data.tokenizers.backends import Span, encode_sentences
 from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
+from bertjax.data.tokenizers.vocab_files import read_bytes
 
 RULE = "marks-1"  # any change of the marks takes a new name
 _HAN = re.compile(
@@ -270,17 +271,12 @@ def make_segmenter(segmenter: str) -> Jieba | None:
 
 def _read_dictionary(path: str, segmenter: str) -> bytes:
     where = f"data.segmenter={segmenter}"
-    file = Path(path).expanduser()
-    if file.exists() and not file.is_file():
-        raise UserError(f"{where}: not a regular file")
+    content = read_bytes(Path(path), where)
     try:
-        content = file.read_bytes()
         if path.endswith(".gz"):
             content = gzip.decompress(content)
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:
         raise UserError(f"{where}: damaged or truncated .gz file ({err})") from None
-    except OSError as err:
-        raise UserError(f"{where}: cannot be read ({err.strerror or err})") from None
     for number, line in enumerate(content.splitlines(), 1):
         parts = line.decode("utf-8", "replace").strip().split(" ")
         if len(parts) < 2 or not parts[1].isdecimal() or "\ufffd" in parts[0]:

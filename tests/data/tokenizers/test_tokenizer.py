@@ -400,6 +400,7 @@ def test_user_defined_mask_is_not_found_in_text(tmp_path):
         ("nosuch.txt", None, ["nosuch.txt"]),
         ("v.bin", b"x", ["v.bin"]),
         ("vocab.txt", b"", ["vocab.txt", "empty"]),
+        ("vocab.txt", b"\xef\xbb\xbf\n", ["vocab.txt", "empty"]),
         ("vocab.txt", b"\xff\xfe", ["UTF-8"]),
         ("vocab.txt", "\n".join(w for w in WORDS if w != "[MASK]"), ["[MASK]"]),
         ("vocab.txt", "\n".join(w for w in WORDS if w != "[SEP]"), ["[SEP]"]),

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the files that vocabularies and dictionaries lie in.
+
+Every function raises UserError, which begins with `place`, for what cannot be read.
+"""
+
+import codecs
+from pathlib import Path
+
+from bertjax import UserError
+
+
+def read_bytes(path: Path, place: str) -> bytes:
+    """Read a regular file that holds more than white space."""
+    path = path.expanduser()
+    if path.exists() and not path.is_file():
+        raise UserError(f"{place}: not a regular file")
+    try:
+        content = path.read_bytes()
+    except OSError as err:
+        raise UserError(f"{place}: cannot be read ({err.strerror or err})") from None
+    if not content.removeprefix(codecs.BOM_UTF8).strip():
+        raise UserError(f"{place}: the file is empty")
+    return content
+
+
+def read_text(path: Path, place: str) -> str:
+    """Read a file of UTF-8."""
+    try:
+        return read_bytes(path, place).decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        raise UserError(f"{place}: not UTF-8 (byte {err.start})") from None
+
+
+def read_lines(path: Path, place: str) -> list[str]:
+    """Read the lines of a file of UTF-8; empty ones at its end are none."""
+    # Only line feeds end lines: U+2028 may be a piece.
+    lines = [line.removesuffix("\r") for line in read_text(path, place).split("\n")]
+    while not lines[-1]:
+        lines.pop()
+    return lines
