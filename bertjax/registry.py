@@ -71,6 +71,19 @@ def _parse_value(text: str) -> Option:
     return text
 
 
+def import_extra(name: str, extra: str, place: str) -> ModuleType:
+    """Import a module of an optional dependency.
+
+    Raises UserError, which begins with the place, that says how to install it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(
+            f"{place}: needs {name.partition('.')[0]}: pip install 'bertjax[{extra}]'"
+        ) from None
+
+
 def names(package: str) -> list[str]:
     """List the modules of a package without importing them."""
     spec = importlib.util.find_spec(package)

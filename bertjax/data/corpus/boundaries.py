@@ -19,8 +19,8 @@ def byte_range(raw: IO[bytes], start: int, end: int, chunk: int) -> Iterator[byt
 
 
 # Where a piece may begin: behind a line end and a blank line. The characters that
-# make a line blank are those that `lines.clean` and `strip` leave nothing of; rarer
-# ones and longer lines are missing, which costs a cut, never a document.
+# make a line blank are those that `line_repair.clean` and `strip` leave nothing of;
+# rarer ones and longer lines are missing, which costs a cut, never a document.
 _WHITE = rb"(?:[\x00-\x09\x0b\x0c\x0e-\x20]|\xc2\xa0|\xe3\x80\x80){0,99}[\r\n]"
 _BLANK = re.compile(rb"(?:\n|\r(?!\n))" + _WHITE)
 # The same where there is no \r; far faster, since it begins with one byte.
@@ -31,7 +31,7 @@ _NEWLINE = re.compile(rb"\n")
 # cut there but those that are cut anyway; it is longer than a match of _BLANK.
 SPAN = 4 * DOCUMENT_LIMIT
 _PLACES = (re.compile(rb"[\r\n]"), re.compile(rb"[\x80-\xbf]{0,3}"))
-# Of WikiText: before a title, which `lines.group_titled` takes for one; rarer ones are
+# Of WikiText: before a title, which `line_repair.group` takes for one; rarer ones are
 # missing here, too.
 _TITLE = re.compile(
     rb"\n[ \t]{0,99}\r?\n(?= = [!-<>-~][ -~]{0,200} = \r?\n[ \t]{0,99}\r?\n)"

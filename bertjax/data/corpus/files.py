@@ -17,7 +17,7 @@ from pathlib import Path
 from stat import S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFMT, S_IFSOCK
 from typing import IO, Any, NamedTuple
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.storage.atomic import write_file
 
 CHUNK = 1 << 20  # bytes a read
@@ -173,12 +173,7 @@ def unpacked(path: str, size: int = 0) -> Iterator[bytes]:
 
 
 def _zstd_chunks(path: str, raw: IO[bytes]) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError:
-        raise UserError(
-            f"{path}: reading .zst needs zstandard (pip install 'bertjax[zstd]')"
-        ) from None
+    zstandard: Any = registry.import_extra("zstandard", "zstd", path)
     # As much as `zstd --long=31` may have used.
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.corpus import files
 from bertjax.data.corpus.documents import (
     TEXT,
@@ -43,14 +43,9 @@ class ParquetSource(Source):
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError:
-            raise UserError(
-                f"{self.name}: reading Parquet needs pyarrow "
-                "(pip install 'bertjax[parquet]')"
-            ) from None
+        pyarrow: Any = registry.import_extra("pyarrow", "parquet", self.name)
+        from pyarrow import parquet
+
         with files.reading(self.name), files.open_file(self.name) as raw:
             try:
                 # A column is read as it is decoded, not whole.

@@ -91,15 +91,9 @@ class Jieba:
 
 
 def _jieba() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its regular expressions
-            import jieba
-    except ImportError:
-        raise UserError(
-            "data.segmenter=jieba needs jieba (pip install 'bertjax[zh]')"
-        ) from None
-    return jieba
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its regular expressions
+        return registry.import_extra("jieba", "zh", "data.segmenter=jieba")
 
 
 @dataclass
