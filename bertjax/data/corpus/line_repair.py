@@ -254,7 +254,11 @@ def _ended(
 def text_lines(
     chunks: Iterator[bytes], limit: int, counter: Counter[str]
 ) -> Iterator[str]:
-    """Yield cleaned, stripped lines; an empty one stands for each blank line."""
+    r"""Yield cleaned, stripped lines; an empty one stands for each blank line.
+
+    >>> list(text_lines(iter([b"A \x00cat.\r\n\n", b" It sat"]), 99, Counter()))
+    ['A cat.', '', 'It sat']
+    """
     seen = False  # something of the long line at hand
     for block, part in _blocks(chunks, limit, mac=True):
         lines = clean(decode(block, counter), counter).split("\n")
