@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.corpus.line_repair import (
     Counts,
     clean,
@@ -114,7 +114,8 @@ def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
     counters = [counts.of(source.name) for source in sources]
     if not any(counter["documents"] for counter in counters):
         long = sum(counter["long_records"] for counter in counters)
-        more = f" and {long} JSON lines over data.max_line_bytes" if long else ""
+        lines = counted(long, "JSON line")
+        more = f" and {lines} over data.max_line_bytes" if long else ""
         names = join_names([source.name for source in sources])
         raise UserError(f"{names}: holds no document, only blanks{more}")
 

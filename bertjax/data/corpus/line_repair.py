@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from bertjax import UserError
+from bertjax import UserError, counted
 
 CLEANING = "clean-2"  # names the repairs below; stores made by other rules are others
 DOCUMENT_LIMIT = 1 << 24  # characters; a longer document is split, and counted
 
-REPAIRS = {
-    "bad_utf8": "byte sequences that are not UTF-8 were replaced by U+FFFD",
-    "control_characters": "control characters were removed",
-    "bom": "byte order marks were dropped",
-    "crlf": "line ends other than \\n were read as line ends",
-    "long_lines": "lines over data.max_line_bytes were split",
-    "long_records": "JSON lines over data.max_line_bytes were skipped",
-    "long_documents": f"documents over {DOCUMENT_LIMIT} characters were split",
-    "empty_documents": "documents without text were skipped",
-    "empty_files": "files hold no text",
+REPAIRS = {  # what is counted, and what was done with it
+    "bad_utf8": ("byte sequence", "outside UTF-8, replaced by U+FFFD"),
+    "control_characters": ("control character", "removed"),
+    "bom": ("byte order mark", "removed"),
+    "crlf": ("line end", "other than \\n, read as \\n"),
+    "long_lines": ("line", "over data.max_line_bytes, split"),
+    "long_records": ("JSON line", "over data.max_line_bytes, skipped"),
+    "long_documents": ("document", f"over {DOCUMENT_LIMIT:,} characters, split"),
+    "empty_documents": ("document", "without text, skipped"),
+    "empty_files": ("file", "without text"),
 }
 SOME = 3  # names that a message has
 
@@ -81,20 +81,21 @@ class Counts:
         raise AttributeError(kind)
 
     def lines(self) -> list[str]:
-        """Say what was repaired, one sentence a repair and source; blank files at once.
+        """Say what was repaired, one line a repair and source; blank files at once.
 
         >>> Counts({"a.txt": {"documents": 3, "bad_utf8": 2}}).lines()
-        ['2 byte sequences that are not UTF-8 were replaced by U+FFFD (a.txt)']
+        ['2 byte sequences outside UTF-8, replaced by U+FFFD (a.txt)']
         """
         lines = [
-            f"{kinds[kind]:,} {words} ({name})"
+            f"{counted(kinds[kind], what)} {words} ({name})"
             for name, kinds in self.by_source.items()
-            for kind, words in REPAIRS.items()
+            for kind, (what, words) in REPAIRS.items()
             if kinds[kind] and kind != "empty_files"
         ]
         blank = [name for name, kinds in self.by_source.items() if kinds["empty_files"]]
         if blank:
-            lines.append(f"{len(blank)} {REPAIRS['empty_files']} ({join_names(blank)})")
+            number = counted(len(blank), "file")
+            lines.append(f"{number} without text ({join_names(blank)})")
         return lines
 
 

@@ -196,8 +196,8 @@ def test_some_files_without_text_are_counted(given_, tmp_path):
     said: list[str] = []
     made = text.prepare_data(**given_, workers=1, say=said.append)
     assert hashes(made) == hashes(want)
-    (told,) = (line for line in said if "no text" in line)
-    assert told.startswith("3 files hold no text (") and "b1.txt" in told
+    (told,) = (line for line in said if "without text" in line)
+    assert told.startswith("3 files without text (") and "b1.txt" in told
     for name in ("b.txt", "b0.txt"):
         (tmp_path / name).write_text("")
     given_ |= {"train": f"{tmp_path}/b?.txt", "valid": ""}

@@ -75,7 +75,7 @@ def test_what_is_in_a_store(tokenizer, tmp_path):
     assert store.tokens.dtype == np.uint16
     assert {a.dtype for a in (store.sentences, store.documents)} == {np.dtype("<i8")}
     assert said[0].startswith("train: 11 tokens, 4 sentences, 2 documents, 36.36% unk")
-    assert said[1].startswith("4 byte sequences that are not UTF-8")
+    assert said[1].startswith("4 byte sequences outside UTF-8, replaced")
     assert said[2:] == [
         "2 sentences without a token, left out (train)",
         "1 document without a token, left out (train)",
