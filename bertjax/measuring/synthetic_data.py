@@ -13,7 +13,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax.assembly import resolve
 from bertjax.data.batches import Batches, pair_rule
-from bertjax.data.masking.masker import make_tables
+from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.tasks.task_type import find_task_type, with_options
