@@ -12,7 +12,9 @@ from bertjax import UserError
 from bertjax.assembly import resolve
 from bertjax.config import durations
 from bertjax.data import batches, mixture, phases
-from bertjax.data.masking import masker
+from bertjax.data.masking import vocab_tables
+from bertjax.data.masking.presets import Masking, predictions_per_sequence
+from bertjax.data.masking.similar_words import read_similar
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.plan import Plan
 from bertjax.data.token_store.cache import open_cache
@@ -98,7 +100,7 @@ def predictions(config: ConfigDict, length: int, rate: float | None = None) -> i
     if config.data.max_predictions is not None:
         return min(config.data.max_predictions, length)
     made = resolve.make_masking(config, rate)
-    return masker.predictions_per_sequence(made, length)
+    return predictions_per_sequence(made, length)
 
 
 def make_eval_batches(
@@ -157,17 +159,17 @@ def make_tables(
     Reads data.similar, and says which of its words cannot be used.
     """
     masking = resolve.make_masking(config)
-    if not isinstance(masking, masker.Masking):
+    if not isinstance(masking, Masking):
         return masking.tables(tokenizer, counts)
     data = config.data
     if not len(tokenizer.replacement_ids):
         raise UserError(f"data.vocab={data.vocab}: every piece is a special one")
     words = None
     if data.similar:
-        words = masker.read_similar(Path(data.similar).expanduser(), tokenizer)
+        words = read_similar(Path(data.similar).expanduser(), tokenizer)
         left = ", ".join(f"{n:,} {why}" for why, n in words.skipped.items() if n)
         say(f"{data.similar}: {len(words.keys):,} words; left out: {left or 'none'}")
-    return masker.make_tables(tokenizer, counts, words)
+    return vocab_tables.make_tables(tokenizer, counts, words)
 
 
 def make_plans(

@@ -8,6 +8,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, registry
 from bertjax.data import batches, phases
 from bertjax.data.masking import masker
+from bertjax.data.masking.presets import Masking
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import FAMILIES
 
@@ -73,7 +74,7 @@ def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
 
 def make_masking(
     config: ConfigDict, rate: float | None = None
-) -> masker.Masking | masker.Masker:
+) -> Masking | masker.Masker:
     """Make what data.masking and its refinements name, at `rate` where given."""
     data = config.data
     return masker.make_masker(

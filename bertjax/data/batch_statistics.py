@@ -40,7 +40,7 @@ class Statistics:
         n["truncated"] += int((seen.truncated > 0).sum())
         n["unknown"] += int((before["input_ids"][real] == self.tokenizer.unk_id).sum())
         for k, count in zip(
-            *np.unique(seen.found.component, return_counts=True), strict=True
+            *np.unique(seen.located.component, return_counts=True), strict=True
         ):
             self.components[self.names[k]] += int(count)
         self.lengths.update(sequence_lengths(batch).tolist())

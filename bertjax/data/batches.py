@@ -17,12 +17,8 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.masking.masker import (
-    Masker,
-    Masking,
-    mask_tokens,
-    predictions_per_sequence,
-)
+from bertjax.data.masking.masker import Masker, mask_tokens
+from bertjax.data.masking.presets import Masking, predictions_per_sequence
 from bertjax.data.mixture import Located, Mixture
 from bertjax.data.sequences.plan import Plan
 
@@ -94,20 +90,23 @@ class Batches:
 
         Returns the arrays of `plan.gather` and `masking.mask_tokens` by name.
 
-        Worked example: n = 10, B = 4, step 3: rows 12 to 15 of the run, so epoch 1,
-        slots 2 to 5; permute(slot, 10, fold(seed, "order", 1)) makes them examples.
+        Worked example, n = 10, B = 4, step 3:
+
+            row of the run   12 13 14 15
+            epoch             1  1  1  1
+            slot              2  3  4  5    -> permute(slot, 10, fold(seed, "order", 1))
         """
-        found = self.located(step, rows)
-        return self._mask(self._gather(found), found.keys)
+        located = self.located(step, rows)
+        return self._mask(self._gather(located), located.keys)
 
     def inspect(self, step: int) -> "Inspected":
         """Make batch `step` and keep what it was made from, for people to look at."""
-        found = self.located(step)
-        gathered = self._gather(found)
+        located = self.located(step)
+        gathered = self._gather(located)
         drawn: list[np.ndarray] = []
-        batch = self._mask(dict(gathered), found.keys, drawn)
+        batch = self._mask(dict(gathered), located.keys, drawn)
         lengths = np.concatenate([np.zeros(0, np.int64), *drawn])
-        return Inspected(found, gathered, batch, lengths, self.truncated(step))
+        return Inspected(located, gathered, batch, lengths, self.truncated(step))
 
     def located(self, step: int, rows: Rows = None) -> Located:
         """Find the components and examples of rows of batch `step`."""
@@ -117,10 +116,10 @@ class Batches:
 
     def truncated(self, step: int) -> np.ndarray:
         """Count the tokens cut off each row of batch `step`, i64 [B]."""
-        found = self.located(step)
+        located = self.located(step)
         out = np.zeros(self.batch_size, np.int64)
-        for plan, rows in self._by_plan(found.component):
-            out[rows] = plan.truncated(found.example[rows], found.keys[rows])
+        for plan, rows in self._by_plan(located.component):
+            out[rows] = plan.truncated(located.example[rows], located.keys[rows])
         return out
 
     def eval_batches(
@@ -139,8 +138,8 @@ class Batches:
             real = low + mine < len(ids)
             example = ids[np.minimum(low + mine, len(ids) - 1)]
             keys = counter_rng.fold(EVAL_SEED, "eval", example)
-            found = Located(np.zeros_like(example), example, keys)
-            batch = self._mask(self._gather(found), keys)
+            located = Located(np.zeros_like(example), example, keys)
+            batch = self._mask(self._gather(located), keys)
             known = batch.get("example_weights", np.float32(1))
             batch["example_weights"] = real.astype(np.float32) * known
             if "mlm_weights" in batch:
@@ -166,10 +165,10 @@ class Batches:
         """
         ids = self.eval_ids(examples)
         whole = {k: np.concatenate([o[k] for o in outputs]) for k in outputs[0]}
-        told = {name: values[: len(ids)] for name, values in whole.items()}
-        if not all(np.isfinite(values).all() for values in told.values()):
+        answers = {name: values[: len(ids)] for name, values in whole.items()}
+        if not all(np.isfinite(values).all() for values in answers.values()):
             return dict.fromkeys(self.plans[0].scores, math.nan)
-        return self.plans[0].score(told, ids)
+        return self.plans[0].score(answers, ids)
 
     def _by_plan(
         self, component: np.ndarray
@@ -180,16 +179,16 @@ class Batches:
         for k in np.unique(component):
             yield self.plans[k], np.flatnonzero(component == k)
 
-    def _gather(self, found: Located) -> Batch:
+    def _gather(self, located: Located) -> Batch:
         """Make the rows before anything is masked; `marks` is for the masking alone."""
         batch: Batch = {}
-        for plan, rows in self._by_plan(found.component):
-            part = plan.gather(found.example[rows], found.keys[rows], self.specials)
+        for plan, rows in self._by_plan(located.component):
+            part = plan.gather(located.example[rows], located.keys[rows], self.specials)
             if len(self.plans) == 1:
                 return part
             for name, values in part.items():
                 if name not in batch:
-                    shape = (len(found.component), *values.shape[1:])
+                    shape = (len(located.component), *values.shape[1:])
                     batch[name] = np.empty(shape, values.dtype)
                 batch[name][rows] = values
         return batch
@@ -214,7 +213,7 @@ class Inspected(NamedTuple):
     chosen as one; truncated: the tokens that each row had no room for, i64 [B].
     """
 
-    found: Located
+    located: Located
     gathered: Batch
     batch: Batch
     drawn: np.ndarray

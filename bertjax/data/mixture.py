@@ -66,10 +66,10 @@ class Mixture:
         for k in np.unique(component):
             mine = np.flatnonzero(component == k)
             own = counter_rng.fold(seed, self.names[k])
-            turn, at = np.divmod(nth[mine], self.sizes[k])
-            order = counter_rng.fold(own, "order", turn)
+            cycle, at = np.divmod(nth[mine], self.sizes[k])
+            order = counter_rng.fold(own, "order", cycle)
             example[mine] = counter_rng.permute(at, self.sizes[k], order)
-            keys[mine] = counter_rng.fold(own, turn, example[mine])
+            keys[mine] = counter_rng.fold(own, cycle, example[mine])
         return Located(component, example, keys)
 
     def _draw(
@@ -84,17 +84,17 @@ class Mixture:
         size = np.minimum(self.n - begin, BLOCK)
         key = counter_rng.fold(seed, "mixture", epochs)
         before = self._count(key, begin)
-        held = self._count(key, begin + size) - before
+        shares = self._count(key, begin + size) - before
         # Components in order, and one more that fills up the last block of an epoch.
-        held = np.column_stack([held, BLOCK - size])
-        kinds = np.tile(np.arange(held.shape[1]), len(number))
-        ordered = np.repeat(kinds, held.reshape(-1)).reshape(-1, BLOCK)
+        shares = np.column_stack([shares, BLOCK - size])
+        kinds = np.tile(np.arange(shares.shape[1]), len(number))
+        ordered = np.repeat(kinds, shares.reshape(-1)).reshape(-1, BLOCK)
         place = np.arange(BLOCK)
         words = counter_rng.bits(counter_rng.fold(key, begin)[:, None], place)
         words[place >= size[:, None]] = np.iinfo(np.uint64).max
         shuffled = np.take_along_axis(ordered, np.argsort(words, 1, "stable"), 1)
         # The places of a component, in order, are its next rows.
-        first = np.cumsum(held, 1) - held
+        first = np.cumsum(shares, 1) - shares
         rank = np.empty_like(shuffled)
         nth = place - np.take_along_axis(first, ordered, 1)
         np.put_along_axis(rank, np.argsort(shuffled, 1, "stable"), nth, 1)
@@ -114,12 +114,12 @@ class Mixture:
             object
         )
         rows, of = end.astype(object), self.n  # Python's integers: no product overflows
-        found = []
+        counts = []
         for k, slots in enumerate(self.slots):
-            found.append((rows * slots + phase[:, k] % of) // of)
-            rows = rows - found[-1]
+            counts.append((rows * slots + phase[:, k] % of) // of)
+            rows = rows - counts[-1]
             of -= slots
-        return np.stack(found, 1).astype(np.int64)
+        return np.stack(counts, 1).astype(np.int64)
 
     def lines(self) -> list[str]:
         """Say how often each component is drawn; nothing to say of a single one."""
@@ -197,7 +197,7 @@ def read_weights(text: str) -> dict[str, float]:
 
     Raises UserError for what is no number above 0 and for a name given twice.
     """
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for entry in filter(None, (e.strip() for e in text.split(","))):
         name, sign, number = entry.partition("=")
         try:
@@ -209,10 +209,10 @@ def read_weights(text: str) -> dict[str, float]:
                 f"data.weights={text}: {entry!r} is not NAME=NUMBER with a number "
                 "above 0"
             )
-        if name.strip() in found:
+        if name.strip() in weights:
             raise UserError(f"data.weights={text}: {name!r} is given twice")
-        found[name.strip()] = value
-    return found
+        weights[name.strip()] = value
+    return weights
 
 
 def check_names(

@@ -62,7 +62,7 @@ def parse_phases(
     [128, 512]
     """
     parts = [p.split() for p in text.replace(",", " ").split(";")]
-    found = []
+    wanted = []
     for number, words in enumerate(parts):
         where = f"phases={text!r}: phase {number + 1}"
         given: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def parse_phases(
             units = ", ".join(EXTENTS)
             need = f"needs none of {units}: the last phase is the rest"
             raise UserError(f"{where} {need if last else f'needs one of {units}'}")
-        found.append(
+        wanted.append(
             Wanted(
                 unit=extents[0] if extents else "",
                 extent=given[extents[0]] if extents else math.inf,
@@ -94,10 +94,10 @@ def parse_phases(
                 mask_rate=given.get("mask_rate", mask_rate),
             )
         )
-    percent = sum(p.extent for p in found if p.unit == "percent")
+    percent = sum(p.extent for p in wanted if p.unit == "percent")
     if percent >= 100:
         raise UserError(f"phases={text!r}: {percent:g}% leave nothing for the last one")
-    return found
+    return wanted
 
 
 def place_phases(
@@ -194,7 +194,7 @@ def find_repeats(phases: Sequence[Phase]) -> list[Repeat]:
     Worked example: half an epoch at 128, the rest at 512: half of the text in the rest
     was seen, and a quarter of all text is not.
     """
-    found = []
+    repeats = []
     done: dict[int, float] = {}  # rows of an epoch: the share seen of this epoch
     epoch = 0
     for before, phase in itertools.pairwise(phases):
@@ -210,8 +210,8 @@ def find_repeats(phases: Sequence[Phase]) -> list[Repeat]:
         unseen = math.prod(1 - c for n, c in done.items() if n != phase.n)
         own = done.get(phase.n, 0.0) + 1 - seen
         missed = unseen * (1 - own)
-        found.append(Repeat(before, phase, epoch, seen, 1 - unseen, missed))
-    return found
+        repeats.append(Repeat(before, phase, epoch, seen, 1 - unseen, missed))
+    return repeats
 
 
 def change_phases(
@@ -223,17 +223,17 @@ def change_phases(
     What was stays as it was; the cursor goes on from there. With nothing new the
     result is `past`.
     """
-    kept = [p for p in past if p.start <= step]
-    if not kept:
+    before = [p for p in past if p.start <= step]
+    if not before:
         return tuple(planned)
     now = [p for p in planned if p.start <= step][-1]
     later = [p for p in planned if p.start > step]
-    same = replace(now, start=kept[-1].start, first=kept[-1].first) == kept[-1]
+    same = replace(now, start=before[-1].start, first=before[-1].first) == before[-1]
     changed = [] if same else [replace(now, start=step)]
-    made = _carry_cursor([*kept, *changed, *later], len(kept))
+    phases = _carry_cursor([*before, *changed, *later], len(before))
     # What would have begun at this very step has not: another is in its place.
-    ends = [*(p.start for p in made[1:]), math.inf]
-    return tuple(p for p, end in zip(made, ends, strict=True) if p.start < end)
+    ends = [*(p.start for p in phases[1:]), math.inf]
+    return tuple(p for p, end in zip(phases, ends, strict=True) if p.start < end)
 
 
 def skip_batches(past: Sequence[Phase], step: int, until: int) -> tuple[Phase, ...]:
@@ -266,11 +266,7 @@ def count_steps(
     high = 1
     while not reached(high):
         high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    return bisect.bisect_left(range(high), True, high // 2 + 1, key=reached)
 
 
 def steps_within(
@@ -312,6 +308,6 @@ def to_plain(phases: Sequence[Phase]) -> list[dict[str, Any]]:
     return [asdict(p) for p in phases]
 
 
-def from_plain(found: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
+def from_plain(records: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
     """Read phases back."""
-    return tuple(Phase(**p) for p in found)
+    return tuple(Phase(**p) for p in records)

@@ -199,8 +199,8 @@ def _token(t: Shown, stage: str) -> str:
 
 def _cell(value: Any) -> str:
     if not isinstance(value, Mapping):
-        said = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
-        return html.escape(said)
+        text = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+        return html.escape(text)
     if any(isinstance(v, Mapping) for v in value.values()):
         rows = [f"<tr><td>{html.escape(k)}<td>{_cell(v)}" for k, v in value.items()]
         return f"<table>{''.join(rows)}</table>"

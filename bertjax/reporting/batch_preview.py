@@ -29,10 +29,10 @@ def preview_row(
 
     seen, plans: the batch as `inspect` returns it, and the plans that it is made from.
     """
-    plan = plans[seen.found.component[row]]
+    plan = plans[seen.located.component[row]]
     if isinstance(plan, Rows):
         batch = {name: values[row] for name, values in seen.batch.items()}
-        lines = [*plan.tell(batch, int(seen.found.example[row]), tokenizer)]
+        lines = [*plan.tell(batch, int(seen.located.example[row]), tokenizer)]
         if cut := int(seen.truncated[row]):
             heading += f", cut by {counted(cut, 'token')}"
         return RowPreview(heading, lines, [(k, html.escape(v)) for k, v in lines])
@@ -43,8 +43,8 @@ def preview_row(
 
 def row_heading(seen: Any, step: int, row: int, names: Sequence[str]) -> str:
     """Name the step, the row, the example that it is, and its pair labels."""
-    component = names[seen.found.component[row]]
-    heading = f"step {step}, row {row}: {component} {seen.found.example[row]}"
+    component = names[seen.located.component[row]]
+    heading = f"step {step}, row {row}: {component} {seen.located.example[row]}"
     for name in ("nsp", "sop"):
         if f"{name}_labels" in seen.batch:
             labels = seen.batch[f"{name}_labels"][row]

@@ -16,7 +16,8 @@ from bertjax import UserError
 from bertjax.data import loader as engines
 from bertjax.data.batches import Batches, batch_sha256, pair_rule
 from bertjax.data.loader import stream
-from bertjax.data.masking.masker import make_masking, make_tables
+from bertjax.data.masking.presets import make_masking
+from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
 
@@ -276,4 +277,7 @@ def test_tf_engine_lets_errors_surface_as_they_are_and_closes_early():
     assert got == list(range(60, 70))
     early = engines._tf_data(lambda step: {"a": np.ones(2)}, 0, 2**62, 2, 2)
     next(early)
+    # The loop takes batches from a thread of ours: tf.data's own wake up too late.
+    assert [t for t in threading.enumerate() if t.name.startswith("batches")]
     early.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("batches")]

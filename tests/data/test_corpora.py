@@ -17,7 +17,9 @@ from odd_corpora import Corpus, integers, texts
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.batches import Batches, batch_sha256
-from bertjax.data.masking.masker import PRESETS, make_masking, make_tables, read_similar
+from bertjax.data.masking.presets import PRESETS, make_masking
+from bertjax.data.masking.similar_words import read_similar
+from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.plan import Plan, gather, truncated

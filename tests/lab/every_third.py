@@ -3,7 +3,8 @@
 
 import numpy as np
 
-from bertjax.data.masking.masker import Masker, choose_where, is_text
+from bertjax.data.masking.choose import choose_where, is_text
+from bertjax.data.masking.masker import Masker
 
 
 class EveryThird(Masker):

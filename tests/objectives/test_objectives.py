@@ -11,7 +11,9 @@ import optax
 import pytest
 
 from bertjax import UserError
-from bertjax.data.masking.masker import make_masking, make_tables, mask_tokens
+from bertjax.data.masking.masker import mask_tokens
+from bertjax.data.masking.presets import make_masking
+from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives import mlm, nsp

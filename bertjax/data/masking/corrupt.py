@@ -26,8 +26,8 @@ def corrupt(
     swap = draws < masking.mask_share + masking.random_share
     swap &= used
     if masking.similar:
-        new, found = _similar_words(truth, used & masked, chosen, keys, tables)
-        swap &= ~found
+        new, replaced = _similar_words(truth, used & masked, chosen, keys, tables)
+        swap &= ~replaced
     else:
         new = np.where(masked, tables.mask_id, truth)
         swap &= ~masked
@@ -56,19 +56,19 @@ def _random_tokens(
 
 def _similar_words(
     truth: np.ndarray,
-    wanted: np.ndarray,
+    where: np.ndarray,
     chosen: Chosen,
     keys: np.ndarray,
     tables: Tables,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put similar words in place of the wanted ones, [b, W], wanted as a whole.
+    """Put similar words in place of the tokens of whole words `where`, bool [b, W].
 
-    Returns the new ids, and where a similar word was found, bool [b, W].
+    Returns the new ids, and where a similar word stands now, bool [b, W].
     """
     if tables.similar is None:
         raise UserError("data.masking='macbert' needs data.similar, a table of words")
-    new, found = truth.copy(), np.zeros(truth.shape, bool)
-    row, slot = np.nonzero(wanted)
+    new, replaced = truth.copy(), np.zeros(truth.shape, bool)
+    row, slot = np.nonzero(where)
     column, word = chosen.column[row, slot], chosen.word[row, slot]
     first = np.flatnonzero(column == word)
     size = np.diff(first, append=len(word))
@@ -76,5 +76,5 @@ def _similar_words(
     similar = tables.similar.draw(truth[row, slot], first, size, key, word[first])
     hit = similar >= 0
     row, slot = row[hit], slot[hit]
-    new[row, slot], found[row, slot] = similar[hit], True
-    return new, found
+    new[row, slot], replaced[row, slot] = similar[hit], True
+    return new, replaced

@@ -16,24 +16,11 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.data.masking import choose
-from bertjax.data.masking.choose import Chosen, Rows, choose_where, is_text
+from bertjax.data.masking.choose import Chosen, Rows
 from bertjax.data.masking.corrupt import corrupt
 from bertjax.data.masking.ngrams import choose_ngrams
-from bertjax.data.masking.presets import (
-    PRESETS,
-    UNITS,
-    Masking,
-    make_masking,
-    predictions_per_sequence,
-)
-from bertjax.data.masking.similar_words import Similar, read_similar
+from bertjax.data.masking.presets import Masking, make_masking
 from bertjax.data.masking.vocab_tables import Tables, make_tables
-
-__all__ = [
-    "PRESETS", "UNITS", "Chosen", "Masked", "Masker", "Masking", "Rows", "Similar",
-    "Tables", "choose_where", "is_text", "make_masker", "make_masking", "make_tables",
-    "mask_tokens", "predictions_per_sequence", "read_similar",
-]  # fmt: skip
 
 _KEYS = {"unit": "mask_unit", "lengths": "mask_lengths"}  # in data.*
 _BLOCK = 1 << 17  # tokens masked at a time: bounds the memory, and the cache keeps up

@@ -33,20 +33,24 @@ def choose_ngrams(
     the law cut at their end). At the ends of a stretch fewer places fit,
     so that its outermost units are chosen more seldom.
 
-    Worked example: units a b c d e f g, one token each, budget 3; lengths 2, 1, 3 are
-    drawn, and points 0.1, 0.9, 0.5 of the row. One unit is left over, so the points
-    fall before it (0.1) or behind it (0.5, 0.9); put in: ab, c left over, def, g. In
-    the order of drawing ab and g use the budget up; def is not taken.
+    Worked example: seven units of one token each, budget 3; lengths 2, 1, 3 are drawn,
+    and points 0.1, 0.9, 0.5 of the row. One unit is left over, so the points fall
+    before it (0.1) or behind it (0.5, 0.9). In the order of drawing the first two use
+    the budget up; the third is not taken.
+
+        units     a  b  c  d  e  f  g
+        n-grams   1  1     3  3  3  2
+        chosen    a  b              g
     """
     if not len(units.first):
         return choose.all_tokens(units, np.zeros(0, np.int64), None, begins.shape)
     start, count, back = _place(keys, units, budget, law, begins.shape[1])
-    kept, left, lengths = _spend(start, count, units, budget)
-    start, kept = start.take(back), kept.take(back)  # in the order of the text
-    taken = kept > 0
-    start, kept = start[taken], kept[taken]
-    unit = np.repeat(start, kept) + choose.ramps(kept)
-    span = np.repeat(units.first[start], kept)
+    number, left, lengths = _spend(start, count, units, budget)
+    start, number = start.take(back), number.take(back)  # in the order of the text
+    taken = number > 0
+    start, number = start[taken], number[taken]
+    unit = np.repeat(start, number) + choose.ramps(number)
+    span = np.repeat(units.first[start], number)
     rows = np.flatnonzero(left > 0)
     if rows.size:
         more = _fill(keys, rows, unit, units, begins, left)
@@ -172,19 +176,19 @@ def _spend(
     tokens *= count > 0
     total = np.cumsum(tokens, axis=1)
     over = total > budget[:, None]
-    kept = count * ~over
+    number = count * ~over
     left = budget - np.max(total, axis=1, initial=0, where=~over)
     if not over.size:  # no row has a budget
-        return kept, left, count[:0].reshape(-1)
+        return number, left, count[:0].reshape(-1)
     rows = np.flatnonzero(over[:, -1])
     at = over[rows].argmax(axis=1)
     first = start[rows, at]
     low = units.first[first]
     end = units.first + units.size
     fits = np.searchsorted(end, low + left[rows], "right") - first
-    kept[rows, at] = fits
+    number[rows, at] = fits
     left[rows] -= np.where(fits > 0, end[first + fits - 1] - low, 0)
-    lengths = count[kept > 0]
+    lengths = count[number > 0]
     hungry = left[rows] > 0
     rows, at = rows[hungry], at[hungry]
     if rows.size:
@@ -193,8 +197,8 @@ def _spend(
         size *= behind & (count[rows] > 0)
         taken = choose.take_in_order(size, left[rows])
         left[rows] -= (size * taken).sum(axis=1)
-        kept[rows] += taken
-    return kept, left, lengths
+        number[rows] += taken
+    return number, left, lengths
 
 
 def _fill(

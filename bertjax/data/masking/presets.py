@@ -185,8 +185,8 @@ def make_masking(
     elif masking.similar and masking.unit == "token":
         why = "similar words replace whole words"
     if why:
-        told = f"data.mask_unit={unit!r}" if unit else f"data.mask_lengths={lengths!r}"
-        raise UserError(f"{told} does not go with data.masking={preset!r}: {why}")
+        key = f"data.mask_unit={unit!r}" if unit else f"data.mask_lengths={lengths!r}"
+        raise UserError(f"{key} does not go with data.masking={preset!r}: {why}")
     return masking
 
 

@@ -62,10 +62,12 @@ def make_plan(
     Raises UserError for an unknown kind or rule, a rule where there are no pairs, a
     length without room for text, or a store that gives no sequence.
 
-    Worked example (kind full_sentences, length 6, so 4 tokens to a row; two documents
-    of sentences [10 11] [12] and [20 21] [22]):
-    rows `cls 10 11 12 sep pad` and `cls 20 21 22 sep pad`; with length 8 the first is
-    `cls 10 11 12 sep 20 21 sep`, the separator between the documents counting in the 6.
+    Kind full_sentences, two documents of sentences [10 11] [12] and [20 21] [22]:
+
+        length 6   cls  10  11  12 sep pad
+                   cls  20  21  22 sep pad
+        length 8   cls  10  11  12 sep  20  21 sep    the first sep counts as text
+                   cls  22 sep pad pad pad pad pad
     """
     shortest = pick("data.plan", kind, KINDS)
     if length < shortest:
@@ -98,23 +100,23 @@ def make_plan(
         # Without this word lie plans whose short targets were drawn for documents.
         decides += ["chunks"] if kind == "pairs" and not packed else []
         name = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
-        kept = _kept(Path(cache) / f"plan-{name}", plan)
-        if kept is not None:
-            return replace(plan, **kept)
+        arrays = _cached(Path(cache) / f"plan-{name}", plan)
+        if arrays is not None:
+            return replace(plan, **arrays)
     text = chunks.without_empty(text)
     plan = replace(plan, sentences=text.sentences, documents=text.documents)
     return replace(plan, **_Columns(None).filled(plan))
 
 
-def _kept(path: Path, plan: Plan) -> dict[str, Any] | None:
+def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
     """Open a plan's arrays; make them when they are missing or damaged.
 
     None where the text has empty sentences, which no store of ours has: such a plan
     has offsets of its own.
     """
     offsets = plan.sentences, plan.documents
-    kept = _opened(path)
-    if kept is None:
+    arrays = _opened(path)
+    if arrays is None:
         for array in offsets:
             memory_maps.expect_order(array)
         if not all(map(chunks.is_clean, offsets)):
@@ -122,10 +124,10 @@ def _kept(path: Path, plan: Plan) -> dict[str, Any] | None:
         if _opened(path) is None:  # nobody has made it meanwhile
             directories.remove(path)
         directories.make_whole(path, lambda part: _Columns(part).filled(plan))
-        kept = _opened(path)
-    for array in (plan.tokens, *offsets, plan.marks, *(kept or {}).values()):
+        arrays = _opened(path)
+    for array in (plan.tokens, *offsets, plan.marks, *(arrays or {}).values()):
         memory_maps.expect_disorder(array)
-    return kept
+    return arrays
 
 
 def _opened(path: Path) -> dict[str, Any] | None:
@@ -201,10 +203,10 @@ def _fill(plan: Plan, columns: _Columns) -> dict[str, int]:
     columns.add("rows", np.zeros(1, np.int64))
     done = 0
     for window, sizes in enumerate(_regrouped(slots, packing.WINDOW)):
-        held, members = packing.pack(
+        number, members = packing.pack(
             sizes, plan.length, plan.max_segments, plan.seed, window
         )
-        columns.add("rows", done + np.cumsum(held))
+        columns.add("rows", done + np.cumsum(number))
         columns.add("members", done + members, _index(plan))
         done += len(sizes)
     return dict(skipped)
@@ -264,14 +266,14 @@ def _blocks(plan: Plan) -> Iterator[chunks.Block]:
 
 def _regrouped(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
     """Yield the same values in arrays of `size`, the last one shorter."""
-    held, n = [], 0
+    waiting, n = [], 0
     for array in arrays:
-        held.append(array)
+        waiting.append(array)
         n += len(array)
         if n >= size:
-            whole = np.concatenate(held)
+            whole = np.concatenate(waiting)
             cut = n - n % size
             yield from whole[:cut].reshape(-1, size)
-            held, n = [whole[cut:]], n - cut
+            waiting, n = [whole[cut:]], n - cut
     if n:
-        yield np.concatenate(held)
+        yield np.concatenate(waiting)

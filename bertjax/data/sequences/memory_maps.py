@@ -13,16 +13,12 @@ def release(array: np.ndarray) -> None:
 
     A pass over a large file then adds a window of it to the memory of the process.
     """
-    pages = _map(array)
-    if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
-        pages.madvise(mmap.MADV_DONTNEED)
+    _advise(array, "MADV_DONTNEED")
 
 
 def expect_order(array: np.ndarray) -> None:
     """Have a large map read ahead."""
-    pages = _map(array)
-    if pages is not None and len(pages) >= LARGE and hasattr(mmap, "MADV_NORMAL"):
-        pages.madvise(mmap.MADV_NORMAL)
+    _advise(array, "MADV_NORMAL", LARGE)
 
 
 def expect_disorder(array: np.ndarray) -> None:
@@ -30,9 +26,14 @@ def expect_disorder(array: np.ndarray) -> None:
 
     Measured on 10^10 tokens, 256 random rows of 128 from a cold disk: 2 ms, not 100.
     """
+    _advise(array, "MADV_RANDOM", LARGE)
+
+
+def _advise(array: np.ndarray, advice: str, least: int = 0) -> None:
+    """Give advice on the pages of a map of `least` bytes, where the system takes it."""
     pages = _map(array)
-    if pages is not None and len(pages) >= LARGE and hasattr(mmap, "MADV_RANDOM"):
-        pages.madvise(mmap.MADV_RANDOM)
+    if pages is not None and len(pages) >= least and hasattr(mmap, advice):
+        pages.madvise(getattr(mmap, advice))
 
 
 def _map(array: np.ndarray) -> mmap.mmap | None:

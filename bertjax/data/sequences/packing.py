@@ -44,15 +44,15 @@ def best_fit(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], i
     """
     placed: list[Placed] = []
     free: list[int] = []  # the kinds of space left, sorted
-    alike: dict[int, list[tuple[int, int, int]]] = {}  # space: (first, rows, held)
+    alike: dict[int, list[tuple[int, int, int]]] = {}  # space: (first, rows, filled)
     total = 0
 
-    def leave(space: int, first: int, rows: int, held: int) -> None:
-        if rows and space and held < cap:
+    def leave(space: int, first: int, rows: int, filled: int) -> None:
+        if rows and space and filled < cap:
             if space not in alike:
                 bisect.insort(free, space)
                 alike[space] = []
-            alike[space].append((first, rows, held))
+            alike[space].append((first, rows, filled))
 
     for size in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[size])
@@ -60,24 +60,24 @@ def best_fit(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], i
             at = bisect.bisect_left(free, size)
             if at < len(free):
                 space = free[at]
-                first, rows, held = alike[space].pop()
+                first, rows, filled = alike[space].pop()
                 if not alike[space]:
                     del alike[space], free[at]
             else:
-                space, first, held = length, total, 0
+                space, first, filled = length, total, 0
                 rows = -(-left // min(length // size, cap))
                 total += rows
-            each = min(space // size, cap - held)
+            each = min(space // size, cap - filled)
             full = min(rows, left // each)
             some = left - full * each if full < rows else 0
             if full:
                 placed.append(Placed(size, first, full, each))
-                leave(space - each * size, first, full, held + each)
+                leave(space - each * size, first, full, filled + each)
             if some:
                 placed.append(Placed(size, first + full, 1, some))
-                leave(space - some * size, first + full, 1, held + some)
+                leave(space - some * size, first + full, 1, filled + some)
             done = full + (some > 0)
-            leave(space, first + done, rows - done, held)
+            leave(space, first + done, rows - done, filled)
             left -= full * each + some
     return placed, total
 
@@ -102,9 +102,9 @@ def fair_shares(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed]
     while n:
         row: dict[int, int] = {}
         share = min(cap, round(n * length / tokens))
-        held, free, at, least = 0, length, len(sizes) - 1, sizes[0]
-        while held < cap and free >= least and at >= 0:
-            more = max(share - held, 1)
+        filled, free, at, least = 0, length, len(sizes) - 1, sizes[0]
+        while filled < cap and free >= least and at >= 0:
+            more = max(share - filled, 1)
             limit = max(free - (more - 1) * least, least)
             at = bisect.bisect_right(sizes, limit, 0, at + 1) - 1
             size = sizes[at]
@@ -113,7 +113,7 @@ def fair_shares(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed]
             unused = left[size] - row.get(size, 0)
             each = min(unused, more, free // size, again)
             row[size] = row.get(size, 0) + each
-            held, free = held + each, free - each * size
+            filled, free = filled + each, free - each * size
             at -= each == unused
         rows = min(left[size] // each for size, each in row.items())
         for size, each in row.items():

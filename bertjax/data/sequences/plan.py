@@ -139,14 +139,22 @@ def gather(
     sequences a row may hold cls_positions, i32 [b, S], and cls_weights, f32 [b, S],
     1 where there is a sequence; labels are then i32 [b, S].
 
-    Worked example (pairs, L = 9, chunk of sentences [10 11] [12 13], split after the
-    first, not random): input_ids `cls 10 11 sep 12 13 sep pad pad`, token_type_ids
-    `0 0 0 0 1 1 1 0 0`, attention_mask `1 1 1 1 1 1 1 0 0`, nsp_labels `0`. A pair of
-    more than L - 3 tokens loses tokens from its longer side (B when both are equal)
-    until it fits, each from the front or the back with equal chance.
+    A pair of more than L - 3 tokens loses tokens from its longer side (B when both are
+    equal) until it fits, each from the front or the back with equal chance.
 
-    Packed (documents [10 11] and [12], L = 8): `cls 10 11 sep cls 12 sep pad`,
-    segment_ids `1 1 1 1 2 2 2 0`, position_ids `0 1 2 3 0 1 2 0`, cls_positions `0 4`.
+    Pairs, L = 9, a chunk of sentences [10 11] [12 13], split after the first:
+
+        input_ids       cls  10  11 sep  12  13 sep pad pad
+        token_type_ids    0   0   0   0   1   1   1   0   0
+        attention_mask    1   1   1   1   1   1   1   0   0
+        nsp_labels        0
+
+    Packed, L = 8, documents [10 11] and [12]:
+
+        input_ids       cls  10  11 sep cls  12 sep pad
+        segment_ids       1   1   1   1   2   2   2   0
+        position_ids      0   1   2   3   0   1   2   0
+        cls_positions     0               4
     """
     s = _sequences(plan, ids, keys)
     labels: dict[str, np.ndarray] = {}
@@ -185,10 +193,10 @@ def _sequences(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> _Sequences:
     if not plan.packed:
         return _Sequences(row, np.zeros_like(row), ids, keys)
     first = plan.rows[ids]
-    held = plan.rows[ids + 1] - first
-    row = np.repeat(row, held)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(held) - held, held)
-    number = plan.members[np.repeat(first, held) + nth]
+    count = plan.rows[ids + 1] - first
+    row = np.repeat(row, count)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    number = plan.members[np.repeat(first, count) + nth]
     if plan.kind == "pairs":
         keys = counter_rng.fold(keys[row], "sequence", nth)
     return _Sequences(row, nth, number, keys)
@@ -247,8 +255,8 @@ def _pair_parts(plan: Plan, s: _Sequences) -> tuple[_Parts, dict[str, np.ndarray
     front_b = _front(s.keys, "front of b", cut_b)
     start = np.stack([pair.a_start + front_a, pair.b_start + front_b], 1)
     stop = np.stack([pair.a_stop + front_a - cut_a, pair.b_stop + front_b - cut_b], 1)
-    there = np.stack([np.ones(len(start), bool), stop[:, 1] > start[:, 1]], 1)
-    return _Parts(start[there], stop[there], np.nonzero(there)[0]), pair.labels
+    present = np.stack([np.ones(len(start), bool), stop[:, 1] > start[:, 1]], 1)
+    return _Parts(start[present], stop[present], np.nonzero(present)[0]), pair.labels
 
 
 def _front(keys: np.ndarray, name: str, cut: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import Any
 from bertjax import UserError
 from bertjax.data.corpus.files import HASHES, load_hashes, os_errors, save_hashes
 from bertjax.storage import directories
+from bertjax.storage.atomic import write_file
 
 LAST = ("meta.json", "identity")  # a remote directory is whole when one is there
 SAME = ".uploaded"  # in a directory of the mirror that is there as well
@@ -127,22 +128,21 @@ class Cache:
         if not self.url:
             yield
             return
-        root, there = os.fspath(self.root), {}
+        root, shared = os.fspath(self.root), {}
         with self._reaching():
             far = self._far(HASHES)
         with contextlib.suppress(OSError, ValueError, AttributeError):
             with os_errors():
-                told = far.read_text()
-            there = {k: v for k, v in json.loads(told).items() if "://" in k}
-            save_hashes(root, there)
+                text = far.read_text()
+            shared = {k: v for k, v in json.loads(text).items() if "://" in k}
+            save_hashes(root, shared)
         try:
             yield
         finally:
-            here = {k: v for k, v in load_hashes(root).items() if "://" in k}
-            if any(there.get(path) != told for path, told in here.items()):
+            own = {k: v for k, v in load_hashes(root).items() if "://" in k}
+            if not own.items() <= shared.items():
                 with contextlib.suppress(OSError), os_errors():
-                    far.parent.mkdir(parents=True, exist_ok=True)
-                    far.write_text(json.dumps({**there, **here}, indent=1))
+                    write_file(far, json.dumps({**shared, **own}, indent=1))
 
 
 def open_cache(cache: str | os.PathLike[str] | Cache) -> Cache:
@@ -158,13 +158,11 @@ def open_cache(cache: str | os.PathLike[str] | Cache) -> Cache:
         mirrors = os.environ.get(MIRRORS) or "~/.cache/bertjax/remote"
         where = f"{mirrors}/{hashlib.sha256(url.encode()).hexdigest()[:16]}"
     path = Path(where).expanduser()
-    there = path
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise UserError(f"data.cache={where}: {there} is not a directory")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"data.cache={where}: {there} cannot be written to")
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    if not existing.is_dir():
+        raise UserError(f"data.cache={where}: {existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"data.cache={where}: {existing} cannot be written to")
     return Cache(path, url)
 
 

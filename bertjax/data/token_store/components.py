@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import chain
@@ -22,8 +23,8 @@ from bertjax.data.corpus.line_repair import CLEANING, Counts, join_names
 from bertjax.data.corpus.sources import Source
 from bertjax.data.progress import Progress
 from bertjax.data.token_store import pieces
-from bertjax.data.token_store.cache import Cache, open_cache
-from bertjax.data.token_store.encoding import Encoder, Marker
+from bertjax.data.token_store.cache import Cache
+from bertjax.data.token_store.encoding import Encoder
 from bertjax.data.token_store.pieces import Piece, encode_pieces
 from bertjax.data.token_store.store import (
     FORMAT,
@@ -35,7 +36,6 @@ from bertjax.data.token_store.store import (
     write_store,
 )
 from bertjax.data.tokenizers.backends import SPACE_FIRST
-from bertjax.data.tokenizers.tokenizer import Tokenizer
 
 ATTEMPTS = 3  # at a component whose parts turn out to be damaged
 
@@ -103,8 +103,7 @@ class Component:
         settings |= {"group_field": group_field} if group_field else {}
         cuts = sorted({s.cut_rule() for s in sources} - {""})
         settings |= {"cuts": cuts} if cuts else {}
-        told = json.dumps(settings, sort_keys=True)
-        key = hashlib.sha256(told.encode()).hexdigest()
+        key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         self.meta = {"label": label, "key": key, **settings}
         self.meta["sources"] = [s.name for s in sources]
         name = re.sub(r"[^\w.-]", "_", label) + f"-{key[:16]}"
@@ -123,19 +122,11 @@ class Component:
     @cached_property
     def pieces(self) -> list[Piece]:
         """What it is cut into."""
-        found = self._cut
+        label, of, most = self.label, len(self._cut), self.max_line_bytes
+        to, store = self.parts, self.target
         return [
-            Piece(
-                self.label,
-                number,
-                len(found),
-                sources,
-                self.max_line_bytes,
-                size,
-                f"{self.parts}/{number:06d}",
-                self.target,
-            )
-            for number, (sources, size) in enumerate(found)
+            Piece(label, i, of, sources, most, size, f"{to}/{i:06d}", store)
+            for i, (sources, size) in enumerate(self._cut)
         ]
 
     def open(self, cache: Cache, say: Callable[[str], None]) -> dict[str, Store]:
@@ -163,8 +154,8 @@ class Component:
     def _open(self, path: Path) -> dict[str, Store]:
         if not self.grouped:
             return {"": open_store(path)}
-        found = _read_groups(path)["stores"]
-        return {group: open_store(path / name) for group, name in found.items()}
+        stores = _read_groups(path)["stores"]
+        return {group: open_store(path / name) for group, name in stores.items()}
 
     def _check(self, path: Path) -> None:
         for store in self._open(path).values():
@@ -176,10 +167,6 @@ class Component:
             for document in source.documents(Counts(), self.max_line_bytes):
                 yield from document.paragraphs
 
-    def lacking(self, cache: Cache) -> list[Piece]:
-        """List the pieces that were not encoded yet."""
-        return [p for p in self.pieces if not cache.has(p.target)]
-
     def merge(
         self, encoder: Encoder, cache: Cache, parts: Cache, say: Callable[[str], None]
     ) -> None:
@@ -190,15 +177,15 @@ class Component:
         Raises:
           UserError: no document at all, or a full disk.
         """
-        found = [parts.get(p.target) for p in self.pieces if parts.has(p.target)]
-        metas = [(path, pieces.read_meta(path)) for path in found]
+        paths = [parts.get(p.target) for p in self.pieces if parts.has(p.target)]
+        metas = [(path, pieces.read_meta(path)) for path in paths]
         damaged = [path for path, meta in metas if meta is None]
         # Another process may have finished, and removed the pieces, at any moment.
         if not cache.has(self.target):
             for path in damaged:
                 say(f"{path}: damaged, it is made again")
                 parts.remove(f"{self.parts}/{path.name}")
-            if damaged or len(found) < len(self.pieces):
+            if damaged or len(paths) < len(self.pieces):
                 return
             try:
                 repairs = self._repairs(metas)
@@ -241,7 +228,7 @@ class Component:
 
             def write(to: Path, group: str, meta: dict[str, Any]) -> int:
                 parts = (pieces.read_blocks(p, m, group) for p, m in metas)
-                blocks = _told(chain.from_iterable(parts), progress)
+                blocks = _counted(chain.from_iterable(parts), progress)
                 return write_store(to, blocks, encoder.tokenizer, meta)
 
             if not self.grouped:
@@ -256,14 +243,12 @@ class Component:
                     stores[group] = name
                 else:
                     empty.append(group)
-                    for file in (path / name).iterdir():
-                        file.unlink()
-                    (path / name).rmdir()
-        told = {"stores": stores, "empty": empty, "repairs": repairs.as_dict()}
-        write_meta(path, {**self.meta, **told})
+                    shutil.rmtree(path / name)
+        groups = {"stores": stores, "empty": empty, "repairs": repairs.as_dict()}
+        write_meta(path, {**self.meta, **groups})
 
 
-def _told(blocks: Iterable[Any], progress: Progress) -> Iterable[Any]:
+def _counted(blocks: Iterable[Any], progress: Progress) -> Iterable[Any]:
     for block in blocks:
         yield block
         progress.add(block.tokens.nbytes / 1e6)
@@ -314,31 +299,3 @@ def build_components(
     else:
         raise UserError(f"data.cache={cache.root}: what was written there is damaged")
     return [c.open(cache, say) for c in components]
-
-
-def build_store(
-    sources: list[Source],
-    tokenizer: Tokenizer,
-    cache: str | os.PathLike[str],
-    *,
-    max_line_bytes: int,
-    workers: int | None = None,
-    say: Callable[[str], None] = print,
-    label: str = "train",
-    marker: Marker | None = None,
-) -> Store:
-    """Tokenise sources into a store under `cache`, or reuse the one that is there.
-
-    The result does not depend on `workers` (None: all cores), bit for bit. Memory is
-    bounded. What is found and repaired goes to `say`, also when a store is reused.
-
-    Raises:
-      UserError: unreadable or empty sources, a full disk, a damaged store.
-    """
-    place = open_cache(cache)
-    with Encoder(tokenizer, marker, workers) as encoder:
-        component = Component(
-            label, sources, encoder, place, max_line_bytes=max_line_bytes, say=say
-        )
-        (stores,) = build_components([component], encoder, place, place.here(), say)
-    return stores[""]

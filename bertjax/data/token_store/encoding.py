@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple, Protocol
@@ -30,18 +31,19 @@ BATCH = 1 << 17  # characters a call of the tokenizer: it takes 100 bytes for ea
 _NO_MARKS = np.zeros(0, np.uint8)
 
 
-class Block(NamedTuple):
+@dataclass
+class Block:
     """A piece of work: paragraphs of parts of documents, all of one group.
 
     `begins` says of each part whether a document begins with it, `entities` are those
-    of its document (empty where no document has any).
+    of its document.
     """
 
-    parts: list[list[str]]
-    begins: list[bool]
-    characters: int
     group: str = ""
-    entities: Sequence[tuple[str, ...]] = ()
+    parts: list[list[str]] = field(default_factory=list)
+    begins: list[bool] = field(default_factory=list)
+    entities: list[tuple[str, ...]] = field(default_factory=list)
+    characters: int = 0
 
 
 class Encoded(NamedTuple):
@@ -83,20 +85,6 @@ class Marker(Protocol):
         """
 
 
-class _Pending:
-    """A block that is being filled."""
-
-    def __init__(self) -> None:
-        self.parts: list[list[str]] = []
-        self.begins: list[bool] = []
-        self.entities: list[tuple[str, ...]] = []
-        self.characters = 0
-
-    def finish(self, group: str) -> Block:
-        entities = self.entities if any(self.entities) else ()
-        return Block(self.parts, self.begins, self.characters, group, entities)
-
-
 def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[Block]:
     """Cut documents into blocks of about `characters`, between paragraphs.
 
@@ -106,32 +94,31 @@ def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[B
     >>> [b.parts for b in blocks([Document(["ab", "c"]), Document(["d"])], 2)]
     [[['ab']], [['c'], ['d']]]
     """
-    pending: dict[str, _Pending] = {}
-    held = 0  # characters in all of them
+    pending: dict[str, Block] = {}
+    waiting = 0  # characters in all of them
     for document in documents:
         group = document.group
         first = True
         part: list[str] = []
         for paragraph in chain.from_iterable(map(pieces, document.paragraphs)):
             if not part:
-                block = pending.setdefault(group, _Pending())
+                block = pending.setdefault(group, Block(group))
                 block.parts.append(part)
                 block.begins.append(first)
                 block.entities.append(document.entities)
                 first = False
             part.append(paragraph)
             block.characters += len(paragraph)
-            held += len(paragraph)
+            waiting += len(paragraph)
             if block.characters >= characters:
-                held -= block.characters
-                yield pending.pop(group).finish(group)
+                waiting -= block.characters
+                yield pending.pop(group)
                 part = []
-        if held > HELD * characters:
+        if waiting > HELD * characters:
             group = max(pending, key=lambda g: pending[g].characters)
-            held -= pending[group].characters
-            yield pending.pop(group).finish(group)
-    for group, block in pending.items():
-        yield block.finish(group)
+            waiting -= pending[group].characters
+            yield pending.pop(group)
+    yield from pending.values()
 
 
 def pieces(paragraph: str, longest: int = PARAGRAPH) -> Iterator[str]:
@@ -170,25 +157,26 @@ def encode_block(
     space_first = tokenizer.kind in SPACE_FIRST
     for number, part in enumerate(block.parts):
         for paragraph in part:
-            found = split(paragraph)
-            after = [False] * len(found)
+            sentences = split(paragraph)
+            after = [False] * len(sentences)
             if tokenizer.joins_with_space:
-                found = with_spaces(paragraph, found)
-            elif space_first and not all(map(str.isascii, found[:-1])):
-                after = without_space(paragraph, found)
-            texts += found
-            owners += [number] * len(found)
+                sentences = with_spaces(paragraph, sentences)
+            elif space_first and not all(map(str.isascii, sentences[:-1])):
+                after = without_space(paragraph, sentences)
+            texts += sentences
+            owners += [number] * len(sentences)
             joined += after
     dtype = token_dtype(tokenizer.vocab_size)
     lengths: list[int] = []
     arrays: list[np.ndarray] = []
     marks: list[np.ndarray] = []
-    for start, end in _batches(texts, owners if block.entities else None):
+    alone = any(block.entities)  # then no call has sentences of two parts
+    for start, end in _batches(texts, owners if alone else None):
         if marker is None:
             encode = tokenizer.engine.encode_batch
             ids = encode_sentences(encode, texts[start:end], joined[start:end])
         else:
-            entities = block.entities[owners[start]] if block.entities else ()
+            entities = block.entities[owners[start]] if alone else ()
             both = marker.encode(texts[start:end], joined[start:end], entities)
             ids = [i for i, _ in both]
             marks.append(np.fromiter(chain.from_iterable(m for _, m in both), np.uint8))
@@ -200,16 +188,14 @@ def encode_block(
                 f"has {tokenizer.vocab_size} pieces"
             )
         arrays.append(flat.astype(dtype))
-    every = np.array(lengths, np.int64)
-    kept = every > 0
+    sizes = np.array(lengths, np.int64)
+    owners_of = np.array(owners, np.int64)[sizes > 0]
     return Encoded(
         tokens=np.concatenate(arrays) if arrays else np.zeros(0, dtype),
-        lengths=every[kept],
-        sentences=np.bincount(
-            np.array(owners, np.int64)[kept], minlength=len(block.parts)
-        ).tolist(),
+        lengths=sizes[sizes > 0],
+        sentences=np.bincount(owners_of, minlength=len(block.parts)).tolist(),
         begins=block.begins,
-        empty=int(len(every) - kept.sum()),
+        empty=int((sizes == 0).sum()),
         characters=block.characters,
         group=block.group,
         marks=None if marker is None else np.concatenate([*marks, _NO_MARKS]),
@@ -226,13 +212,8 @@ def with_spaces(paragraph: str, sentences: list[str]) -> list[str]:
     >>> with_spaces("One.  Two.", ["One.", "Two."])
     ['One.', ' Two.']
     """
-    text = " ".join(paragraph.split())
-    spaced, at = [], 0
-    for sentence in sentences:
-        before = text[at] == " "
-        at += before + len(sentence)
-        spaced.append(" " + sentence if before else sentence)
-    return spaced
+    spaced = _follow_space(paragraph, sentences)
+    return [" " * space + s for space, s in zip(spaced, sentences, strict=True)]
 
 
 def without_space(paragraph: str, sentences: list[str]) -> list[bool]:
@@ -241,15 +222,16 @@ def without_space(paragraph: str, sentences: list[str]) -> list[bool]:
     >>> without_space("好。是！ One.", ["好。", "是！", "One."])
     [False, True, False]
     """
+    return [False, *(not space for space in _follow_space(paragraph, sentences)[1:])]
+
+
+def _follow_space(paragraph: str, sentences: list[str]) -> list[bool]:
     text = " ".join(paragraph.split())
-    if len(text) == sum(map(len, sentences)):  # no spaces: the usual one, and faster
-        return [False, *[True] * (len(sentences) - 1)]
-    joined, at = [], 0
+    spaced, at = [], 0
     for sentence in sentences:
-        before = text[at] == " "
-        joined.append(at > 0 and not before)
-        at += before + len(sentence)
-    return joined
+        spaced.append(text[at] == " ")
+        at += spaced[-1] + len(sentence)
+    return spaced
 
 
 def _batches(texts: list[str], owners: list[int] | None) -> Iterator[tuple[int, int]]:

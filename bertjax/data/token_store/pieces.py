@@ -39,7 +39,12 @@ from bertjax.data.token_store.encoding import (
     broken_pool,
     tell_parent,
 )
-from bertjax.data.token_store.store import Hashed, token_dtype, write_meta
+from bertjax.data.token_store.store import (
+    differing,
+    hashed_files,
+    token_dtype,
+    write_meta,
+)
 from bertjax.data.tokenizers.backends import TextError
 from bertjax.storage import directories
 
@@ -84,11 +89,11 @@ def cut(
     for source in sources:
         for part in source.split(piece_bytes):
             size = text_bytes([part])
-            held = pieces[-1][1] if pieces else None
-            if size is None or held is None or held + size > piece_bytes:
+            before = pieces[-1][1] if pieces else None
+            if size is None or before is None or before + size > piece_bytes:
                 pieces.append(([part], size))
             else:
-                pieces[-1] = ([*pieces[-1][0], part], held + size)
+                pieces[-1] = ([*pieces[-1][0], part], before + size)
     return pieces
 
 
@@ -98,9 +103,9 @@ def text_bytes(sources: Iterable[Source]) -> int | None:
     return None if None in sizes else sum(filter(None, sizes))
 
 
-def layout(found: Iterable[tuple[list[Source], int | None]]) -> str:
-    """Name what `cut` has found: the same string only for the same pieces."""
-    spans = [[source.span() for source in sources] for sources, _ in found]
+def layout(pieces: Iterable[tuple[list[Source], int | None]]) -> str:
+    """Name what `cut` returned: the same string only for the same pieces."""
+    spans = [[source.span() for source in sources] for sources, _ in pieces]
     return hashlib.sha256(json.dumps(spans).encode()).hexdigest()[:8]
 
 
@@ -142,9 +147,10 @@ def _write(
     if encoder.marker is not None:
         types[MARKS] = "u1"
     groups: dict[str, int] = {}
-    with contextlib.ExitStack() as stack:
-        out = {n: stack.enter_context(Hashed(path / n, t)) for n, t in types.items()}
-        encoded = stack.enter_context(contextlib.closing(encoder.documents(documents)))
+    with (
+        hashed_files(path, types) as out,
+        contextlib.closing(encoder.documents(documents)) as encoded,
+    ):
         for block in _located(encoded, encoder, piece):
             group = groups.setdefault(block.group, len(groups))
             parts = np.array(block.sentences, np.int64) * 2 + np.array(block.begins)
@@ -155,11 +161,11 @@ def _write(
             out["documents.bin"].write(parts)
             if MARKS in out:
                 out[MARKS].write(block.marks)
-        files = {name: file.finish() for name, file in out.items()}
+        files = {name: file.facts() for name, file in out.items()}
     for source in piece.sources:
         source.refuse_changed()
-    told = {"dtype": dtype, "files": files, "repairs": repairs.as_dict()}
-    write_meta(path, {"piece": str(piece), "groups": list(groups), **told})
+    meta = {"piece": str(piece), "groups": list(groups), "dtype": dtype}
+    write_meta(path, {**meta, "files": files, "repairs": repairs.as_dict()})
 
 
 def _located(
@@ -187,11 +193,7 @@ def read_meta(path: Path) -> dict[str, Any] | None:
     """
     try:
         meta = json.loads((path / "meta.json").read_text("utf-8"))
-        for name, told in meta["files"].items():
-            with open(path / name, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != told["sha256"]:
-                    return None
-        return meta
+        return None if differing(path, meta["files"]) else meta
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -200,7 +202,7 @@ def read_blocks(path: Path, meta: dict[str, Any], group: str) -> Iterator[Encode
     """Yield the encoded blocks of a group of one piece, in order."""
     if group not in meta["groups"]:
         return
-    wanted = meta["groups"].index(group)
+    group_number = meta["groups"].index(group)
     types = {"tokens.bin": meta["dtype"], "lengths.bin": "<u4", "documents.bin": "<i8"}
     if MARKS in meta["files"]:
         types[MARKS] = "u1"
@@ -210,7 +212,7 @@ def read_blocks(path: Path, meta: dict[str, Any], group: str) -> Iterator[Encode
         while len(row := np.fromfile(index, "<i8", 6)) == 6:
             number, tokens, sentences, parts, empty, characters = row.tolist()
             sizes = dict(zip(types, (tokens, sentences, parts, tokens), strict=False))
-            if number != wanted:
+            if number != group_number:
                 for name, file in files.items():
                     file.seek(sizes[name] * np.dtype(types[name]).itemsize, 1)
                 continue

@@ -43,7 +43,7 @@ NAMED = 5  # pieces that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class DataConfig:
     """The config values of data.* that decide what is prepared.
 
     train, valid: the sources' strings, either may have named components; valid may be
@@ -93,85 +93,78 @@ class Prepared(NamedTuple):
 def check_inputs(**given: Any) -> Inputs:
     """Look at every path and at the vocabulary, and build nothing.
 
-    Takes the fields of `Wanted`.
+    Takes the fields of `DataConfig`.
 
     Raises:
       UserError: naming the config key and what is wrong with it.
     """
-    wanted = Wanted(**given)
-    train = _sources(wanted, "train")
+    config = DataConfig(**given)
+    train = _sources(config, "train")
     if not train:
         raise UserError("data.train: names no text")
-    valid = _sources(wanted, "valid")
-    make_segmenter(wanted.segmenter)
-    if wanted.vocab:
-        tokenizer = load_tokenizer(wanted.vocab, wanted.lower_case)
+    valid = _sources(config, "valid")
+    make_segmenter(config.segmenter)
+    if config.vocab:
+        tokenizer = load_tokenizer(config.vocab, config.lower_case)
     else:
         tokenizer = None
-        registry.pick("data.tokenizer", wanted.tokenizer_kind, train_vocab.MAKERS)
-        if wanted.vocab_size < train_vocab.LEAST:
+        registry.pick("data.tokenizer", config.tokenizer_kind, train_vocab.MAKERS)
+        if config.vocab_size < train_vocab.LEAST:
             raise UserError(
-                f"data.vocab_size={wanted.vocab_size} is too small; "
+                f"data.vocab_size={config.vocab_size} is too small; "
                 f"the least is {train_vocab.LEAST}"
             )
-    return Inputs(train, valid, tokenizer, open_cache(wanted.cache))
+    return Inputs(train, valid, tokenizer, open_cache(config.cache))
 
 
-def _sources(wanted: Wanted, role: str) -> dict[str, list[Source]]:
+def _sources(config: DataConfig, role: str) -> dict[str, list[Source]]:
     key = f"data.{role}"
     return {
         name: parse_sources(
             value,
             key,
             role,
-            text_field=wanted.text_field,
-            group_field=wanted.group_field,
-            entity_field=wanted.entity_field,
+            text_field=config.text_field,
+            group_field=config.group_field,
+            entity_field=config.entity_field,
         )
-        for name, value in named_sources(getattr(wanted, role), key).items()
+        for name, value in named_sources(getattr(config, role), key).items()
     }
 
 
 class Work:
-    """Everything that is to be prepared: an encoder, and components by their role.
+    """Everything that is to be prepared: an encoder, and all components.
 
     sources: of each component of "train" and "valid".
     """
 
     def __init__(
         self,
-        wanted: Wanted,
+        config: DataConfig,
         tokenizer: Tokenizer,
         sources: dict[str, dict[str, list[Source]]],
         workers: int | None,
         say: Callable[[str], None],
     ) -> None:
         self.tokenizer = tokenizer
-        self.cache = open_cache(wanted.cache)
+        self.cache = open_cache(config.cache)
         self.say = say
-        marker = make_marker(tokenizer, wanted.segmenter, bool(wanted.entity_field))
+        marker = make_marker(tokenizer, config.segmenter, bool(config.entity_field))
         self.encoder = Encoder(tokenizer, marker, workers)
-        self.components = {
-            role: [
-                Component(
-                    name,
-                    found,
-                    self.encoder,
-                    self.cache,
-                    max_line_bytes=wanted.max_line_bytes,
-                    group_field=wanted.group_field,
-                    role=role,
-                    say=say,
-                )
-                for name, found in named.items()
-            ]
+        self.all = [
+            Component(
+                name,
+                own,
+                self.encoder,
+                self.cache,
+                max_line_bytes=config.max_line_bytes,
+                group_field=config.group_field,
+                role=role,
+                say=say,
+            )
             for role, named in sources.items()
-        }
-
-    @property
-    def all(self) -> list[Component]:
-        """Every component, training text first."""
-        return [c for components in self.components.values() for c in components]
+            for name, own in named.items()
+        ]
 
     def pieces(self) -> list[Piece]:
         """Every piece; a number of shards deals them out in turn."""
@@ -184,24 +177,20 @@ class Work:
                 self.all, self.encoder, self.cache, parts, self.say
             )
         named: dict[str, dict[str, Store]] = {"train": {}, "valid": {}}
-        found = iter(built)
-        for role, components in self.components.items():
-            for component in components:
-                stores = next(found)
-                if any(store.unknown_share >= CAPITALS for store in stores.values()):
-                    self._tell_capitals(component)
-                for group, store in stores.items():
-                    name = full_name(role, component.label, group)
-                    if name in named[role]:
-                        raise UserError(f"data.{role}: two parts have the name {name}")
-                    if role == "valid" and f"{name}/".startswith("train/"):
-                        raise UserError(
-                            f"data.valid: `{name}` is a name of training text"
-                        )
-                    named[role][name] = store
+        for component, stores in zip(self.all, built, strict=True):
+            role = component.role
+            if any(store.unknown_share >= CAPITALS for store in stores.values()):
+                self._report_capitals(component)
+            for group, store in stores.items():
+                name = full_name(role, component.label, group)
+                if name in named[role]:
+                    raise UserError(f"data.{role}: two parts have the name {name}")
+                if role == "valid" and f"{name}/".startswith("train/"):
+                    raise UserError(f"data.valid: `{name}` is a name of training text")
+                named[role][name] = store
         return Prepared(self.tokenizer, named["train"], named["valid"])
 
-    def _tell_capitals(self, component: Component) -> None:
+    def _report_capitals(self, component: Component) -> None:
         """Say whether the head of a text has unknown words because of capitals."""
         texts: list[str] = []
         size = 0
@@ -223,25 +212,25 @@ def make_work(
     Raises:
       UserError: the user's input is at fault.
     """
-    wanted = Wanted(**given)
+    config = DataConfig(**given)
     inputs = check_inputs(**given)
     with inputs.cache.sharing_hashes():
         tokenizer = inputs.tokenizer or trained_tokenizer(
             inputs.train,
             inputs.cache,
-            kind=wanted.tokenizer_kind,
-            vocab_size=wanted.vocab_size,
-            lower_case=wanted.lower_case,
-            max_line_bytes=wanted.max_line_bytes,
-            alpha=wanted.vocab_alpha,
-            weights=wanted.vocab_weights,
+            kind=config.tokenizer_kind,
+            vocab_size=config.vocab_size,
+            lower_case=config.lower_case,
+            max_line_bytes=config.max_line_bytes,
+            alpha=config.vocab_alpha,
+            weights=config.vocab_weights,
             say=say,
         )
         sources = {"train": inputs.train, "valid": inputs.valid}
         for role, named in sources.items():
-            for found in named.values():
-                report_repeats((source.name for source in found), f"data.{role}", say)
-        return Work(wanted, tokenizer, sources, workers, say)
+            for own in named.values():
+                report_repeats((source.name for source in own), f"data.{role}", say)
+        return Work(config, tokenizer, sources, workers, say)
 
 
 def prepare_data(
@@ -255,7 +244,7 @@ def prepare_data(
     Args:
       workers: processes (None: all cores); the result does not depend on it.
       say: is called with each line that people should read.
-      given: the fields of `Wanted`.
+      given: the fields of `DataConfig`.
 
     Raises:
       UserError: the user's input is at fault; nothing unfinished is left behind that
@@ -272,10 +261,10 @@ def prepare_valid(
     **given: Any,
 ) -> dict[str, Store]:
     """Prepare or reuse the stores of data.valid alone, as `prepare_data` does."""
-    wanted = Wanted(**given)
-    sources = {"valid": _sources(wanted, "valid")}
-    with open_cache(wanted.cache).sharing_hashes():
-        work = Work(wanted, tokenizer, sources, None, say)
+    config = DataConfig(**given)
+    sources = {"valid": _sources(config, "valid")}
+    with open_cache(config.cache).sharing_hashes():
+        work = Work(config, tokenizer, sources, None, say)
     return work.finish(work.cache.here()).valid
 
 
@@ -311,20 +300,19 @@ def merge_shards(
       UserError: pieces are lacking; names them and the shards of `count` to run.
     """
     work = make_work(given, workers, say)
-    lacking: dict[str, int] = {}
-    number = 0
-    for component in work.all:
-        there = work.cache.has(component.target)
-        for piece in component.pieces:
-            if not there and not work.cache.has(piece.target):
-                lacking[str(piece)] = number
-            number += 1
+    has = work.cache.has
+    pieces = work.pieces()
+    lacking = {
+        str(piece): number
+        for number, piece in enumerate(pieces)
+        if not has(piece.store) and not has(piece.target)
+    }
     if lacking:
         shards = sorted({n % count for n in lacking.values()})
         names = "; ".join(list(lacking)[:NAMED])
         more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
         raise UserError(
-            f"--merge={count}: {len(lacking)} of {number} pieces are not there, "
+            f"--merge={count}: {len(lacking)} of {len(pieces)} pieces are not there, "
             f"run --shard="
             + ", ".join(f"{i}/{count}" for i in shards[:NAMED])
             + (" ..." if len(shards) > NAMED else "")

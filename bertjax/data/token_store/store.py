@@ -14,10 +14,9 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -36,48 +35,30 @@ LOOKED_AT = 1 << 20  # documents
 
 
 class Store:
-    """A finished store; `open_store` and `build_store` make it."""
+    """A finished store; `open_store` makes it. Its arrays are memory maps.
+
+    Attributes:
+      tokens: all ids, u16 or u32 [n].
+      sentences: token offsets of the sentences, i64 [S+1].
+      documents: sentence offsets of the documents, i64 [D+1].
+      counts: how often each id occurs, i64 [V].
+      marks: bits of each token, u8 [n], or None. 1: begins a word, 2: part of an
+        entity, 4: begins an entity.
+      nbytes: the size of its files together.
+    """
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
-        self.path = path
-        self.meta = meta
+        def load(name: str, dtype: str) -> np.ndarray:
+            return np.memmap(path / name, dtype=dtype, mode="r")
+
+        self.path, self.meta = path, meta
         self.content_hash: str = meta["content_hash"]
-
-    def _map(self, name: str, dtype: str) -> np.ndarray:
-        return np.memmap(self.path / name, dtype=dtype, mode="r")
-
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """All ids, u16 or u32 [n]."""
-        return self._map("tokens.bin", self.meta["dtype"])
-
-    @cached_property
-    def sentences(self) -> np.ndarray:
-        """Token offsets of the sentences, i64 [S+1]."""
-        return self._map("sentences.bin", "<i8")
-
-    @cached_property
-    def documents(self) -> np.ndarray:
-        """Sentence offsets of the documents, i64 [D+1]."""
-        return self._map("documents.bin", "<i8")
-
-    @cached_property
-    def marks(self) -> np.ndarray | None:
-        """Bits of each token, u8 [n], or None.
-
-        1: begins a word, 2: part of an entity, 4: begins an entity.
-        """
-        return self._map(MARKS, "u1") if MARKS in self.meta["files"] else None
-
-    @property
-    def nbytes(self) -> int:
-        """The size of its files together."""
-        return sum(file["bytes"] for file in self.meta["files"].values())
-
-    @cached_property
-    def counts(self) -> np.ndarray:
-        """How often each id occurs, i64 [V]."""
-        return self._map("counts.bin", "<i8")
+        self.tokens = load("tokens.bin", meta["dtype"])
+        self.sentences = load("sentences.bin", "<i8")
+        self.documents = load("documents.bin", "<i8")
+        self.counts = load("counts.bin", "<i8")
+        self.marks = load(MARKS, "u1") if MARKS in meta["files"] else None
+        self.nbytes = sum(file["bytes"] for file in meta["files"].values())
 
     @property
     def unknown_share(self) -> float:
@@ -99,7 +80,7 @@ class Store:
             f"{self.unknown_share:.2%} unknown tokens ({self.path})"
         ]
         lines += Counts(m["repairs"]).lines()
-        plain = any(told.startswith("text") for told in m["fingerprints"])
+        plain = any(text.startswith("text") for text in m["fingerprints"])
         single = self.single_sentence_share() if plain and m["sentence_rule"] else 0.0
         if single > SINGLE:
             lines.append(
@@ -110,8 +91,8 @@ class Store:
             ("empty_sentences", "sentence"),
             ("empty_documents", "document"),
         ):
-            told = f"{counted(m[key], what)} without a token, left out ({title})"
-            lines += [told] if m[key] else []
+            line = f"{counted(m[key], what)} without a token, left out ({title})"
+            lines += [line] if m[key] else []
         return lines
 
 
@@ -147,11 +128,17 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 
 def verify(store: Store) -> None:
     """Read a whole store and compare its checksums; UserError names a damaged file."""
-    for name, told in store.meta["files"].items():
-        with open(store.path / name, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != told["sha256"]:
-            raise _damaged(store.path, name, "has another checksum than was written")
+    if name := differing(store.path, store.meta["files"]):
+        raise _damaged(store.path, name, "has another checksum than was written")
+
+
+def differing(path: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the first of the files that has another sha256 than meta.json says."""
+    for name, expected in files.items():
+        with open(path / name, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
+                return name
+    return None
 
 
 def _damaged(path: Path, name: str, why: str) -> UserError:
@@ -162,26 +149,28 @@ def _damaged(path: Path, name: str, why: str) -> UserError:
 
 
 class Hashed:
-    """A file being written, with its size and sha256."""
+    """A file being written, with its size and sha256; see `hashed_files`."""
 
-    def __init__(self, path: Path, dtype: str) -> None:
-        self.file = open(path, "wb")  # noqa: SIM115
-        self.dtype = dtype
-        self.digest = hashlib.sha256()
+    def __init__(self, file: IO[bytes], dtype: str) -> None:
+        self.file, self.dtype, self.digest = file, dtype, hashlib.sha256()
 
     def write(self, values: np.ndarray | list[int]) -> None:
         data = np.asarray(values, dtype=self.dtype).tobytes()
         self.digest.update(data)
         self.file.write(data)
 
-    def finish(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {"bytes": self.file.tell(), "sha256": self.digest.hexdigest()}
 
-    def __enter__(self) -> "Hashed":
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
+@contextlib.contextmanager
+def hashed_files(path: Path, types: Mapping[str, str]) -> Iterator[dict[str, Hashed]]:
+    """Open a file of each name and dtype in a directory for writing."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            name: Hashed(stack.enter_context(open(path / name, "wb")), dtype)
+            for name, dtype in types.items()
+        }
 
 
 def write_meta(path: Path, meta: dict[str, Any]) -> None:
@@ -203,16 +192,15 @@ def write_store(
     types = dict(zip(FILES, (dtype, "<i8", "<i8", "<i8"), strict=True))
     if meta["format"] > 1:
         types[MARKS] = "u1"
-    with contextlib.ExitStack() as stack:
-        out = {n: stack.enter_context(Hashed(path / n, t)) for n, t in types.items()}
-        told = _stream(blocks, out, tokenizer)
-        files = {name: file.finish() for name, file in out.items()}
+    with hashed_files(path, types) as out:
+        sizes = _stream(blocks, out, tokenizer)
+        files = {name: file.facts() for name, file in out.items()}
     content = {n: f["sha256"] for n, f in files.items()}
     content |= {"dtype": dtype, "tokenizer": tokenizer.identity}
     content_hash = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     more = {"dtype": dtype, "files": files, "content_hash": content_hash.hexdigest()}
-    write_meta(path, {**meta, **told, **more})
-    return told["tokens"]
+    write_meta(path, {**meta, **sizes, **more})
+    return sizes["tokens"]
 
 
 def _stream(

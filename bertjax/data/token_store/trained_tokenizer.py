@@ -47,7 +47,7 @@ def trained_tokenizer(
     """
     place = open_cache(cache)
     root = os.fspath(place.root)
-    every = [source for found in sources.values() for source in found]
+    every = [source for own in sources.values() for source in own]
     settings = {
         "training": TRAINING.get(kind, 1),
         "fingerprints": [s.fingerprint(root, say) for s in every],
@@ -60,28 +60,28 @@ def trained_tokenizer(
     mixed = {"alpha": alpha} if alpha is not None else {}
     mixed |= {"weights": dict(weights)} if weights else {}
     if mixed:
-        parts = {name: len(found) for name, found in sources.items()}
+        parts = {name: len(own) for name, own in sources.items()}
         settings |= {**mixed, "components": parts}
-    told = json.dumps(settings, sort_keys=True)
-    key = hashlib.sha256(told.encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     name = f"tokenizer-{key[:16]}"
     target = place.root / name
 
     def write(path: Path) -> None:
         samples: dict[str, Sample] = {}
         documents = read_documents("train", sources, max_line_bytes, samples)
-        texts = ((of, text) for of, _, found in documents for text in found.paragraphs)
+        texts = ((of, text) for of, _, each in documents for text in each.paragraphs)
         if mixed:
             chosen: Iterable[str] = sample_mixture(texts, **mixed)
         else:
             chosen = (text for _, text in texts)
-        made = train_tokenizer(chosen, kind, vocab_size, lower_case, path)
+        tokenizer = train_tokenizer(chosen, kind, vocab_size, lower_case, path)
         for source in every:
             source.refuse_changed()
         say("how it fits a sample of the text that it was trained on:")
-        for line in report_tokenizer(made, {n: s.texts for n, s in samples.items()}):
+        sampled = {name: sample.texts for name, sample in samples.items()}
+        for line in report_tokenizer(tokenizer, sampled):
             say(f"  {line}")
-        (path / "identity").write_text(made.identity)
+        (path / "identity").write_text(tokenizer.identity)
 
     if not place.has(name):
         say(f"training a {kind} tokenizer of {vocab_size:,} pieces")
@@ -111,18 +111,18 @@ def read_documents(
 
     `samples` receives some of the paragraphs of each store, by its name.
     """
-    total = text_bytes(source for found in sources.values() for source in found)
+    total = text_bytes(source for own in sources.values() for source in own)
     with Progress("read", total and total / 1e6, "MB") as progress:
         counts = Counts(read=progress.add)  # the stores report the repairs
-        for label, found in sources.items():
-            for source in found:
+        for label, own in sources.items():
+            for source in own:
                 for document in source.documents(counts, max_line_bytes):
                     of = full_name(role, label, document.group)
                     sample = samples.setdefault(of, Sample(REPORTED))
                     for paragraph in document.paragraphs:
                         sample.add(paragraph)
                     yield of, source.name, document
-    refuse_empty([s for found in sources.values() for s in found], counts)
+    refuse_empty([s for own in sources.values() for s in own], counts)
 
 
 def sample_mixture(
@@ -149,15 +149,15 @@ def sample_mixture(
     """
     sizes: Counter[str] = Counter()  # characters of each component
     numbers: Counter[str] = Counter()  # texts of each
-    held: Counter[str] = Counter()  # characters that are kept
-    kept: dict[str, list[str]] = {}
+    sampled: Counter[str] = Counter()  # characters in the sample so far
+    samples: dict[str, list[str]] = {}
     strides: dict[str, int] = {}
 
     def plenty(name: str) -> float:
-        """Say how much more is held of a component than others have, for its share."""
+        """Compare what is sampled of a component with its share."""
         if weights:
-            return held[name] / weights.get(name, 1.0)
-        return held[name] / sizes[name] ** (1.0 if alpha is None else alpha)
+            return sampled[name] / weights.get(name, 1.0)
+        return sampled[name] / sizes[name] ** (1.0 if alpha is None else alpha)
 
     for name, text in texts:
         stride = strides.setdefault(name, 1)
@@ -165,24 +165,24 @@ def sample_mixture(
         numbers[name] += 1
         if (numbers[name] - 1) % stride:
             continue
-        kept.setdefault(name, []).append(text)
-        held[name] += len(text)
-        while held.total() > HELD * characters:
-            many = [n for n in kept if len(kept[n]) > 1]
+        samples.setdefault(name, []).append(text)
+        sampled[name] += len(text)
+        while sampled.total() > HELD * characters:
+            many = [n for n in samples if len(samples[n]) > 1]
             if not many:
                 break
             largest = max(many, key=plenty)
-            kept[largest] = kept[largest][::2]
+            samples[largest] = samples[largest][::2]
             strides[largest] *= 2
-            held[largest] = sum(map(len, kept[largest]))
+            sampled[largest] = sum(map(len, samples[largest]))
     if not sizes:
         return []
     budget = FILL * min(characters, sizes.total())
     shares = mixture_shares(sizes, weights, alpha)
     return [
         text
-        for name, found in kept.items()
-        for text in _spread(found, shares[name] * budget / held[name])
+        for name, sample in samples.items()
+        for text in _spread(sample, shares[name] * budget / sampled[name])
     ]
 
 

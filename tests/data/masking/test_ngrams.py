@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bertjax.data import counter_rng
-from bertjax.data.masking.masker import (
+from bertjax.data.masking.masker import mask_tokens
+from bertjax.data.masking.presets import (
     Masking,
+    geometric,
+    harmonic,
     make_masking,
-    make_tables,
-    mask_tokens,
     predictions_per_sequence,
 )
-from bertjax.data.masking.presets import geometric, harmonic
+from bertjax.data.masking.vocab_tables import make_tables
 
 V, PAD, UNK, CLS, SEP, MASK = 50, 0, 1, 2, 3, 4
 

@@ -12,7 +12,8 @@ from conftest import ROOT, read_rows, refused, succeeded
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.masking.masker import make_masker, make_tables, mask_tokens
+from bertjax.data.masking.masker import make_masker, mask_tokens
+from bertjax.data.masking.vocab_tables import make_tables
 
 PAGE = ROOT / "docs/add_a_masker.md"
 TOKENIZER = SimpleNamespace(

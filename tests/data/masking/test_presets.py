@@ -10,14 +10,14 @@ from scipy import stats
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.masking.masker import (
+from bertjax.data.masking.masker import mask_tokens
+from bertjax.data.masking.presets import (
     PRESETS,
     Masking,
     make_masking,
-    make_tables,
-    mask_tokens,
     predictions_per_sequence,
 )
+from bertjax.data.masking.vocab_tables import make_tables
 
 V, PAD, UNK, CLS, SEP, MASK = 50, 0, 1, 2, 3, 4
 VOCABULARY = SimpleNamespace(

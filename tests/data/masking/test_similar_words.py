@@ -10,13 +10,15 @@ from scipy import stats
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.masking.masker import make_masking, make_tables, mask_tokens
+from bertjax.data.masking.masker import mask_tokens
+from bertjax.data.masking.presets import make_masking
 from bertjax.data.masking.similar_words import (
     hash_words,
     ids_within_sentences,
     make_similar,
     read_similar,
 )
+from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
 V, PAD, UNK, CLS, SEP, MASK = 50, 0, 1, 2, 3, 4

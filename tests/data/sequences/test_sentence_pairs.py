@@ -10,11 +10,9 @@ import pytest
 from scipy import stats
 
 from bertjax.data.batches import Batches
-from bertjax.data.corpus.sources import parse_sources
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
-from bertjax.data.token_store.components import build_store
-from bertjax.data.tokenizers.tokenizer import load_tokenizer
+from bertjax.data.token_store.prepare_data import prepare_data
 
 N = 4000
 
@@ -22,13 +20,12 @@ N = 4000
 @pytest.fixture(scope="module")
 def text(corpus, vocabulary, tmp_path_factory):
     """Python's help on its syntax, as a store."""
-    tokenizer = load_tokenizer(vocabulary)
-    sources = parse_sources(str(corpus / "train.txt"), "data.train", "train")
-    cache = tmp_path_factory.mktemp("pairs")
-    store = build_store(
-        sources, tokenizer, cache, max_line_bytes=1 << 20, workers=1, say=lambda _: None
-    )
-    return tokenizer, store
+    prepared = prepare_data(
+        train=str(corpus / "train.txt"), valid="", vocab=str(vocabulary),
+        tokenizer_kind="", vocab_size=0, lower_case=None,
+        cache=str(tmp_path_factory.mktemp("pairs")), workers=1, say=lambda _: None,
+    )  # fmt: skip
+    return prepared.tokenizer, prepared.parts["train"]
 
 
 def draw(text, rule):

@@ -5,14 +5,20 @@ import gzip
 import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bertjax.data.corpus.sources import Source
 from bertjax.data.token_store import pieces
 from bertjax.data.token_store import prepare_data as text
+from bertjax.data.token_store.cache import open_cache
+from bertjax.data.token_store.components import Component, build_components
+from bertjax.data.token_store.encoding import Encoder, Marker
 from bertjax.data.token_store.store import Store, verify
+from bertjax.data.tokenizers.tokenizer import Tokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "off"]
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", *WORDS]
@@ -86,3 +92,31 @@ def reference(path: Path) -> list[list[list[int]]]:
         [[ids[w] for w in line.split()] for line in document.split("\n")]
         for document in path.read_text().rstrip("\n").split("\n\n")
     ]
+
+
+def build_store(
+    sources: list[Source],
+    tokenizer: Tokenizer,
+    cache: str | os.PathLike[str],
+    *,
+    max_line_bytes: int,
+    workers: int | None = None,
+    say: Callable[[str], None] = print,
+    label: str = "train",
+    marker: Marker | None = None,
+) -> Store:
+    """Tokenise sources into a store under `cache`, or reuse the one that is there.
+
+    The result does not depend on `workers` (None: all cores), bit for bit. Memory is
+    bounded. What is found and repaired goes to `say`, also when a store is reused.
+
+    Raises:
+      UserError: unreadable or empty sources, a full disk, a damaged store.
+    """
+    place = open_cache(cache)
+    with Encoder(tokenizer, marker, workers) as encoder:
+        component = Component(
+            label, sources, encoder, place, max_line_bytes=max_line_bytes, say=say
+        )
+        (stores,) = build_components([component], encoder, place, place.here(), say)
+    return stores[""]

@@ -286,7 +286,7 @@ def test_only_spaces_of_the_text_become_pieces(kind, tmp_path):
         tokenizer = metaspace(tokenizer, tmp_path)
     for marker in (None, make_marker(tokenizer, "", entities=True)):
         for text_ in texts:
-            block = encoding.Block([[text_]], [True], len(text_), "", [("cat", "好")])
+            block = encoding.Block("", [[text_]], [True], [("cat", "好")], len(text_))
             encoded = encoding.encode_block(tokenizer, block, marker)
             found = "".join(tokenizer.pieces[i] for i in encoded.tokens)
             assert found == "▁" + text_.replace(" ", "▁")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_texts import build_store
 
 from bertjax import UserError
 from bertjax.data.corpus.sources import Document, Source
 from bertjax.data.progress import Progress
 from bertjax.data.token_store import encoding
-from bertjax.data.token_store.components import build_store
 from bertjax.data.token_store.store import Store, open_store, verify
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from bertjax.storage import directories
@@ -166,7 +166,7 @@ def test_byte_bpe_keeps_the_space_between_sentences():
 
 def test_ids_outside_the_vocabulary_are_refused(tokenizer):
     tokenizer.engine.encode_batch = lambda texts: [[5, 9] for _ in texts]
-    block = encoding.Block([["a"]], [True], 1)
+    block = encoding.Block("", [["a"]], [True], [()], 1)
     with pytest.raises(UserError, match="id 9"):
         encoding.encode_block(tokenizer, block)
 
