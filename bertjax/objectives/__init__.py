@@ -3,7 +3,7 @@
 
 from bertjax import registry
 
-SUPPORT = ("base", "losses", "metrics", "pair")
+SUPPORT = ("base", "losses", "metrics", "pair", "task_head")
 
 
 def parse(objective: str) -> list[tuple[str, dict[str, registry.Option]]]:

@@ -13,53 +13,27 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import UserError
-from bertjax.models import heads
-from bertjax.models.config import EncoderConfig
-from bertjax.models.encoder import Encoded
-from bertjax.models.layers import Params
-from bertjax.objectives import classify
-from bertjax.objectives.base import NOWHERE, SEQUENCES, Batch, Head, Sum
-from bertjax.objectives.classify import row_weights
+from bertjax.objectives.base import SEQUENCES, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.task_head import make_task_head, row_weights
 
 ABSENT = -1e9  # the logit of what fills up
 
 
-def logits(
-    params: Params,
-    cfg: EncoderConfig,
-    encoded: Encoded,
-    batch: Batch,
-    rng: jax.Array | None = None,
-) -> jax.Array:
-    """Return f32 logits of the choices [B, C]."""
+def scores(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Return the scores of the choices f32 [B, C], from logits [B C, 1]."""
     is_real = batch["choice_weights"] > 0
-    scores = classify.logits("choose", params, cfg, encoded, rng)
-    return jnp.where(is_real, scores.reshape(is_real.shape), ABSENT)
+    return jnp.where(is_real, logits.reshape(is_real.shape), ABSENT)
 
 
-def weights(batch: Batch) -> dict[str, jax.Array]:
-    """Return the number of examples, f32 []."""
-    return {"choose_loss": jnp.sum(row_weights(batch))}
-
-
-def sums(
-    params: Params,
-    cfg: EncoderConfig,
-    encoded: Encoded,
-    batch: Batch,
-    rng: jax.Array | None,
-) -> dict[str, Sum]:
+def loss(logits: jax.Array, batch: Batch) -> Sum:
     """Score the labels i32 [B]."""
-    scores = logits(params, cfg, encoded, batch, rng)
-    return {"choose_loss": cross_entropy(scores, batch["labels"], row_weights(batch))}
+    return cross_entropy(scores(logits, batch), batch["labels"], row_weights(batch))
 
 
-def outputs(
-    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
-) -> dict[str, jax.Array]:
+def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
     """Return the `scores` f32 [B, C] of the choices."""
-    return {"scores": logits(params, cfg, encoded, batch)}
+    return {"scores": scores(logits, batch)}
 
 
 def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -80,14 +54,5 @@ def make_head(choices: int = 0) -> Head:
 
     choices: of each row, where batches are to be made up; else their arrays say it.
     """
-    return Head(
-        "choose",
-        functools.partial(heads.init_task, classes=1),
-        weights,
-        sums,
-        task_type="choose",
-        reads=NOWHERE,
-        pooled=True,
-        outputs=outputs,
-        labels=functools.partial(labels, choices),
-    )
+    own = functools.partial(labels, choices)
+    return make_task_head("choose", 1, loss, outputs, own)

@@ -17,9 +17,9 @@ from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
 from bertjax.models.pooling import first_tokens, means, normalize_vectors
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
-from bertjax.objectives.classify import row_weights
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.task_head import row_weights
 from bertjax.parallel.sharding import constrain
 
 HIDDEN = -1e9  # the score of a passage that is no negative

@@ -16,8 +16,9 @@ from bertjax import UserError
 from bertjax.interop import hf_read, hf_write, tensor_layout
 from bertjax.interop.task_heads import CLASSES
 from bertjax.models import encoder
-from bertjax.objectives import classify, span, tag
+from bertjax.objectives import span
 from bertjax.objectives.base import make_objective
+from bertjax.objectives.task_head import task_logits
 from bertjax.parallel.sharding import PARAM_AXES, axes_of
 from bertjax.tasks.task_type import load_task_type, with_options
 
@@ -30,12 +31,12 @@ def logits(params, cfg):
     """Return what all heads on one encoder say of data.IDS, by kind."""
     batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
     encoded = encoder.apply(params["encoder"], cfg, batch)
-    spans = span.logits(params, cfg, encoded, batch)
+    spans = task_logits(params["span"], cfg, encoded, of_tokens=True)
     told = (
-        classify.logits("classify", params, cfg, encoded),
-        tag.logits(params, cfg, encoded),
-        jax.numpy.stack(spans, axis=-1),
-        classify.logits("choose", params, cfg, encoded),
+        task_logits(params["classify"], cfg, encoded, of_tokens=False),
+        task_logits(params["tag"], cfg, encoded, of_tokens=True),
+        jax.numpy.stack(span.mask_padding(spans, batch), axis=-1),
+        task_logits(params["choose"], cfg, encoded, of_tokens=False),
     )
     return dict(zip(data.KINDS, told, strict=True))
 

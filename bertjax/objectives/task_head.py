@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the heads of labelled rows share: classes of vectors, weights of rows."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded
+from bertjax.models.layers import Params, fold_in
+from bertjax.objectives.base import EVERYWHERE, NOWHERE, Batch, Head, Labels, Sum
+
+KEY = 2**20  # of the head's dropout: no layer has that number
+
+
+def row_weights(batch: Batch) -> jax.Array:
+    """Return 1 for each row, f32 [B]; rows that fill up a last batch weigh 0."""
+    rows = batch["input_ids"].shape[:1]
+    return batch.get("example_weights", jnp.ones(rows, jnp.float32))
+
+
+def arrays(**axes_and_dtypes: tuple[str, Any]) -> Labels:
+    """Make Head.labels of the arrays' axes, B rows and L tokens, and their dtypes."""
+
+    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        sizes = {"B": rows, "L": length}
+        return {
+            name: jax.ShapeDtypeStruct(tuple(sizes[axis] for axis in axes), dtype)
+            for name, (axes, dtype) in axes_and_dtypes.items()
+        }
+
+    return labels
+
+
+def make_task_head(
+    name: str,
+    classes: int,
+    loss: Callable[[jax.Array, Batch], Sum],
+    outputs: Callable[[jax.Array, Batch], dict[str, jax.Array]],
+    labels: Labels,
+    weights: Callable[[Batch], jax.Array] = row_weights,
+    of_tokens: bool = False,
+    dropout: bool = True,
+) -> Head:
+    """Make the head of a task, whose loss is called NAME_loss.
+
+    loss(logits, batch) and outputs(logits, batch) take f32 logits [B, C] of the pooled
+    vectors, or [B, L, C] of hidden states (of_tokens); weights(batch) are those of the
+    loss, of any shape. dropout: whether the classes see vectors with dropout.
+    """
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]:
+        rng = fold_in(rng, KEY) if dropout else None
+        logits = task_logits(params[name], cfg, encoded, of_tokens, rng)
+        return {f"{name}_loss": loss(logits, batch)}
+
+    def evaluate(
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
+    ) -> dict[str, jax.Array]:
+        return outputs(task_logits(params[name], cfg, encoded, of_tokens), batch)
+
+    return Head(
+        name,
+        functools.partial(heads.init_task, classes=classes),
+        lambda batch: {f"{name}_loss": jnp.sum(weights(batch))},
+        sums,
+        reads=EVERYWHERE if of_tokens else NOWHERE,
+        pooled=not of_tokens,
+        outputs=evaluate,
+        labels=labels,
+        task_type=name,
+    )
+
+
+def task_logits(
+    params: Params,
+    cfg: EncoderConfig,
+    encoded: Encoded,
+    of_tokens: bool,
+    rng: jax.Array | None = None,
+) -> jax.Array:
+    """Return f32 logits of the pooled vectors, or of hidden states; params: its own."""
+    vectors = encoded.hidden if of_tokens else encoded.pooled
+    return heads.task_logits(params, cfg, vectors, rng)
