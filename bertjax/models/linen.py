@@ -1,5 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encoder as a Flax Linen module, for code that composes modules."""
+"""The encoder as a Flax module, for code that composes modules.
+
+    encoder = linen.Encoder(cfg)
+    variables = encoder.init(jax.random.key(0), batch)
+    encoded = encoder.apply(variables, batch)                          # no dropout
+    encoded = encoder.apply(variables, batch, rngs={"dropout": key})   # training
+
+variables["params"] is the tree under "encoder" in a checkpoint of bertjax, so a
+pretrained encoder is {"params": params["encoder"]}; in a module that calls it `encoder`
+its parameters lie in variables["params"]["encoder"]. An NNX model takes it by
+`flax.nnx.bridge.ToNNX(linen.Encoder(cfg), rngs=nnx.Rngs(0)).lazy_init(batch)`.
+"""
+
+import functools
 
 import flax.linen as nn
 import jax
@@ -10,16 +23,21 @@ from bertjax.models.layers import Params
 
 
 class Encoder(nn.Module):
-    """Wrap `encoder.apply`; its parameters are `{"params": {"encoder": ...}}`.
+    """Run `encoder.apply`: a batch of arrays [B, L] -> hidden and pooled.
 
-    The tree under "encoder" is the one of a bertjax checkpoint, so that pretrained
-    parameters drop in. Dropout is on where an rng called "dropout" is given.
+    Dropout is on where there is an rng called "dropout". Raises flax's
+    ScopeParamShapeError for parameters of another config.
     """
 
     cfg: EncoderConfig
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array]) -> encoder.Encoded:
-        params: Params = self.param("encoder", encoder.init, self.cfg)
+        def init(rng: jax.Array, name: str) -> Params:
+            return encoder.init(rng, self.cfg)[name]
+
+        make = functools.partial(encoder.init, cfg=self.cfg)
+        names = jax.eval_shape(make, jax.random.key(0))
+        params = {name: self.param(name, init, name) for name in names}
         rng = self.make_rng("dropout") if self.has_rng("dropout") else None
         return encoder.apply(params, self.cfg, batch, rng)
