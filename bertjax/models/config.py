@@ -2,6 +2,7 @@
 """What an encoder is made of: sizes and switches, without jax."""
 
 import dataclasses
+from collections.abc import Iterator
 
 from bertjax import UserError, registry
 
@@ -13,32 +14,14 @@ RUNTIME = ("remat", "unroll", "attention", "max_logits_mb")
 ATTENTION = ("xla", "tpu", "gpu", "fused", "splash", "cudnn")
 DTYPES = ("float32", "bfloat16")
 MOST = 2**31 - 1
+POSITIVE = "vocab_size hidden_size num_hidden_layers num_attention_heads"
+POSITIVE += " intermediate_size"
+NOT_NEGATIVE = "unroll type_vocab_size embedding_size position_offset local_attention"
+NOT_NEGATIVE += " global_attn_every_n_layers num_hidden_groups max_logits_mb pieces"
 RANGES = {
-    **dict.fromkeys(
-        (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-        ),
-        (1, MOST),
-    ),
+    **dict.fromkeys(POSITIVE.split(), (1, MOST)),
+    **dict.fromkeys(NOT_NEGATIVE.split(), (0, MOST)),
     "max_position_embeddings": (1, 2**24),
-    **dict.fromkeys(
-        (
-            "unroll",
-            "type_vocab_size",
-            "embedding_size",
-            "position_offset",
-            "local_attention",
-            "global_attn_every_n_layers",
-            "num_hidden_groups",
-            "max_logits_mb",
-            "pieces",
-        ),
-        (0, MOST),
-    ),
     "layer_norm_eps": (1e-15, 1),
     "initializer_range": (0, 10),
     "hidden_dropout_prob": (0, 1 - 2**-16),  # as fine as layers.dropout draws
@@ -145,68 +128,56 @@ class EncoderConfig:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise UserError(f"model.{name}={value} is not in [{least}, {most}]")
-        for wrong, said in self._clashes():
-            if wrong:
-                raise UserError(said)
+        for message in self._clashes():
+            raise UserError(message)
 
-    def _clashes(self) -> tuple[tuple[bool, str], ...]:
-        """Pair each thing that does not go together with what to say of it."""
-        absolute = self.position_embedding_type == "absolute"
-        rope = self.position_embedding_type == "rope"
-        pre = self.norm_position == "pre"
+    def _clashes(self) -> Iterator[str]:
+        """Say what does not go together."""
+        is_rope = self.position_embedding_type == "rope"
         positions = f"model.position_embedding_type={self.position_embedding_type}"
-        shared = 0 < self.num_hidden_groups < self.num_hidden_layers
-        return (
-            (
-                bool(self.hidden_size % self.num_attention_heads),
+        offset = f"model.position_offset={self.position_offset}"
+        groups = f"model.num_hidden_groups={self.num_hidden_groups}"
+        sizes = f"{self.hidden_size} / {self.num_attention_heads}"
+        if self.hidden_size % self.num_attention_heads:
+            yield (
                 f"model.num_attention_heads={self.num_attention_heads} does not divide "
-                f"model.hidden_size={self.hidden_size}",
-            ),
-            (
-                self.position_offset > 0 and not absolute,
-                f"model.position_offset={self.position_offset} needs a table of "
-                f"positions, and {positions}",
-            ),
-            (
-                self.max_length < 1,
-                f"model.position_offset={self.position_offset} leaves none of "
-                f"model.max_position_embeddings={self.max_position_embeddings} rows",
-            ),
-            (
-                rope and self.hidden_size // self.num_attention_heads % 2 == 1,
+                f"model.hidden_size={self.hidden_size}"
+            )
+        if self.position_offset > 0 and self.position_embedding_type != "absolute":
+            yield f"{offset} needs a table of positions, and {positions}"
+        if self.max_length < 1:
+            rows = f"model.max_position_embeddings={self.max_position_embeddings} rows"
+            yield f"{offset} leaves none of {rows}"
+        if is_rope and self.hidden_size // self.num_attention_heads % 2 == 1:
+            yield (
                 f"{positions} turns pairs: hidden_size / model.num_attention_heads = "
-                f"{self.hidden_size} / {self.num_attention_heads} must be even",
-            ),
-            (
-                self.local_rope_theta > 0 and not (rope and self.local_attention),
+                f"{sizes} must be even"
+            )
+        if self.local_rope_theta > 0 and not (is_rope and self.local_attention):
+            yield (
                 f"model.local_rope_theta={self.local_rope_theta} needs "
-                "model.position_embedding_type=rope and model.local_attention",
-            ),
-            (
-                self.global_attn_every_n_layers > 0 and not self.local_attention,
+                "model.position_embedding_type=rope and model.local_attention"
+            )
+        if self.global_attn_every_n_layers > 0 and not self.local_attention:
+            yield (
                 f"model.global_attn_every_n_layers={self.global_attn_every_n_layers} "
-                "needs model.local_attention, the window of the other layers",
-            ),
-            (
-                self.norm_type == "rms_norm" and self.norm_bias,
-                "model.norm_type=rms_norm has no bias: set model.norm_bias=False",
-            ),
-            (
-                not self.first_attention_norm and not pre,
-                "model.first_attention_norm=False needs model.norm_position=pre",
-            ),
-            (
-                not self.first_attention_norm and shared,
-                "model.first_attention_norm=False and "
-                f"model.num_hidden_groups={self.num_hidden_groups}: the first layer "
-                "lacks what layers of its group have",
-            ),
-            (
-                self.num_hidden_groups > self.num_hidden_layers,
-                f"model.num_hidden_groups={self.num_hidden_groups} is more than "
-                f"model.num_hidden_layers={self.num_hidden_layers}",
-            ),
-        )
+                "needs model.local_attention, the window of the other layers"
+            )
+        if self.norm_type == "rms_norm" and self.norm_bias:
+            yield "model.norm_type=rms_norm has no bias: set model.norm_bias=False"
+        if not self.first_attention_norm and self.norm_position != "pre":
+            yield "model.first_attention_norm=False needs model.norm_position=pre"
+        if (
+            not self.first_attention_norm
+            and 0 < self.num_hidden_groups < self.num_hidden_layers
+        ):
+            yield (
+                f"model.first_attention_norm=False and {groups}: the first layer lacks "
+                "what layers of its group have"
+            )
+        if self.num_hidden_groups > self.num_hidden_layers:
+            layers = f"model.num_hidden_layers={self.num_hidden_layers}"
+            yield f"{groups} is more than {layers}"
 
     @property
     def head_dim(self) -> int:

@@ -147,8 +147,8 @@ def in_effect(model: Mapping[str, Any]) -> dict[str, Any]:
     usual = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
     usual = {key: value for key, value in usual.items() if key not in RUNTIME}
     sized = family.sizes.get(given.get("size", ""), {})
-    found = {**dict.fromkeys(model), **usual, **family.fixed, **sized, **given}
-    if found.get("hidden_size") and found.get("intermediate_size") is None:
-        found["intermediate_size"] = 4 * found["hidden_size"]
-    found["size"] = size_name(given["family"], found)
-    return {key: found[key] for key in model}
+    effective = {**dict.fromkeys(model), **usual, **family.fixed, **sized, **given}
+    if effective.get("hidden_size") and effective.get("intermediate_size") is None:
+        effective["intermediate_size"] = 4 * effective["hidden_size"]
+    effective["size"] = size_name(given["family"], effective)
+    return {key: effective[key] for key in model}

@@ -59,17 +59,13 @@ def fused_attention(
     at most window // 2 away, and itself.
     Returns [B, L, H K].
     """
-    return _forward(q, k, v, keys, queries, seeds, heads, rate, window, interpret)
-
-
-def _forward(q, k, v, keys, queries, seeds, heads, rate, window, interpret):
-    kernel = functools.partial(_forward_kernel, rate=rate, window=window)
-    (y,) = _call(kernel, (q, k, v), 1, keys, queries, seeds, heads, interpret, flops=4)
-    return y
+    inputs = q, k, v, keys, queries, seeds
+    return _forward_rule(*inputs, heads, rate, window, interpret)[0]
 
 
 def _forward_rule(q, k, v, keys, queries, seeds, heads, rate, window, interpret):
-    y = _forward(q, k, v, keys, queries, seeds, heads, rate, window, interpret)
+    kernel = functools.partial(_forward_kernel, rate=rate, window=window)
+    (y,) = _call(kernel, (q, k, v), 1, keys, queries, seeds, heads, interpret, flops=4)
     return y, (q, k, v, keys, queries, seeds)
 
 
@@ -172,7 +168,7 @@ class _Row:
         """Return the number of the first head of this grid step, which has `here`."""
         return self.seeds[3] + self.step * here
 
-    def kept(self, head: jax.Array) -> jax.Array:
+    def is_kept(self, head: jax.Array) -> jax.Array:
         """Say which weights dropout keeps: layers.dropout's choice for [B, H, L, L]."""
         length = self.at_q.shape[0]
         row = self.row + self.seeds[2]
@@ -220,8 +216,8 @@ def _forward_kernel(*refs, width, packed, groups, rate, window):
         for h in range(each):
             weights, total = row.weights(row.own(q, h), k)
             if rate:
-                kept = row.kept(first + h)
-                weights = jnp.where(kept, weights * (1 / (1 - rate)), 0)
+                is_kept = row.is_kept(first + h)
+                weights = jnp.where(is_kept, weights * (1 / (1 - rate)), 0)
             y = y + row.own(_dot(weights.astype(v.dtype), v, 1, 0) / total, h)
         y_ref[0, :, lanes] = y.astype(y_ref.dtype)
 
@@ -244,7 +240,7 @@ def _backward_kernel(*refs, width, packed, groups, rate, window):
             weights = weights / total
             dropped, d_weights = weights, _dot(own_dy, v, 1, 1)
             if rate:
-                scale = jnp.where(row.kept(first + h), 1 / (1 - rate), 0.0)
+                scale = jnp.where(row.is_kept(first + h), 1 / (1 - rate), 0.0)
                 dropped, d_weights = weights * scale, d_weights * scale
             inner = jnp.sum(weights * d_weights, axis=-1, keepdims=True)
             d_scores = weights * (d_weights - inner) * width**-0.5

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,17 +40,6 @@ class Sum(NamedTuple):
 # A loss or a metric. One that is no quotient of two sums, such as metrics.Ranking, is a
 # NamedTuple of sums with a `mean()` of its own.
 Term = Any
-
-
-class HeadSums(Protocol):
-    def __call__(
-        self,
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: encoder.Encoded,
-        batch: Batch,
-        rng: jax.Array | None,
-    ) -> dict[str, Term]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +133,7 @@ class Head:
     name: str
     init: Callable[[jax.Array, EncoderConfig], Params]
     weights: Callable[[Batch], dict[str, jax.Array]]
-    sums: HeadSums
+    sums: Callable[..., dict[str, Term]]
     reads: str = ""
     needs: frozenset[str] = frozenset()
     pooled: bool = False

@@ -5,8 +5,6 @@ What "not" means is the host's affair (sequences/sentence_pairs.py): a random pa
 (next-sentence prediction) or the two halves swapped (sentence-order prediction).
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -32,33 +30,31 @@ def pair_weights(name: str, batch: Batch) -> jax.Array:
     return weights
 
 
-def weights(name: str, batch: Batch) -> dict[str, jax.Array]:
-    """Return the number of pairs, f32 []."""
-    return {f"{name}_loss": jnp.sum(pair_weights(name, batch))}
-
-
-def sums(
-    name: str,
-    params: Params,
-    cfg: EncoderConfig,
-    encoded: Encoded,
-    batch: Batch,
-    rng: jax.Array | None,
-) -> dict[str, Sum]:
-    """Score the labels i32 [B] or [B, S] by the pooled vectors [B, D] or [B, S, D]."""
-    logits = heads.class_logits(params[name], encoded.pooled)
-    args = (logits, batch[f"{name}_labels"], pair_weights(name, batch))
-    return {f"{name}_loss": cross_entropy(*args), f"{name}_accuracy": accuracy(*args)}
-
-
 def make_pair_head(name: str) -> Head:
-    """Make the head of a pair rule; its labels are `<name>_labels`."""
+    """Make the head of a pair rule.
+
+    Its labels, `<name>_labels` i32 [B] or [B, S], are scored by the pooled vectors [B,
+    D] or [B, S, D].
+    """
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]:
+        logits = heads.class_logits(params[name], encoded.pooled)
+        args = logits, batch[f"{name}_labels"], pair_weights(name, batch)
+        loss, right = cross_entropy(*args), accuracy(*args)
+        return {f"{name}_loss": loss, f"{name}_accuracy": right}
+
     return Head(
         name,
         heads.init_classes,
-        functools.partial(weights, name),
-        functools.partial(sums, name),
-        needs=frozenset({name}),
+        lambda batch: {f"{name}_loss": jnp.sum(pair_weights(name, batch))},
+        sums,
         reads=NOWHERE,
+        needs=frozenset({name}),
         pooled=True,
     )

@@ -7,8 +7,6 @@ normalised vectors and a temperature: Gao et al. 2021, SimCSE, equation 1). A pa
 that answers a query is never its negative, whoever's row it stands in.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -45,25 +43,13 @@ def weights(batch: Batch) -> dict[str, jax.Array]:
     return {"retrieve_loss": jnp.sum(row_weights(batch))}
 
 
-def sums(
-    cls: bool,
-    normalize: bool,
-    temperature: float,
-    params: Params,
-    cfg: EncoderConfig,
-    encoded: Encoded,
-    batch: Batch,
-    rng: jax.Array | None,
-) -> dict[str, Sum]:
+def score(texts: jax.Array, temperature: float, batch: Batch) -> dict[str, Sum]:
     """Score each row's query, slot 0, by its passage, slot 1, among all passages.
 
-    passage_numbers i32 [B, S - 1]: equal for equal passages, -1 for none;
-    relevant_numbers i32 [B, R]: those that answer the query, then -1. Rows that are
-    only searched have neither, and no loss.
+    texts: their vectors, f32 [B, S, D]. passage_numbers i32 [B, S - 1]: equal for equal
+    passages, -1 for none; relevant_numbers i32 [B, R]: those that answer the query,
+    then -1. Rows that are only searched have neither, and no loss.
     """
-    if "relevant_numbers" not in batch:
-        return {}
-    texts = vectors(encoded, batch, cls, normalize)
     queries, passages = texts[:, 0], texts[:, 1:]
     rows, each, width = passages.shape
     # Every device sees the passages of all.
@@ -79,18 +65,6 @@ def sums(
     return {"retrieve_loss": cross_entropy(*args), "retrieve_accuracy": accuracy(*args)}
 
 
-def outputs(
-    cls: bool,
-    normalize: bool,
-    params: Params,
-    cfg: EncoderConfig,
-    encoded: Encoded,
-    batch: Batch,
-) -> dict[str, jax.Array]:
-    """Return the `vectors` f32 [B, S, D]."""
-    return {"vectors": vectors(encoded, batch, cls, normalize)}
-
-
 def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Name what a batch of queries and a passage each holds beside tokens."""
     sizes = {"segment_ids": length, "position_ids": length, "cls_positions": 2}
@@ -101,15 +75,35 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 def make_head(
     cls: bool = False, normalize: bool = True, temperature: float = 0.05
 ) -> Head:
-    """Make a head without parameters; a task's options come from task.* of a config."""
+    """Make a head without parameters; its outputs are the `vectors` f32 [B, S, D].
+
+    A task's options come from task.* of a config.
+    """
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]:
+        if "relevant_numbers" not in batch:
+            return {}
+        return score(vectors(encoded, batch, cls, normalize), temperature, batch)
+
+    def outputs(
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
+    ) -> dict[str, jax.Array]:
+        return {"vectors": vectors(encoded, batch, cls, normalize)}
+
     return Head(
         "retrieve",
         lambda rng, cfg: {},
         weights,
-        functools.partial(sums, cls, normalize, temperature),
+        sums,
         reads=EVERYWHERE,
         task_type="retrieve",
         whole_batch=0,  # an evaluation has no loss: vectors are made row by row
-        outputs=functools.partial(outputs, cls, normalize),
+        outputs=outputs,
         labels=labels,
     )

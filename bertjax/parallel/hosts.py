@@ -62,15 +62,15 @@ def initialize(
             shutdown_timeout_seconds=max(10, math.ceil(10 * limit)),
         )
     except ValueError as e:  # of jax's own checks, before it speaks to anybody
-        said = " ".join(str(e).split()).rstrip(".")
+        reason = " ".join(str(e).split()).rstrip(".")
         raise UserError(
-            f"--multihost: {said}; Cloud TPU, Slurm and Open MPI say who the others "
+            f"--multihost: {reason}; Cloud TPU, Slurm and Open MPI say who the others "
             f"are, elsewhere {ADDRESS}, {NUMBER} and {INDEX} do (docs/gpu.md)"
         ) from e
     except RuntimeError as e:  # jaxlib's: the port is taken, the network refuses
-        said = " ".join(str(e).split())[:300]
+        reason = " ".join(str(e).split())[:300]
         raise RunError(
-            f"--multihost: {_place(known)} cannot join the others: {said}"
+            f"--multihost: {_place(known)} cannot join the others: {reason}"
         ) from e
     finally:
         alarm.cancel()
@@ -92,17 +92,17 @@ def _service() -> Any:
     )
 
 
-def _having(found: Any, *names: str) -> Any:
+def _having(part: Any, *names: str) -> Any:
     """Return a part of jax that is not public, with its attributes of these names.
 
     Raises UserError where this jax has it no more.
     """
-    if lacking := [name for name in names if not hasattr(found, name)]:
+    if lacking := [name for name in names if not hasattr(part, name)]:
         raise UserError(
             f"--multihost: jax {jax.__version__} has its coordination service "
             f"elsewhere than 0.10 to 0.12 (no {' '.join(lacking)}): install one of them"
         )
-    return found
+    return part
 
 
 def _place(known: Any) -> str:
@@ -119,7 +119,7 @@ def _give_up(seconds: float, known: Any) -> None:
     """End this process, since the others did not come in so many seconds."""
     address = known.coordinator_address
     if address is None:
-        missing = "nothing said where the others are"
+        missing = "no setting tells where the others are"
     elif known.process_id and not _answers(address):
         missing = "host 0, which coordinates, does not answer there"
     else:
@@ -145,10 +145,10 @@ def _answers(address: str) -> bool:
 
 def _count(name: str) -> int | None:
     """Read a whole number of the environment. Raises UserError where it is none."""
-    said = os.environ.get(name)
-    if said is not None and not re.fullmatch(r"\s*\d+\s*", said):
-        raise UserError(f"{name}={said} is no whole number")
-    return None if said is None else int(said)
+    value = os.environ.get(name)
+    if value is not None and not re.fullmatch(r"\s*\d+\s*", value):
+        raise UserError(f"{name}={value} is not a whole number")
+    return None if value is None else int(value)
 
 
 def is_primary() -> bool:
@@ -166,11 +166,11 @@ def from_primary(value: Any) -> Any:
     """Give process 0's JSON-like value to all."""
     if jax.process_count() == 1:
         return value
-    said = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     with jax.transfer_guard("allow"):
-        size = int(multihost_utils.broadcast_one_to_all(np.int32(said.size)))
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(text.size)))
         padded = np.zeros(size, np.uint8)
-        padded[: min(size, said.size)] = said[:size]
+        padded[: min(size, text.size)] = text[:size]
         return json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
 
 

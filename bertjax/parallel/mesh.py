@@ -30,22 +30,22 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor]
-    said = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
+    axes = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
     if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
-        raise UserError(f"{said}: axes are positive, and one of them may be -1")
+        raise UserError(f"{axes}: axes are positive, and one of them may be -1")
     known = math.prod(s for s in sizes if s != -1)
     if -1 in sizes:
         if len(devices) % known:
-            raise UserError(f"{said}: {known} does not divide {len(devices)} devices")
+            raise UserError(f"{axes}: {known} does not divide {len(devices)} devices")
         sizes[sizes.index(-1)] = len(devices) // known
     elif known != len(devices):
-        raise UserError(f"{said}: asks for {known} devices, there are {len(devices)}")
+        raise UserError(f"{axes}: asks for {known} devices, there are {len(devices)}")
     # Of GPUs and CPUs jax's slice_index is the machine.
     tpu = devices[0].platform == "tpu"
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if sizes[0] % slices:
         raise UserError(
-            f"{said}: mesh.data must be a multiple of the {slices} slices, over which "
+            f"{axes}: mesh.data must be a multiple of the {slices} slices, over which "
             "no other axis goes"
         )
     # An axis may go over a part of the chips' own axes: 2 of the 4 x 4.
@@ -62,7 +62,7 @@ def make_mesh(
                 inner, (slices, 1, 1), **how
             )
     except NotImplementedError as e:
-        raise UserError(f"{said}: these chips cannot be laid out so: {e}") from e
+        raise UserError(f"{axes}: these chips cannot be laid out so: {e}") from e
     return Mesh(laid_out, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

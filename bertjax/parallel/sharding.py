@@ -94,10 +94,10 @@ def axes_of(path: str, rows: ParamAxes = PARAM_AXES) -> str:
     Raises ValueError unless exactly one row matches: a renamed parameter must not
     become replicated in silence.
     """
-    found = [axes for pattern, axes in rows if re.fullmatch(pattern, path)]
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} rows of the sharding table match {path!r}")
-    return found[0]
+    matches = [axes for pattern, axes in rows if re.fullmatch(pattern, path)]
+    if len(matches) != 1:
+        raise ValueError(f"{len(matches)} rows of the sharding table match {path!r}")
+    return matches[0]
 
 
 def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
@@ -141,9 +141,9 @@ def stored_spec(axes: str, shape: tuple[int, ...], mesh: Any) -> P:
     if n > 1 and math.prod(shape) >= SMALL:
         fits = []
         for i, axis in enumerate(names):
-            held = shape[i] // math.prod(mesh.shape[a] for a in parts[i])
-            if axis != "layers" and held % n == 0:
-                part, tile = held // n, 128 if i == len(names) - 1 else 8
+            size = shape[i] // math.prod(mesh.shape[a] for a in parts[i])
+            if axis != "layers" and size % n == 0:
+                part, tile = size // n, 128 if i == len(names) - 1 else 8
                 fits.append((0, i, i) if part % tile == 0 else (1, -part, i))
         if fits:
             i = min(fits)[2]

@@ -120,10 +120,10 @@ class Watch:
         if self.client is not None:
             self._tell(f"host {self.me} was stopped by a signal before its first step")
 
-    def _wait(self, found: Callable[[], Any], seconds: float) -> Any:
-        """Return what `found` finds, or None after so many seconds."""
+    def _wait(self, poll: Callable[[], Any], seconds: float) -> Any:
+        """Return what `poll` returns, or None after so many seconds."""
         until = time.monotonic() + seconds
-        while not (result := found()) and time.monotonic() < until:
+        while not (result := poll()) and time.monotonic() < until:
             time.sleep(self.interval / 4)
         return result or None
 
@@ -136,8 +136,10 @@ class Watch:
         if self.me == 0:  # it holds the service: its end would abort the others
 
             def all_know() -> bool:
-                others = [said for i, (said, _) in self.seen.items() if i != self.me]
-                return all(said.keys() & {"ended", "done"} for said in others)
+                others = [
+                    status for i, (status, _) in self.seen.items() if i != self.me
+                ]
+                return all(status.keys() & {"ended", "done"} for status in others)
 
             self._wait(all_know, 4 * self.interval)
 
@@ -157,9 +159,9 @@ class Watch:
                 continue
             self.answered = now = time.monotonic()
             for key, value in rows:
-                host, said = int(key.rsplit("/", 1)[1]), json.loads(value)
-                if said != self.seen[host][0]:
-                    self.seen[host] = said, now
+                host, status = int(key.rsplit("/", 1)[1]), json.loads(value)
+                if status != self.seen[host][0]:
+                    self.seen[host] = status, now
 
     def _judge(self) -> None:
         before = time.monotonic()
@@ -180,7 +182,7 @@ class Watch:
 
     def _forgive(self, now: float) -> None:
         self.answered = now
-        self.seen = {i: (said, now) for i, (said, _) in self.seen.items()}
+        self.seen = {i: (status, now) for i, (status, _) in self.seen.items()}
         if self.ticked is not None:
             self.ticked = now
 
@@ -193,22 +195,22 @@ class Watch:
         """Say which process is lost, and where it was; None while none is."""
         now = time.monotonic()
         others = {i: x for i, x in self.seen.items() if i != self.me}
-        for said, _ in others.values():
-            if "ended" in said:
-                return said["ended"]
+        for status, _ in others.values():
+            if "ended" in status:
+                return status["ended"]
         rule = f"for {self.limit:g} s (hosts.timeout)"
         if now - self.answered > self.limit:
             return f"host 0, which coordinates, gives no answer {rule}"
-        for host, (said, at) in sorted(others.items()):
-            if now - at > self.limit and "done" not in said:
-                step = said.get("step", 0)
+        for host, (status, at) in sorted(others.items()):
+            if now - at > self.limit and "done" not in status:
+                step = status.get("step", 0)
                 return f"host {host} gives no sign of life {rule}, after step {step}"
         # Nothing is known of the first calls but that they may be of many steps.
         known = SLOWER * self.longest or FIRST * self.limit
         patience = max(self.limit, known)
         if self.ticked is None or now - self.ticked <= patience:
             return None
-        steps = {i: said.get("step", 0) for i, (said, _) in others.items()}
+        steps = {i: status.get("step", 0) for i, (status, _) in others.items()}
         steps[self.me] = self.step
         last = min(steps.values())
         behind = [str(i) for i, step in sorted(steps.items()) if step == last]
@@ -224,8 +226,8 @@ def is_broken_collective(error: BaseException) -> bool:
     Its runtime's errors are of the same type when a program does not compile or a
     transfer is not allowed: what they say tells.
     """
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, UserError | RunError) or "RESOURCE_EXHAUSTED" in said:
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, UserError | RunError) or "RESOURCE_EXHAUSTED" in text:
         return False
-    jaxs = any(name in said for name in ("JaxRuntimeError", "XlaRuntimeError", "Gloo"))
-    return jaxs and bool(SIGNS.search(said))
+    jaxs = any(name in text for name in ("JaxRuntimeError", "XlaRuntimeError", "Gloo"))
+    return jaxs and bool(SIGNS.search(text))

@@ -19,19 +19,14 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-def norm(path: Path, x: jax.Array) -> jax.Array:
-    """Return the norm of each layer of a leaf, broadcastable to it.
+def norm(path: Path, x: jax.Array, mean: bool = False) -> jax.Array:
+    """Return the norm, or root mean square, of each layer of a leaf, broadcastable.
 
     That of whole arrays, however they lie on the devices.
     """
     axes = tuple(range(int(is_stacked(path)), x.ndim))
-    return jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
-
-
-def rms(path: Path, x: jax.Array) -> jax.Array:
-    """Return the root mean square of each layer of a leaf, broadcastable to it."""
-    axes = tuple(range(int(is_stacked(path)), x.ndim))
-    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
+    reduce = jnp.mean if mean else jnp.sum
+    return jnp.sqrt(reduce(jnp.square(x), axis=axes, keepdims=True))
 
 
 def matrix_axes(path: Path, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -125,7 +120,7 @@ def scale_by_stable_adam(
 
         def one(path: Path, u: Any, g: Any, v: Any, p: Any, decayed: bool) -> Any:
             least = max(eps**2, 1e-30)  # a number of float32
-            over = rms(path, g * jax.lax.rsqrt(jnp.maximum(v, least)))
+            over = norm(path, g * jax.lax.rsqrt(jnp.maximum(v, least)), mean=True)
             return (u + wd * p if decayed else u) / jnp.maximum(over, 1.0)
 
         updates = jax.tree_util.tree_map_with_path(
@@ -161,12 +156,12 @@ def per_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation
     def update(updates: Any, state: PerMatrix, params: Any) -> tuple[Any, PerMatrix]:
         def one(path: Path, u: Any, p: Any, s: Any) -> Any:
             run = jax.vmap(tx.update) if is_stacked(path) else tx.update
-            found, s = run(flat(path, u), s, flat(path, p))
-            return found.reshape(u.shape), s
+            result, s = run(flat(path, u), s, flat(path, p))
+            return result.reshape(u.shape), s
 
         pairs = jax.tree_util.tree_map_with_path(one, updates, params, state.inner)
         tree = jax.tree.structure(updates)
-        found, kept = zip(*tree.flatten_up_to(pairs), strict=True)
-        return tree.unflatten(found), PerMatrix(tree.unflatten(kept))
+        results, states = zip(*tree.flatten_up_to(pairs), strict=True)
+        return tree.unflatten(results), PerMatrix(tree.unflatten(states))
 
     return optax.GradientTransformation(init, update)
