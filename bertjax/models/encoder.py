@@ -45,9 +45,6 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     def norm(width: int) -> dict[str, Any]:
         return norm_specs(width, cfg.norm_bias)
 
-    def dense(into: tuple[int, ...], out: tuple[int, ...], bias: bool) -> Any:
-        return linear_specs(into=into, out=out, bias=bias)
-
     embeddings: dict[str, Any] = {"word": ((cfg.vocab_size, e), "normal")}
     if cfg.position_embedding_type == "absolute":
         embeddings["position"] = ((cfg.max_position_embeddings, e), "normal")
@@ -56,19 +53,19 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     if cfg.embedding_norm:
         embeddings["norm"] = norm(e)
     if cfg.embedding_size:
-        embeddings["projection"] = dense((e,), (d,), True)
+        embeddings["projection"] = linear_specs((e,), (d,))
     mlp = {
-        "up": dense((d,), (m,), cfg.mlp_bias),
-        "down": dense((m,), (d,), cfg.mlp_bias),
+        "up": linear_specs((d,), (m,), cfg.mlp_bias),
+        "down": linear_specs((m,), (d,), cfg.mlp_bias),
         "norm": norm(d),
     }
     if cfg.mlp_type == "glu":
-        mlp["gate"] = dense((d,), (m,), cfg.mlp_bias)
+        mlp["gate"] = linear_specs((d,), (m,), cfg.mlp_bias)
     attention = {
-        "query": dense((d,), heads, cfg.attention_bias),
-        "key": dense((d,), heads, cfg.attention_bias),
-        "value": dense((d,), heads, cfg.attention_bias),
-        "output": dense(heads, (d,), cfg.attention_bias),
+        "query": linear_specs((d,), heads, cfg.attention_bias),
+        "key": linear_specs((d,), heads, cfg.attention_bias),
+        "value": linear_specs((d,), heads, cfg.attention_bias),
+        "output": linear_specs(heads, (d,), cfg.attention_bias),
     }
     depth = cfg.groups[-1] + 1
     layers = stack_specs({"attention": attention, "mlp": mlp}, depth)
@@ -78,7 +75,7 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     if cfg.final_norm:
         specs["final_norm"] = norm(d)
     if cfg.pooler and cfg.pooler_activation:
-        specs["pooler"] = dense((d,), (d,), True)
+        specs["pooler"] = linear_specs((d,), (d,))
     return draw(rng, specs, cfg.initializer_range)
 
 

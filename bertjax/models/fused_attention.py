@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.models.layers import mix
+from bertjax.models.layers import dot_f32, mix
 
 LANES = 128
 LONGEST = 512  # beyond it the scores of a head exceed a v4's 16 MiB of vector memory
@@ -159,7 +159,7 @@ class _Row:
 
     def weights(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return exp(scores - their peak) f32 [L, L], and its sum [L, 1]."""
-        scores = _dot(q, k, 1, 1) * self.width**-0.5
+        scores = dot_f32(q, k, 1, 1) * self.width**-0.5
         scores = jnp.where(self.visible, scores, NOTHING)
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
         return weights, jnp.sum(weights, axis=-1, keepdims=True)
@@ -178,13 +178,6 @@ class _Row:
         column = mix(self.at_k[:1].astype(jnp.uint32) + key[1])
         bits = mix((row + key[1]) ^ column)
         return bits >= np.uint32(round(self.rate * 2**32))
-
-
-def _dot(a: jax.Array, b: jax.Array, i: int, j: int) -> jax.Array:
-    """Contract axis i of a with axis j of b, in f32."""
-    return jax.lax.dot_general(
-        a, b, (((i,), (j,)), ((), ())), preferred_element_type=jnp.float32
-    )
 
 
 def _open(refs: tuple[Any, ...], packed: bool, rate: float, window: int, width: int):
@@ -218,7 +211,7 @@ def _forward_kernel(*refs, width, packed, groups, rate, window):
             if rate:
                 is_kept = row.is_kept(first + h)
                 weights = jnp.where(is_kept, weights * (1 / (1 - rate)), 0)
-            y = y + row.own(_dot(weights.astype(v.dtype), v, 1, 0) / total, h)
+            y = y + row.own(dot_f32(weights.astype(v.dtype), v, 1, 0) / total, h)
         y_ref[0, :, lanes] = y.astype(y_ref.dtype)
 
     _for_groups(groups, group, attend)
@@ -238,7 +231,7 @@ def _backward_kernel(*refs, width, packed, groups, rate, window):
             own_q, own_dy = row.own(q, h), row.own(dy, h)
             weights, total = row.weights(own_q, k)
             weights = weights / total
-            dropped, d_weights = weights, _dot(own_dy, v, 1, 1)
+            dropped, d_weights = weights, dot_f32(own_dy, v, 1, 1)
             if rate:
                 scale = jnp.where(row.is_kept(first + h), 1 / (1 - rate), 0.0)
                 dropped, d_weights = weights * scale, d_weights * scale
@@ -246,9 +239,9 @@ def _backward_kernel(*refs, width, packed, groups, rate, window):
             d_scores = weights * (d_weights - inner) * width**-0.5
             d_scores = d_scores.astype(q.dtype)
             parts = (
-                row.own(_dot(d_scores, k, 1, 0), h),
-                _dot(d_scores, own_q, 0, 0),
-                _dot(dropped.astype(dy.dtype), own_dy, 0, 0),
+                row.own(dot_f32(d_scores, k, 1, 0), h),
+                dot_f32(d_scores, own_q, 0, 0),
+                dot_f32(dropped.astype(dy.dtype), own_dy, 0, 0),
             )
             sums = [a + b for a, b in zip(sums, parts, strict=True)]
         for ref, value in zip(out_refs, sums, strict=True):

@@ -10,6 +10,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import (
     Params,
     activate,
+    dot_f32,
     draw,
     dropout,
     layer_norm,
@@ -39,10 +40,7 @@ def init_mlm(rng: jax.Array, cfg: EncoderConfig) -> Params:
 
 
 def mlm_logits(
-    params: Params,
-    word: jax.Array,
-    cfg: EncoderConfig,
-    hidden: jax.Array,
+    params: Params, word: jax.Array, cfg: EncoderConfig, hidden: jax.Array
 ) -> jax.Array:
     """Predict the tokens at the P positions of which hidden states are given.
 
@@ -54,12 +52,7 @@ def mlm_logits(
     with jax.named_scope("mlm_head"):
         b, p, d = hidden.shape
         x = transform(params, cfg, hidden.reshape(b * p, d))
-        logits = jax.lax.dot_general(
-            x,
-            params.get("decoder", word).astype(x.dtype),
-            (((1,), (1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-        )
+        logits = dot_f32(x, params.get("decoder", word).astype(x.dtype), 1, 1)
         bias = output_bias(params, cfg)
         if bias is not None:
             logits = logits + bias
@@ -76,10 +69,7 @@ def log_likelihoods(
     """
     with jax.named_scope("mlm_head"):
         x = transform(params, cfg, x)
-        table = params.get("decoder", word).astype(x.dtype)
-        logits = jax.lax.dot_general(
-            table, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
+        logits = dot_f32(params.get("decoder", word).astype(x.dtype), x, 1, 1)
         bias = output_bias(params, cfg)
         if bias is not None:
             logits = logits + bias[:, None]
@@ -124,12 +114,7 @@ def linear_f32(params: Params, x: jax.Array) -> jax.Array:
     A softmax of these must not see them rounded: bfloat16 has 8 bits, so that logits
     between 4 and 8 would lie 1/32 apart.
     """
-    y = jax.lax.dot_general(
-        x,
-        params["kernel"].astype(x.dtype),
-        (((x.ndim - 1,), (0,)), ((), ())),
-        preferred_element_type=jnp.float32,
-    )
+    y = dot_f32(x, params["kernel"].astype(x.dtype), x.ndim - 1, 0)
     return y + params["bias"]
 
 

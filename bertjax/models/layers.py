@@ -53,7 +53,7 @@ def normal(key: jax.Array, shape: tuple[int, ...], cut: float) -> jax.Array:
 
 
 def linear_specs(
-    *, into: tuple[int, ...], out: tuple[int, ...], bias: bool = True
+    into: tuple[int, ...], out: tuple[int, ...], bias: bool = True
 ) -> dict[str, Spec]:
     """Describe a dense layer: kernel [*into, *out] and bias [*out]."""
     kernel = {"kernel": ((*into, *out), "normal")}
@@ -86,6 +86,12 @@ def linear(params: Params, x: jax.Array, axes: str = "") -> jax.Array:
     return y.reshape(*x.shape[:-1], -1)
 
 
+def dot_f32(a: jax.Array, b: jax.Array, i: int, j: int) -> jax.Array:
+    """Contract axis i of a with axis j of b, both of any dtype; sums and result f32."""
+    axes = (((i,), (j,)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def affine(
     x: jax.Array, kernel: jax.Array, bias: jax.Array | None, axes: str
@@ -109,9 +115,7 @@ def _affine_backward(axes: str, saved: Any, dy: jax.Array) -> tuple[Any, ...]:
     x, kernel, bias = saved
     flat = kernel.reshape(x.shape[-1], -1)
     dx = jax.lax.dot_general(dy, flat, (((1,), (1,)), ((), ())))
-    dw = jax.lax.dot_general(
-        x, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    ).reshape(kernel.shape)
+    dw = dot_f32(x, dy, 0, 0).reshape(kernel.shape)
     dw = keep_gradient(dw, axes) if axes else dw
     db = None
     if bias is not None:

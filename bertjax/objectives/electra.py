@@ -18,9 +18,9 @@ from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig, flops_per_token, generator_config
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Term, row_keys
-from bertjax.objectives.losses import binary_cross_entropy, cross_entropy
-from bertjax.objectives.metrics import accuracy, binary_metrics
-from bertjax.objectives.mlm import sum_in_chunks
+from bertjax.objectives.losses import binary_cross_entropy
+from bertjax.objectives.metrics import binary_metrics
+from bertjax.objectives.mlm import score_predictions, sum_in_chunks
 from bertjax.parallel.sharding import PARAM_AXES, gather_params
 
 SHARED = ("word", "position", "token_type", "norm")
@@ -92,16 +92,12 @@ def sums(
         hidden = encoder.apply(mlm["encoder"], small, batch, rngs[0], at).hidden
 
     def guess(
-        first: jax.Array | None, hidden: jax.Array, ids: jax.Array, weights: jax.Array
+        first: jax.Array | None, *arrays: jax.Array
     ) -> tuple[dict[str, Term], jax.Array]:
         with jax.named_scope("generator"):
-            word = mlm["encoder"]["embeddings"]["word"]
-            logits = heads.mlm_logits(mlm["mlm"], word, small, hidden)
-            args = logits, ids, weights
-            loss, right = cross_entropy(*args), accuracy(*args)
+            terms, logits = score_predictions(mlm, small, *arrays)
         with jax.named_scope("sample"):
-            drawn = sample(logits, batch, first)
-        return {"mlm_loss": loss, "mlm_accuracy": right}, drawn
+            return terms, sample(logits, batch, first)
 
     arrays = hidden, batch["mlm_ids"], batch["mlm_weights"]
     terms, drawn = sum_in_chunks(guess, small, arrays)

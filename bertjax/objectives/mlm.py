@@ -41,18 +41,27 @@ def sums(
             'needs reads="mlm_positions"'
         )
 
-    def score(
-        first: jax.Array | None, hidden: jax.Array, ids: jax.Array, weights: jax.Array
-    ) -> tuple[dict[str, Sum], tuple[()]]:
-        word = params["encoder"]["embeddings"]["word"]
-        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
-        with jax.named_scope("mlm_loss"):
-            loss = cross_entropy(logits, ids, weights)
-            right = accuracy(logits, ids, weights)
-        return {"mlm_loss": loss, "mlm_accuracy": right}, ()
+    def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
+        return score_predictions(params, cfg, *arrays)[0], ()
 
     arrays = encoded.hidden, batch["mlm_ids"], batch["mlm_weights"]
     return sum_in_chunks(score, cfg, arrays)[0]
+
+
+def score_predictions(
+    params: Params,
+    cfg: EncoderConfig,
+    hidden: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+) -> tuple[dict[str, Sum], jax.Array]:
+    """Predict ids [B, P] from hidden [B, P, D]: loss, accuracy and f32 logits."""
+    word = params["encoder"]["embeddings"]["word"]
+    logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
+    with jax.named_scope("mlm_loss"):
+        loss = cross_entropy(logits, ids, weights)
+        right = accuracy(logits, ids, weights)
+    return {"mlm_loss": loss, "mlm_accuracy": right}, logits
 
 
 def sum_in_chunks(
