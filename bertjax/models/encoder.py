@@ -21,7 +21,7 @@ from bertjax.models.layers import (
     norm_specs,
     stack_specs,
 )
-from bertjax.models.pooling import first_positions, lead, pool
+from bertjax.models.pooling import first_positions, firsts_in_front, pool
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import make_attention_inputs, normalise
 
@@ -140,7 +140,8 @@ def _apply(
     pooled = None
     if cfg.pooler:
         with jax.named_scope("pooler"):
-            pooled = pool(params, cfg, x, batch if positions is None else lead(batch))
+            batch = batch if positions is None else firsts_in_front(batch)
+            pooled = pool(params, cfg, x, batch)
     if at is not None:
         x = x[:, x.shape[1] - at.shape[1] :]
     return Encoded(x, pooled), (first, results)

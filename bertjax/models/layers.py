@@ -220,6 +220,8 @@ def random_bits(
 ) -> jax.Array:
     """Hash a key, u32 [2], and place to u32 [*shape]: for dropping, not for secrets.
 
+    Dropout and first parameters are made of it, whatever the mesh; keys, and the tokens
+    that ELECTRA samples, of jax.random's threefry: nothing else draws on a device.
     Rows (all axes but the last) and columns are numbered apart, so that arrays of more
     than 2^32 elements do not repeat themselves. The mixing is that of MurmurHash3's
     last step (Appleby 2011, fmix32), once for rows and once for elements.

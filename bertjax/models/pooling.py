@@ -59,7 +59,7 @@ def first_positions(batch: dict[str, jax.Array]) -> jax.Array:
     return batch.get("cls_positions", one)
 
 
-def lead(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def firsts_in_front(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Return the batch as `pool` needs it for x [B, S + P, D], firsts in front.
 
     x holds the states at first_positions and then others, so that of packed rows the

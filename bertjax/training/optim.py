@@ -42,17 +42,13 @@ def adamw(
     return [adam, optax.add_decayed_weights(wd, mask=decay_mask)]
 
 
-def lamb(
-    *, wd: float, b1: float, b2: float, eps: float, bias_correction: bool
-) -> Parts:
+def lamb(**settings: Any) -> Parts:
     """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2, bias corrected as there).
 
-    The decay is part of the update whose norm is taken. google-research/albert does
-    not correct the bias, which a warm-up hides.
+    settings: AdamW's. The decay is part of the update whose norm is taken.
+    google-research/albert does not correct the bias, which a warm-up hides.
     """
-    adam = scale_by_adam(b1, b2, eps, bias_correction)
-    decayed = optax.add_decayed_weights(wd, mask=decay_mask)
-    return [adam, decayed, layerwise.scale_by_trust_ratio()]
+    return [*adamw(**settings), layerwise.scale_by_trust_ratio()]
 
 
 def stableadamw(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
