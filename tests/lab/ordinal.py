@@ -44,7 +44,7 @@ def make_head(levels=2):
         weights,
         sums,
         pooled=True,
-        at="",
+        reads="nowhere",
         outputs=outputs,
         task_type="lab.levels",
     )
