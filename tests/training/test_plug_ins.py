@@ -97,11 +97,11 @@ def test_a_run_and_its_continuation(arguments, tmp_path):
         ),
         (
             dict(optim__name="lab.momentum", optim__b2=0.5),
-            r"optim.b2=0.5 says nothing to optim.name=lab.momentum, but to adamw",
+            r"optim.b2=0.5 is not used by optim.name=lab.momentum, only by adamw",
         ),
         (
             dict(optim__schedule="lab.triangle", optim__power=2.0),
-            r"optim.power=2.0 says nothing to optim.schedule=lab.triangle",
+            r"optim.power=2.0 is not used by optim.schedule=lab.triangle",
         ),
     ],
 )
