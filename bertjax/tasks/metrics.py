@@ -114,17 +114,9 @@ def spearman(predicted: np.ndarray, gold: np.ndarray) -> float:
     _check(predicted, gold)
     if not np.isfinite(predicted).all() or not np.isfinite(gold).all():
         return 0.0
-    return pearson(_ranks(predicted), _ranks(gold))
+    from scipy.stats import rankdata  # slow to import
 
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Return ranks from 1, f64 [n], the mean of their places for equal values.
-
-    >>> _ranks(np.array([0.5, 0.1, 0.5])).tolist()
-    [2.5, 1.0, 2.5]
-    """
-    _, number, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[number]
+    return pearson(rankdata(predicted), rankdata(gold))
 
 
 def _check(predicted: np.ndarray, gold: np.ndarray) -> None:

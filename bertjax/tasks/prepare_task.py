@@ -59,9 +59,8 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
 def _settle_named(config: ConfigDict, overrides: Any) -> None:
     task = registry.pick("task.name", config.task.name, TASKS)
     first, *second = task.columns
-    usual = dict(text=first, text_pair="".join(second), label=task.label)
-    usual |= dict(labels=",".join(task.labels), metrics=",".join(task.metrics))
-    usual |= dict(choices=",".join(task.choices))
+    usual = {"text": first, "text_pair": "".join(second), "label": task.label}
+    usual |= {k: ",".join(getattr(task, k)) for k in ("labels", "metrics", "choices")}
     for key, value in usual.items():
         config.task[key] = config.task[key] or value
     files = [s for s in split_sources(config.data.train) if not s.startswith("tfds:")]

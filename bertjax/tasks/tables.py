@@ -85,19 +85,42 @@ def read_rows(
     >>> read_rows("dev.tsv", "data.valid", {"task.text": "sentence"})[0]
     Row(cells={'sentence': 'good fun', 'label': '1'}, place='dev.tsv:2')
     """
-    rows: list[Row] = []
+    return read_entries(
+        value,
+        key,
+        WANTED,
+        "rows",
+        lambda entry: _tfds(entry, columns),
+        lambda path: read_file(path, columns, say),
+    )
+
+
+def read_entries(
+    value: str,
+    key: str,
+    pattern: str,
+    what: str,
+    read_tfds: Callable[[str], Sequence[Any]],
+    read_path: Callable[[str], Sequence[Any]],
+) -> list[Any]:
+    """Read all sources that a config value names, in order.
+
+    pattern: the files that there may be; what: the things that are read. Raises
+    UserError where a source has none.
+    """
+    found: list[Any] = []
     for entry in split_sources(value):
         if entry.startswith("tfds:"):
-            found = _tfds(entry, columns)
+            part = read_tfds(entry)
         else:
-            paths = expand_paths(entry, key, pattern=WANTED)
-            found = [row for path in paths for row in read_file(path, columns, say)]
-        if not found:
-            raise UserError(f"{key}={entry}: there are no rows")
-        rows += found
-    if not rows:
-        raise UserError(f"{key} is empty: give a table, for instance FILE.tsv")
-    return rows
+            paths = expand_paths(entry, key, pattern=pattern)
+            part = [one for path in paths for one in read_path(path)]
+        if not part:
+            raise UserError(f"{key}={entry}: there are no {what}")
+        found += part
+    if not found:
+        raise UserError(f"{key} is empty: give {what}, {pattern}")
+    return found
 
 
 def parse_text(
@@ -166,29 +189,28 @@ def parse_rows(
     report(say, at_end[::-1], "row", note)
     widths = (len(cells) for _, cells in lines if not _is_blank(cells))
     several = next(widths, 1) > 1
-    header: list[str] | None = None
-    if columns and all(c.isdigit() for c in columns.values()):
-        header = []  # named when the width is known
-    blank, kept = [], []
+    by_number = bool(columns) and all(map(str.isdigit, columns.values()))
+    blank, rows = [], []
     for number, cells in lines:
-        if _is_blank(cells) and (several or (header is None and not kept)):
+        if _is_blank(cells) and (several or not (by_number or rows)):
             blank.append(f"{name}:{number}")
         else:
-            kept.append((number, cells))
+            rows.append((number, cells))
     report(say, blank, "empty line", ", skipped")
-    if header == [] and is_header([cells for _, cells in kept[:LOOK]], columns):
-        _tell_header(f"{name}:{kept[0][0]}", kept[0][1], columns, say)
-    for number, cells in kept:
-        if header is None:
-            header = [cell.strip() for cell in cells]
-            twice = {c for c in header if header.count(c) > 1 and c in columns.values()}
-            if twice:
-                raise UserError(f"{name}:{number}: two columns are {min(twice)!r}")
-            _check_columns(header, name, columns)
-            continue
-        if not header:
-            header = [str(i + 1) for i in range(len(cells))]
-            _check_columns(header, name, columns)
+    if not rows:
+        return
+    number, first = rows[0]
+    if by_number:
+        header = [str(i + 1) for i in range(len(first))]
+        if is_header([cells for _, cells in rows[:LOOK]], columns):
+            _report_header(f"{name}:{number}", first, columns, say)
+    else:
+        header = [cell.strip() for cell in rows.pop(0)[1]]
+        twice = {c for c in columns.values() if header.count(c) > 1}
+        if twice:
+            raise UserError(f"{name}:{number}: two columns are {min(twice)!r}")
+    _check_columns(header, name, columns)
+    for number, cells in rows:
         if len(cells) != len(header):
             raise UserError(
                 f"{name}:{number}: the row has {counted(len(cells), 'cell')}, "
@@ -240,7 +262,7 @@ def _is_word(cell: str) -> bool:
     return len(cell) <= 30 and len(cell.split()) <= 3 and cell[:1].isalpha()
 
 
-def _tell_header(
+def _report_header(
     place: str, first: Sequence[str], columns: Mapping[str, str], say: Say
 ) -> None:
     by_key: dict[str, list[str]] = {}

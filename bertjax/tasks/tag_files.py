@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bertjax import UserError, counted
-from bertjax.data.corpus.sources import expand_paths, split_sources
 from bertjax.tasks import tables
 
 WANTED = "FILE.bio, .conll, .tsv, .txt or .jsonl"
@@ -56,22 +55,21 @@ def read_sentences(
     columns: {what asks: column} of the words and then, if they are asked for, of the
     tags. Raises UserError, naming file and line, for what is no such file.
     """
-    sentences: list[Sentence] = []
-    for entry in split_sources(value):
-        if entry.startswith("tfds:"):
-            found = _read_tfds(entry, key, columns)
-        else:
-            paths = expand_paths(entry, key, pattern=WANTED)
-            found = [s for path in paths for s in _read_file(path, columns, say)]
-        if not found:
-            raise UserError(f"{key}={entry}: there are no sentences")
-        words = (word for sentence in found for word in sentence.words)
-        if len(columns) > 1 and not any(map(str.strip, words)):
-            raise UserError(f"{key}={entry}: every word is empty: there is none to tag")
-        sentences += found
-    if not sentences:
-        raise UserError(f"{key} is empty: give tagged sentences, for instance FILE.bio")
-    return sentences
+
+    def checked(sentences: list[Sentence], source: str) -> list[Sentence]:
+        words = [word for sentence in sentences for word in sentence.words]
+        if sentences and len(columns) > 1 and not any(map(str.strip, words)):
+            raise UserError(f"{key}={source}: every word is empty")
+        return sentences
+
+    return tables.read_entries(
+        value,
+        key,
+        WANTED,
+        "sentences",
+        lambda entry: checked(_read_tfds(entry, key, columns), entry),
+        lambda path: checked(_read_file(path, columns, say), path),
+    )
 
 
 def _read_tfds(entry: str, key: str, columns: Mapping[str, str]) -> list[Sentence]:

@@ -16,7 +16,6 @@ import numpy as np
 from bertjax import UserError, counted
 from bertjax.data.corpus import tfds_source
 from bertjax.data.corpus.line_repair import join_names
-from bertjax.data.corpus.sources import expand_paths, split_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables
 from bertjax.tasks.answer_spans import Answer, find_answers, texts
@@ -54,20 +53,18 @@ def read_questions(
     Says which answers stand elsewhere than the file says, and which nowhere. Raises
     UserError, naming the file and the place in it.
     """
-    found = []
-    for entry in split_sources(value):
-        tfds = entry.startswith("tfds:")
-        for path in [entry] if tfds else expand_paths(entry, key, pattern=WANTED):
-            if tfds:
-                one = read_tfds(path, key)
-            else:
-                one = parse_one(tables.read_text(path), path, say)
-            note = " elsewhere in the context than the file says"
-            tables.report(say, one.moved, "answer", note, path)
-            tables.report(say, one.lost, "answer", " not in the context", path)
-            found.append(one)
-    if not found:
-        raise UserError(f"{key} is empty: give questions in SQuAD's form, FILE.json")
+    found = tables.read_entries(
+        value,
+        key,
+        WANTED,
+        "questions in SQuAD's form",
+        lambda entry: [read_tfds(entry, key)],
+        lambda path: [parse_one(tables.read_text(path), path, say)],
+    )
+    for one in found:
+        note = " elsewhere in the context than the file says"
+        tables.report(say, one.moved, "answer", note, one.source)
+        tables.report(say, one.lost, "answer", " not in the context", one.source)
     return found
 
 

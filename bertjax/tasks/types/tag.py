@@ -159,33 +159,34 @@ class Tags(Rows):
         return classes
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Score the entities of the sentences that are there whole, and their words;
+        """Score the entities of the sentences that are given whole, and their words;
         nan where there are none."""
         classes, whole = self._whole(outputs, example)
-        words = np.concatenate([NOTHING, *(np.arange(a, b) for a, b in whole)])
-        if not len(words):
+        if not whole:
             return dict.fromkeys(self.form.metrics, math.nan)
+        words = np.concatenate([np.arange(a, b) for a, b in whole])
         scores = self._entities(classes, whole)
         scores["accuracy"] = metrics.accuracy(classes[words], self.labels[words])
         return {name: float(scores[name]) for name in self.form.metrics}
 
     def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
         """Score each type of entities: {"types": {TYPE: {"precision", ...}}}."""
-        found = self._entities(*self._whole(outputs, example))
-        return {"types": found["types"]} if found else {}
+        scores = self._entities(*self._whole(outputs, example))
+        return {"types": scores["types"]} if scores else {}
 
     def _whole(
         self, outputs: Outputs, example: np.ndarray
     ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """Return what is said of each word, and the sentences that are there whole."""
+        """Return the class of each word, and the sentences with words that are given
+        whole."""
         classes = self.joined(outputs, example)
         pairs = pairwise(self.sentences.tolist())
-        return classes, [(a, b) for a, b in pairs if (classes[a:b] >= 0).all()]
+        return classes, [(a, b) for a, b in pairs if b > a and min(classes[a:b]) >= 0]
 
     def _entities(
         self, classes: np.ndarray, whole: Sequence[tuple[int, int]]
     ) -> dict[str, Any]:
-        """Score entities, where they are asked for."""
+        """Score entities, where a metric is of them."""
         if not {*self.form.metrics} & {*OF_ENTITIES}:
             return {}
         names = np.array(self.form.labels, object)
