@@ -103,7 +103,7 @@ def test_columns_of_a_table():
     ):
         prepare_task.rename(made, asked)
         assert prepare_task.make_form(made).columns == columns
-    with pytest.raises(UserError, match=r"--columns=a\+b\+c,d: choose has 2 texts at"):
+    with pytest.raises(UserError, match=r"--columns=a\+b\+c,d names 3 texts: rows"):
         prepare_task.rename(made, "a+b+c,d")
 
 

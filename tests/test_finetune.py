@@ -223,7 +223,8 @@ def test_there_and_back(finetuned, tables, tmp_path, capsys):
     with pytest.raises(UserError, match="--text"):
         evaluate.main([f"--model={theirs}"])
     with pytest.raises(
-        UserError, match="--columns=a,b,c: classify has 2 texts at most"
+        UserError,
+        match="--columns=a,b,c names 3 texts: rows of objective=classify have 2",
     ):
         predict.main([f"--model={theirs}", table, "--columns=a,b,c"])
 

@@ -144,7 +144,7 @@ def test_columns_of_pairs(trained, tmp_path, capsys):
         ("task.metrics=recall@3", ["task.metrics='recall@3'", "recall@5"]),
         ("task.temperature=0", ["task.temperature=0"]),
         ("data.valid={}/corpus", ["data.valid", "corpus"]),
-        ("data.train=a={0},b={0}", ["data.train", "no mixture"]),
+        ("data.train=a={0},b={0}", ["data.train", "is a mixture"]),
     ],
 )
 def test_what_training_refuses(wanted, folder, tmp_path, monkeypatch, argument, words):

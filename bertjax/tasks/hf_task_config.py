@@ -47,12 +47,14 @@ def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[st
     for key in WORDS:
         value = raw.get(f"{PREFIX}{key}", config.task[key])
         if type(value) is not str:
-            raise UserError(f"{where}: {PREFIX}{key}={value!r} is no name")
+            raise UserError(f"{where}: {PREFIX}{key}={value!r} has to be a text")
         config.task[key] = value
     for key in task_type.settings:
         value = raw.get(f"{PREFIX}{key}", config.task[key])
         if type(value) is not int or not 1 <= value <= 2**16:
-            raise UserError(f"{where}: {PREFIX}{key}={value!r} is no number of pieces")
+            raise UserError(
+                f"{where}: {PREFIX}{key}={value!r} has to be a number of pieces"
+            )
         config.task[key] = value
     try:
         prepare_task.check_task(config)
@@ -62,5 +64,7 @@ def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[st
     if threshold is None:
         return {}
     if type(threshold) not in (int, float) or not abs(threshold) < 1e9:
-        raise UserError(f"{where}: {THRESHOLD}={repr(threshold)[:40]} is no number")
+        raise UserError(
+            f"{where}: {THRESHOLD}={repr(threshold)[:40]} has to be a number"
+        )
     return {"threshold": float(threshold)}

@@ -190,7 +190,7 @@ def _parse(tag: str) -> tuple[str, str | None]:
     if tag == "O":
         return "O", None
     if not (found := _TAG.fullmatch(tag)):
-        raise UserError(f"tag {tag!r} is none of O, B-TYPE, I-TYPE")
+        raise UserError(f"the tag {tag!r} is none of O, B-TYPE, I-TYPE")
     return found[1], found[2] or "_"
 
 

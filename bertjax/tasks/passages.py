@@ -236,7 +236,7 @@ def _read_pairs(
         if not _are_texts(texts) or not _are_texts(others):
             what = ", ".join(columns.values())
             raise UserError(
-                f"{row.place}: {what} have to be texts, the last one or more"
+                f"{row.place}: {what} have to be texts, the last a text or a list"
             )
         query = queries.setdefault(texts[0], len(queries))
         if query == len(whole.grades):

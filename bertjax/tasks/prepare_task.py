@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, registry
+from bertjax import UserError, counted, registry
 from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.corpus.sources import (
     expand_paths,
@@ -87,7 +87,10 @@ def check(config: ConfigDict) -> Tokenizer:
         )
     if data.packed or config.phases:
         key = "data.packed" if data.packed else "phases"
-        raise UserError(f"{key}: labelled rows are one to a row, of one length")
+        raise UserError(
+            f"{key} has no effect on a task, whose rows are not packed and of one "
+            "length: leave it out"
+        )
     for key in ("train", "valid"):
         locate(config, key)
     return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
@@ -177,8 +180,11 @@ def rename(config: ConfigDict, columns: str) -> None:
     task_type = get_task_type(config.objective)
     names, most = task_type.name_columns(config, names), task_type.text_columns
     if not 1 <= len(names) <= most:
-        has = f"{most} texts at most" if most else "no columns that have other names"
-        raise UserError(f"--columns={columns}: {config.objective} has {has}")
+        have = f"{most} at most" if most else "columns whose names are fixed"
+        raise UserError(
+            f"--columns={columns} names {counted(len(names), 'text')}: rows of "
+            f"objective={config.objective} have {have}"
+        )
     config.task.text, config.task.text_pair = (*names, "")[:2]
 
 

@@ -131,7 +131,7 @@ def _each(
     for n, inner in enumerate(_get(item, key, list, place, default)):
         at = f"{place}{'.' if place.endswith(']') else ': '}{key}[{n}]"
         if not isinstance(inner, dict):
-            raise UserError(f"{at} is no object")
+            raise UserError(f"{at} has to be an object")
         yield inner, at
 
 
@@ -142,7 +142,9 @@ def _get(
     if value is None:
         raise UserError(f"{place} has no {key!r}")
     if not isinstance(value, (kind, type(default))):
-        raise UserError(f"{place}: {key!r} is no {_KINDS[kind]} but {value!r:.40}")
+        raise UserError(
+            f"{place}: {key!r} has to be a {_KINDS[kind]}, and is {value!r:.40}"
+        )
     return value
 
 

@@ -145,7 +145,7 @@ def read_file(path: str, columns: Mapping[str, str], say: Say = silent) -> list[
     """Read the rows of one file, as `read_rows` does."""
     suffix = SUFFIX.search(path)
     if suffix is None:
-        raise UserError(f"{path}: no table that is known: .tsv, .csv or .jsonl")
+        raise UserError(f"{path}: a table has to be a .tsv, .csv or .jsonl file")
     kind = suffix[1].lower()
     text = read_text(path)
     return list(parse_rows(text, kind.removesuffix("l"), path, columns, say))

@@ -218,11 +218,11 @@ def sentence_of(
     column, *of_tags = named.values()
     words, tags = row.cells[column], None
     if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-        raise UserError(f"{row.place}: {column} is no list of texts")
+        raise UserError(f"{row.place}: {column} has to be a list of texts")
     for column in of_tags:
         tags = row.cells[column]
         if not isinstance(tags, list) or not all(type(t) in (str, int) for t in tags):
-            raise UserError(f"{row.place}: {column} is no list of tags")
+            raise UserError(f"{row.place}: {column} has to be a list of tags")
         if len(tags) != len(words):
             counts = f"{counted(len(words), 'word')}, but {counted(len(tags), 'tag')}"
             raise UserError(f"{row.place}: {counts}")

@@ -276,7 +276,9 @@ class Rows:
         """Raise UserError when a text holds an id that is not below vocab_size."""
         largest = int(np.flatnonzero(self.counts).max(initial=0))
         if largest >= vocab_size:
-            raise UserError(f"a text holds id {largest}, the vocabulary {vocab_size}")
+            raise UserError(
+                f"a text has the id {largest}, and the vocabulary {vocab_size} pieces"
+            )
 
 
 def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:

@@ -270,7 +270,9 @@ def cell(row: Row, column: str) -> str:
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, (list, dict)):
-        raise UserError(f"{row.place}: the {column} is no label but {value!r}")
+        raise UserError(
+            f"{row.place}: the {column} has to be a label, and is {value!r}"
+        )
     if value != value:  # as pandas writes a missing one
         return ""
     if value is None or isinstance(value, bool):
@@ -290,7 +292,7 @@ def text_of(row: Row, column: str) -> str:
     """Return a cell's text as it stands. UserError where it is something else."""
     value = row.cells[column]
     if not isinstance(value, str):
-        raise UserError(f"{row.place}: the {column} is no text but {value!r}")
+        raise UserError(f"{row.place}: the {column} has to be a text, and is {value!r}")
     return value
 
 
@@ -302,5 +304,5 @@ def scores_of(rows: Sequence[Row], column: str) -> np.ndarray:
         with np.errstate(over="ignore"):
             out[i] = float(number) if NUMBER.fullmatch(number) else np.nan
         if not np.isfinite(out[i]):
-            raise UserError(f"{row.place}: the {column} {number!r} is no number")
+            raise UserError(f"{row.place}: the {column} {number!r} has to be a number")
     return out

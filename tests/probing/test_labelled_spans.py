@@ -200,7 +200,10 @@ def test_targets(tmp_path):
         ([target([1, 1])], r"span1=\[1, 1\] is no span of 2 words"),
         ([target([0, 1], [1, 3])], r"span2=\[1, 3\] is no span of 2 words"),
         ([target([0, True])], r"span1 is no \[first word, end\] but \[0, True\]"),
-        ([target([0, 1], label=["r", "s"])], "target 1: the label is no label but"),
+        (
+            [target([0, 1], label=["r", "s"])],
+            "target 1: the label has to be a label, and",
+        ),
         ([target([0, 1], label="")], "target 1: the label is empty"),
         ([target([0, 1])], "--targets=label: every row has the label 'r'"),
         ([target([0, 1]), target([0, 1], [1, 2])], "1: other targets have a second"),

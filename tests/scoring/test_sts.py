@@ -109,7 +109,7 @@ def test_where_there_is_no_interval():
         (["--columns=a,sentence2"], ROWS, r"--columns: TEXT='a' is unknown"),
         (["--label=scor"], ROWS, "--label='scor' is unknown.*'score'"),
         (["--variant=within_word"], ROWS, "--variant has no use with --what=sts"),
-        ([], [("a", "b", "high")], r"sts.tsv:2: the score 'high' is no number"),
+        ([], [("a", "b", "high")], r"sts.tsv:2: the score 'high' has to be"),
         (
             [],
             [("a", "b", "2"), ("c", "d", "2.0")],

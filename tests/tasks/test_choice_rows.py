@@ -107,9 +107,7 @@ def test_articles_with_questions():
     assert [(t["label"], t["choice"]) for t in told] == [(0, "x"), (2, "z")]
     assert len(told[0]["scores"]) == 2 and sum(told[0]["scores"]) == pytest.approx(1)
     assert told[1]["score"] == max(told[1]["scores"])
-    with pytest.raises(
-        UserError, match=r"t\.json:1: there are 2 questions, not so opt"
-    ):
+    with pytest.raises(UserError, match=r"t\.json:1: options has to be a list of 2"):
         made(RACE, article | {"options": [["x", "y"]]}, labelled=False)
 
 
@@ -119,7 +117,7 @@ def test_articles_without_questions_are_said():
     found = read(RACE, one, bare, labelled=False)
     made = choose.make_choices(found, RACE, Letters(), False, said.append)
     assert made.n == 1 and said == ["1 row without questions, left out: t.json:2"]
-    with pytest.raises(UserError, match=r"t\.json:2: no row has questions"):
+    with pytest.raises(UserError, match=r"t\.json:2: the list of questions is empty"):
         choose.make_choices(found[1:], RACE, Letters(), False)
 
 
@@ -133,9 +131,9 @@ def test_articles_without_questions_are_said():
         (LIST, row(label="ß"), "label 'ß' is none of the 2 choices"),
         (LIST, row(found=("x", " ")), "choice 2 is empty"),
         (LIST, row(found=("x", 3)), "choice 2 is no text: 3"),
-        (LIST, row(found=("x",)), "there are not two choices"),
+        (LIST, row(found=("x",)), "there are less than two choices"),
         (LIST, row() | {"choices": "x"}, "the choices holds no list of choices"),
-        (LIST, row(text=3), "the text is no text but 3"),
+        (LIST, row(text=3), "the text has to be a text, and is 3"),
         (LIST._replace(labels=("1", "2")), row(label=0), "label '0' is none"),
         (LIST._replace(labels=("1", "2")), row(found="xyz"), "task.labels names 2"),
     ],

@@ -42,7 +42,7 @@ def test_what_an_imported_model_did_not_say_is_not_told():
 @pytest.mark.parametrize(
     ("objective", "key", "value", "words"),
     [
-        ("classify", "label", 3, "bertjax_label=3 is no name"),
+        ("classify", "label", 3, "bertjax_label=3 has to be a text"),
         ("classify", "text", "", "bertjax_.* in config.json: task.text is empty"),
         ("classify", "label", "", "task.label is empty"),
         ("classify", "choices", "ends", "task.choices=ends has no effect with obj"),
@@ -51,8 +51,8 @@ def test_what_an_imported_model_did_not_say_is_not_told():
         ("choose", "choices", "", "task.choices is empty"),
         ("choose", "choices", ",", "task.choices is empty"),
         ("tag", "text_pair", "2", "task.text_pair=2 has no effect with objective=tag"),
-        ("span", "threshold", 10**400, "bertjax_threshold=1000.* is no number"),
-        ("span", "threshold", float("nan"), "bertjax_threshold=nan is no number"),
+        ("span", "threshold", 10**400, "bertjax_threshold=1000.* has to be a number"),
+        ("span", "threshold", float("nan"), "bertjax_threshold=nan has to be a number"),
     ],
 )
 def test_columns_that_cannot_be(objective, key, value, words):
@@ -83,6 +83,6 @@ def test_what_has_no_task_tells_nothing():
     ("key", "value"), [("threshold", "high"), ("stride", 0), ("answer_length", 2.5)]
 )
 def test_what_no_export_says(key, value):
-    words = f"x: bertjax_{key}={value!r} is no number"
+    words = f"x: bertjax_{key}={value!r} has to be a number"
     with pytest.raises(UserError, match=words):
         hf_task_config.from_json({f"bertjax_{key}": value}, config("span"), "x")

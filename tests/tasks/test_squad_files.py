@@ -87,7 +87,7 @@ def test_answers_that_are_not_where_the_file_says(tmp_path):
         ("[]", ["f.json", "data"]),
         ("{}", ["f.json has no 'data'"]),
         ('{"data": []}', ["no questions"]),
-        ('{"data": [3]}', ["f.json: data[0] is no object"]),
+        ('{"data": [3]}', ["f.json: data[0] has to be an object"]),
         (
             '{"data": [{"paragraphs": [{"qas": []}]}]}',
             ["paragraphs[0] has no 'context'"],
@@ -97,7 +97,7 @@ def test_answers_that_are_not_where_the_file_says(tmp_path):
             '[{"id": "1", "question": "q", "answers": '
             '[{"text": "c", "answer_start": "0"}]}]}]}]}',
             [
-                "data[0].paragraphs[0].qas[0].answers[0]: 'answer_start' is no whole",
+                "data[0].paragraphs[0].qas[0].answers[0]: 'answer_start' has to be",
                 "'0'",
             ],
         ),

@@ -93,15 +93,23 @@ def test_labels_are_found_and_ordered():
     [
         ([("x", "maybe")], FORM, "t.tsv:2: task.labels"),
         ([("x", "yes"), ("x", " ")], FORM, "t.tsv:3: the label is empty"),
-        ([("x", "1.5"), ("x", "nan")], FORM._replace(labels=()), "'nan' is no number"),
-        ([("x", "1e99")], FORM._replace(labels=()), "'1e99' is no number"),
-        ([("x", "1_0")], FORM._replace(labels=()), "'1_0' is no number"),
-        ([("x", " inf")], FORM._replace(labels=()), "'inf' is no number"),
-        ([("x", "٣")], FORM._replace(labels=()), "'٣' is no number"),
-        ([("x", "1-2")], FORM._replace(labels=()), "'1-2' is no number"),
-        ([(3, "yes")], FORM, "t.tsv:2: the a is no text but 3"),
+        (
+            [("x", "1.5"), ("x", "nan")],
+            FORM._replace(labels=()),
+            "'nan' has to be a number",
+        ),
+        ([("x", "1e99")], FORM._replace(labels=()), "'1e99' has to be a number"),
+        ([("x", "1_0")], FORM._replace(labels=()), "'1_0' has to be a number"),
+        ([("x", " inf")], FORM._replace(labels=()), "'inf' has to be a number"),
+        ([("x", "٣")], FORM._replace(labels=()), "'٣' has to be a number"),
+        ([("x", "1-2")], FORM._replace(labels=()), "'1-2' has to be a number"),
+        ([(3, "yes")], FORM, "t.tsv:2: the a has to be a text, and is 3"),
         ([("x", None)], FORM, "t.tsv:2: the label is empty"),
-        ([("x", ["yes"])], FORM, "t.tsv:2: the label is no label but ['yes']"),
+        (
+            [("x", ["yes"])],
+            FORM,
+            "t.tsv:2: the label has to be a label, and is ['yes']",
+        ),
     ],
 )
 def test_bad_labels(cells, form, said):

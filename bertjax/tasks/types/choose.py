@@ -169,7 +169,7 @@ def make_choices(
     tables.report(say, bare, "row", f" without {question}, left out")
     if len(bare) == len(rows):
         raise UserError(
-            f"{rows[0].place}: no row has {question}: there is nothing left"
+            f"{rows[0].place}: the list of {question} is empty, and so is every other"
         )
     for i, row in enumerate(rows):
         for part in parted(row, form, labelled):
@@ -208,7 +208,7 @@ def parted(row: Row, form: Form, labelled: bool) -> Iterator[Row]:
     for name, found in lists.items():
         if not isinstance(found, list) or len(found) != number:
             raise UserError(
-                f"{row.place}: there are {number} {question}, not so {name}"
+                f"{row.place}: {name} has to be a list of {number}, as {question} is"
             )
     for k, cells in enumerate(zip(*lists.values(), strict=True), 1):
         parts = {**row.cells, **dict(zip(lists, cells, strict=True))}
@@ -231,7 +231,7 @@ def choices_of(row: Row, form: Form) -> list[str]:
             what = "is empty" if isinstance(choice, str) else f"is no text: {choice!r}"
             raise UserError(f"{row.place}: choice {k} {what}")
     if len(choices) < 2:
-        raise UserError(f"{row.place}: there are not two choices")
+        raise UserError(f"{row.place}: there are less than two choices")
     if 0 < len(form.labels) < len(choices):
         raise UserError(
             f"{row.place}: task.labels names {len(form.labels)} choices, not "

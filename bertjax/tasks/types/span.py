@@ -183,7 +183,7 @@ class Asked(Rows):
         if len(long):
             yield (
                 f"{counted(len(long), 'answer')} of more than {most} pieces "
-                "(task.answer_length): none is given that long"
+                "(task.answer_length): no answer is given that long"
             )
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
@@ -317,9 +317,9 @@ def make_asked(
         seen.add(question.id)
     if labelled and whole.unlabelled:
         raise UserError(
-            f"{join_names(whole.unlabelled)}: no 'answers', in "
-            f"{len(whole.unlabelled):,} of {len(whole.questions):,} questions; where "
-            "there is none it is []"
+            f"{join_names(whole.unlabelled)}: {len(whole.unlabelled):,} of "
+            f"{len(whole.questions):,} questions have no 'answers'; write [] where "
+            "there is none"
         )
     if labelled and not any(q.span for q in whole.questions):
         raise UserError(f"{whole.source}: no question's answer is in its context")

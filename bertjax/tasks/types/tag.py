@@ -263,7 +263,7 @@ def find_tags(
         places = (s.place(s.tags.index(other)) for s in sentences if other in s.tags)
         raise UserError(
             f"{next(places, asking.labels)}: the tag {other!r} is none of O, B-TYPE, "
-            f"I-TYPE, and {wanted[0]} is of entities: give "
+            f"I-TYPE, and {wanted[0]} counts entities: give "
             f"{asking.metrics}=accuracy"
         )
     return form
