@@ -173,7 +173,7 @@ def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
     keys = dict(zip(("task.text", "task.text_pair"), columns, strict=False))
     keys |= {} if folder else {"--data": "idx"}
     for name, source in glue_files.test_sources(task, folder, cli.say).items():
-        out = path / "submission" / files.submit[name]
+        out = path / "submission" / files.file_to_submit(name)
         try:
             rows = read_rows(source, "--data", keys, cli.say)
         except UserError as e:

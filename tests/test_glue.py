@@ -135,7 +135,9 @@ def test_every_task_has_files_and_what_is_handed_in():
         *("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli")
     }
     for task in glue.GLUE.values():
-        assert task.files.submit.keys() == task.files.test.keys()
+        assert (
+            not task.files.submit or task.files.submit.keys() == task.files.test.keys()
+        )
         assert (
             glue_files.test_sources(task, None, print).keys() == task.files.test.keys()
         )

@@ -2,7 +2,7 @@
 """The tasks that have a name, as data; what a config says refines them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 GLUE = "tfds:glue/{}"
@@ -31,25 +31,23 @@ class Task:
 class Files:
     """A benchmark's own folder of a task, which holds train.tsv and the like.
 
-    valid, test: {name: file}, with commas where a test has one of several. columns,
-    label, labels: where they are not the task's; test_columns: where a test file has
-    others. submit: {name: the file to hand in}.
+    columns, label, labels: where they are not the task's; test_columns: where a test
+    file has others. valid, test: {name: file}, with commas where a test has one of
+    several. submit: {name: the file to hand in}, where it is not FOLDER.tsv.
     """
 
     folder: str
-    valid: Mapping[str, str]
-    test: Mapping[str, str]
-    submit: Mapping[str, str]
     columns: tuple[str, ...] = ()
-    test_columns: tuple[str, ...] = ()
     label: str = ""
     labels: tuple[str, ...] = ()
+    test_columns: tuple[str, ...] = ()
+    valid: Mapping[str, str] = field(default_factory=lambda: {"valid": "dev.tsv"})
+    test: Mapping[str, str] = field(default_factory=lambda: {"valid": "test.tsv"})
+    submit: Mapping[str, str] = field(default_factory=dict)
 
-
-def files(folder: str, **more: Any) -> Files:
-    """Make the files of a task with one validation set."""
-    dev, test = {"valid": "dev.tsv"}, {"valid": "test.tsv"}
-    return Files(folder, dev, test, {"valid": f"{folder}.tsv"}, **more)
+    def file_to_submit(self, name: str) -> str:
+        """Return the name that the site wants for the answers to a test."""
+        return self.submit.get(name, f"{self.folder}.tsv")
 
 
 def glue(
@@ -60,25 +58,21 @@ def glue(
     return Task(f"{source}:train", f"{source}:validation", columns, labels, **more)
 
 
-def choose(
-    train: str,
-    valid: str,
-    columns: tuple[str, ...],
-    choices: tuple[str, ...],
-    label: str = "label",
+def choice(
+    train: str, valid: str, columns: tuple[str, ...], choices: tuple[str, ...]
 ) -> Task:
     """Make a task of multiple choice."""
-    return Task(train, valid, columns, label=label, objective="choose", choices=choices)
+    return Task(train, valid, columns, objective="choose", choices=choices)
 
 
-def answer(version: str) -> Task:
+def squad(version: str) -> Task:
     """Make a task of SQuAD as TensorFlow Datasets has it."""
     train, valid = (f"tfds:squad/{version}:{s}" for s in ("train", "validation"))
     columns, metrics = ("question", "context"), ("exact", "f1")
     return Task(train, valid, columns, (), "answers", "span", metrics)
 
 
-def find(*metrics: str) -> Task:
+def beir(*metrics: str) -> Task:
     """Make a task of passages that answer queries: the folder is the user's."""
     columns = "query", "positive"
     return Task("", "", columns, (), "negatives", "retrieve", metrics)
@@ -101,45 +95,34 @@ TASKS: Mapping[str, Task] = {
         ("sentence",),
         ("unacceptable", "acceptable"),
         metrics=("matthews",),
-        files=files(
-            "CoLA",
-            columns=("4",),
-            test_columns=("sentence",),
-            label="2",
-            labels=NUMBERS,
-        ),
+        files=Files("CoLA", ("4",), "2", NUMBERS, test_columns=("sentence",)),
     ),
     "sst2": glue(
         "sst2",
         ("sentence",),
         ("negative", "positive"),
-        files=files("SST-2", labels=NUMBERS),
+        files=Files("SST-2", labels=NUMBERS),
     ),
     "mrpc": glue(
         "mrpc",
         PAIR,
         PARAPHRASE,
         metrics=BOTH,
-        files=files(
-            "MRPC",
-            columns=("#1 String", "#2 String"),
-            label="Quality",
-            labels=NUMBERS,
-        ),
+        files=Files("MRPC", ("#1 String", "#2 String"), "Quality", NUMBERS),
     ),
     "qqp": glue(
         "qqp",
         ("question1", "question2"),
         DUPLICATE,
         metrics=BOTH,
-        files=files("QQP", label="is_duplicate", labels=NUMBERS),
+        files=Files("QQP", label="is_duplicate", labels=NUMBERS),
     ),
     "stsb": glue(
         "stsb",
         PAIR,
         objective="regress",
         metrics=("pearson", "spearman"),
-        files=files("STS-B", label="score"),
+        files=Files("STS-B", label="score"),
     ),
     "mnli": Task(
         "tfds:glue/mnli:train",
@@ -148,45 +131,46 @@ TASKS: Mapping[str, Task] = {
         MNLI,
         files=Files(
             "MNLI",
-            {"m": "dev_matched.tsv", "mm": "dev_mismatched.tsv"},
-            {
+            PAIR,
+            "gold_label",
+            valid={"m": "dev_matched.tsv", "mm": "dev_mismatched.tsv"},
+            test={
                 "m": "test_matched.tsv",
                 "mm": "test_mismatched.tsv",
                 "ax": "../diagnostic/diagnostic.tsv,../AX/AX.tsv",
             },
-            {"m": "MNLI-m.tsv", "mm": "MNLI-mm.tsv", "ax": "AX.tsv"},
-            columns=PAIR,
-            label="gold_label",
+            submit={"m": "MNLI-m.tsv", "mm": "MNLI-mm.tsv", "ax": "AX.tsv"},
         ),
     ),
-    "qnli": glue("qnli", ("question", "sentence"), ENTAILMENT, files=files("QNLI")),
-    "rte": glue("rte", PAIR, ENTAILMENT, files=files("RTE")),
+    "qnli": glue("qnli", ("question", "sentence"), ENTAILMENT, files=Files("QNLI")),
+    "rte": glue("rte", PAIR, ENTAILMENT, files=Files("RTE")),
     "wnli": glue(
         "wnli",
         PAIR,
         ("not_entailment", "entailment"),
-        files=files("WNLI", labels=NUMBERS),
+        files=Files("WNLI", labels=NUMBERS),
     ),
     # Zellers et al. 2018, as its CSV files have it: Devlin et al. 2019, section 4.4.
-    "swag": choose(
+    "swag": choice(
         "", "", ("sent1", "sent2"), ("ending0", "ending1", "ending2", "ending3")
     ),
-    "hellaswag": choose(
+    "hellaswag": choice(
         "tfds:hellaswag:train", "tfds:hellaswag:validation", ("context",), ("endings",)
     ),
     # Lai et al. 2017: a row is an article with its questions.
-    "race": choose(
+    "race": Task(
         "tfds:race/high:train,tfds:race/middle:train",
         "high=tfds:race/high:dev,middle=tfds:race/middle:dev",
         ("article", "questions"),
-        ("options",),
-        "answers",
+        label="answers",
+        objective="choose",
+        choices=("options",),
     ),
     # Rajpurkar et al. 2016 and 2018 (some questions have no answer).
-    "squad": answer("v1.1"),
-    "squad2": answer("v2.0"),
+    "squad": squad("v1.1"),
+    "squad2": squad("v2.0"),
     # The question is one word, cause or effect.
-    "copa": choose(
+    "copa": choice(
         "tfds:super_glue/copa:train",
         "tfds:super_glue/copa:validation",
         ("premise", "question"),
@@ -204,6 +188,6 @@ TASKS: Mapping[str, Task] = {
     ),
     # Any folder of BEIR's, by its two measures (Thakur et al. 2021); MS MARCO's own
     # one is another (Nguyen et al. 2016).
-    "beir": find("ndcg@10", "recall@100"),
-    "msmarco": find("mrr@10", "recall@100"),
+    "beir": beir("ndcg@10", "recall@100"),
+    "msmarco": beir("mrr@10", "recall@100"),
 }

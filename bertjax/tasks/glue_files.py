@@ -85,7 +85,7 @@ def test_sources(task: Task, folder: Path | None, say: Say) -> dict[str, str]:
                 found.setdefault(name, str(find_table(own, file)))
         if name not in found:
             missing = own / files.split(",")[0]
-            say(f"no {task.files.submit[name]}: {missing} does not exist")
+            say(f"no {task.files.file_to_submit(name)}: {missing} does not exist")
     return found
 
 
