@@ -50,7 +50,7 @@ def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     return take_at(x, batch["cls_positions"])
 
 
-POOLINGS = {"mean": means, "cls": first_tokens}  # named in tasks/prepare_task.py too
+POOLINGS = {"mean": means, "cls": first_tokens}  # named in tasks/task_type.py too
 
 
 def first_positions(batch: dict[str, jax.Array]) -> jax.Array:

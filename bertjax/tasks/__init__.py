@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is finetuned on and how it is scored: tables, rows, metrics."""
+"""What a model is finetuned on and how it is scored: task types, rows, metrics."""

@@ -2,7 +2,7 @@
 """GLUE's text: where its own folders and TensorFlow Datasets have a task's rows."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bertjax import UserError, counted
@@ -10,9 +10,8 @@ from bertjax.data.corpus.sources import named_sources
 from bertjax.data.corpus.tfds_source import open_split
 from bertjax.storage import atomic
 from bertjax.tasks.catalog import GLUE, Task
-from bertjax.tasks.tables import Row, read_text
+from bertjax.tasks.tables import Row, Say, read_text
 
-Say = Callable[[str], None]
 DIAGNOSTIC = f"{GLUE.format('ax')}:test"
 NUMBERS = ("index", "id", "idx")  # columns of a test: of the files, QQP's, TFDS's
 

@@ -10,7 +10,7 @@
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,9 @@ from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files
 from bertjax.data.corpus.sources import split_sources
 from bertjax.tasks import tables
+from bertjax.tasks.tables import Columns, Say
 from bertjax.tasks.text_rows import WHOLE
 
-Say = Callable[[str], None]
 NEGATIVES = "task.label"
 COLUMNS = {"task.text": "query", "task.text_pair": "positive", NEGATIVES: "negatives"}
 FLAGS = "--columns: QUERY", "--columns: POSITIVE", NEGATIVES  # of evaluate, for them
@@ -46,7 +46,7 @@ class Collection:
 
 
 def read_collections(
-    value: str, key: str, columns: Mapping[str, str], say: Say
+    value: str, key: str, columns: Columns, say: Say
 ) -> list[Collection]:
     """Read all folders and tables that a config value names.
 
@@ -213,9 +213,7 @@ def _grade_rows(path: str, say: Say) -> Iterator[tables.Row]:
     yield from tables.parse_rows(text, "tsv", path, HEADER, say)
 
 
-def _read_pairs(
-    entry: str, key: str, columns: Mapping[str, str], say: Say
-) -> Collection:
+def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     *first, (asking, negatives) = columns.items()
     needed = dict(first)
     passages: dict[str, int] = {}

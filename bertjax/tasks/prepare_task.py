@@ -4,7 +4,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -23,6 +23,7 @@ from bertjax.data.corpus.sources import (
 from bertjax.data.token_store.prepare_data import Prepared
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from bertjax.tasks.catalog import TASKS
+from bertjax.tasks.tables import Say
 from bertjax.tasks.task_rows import Form, Limits, Rows, check_label
 from bertjax.tasks.task_type import (
     find_task_type,
@@ -156,10 +157,10 @@ def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
 def tell(
     config: ConfigDict, objective: str, labels: Sequence[str], longest: int
 ) -> None:
-    """Fill in the task of a model that was finetuned elsewhere.
+    """Fill in config.task for a model that was finetuned elsewhere.
 
-    Columns are text and label unless config.json says otherwise (exported.py). longest:
-    how many tokens the model takes; of questions google-research/bert's 384.
+    Columns are text and label unless config.json says otherwise (hf_task_config.py).
+    longest:    how many tokens the model takes.
     """
     config.objective = objective
     task_type = load_task_type(objective)
@@ -213,7 +214,7 @@ def make_form(config: ConfigDict) -> Form:
     )
 
 
-def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
+def prepare(config: ConfigDict, say: Say) -> Prepared:
     """Read and encode the tables of data.train and data.valid.
 
     Raises UserError: the user's input is at fault.
@@ -252,7 +253,7 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> Prepared:
     return Prepared(tokenizer, train, valid)
 
 
-def _report_repeats(config: ConfigDict, say: Callable[[str], None]) -> None:
+def _report_repeats(config: ConfigDict, say: Say) -> None:
     """Say which files are read twice, and which both to learn and to score."""
     read: dict[str, dict[str, None]] = {}
     for side in ("train", "valid"):
@@ -280,8 +281,10 @@ def with_head_options(config: ConfigDict, labels: Sequence[str]) -> str:
 
 
 def learn(meta: dict[str, Any], scores: Mapping[str, float | None]) -> None:
-    """Put the threshold of an evaluation, if there is one, into what a checkpoint keeps
-    of the task: predict answers by it."""
+    """Put an evaluation's threshold, if it has one, into the task of a checkpoint.
+
+    predict answers by it.
+    """
     task, found = meta.get("task", {}), scores.get("threshold")
     if "threshold" in task and found is not None and math.isfinite(found):
         meta["task"] = {**task, "threshold": found}

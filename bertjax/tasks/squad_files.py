@@ -37,7 +37,7 @@ class Question(NamedTuple):
     @property
     def identity(self) -> str:
         """Return the text that content hashes cover; its words must stay as they are
-        (rows.Form.identity)."""
+        (task_rows.Form.identity)."""
         return (
             f"Question(id={self.id!r}, text={self.text!r}, context={self.context!r}, "
             f"answers={self.answers!r}, span={self.span!r})"
@@ -63,7 +63,7 @@ class Questions:
 
     @property
     def golds(self) -> dict[str, tuple[str, ...]]:
-        """Return what the scores in answer_scores.py want: {id: gold answers}."""
+        """Return {id: gold answers}, as squad_metrics.py wants them."""
         return {q.id: q.answers for q in self.questions}
 
 

@@ -30,6 +30,7 @@ from bertjax.data.corpus.sources import expand_paths, split_sources
 from bertjax.data.rendering import visible
 
 Say = Callable[[str], None]
+Columns = Mapping[str, str]  # what asks for a column (a config key, a flag): its name
 
 WANTED = "FILE.tsv, .csv or .jsonl"
 SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json|txt)(\.gz|\.zst)?$", re.IGNORECASE)
@@ -69,12 +70,7 @@ class Row:
     place: str
 
 
-def read_rows(
-    value: str,
-    key: str,
-    columns: Mapping[str, str],
-    say: Say = silent,
-) -> list[Row]:
+def read_rows(value: str, key: str, columns: Columns, say: Say = silent) -> list[Row]:
     """Read the rows of all sources that a config value names, in order.
 
     value: files, patterns, tfds:name:split, with commas; key: the config key that
@@ -123,25 +119,20 @@ def read_entries(
     return found
 
 
-def parse_text(
-    text: str,
-    name: str,
-    columns: Mapping[str, str],
-    say: Say = silent,
-) -> list[Row]:
+def parse_text(text: str, name: str, columns: Columns, say: Say = silent) -> list[Row]:
     """Read the rows of a text: JSON lines where it begins with a brace, else TSV."""
     kind = "json" if text.lstrip()[:1] == "{" else "tsv"
     return list(parse_rows(text, kind, name, columns, say))
 
 
 def parse_lines(
-    text: str, name: str, columns: Mapping[str, str], say: Say = silent
+    text: str, name: str, columns: Columns, say: Say = silent
 ) -> Iterator[Row]:
     """Yield a row for each line, which is a text."""
     return parse_rows(text, "txt", name, columns, say)
 
 
-def read_file(path: str, columns: Mapping[str, str], say: Say = silent) -> list[Row]:
+def read_file(path: str, columns: Columns, say: Say = silent) -> list[Row]:
     """Read the rows of one file, as `read_rows` does."""
     suffix = SUFFIX.search(path)
     if suffix is None:
@@ -169,7 +160,7 @@ def decode(content: bytes, name: str) -> str:
 
 
 def parse_rows(
-    text: str, kind: str, name: str, columns: Mapping[str, str], say: Say = silent
+    text: str, kind: str, name: str, columns: Columns, say: Say = silent
 ) -> Iterator[Row]:
     """Yield the rows of a text: kind "tsv", "csv", "json" or "txt".
 
@@ -219,7 +210,7 @@ def parse_rows(
         yield Row(dict(zip(header, cells, strict=True)), f"{name}:{number}")
 
 
-def is_header(lines: Sequence[Sequence[str]], columns: Mapping[str, str]) -> bool:
+def is_header(lines: Sequence[Sequence[str]], columns: Columns) -> bool:
     """Guess whether the first line names the columns, which are asked for by number.
 
     It does where it has no number in a column that has only numbers else; or a label
@@ -263,7 +254,7 @@ def _is_word(cell: str) -> bool:
 
 
 def _report_header(
-    place: str, first: Sequence[str], columns: Mapping[str, str], say: Say
+    place: str, first: Sequence[str], columns: Columns, say: Say
 ) -> None:
     by_key: dict[str, list[str]] = {}
     for key, column in columns.items():
@@ -305,9 +296,7 @@ def _csv_lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
         begins = reader.line_num + 1
 
 
-def _json_rows(
-    text: str, name: str, columns: Mapping[str, str], say: Say
-) -> Iterator[Row]:
+def _json_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row]:
     lines = text.rstrip().split("\n")
     blank = [f"{name}:{i}" for i, line in enumerate(lines, 1) if not line.strip()]
     report(say, blank, "empty line", ", skipped")
@@ -321,7 +310,7 @@ def _json_rows(
         yield Row(found, f"{name}:{number}")
 
 
-def _bare_rows(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Row]:
+def _bare_rows(text: str, name: str, columns: Columns) -> Iterator[Row]:
     column, *more = columns.values()
     if more:
         raise UserError(
@@ -333,7 +322,7 @@ def _bare_rows(text: str, name: str, columns: Mapping[str, str]) -> Iterator[Row
         yield Row({column: line.removesuffix("\r")}, f"{name}:{number}")
 
 
-def _tfds(entry: str, columns: Mapping[str, str]) -> list[Row]:
+def _tfds(entry: str, columns: Columns) -> list[Row]:
     wanted = {column: key for key, column in columns.items()}
     builder, split = tfds_source.open_split(entry, wanted)
     features = builder.info.features
@@ -364,7 +353,7 @@ def decoded(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _check_columns(header: list[str], name: str, columns: Mapping[str, str]) -> None:
+def _check_columns(header: list[str], name: str, columns: Columns) -> None:
     for key, column in columns.items():
         if column not in header:
             if header and all(map(str.isdigit, (*header, column))):

@@ -12,11 +12,12 @@
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bertjax import UserError, counted
 from bertjax.tasks import tables
+from bertjax.tasks.tables import Columns, Say
 
 WANTED = "FILE.bio, .conll, .tsv, .txt or .jsonl"
 SUFFIX = re.compile(r"\.(bio|conll|iob|iob2|tsv|txt|jsonl|json)(\.gz|\.zst)?$", re.I)
@@ -25,8 +26,6 @@ NAMES = "tokens", "tags"  # in JSON lines
 DOCUMENT = "-DOCSTART-"
 HEADER = "word words token tokens text form tag tags label labels pos upos ner pos_tag"
 HEADER = {*f"{HEADER} pos_tags ner_tag ner_tags".split()}  # of columns, in any case
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,7 @@ class Sentence:
         return f"{self.name}:{self.line} (word {i + 1})"
 
 
-def read_sentences(
-    value: str, key: str, columns: Mapping[str, str], say: Say
-) -> list[Sentence]:
+def read_sentences(value: str, key: str, columns: Columns, say: Say) -> list[Sentence]:
     """Read the sentences of all files that a config value names, in order.
 
     value: files and patterns with commas; key: the config key that messages name.
@@ -72,13 +69,13 @@ def read_sentences(
     )
 
 
-def _read_tfds(entry: str, key: str, columns: Mapping[str, str]) -> list[Sentence]:
+def _read_tfds(entry: str, key: str, columns: Columns) -> list[Sentence]:
     named = in_objects(columns)
     rows = tables.read_rows(entry, key, named)
     return [sentence_of(row, named, entry, i) for i, row in enumerate(rows)]
 
 
-def _read_file(path: str, columns: Mapping[str, str], say: Say) -> list[Sentence]:
+def _read_file(path: str, columns: Columns, say: Say) -> list[Sentence]:
     suffix = SUFFIX.search(path)
     if suffix is None:
         raise UserError(
@@ -91,18 +88,14 @@ def _read_file(path: str, columns: Mapping[str, str], say: Say) -> list[Sentence
     return list(guess(text, path, columns, say))
 
 
-def parse_text(
-    text: str, name: str, columns: Mapping[str, str], say: Say
-) -> list[Sentence]:
+def parse_text(text: str, name: str, columns: Columns, say: Say) -> list[Sentence]:
     """Read a text: JSON lines where it begins with a brace, else as a `.txt`."""
     if text.lstrip()[:1] == "{":
         return list(parse_json(text, name, columns, say))
     return list(parse_lines(text, name, columns, say))
 
 
-def parse_lines(
-    text: str, name: str, columns: Mapping[str, str], say: Say
-) -> Iterator[Sentence]:
+def parse_lines(text: str, name: str, columns: Columns, say: Say) -> Iterator[Sentence]:
     """Yield the sentences of columns, or of plain text if no tags are asked for."""
     if len(columns) > 1:
         yield from parse_columns(text, name, columns, say)
@@ -124,7 +117,7 @@ def parse_sentences(
 
 
 def parse_columns(
-    text: str, name: str, columns: Mapping[str, str], say: Say
+    text: str, name: str, columns: Columns, say: Say
 ) -> Iterator[Sentence]:
     """Yield the sentences of CoNLL's columns."""
     where: list[int] = []
@@ -174,7 +167,7 @@ def _tall(
     return Sentence(words, tags[0] if tags else None, name, line, tall=True)
 
 
-def _columns(columns: Mapping[str, str], width: int, place: str) -> list[int]:
+def _columns(columns: Columns, width: int, place: str) -> list[int]:
     """Return the indices of the columns asked for, the words' first."""
     where = []
     for key, column in columns.items():
@@ -196,16 +189,14 @@ def _columns(columns: Mapping[str, str], width: int, place: str) -> list[int]:
     return where
 
 
-def parse_json(
-    text: str, name: str, columns: Mapping[str, str], say: Say
-) -> Iterator[Sentence]:
+def parse_json(text: str, name: str, columns: Columns, say: Say) -> Iterator[Sentence]:
     """Yield the sentences of JSON lines."""
     named = in_objects(columns)
     for row in tables.parse_rows(text, "json", name, named, say):
         yield sentence_of(row, named, name, int(row.place.rpartition(":")[2]))
 
 
-def in_objects(columns: Mapping[str, str]) -> dict[str, str]:
+def in_objects(columns: Columns) -> dict[str, str]:
     """Name the columns of objects, where those asked for are numbers."""
     named = zip(columns.items(), NAMES, strict=False)
     return {k: name if NUMBER.fullmatch(c) else c for (k, c), name in named}

@@ -18,6 +18,7 @@ from bertjax.data.batch_statistics import quantiles
 from bertjax.data.rendering import decode
 
 Batch = dict[str, np.ndarray]
+Lines = Iterator[tuple[str, str]]  # what it is, a line of text
 Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
 
 
@@ -43,7 +44,7 @@ class Form(NamedTuple):
     columns: of the text, and of the second one; of choices those of the context, of the
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
-    metrics: names that the kind of task knows (prepare_task.py). limits: of questions.
+    metrics: names of the task type's. limits: of questions.
     """
 
     columns: tuple[str, ...]
@@ -216,9 +217,7 @@ class Rows:
         """
         raise NotImplementedError
 
-    def tell(
-        self, row: Batch, example: int, tokenizer: Any
-    ) -> Iterator[tuple[str, str]]:
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield (what it is, a line) of an example as the model gets it, and of what is
         right; row: what `gather` makes of it, without the batch's axis."""
         yield "text", decode(tokenizer, row["input_ids"][row["attention_mask"] > 0])

@@ -8,7 +8,7 @@ run_classifier.py).
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,10 +18,11 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics
-from bertjax.tasks.tables import NUMBER, Row, report
+from bertjax.tasks.tables import NUMBER, Row, Say, report, silent
 from bertjax.tasks.task_rows import (
     Batch,
     Form,
+    Lines,
     Outputs,
     Ragged,
     Rows,
@@ -92,9 +93,7 @@ class Texts(Rows):
         batch = lay_out(rows, self.length, self.form.separators, specials)
         return batch | {"labels": self.labels_of(example)}
 
-    def tell(
-        self, row: Batch, example: int, tokenizer: Any
-    ) -> Iterator[tuple[str, str]]:
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield text, text_pair, and label or score."""
         ids, types = row["input_ids"], row["token_type_ids"]
         for k, name in enumerate(("text", "text_pair")[: len(self.texts)]):
@@ -235,7 +234,7 @@ def make_texts(
     form: Form,
     tokenizer: Any,
     labelled: bool,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
     asking: str = "task.labels",
 ) -> Texts:
     """Encode rows; says which cells are empty. Raises UserError for labels that do not
@@ -250,9 +249,7 @@ def make_texts(
     return Texts(form, count_ids(tokenizer, *texts), tuple(texts), labels=labels)
 
 
-def encode_column(
-    rows: Sequence[Row], column: str, tokenizer: Any, say: Callable[[str], None]
-) -> Ragged:
+def encode_column(rows: Sequence[Row], column: str, tokenizer: Any, say: Say) -> Ragged:
     """Encode a column's texts; says which are empty."""
     cells = [text_of(row, column) for row in rows]
     empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]

@@ -14,7 +14,12 @@ from bertjax.data.corpus import tfds_source
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.tasks.prepare_task import make_form as made_form
 from bertjax.tasks.task_rows import Form, Limits
-from bertjax.tasks.types.span import TASK_TYPE, make_asked, parse_one, read_questions
+from bertjax.tasks.types.span import (
+    TASK_TYPE,
+    make_question_rows,
+    parse_one,
+    read_questions,
+)
 
 CONTEXT = "The interpreter reads a file. A module is a file with statements."
 FORM = Form(("question", "context"), "answers", (), 1, ("exact", "f1", "cmrc_f1"))
@@ -51,7 +56,7 @@ def gold_logits(rows, length):
 @pytest.mark.parametrize("length", [76, 96])
 def test_what_the_labels_say_is_right(tokenizer, length):
     read = [parse_one(squad(("a", "a file with statements"), ("b", "reads")), "f")]
-    rows = make_asked(read, FORM, tokenizer, True).plan(length)
+    rows = make_question_rows(read, FORM, tokenizer, True).plan(length)
     said = gold_logits(rows, length)
     assert rows.score(said, np.arange(rows.n)) == {"exact": 1, "f1": 1, "cmrc_f1": 1}
     assert rows.scores == ("exact", "f1", "cmrc_f1")
@@ -65,7 +70,7 @@ def test_what_the_labels_say_is_right(tokenizer, length):
 
 def test_questions_without_answers(tokenizer):
     read = [parse_one(squad(("a", "reads"), ("b", None)), "f")]
-    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    rows = make_question_rows(read, FORM, tokenizer, True).plan(96)
     scores = rows.score(gold_logits(rows, 96), np.arange(rows.n))
     assert scores["exact"] == scores["best_f1"] == 1
     assert scores["threshold"] < 20
@@ -78,7 +83,7 @@ def test_questions_without_answers(tokenizer):
 def test_a_question_counts_when_all_its_rows_are_there(tokenizer):
     """As where an evaluation takes a part of the rows."""
     read = [parse_one(squad(("a", "reads"), ("b", "reads")), "f")]
-    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    rows = make_question_rows(read, FORM, tokenizer, True).plan(96)
     said = gold_logits(rows, 96)
     mine = np.flatnonzero(rows.windows.question == 1)
     some = {name: [logits[i] for i in mine] for name, logits in said.items()}
@@ -103,16 +108,16 @@ def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
     assert "1 answer elsewhere" in said[0] and "moved.json" in said[0]
     more = read_questions(f"{tmp_path}/again.json", "data.train", {}, said.append)
     with pytest.raises(UserError, match=r"again.json: the id 'a' occurs twice"):
-        make_asked([*read, *more], FORM, tokenizer, True)
+        make_question_rows([*read, *more], FORM, tokenizer, True)
     with pytest.raises(UserError, match="f: no question's answer is in its context"):
-        make_asked([parse_one(squad(("a", None)), "f")], FORM, tokenizer, True)
-    assert TASK_TYPE.make_rows is make_asked
+        make_question_rows([parse_one(squad(("a", None)), "f")], FORM, tokenizer, True)
+    assert TASK_TYPE.make_rows is make_question_rows
 
 
 def test_empty_questions_are_kept_and_said(tokenizer):
     text = squad(("a", "reads"), ("b", "a file"))
     said, read = [], [parse_one(text.replace("What is a module?", " ", 1), "f.json")]
-    assert make_asked(read, FORM, tokenizer, True, said.append).plan(96).n == 2
+    assert make_question_rows(read, FORM, tokenizer, True, said.append).plan(96).n == 2
     assert said == ["f.json: 1 empty question, kept: a"]
 
 
@@ -166,14 +171,14 @@ def test_questions_of_which_no_answer_is_said(tokenizer):
     with pytest.raises(
         UserError, match=r"f.json: .*qas\[1\]: 1 of 2 questions have no"
     ):
-        make_asked(read, FORM, tokenizer, True)
-    assert make_asked(read, FORM, tokenizer, False).plan(96).n == 2
+        make_question_rows(read, FORM, tokenizer, True)
+    assert make_question_rows(read, FORM, tokenizer, False).plan(96).n == 2
 
 
 def test_a_part_of_the_rows_has_the_same_scores(tokenizer):
     """Where all that are evaluated have answers, and where none is there whole."""
     read = [parse_one(squad(("a", "reads"), ("b", None), ("c", "reads")), "f")]
-    rows = make_asked(read, FORM, tokenizer, True).plan(80)
+    rows = make_question_rows(read, FORM, tokenizer, True).plan(80)
     said = gold_logits(rows, 80)
     for wanted, score in ([0, 2], 1), ([1], 1), ([], None):
         mine = np.flatnonzero(np.isin(rows.windows.question, wanted))
@@ -187,7 +192,7 @@ def test_limits(tokenizer):
     """They are the layout's and the answers', and the usual ones change no hash."""
     read = [parse_one(squad(("a", "a file with statements"), ("b", "reads")), "f")]
     rows, few = (
-        make_asked(read, FORM._replace(limits=limits), tokenizer, True)
+        make_question_rows(read, FORM._replace(limits=limits), tokenizer, True)
         for limits in (Limits(), Limits(5, 3, 3))
     )
     assert "limits" not in rows.form.identity
@@ -202,14 +207,14 @@ def test_limits(tokenizer):
 
 def test_a_layout_is_made_once(tokenizer):
     read = [parse_one(squad(("a", "reads")), "f")]
-    rows = make_asked(read, FORM, tokenizer, True)
+    rows = make_question_rows(read, FORM, tokenizer, True)
     assert rows.plan(96).windows is rows.plan(96).windows
     assert rows.plan(96).windows is not rows.plan(76).windows
 
 
 def test_predictions_say_nothing_where_the_doubt_is_great(tokenizer):
     read = [parse_one(squad(("a", "reads"), ("b", None)), "f")]
-    rows = make_asked(read, FORM, tokenizer, True).plan(96)
+    rows = make_question_rows(read, FORM, tokenizer, True).plan(96)
     said = gold_logits(rows, 96)
 
     def answers(threshold):

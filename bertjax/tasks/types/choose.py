@@ -6,7 +6,7 @@ Each choice makes a sequence of its own, [CLS] context [SEP] question choice [SE
 are. What an example has less choices than others is padding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,11 @@ from bertjax import UserError
 from bertjax.data.corpus.sources import split_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics, tables
-from bertjax.tasks.tables import Row
+from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import (
     Batch,
     Form,
+    Lines,
     Outputs,
     Ragged,
     Rows,
@@ -114,9 +115,7 @@ class Choices(Rows):
             batch[name][is_choice] = values
         return batch | {"labels": self.labels_of(example)}
 
-    def tell(
-        self, row: Batch, example: int, tokenizer: Any
-    ) -> Iterator[tuple[str, str]]:
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the sequence of each choice; the right one is marked."""
         names, right = self.form.labels, int(row["labels"])
         for k in np.flatnonzero(row["choice_weights"]).tolist():
@@ -154,11 +153,7 @@ class Choices(Rows):
 
 
 def make_choices(
-    rows: Sequence[Row],
-    form: Form,
-    tokenizer: Any,
-    labelled: bool,
-    say: Callable[[str], None] = lambda text: None,
+    rows: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> Choices:
     """Encode rows; says which contexts are empty, and which lists of questions. Raises
     UserError, naming the place, for choices and labels that are none."""

@@ -7,7 +7,7 @@ negatives one of them, drawn anew in every epoch (Karpukhin et al. 2020, section
 So one pass of the encoder makes all vectors, and nothing is padded to the longest.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -21,9 +21,11 @@ from bertjax.data.corpus.sources import named_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search, tables
 from bertjax.tasks.passages import Collection, join
+from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_rows import (
     Batch,
     Form,
+    Lines,
     Outputs,
     Ragged,
     Rows,
@@ -37,7 +39,7 @@ STEP = 16  # rows are as long as a multiple of it
 
 
 @dataclass(frozen=True, eq=False)
-class Held(Rows):
+class CollectionRows(Rows):
     """Queries and passages; laid out, a row is `length` tokens with several of them.
 
     texts: the ids of the queries, then of the passages. grades, own: as a Collection
@@ -68,9 +70,7 @@ class Held(Rows):
         grades = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
         return [*self.texts.arrays, np.array(grades, np.int64), self.own]
 
-    def tell(
-        self, row: Batch, example: int, tokenizer: Any
-    ) -> Iterator[tuple[str, str]]:
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the texts of a row, each of which the model sees alone."""
         for segment, name in enumerate(self.names_of(example), 1):
             is_part = row["segment_ids"] == segment
@@ -99,7 +99,7 @@ class Held(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs(Held):
+class Pairs(CollectionRows):
     """A row a query and a passage that answers it; `for_scores` is what is searched."""
 
     @property
@@ -204,7 +204,7 @@ class Pairs(Held):
 
 
 @dataclass(frozen=True, eq=False)
-class Searched(Held):
+class Searched(CollectionRows):
     """Rows of up to TOGETHER texts that follow each other: all queries and passages.
 
     starts: the first text of each row, and the end: i64 [n + 1].
@@ -311,9 +311,9 @@ def make_pairs(
     form: Form,
     tokenizer: Any,
     labelled: bool,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> Pairs:
-    """Encode what was read, as one collection."""
+    """Encode collections as one."""
     whole = join(read)
     texts = make_ragged(tokenizer.encode_batch([*whole.queries, *whole.passages]))
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)

@@ -6,7 +6,7 @@ have no answers; or SQuAD as TensorFlow Datasets has it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Self
@@ -28,10 +28,12 @@ from bertjax.tasks.squad_files import (
     questions_of,
 )
 from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
+from bertjax.tasks.tables import Columns, Say, silent
 from bertjax.tasks.task_rows import (
     Batch,
     Form,
     Limits,
+    Lines,
     Outputs,
     Rows,
     count_ids,
@@ -45,9 +47,7 @@ ANSWER = "text", "answer_start"  # as TensorFlow Datasets has them
 NEVER = -1e9  # the logit of a row that was not looked at
 
 
-def read_questions(
-    value: str, key: str, columns: Mapping[str, str], say: Callable[[str], None]
-) -> list[Questions]:
+def read_questions(value: str, key: str, columns: Columns, say: Say) -> list[Questions]:
     """Read all files that a config value names: a Questions each.
 
     Says which answers stand elsewhere than the file says, and which nowhere. Raises
@@ -92,9 +92,7 @@ def read_tfds(name: str, key: str) -> Questions:
     return questions_of({"data": [{"paragraphs": paragraphs}]}, name)
 
 
-def parse_text(
-    text: str, name: str, columns: Mapping[str, str], say: Callable[[str], None]
-) -> list[Questions]:
+def parse_text(text: str, name: str, columns: Columns, say: Say) -> list[Questions]:
     """Read the questions of standard input."""
     return [parse_one(text, name, say)]
 
@@ -120,7 +118,7 @@ def parse_one(text: str, name: str, say: tables.Say = tables.silent) -> Question
 
 
 @dataclass(frozen=True, eq=False)
-class Asked(Rows):
+class QuestionRows(Rows):
     """Questions; laid out, their windows (squad.Windows).
 
     threshold: `answers` says "" of those that doubt more; None: there is an answer.
@@ -190,9 +188,7 @@ class Asked(Rows):
         """Make rows (squad.Windows.gather)."""
         return self.windows.gather(example, self.length, specials.pad_id)
 
-    def tell(
-        self, row: Batch, example: int, tokenizer: Any
-    ) -> Iterator[tuple[str, str]]:
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield question, context, and the pieces of the answer."""
         rows, asked = self.windows, self.asked
         real, second = row["attention_mask"] > 0, int(rows.second[example])
@@ -289,13 +285,13 @@ class Asked(Rows):
             yield {"id": name, **answer, "null_score": one.null_score}
 
 
-def make_asked(
+def make_question_rows(
     read: Sequence[Questions],
     form: Form,
     tokenizer: Any,
     labelled: bool,
-    say: Callable[[str], None] = lambda text: None,
-) -> Asked:
+    say: Say = silent,
+) -> QuestionRows:
     """Put the questions of several files together; says which are empty.
 
     Raises UserError, naming the file, for an id that occurs twice and, where answers
@@ -327,14 +323,14 @@ def make_asked(
     tables.report(say, empty, "empty question", ", kept", whole.source)
     texts = [*whole.contexts, *(question.text for question in whole.questions)]
     counts = count_ids(tokenizer, make_ragged(tokenizer.encode_batch(texts)))
-    return Asked(form, counts, whole, tokenizer)
+    return QuestionRows(form, counts, whole, tokenizer)
 
 
 COLUMNS = {"text": "question", "text_pair": "context", "label": "answers"}
 TASK_TYPE = TaskType(
     read=read_questions,
     parse=parse_text,
-    make_rows=make_asked,
+    make_rows=make_question_rows,
     file_names=WANTED,
     metrics=METRICS,
     default_metrics=("exact", "f1"),

@@ -8,7 +8,7 @@ where words end, and is put together again before it is scored.
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
@@ -19,10 +19,12 @@ from bertjax import UserError, counted
 from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics, tables, tag_files
+from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.tag_files import Sentence
 from bertjax.tasks.task_rows import (
     Batch,
     Form,
+    Lines,
     Outputs,
     Ragged,
     Rows,
@@ -123,9 +125,7 @@ class Tags(Rows):
                 weights[row, self.firsts[w]] = 1
         return {**batch, "labels": labels, "label_weights": weights}
 
-    def tell(
-        self, row: Batch, example: int, tokenizer: Any
-    ) -> Iterator[tuple[str, str]]:
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield text, and each word's pieces with its tag."""
         yield from super().tell(row, example, tokenizer)
         if self.labels is None:
@@ -284,7 +284,7 @@ def make_tags(
     form: Form,
     tokenizer: Any,
     labelled: bool,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
     asking: Asking = CONFIG,
 ) -> Tags:
     """Encode the words of sentences, each as in a running text.
