@@ -39,7 +39,7 @@ class Task(NamedTuple):
     @property
     def classes(self) -> int:
         """How many outputs the head has."""
-        return 2 if self.head == "span" else len(self.labels) or 1
+        return 2 if CLASSES[self.head] == ANSWER else len(self.labels) or 1
 
 
 def read_task(raw: Mapping[str, Any], where: str) -> Task | None:

@@ -241,7 +241,6 @@ def featurize(
     stride: int = Limits().stride,
     question_length: int = Limits().question_length,
     separators: int = 1,
-    key: str = "data.length",
 ) -> Windows:
     """Make the rows of questions.
 
@@ -251,16 +250,15 @@ def featurize(
         no room for as many pieces, to its end.
       question_length: pieces of a question at most; the rest is cut.
       separators: between question and context, 2 for RoBERTa's family.
-      key: what a message calls `length`.
 
     Raises UserError when a row has no room for a context.
     """
     spare = length - question_length - 2 - separators
     if spare < 1 or stride < 1 or question_length < 1:
         raise UserError(
-            f"{key}={length} leaves no room for a context beside a question of up to "
-            f"{question_length} tokens (task.question_length) and {2 + separators} "
-            "special ones"
+            f"data.length={length} leaves no room for a context beside a question of "
+            f"up to {question_length} tokens (task.question_length) and "
+            f"{2 + separators} special ones"
         )
     questions = asked.questions
     contexts, chars = _encode_contexts(asked.contexts, tokenizer)

@@ -204,9 +204,7 @@ def read_labels(
     the column. Raises UserError for many numbers with decimals, for a class (nearly) a
     row, for an empty label, and where there is only one.
     """
-    found: dict[str, str] = {}
-    for row in rows:
-        found.setdefault(label_of(row, column), row.place)
+    found = dict.fromkeys(label_of(row, column) for row in rows)
     if len(found) == 1:
         raise UserError(f"{asking}={column}: every row has the label {min(found)!r}")
     summary = f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows"
