@@ -176,7 +176,7 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
         if name == "*":
             named = [(_stem(path), path) for path in expand_paths(entry, key)]
         for part, path in named:
-            if not NAME.fullmatch(part):
+            if name and not NAME.fullmatch(part):  # the key itself is no name
                 raise UserError(f"{key}={entry}: {part!r}, of {path}, is no name")
             if part in parts and (match or name == "*"):
                 raise UserError(f"{key}: the name {part!r} is given twice")
