@@ -57,7 +57,9 @@ def main(argv: Sequence[str]) -> int:
     if page:
         write_page(page, args, results, rows)
     if args.json:
-        print(json.dumps(results | examples_json(config, rows)))
+        examples = [{"row": row.heading} | dict(row.lines) for row in rows]
+        shown = {"examples": examples} if tasks.is_task(config) else {}
+        print(json.dumps(results | shown))
     else:
         print("\n".join(report_lines(results, rows)))
     return 0
@@ -127,13 +129,6 @@ def write_page(
     text = rendering.to_html("Batches", results, markup, legend)
     atomic.write_file(page, text, f"--html={args.html}")
     cli.say(f"wrote {page}")
-
-
-def examples_json(config: Any, rows: Sequence[Any]) -> dict[str, Any]:
-    """Return the rows of a task for --json; rows of text have none."""
-    if not tasks.is_task(config):
-        return {}
-    return {"examples": [{"row": row.heading} | dict(row.lines) for row in rows]}
 
 
 def report_lines(results: dict[str, Any], rows: Sequence[Any]) -> Iterator[str]:

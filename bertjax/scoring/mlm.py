@@ -5,7 +5,7 @@ What models are compared on depends on their tokenizer and the text alone, whate
 were trained with (docs/evaluation.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,40 +81,25 @@ def score_rows(
     sets = mlm_loss.evaluate(
         config, tokenizer, params, read_counts(checkpoint), args.batch_size, rates
     )
-    rows = {"name": layout} | describe_rows(config)
+    rows = describe_rows(config)
+    lines = [f"layout {layout}: " + "; ".join(f"{k} {v}" for k, v in rows.items())]
+    for name, scores in sets.items():
+        for rate, values in scores.items():
+            few, every = values["rows"], values["all_rows"]
+            masked = f", {rate:.0%} masked" if rates else ""
+            lines.append(f"{heading(name, meta)}, {few:,} of {every:,} rows{masked}:")
+            rest = {k: v for k, v in values.items() if k not in ("rows", "all_rows")}
+            lines += value_lines(rest)
     objects = {
         name: {"rates": scores} if rates else next(iter(scores.values()))
         for name, scores in sets.items()
     }
-    about = identify(args, meta) | {"layout": rows}
-    return Scores([join_sets(about, objects)], score_lines(sets, rows, meta, rates))
-
-
-def score_lines(
-    sets: Mapping[str, Mapping[float, Mapping[str, float]]],
-    rows: dict[str, Any],
-    meta: Mapping[str, Any],
-    rates: Sequence[float],
-) -> list[str]:
-    """Return the lines for people of what `mlm_loss.evaluate` returned."""
-    name, *described = rows.items()
-    lines = [f"layout {name[1]}: " + "; ".join(f"{k} {v}" for k, v in described)]
-    for name, scores in sets.items():
-        for rate, values in scores.items():
-            values = dict(values)
-            few, every = values.pop("rows"), values.pop("all_rows")
-            masked = f", {rate:.0%} masked" if rates else ""
-            title = heading(name, meta)
-            lines.append(f"{title}, {few:,} of {every:,} rows{masked}:")
-            lines += value_lines(values)
-    return lines
+    about = identify(args, meta) | {"layout": {"name": layout} | rows}
+    return Scores([join_sets(about, objects)], lines)
 
 
 def read_counts(checkpoint: Any) -> np.ndarray | None:
-    """Read how often each piece is in the training text, i64 [V]; None: unknown.
-
-    What an imported model was trained on is unknown.
-    """
+    """Read how often each piece is in the training text, i64 [V]; None: unknown."""
     if isinstance(checkpoint, Imported):
         return None
     file = checkpoint.parents[1] / "unigram.npy"
