@@ -54,7 +54,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     tables = {name: read_pairs(part, "--text", columns) for name, part in named}
     model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
     sets = {
-        name.lstrip("-"): correlations(model, pairs, args.batch_size or 32)
+        name: correlations(model, pairs, args.batch_size or 32)
         for name, pairs in tables.items()
     }
     return scores_of_sets(sets, args, model.meta)

@@ -33,7 +33,6 @@ def score_opened(args: Any, path: str, flag: str, opened: models.LoadedModel) ->
     key = "--text" if args.text else "data.valid"
     sets = {}
     for name, part in named_sources(args.text or model.config.data.valid, key).items():
-        name = name.lstrip("-")
         examples = task_type.read(part, key, columns, cli.say)
         rows = task_type.make_rows(
             examples, model.form, model.tokenizer, True, cli.say

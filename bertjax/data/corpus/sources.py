@@ -172,7 +172,7 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
             entry = entry[match.end() :].strip()
             if not entry:
                 raise UserError(f"{key}: {name!r} names no text; write {name}=FILE")
-        named = [(name or key.rpartition(".")[2], entry)]
+        named = [(name or key.rpartition(".")[2].lstrip("-"), entry)]
         if name == "*":
             named = [(_stem(path), path) for path in expand_paths(entry, key)]
         for part, path in named:

@@ -316,6 +316,7 @@ def test_fingerprints_are_remembered_and_notice_changes(tmp_path, monkeypatch):
 
 def test_named_sources():
     assert named_sources("a.txt,b.txt") == {"valid": "a.txt,b.txt"}
+    assert named_sources("a.txt", "--text") == {"text": "a.txt"}
     named = named_sources("wiki=a.txt, b.txt,x-1=tfds:w/k:train[:1%],valid=c")
     assert named == {"wiki": "a.txt,b.txt", "x-1": "tfds:w/k:train[:1%]", "valid": "c"}
     assert named_sources("") == {}
