@@ -58,10 +58,7 @@ ROOMS = {
     ),
     "probing": (EVERYTHING - {"reporting"}, HEAVY - {"jax", "optax"}),
     "reporting": (EVERYTHING, HEAVY - {"jax"}),
-    "scoring": (
-        EVERYTHING - {"reporting"} | {"fill_mask", "embed", "predict"},
-        HEAVY - {"jax"},
-    ),
+    "scoring": (EVERYTHING - {"reporting"}, HEAVY - {"jax"}),
     # Data is numpy. What prepares text, what plans rows and what masks them do not know
     # each other.
     "data": ({"data", "registry"}, NO_JAX),
