@@ -34,6 +34,8 @@ class Model(LoadedModel):
     Texts are strings; what is said of several texts is a list, in their order.
     """
 
+    weights: str = ""
+
     @classmethod
     def open(cls, path: str, dtype: str = "float32", weights: str = "") -> "Model":
         """Open what `--model` takes. Raises UserError where there is none."""

@@ -99,8 +99,8 @@ def predictions(config: ConfigDict, length: int, rate: float | None = None) -> i
     """Return P, the prediction slots of a row of this length."""
     if config.data.max_predictions is not None:
         return min(config.data.max_predictions, length)
-    made = resolve.make_masking(config, rate)
-    return predictions_per_sequence(made, length)
+    masking = resolve.make_masking(config, rate)
+    return predictions_per_sequence(masking, length)
 
 
 def make_eval_batches(
@@ -190,10 +190,10 @@ def make_plans(
     data = config.data
     cache = cache or open_cache(data.cache).root
     rule = batches.pair_rule(needs)
-    made = {}
+    plans = {}
     for name, store in stores.items():
         try:
-            made[name] = make_plan(
+            plans[name] = make_plan(
                 store,
                 data.plan,
                 length,
@@ -207,7 +207,7 @@ def make_plans(
         except UserError as e:
             which = str(e).removeprefix("data.train or data.valid: ")
             raise UserError(f"the text `{name}`: {which}") from None
-        for what, number in made[name].skipped.items():
+        for what, number in plans[name].skipped.items():
             if number:
                 say(f"{name}: {number:,} {what} left out of the plan")
         if rule == "nsp" and len(store.documents) == 2:
@@ -215,4 +215,4 @@ def make_plans(
                 f"{name}: a single document, so that random next sentences come from "
                 "it as well; a blank line parts documents"
             )
-    return made
+    return plans

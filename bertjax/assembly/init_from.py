@@ -24,10 +24,10 @@ def check_init_from(path: str, say: Say = silent) -> Any:
     try:
         found = manifest.resolve(path, say)[1]
     except OSError as e:
-        there = manifest.as_path(path)
-        if hf_directories.is_directory(there):
+        directory = manifest.as_path(path)
+        if hf_directories.is_directory(directory):
             return open_model(path, "init_from", silent)[2]
-        why = workdir_kinds.why_no_checkpoint(there, path)
+        why = workdir_kinds.why_no_checkpoint(directory, path)
         raise UserError(f"init_from={path}: {why}") from e
     if wrong := manifest.problem(found):
         raise UserError(f"init_from={path}: checkpoints/{found.name}: {wrong}")
@@ -54,8 +54,8 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
             f"init_from={config.init_from}; leave it out"
         )
     # Silently: `take` says which checkpoint it is.
-    there, *_ = open_model(config.init_from, "init_from", silent)
-    for key, value in there.model.items():
+    source, *_ = open_model(config.init_from, "init_from", silent)
+    for key, value in source.model.items():
         stays = key in RUNTIME or (key in OPEN and config.model[key] is not None)
         if not stays and f"model.{key}" not in overrides:
             config.model[key] = value
@@ -67,8 +67,8 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         config.data.vocab = str(found)
     # A generator's width is a size, though the objective tells it.
     (name, options), *_ = objectives.parse(config.objective)
-    if name == "electra" and there.objective.startswith("electra:"):
-        options |= objectives.parse(there.objective)[0][1]
+    if name == "electra" and source.objective.startswith("electra:"):
+        options |= objectives.parse(source.objective)[0][1]
         # As floats, which is how runs begun by earlier versions recorded them.
         parts = [f"{key}={float(value)}" for key, value in options.items()]
         config.objective = f"electra:{','.join(parts)}"
@@ -87,9 +87,9 @@ def check_init_tokenizer(source: Any, tokenizer: Any) -> None:
     ours = not isinstance(source, hf_read.Imported)
     if ours and manifest.read_meta(source)["tokenizer"] == tokenizer.identity:
         return
-    there = open_model(str(source), "init_from", silent)[1]
-    said = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (there, tokenizer)]
-    if said[0] != said[1]:
+    theirs = open_model(str(source), "init_from", silent)[1]
+    ids = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (theirs, tokenizer)]
+    if ids[0] != ids[1]:
         raise UserError(f"init_from={source} has another tokenizer")
 
 

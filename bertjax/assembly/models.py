@@ -60,9 +60,9 @@ def at_step(path: str, step: int | None) -> str:
     """
     if step is None or not manifest.as_path(path).is_dir():
         return path  # which whoever opens it says
-    there = manifest.steps(manifest.as_path(path))
-    if step not in there:
-        have = f"; there are {', '.join(map(str, there))}" if there else ", nor another"
+    saved = manifest.steps(manifest.as_path(path))
+    if step not in saved:
+        have = f"; there are {', '.join(map(str, saved))}" if saved else ", nor another"
         raise UserError(f"--step={step}: {path} has no checkpoint of that step{have}")
     return f"{path.rstrip('/')}/checkpoints/{step}"
 
@@ -78,11 +78,11 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
     try:
         directory, checkpoint = manifest.resolve(path, say)
     except OSError:
-        there = manifest.as_path(path)
-        if hf_directories.is_directory(there):
-            return open_directory(there, flag, say)
+        folder = manifest.as_path(path)
+        if hf_directories.is_directory(folder):
+            return open_directory(folder, flag, say)
         raise UserError(
-            f"{flag}={path}: {workdir_kinds.why_no_checkpoint(there, path)}"
+            f"{flag}={path}: {workdir_kinds.why_no_checkpoint(folder, path)}"
         ) from None
     wrong = manifest.problem(checkpoint)
     if wrong:
@@ -123,9 +123,9 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         config.data.plan = "full_sentences"
     config.data.length = min(config.data.length, model.cfg.max_length)
     if model.task:
-        told = sentence_transformers.model_max_length(model.directory, where)
+        limit = sentence_transformers.model_max_length(model.directory, where)
         longest = model.cfg.max_length
-        tasks.tell(config, *model.task, longest=min(told or longest, longest))
+        tasks.tell(config, *model.task, longest=min(limit or longest, longest))
     model.report(say)
     task = {}
     if model.task:
@@ -149,8 +149,8 @@ def sizes(cfg: Any, family: str) -> dict[str, Any]:
     """
     family = family if family in FAMILIES else "bert"
     keys = set(schema.base().model) - {"family", "size", *RUNTIME}
-    told = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
-    return {**told, "family": family, "size": size_name(family, told)}
+    shape = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
+    return {**shape, "family": family, "size": size_name(family, shape)}
 
 
 def params_part(checkpoint: Any, weights: str = "") -> str:
@@ -161,17 +161,17 @@ def params_part(checkpoint: Any, weights: str = "") -> str:
     """
     if weights:
         registry.pick("--weights", weights, dict.fromkeys(("raw", "ema")))
-    there = False
+    averaged = False
     if weights != "raw" and not isinstance(checkpoint, hf_read.Imported):
         from bertjax.checkpoints.manager import has_average
 
-        there = has_average(checkpoint)
-    if weights == "ema" and not there:
+        averaged = has_average(checkpoint)
+    if weights == "ema" and not averaged:
         raise UserError(f"--weights=ema: {checkpoint} has no moving average")
-    if there and not weights:
-        said = manifest.read_meta(checkpoint)["config"]
-        there = serialize.from_json(json.dumps(said)).eval.ema
-    return "ema" if there else "params"
+    if averaged and not weights:
+        recorded = manifest.read_meta(checkpoint)["config"]
+        averaged = serialize.from_json(json.dumps(recorded)).eval.ema
+    return "ema" if averaged else "params"
 
 
 def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:

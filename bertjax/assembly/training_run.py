@@ -248,9 +248,9 @@ def begin_workdir(
     hosts.barrier("workdir")
 
 
-def make_plan(run: TrainingRun, made: batches.Run, stop: StopSignal) -> Plan:
+def make_plan(run: TrainingRun, planned: batches.Run, stop: StopSignal) -> Plan:
     """Make the plan of a loop from the batches of its run."""
-    config, mesh, course = run.config, run.mesh, made.course
+    config, mesh, course = run.config, run.mesh, planned.course
     most, rows = config.steps_per_call, functools.partial(feed.local_rows, mesh)
     rows = functools.cache(rows)
 
@@ -267,7 +267,7 @@ def make_plan(run: TrainingRun, made: batches.Run, stop: StopSignal) -> Plan:
     def cost(step: int) -> tuple[int, float]:
         return train_step.cost(run.objective, course.at(step))
 
-    return Plan(phases.to_plain(made.phases), cost, open_batches)
+    return Plan(phases.to_plain(planned.phases), cost, open_batches)
 
 
 def make_evaluator(run: TrainingRun, stop: StopSignal) -> Evaluator:

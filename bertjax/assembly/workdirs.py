@@ -25,8 +25,8 @@ def write_findings(path: Any, prepared: Any, say: Say) -> None:
     lines = dict.fromkeys(line for one in sets for line in getattr(one, "findings", ()))
     if lines:
         write_file(path / FINDINGS, "".join(f"{line}\n" for line in lines))
-        told = counted(len(lines), "answer")
-        say(f"all {told} not where the file says: {FINDINGS}")
+        count = counted(len(lines), "answer")
+        say(f"all {count} not where the file says: {FINDINGS}")
 
 
 def check_place(path: Any) -> None:
@@ -34,12 +34,12 @@ def check_place(path: Any) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"--workdir={path} is a file")
     if not is_remote(path):
-        there = next(p for p in (path, *path.parents) if p.exists())
+        parent = next(p for p in (path, *path.parents) if p.exists())
         try:
             # Made and removed: permissions alone do not tell, as of /proc.
-            tempfile.TemporaryDirectory(prefix=".bertjax-", dir=there).cleanup()
+            tempfile.TemporaryDirectory(prefix=".bertjax-", dir=parent).cleanup()
         except OSError as e:
-            why = f"nothing can be made in {there}"
+            why = f"nothing can be made in {parent}"
             if not isinstance(e, FileNotFoundError):
                 why += f" ({e.strerror})"
             raise UserError(f"--workdir={path} cannot be written: {why}") from e
@@ -58,8 +58,8 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
     if changes and not allow_change:
         advice = "take another workdir, or --allow_config_change to go on with this one"
-        said = tell_changes(changes, advice)
-        raise UserError(f"--workdir={path} holds a run of another config{said}")
+        detail = tell_changes(changes, advice)
+        raise UserError(f"--workdir={path} holds a run of another config{detail}")
 
 
 def tell_changes(changes: list[str], advice: str) -> str:
@@ -78,7 +78,7 @@ def names_its_text(path: Any, config: ConfigDict) -> bool:
     Then nobody prepares it, which may take hours, to say that the run is done. A task's
     rows are read in a moment, so that a table that was changed in its place is noticed.
     """
-    there = workdir.read_json(path / "config.json").get("data", {})
+    recorded = workdir.read_json(path / "config.json").get("data", {})
     keys = "train", "valid", "vocab", "similar", "segmenter"
-    same = all(there.get(key) == config.data[key] for key in keys)
+    same = all(recorded.get(key) == config.data[key] for key in keys)
     return same and not tasks.is_task(config)

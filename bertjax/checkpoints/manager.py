@@ -120,10 +120,10 @@ class Checkpoints:
     def _error(self, what: str, error: BaseException) -> BaseException:
         if is_broken_collective(error):  # another process is gone: watch.py says which
             return error
-        said = " ".join(str(error).split())
-        if len(said) > 300:  # the reason stands at the end
-            said = f"{said[:100]} ... {said[-180:]}"
-        return RunError(f"{what}: {said}")
+        reason = " ".join(str(error).split())
+        if len(reason) > 300:  # the reason stands at the end
+            reason = f"{reason[:100]} ... {reason[-180:]}"
+        return RunError(f"{what}: {reason}")
 
     def _prune(self, keep: Collection[int | None]) -> None:
         for step in manifest.steps(self.workdir)[: -self.keep_last]:
@@ -145,29 +145,29 @@ class Checkpoints:
         Raises UserError when the checkpoint is of another model or optimizer.
         """
         folder = self.folder / str(step)
-        there = describe(folder)
+        saved_shapes = describe(folder)
         asked = _shapes(abstract.params)
-        for name in sorted({*there, *asked}):
-            if there.get(name) != asked.get(name):
+        for name in sorted({*saved_shapes, *asked}):
+            if saved_shapes.get(name) != asked.get(name):
                 raise UserError(
                     f"{folder} is of another model: {name} has shape "
-                    f"{there.get(name)} there, {asked.get(name)} here"
+                    f"{saved_shapes.get(name)} there, {asked.get(name)} here"
                 )
-        held = _tree(folder)
-        if _shapes(held["opt_state"]) != _shapes(abstract.opt_state):
+        saved = _tree(folder)
+        if _shapes(saved["opt_state"]) != _shapes(abstract.opt_state):
             raise UserError(
                 f"{folder} is of another optimizer, whose moments fit no other: keep "
                 "optim.name and optim.clip, or begin another workdir with "
                 f"--config.init_from={self.workdir}"
             )
-        item = {k: v for k, v in abstract.parts().items() if k in held}
+        item = {k: v for k, v in abstract.parts().items() if k in saved}
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             parts = reader.restore(
                 folder / "state",
                 args=ocp.args.PyTreeRestore(
                     item=item,
                     restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-                    partial_restore=item.keys() != held.keys(),
+                    partial_restore=item.keys() != saved.keys(),
                 ),
             )
         return complete(parts, abstract)
@@ -263,23 +263,23 @@ def warm_start(
     other's lacks, the pooler aside.
     """
     foreign = hasattr(folder, "describe")
-    there = dict(folder.describe() if foreign else describe(folder))
+    theirs = dict(folder.describe() if foreign else describe(folder))
     here = _shapes(abstract)
-    there = {k: v for k, v in there.items() if not k.startswith(fresh)}
-    for name in sorted(there.keys() & here.keys()):
-        if there[name] != here[name]:
+    theirs = {k: v for k, v in theirs.items() if not k.startswith(fresh)}
+    for name in sorted(theirs.keys() & here.keys()):
+        if theirs[name] != here[name]:
             if name.startswith(of_classes):
-                say(f"init_from={folder}: {name} is of {there.pop(name)[-1]} classes")
+                say(f"init_from={folder}: {name} is of {theirs.pop(name)[-1]} classes")
                 continue
             raise UserError(
-                f"init_from={folder}: {name} has shape {there[name]} there, "
+                f"init_from={folder}: {name} has shape {theirs[name]} there, "
                 f"{here[name]} here"
             )
-    missing = sorted(here.keys() - there.keys())
+    missing = sorted(here.keys() - theirs.keys())
     lost = [n for n in missing if n.startswith("encoder/") and "/pooler/" not in n]
     if lost:
         raise UserError(f"init_from={folder} lacks {', '.join(lost)}")
-    unexpected = sorted(there.keys() - here.keys())
+    unexpected = sorted(theirs.keys() - here.keys())
     odd = [n for n in unexpected if n.startswith("encoder/") and "/pooler/" not in n]
     if odd:
         raise UserError(f"init_from={folder} has {', '.join(odd)}, the config has not")

@@ -36,10 +36,10 @@ def as_path(path: str | Path) -> Any:
 def steps(workdir: Any) -> list[int]:
     """List the steps of WORKDIR/checkpoints in ascending order."""
     folder = workdir / "checkpoints"
-    there = _numbered(folder)
+    saved = _numbered(folder)
     if is_remote(folder):  # the manifest is what makes it one (checkpoint.py)
-        there = [n for n in there if (folder / str(n) / MANIFEST).exists()]
-    return there
+        saved = [n for n in saved if (folder / str(n) / MANIFEST).exists()]
+    return saved
 
 
 def unfinished(workdir: Any) -> list[Any]:
@@ -85,27 +85,28 @@ def files(folder: Any) -> dict[str, Any]:
 def write_manifest(folder: Any) -> None:
     """Write the checksum of every file of a checkpoint."""
     sums = {name: checksum(p) for name, p in files(folder).items()}
-    said = {"format": FORMAT, "sha256": sums}
-    text = json.dumps({**said, "checksum": _own_checksum(said)}, indent=1)
+    record = {"format": FORMAT, "sha256": sums}
+    text = json.dumps({**record, "checksum": _own_checksum(record)}, indent=1)
     (folder / MANIFEST).write_text(text)
 
 
-def _own_checksum(said: dict[str, Any]) -> str:
+def _own_checksum(record: dict[str, Any]) -> str:
     """Return the sha256 of what a manifest says; the same in formats to come."""
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _read_manifest(folder: Any) -> dict[str, Any]:
     """Return what a manifest says. Raises ValueError where it is damaged."""
-    said = json.loads((folder / MANIFEST).read_text())
-    if not isinstance(said, dict):
+    record = json.loads((folder / MANIFEST).read_text())
+    if not isinstance(record, dict):
         raise ValueError
-    own = said.pop("checksum", None)
+    own = record.pop("checksum", None)
     # The first ones had none, and nothing but this; a flipped bit looks otherwise.
-    first = own is None and said.keys() == {"format", "sha256"} and said["format"] == 1
-    if not first and own != _own_checksum(said):
+    known = record.keys() == {"format", "sha256"} and record["format"] == 1
+    first = own is None and known
+    if not first and own != _own_checksum(record):
         raise ValueError
-    return said
+    return record
 
 
 def problem(folder: Any) -> str | None:
@@ -114,22 +115,22 @@ def problem(folder: Any) -> str | None:
     Raises UserError when a later version wrote them: that is no damage.
     """
     try:
-        said = _read_manifest(folder)
+        record = _read_manifest(folder)
     except FileNotFoundError:
         return "its manifest is missing"
     except ValueError:
         return "its manifest cannot be read"
-    if said["format"] > FORMAT:
+    if record["format"] > FORMAT:
         raise UserError(
-            f"{folder} has format {said['format']}, this version reads up to "
+            f"{folder} has format {record['format']}, this version reads up to "
             f"{FORMAT}: a later bertjax wrote it, install that"
         )
-    sums = dict(said["sha256"])
-    there = files(folder)
+    sums = dict(record["sha256"])
+    present = files(folder)
     for name, known in sums.items():
-        if name not in there:
+        if name not in present:
             return f"{name} is missing"
-        if checksum(there[name]) != known:
+        if checksum(present[name]) != known:
             return f"{name} has another checksum than when it was written"
     return None
 

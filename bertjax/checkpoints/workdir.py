@@ -45,13 +45,13 @@ def finite(row: Mapping[str, Any]) -> dict[str, Any]:
     {'loss': None, 'step': 2}
     """
 
-    def told(value: Any) -> Any:
+    def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
             return finite(value)
         odd = isinstance(value, float) and not math.isfinite(value)
         return None if odd else value
 
-    return {key: told(value) for key, value in row.items()}
+    return {key: plain(value) for key, value in row.items()}
 
 
 def versions() -> dict[str, str]:

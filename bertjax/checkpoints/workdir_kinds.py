@@ -25,13 +25,13 @@ def kind(path: Any) -> str:
         return SWEEP
     if (path / MEMBERS).exists():
         return UNDER_WAY
-    there = manifest.steps(path)
-    if not there:
+    saved = manifest.steps(path)
+    if not saved:
         return ""
-    said = read_meta(path, there[-1])
-    if "runs" in said:  # sweep.json is lost
+    meta = read_meta(path, saved[-1])
+    if "runs" in meta:  # sweep.json is lost
         return SWEEP
-    return CONVERTED if "config" in said and "stores" not in said else RUN
+    return CONVERTED if "config" in meta and "stores" not in meta else RUN
 
 
 def check_run(path: Any) -> None:
@@ -81,8 +81,8 @@ def read_results(path: Any) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as e:
-        said = " ".join(str(e).split())
-        raise UserError(f"{file} cannot be read: {said}") from e
+        reason = " ".join(str(e).split())
+        raise UserError(f"{file} cannot be read: {reason}") from e
     return found
 
 
@@ -100,10 +100,10 @@ def why_no_checkpoint(path: Any, given: str = "") -> str:
             "no such directory, and nothing is downloaded: a model of huggingface.co "
             f"is fetched by `hf download {given} --local-dir DIR`; then give DIR"
         )
-    if path.name == "checkpoints" and (there := manifest.steps(path.parent)):
+    if path.name == "checkpoints" and (saved := manifest.steps(path.parent)):
         return (
             f"these are the checkpoints of a run: give the run, {path.parent}, or one "
-            f"of them, {path / str(there[-1])}"
+            f"of them, {path / str(saved[-1])}"
         )
     if kind(path) == UNDER_WAY:
         return f"it holds {UNDER_WAY}: repeat its command to finish it"

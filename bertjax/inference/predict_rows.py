@@ -47,11 +47,11 @@ def open_finetuned(
     """
     config, tokenizer, checkpoint, meta = opened or models.open_model(path, flag)
     if "task" not in meta:
-        there = meta.get("hf", {})
-        known = {k: there[k] for k in ("architectures", "problem_type") if k in there}
-        said = f" ({', '.join(f'{k} {v}' for k, v in known.items())})" if known else ""
+        raw = meta.get("hf", {})
+        known = {k: raw[k] for k in ("architectures", "problem_type") if k in raw}
+        about = f" ({', '.join(f'{k} {v}' for k, v in known.items())})" if known else ""
         raise UserError(
-            f"{flag}={path} was not finetuned for a task that is known here{said}: "
+            f"{flag}={path} was not finetuned for a task that is known here{about}: "
             "fill_mask and embed use such models"
         )
     if get_task_type(config.objective).makes_vectors:
@@ -136,6 +136,6 @@ def make_forward(
 
     from bertjax.objectives.base import make_objective
 
-    made, cfg = make_objective(objective, cfg, tokens)
+    head, cfg = make_objective(objective, cfg, tokens)
     # Sums are of labels, which there are none of: nothing computes them.
-    return jax.jit(lambda params, batch: made.evaluate(params, batch)[1])
+    return jax.jit(lambda params, batch: head.evaluate(params, batch)[1])

@@ -82,8 +82,8 @@ class Groups:
     @property
     def newest(self) -> int:
         """The last step at which everything is saved; 0 without one."""
-        there = [{*manifest.steps(one.workdir)} for one in self.saved]
-        return max(set.intersection(*there), default=0)
+        saved = [{*manifest.steps(one.workdir)} for one in self.saved]
+        return max(set.intersection(*saved), default=0)
 
     @property
     def streaks(self) -> list[int]:
@@ -107,10 +107,10 @@ class Groups:
         for i in self.going(ended):
             fed = {k: v[self.parts[i]] for k, v in batch.items()}
             fed = jax.device_put(fed, self.place)
-            self.states[i], told = self.programs.advance(
+            self.states[i], metrics = self.programs.advance(
                 self.states[i], fed, self.seeds[i], self.rates[i]
             )
-            self.longest[i] = jnp.maximum(self.longest[i], told["streak"])
+            self.longest[i] = jnp.maximum(self.longest[i], metrics["streak"])
         self.done += 1
 
     def score(
@@ -122,8 +122,8 @@ class Groups:
         found = stacked_runs.score(self.programs.evaluate, params, batches)
         places = [i * self.size + k for i in groups for k in range(self.size)]
         known = {*range(len(self.runs))} - {*ended}
-        told = zip(places, found, strict=True)
-        return {run: one for run, one in told if run in known}
+        scored = zip(places, found, strict=True)
+        return {run: one for run, one in scored if run in known}
 
     def params(self, run: int) -> Any:
         """Return the parameters of a run as numpy arrays."""
@@ -136,8 +136,8 @@ class Groups:
 
     def save(self, meta: dict[str, Any]) -> None:
         """Save everything at this step; returns when it is copied."""
-        held = [*self.states, *[{"params": self.best}] * self.keeps]
-        for one, state in zip(self.saved, held, strict=True):
+        states = [*self.states, *[{"params": self.best}] * self.keeps]
+        for one, state in zip(self.saved, states, strict=True):
             one.save(self.done, state, meta)
 
     def close(self) -> None:

@@ -93,12 +93,12 @@ def runs_at_once(
             return False
         lowered = programs.advance.lower(*programs.shapes(size))
         try:
-            made = lowered.compile()
+            compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as e:
             if "RESOURCE_EXHAUSTED" in str(e):  # a TPU's compiler looks by itself
                 return False
             raise
-        need = made.memory_analysis()
+        need = compiled.memory_analysis()
         used = need.temp_size_in_bytes + need.argument_size_in_bytes
         others = (-(-runs // size) - 1) * need.output_size_in_bytes
         return used + others < 0.9 * limit

@@ -77,12 +77,12 @@ class SweepScores:
             best = tracker.step if self.at_best else None
             steps[run] = tracker.scores[-1][0] if best is None else best
         sets = [*dict.fromkeys(row["valid"] for row in self.rows)]
-        told = [r for r in self.rows if r["step"] == steps[r["seed"], r["lr"]]]
+        rows = [r for r in self.rows if r["step"] == steps[r["seed"], r["lr"]]]
 
         def place(row: dict[str, Any]) -> tuple[int, int]:
             return sets.index(row["valid"]), self.runs.index((row["seed"], row["lr"]))
 
-        return sorted(told, key=place)
+        return sorted(rows, key=place)
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -121,8 +121,8 @@ def spread(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for valid, rate in pairs:
         mine = [row for row in rows if (row["valid"], row["lr"]) == (valid, rate)]
         for key in sorted({key for row in mine for key in row} - {*ABOUT}):
-            told = {"valid": valid, "lr": rate, "metric": key}
-            found.append(told | scatter([row.get(key) for row in mine]))
+            key_values = {"valid": valid, "lr": rate, "metric": key}
+            found.append(key_values | scatter([row.get(key) for row in mine]))
     return found
 
 
@@ -145,22 +145,22 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
     head = f"{'set':12} {'lr':>8} {'metric':16} {'n':>3} {'median':>8} {'std':>8}"
     yield f"{head} {'min':>8} {'max':>8}"
     for row in found["spread"]:
-        told = {k: "-" if v is None else v for k, v in row.items()}
-        told |= {"std": "one seed"} if row["n"] == 1 and not row["lost"] else {}
+        cells = {k: "-" if v is None else v for k, v in row.items()}
+        cells |= {"std": "one seed"} if row["n"] == 1 and not row["lost"] else {}
         yield (
             f"{row['valid']:12} {row['lr']:8.1e} {row['metric']:16} {row['n']:3d} "
             + " ".join(
                 f"{v:8.4f}" if isinstance(v, float) else f"{v:>8}"
-                for v in (told[k] for k in ("median", "std", "min", "max"))
+                for v in (cells[k] for k in ("median", "std", "min", "max"))
             )
             + f"  {row['lost']} not finite" * bool(row["lost"])
         )
     first = found["best"]["valid"]
     for row in found["runs"]:
         if row["skipped"] and row["valid"] == first:
-            told = f"{row['skipped']:,} of {row['step']:,} updates skipped (guard)"
+            skipped = f"{row['skipped']:,} of {row['step']:,} updates skipped (guard)"
             lost = row[found["metric"]] is None
-            yield f"seed {row['seed']}, lr {row['lr']:g}: {told}" + ", lost" * lost
+            yield f"seed {row['seed']}, lr {row['lr']:g}: {skipped}" + ", lost" * lost
     best = found["best"]
     if found.get("at") == "best":
         yield "each run at its best evaluation (eval.best)"

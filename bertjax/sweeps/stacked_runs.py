@@ -43,8 +43,8 @@ def over_runs(
         if len(jax.tree.leaves(args[0])[0]) > 1:
             return jax.vmap(one, axes)(*args)
         pairs = zip(args, axes, strict=True)
-        made = one(*(arg if axis is None else take(arg, 0) for arg, axis in pairs))
-        return jax.tree.map(lambda x: x[None], made)
+        results = one(*(arg if axis is None else take(arg, 0) for arg, axis in pairs))
+        return jax.tree.map(lambda x: x[None], results)
 
     return run
 
@@ -72,19 +72,19 @@ def make_begin(begin: Callable[[Any], State], shardings: State) -> Any:
 def give_params(states: State, params: Any) -> State:
     """Put the leaves of `params`, the same for all runs, in the place of their own."""
 
-    def one(held: Any, given: Any) -> Any:
-        if not isinstance(held, dict):
+    def one(own: Any, given: Any) -> Any:
+        if not isinstance(own, dict):
             return given
-        return {k: one(v, given[k]) if k in given else v for k, v in held.items()}
+        return {k: one(v, given[k]) if k in given else v for k, v in own.items()}
 
     def spread(leaf: jax.Array) -> jax.Array:
         return jnp.broadcast_to(leaf, (len(states.step), *leaf.shape))
 
     places = jax.tree.map(lambda x: x.sharding, states.params)
-    made = jax.jit(
+    params_of_runs = jax.jit(
         lambda own, given: one(own, jax.tree.map(spread, given)), out_shardings=places
     )(states.params, params)
-    return states._replace(params=made)
+    return states._replace(params=params_of_runs)
 
 
 def group_size(runs: int, fits: Callable[[int], bool]) -> int:
@@ -123,14 +123,14 @@ def score(
     evaluate(params of a group, batch) -> sums with a leading axis of the runs.
     """
     totals: list[dict[str, Any]] = [{} for _ in groups]
-    told: list[list[Any]] = [[] for _ in groups]
+    outputs_of: list[list[Any]] = [[] for _ in groups]
     for batch in batches:
         for i, params in enumerate(groups):
             found = jax.device_get(evaluate(params, batch))
-            told[i].append(found.pop("outputs", {}))
+            outputs_of[i].append(found.pop("outputs", {}))
             add_sums(totals[i], found)
     out = []
-    for total, outputs in zip(totals, told, strict=True):
+    for total, outputs in zip(totals, outputs_of, strict=True):
         runs = len(jax.tree.leaves(outputs)[0])
         for run in range(runs):
             means = {k: mean_on_host(take(v, run)) for k, v in total.items()}

@@ -134,8 +134,8 @@ class SweepLoop(Loop):
         config, prepared = self.config, self.prepared
         if not config.init_from:
             return {}
-        made = self.update_parts
-        shapes = state.with_shardings(made.shapes, made.shardings)
+        parts = self.update_parts
+        shapes = state.with_shardings(parts.shapes, parts.shardings)
         task = tasks.facts(config, prepared.parts).get("task", {})
         tokenizer = prepared.tokenizer
         return init_from.take(config.init_from, tokenizer, shapes.params, cli.say, task)

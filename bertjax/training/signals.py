@@ -88,29 +88,29 @@ class StopCommand(_Listener):
 
     def __init__(self, grace: float = 3.0) -> None:
         self.grace = grace
-        self._said = False
-        self._saying = threading.Lock()
+        self._printed = False
+        self._printing = threading.Lock()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         for other in STOPS:  # what clears up is not interrupted
             signal.signal(other, signal.SIG_IGN)
-        self._say(number)
+        self._print_once(number)
         raise Stopped(number)
 
     def _note(self, number: int) -> None:
-        self._say(number)
+        self._print_once(number)
         time.sleep(self.grace)
         os._exit(128 + number)
 
-    def _say(self, number: int) -> None:
+    def _print_once(self, number: int) -> None:
         """Once, by the thread that comes first; the other goes on when it is said.
 
         Past sys.stderr, which the main thread may be writing to at this moment.
         """
         line = f"stopped by {signal.Signals(number).name}\n"
-        if self._saying.acquire(timeout=self.grace):
+        if self._printing.acquire(timeout=self.grace):
             with contextlib.suppress(OSError):  # nobody may read it any more
-                if not self._said:
-                    self._said = True
+                if not self._printed:
+                    self._printed = True
                     os.write(2, line.encode())
-            self._saying.release()
+            self._printing.release()

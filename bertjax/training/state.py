@@ -99,10 +99,10 @@ def complete(parts: dict[str, Any], wanted: State) -> State:
     if wanted.guard is not None and "guard" not in parts:
         places = jax.tree.map(lambda s: s.sharding, wanted.guard)
         parts["guard"] = jax.jit(make_guard, out_shardings=places)()
-    made = State(**parts)
+    restored = State(**parts)
     if wanted.ema is not None and "ema" not in parts:
-        made = with_params(made, made.params, wanted.ema)
-    return made
+        restored = with_params(restored, restored.params, wanted.ema)
+    return restored
 
 
 def with_params(current: State, params: Any, wanted: Any) -> State:

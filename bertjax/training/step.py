@@ -40,6 +40,51 @@ def mean(total: Any) -> Any:
     return total.mean() if hasattr(total, "mean") else divide(*total)
 
 
+def make_gradients(
+    sums_fn: SumsFn, coefficients: Mapping[str, float], accumulate: int = 1
+) -> Callable[..., tuple[Any, Sums]]:
+    """Make gradients(params, batch, weights, rng) -> (gradient of the loss, sums).
+
+    weights: those of the whole batch, which `accumulate` micro-batches share.
+    """
+
+    def loss_fn(
+        params: Any, batch: Batch, weights: dict[str, jax.Array], rng: jax.Array
+    ) -> tuple[jax.Array, Sums]:
+        sums = sums_fn(params, batch, rng)
+        loss = sum(
+            coefficients.get(term, 1.0) * divide(sums[term][0], weight)
+            for term, weight in weights.items()
+        )
+        return loss, sums
+
+    grad_fn = jax.grad(loss_fn, has_aux=True)
+    if accumulate == 1:
+        return grad_fn
+
+    def accumulated(
+        params: Any, batch: Batch, weights: dict[str, jax.Array], rng: jax.Array
+    ) -> tuple[Any, Sums]:
+        # Micro-batch i takes every accumulate-th row: rows stay on their device.
+        micro = jax.tree.map(
+            lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
+        )
+
+        def add(carry: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+            rows, index = inputs
+            more = grad_fn(params, rows, weights, jax.random.fold_in(rng, index))
+            return jax.tree.map(jnp.add, carry, more), None
+
+        first = jax.tree.map(lambda x: x[0], micro)
+        zeros = jax.tree.map(
+            lambda s: jnp.zeros(s.shape, s.dtype),
+            jax.eval_shape(grad_fn, params, first, weights, rng),
+        )
+        return jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))[0]
+
+    return accumulated
+
+
 def make_train_step(
     sums_fn: SumsFn,
     weights_fn: WeightsFn,
@@ -66,18 +111,8 @@ def make_train_step(
     `at` f32 [devices] says the time of the schedule itself (budget.py).
     """
 
-    def loss_fn(
-        params: Any, batch: Batch, weights: dict[str, jax.Array], rng: jax.Array
-    ) -> tuple[jax.Array, Sums]:
-        sums = sums_fn(params, batch, rng)
-        loss = sum(
-            coefficients.get(term, 1.0) * divide(sums[term][0], weight)
-            for term, weight in weights.items()
-        )
-        return loss, sums
-
     tx = optax.with_extra_args_support(tx)
-    grad_fn = jax.grad(loss_fn, has_aux=True)
+    gradients = make_gradients(sums_fn, coefficients, accumulate)
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         batch = dict(batch)
@@ -86,26 +121,7 @@ def make_train_step(
         time = state.step if at is None else jnp.max(at)
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         weights = weights_fn(batch)
-        if accumulate == 1:
-            grads, sums = grad_fn(state.params, batch, weights, rng)
-        else:
-            # Micro-batch i takes every accumulate-th row: rows stay on their device.
-            micro = jax.tree.map(
-                lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
-            )
-
-            def add(carry: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-                rows, index = inputs
-                key = jax.random.fold_in(rng, index)
-                more = grad_fn(state.params, rows, weights, key)
-                return jax.tree.map(jnp.add, carry, more), None
-
-            first = jax.tree.map(lambda x: x[0], micro)
-            zeros = jax.tree.map(
-                lambda s: jnp.zeros(s.shape, s.dtype),
-                jax.eval_shape(grad_fn, state.params, first, weights, rng),
-            )
-            (grads, sums), _ = jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))
+        grads, sums = gradients(state.params, batch, weights, rng)
         sums = with_weights(sums, weights)
         terms = {term: mean(total) for term, total in sums.items()}
         loss = sum(coefficients.get(term, 1.0) * terms[term] for term in weights)
@@ -208,9 +224,9 @@ def run_eval(
     def collect(keep: int) -> None:
         while len(pending) > keep:
             found = jax.device_get(pending.pop(0))
-            told = found.pop("outputs", None)
-            if told is not None and outputs is not None:
-                outputs.append(told)
+            batch_outputs = found.pop("outputs", None)
+            if batch_outputs is not None and outputs is not None:
+                outputs.append(batch_outputs)
             add_sums(total, found)
 
     for batch in batches:

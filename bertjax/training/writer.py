@@ -190,7 +190,7 @@ class ProgressWriter:
     ) -> None:
         self.total, self.first, self.seconds = total, step, seconds
         self.budget, self.now = budget, now
-        self.begun = self.said = now()
+        self.begun = self.printed_at = now()
         form = None  # with a budget tqdm's own time left, of the steps, would be wrong
         if budget is not None:
             form = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
@@ -208,14 +208,14 @@ class ProgressWriter:
         now = self.now()
         left = f"{self._left(row, now) / 60:.1f} min left"
         if not self.bar.disable:
-            told = f"loss={row['train/loss']:.3f}, tok_s={rate:,.0f}"
-            self.bar.set_postfix_str(told + f", {left}" * (self.budget is not None))
+            postfix = f"loss={row['train/loss']:.3f}, tok_s={rate:,.0f}"
+            self.bar.set_postfix_str(postfix + f", {left}" * (self.budget is not None))
             self.bar.update(row["step"] - self.bar.n)
-        elif now - self.said >= self.seconds or row["step"] in (
+        elif now - self.printed_at >= self.seconds or row["step"] in (
             self.first + 1,
             self.total,
         ):
-            self.said = now
+            self.printed_at = now
             text = f"step {row['step']}/{self.total}  loss {row['train/loss']:.4f}"
             if rate:  # the first step is mostly compilation
                 text += f"  {rate:,.0f} tokens/s  {left}"
