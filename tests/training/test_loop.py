@@ -168,5 +168,5 @@ def test_drain_hears_of_a_signal_and_of_a_loss_that_is_not_finite(drained):
     strict = SimpleNamespace(patience=3, nonfinite="stop", rewinds=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loops.manifest, "steps", lambda path: [2])
-        with pytest.raises(RunError, match=r"train/loss not finite; the last good .* 2"):
+        with pytest.raises(RunError, match="train/loss not finite; the last good"):
             drained([(1, 1, metrics(loss=np.nan))], guard=strict)
