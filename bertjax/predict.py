@@ -120,9 +120,9 @@ def read_input(
             )
     path = Path(name).expanduser()
     if name == "-" or path.is_fifo():
-        told = "standard input" if name == "-" else name
+        source = "standard input" if name == "-" else name
         content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()
-        parts = [(tables.decode(content, told), told)]
+        parts = [(tables.decode(content, source), source)]
     elif form is None:
         return task_type.read(name, "--input", columns, cli.say)
     else:
@@ -143,11 +143,11 @@ def read_input(
 
 
 def _parse(
-    text: str, told: str, columns: dict[str, str], task_type: TaskType
+    text: str, source: str, columns: dict[str, str], task_type: TaskType
 ) -> Sequence[Any]:
-    """Read the examples of a pipe or standard input, which `told` names."""
+    """Read the examples of a pipe or standard input, which `source` names."""
     try:
-        return task_type.parse(text, told, columns, cli.say) if text else []
+        return task_type.parse(text, source, columns, cli.say) if text else []
     except UserError as e:
         bare = "\t" not in text and text.lstrip()[:1] != "{"
         if not bare or task_type.parse_lines is None or len(columns) > 1:

@@ -88,8 +88,8 @@ def inspect_batches(
     statistics, rows = Statistics(tokenizer, names), []
     steps = range(args.step, args.step + args.batches)
     make = make_batch_of_hosts(course, args.hosts)
-    made = stream(make, steps.start, steps.stop, config.data.engine)
-    for step, batch in zip(steps, made, strict=True):
+    stream_of_batches = stream(make, steps.start, steps.stop, config.data.engine)
+    for step, batch in zip(steps, stream_of_batches, strict=True):
         phase = course.at(step)
         seen = phase.inspect(step)
         statistics.add(seen, batch_sha256(batch))
