@@ -45,6 +45,7 @@ test-all: $(VENV)/.test
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 $(VENV)/.base: pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 found; say PYTHON=..."; exit 2; }

@@ -13,6 +13,8 @@ from typing import Any
 
 from bertjax import UserError
 
+__all__ = ["load", "load_outside", "make", "parse_options", "pick", "unknown"]
+
 Option = str | int | float | bool
 
 
@@ -87,8 +89,8 @@ def import_extra(name: str, extra: str, place: str) -> ModuleType:
 def names(package: str) -> list[str]:
     """List the modules of a package without importing them."""
     spec = importlib.util.find_spec(package)
-    paths = spec.submodule_search_locations or []
-    return sorted(m.name for m in pkgutil.iter_modules(paths))
+    paths = spec.submodule_search_locations if spec else None
+    return sorted(m.name for m in pkgutil.iter_modules(paths or []))
 
 
 def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> str:

@@ -104,6 +104,10 @@ def run(model, text, out, *more):
     return np.load(out)
 
 
+def test_no_texts_have_no_vectors():
+    assert embed_texts.embed_rows(None, [], 0, 32, 64).shape == (0, 0)
+
+
 def test_workdir_checkpoint_and_exported(trained, exported, text, tmp_path, capsys):
     first = run(trained, text, tmp_path / "a.npy")
     said = capsys.readouterr().err

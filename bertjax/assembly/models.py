@@ -24,6 +24,8 @@ from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import get_task_type
 
+__all__ = ["LoadedModel", "check_masked_lm", "open_model", "params_part", "read_params"]
+
 Say = Callable[[str], None]
 
 

@@ -15,6 +15,8 @@ from bertjax.inference import forward
 from bertjax.interop import sentence_transformers
 from bertjax.tasks.task_type import POOLINGS
 
+__all__ = ["Embedder", "embed_rows", "make_embedder", "open_embedder", "tokenize"]
+
 BLOCK = 1000  # lines that are tokenized at a time
 
 
@@ -142,11 +144,11 @@ def embed_rows(
     """Return the vectors of rows of ids, in order: f32 [n, D]."""
     sizes = np.array([len(row) for row in rows])
     work = forward.count_work(forward.plan_batches(sizes, batch_size, longest)[1])
-    vectors = None
+    vectors = np.empty((0, 0), np.float32)
     with Progress("embed", total=len(rows), unit="lines", work=work) as progress:
         batches = forward.pad_batches(rows, pad_id, batch_size, longest)
         for which, found in forward.run_batches(batches, encode, progress):
-            if vectors is None:
+            if not len(vectors):
                 vectors = np.empty((len(rows), found.shape[1]), np.float32)
             vectors[which] = found
     return vectors

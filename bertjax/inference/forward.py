@@ -14,6 +14,16 @@ from typing import Any
 
 import numpy as np
 
+__all__ = [
+    "Hidden",
+    "Logits",
+    "Pooled",
+    "make_forward",
+    "pad_batches",
+    "place_params",
+    "run_batches",
+]
+
 LENGTHS = 5  # shapes that texts of all lengths are padded to
 
 

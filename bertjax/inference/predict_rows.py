@@ -17,6 +17,8 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_rows import Form, Rows
 from bertjax.tasks.task_type import get_task_type, shipped_task_type
 
+__all__ = ["Finetuned", "answer", "make_forward", "open_finetuned", "predict"]
+
 
 class Finetuned(NamedTuple):
     """A model that answers: what its rows look like, and its parameters.
@@ -83,7 +85,9 @@ def answer(
     longest = resolve.encoder_config(model.config, 1).max_length
     rows = rows.plan(min(model.config.data.length, longest))
     if model.threshold is not None:
-        rows = dataclasses.replace(rows, threshold=model.threshold)
+        # A field of the rows whose TaskType has_threshold.
+        threshold: dict[str, Any] = {"threshold": model.threshold}
+        rows = dataclasses.replace(rows, **threshold)
     for line in (rows.read_as(model.tokenizer, labelled=False), *rows.notes()):
         cli.say(line)
     return rows.answers(predict(model, rows, batch_size), read)
@@ -136,6 +140,7 @@ def make_forward(
 
     from bertjax.objectives.base import make_objective
 
-    head, cfg = make_objective(objective, cfg, tokens)
+    evaluate = make_objective(objective, cfg, tokens)[0].evaluate
+    assert evaluate is not None, f"{objective} has no outputs"
     # Sums are of labels, which there are none of: nothing computes them.
-    return jax.jit(lambda params, batch: head.evaluate(params, batch)[1])
+    return jax.jit(lambda params, batch: evaluate(params, batch)[1])
