@@ -23,7 +23,7 @@ from absl import flags
 from bertjax import UserError, registry, sweep
 from bertjax.assembly import command_line
 from bertjax.config import cli
-from bertjax.config import flags as config_flags
+from bertjax.config.arguments import config_arguments
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
 from bertjax.tasks import glue_files
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
             text = glue_files.train_arguments(task, folder, path / "text", cli.say)
             cli.say(f"{name}:")
             trouble = "failed"
-            given = config_flags.config_arguments(argv)
+            given = config_arguments(argv)
             given += [f"--config.task.name={name}", *text]
             found = sweep.run(given, args.seeds, args.lrs, args.at_once, own, stop)
             rows += table(name, task, found)

@@ -26,7 +26,7 @@ from absl import flags
 from bertjax import UserError
 from bertjax.assembly import command_line, validate
 from bertjax.config import cli
-from bertjax.config import flags as config_flags
+from bertjax.config.arguments import config_arguments
 from bertjax.measuring import topologies
 from bertjax.training.signals import StopCommand, Stopped
 
@@ -74,7 +74,7 @@ def show(argv: Sequence[str]) -> int:
 
 def write_table(argv: Sequence[str]) -> int:
     """Write the table of shipped configs; what was compiled before is not again."""
-    if config_flags.config_arguments(argv):
+    if config_arguments(argv):
         raise UserError("--table takes the shipped configs: leave --config out")
     args = command_line.parse(argv, define_flags, needs_config=False)
     if args.json:

@@ -34,7 +34,7 @@ from bertjax.assembly import (
 )
 from bertjax.checkpoints import workdir_kinds
 from bertjax.config import cli, schema, serialize
-from bertjax.config import flags as config_flags
+from bertjax.config.arguments import config_arguments
 from bertjax.storage import directories
 from bertjax.sweeps import score_spread
 from bertjax.tasks import prepare_task as tasks
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
     path = Path(args.workdir).expanduser().absolute()  # orbax wants one
-    given = config_flags.config_arguments(argv)
+    given = config_arguments(argv)
     try:
         found = run(given, args.seeds, args.lrs, args.at_once, path, stop)
     except Stopped as e:

@@ -29,7 +29,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from bertjax import RunError
 from bertjax.assembly import command_line, prepared_text, validate
-from bertjax.config import cli, flags
+from bertjax.config import arguments, cli
 from bertjax.data.token_store import prepare_data
 from bertjax.data.token_store.cache import Cache, open_cache
 from bertjax.data.token_store.components import Component
@@ -69,7 +69,7 @@ class MergeComponent(_Worker):
 
 
 def main(argv: Sequence[str]) -> int:
-    own, others = flags.part_arguments(argv)
+    own, others = arguments.part_arguments(argv)
     config = command_line.parse(own).config
     prepared_text.refuse_task(config)
     validate.check(config)

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax import UserError, registry
 from bertjax.assembly import command_line, resolve, validate
-from bertjax.config import durations, flags, recipes, schema, serialize
+from bertjax.config import arguments, durations, recipes, schema, serialize
 from bertjax.data.phases import place_phases
 from bertjax.models.families import FAMILIES
 
@@ -91,7 +91,7 @@ def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
     ],
 )
 def test_arguments_are_parted(given, own, others):
-    found = flags.part_arguments(given.split())
+    found = arguments.part_arguments(given.split())
     assert [len(part) for part in found] == [own, others]
 
 
@@ -154,10 +154,10 @@ def test_an_installed_package_has_its_own_configs(tmp_path, monkeypatch):
     for folder, name in ((own, "bert.py"), (others, "other.py")):
         folder.mkdir(parents=True)
         (folder / name).write_text("")
-    monkeypatch.setattr(flags, "__file__", str(tmp_path / "bertjax/config/flags.py"))
-    assert flags.find_config("bert.py:mini") == f"{own / 'bert.py'}:mini"
+    monkeypatch.setattr(arguments, "__file__", str(tmp_path / "bertjax/config/x.py"))
+    assert arguments.find_config("bert.py:mini") == f"{own / 'bert.py'}:mini"
     with pytest.raises(UserError, match=r"known: bert\.py$"):
-        flags.find_config("other.py")
+        arguments.find_config("other.py")
 
 
 def test_config_is_needed():

@@ -13,8 +13,8 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.assembly.init_from import follow_init_from
 from bertjax.config import flag_errors, flag_help
+from bertjax.config.arguments import config_first
 from bertjax.config.durations import resolve_durations
-from bertjax.config.flags import config_first
 from bertjax.config.schema import base
 from bertjax.config.serialize import flatten
 from bertjax.tasks import prepare_task as tasks

@@ -100,7 +100,7 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
 def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel:
     """Open another library's directory, as `open_model` does a workdir.
 
-    In the place of the checkpoint stands an interop.hf.Imported. Raises UserError when
+    In the place of the checkpoint stands an hf_read.Imported. Raises UserError when
     model and tokenizer are not of one piece.
     """
     from bertjax.data.tokenizers.export_tokenizer import separators_of

@@ -37,7 +37,7 @@ def steps(workdir: Any) -> list[int]:
     """List the steps of WORKDIR/checkpoints in ascending order."""
     folder = workdir / "checkpoints"
     saved = _numbered(folder)
-    if is_remote(folder):  # the manifest is what makes it one (checkpoint.py)
+    if is_remote(folder):  # the manifest is what makes it one (manager.py)
         saved = [n for n in saved if (folder / str(n) / MANIFEST).exists()]
     return saved
 

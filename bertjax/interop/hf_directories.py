@@ -8,10 +8,10 @@ discriminator/ of the first kind, which are one model (electra_pair.py).
 from pathlib import Path
 from typing import Any
 
-from bertjax.interop import electra_pair, hf_read, tensor_files, tf1
+from bertjax.interop import electra_pair, hf_read, read_tensors, tf1
 
 OURS = ("overrides.json", "checkpoints", "meta.json")
-THEIRS = (hf_read.CONFIG, tensor_files.SINGLE, tensor_files.INDEX, tensor_files.PICKLE)
+THEIRS = (hf_read.CONFIG, read_tensors.SINGLE, read_tensors.INDEX, read_tensors.PICKLE)
 HALVES = ("discriminator", "generator")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError, counted
-from bertjax.interop import tensor_files
+from bertjax.interop import read_tensors
 from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
@@ -115,7 +115,7 @@ def open_model(directory: Path, where: str) -> Imported:
     damaged config, tensors that are missing or have other shapes, a decoder that is
     tied in config.json alone.
     """
-    raw = tensor_files.read_json(tensor_files.inside(directory, CONFIG, where), where)
+    raw = read_tensors.read_json(read_tensors.inside(directory, CONFIG, where), where)
     if not isinstance(raw.get("model_type"), str):
         raise UserError(f"{where}: {CONFIG} lacks model_type")
     family = all_families().get(raw["model_type"])
@@ -128,7 +128,7 @@ def open_model(directory: Path, where: str) -> Imported:
     if task := read_task(raw, f"{where}: {CONFIG}"):
         family = with_head(family, task.head)
     tensors: dict[str, StoredTensor] = {}
-    for name, tensor in tensor_files.open_tensors(directory, where).items():
+    for name, tensor in read_tensors.open_tensors(directory, where).items():
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         if not BUFFERS.fullmatch(name):
             tensors[name.removeprefix(family.prefix)] = tensor

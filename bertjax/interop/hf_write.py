@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bertjax import UserError
-from bertjax.interop import task_heads, tensor_files
+from bertjax.interop import read_tensors, task_heads
 from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
@@ -74,9 +74,9 @@ def write_model(
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / CONFIG).write_text(text, "utf-8")
     tensors = _tensors({p: ours[p] for p in paths}, family, written)
-    save_file(tensors, directory / tensor_files.SINGLE, metadata={"format": "pt"})
+    save_file(tensors, directory / read_tensors.SINGLE, metadata={"format": "pt"})
     # safetensors lets the owner alone read what it writes.
-    shutil.copymode(directory / CONFIG, directory / tensor_files.SINGLE)
+    shutil.copymode(directory / CONFIG, directory / read_tensors.SINGLE)
 
 
 def _adapt_embeddings(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
-from bertjax.interop import hf_read, tensor_files
+from bertjax.interop import hf_read, read_tensors
 
 MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
 OLD_LIMITS = tuple(
@@ -65,7 +65,7 @@ def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
 
 def model_max_length(directory: Path, where: str) -> int:
     """Return how many tokens a tokenizer leaves of a text, 0 where none are said."""
-    options = tensor_files.read_json(directory / TOKENIZER, where, required=False)
+    options = read_tensors.read_json(directory / TOKENIZER, where, required=False)
     key = "model_max_length"
     return _length(TOKENIZER, key, options.get(key) or 0, where)
 
@@ -91,7 +91,7 @@ def read(directory: Path, where: str) -> Sentences:
         paths = [str(step["path"]) for step in steps]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise UserError(f"{where}: {MODULES} is no list of modules ({e})") from e
-    prompts = tensor_files.read_json(directory / PROMPTS, where, required=False)
+    prompts = read_tensors.read_json(directory / PROMPTS, where, required=False)
     prompt = _prompt(prompts, where)
     pooling = "+".join(kinds) or "nothing"
     if kinds in (KINDS[:2], KINDS):
@@ -99,7 +99,7 @@ def read(directory: Path, where: str) -> Sentences:
         if model or os.path.basename(folder) != folder or folder in ("", ".", ".."):
             path = model or folder
             raise UserError(f"{where}: {MODULES}: the path {path!r} leads elsewhere")
-        options = tensor_files.read_json(directory / folder / "config.json", where)
+        options = read_tensors.read_json(directory / folder / "config.json", where)
         modes = options.get("pooling_mode")
         modes = modes or [mode for key, mode in MODES.items() if options.get(key)]
         pooling = modes if isinstance(modes, str) else "+".join(map(str, modes))
@@ -110,7 +110,7 @@ def read(directory: Path, where: str) -> Sentences:
             pooling += f" cut to {size} numbers"
     names = [name for name in (LIMITS, *OLD_LIMITS) if (directory / name).exists()]
     name = names[0] if names else LIMITS
-    limits = tensor_files.read_json(directory / name, where, required=False)
+    limits = read_tensors.read_json(directory / name, where, required=False)
     if (value := limits.get(key := "max_seq_length")) is not None:
         longest = _length(name, key, value, where)
     lower = bool(limits.get("do_lower_case"))

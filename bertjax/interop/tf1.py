@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
-from bertjax.interop import hf_read, tensor_files
+from bertjax.interop import hf_read, read_tensors
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
 from bertjax.interop.stored_tensor import DTYPES, StoredTensor
@@ -106,7 +106,7 @@ def open_models(directory: Path, where: str) -> list[hf_read.Imported]:
     """
     known = configs()
     config = next((name for name in known if (directory / name).exists()), "")
-    raw = tensor_files.read_json(directory / config, where) if config else {}
+    raw = read_tensors.read_json(directory / config, where) if config else {}
     prefix = find_prefix(directory, where)
     checkpoint = f"{where}: {prefix.name}"
     stored = read_index(prefix, checkpoint)
@@ -180,7 +180,7 @@ def find_prefix(directory: Path, where: str) -> Path:
         )
     for file in directory.glob("*"):
         if file.name.startswith((name + INDEX, name + ".data-")):
-            tensor_files.inside(directory, file.name, where)
+            read_tensors.inside(directory, file.name, where)
     return directory / name
 
 

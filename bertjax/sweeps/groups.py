@@ -21,7 +21,7 @@ from bertjax.sweeps import stacked_runs
 class Groups:
     """All runs of a sweep, in groups that the same programs go through one by one.
 
-    programs: of a group (updates.py). runs: (seed, rate) of each. size: runs of a
+    programs: of a group (programs.py). runs: (seed, rate) of each. size: runs of a
     group. keeps: whether one run's parameters are held beside (`keep`). `done`: the
     steps that were trained; `best`: what is held, as numpy arrays.
     """

@@ -16,8 +16,8 @@ from bertjax import UserError
 from bertjax.interop import (
     hf_read,
     hf_write,
+    read_tensors,
     stored_tensor,
-    tensor_files,
     tensor_layout,
 )
 from bertjax.models.families import FAMILIES as OURS
@@ -169,7 +169,7 @@ def test_tensors_are_read_in_blocks(tmp_path, monkeypatch, transpose):
     """No more of a file is in memory than a block of rows and what is filled."""
     given = np.arange(50 * 6, dtype=np.float32).reshape(50, 6)
     save_file({"x": given}, tmp_path / "model.safetensors")
-    tensor = tensor_files.open_tensors(tmp_path, "here")["x"]
+    tensor = read_tensors.open_tensors(tmp_path, "here")["x"]
     monkeypatch.setattr(stored_tensor, "BLOCK", 8 * 6)
     lengths, rows = [], type(tensor).rows
     monkeypatch.setattr(
@@ -181,7 +181,7 @@ def test_tensors_are_read_in_blocks(tmp_path, monkeypatch, transpose):
     tensor.fill(out, transpose, part=1, of=2)
     np.testing.assert_array_equal(out.T if transpose else out, given[25:])
     assert lengths == ([16, 9] if transpose else [8, 8, 8, 1])
-    other = tensor_files.open_tensors(tmp_path, "here")["x"]
+    other = read_tensors.open_tensors(tmp_path, "here")["x"]
     assert stored_tensor.are_equal(tensor, other)
 
 

@@ -2,7 +2,7 @@
 """Say how tokens are chosen and corrupted: one value for every published scheme.
 
 The official maskers differ from each other and from their papers; each difference is a
-field of `Masking`, and a preset is a value of it. What does the work is in masking.py.
+field of `Masking`, and a preset is a value of it. What does the work is in masker.py.
 """
 
 import dataclasses

@@ -81,7 +81,7 @@ class Marker(Protocol):
     ) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Return (ids, marks) of each sentence, equally many of both.
 
-        joined: whether it follows another without a space (engines.SPACE_FIRST).
+        joined: whether it follows another without a space (backends.SPACE_FIRST).
         """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read --config=FILE:ARG and its overrides from a command line."""
+"""Find the --config arguments of a command line: the file, and its overrides."""
 
 import re
 from collections.abc import Sequence
