@@ -122,6 +122,24 @@ class Model(LoadedModel):
     def _cached(self) -> dict[Any, tuple[list[Any], Any]]:
         return {}
 
+    def make_batch(
+        self, texts: Sequence[str], max_length: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return [CLS] text [SEP] of each text, padded: what `models` functions take.
+
+        input_ids       [CLS]  the  cat [SEP] [PAD]      i32 [n, L]
+        attention_mask      1    1    1     1     0      i32 [n, L]
+
+        max_length: longer texts are cut; None: the most that the model takes.
+        """
+        longest, tokenizer = max_length or self.cfg.max_length, self.tokenizer
+        rows, _ = embed_texts.tokenize(tokenizer, list(texts), longest)
+        sizes = np.array([len(row) for row in rows])
+        mask = np.arange(sizes.max()) < sizes[:, None]
+        ids = np.full(mask.shape, tokenizer.pad_id, np.int32)
+        ids[mask] = np.concatenate(rows)
+        return {"input_ids": ids, "attention_mask": mask.astype(np.int32)}
+
     def hidden(self, texts: Sequence[str], batch_size: int = 32) -> list[np.ndarray]:
         """Return the last layer's hidden states of each text, f32 [length, D] each.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bertjax
-from bertjax import UserError, config, embed, evaluate, fill_mask
+from bertjax import UserError, config, embed, evaluate, fill_mask, predict
 from bertjax.checkpoints import workdir
 
 TEXTS = ["A short line.", "Another one, which is longer than the first of them."]
@@ -68,6 +68,19 @@ def test_vectors_are_those_of_the_command(trained, tmp_path):
     np.testing.assert_allclose((firsts**2).sum(1), 1, rtol=1e-5)
 
 
+def test_a_batch_is_padded_and_cut(trained):
+    model = bertjax.load(trained)
+    batch = model.make_batch(TEXTS, max_length=8)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    assert ids.shape == mask.shape == (2, 8) and ids.dtype == mask.dtype == np.int32
+    for text, row, real in zip(TEXTS, ids, mask, strict=True):
+        pieces = model.tokenizer.encode(text)[:6]
+        whole = [model.tokenizer.cls_id, *pieces, model.tokenizer.sep_id]
+        assert row[real == 1].tolist() == whole
+        assert (row[len(whole) :] == model.tokenizer.pad_id).all()
+        assert real.tolist() == sorted(real, reverse=True)
+
+
 def test_logits_are_what_blanks_are_guessed_by(trained):
     model = bertjax.load(trained)
     (logits,) = model.logits([BLANK])
@@ -100,3 +113,35 @@ def test_saved_for_hugging_face_and_opened_again(trained, tmp_path):
         model.predict(["a row"])
     with pytest.raises(UserError, match="no such directory"):
         bertjax.load(tmp_path / "nothing")
+
+
+@pytest.fixture(scope="module")
+def finetuned(trained, tmp_path_factory):
+    """The tiny run, finetuned for a few steps to tell lines of two kinds apart."""
+    folder = tmp_path_factory.mktemp("finetuned")
+    rows = [f"A short line {i}.\tshort\nA longer line {i}.\tlong\n" for i in range(8)]
+    (folder / "rows.tsv").write_text("line\tkind\n" + "".join(rows))
+    made = config.load_config("finetune/classify.py:smoke")
+    made.init_from = str(trained)
+    made.data.train = made.data.valid = str(folder / "rows.tsv")
+    made.data.cache = str(folder / "cache")
+    made.task.text, made.task.label = "line", "kind"
+    made.total.steps = 3
+    assert bertjax.fit(made, str(folder / "run")) == 0
+    return folder / "run"
+
+
+def test_answers_are_those_of_the_command(finetuned, tmp_path, capsys):
+    lines = [*TEXTS, "A short line 3."]
+    rows = [{"line": line} for line in lines]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    predict.main([f"--model={finetuned}", f"--input={tmp_path / 'rows.jsonl'}"])
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    model = bertjax.load(finetuned)
+    assert model.predict(rows) == said and len(said) == 3
+    assert model.predict(lines) == said
+    assert {answer["label"] for answer in said} <= {"short", "long"}
+    with pytest.raises(UserError, match=r"rows:1.*line"):
+        model.predict([{"text": "no such column"}])
+    with pytest.raises(UserError, match="no masked-LM head"):
+        model.fill_mask(BLANK)

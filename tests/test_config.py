@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertjax import UserError, registry
+from bertjax import UserError, config, registry
 from bertjax.assembly import command_line, resolve, validate
 from bertjax.config import arguments, durations, recipes, schema, serialize
 from bertjax.data.phases import place_phases
@@ -158,6 +158,18 @@ def test_an_installed_package_has_its_own_configs(tmp_path, monkeypatch):
     assert arguments.find_config("bert.py:mini") == f"{own / 'bert.py'}:mini"
     with pytest.raises(UserError, match=r"known: bert\.py$"):
         arguments.find_config("other.py")
+
+
+def test_a_config_is_loaded_from_python(tmp_path, monkeypatch):
+    loaded = config.load_config("bert.py:smoke")
+    command_line.settle_config(loaded, {})
+    assert loaded.to_dict() == parse().to_dict()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def get_config(arg=4):\n    return arg\n")
+    found = [config.load_config(name) for name in ("mine.py", "mine.py:a")]
+    assert found == [4, "a"]
+    with pytest.raises(UserError, match=r"'bert\.pi'"):
+        config.load_config("bert.pi")
 
 
 def test_config_is_needed():

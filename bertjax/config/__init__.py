@@ -5,6 +5,7 @@ What config files are written with: `from bertjax import config as c`.
 """
 
 from bertjax.config.durations import UNITS, duration
+from bertjax.config.flags import load_config
 from bertjax.config.recipes import finetuning, make_smoke, read_arg, split_arg
 from bertjax.config.schema import base
 
@@ -13,6 +14,7 @@ __all__ = [
     "base",
     "duration",
     "finetuning",
+    "load_config",
     "make_smoke",
     "read_arg",
     "split_arg",

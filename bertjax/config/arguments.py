@@ -2,8 +2,11 @@
 """Find the --config arguments of a command line: the file, and its overrides."""
 
 import re
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
+
+from ml_collections.config_dict import ConfigDict
 
 from bertjax import registry
 
@@ -24,6 +27,16 @@ def find_config(path: str) -> str:
     known = [p for p in shipped.rglob("*.py") if p.stem != "__init__"]
     names = [p.relative_to(shipped).as_posix() for p in known]
     raise registry.unknown("--config", file, names)
+
+
+def load_config(path: str) -> ConfigDict:
+    """Return what --config=PATH gives, without overrides.
+
+    path: "my/config.py:ARG", or a file shipped in the package, "bert.py:mini". Raises
+    UserError when there is none.
+    """
+    file, colon, arg = find_config(path).partition(":")
+    return runpy.run_path(file)["get_config"](*([arg] if colon else []))
 
 
 def config_arguments(argv: Sequence[str]) -> list[str]:
