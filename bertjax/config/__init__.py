@@ -4,8 +4,8 @@
 What config files are written with: `from bertjax import config as c`.
 """
 
-from bertjax.config.durations import UNITS, duration
 from bertjax.config.arguments import load_config
+from bertjax.config.durations import UNITS, duration
 from bertjax.config.recipes import finetuning, make_smoke, read_arg, split_arg
 from bertjax.config.schema import base
 
