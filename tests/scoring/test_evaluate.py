@@ -109,7 +109,7 @@ def pretend(monkeypatch):
                 made, _ = make_objective(config.objective, cfg)
                 params = made.init(jax.random.key(0))
                 monkeypatch.setattr(models, "read_params", lambda *_: params)
-            return config, tokenizer, *rest
+            return models.LoadedModel(config, tokenizer, *rest)
 
         monkeypatch.setattr(models, "open_model", opened)
         monkeypatch.setattr(models, "read_params", read_params)
