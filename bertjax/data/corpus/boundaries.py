@@ -5,15 +5,14 @@ import re
 from collections.abc import Iterator
 from typing import IO
 
+from bertjax.data.corpus import files
 from bertjax.data.corpus.line_repair import DOCUMENT_LIMIT
 
-CHUNK = 1 << 20  # bytes a read
 
-
-def byte_range(raw: IO[bytes], start: int, end: int, chunk: int) -> Iterator[bytes]:
+def byte_range(raw: IO[bytes], start: int, end: int) -> Iterator[bytes]:
     """Yield the bytes [start, end) of an open file, or what there is of them."""
     raw.seek(start)
-    while start < end and (data := raw.read(min(chunk, end - start))):
+    while start < end and (data := raw.read(min(files.CHUNK, end - start))):
         start += len(data)
         yield data
 
@@ -44,7 +43,7 @@ def _search(
 ) -> int | None:
     """Return where the first match that begins in the bytes [start, end) ends."""
     tail, at = b"", start
-    for chunk in byte_range(raw, start, end + 512, CHUNK):
+    for chunk in byte_range(raw, start, end + 512):
         tail += chunk
         at += len(chunk)
         usual = pattern is _BLANK and b"\r" not in tail
@@ -78,7 +77,7 @@ def text_edge(
 
 def json_edge(raw: IO[bytes], at: int, size: int) -> int:
     """Return where the first line begins that does so at `at` or behind it."""
-    if at <= 1 or at > size:
-        return 0 if at <= 1 else size
+    if at <= 1:
+        return 0
     edge = _search(raw, at - 1, size, _NEWLINE)
     return size if edge is None else edge

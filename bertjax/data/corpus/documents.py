@@ -4,9 +4,11 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bertjax import UserError, counted
+from bertjax.data.corpus import files
 from bertjax.data.corpus.line_repair import (
     Counts,
     clean,
@@ -48,14 +50,18 @@ class Fields(NamedTuple):
 TEXT = Fields()
 
 
+@dataclass
 class Source:
     """A thing that documents are read from.
 
-    `name` is for people. Call `fingerprint` before `documents` and `split`: it also
-    puts sources that are made (`builtin:docs`) in place.
+    `name` is for people; `seen` is what `fingerprint` saw of a file. Call that before
+    `documents` and `split`: it also puts sources that are made (`builtin:docs`) in
+    place.
     """
 
     name: str
+    fields: Fields = TEXT
+    seen: files.Seen | None = None
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return a string that is another whenever the documents may be others."""
@@ -103,6 +109,7 @@ class Source:
 
     def refuse_changed(self) -> None:
         """Raise UserError where it is not what `fingerprint` saw any more."""
+        files.refuse_changed(self.name, self.seen)
 
     def locate(self, paragraph: str, max_line_bytes: int) -> str:
         """Say where a paragraph first stands: the file, and the line if known."""

@@ -251,13 +251,11 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
         entry = load_hashes(cache_dir).get(path)
         if isinstance(entry, dict) and entry.get("stamp") == stamp:
             return entry["sha256"], seen
-        digest = hashlib.sha256()
         with open_file(path) as raw:
-            while chunk := raw.read(CHUNK):
-                digest.update(chunk)
+            sha256 = hashlib.file_digest(raw, "sha256").hexdigest()
     refuse_changed(name, seen)
-    save_hashes(cache_dir, {path: {"stamp": stamp, "sha256": digest.hexdigest()}})
-    return digest.hexdigest(), seen
+    save_hashes(cache_dir, {path: {"stamp": stamp, "sha256": sha256}})
+    return sha256, seen
 
 
 def save_hashes(cache_dir: str, more: dict[str, Any]) -> None:

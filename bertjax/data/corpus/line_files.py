@@ -4,26 +4,15 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import IO
 
 from bertjax import UserError
 from bertjax.data.corpus import files
 from bertjax.data.corpus.boundaries import CUTS, SPAN, byte_range, json_edge, text_edge
-from bertjax.data.corpus.documents import (
-    TEXT,
-    Document,
-    Fields,
-    Source,
-    make_document,
-)
-from bertjax.data.corpus.line_repair import (
-    Counts,
-    group,
-    json_lines,
-    text_lines,
-)
+from bertjax.data.corpus.documents import Document, Source, make_document
+from bertjax.data.corpus.line_repair import Counts, group, json_lines, text_lines
 
 
 @dataclass
@@ -34,13 +23,10 @@ class FileSource(Source):
     belong to these bytes. titled: documents begin at titles, as in WikiText.
     """
 
-    name: str
-    path: str = ""  # where it lies, if that is not its name
-    fields: Fields = TEXT
     titled: bool = False
     start: int = 0
     end: int | None = None
-    seen: files.Seen | None = field(default=None, repr=False)
+    path: str = ""  # where it lies, if that is not its name
 
     def __post_init__(self) -> None:
         self.path = self.path or self.name
@@ -63,10 +49,6 @@ class FileSource(Source):
             return f"json{self.pack}{self.fields.suffix()}:{digest}"
         return f"{'wikitext' if self.titled else 'text'}{self.pack}:{digest}"
 
-    def refuse_changed(self) -> None:
-        """Raise UserError where the file is not what `fingerprint` saw any more."""
-        files.refuse_changed(self.path, self.seen)
-
     def cut_rule(self) -> str:
         """Name the rule for large text: a document over SPAN is cut where pieces are.
 
@@ -85,7 +67,6 @@ class FileSource(Source):
         return [replace(self, start=a, end=b) for a, b in pairwise(places)]
 
     def span(self) -> tuple[int, int | None]:
-        """Return the range of bytes."""
         return self.start, self.end
 
     def text_bytes(self) -> int | None:
@@ -117,7 +98,7 @@ class FileSource(Source):
         with files.reading(self.path), files.open_file(self.path) as raw:
             start, end, cut = self._edges(raw)
             counter["long_documents"] += cut and start < end
-            yield from byte_range(raw, start, end, files.CHUNK)
+            yield from byte_range(raw, start, end)
 
     def _edges(self, raw: IO[bytes]) -> tuple[int, int, bool]:
         """Return where the piece begins and ends, and if it begins in a document."""
@@ -135,8 +116,7 @@ class FileSource(Source):
         """Count the lines before the piece."""
         with files.reading(self.path), files.open_file(self.path) as raw:
             start, _, _ = self._edges(raw)
-            chunks = byte_range(raw, 0, start, files.CHUNK)
-            return sum(chunk.count(b"\n") for chunk in chunks)
+            return sum(chunk.count(b"\n") for chunk in byte_range(raw, 0, start))
 
     def locate(self, paragraph: str, max_line_bytes: int) -> str:
         """Name the file and the line, counted as lines are read."""
@@ -156,7 +136,6 @@ class FileSource(Source):
         return self.name
 
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
-        """Yield the documents of the file, or of the piece."""
         counter = counts.of(self.name)
         chunks = counts.reading(self._chunks(counter))
         if self.is_json:

@@ -3,15 +3,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bertjax import UserError, registry
 from bertjax.data.corpus import files
 from bertjax.data.corpus.documents import (
-    TEXT,
     Document,
-    Fields,
     Source,
     make_document,
     refuse_missing,
@@ -25,21 +23,13 @@ ROWS = 64  # decoded at once; a row may be a whole book
 class ParquetSource(Source):
     """A Parquet file, or its row groups `first` to `last` (without it)."""
 
-    name: str
-    fields: Fields = TEXT
     first: int = 0
     last: int | None = None
     size: int | None = None  # the bytes of these row groups
-    seen: files.Seen | None = field(default=None, repr=False)
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
-        """Return format and SHA-256 of the bytes."""
         digest, self.seen = files.file_hash(self.name, cache_dir)
         return f"parquet{self.fields.suffix()}:{digest}"
-
-    def refuse_changed(self) -> None:
-        """Raise UserError where the file is not what `fingerprint` saw any more."""
-        files.refuse_changed(self.name, self.seen)
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
@@ -76,7 +66,6 @@ class ParquetSource(Source):
         return pieces
 
     def span(self) -> tuple[int, int | None]:
-        """Return the range of row groups."""
         return self.first, self.last
 
     def text_bytes(self) -> int | None:
@@ -87,7 +76,6 @@ class ParquetSource(Source):
             return None
 
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
-        """Yield one document a row."""
         counter = counts.of(self.name)
         columns = list(self.fields.keys())
         with self._open() as file:

@@ -19,6 +19,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from bertjax import UserError, registry
 from bertjax.data.corpus import files, tfds_source
@@ -64,11 +65,10 @@ def parse_sources(
     sources: list[Source] = []
     for entry in split_sources(value):
         if entry.startswith("builtin:"):
-            sides = {"builtin:docs": role, "builtin:docs:train": "train"}
-            sides["builtin:docs:valid"] = "valid"
-            if entry not in sides:
-                raise registry.unknown(key, entry, sides)
-            sources.append(BuiltinSource(entry, side=sides[entry]))
+            sides = {"": role, ":train": "train", ":valid": "valid"}
+            known = {f"builtin:docs{end}": side for end, side in sides.items()}
+            side = registry.pick(key, entry, known)
+            sources.append(BuiltinSource(entry, side=side))
         elif entry.startswith("tfds:"):
             if not tfds_source.WRITTEN.fullmatch(entry):
                 raise UserError(
@@ -174,7 +174,8 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
                 raise UserError(f"{key}: {name!r} names no text; write {name}=FILE")
         named = [(name or key.rpartition(".")[2].lstrip("-"), entry)]
         if name == "*":
-            named = [(_stem(path), path) for path in expand_paths(entry, key)]
+            paths = expand_paths(entry, key)
+            named = [(Path(path).name.partition(".")[0], path) for path in paths]
         for part, path in named:
             if name and not NAME.fullmatch(part):  # the key itself is no name
                 raise UserError(f"{key}={entry}: {part!r}, of {path}, is no name")
@@ -182,7 +183,3 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
                 raise UserError(f"{key}: the name {part!r} is given twice")
             parts.setdefault(part, []).append(path)
     return {name: ",".join(entries) for name, entries in parts.items()}
-
-
-def _stem(path: str) -> str:
-    return path.replace(os.sep, "/").rpartition("/")[2].partition(".")[0]

@@ -9,9 +9,7 @@ from typing import Any
 
 from bertjax import UserError
 from bertjax.data.corpus.documents import (
-    TEXT,
     Document,
-    Fields,
     Source,
     make_document,
     refuse_missing,
@@ -85,8 +83,6 @@ def as_plain(value: Any) -> Any:
 class TfdsSource(Source):
     """A split, or the `piece`-th of `pieces` even ranges of it; nothing is loaded."""
 
-    name: str
-    fields: Fields = TEXT
     piece: int = 0
     pieces: int = 0  # 0: the whole
 
@@ -112,11 +108,9 @@ class TfdsSource(Source):
         return [replace(self, piece=i, pieces=pieces) for i in range(pieces)]
 
     def span(self) -> tuple[int, int | None]:
-        """Return which range of how many."""
         return self.piece, self.pieces
 
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
-        """Yield one document an example, in the order of the files."""
         builder, split = self._open()
         if self.pieces:
             import tensorflow_datasets as tfds

@@ -60,7 +60,6 @@ def test_pieces_of_text(tmp_path_factory, data, piece, limit, chunk):
     path.write_bytes(b"first.\n" + data)
     with pytest.MonkeyPatch.context() as m:
         m.setattr(files, "CHUNK", chunk)
-        m.setattr(boundaries, "CHUNK", chunk)
         both(parse(path), piece, limit)
 
 
@@ -125,7 +124,6 @@ def test_pieces_of_wikitext(tmp_path_factory, drawn, piece, chunk):
     path.write_bytes(b" \n = First = \n \n Text . \n" + b"".join(drawn))
     with pytest.MonkeyPatch.context() as m:
         m.setattr(files, "CHUNK", chunk)
-        m.setattr(boundaries, "CHUNK", chunk)
         both(parse(path), piece)
 
 
@@ -153,11 +151,11 @@ def test_a_file_without_blank_lines_is_read_once_or_so(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(b"A sentence a line.\n" * 9000)
     monkeypatch.setattr(boundaries, "SPAN", 10_000)
-    monkeypatch.setattr(boundaries, "CHUNK", 1000)
+    monkeypatch.setattr(files, "CHUNK", 1000)
     taken = Counter()
 
-    def spy(raw, start, end, chunk, inner=boundaries.byte_range):
-        for data in inner(raw, start, end, chunk):
+    def spy(raw, start, end, inner=boundaries.byte_range):
+        for data in inner(raw, start, end):
             taken["bytes"] += len(data)
             yield data
 
