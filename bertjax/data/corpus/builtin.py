@@ -18,7 +18,7 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,6 @@ _SKIPPED = re.compile(
     r"|idle_test|pydoc_data|_api|_tf_keras)/|(_pb2(_grpc)?|_test|conftest|/topics)\.py$"
     r"|(^|/)test_[^/]*\.py$"
 )
-
-
-# What is read
 
 
 def _distributions() -> Iterator[tuple[str, Any]]:
@@ -113,9 +110,6 @@ def _strings(source: str) -> Iterator[str]:
                 yield arg.value
 
 
-# Documents
-
-
 def _normal(text: str) -> str:
     return " ".join(re.findall(r"[a-z]+", text.lower()))
 
@@ -125,7 +119,7 @@ def _documents(say: Callable[[str], None]) -> list[list[str]]:
     seen: set[bytes] = set()
     documents: list[list[str]] = []
 
-    def add(parts: Iterator[str] | list[str]) -> None:
+    def add(parts: Iterable[str]) -> None:
         document: list[str] = []
         size = 0
         for part in parts:
@@ -161,28 +155,23 @@ def _documents(say: Callable[[str], None]) -> list[list[str]]:
     return documents
 
 
-# Train and valid
-
-
 def _shingles(documents: list[list[str]]) -> list[list[np.ndarray]]:
     """Hash the word 5-grams of each paragraph: one u64 array a paragraph, distinct."""
     numbers: dict[str, int] = {}
-    result = []
-    for document in documents:
-        arrays = []
-        for paragraph in document:
-            words = _normal(paragraph).split()
-            ids = np.array(
-                [numbers.setdefault(w, len(numbers) + 1) for w in words], np.uint64
-            )
-            n = max(len(ids) - SHINGLE + 1, 1)
-            value = np.zeros(n, np.uint64)
-            for shift in range(min(SHINGLE, len(ids))):
-                value = value * np.uint64(0x9E3779B97F4A7C15) + ids[shift : shift + n]
-                value ^= value >> np.uint64(29)
-            arrays.append(np.unique(value))
-        result.append(arrays)
-    return result
+
+    def hashes(paragraph: str) -> np.ndarray:
+        words = _normal(paragraph).split()
+        ids = np.array(
+            [numbers.setdefault(w, len(numbers) + 1) for w in words], np.uint64
+        )
+        n = max(len(ids) - SHINGLE + 1, 1)
+        value = np.zeros(n, np.uint64)
+        for shift in range(min(SHINGLE, len(ids))):
+            value = value * np.uint64(0x9E3779B97F4A7C15) + ids[shift : shift + n]
+            value ^= value >> np.uint64(29)
+        return np.unique(value)
+
+    return [list(map(hashes, document)) for document in documents]
 
 
 def _clusters(shingles: list[list[np.ndarray]]) -> list[int]:
@@ -191,6 +180,9 @@ def _clusters(shingles: list[list[np.ndarray]]) -> list[int]:
     Two documents belong together when they have NEAR of the smaller one's shingles in
     common (of shingles in many documents, only neighbours are compared).
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     whole = [np.unique(np.concatenate(arrays)) for arrays in shingles]
     sizes = np.array([len(w) for w in whole])
     value = np.concatenate(whole)
@@ -205,15 +197,10 @@ def _clusters(shingles: list[list[np.ndarray]]) -> list[int]:
     first = (pair >> np.uint64(32)).astype(int)
     second = (pair & np.uint64(0xFFFFFFFF)).astype(int)
     near = common >= NEAR * np.minimum(sizes[first], sizes[second])
-    first, second = first[near], second[near]
-    root = np.arange(len(whole))
-    while True:  # each takes the least that it or a neighbour has
-        lowest = np.minimum(root[first], root[second])
-        before = root.copy()
-        np.minimum.at(root, first, lowest)
-        np.minimum.at(root, second, lowest)
-        if (root == before).all():
-            return root.tolist()
+    edges = coo_array((near[near], (first[near], second[near])), 2 * [len(whole)])
+    _, cluster = connected_components(edges, directed=False)
+    _, leader = np.unique(cluster, return_index=True)
+    return leader[cluster].tolist()
 
 
 def split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
@@ -244,9 +231,6 @@ def _share(values: np.ndarray, known: np.ndarray) -> float:
     """Return the share of `values` that are in the sorted array `known`."""
     at = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return float((known[at] == values).mean())
-
-
-# Writing it once
 
 
 def materialise(

@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError, counted
 from bertjax.data.corpus import files
-from bertjax.data.corpus.line_repair import (
-    Counts,
-    clean,
-    decode,
-    join_names,
-    paragraphs,
-)
+from bertjax.data.corpus.line_repair import Counts, clean, decode, join_names
 
 
 class Document(NamedTuple):
@@ -156,6 +150,14 @@ def make_document(
             raise UserError(f"{where()}: `{field}` is not a string but {kind}")
         return clean(value, counter)
 
+    def as_list(value: Any, field: str) -> list[Any]:
+        if value is not None and not isinstance(value, list):
+            kind = type(value).__name__
+            raise UserError(
+                f"{where()}: `{field}` is not a string nor a list of them but {kind}"
+            )
+        return value or []
+
     group = ""
     if fields.group:
         value = record[fields.group]
@@ -167,19 +169,19 @@ def make_document(
             )
     entities: list[str] = []
     if fields.entities:
-        for value in _as_list(record[fields.entities], fields.entities, where):
+        for value in as_list(record[fields.entities], fields.entities):
             entities += [" ".join(text(value, fields.entities).split())]
     parts = record[fields.text]
     if isinstance(parts, str | bytes):
         parts = [parts]
-    parts = _as_list(parts, fields.text, where)
+    parts = as_list(parts, fields.text)
     if parts and all(type(part) is int for part in parts):
         parts = [parts]
     lines = []
     for part in parts:
         if isinstance(part, str | bytes):
-            lines += paragraphs(text(part, fields.text))
-        elif part := _as_list(part, fields.text, where):
+            lines += filter(None, map(str.strip, text(part, fields.text).split("\n")))
+        elif part := as_list(part, fields.text):
             if not all(type(number) is int for number in part):
                 raise UserError(
                     f"{where()}: `{fields.text}` holds neither text nor integers"
@@ -208,14 +210,3 @@ def refuse_missing(
 
 NAME = re.compile(r"\w[\w.-]*")  # of a component
 LONGEST = 100  # characters of a group's name: it is part of the names of metrics
-
-
-def _as_list(value: Any, field: str, where: Callable[[], str]) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        kind = type(value).__name__
-        raise UserError(
-            f"{where()}: `{field}` is not a string nor a list of them but {kind}"
-        )
-    return value

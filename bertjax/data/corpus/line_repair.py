@@ -118,12 +118,9 @@ _LINE_END = re.compile("\r\n?")
 # Before a line end they are one with it: they never make a blank line.
 _SEPARATOR = re.compile("[\u2028\u2029]+\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_CONTROL_TABLE: dict[int, str | None] = dict.fromkeys([*range(32), *range(127, 160)])
-_CONTROL_TABLE[0x0A] = "\n"
-# What separates words goes on doing so.
-_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-_CONTROL_TABLE.update(dict.fromkeys(map(ord, _SPACES), " "))
-_CONTROL_TABLE[0x09] = " "
+_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"  # what separates words goes on doing so
+_CONTROL_TABLE = dict.fromkeys([*range(32), *range(127, 160)])
+_CONTROL_TABLE |= {ord("\n"): "\n", **str.maketrans(dict.fromkeys(_SPACES + "\t", " "))}
 
 
 def clean(text: str, counter: Counter[str]) -> str:
@@ -158,11 +155,10 @@ def load_json(text: str, place: str) -> Any:
     """
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as e:
-        at = f":{e.lineno}" * (e.lineno > 1)
-        raise UserError(f"{place}{at}: is no JSON ({e.msg})") from None
     except (ValueError, RecursionError) as e:
-        raise UserError(f"{place}: is no JSON ({e})") from None
+        reason, line = getattr(e, "msg", e), getattr(e, "lineno", 1)
+        at = f":{line}" * (line > 1)
+        raise UserError(f"{place}{at}: is no JSON ({reason})") from None
     if _HALF.search(text):
         try:
             json.dumps(data, ensure_ascii=False).encode()
@@ -361,7 +357,3 @@ def group(
         blank = not line
     if document:
         yield document
-
-
-def paragraphs(text: str) -> list[str]:
-    return [line for line in map(str.strip, text.split("\n")) if line]

@@ -18,11 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertjax import UserError, counted
-from bertjax.data.tokenizers import (
-    backends,
-    export_tokenizer,
-    tokenizer_files,
-)
+from bertjax.data.tokenizers import backends, export_tokenizer, tokenizer_files
 from bertjax.data.tokenizers.sentencepiece_json import NEVER
 from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
 from bertjax.data.tokenizers.vocab_files import read_lines

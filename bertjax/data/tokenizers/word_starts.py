@@ -111,10 +111,7 @@ class Marker:
         return f"{RULE}|{name}|{self.entities}"
 
     def encode(
-        self,
-        sentences: list[str],
-        joined: list[bool],
-        entities: tuple[str, ...],
+        self, sentences: list[str], joined: list[bool], entities: tuple[str, ...]
     ) -> list[tuple[list[int], np.ndarray]]:
         """Return of each sentence its ids and marks.
 
