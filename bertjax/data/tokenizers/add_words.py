@@ -11,7 +11,6 @@ How each kind takes a whole word for one piece:
 SentencePiece's BPE has nothing of the kind: a stop or comma belongs to its words.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +20,7 @@ from bertjax import UserError, counted
 from bertjax.data.tokenizers import backends, export_tokenizer, tokenizer_files
 from bertjax.data.tokenizers.sentencepiece_json import NEVER
 from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
+from bertjax.data.tokenizers.tokenizer_options import json_files
 from bertjax.data.tokenizers.vocab_files import read_lines
 
 # What a new word scores more than its n old pieces is n * n of this: also more than new
@@ -58,8 +58,7 @@ class NewPiece(NamedTuple):
 
 def read_words(path: str, flag: str) -> list[str]:
     """Read a word a line; lines of spaces stay as "". Raises UserError."""
-    lines = read_lines(Path(path), f"{flag}={path}")
-    return [line.strip() for line in lines]
+    return [line.strip() for line in read_lines(Path(path), f"{flag}={path}")]
 
 
 def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> AddedWords:
@@ -83,7 +82,7 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> AddedWor
 
     for word in words:
         forms = _forms(tokenizer, word)
-        pieces = [new.piece for new in forms]
+        pieces = {new.piece for new in forms}
         added = [n for n in forms if len(n.origin) > 1 or lacks(n)]
         if not word:
             skipped["empty"] += 1
@@ -91,7 +90,7 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> AddedWor
             skipped["not one word to this tokenizer"] += 1
         elif any(s in word for s in special):
             skipped["with a special token"] += 1
-        elif seen & set(pieces):
+        elif seen & pieces:
             skipped["twice"] += 1
         elif forms[0] not in added:
             skipped["known as one piece"] += 1
@@ -99,7 +98,7 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> AddedWor
             skipped["with a character that the vocabulary lacks"] += 1
         else:
             chosen[word] = added
-        seen |= set(pieces)
+        seen |= pieces
     while chosen:
         new = [n for forms in chosen.values() for n in forms]
         grown = _make(tokenizer, new, flag)
@@ -174,12 +173,9 @@ def _make(tokenizer: Tokenizer, new: list[NewPiece], flag: str) -> Tokenizer:
         for n in new:
             more.pieces.add(piece=n.piece, score=_score(map(get_score, n.origin)))
         # Fields of a protocol buffer that repeat go on where they ended.
-        model = files["spiece.model"] + more.SerializeToString()
-        files = {"spiece.model": model}
+        files = {"spiece.model": files["spiece.model"] + more.SerializeToString()}
     else:
-        data = _grow_json(tokenizer, new)
-        text = json.dumps(data, ensure_ascii=False, sort_keys=True)
-        files = {"tokenizer.json": text.encode()}
+        files = json_files(_grow_json(tokenizer, new))
     reader = tokenizer_files.Reader(flag, None)
     grown = Tokenizer(**reader.make(files, tokenizer.config()))
     assert grown.pieces == [*tokenizer.pieces, *pieces]

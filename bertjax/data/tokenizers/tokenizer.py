@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,10 @@ class Tokenizer:
     mask_lstrip: bool = True
 
     def __post_init__(self) -> None:
-        roles = self.roles
-        self.pad_id, self.unk_id = roles["pad"], roles["unk"]
-        self.cls_id, self.sep_id = roles["cls"], roles["sep"]
-        self.mask_id = roles["mask"]
+        ids = (self.roles[role] for role in tokenizer_files.ROLES)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
         self.mask_token = self.pieces[self.mask_id]
-        special = {*self.special, *roles.values()}
+        special = {*self.special, *self.roles.values()}
         self.special_ids = np.array(sorted(special), dtype=np.int32)
 
     @property
@@ -225,15 +224,12 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Return readable text; special tokens stand as they are written."""
         special = set(self.special_ids.tolist())
-        parts: list[str | list[int]] = []
-        for i in map(int, ids):
-            if i in special:
-                parts.append(self.pieces[i])
-            elif parts and isinstance(parts[-1], list):
-                parts[-1].append(i)
+        texts: list[str] = []
+        for is_special, run in groupby(map(int, ids), special.__contains__):
+            if is_special:
+                texts += [self.pieces[i] for i in run]
             else:
-                parts.append([i])
-        texts = [p if isinstance(p, str) else self.engine.decode(p) for p in parts]
+                texts.append(self.engine.decode(list(run)))
         return " ".join(t.strip() for t in texts)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
@@ -282,9 +278,8 @@ def load_tokenizer(
     except BaseException as e:
         is_panic = backends.is_panic(e)
         is_clear = isinstance(e, UserError) and not isinstance(e, backends.TextError)
-        if is_clear or not (is_panic or isinstance(e, Exception)):
-            raise
-        if isinstance(e, MemoryError):
+        is_of_file = isinstance(e, Exception) and not isinstance(e, MemoryError)
+        if is_clear or not (is_panic or is_of_file):
             raise
         if entry.suffix == ".model":
             reader.refuse(f"{entry.name} is not a SentencePiece model")
@@ -327,15 +322,11 @@ def train_tokenizer(
     return tokenizer
 
 
-def _byte_table() -> dict[str, int]:
-    """Return GPT-2's printable stand-in of each byte, reversed."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    table = {chr(b): b for b in printable}
-    return table | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-BYTES = _byte_table()
+# GPT-2's printable stand-in of each byte, reversed.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = sorted({*range(256)}.difference(_PRINTABLE))
+BYTES = {chr(b): b for b in _PRINTABLE}
+BYTES |= {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 
 
 def byte_text(piece: str) -> str:

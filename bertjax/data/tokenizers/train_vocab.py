@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from bertjax import UserError, registry
 from bertjax.data.tokenizers import backends, tokenizer_files
+from bertjax.data.tokenizers.plain_ids import SPECIAL
 
 SAMPLE_CHARACTERS = 10_000_000  # twice as much saves 0.2% of the tokens
 TEXT_CHARACTERS = 4_000  # sentencepiece skips longer lines, so they are cut
@@ -19,7 +20,6 @@ _HAN = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf"
     "\U0002f800-\U0002fa1f]"
 )
-BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LEAST = 16  # pieces; how many more a text needs is known when it was read
 ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
@@ -138,13 +138,13 @@ def _wordpiece(
     # The trainer numbers "##x" in the order of a hash map, another one in each
     # process, and breaks ties by number. Naming them as special fixes the order.
     inner = ["##" + c for c in sorted(letters)]
-    least = len(BERT_SPECIAL) + len(alphabet) + len(inner)
+    least = len(SPECIAL) + len(alphabet) + len(inner)
     if vocab_size < least:
         raise _too_small(vocab_size, least)
     trainer = WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=[*BERT_SPECIAL, *inner],
+        special_tokens=[*SPECIAL, *inner],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -174,9 +174,8 @@ def _byte_bpe(
     )
     tokenizer.train_from_iterator(texts, trainer)
     model = json.loads(tokenizer.to_str())["model"]
-    vocab, merges = model["vocab"], model["merges"]
-    pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
-    return tokenizer_files.byte_bpe_files(sorted(vocab, key=vocab.__getitem__), pairs)
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return tokenizer_files.byte_bpe_files(pieces, model["merges"])
 
 
 MAKERS = {
