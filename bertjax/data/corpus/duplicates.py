@@ -93,15 +93,13 @@ class RepeatedLines:
             f"{saved / whole:.2%}{estimated}"
         ]
         most = heapq.nsmallest(EXAMPLES, again, key=lambda p: (-p[0].count, p[0].text))
-        lines += [f"  {n.count:,} times {n.text!r} ({n.source})" for n, _ in most]
-        return lines
+        return lines + [f"  {n.count:,} times {n.text!r} ({n.source})" for n, _ in most]
 
 
 class Near(NamedTuple):
     """A document that is kept for comparison; `key` is its smallest hash."""
 
     key: int
-    number: int
     where: str
     text: str
     minhash: Any
@@ -117,7 +115,6 @@ class NearDuplicates:
     def __init__(self, capacity: int = DOCUMENTS) -> None:
         self.capacity = capacity
         self.limit = 1 << 32
-        self.total = 0
         self.documents: list[Near] = []
         self.numbers: Counter[str] = Counter()  # documents of each source
 
@@ -125,8 +122,6 @@ class NearDuplicates:
         """Keep a document for comparison, or not."""
         from datasketch import MinHash
 
-        number = self.total
-        self.total += 1
         self.numbers[source] += 1
         units: list[str] = []
         for paragraph in document.paragraphs:
@@ -143,7 +138,7 @@ class NearDuplicates:
         minhash.update_batch(shingles)
         where = f"{source}, document {self.numbers[source]:,}"
         text = document.paragraphs[0][:SHOWN]
-        self.documents.append(Near(key, number, where, text, minhash))
+        self.documents.append(Near(key, where, text, minhash))
         while len(self.documents) > self.capacity and self.limit > 1:
             self.limit //= 2
             self.documents = [near for near in self.documents if near.key < self.limit]
@@ -152,10 +147,10 @@ class NearDuplicates:
         """Say which share is near to a document before, with examples."""
         from datasketch import MinHashLSH
 
-        if not self.total:
+        if not self.numbers:
             return []
         index = MinHashLSH(threshold=NEAR, num_perm=128)
-        size = len(self.documents)
+        size, total = len(self.documents), self.numbers.total()
         pairs = []
         for at, near in enumerate(self.documents):
             others = (
@@ -166,19 +161,17 @@ class NearDuplicates:
             if best >= NEAR:
                 pairs.append((best, self.documents[-first], near))
             index.insert(at, near.minhash)
-        sampled = "" if size == self.total else f" (in a sample of {size:,})"
+        sampled = "" if size == total else f" (in a sample of {size:,})"
         share = len(pairs) / max(size, 1)
-        lines = [
-            f"{counted(self.total, 'document')}: {share:.2%} are near-duplicates of "
-            f"one before, by {NEAR:.0%} of their shingles of {SHINGLE} words{sampled}"
+        best_first = sorted(pairs, key=lambda p: -p[0])
+        return [
+            f"{counted(total, 'document')}: {share:.2%} are near-duplicates of "
+            f"one before, by {NEAR:.0%} of their shingles of {SHINGLE} words{sampled}",
+            *(
+                f"  {alike:.0%} {a.where}, {a.text!r} and {b.where}, {b.text!r}"
+                for alike, a, b in best_first[:EXAMPLES]
+            ),
         ]
-        best_first = sorted(pairs, key=lambda p: (-p[0], p[2].number))
-        for alike, one, other in best_first[:EXAMPLES]:
-            lines.append(
-                f"  {alike:.0%} {one.where}, {one.text!r} and "
-                f"{other.where}, {other.text!r}"
-            )
-        return lines
 
 
 def _shingles(units: list[str]) -> list[bytes]:

@@ -214,14 +214,12 @@ def read_head(path: str, key: str) -> bytes:
     """
     with reading(path), open_file(path) as raw:
         head = raw.read(HEAD)
-    for magic, suffix in PACKED.items():
-        if head.startswith(magic):
-            if not path.lower().endswith(suffix):
-                raise UserError(
-                    f"{key}={path}: compressed text has to be named *{suffix} here"
-                )
-            head = next(unpacked(path, HEAD), b"")
-            break
+    if suffix := PACKED.get(head[:2]) or PACKED.get(head[:4]):
+        if not path.lower().endswith(suffix):
+            raise UserError(
+                f"{key}={path}: compressed text has to be named *{suffix} here"
+            )
+        head = next(unpacked(path, HEAD), b"")
     for begins, what in FOREIGN.items():
         if re.match(begins, head):
             raise UserError(f"{key}={path}: the file is not text but {what}")
@@ -247,14 +245,13 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     path = name if "://" in name else os.path.abspath(name)
     with reading(name):
         seen = Seen(socket.gethostname(), stat(path))
-        stamp = [*seen.stamp]
         entry = load_hashes(cache_dir).get(path)
-        if isinstance(entry, dict) and entry.get("stamp") == stamp:
+        if isinstance(entry, dict) and entry.get("stamp") == [*seen.stamp]:
             return entry["sha256"], seen
         with open_file(path) as raw:
             sha256 = hashlib.file_digest(raw, "sha256").hexdigest()
     refuse_changed(name, seen)
-    save_hashes(cache_dir, {path: {"stamp": stamp, "sha256": sha256}})
+    save_hashes(cache_dir, {path: {"stamp": seen.stamp, "sha256": sha256}})
     return sha256, seen
 
 

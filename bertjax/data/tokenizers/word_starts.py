@@ -19,7 +19,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,34 +45,12 @@ _ALONE = re.compile(
 
 
 class Jieba:
-    """Words of Chinese by jieba, its own dictionary or a file like it.
-
-    Made anew in each process (a second); jieba's cache of it in /tmp is not used.
-    """
+    """Words of Chinese by jieba, its own dictionary (None) or a file like it."""
 
     def __init__(self, dictionary: bytes | None) -> None:
         self.dictionary = dictionary
-        digest = hashlib.sha256(self._content()).hexdigest()
+        digest = hashlib.sha256(_content(dictionary)).hexdigest()
         self.identity = f"jieba {_jieba().__version__} {digest}"
-
-    def _content(self) -> bytes:
-        if self.dictionary is not None:
-            return self.dictionary
-        with _jieba().Tokenizer().get_dict_file() as file:
-            return file.read()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "cutter"}
-
-    @cached_property
-    def cutter(self) -> Any:
-        """jieba's tokenizer."""
-        cutter = _jieba().Tokenizer()
-        file = io.BytesIO(self._content())
-        file.name = "dictionary"
-        cutter.FREQ, cutter.total = cutter.gen_pfdict(file)
-        cutter.initialized = True
-        return cutter
 
     def words(self, text: str) -> list[Span]:
         """Return the spans of the words with a Chinese character.
@@ -83,7 +61,7 @@ class Jieba:
         if not _HAN.search(text):
             return []
         spans, at = [], 0
-        for word in self.cutter.cut(text):
+        for word in _make_cutter(self.dictionary).cut(text):
             if _HAN.search(word):
                 spans.append((at, at + len(word)))
             at += len(word)
@@ -94,6 +72,24 @@ def _jieba() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its regular expressions
         return registry.import_extra("jieba", "zh", "data.segmenter=jieba")
+
+
+def _content(dictionary: bytes | None) -> bytes:
+    if dictionary is not None:
+        return dictionary
+    with _jieba().Tokenizer().get_dict_file() as file:
+        return file.read()
+
+
+@lru_cache(maxsize=1)
+def _make_cutter(dictionary: bytes | None) -> Any:
+    """Make jieba's tokenizer (a second) without its cache in /tmp."""
+    cutter = _jieba().Tokenizer()
+    file = io.BytesIO(_content(dictionary))
+    file.name = "dictionary"
+    cutter.FREQ, cutter.total = cutter.gen_pfdict(file)
+    cutter.initialized = True
+    return cutter
 
 
 @dataclass
@@ -137,7 +133,7 @@ class Marker:
             pattern = _entity_pattern(entities)
             named = [[m.span() for m in pattern.finditer(s)] for s in sentences]
         # Spans cost time; most sentences need none.
-        needs = [bool(pair[0] or pair[1]) for pair in zip(words, named, strict=True)]
+        needs = [bool(w or e) for w, e in zip(words, named, strict=True)]
 
         def encode(function: Any, spans: bool) -> Iterator[Any]:
             chosen = [n for n, need in enumerate(needs) if need == spans]
@@ -189,12 +185,9 @@ def _whole(entity: str) -> str:
     def spaced(character: str) -> bool:
         return character.isalnum() and not SPACELESS.match(character)
 
-    before = r"(?<!\w)" if spaced(entity[0]) else ""
-    after = r"(?!\w)" if spaced(entity[-1]) else ""
     # Next to a script without spaces a word ends all the same.
-    spaceless = SPACELESS.pattern
-    before = before and rf"(?:(?<={spaceless})|{before})"
-    after = after and rf"(?:(?={spaceless})|{after})"
+    before = rf"(?:(?<={SPACELESS.pattern})|(?<!\w))" if spaced(entity[0]) else ""
+    after = rf"(?:(?={SPACELESS.pattern})|(?!\w))" if spaced(entity[-1]) else ""
     return before + re.escape(entity) + after
 
 
