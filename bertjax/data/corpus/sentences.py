@@ -7,13 +7,8 @@ the full stop belongs to an abbreviation, an initial or a list number. The full 
 of Chinese, Japanese, Burmese, Khmer and others end one without a space; which
 characters are full stops says the property Sentence_Terminal of Unicode 17 (UAX #29).
 
-Why no library: measured in 2026 on cases of ours, Wikipedia and the Declaration of
-Human Rights in 24 languages, this rule takes 20 MB/s. ICU (icu4py 1.2, 40 MB/s) gives
-the same 316 boundaries but one in the Declaration, but in English splits at most
-abbreviations and initials (17 of 40 cases right). sentencex 1.0 (40 MB/s) needs the
-language, splits "I.O.I", splits no quotation of several sentences, and misses 9% of the
-boundaries of Chinese (before a number). pysbd 0.3 takes 0.3 MB/s.
-None of them splits Thai or Lao, which have no full stops: there a sentence is a line.
+Thai and Lao have no full stops: there a sentence is a line. docs/data.md says why no
+library does this.
 """
 
 import re
