@@ -12,7 +12,6 @@ library does this.
 """
 
 import re
-from collections.abc import Iterator
 
 RULE = "rule-3"  # name and version; stores record it, any change takes a new one
 
@@ -106,28 +105,18 @@ def split_sentences(paragraph: str) -> list[str]:
     """
     text = " ".join(paragraph.split())
     sentences = []
-    start = 0
+    start = done = 0
     rare = not text.isascii() and _RARE.search(text)
-    ends = _END_RARE if rare else _END
-    for match in _candidates(text, *ends):
-        end = match.end()
-        if end < len(text) and _is_end(text, start, match):
-            sentences.append(text[start:end].rstrip(" "))
-            start = end
-    if start < len(text):
-        sentences.append(text[start:])
-    return sentences
-
-
-def _candidates(
-    text: str, place: re.Pattern[str], end: re.Pattern[str]
-) -> Iterator[re.Match[str]]:
-    """Yield what end.finditer gives."""
-    done = 0
+    place, end = _END_RARE if rare else _END
     for at in map(re.Match.start, place.finditer(text)):
         if at >= done and (match := end.match(text, at)):
             done = match.end()
-            yield match
+            if done < len(text) and _is_end(text, start, match):
+                sentences.append(text[start:done].rstrip(" "))
+                start = done
+    if start < len(text):
+        sentences.append(text[start:])
+    return sentences
 
 
 def _is_end(text: str, start: int, match: re.Match[str]) -> bool:

@@ -59,18 +59,12 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
             fit.spaceless += len(SPACELESS.findall(text))
             fit.words += len(text.split())
             fit.tokens += len(ids)
-            words = [text[slice(*span)] for span in unknown]
-            fit.capitals += _known_in_lower_case(tokenizer, words)
+            if not tokenizer.lower_case:
+                words = (text[slice(*span)] for span in unknown)
+                lowered = [word.lower() for word in words if word != word.lower()]
+                again = tokenizer.encode_batch(lowered)
+                fit.capitals += sum(unk not in known for known in again)
     return fit
-
-
-def _known_in_lower_case(tokenizer: Tokenizer, words: list[str]) -> int:
-    """Count the words that would be known if their capitals were lowered."""
-    lowered = [word.lower() for word in words if word != word.lower()]
-    if not lowered or tokenizer.lower_case:
-        return 0
-    encoded = tokenizer.encode_batch(lowered)
-    return sum(tokenizer.unk_id not in ids for ids in encoded)
 
 
 def report_capitals(name: str, fit: Fit) -> list[str]:
