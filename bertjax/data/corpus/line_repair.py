@@ -38,10 +38,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 class Counts:
-    """Count documents, paragraphs and repairs, source by source.
-
-    `counts.documents`, `counts.paragraphs` and `counts.<repair>` (the names in REPAIRS)
-    are the sums over all sources.
+    """Count documents, paragraphs and repairs (the names in REPAIRS) of each source.
 
     read: is called with the megabytes of text that were read, also where nothing comes
     of them.
@@ -74,11 +71,6 @@ class Counts:
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Return plain dicts for JSON; `Counts(d)` reads them back."""
         return {name: dict(+kinds) for name, kinds in self.by_source.items()}
-
-    def __getattr__(self, kind: str) -> int:
-        if kind in REPAIRS or kind in ("documents", "paragraphs"):
-            return sum(kinds[kind] for kinds in self.by_source.values())
-        raise AttributeError(kind)
 
     def lines(self) -> list[str]:
         """Say what was repaired, one line a repair and source; blank files at once.
