@@ -185,27 +185,21 @@ def _blocks(
     """
     rest = bytearray()
     inside = False  # a part of the line has been given out
-    for chunk in chunks:
-        if mac and rest.endswith(b"\r"):
-            chunk = bytes(rest) + chunk
-            rest.clear()
-        cut = chunk.rfind(b"\n")
+    for chunk in chain(chunks, [None]):
+        new = len(rest) - rest.endswith(b"\r")  # before it no line ends
+        rest += chunk or b""
+        cut = len(rest) if chunk is None else rest.rfind(b"\n", new) + 1
         if mac:  # a \r in the last place may be half of \r\n
-            cut = max(cut, chunk.rfind(b"\r", 0, len(chunk) - 1))
-        if cut >= 0:
-            rest += chunk[: cut + 1]
-            yield from _ended(bytes(rest), limit, mac, inside)
+            cut = max(cut, rest.rfind(b"\r", new, -1) + 1)
+        if cut:
+            yield from _ended(bytes(rest[:cut]), limit, mac, inside)
             inside = False
-            rest = bytearray(chunk[cut + 1 :])
-        else:
-            rest += chunk
+            del rest[:cut]
         while len(rest) - rest.endswith(b"\r") > limit:
             cut = _cut(rest, 0, limit)
             yield bytes(rest[:cut]), ON
             inside = True
             del rest[:cut]
-    if rest:
-        yield from _ended(bytes(rest), limit, mac, inside)
 
 
 WHOLE, ON, LAST = range(3)

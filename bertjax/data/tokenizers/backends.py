@@ -75,13 +75,13 @@ def encode_sentences(
     joined: which of them follow another without a space; those are encoded without the
     one that SentencePiece puts before a text, as a paragraph encoded whole has none.
     """
-    if not any(joined):
-        return encode(texts) if texts else []
-    spaced = [text for text, j in zip(texts, joined, strict=True) if not j]
-    inside = [text for text, j in zip(texts, joined, strict=True) if j]
-    first = iter(encode(spaced) if spaced else [])
-    after = iter(encode(inside, True))
-    return [next(after if j else first) for j in joined]
+    groups: dict[bool, list[str]] = {False: [], True: []}
+    for text, after in zip(texts, joined, strict=True):
+        groups[after].append(text)
+    encoded = {
+        j: iter(encode(group, j) if group else ()) for j, group in groups.items()
+    }
+    return [next(encoded[after]) for after in joined]
 
 
 class TokenizersEngine:
