@@ -64,11 +64,8 @@ def _python_files() -> list[str]:
     root = sysconfig.get_paths()["stdlib"]
     files = []
     for folder, folders, names in os.walk(root):
-        folders.sort()
         inside = os.path.relpath(folder, root).replace(os.sep, "/") + "/"
-        if _SKIPPED.search(inside):
-            folders.clear()
-            continue
+        folders[:] = [] if _SKIPPED.search(inside) else sorted(folders)
         paths = (os.path.join(folder, n) for n in sorted(names) if n.endswith(".py"))
         files += [p for p in paths if not _SKIPPED.search(p[len(root) :])]
     for _, package in _distributions():
@@ -121,18 +118,16 @@ def _documents(say: Callable[[str], None]) -> list[list[str]]:
 
     def add(parts: Iterable[str]) -> None:
         document: list[str] = []
-        size = 0
         for part in parts:
             for paragraph in prose(part):
                 key = hashlib.sha1(_normal(paragraph).encode()).digest()
                 if key not in seen:
                     seen.add(key)
                     document.append(paragraph)
-                    size += len(paragraph)
-            if size >= DOCUMENT_LENGTH:
+            if sum(map(len, document)) >= DOCUMENT_LENGTH:
                 documents.append(document)
-                document, size = [], 0
-        if size >= 200:
+                document = []
+        if sum(map(len, document)) >= 200:
             documents.append(document)
         elif document and documents:
             documents[-1].extend(document)
@@ -217,20 +212,19 @@ def split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]
     train = [documents[i] for i in order if not sides[i]]
     trained = [a for i in order if not sides[i] for a in shingles[i]]
     known = np.unique(np.concatenate([np.zeros(1, np.uint64), *trained]))
+
+    def is_new(values: np.ndarray) -> bool:
+        at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        return (known[at] == values).mean() < NEAR
+
     valid = []
     for i in order:
         if sides[i]:
             pairs = zip(documents[i], shingles[i], strict=True)
-            document = [p for p, a in pairs if _share(a, known) < NEAR]
+            document = [paragraph for paragraph, a in pairs if is_new(a)]
             if sum(map(len, document)) >= 100:
                 valid.append(document)
     return train, valid
-
-
-def _share(values: np.ndarray, known: np.ndarray) -> float:
-    """Return the share of `values` that are in the sorted array `known`."""
-    at = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    return float((known[at] == values).mean())
 
 
 def materialise(
