@@ -23,22 +23,6 @@ class Fit:
     tokens: int = 0
     capitals: int = 0  # tokens that are unknown, and known in lower case
 
-    @property
-    def coverage(self) -> float:
-        """The share of characters that are in no unknown token."""
-        return self.known / max(self.characters, 1)
-
-    @property
-    def has_words(self) -> bool:
-        """Whether spaces show the words."""
-        return self.spaceless <= SPACELESS_SHARE * self.characters
-
-    @property
-    def fertility(self) -> float:
-        """Tokens a word; tokens a character where spaces do not show the words."""
-        units = self.words if self.has_words else self.characters
-        return self.tokens / max(units, 1)
-
 
 def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
     """Count tokens, words, characters and what is unknown of them.
@@ -90,11 +74,12 @@ def report_tokenizer(
     lines = []
     for name, sample in texts.items():
         fit = measure_tokenizer(tokenizer, sample)
-        unit = "word" if fit.has_words else "character"
-        n = fit.words if fit.has_words else fit.characters
+        known = fit.known / max(fit.characters, 1)
+        spaced = fit.spaceless <= SPACELESS_SHARE * fit.characters
+        unit, n = ("word", fit.words) if spaced else ("character", fit.characters)
         lines.append(
-            f"{name}: {fit.coverage:.3%} of {fit.characters:,} characters known, "
-            f"{fit.fertility:.2f} tokens a {unit} ({n:,})"
+            f"{name}: {known:.3%} of {fit.characters:,} characters known, "
+            f"{fit.tokens / max(n, 1):.2f} tokens a {unit} ({n:,})"
         )
         lines += report_capitals(name, fit)
     return lines

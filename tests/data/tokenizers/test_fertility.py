@@ -14,17 +14,18 @@ PIECES += ["una", "##ffa", "##ble", ".", *"我来到北京"]
 def test_what_is_counted(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES), "utf-8")
     tokenizer = load_tokenizer(tmp_path)
-    fit = measure_tokenizer(tokenizer, ["Unaffable 龘 .", "", "xyz"] * 700)
+    texts = ["Unaffable 龘 .", "", "xyz"] * 700
+    fit = measure_tokenizer(tokenizer, texts)
     assert fit == Fit(14 * 700, 10 * 700, 700, 4 * 700, 6 * 700)
-    assert (fit.coverage, fit.fertility, fit.has_words) == (10 / 14, 1.5, True)
-    chinese = measure_tokenizer(tokenizer, ["我来到北京. a"])
-    assert not chinese.has_words and chinese.fertility == 1.0
     assert measure_tokenizer(tokenizer, []) == Fit()
-    lines = report_tokenizer(tokenizer, {"a": ["una xy"], "b": ["我来"], "c": []})
-    assert lines == [
+    components = {"a": ["una xy"], "b": ["我来"], "c": []}
+    components |= {"d": texts, "e": ["我来到北京. a"]}
+    assert report_tokenizer(tokenizer, components) == [
         "a: 60.000% of 5 characters known, 1.00 tokens a word (2)",
         "b: 100.000% of 2 characters known, 1.00 tokens a character (2)",
         "c: 0.000% of 0 characters known, 0.00 tokens a word (0)",
+        "d: 71.429% of 9,800 characters known, 1.50 tokens a word (2,800)",
+        "e: 85.714% of 7 characters known, 1.00 tokens a character (7)",
     ]
 
 
@@ -66,6 +67,11 @@ def test_a_small_exponent_helps_the_small_language(kind):
         sample = sample_mixture(texts, alpha, 200_000)
         tokenizer = train_tokenizer(sample, kind, 500)
         found[alpha] = {n: measure_tokenizer(tokenizer, held[n]) for n in held}
-        assert all(fit.coverage == 1 for fit in found[alpha].values())
-    assert found[0.3]["small"].fertility < 0.9 * found[1.0]["small"].fertility
-    assert found[0.3]["big"].fertility > found[1.0]["big"].fertility
+        assert all(fit.known == fit.characters for fit in found[alpha].values())
+    tokens = {
+        (alpha, name): fit.tokens / fit.words
+        for alpha, fits in found.items()
+        for name, fit in fits.items()
+    }
+    assert tokens[0.3, "small"] < 0.9 * tokens[1.0, "small"]
+    assert tokens[0.3, "big"] > tokens[1.0, "big"]
