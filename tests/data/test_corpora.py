@@ -22,7 +22,7 @@ from bertjax.data.masking.similar_words import read_similar
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
-from bertjax.data.sequences.plan import Plan, gather, truncated
+from bertjax.data.sequences.plan import Plan
 from bertjax.data.token_store.prepare_data import prepare_data
 from bertjax.data.token_store.store import Store
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -153,7 +153,7 @@ def check_rows(
     """
     ids = np.arange(plan.n)
     keys = counter_rng.fold(5, ids)
-    rows = gather(plan, ids, keys, tokenizer)
+    rows = plan.gather(ids, keys, tokenizer)
     pairs = plan.kind == "pairs"
     found = undo(rows, tokenizer, pairs)
     sequences = [sequence for row in found for sequence in row]
@@ -168,11 +168,11 @@ def check_rows(
         if plan.kind != "full_sentences":
             assert all(len(sequence) == 1 for sequence in sequences)
     elif not pairs:
-        alone = gather(other, np.arange(other.n), np.arange(other.n), tokenizer)
+        alone = other.gather(np.arange(other.n), np.arange(other.n), tokenizer)
         unpacked = itertools.chain.from_iterable(undo(alone, tokenizer, False))
         assert Counter(sequences) == Counter(unpacked)
     else:
-        check_pairs(plan, found, rows, truncated(plan, ids, keys), documents)
+        check_pairs(plan, found, rows, plan.truncated(ids, keys), documents)
 
 
 def check_pairs(

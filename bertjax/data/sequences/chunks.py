@@ -76,9 +76,9 @@ def _cut(offsets: np.ndarray, room: int) -> np.ndarray:
     if not long.size:
         return offsets
     count = more[long]
-    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + 1
-    new = np.repeat(offsets[long], count) + nth * room
-    return np.insert(offsets, np.repeat(long + 1, count), new)
+    before = np.repeat(long, count)  # the offset that each new one follows
+    nth = np.arange(len(before)) - np.searchsorted(before, before) + 1
+    return np.insert(offsets, before + 1, offsets[before] + nth * room)
 
 
 def sentence_blocks(text: Text, length: int, cross: bool) -> Iterator[Block]:
@@ -99,35 +99,29 @@ def sentence_blocks(text: Text, length: int, cross: bool) -> Iterator[Block]:
         window = tok[low : last + 1] - base
         bounds = _cut(window, room)
         document, edges = _documents(text, low, last)
-        edges -= low
+        edges = edges - low
         if len(bounds) > len(window):
             edges = np.searchsorted(bounds, window[edges])
         moved = np.zeros(len(bounds) - 1, np.int64)
         moved[edges[edges < len(moved)]] = gap
-        np.cumsum(moved, out=moved)
+        moved = np.cumsum(moved)
         starts, ends = bounds[:-1] + moved, np.append(bounds[1:] + moved, _FAR)
-        i, stop = (
-            int(n) for n in np.searchsorted(bounds, (begin - base, window[high - low]))
-        )
-        limit = starts[:stop] + room
-        visited, i = walk(ends, limit, i, stop)
+        i, stop = np.searchsorted(bounds, (begin - base, window[high - low])).tolist()
+        visited, i = walk(ends, starts[:stop] + room, i, stop)
         begin = base + int(bounds[i])
         after = np.append(visited[1:], i)[: len(visited)]
-        yield Block(
-            bounds[visited] + base,
-            bounds[after] + base,
-            ends[after - 1] - starts[visited] + 2,
-            document - 1 + moved[visited] // gap,
-        )
+        slots = ends[after - 1] - starts[visited] + 2
+        which = document - 1 + moved[visited] // gap
+        yield Block(bounds[visited] + base, bounds[after] + base, slots, which)
         memory_maps.release(text.documents)
         memory_maps.release(tok)
 
 
 def _documents(text: Text, low: int, high: int) -> tuple[int, np.ndarray]:
     """Return the first document that begins in sentences [low, high], and where it and
-    the others do, a copy."""
-    first, last = np.searchsorted(text.documents, (low, high + 1))
-    return int(first), text.documents[first:last].copy()
+    the others do."""
+    first, last = np.searchsorted(text.documents, (low, high + 1)).tolist()
+    return first, text.documents[first:last]
 
 
 # What chunks of so many tokens and sentences, with such targets, fill of a row.
@@ -146,9 +140,7 @@ def pair_blocks(
         last = min(high + room, len(tok) - 1)
         window = tok[low : last + 1] - tok[low]
         first, edges = _documents(text, low + 1, last)
-        document = np.zeros(len(window), np.int64)
-        document[edges - low] = 1
-        np.cumsum(document, out=document)
+        document = np.cumsum(np.bincount(edges - low, minlength=len(window)))
         # moved so far that no target reaches into the next document
         moved = window + document * (room + 1)
         target = targets(seed, short, room, np.arange(low, high))
@@ -157,12 +149,9 @@ def pair_blocks(
         begin = low + i
         after = np.append(visited[1:], i)[: len(visited)]
         size = window[after] - window[visited]
-        yield Block(
-            visited + low,
-            after + low,
-            slots(size, after - visited, target[visited]),
-            document[visited] + first - 1,
-        )
+        filled = slots(size, after - visited, target[visited])
+        which = document[visited] + first - 1
+        yield Block(visited + low, after + low, filled, which)
         memory_maps.release(text.documents)
         memory_maps.release(tok)
 

@@ -15,11 +15,12 @@ Packed, every sequence lies in exactly one row, several to a row (packing.py); t
 those of unpacked rows.
 """
 
+import contextlib
 import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def make_plan(
             return replace(plan, **arrays)
     text = chunks.without_empty(text)
     plan = replace(plan, sentences=text.sentences, documents=text.documents)
-    return replace(plan, **_Columns(None).filled(plan))
+    return replace(plan, **_make_arrays(plan))
 
 
 def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
@@ -123,7 +124,7 @@ def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
             return None
         if _opened(path) is None:  # nobody has made it meanwhile
             directories.remove(path)
-        directories.make_whole(path, lambda part: _Columns(part).filled(plan))
+        directories.make_whole(path, lambda part: _write_arrays(part, plan))
         arrays = _opened(path)
     for array in (plan.tokens, *offsets, plan.marks, *(arrays or {}).values()):
         memory_maps.expect_disorder(array)
@@ -131,7 +132,7 @@ def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
 
 
 def _opened(path: Path) -> dict[str, Any] | None:
-    """Map the arrays of a directory that `_Columns` wrote; None if it is not whole."""
+    """Map the arrays of a directory; None if it is not whole."""
     try:
         about = json.loads((path / "plan.json").read_text("utf-8"))
         columns = {}
@@ -146,50 +147,44 @@ def _opened(path: Path) -> dict[str, Any] | None:
 
 def _arrays(columns: dict[str, np.ndarray], skipped: dict[str, int]) -> dict[str, Any]:
     """Name columns as a Plan does: where nothing is skipped, stops are starts."""
-    columns = dict(columns)
+    edges = columns["starts"]
     if "stops" not in columns:
-        columns["starts"], columns["stops"] = (
-            columns["starts"][:-1], columns["starts"][1:],
-        )  # fmt: skip
+        columns = columns | {"starts": edges[:-1], "stops": edges[1:]}
     return columns | {"skipped": skipped}
 
 
 class _Columns:
-    """The arrays of a plan while they grow, in files of a directory or in memory."""
+    """The arrays of a plan while they grow, in files that `open_file(name)` opens."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.files: dict[str, Any] = {}
-        self.dtypes: dict[str, str] = {}
+    def __init__(self, open_file: Callable[[str], Any]) -> None:
+        self.open_file = open_file
+        self.files: dict[str, tuple[Any, str]] = {}  # and the dtypes
 
     def add(self, name: str, values: np.ndarray, dtype: str = "<i8") -> None:
         if name not in self.files:
-            path = self.path and self.path / f"{name}.bin"
-            self.files[name] = open(path, "wb") if path else io.BytesIO()  # noqa: SIM115
-            self.dtypes[name] = dtype
-        self.files[name].write(values.astype(dtype, copy=False).data)
+            self.files[name] = self.open_file(name), dtype
+        self.files[name][0].write(values.astype(dtype, copy=False).data)
 
-    def filled(self, plan: Plan) -> dict[str, Any]:
-        """Plan everything and return the arrays, or write them; skipped is in both."""
-        try:
-            skipped = _fill(plan, self)
-            if self.path is None:
-                columns = {
-                    name: np.frombuffer(file.getbuffer(), self.dtypes[name])
-                    for name, file in self.files.items()
-                }
-                return _arrays(columns, skipped)
-            sizes = {}
-            for name, file in self.files.items():
-                dtype = self.dtypes[name]
-                sizes[name] = dtype, file.tell() // np.dtype(dtype).itemsize
-            about = json.dumps({"columns": sizes, "skipped": skipped})
-            (self.path / "plan.json").write_text(about, "utf-8")
-            return {}
-        finally:
-            if self.path is not None:
-                for file in self.files.values():
-                    file.close()
+
+def _make_arrays(plan: Plan) -> dict[str, Any]:
+    """Plan everything in memory."""
+    columns = _Columns(lambda name: io.BytesIO())
+    skipped = _fill(plan, columns)
+    files = columns.files.items()
+    return _arrays({n: np.frombuffer(f.getbuffer(), t) for n, (f, t) in files}, skipped)
+
+
+def _write_arrays(path: Path, plan: Plan) -> None:
+    """Plan everything into the files of a directory."""
+    with contextlib.ExitStack() as stack:
+        columns = _Columns(
+            lambda name: stack.enter_context(open(path / f"{name}.bin", "wb"))
+        )
+        skipped = _fill(plan, columns)
+        files = columns.files.items()
+        sizes = {n: (t, f.tell() // np.dtype(t).itemsize) for n, (f, t) in files}
+    about = json.dumps({"columns": sizes, "skipped": skipped})
+    (path / "plan.json").write_text(about, "utf-8")
 
 
 def _fill(plan: Plan, columns: _Columns) -> dict[str, int]:
@@ -230,10 +225,9 @@ def _sequences(
     for block in _blocks(plan):
         if gaps:
             alone = block.stop - block.start == 1
-            lost = (
-                plan.sentences[block.stop[alone]] - plan.sentences[block.start[alone]]
-            )
-            if lost.size:
+            first = block.start[alone]  # a sentence alone, from here to the next
+            if first.size:
+                lost = plan.sentences[first + 1] - plan.sentences[first]
                 skipped["chunks of one sentence"] += len(lost)
                 skipped["tokens in chunks of one sentence"] += int(lost.sum())
             block = chunks.Block(*(column[~alone] for column in block))

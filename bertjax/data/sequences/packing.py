@@ -70,15 +70,13 @@ def best_fit(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], i
             each = min(space // size, cap - filled)
             full = min(rows, left // each)
             some = left - full * each if full < rows else 0
-            if full:
-                placed.append(Placed(size, first, full, each))
-                leave(space - each * size, first, full, filled + each)
-            if some:
-                placed.append(Placed(size, first + full, 1, some))
-                leave(space - some * size, first + full, 1, filled + some)
-            done = full + (some > 0)
-            leave(space, first + done, rows - done, filled)
-            left -= full * each + some
+            for alike_rows, many in ((full, each), (int(some > 0), some)):
+                if alike_rows:
+                    placed.append(Placed(size, first, alike_rows, many))
+                    leave(space - many * size, first, alike_rows, filled + many)
+                    first, rows = first + alike_rows, rows - alike_rows
+                    left -= alike_rows * many
+            leave(space, first, rows, filled)
     return placed, total
 
 

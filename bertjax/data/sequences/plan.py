@@ -17,14 +17,6 @@ from bertjax.data import counter_rng
 from bertjax.data.sequences import chunks, sentence_pairs
 
 
-class Specials(NamedTuple):
-    """The ids a row is framed with; a Tokenizer serves as well."""
-
-    pad_id: int
-    cls_id: int
-    sep_id: int
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What sequences exist: i lies in [starts[i], stops[i]), token offsets, for pairs
@@ -76,14 +68,63 @@ class Plan:
         return sentence_pairs.Reserve(self.pair_rule, self.room, mean)
 
     def gather(
-        self, example: np.ndarray, keys: np.ndarray, specials: Specials
+        self, ids: np.ndarray, keys: np.ndarray, specials: Any
     ) -> dict[str, np.ndarray]:
-        """Make rows (`gather`)."""
-        return gather(self, example, keys, specials)
+        """Make the rows of examples `ids` [b], drawing with `keys` u64 [b].
 
-    def truncated(self, example: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Count the tokens cut off rows (`truncated`)."""
-        return truncated(self, example, keys)
+        Returns input_ids, token_type_ids and attention_mask, i32 [b, L], and the
+        labels of the plan's pair rule, i32 [b]; without a rule B is the rest of the
+        chunk. `specials` has pad_id, cls_id and sep_id. A store with marks gives
+        `marks`, u8 [b, L], 0 at special tokens.
+
+        Packed rows have besides segment_ids, i32 [b, L] (1, 2, ... in order, 0 for
+        padding) and position_ids, i32 [b, L], which restart with each sequence, and
+        with S the most sequences a row may hold cls_positions, i32 [b, S], and
+        cls_weights, f32 [b, S], 1 where there is a sequence; labels are i32 [b, S].
+
+        A pair of more than L - 3 tokens loses tokens from its longer side (B when both
+        are equal) until it fits, each from the front or the back with equal chance.
+
+        Pairs, L = 9, a chunk of sentences [10 11] [12 13], split after the first:
+
+            input_ids       cls  10  11 sep  12  13 sep pad pad
+            token_type_ids    0   0   0   0   1   1   1   0   0
+            attention_mask    1   1   1   1   1   1   1   0   0
+            nsp_labels        0
+
+        Packed, L = 8, documents [10 11] and [12]:
+
+            input_ids       cls  10  11 sep cls  12 sep pad
+            segment_ids       1   1   1   1   2   2   2   0
+            position_ids      0   1   2   3   0   1   2   0
+            cls_positions     0               4
+        """
+        s = _sequences(self, ids, keys)
+        labels: dict[str, np.ndarray] = {}
+        if self.kind == "pairs":
+            parts, labels = _pair_parts(self, s)
+        elif self.kind == "full_sentences":
+            parts = _parts_by_document(self, s)
+        else:
+            start, stop = self.starts[s.number], self.stops[s.number]
+            parts = _Parts(start, stop, np.arange(len(start)))
+        rows, begin = _framed(self, parts, s, len(ids), specials)
+        if self.packed:
+            labels["cls_positions"] = (begin - s.row * self.length).astype(np.int32)
+            labels["cls_weights"] = np.ones(len(begin), np.float32)
+            for name, values in labels.items():
+                labels[name] = np.zeros((len(ids), self.max_segments), values.dtype)
+                labels[name][s.row, s.nth] = values
+        return rows | labels
+
+    def truncated(self, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Count the tokens cut off each row, i64 [b]; 0 but for pairs."""
+        if self.kind != "pairs":
+            return np.zeros(len(ids), np.int64)
+        s = _sequences(self, ids, keys)
+        _, cut_a, cut_b = _draw_pairs(self, s)
+        lost = np.bincount(s.row, cut_a + cut_b, minlength=len(ids))
+        return lost.astype(np.int64)
 
     def documents_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the document that each of these rows begins in, i64 [n]."""
@@ -95,11 +136,9 @@ class Plan:
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise UserError when the text holds an id that is not below vocab_size."""
-        if self.counts is not None:
-            largest = int(np.flatnonzero(self.counts).max(initial=0))
-        else:
-            largest = int(self.tokens.max())
-        if largest >= vocab_size:
+        known = self.counts is not None
+        ids = np.flatnonzero(self.counts) if known else self.tokens
+        if (largest := int(ids.max(initial=0))) >= vocab_size:
             raise UserError(
                 f"the token store holds id {largest}, but the vocabulary ends at "
                 f"{vocab_size - 1}: prepare the text again with this data.vocab"
@@ -122,69 +161,6 @@ class _Parts(NamedTuple):
     start: np.ndarray
     stop: np.ndarray
     of: np.ndarray
-
-
-def gather(
-    plan: Plan, ids: np.ndarray, keys: np.ndarray, specials: Any
-) -> dict[str, np.ndarray]:
-    """Make the rows of examples `ids` [b], drawing with `keys` u64 [b].
-
-    Returns input_ids, token_type_ids and attention_mask, i32 [b, L], and the labels of
-    the plan's pair rule, i32 [b]; without a rule B is the rest of the chunk. `specials`
-    has pad_id, cls_id and sep_id. A store with marks gives `marks`, u8 [b, L], 0 at
-    special tokens.
-
-    Packed rows have besides segment_ids, i32 [b, L] (1, 2, ... in order, 0 for padding)
-    and position_ids, i32 [b, L], which restart with each sequence, and with S the most
-    sequences a row may hold cls_positions, i32 [b, S], and cls_weights, f32 [b, S],
-    1 where there is a sequence; labels are then i32 [b, S].
-
-    A pair of more than L - 3 tokens loses tokens from its longer side (B when both are
-    equal) until it fits, each from the front or the back with equal chance.
-
-    Pairs, L = 9, a chunk of sentences [10 11] [12 13], split after the first:
-
-        input_ids       cls  10  11 sep  12  13 sep pad pad
-        token_type_ids    0   0   0   0   1   1   1   0   0
-        attention_mask    1   1   1   1   1   1   1   0   0
-        nsp_labels        0
-
-    Packed, L = 8, documents [10 11] and [12]:
-
-        input_ids       cls  10  11 sep cls  12 sep pad
-        segment_ids       1   1   1   1   2   2   2   0
-        position_ids      0   1   2   3   0   1   2   0
-        cls_positions     0               4
-    """
-    s = _sequences(plan, ids, keys)
-    labels: dict[str, np.ndarray] = {}
-    if plan.kind == "pairs":
-        parts, labels = _pair_parts(plan, s)
-    elif plan.kind == "full_sentences":
-        parts = _parts_by_document(plan, s)
-    else:
-        start, stop = plan.starts[s.number], plan.stops[s.number]
-        parts = _Parts(start, stop, np.arange(len(start)))
-    rows, begin = _framed(plan, parts, s, len(ids), specials)
-    if plan.packed:
-        shape = (len(ids), plan.max_segments)
-        spread = {"cls_positions": begin - s.row * plan.length} | labels
-        labels = {name: np.zeros(shape, np.int32) for name in spread}
-        for name, values in spread.items():
-            labels[name][s.row, s.nth] = values
-        labels["cls_weights"] = np.zeros(shape, np.float32)
-        labels["cls_weights"][s.row, s.nth] = 1
-    return rows | labels
-
-
-def truncated(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Count the tokens that `gather` cuts off each row, i64 [b]; 0 but for pairs."""
-    if plan.kind != "pairs":
-        return np.zeros(len(ids), np.int64)
-    s = _sequences(plan, ids, keys)
-    _, cut_a, cut_b = _draw_pairs(plan, s)
-    lost = np.bincount(s.row, cut_a + cut_b, minlength=len(ids))
-    return lost.astype(np.int64)
 
 
 def _sequences(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> _Sequences:
@@ -232,9 +208,8 @@ def _draw_pairs(
     start, stop = plan.starts[s.number], plan.stops[s.number]
     document = plan.document[s.number].astype(np.int64)
     m = stop - start
-    split = counter_rng.below(
-        counter_rng.fold(s.keys, "split"), 0, np.maximum(m - 1, 1)
-    )
+    key = counter_rng.fold(s.keys, "split")
+    split = counter_rng.below(key, 0, np.maximum(m - 1, 1))
     room: Any = plan.room
     target = chunks.targets(plan.seed, plan.short_seq_prob, room, start)
     if plan.packed:
@@ -251,17 +226,13 @@ def _draw_pairs(
 
 def _pair_parts(plan: Plan, s: _Sequences) -> tuple[_Parts, dict[str, np.ndarray]]:
     pair, cut_a, cut_b = _draw_pairs(plan, s)
-    front_a = _front(s.keys, "front of a", cut_a)
-    front_b = _front(s.keys, "front of b", cut_b)
+    # Each removed token is one of the front or of the back, by a fair coin.
+    front_a = counter_rng.binomial_half(counter_rng.fold(s.keys, "front of a"), cut_a)
+    front_b = counter_rng.binomial_half(counter_rng.fold(s.keys, "front of b"), cut_b)
     start = np.stack([pair.a_start + front_a, pair.b_start + front_b], 1)
     stop = np.stack([pair.a_stop + front_a - cut_a, pair.b_stop + front_b - cut_b], 1)
     present = np.stack([np.ones(len(start), bool), stop[:, 1] > start[:, 1]], 1)
     return _Parts(start[present], stop[present], np.nonzero(present)[0]), pair.labels
-
-
-def _front(keys: np.ndarray, name: str, cut: np.ndarray) -> np.ndarray:
-    """Draw how many of `cut` removed tokens go from the front, each by a fair coin."""
-    return counter_rng.binomial_half(counter_rng.fold(keys, name), cut)
 
 
 def _framed(
@@ -299,17 +270,14 @@ def _framed(
     def spread(values: np.ndarray) -> np.ndarray:
         return np.repeat(values.astype(np.int32), count).reshape(shape) * mask
 
-    if plan.kind == "pairs":
-        rows["token_type_ids"] = spread(~opens)
-    else:
-        rows["token_type_ids"] = np.zeros(shape, np.int32)
+    pairs = plan.kind == "pairs"
+    rows["token_type_ids"] = spread(~opens) if pairs else np.zeros(shape, np.int32)
     if plan.packed:
         rows["segment_ids"] = spread(s.nth[parts.of] + 1)
         place = slot.astype(np.int32) - np.repeat(cls[parts.of].astype(np.int32), count)
         rows["position_ids"] = place.reshape(shape) * mask
     if plan.marks is not None:
         marks = plan.marks.take(source, mode="clip")
-        marks[sep] = 0
-        marks[cls] = 0
+        marks[sep] = marks[cls] = 0
         rows["marks"] = marks.reshape(shape) * real
     return rows, cls

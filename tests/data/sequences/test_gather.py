@@ -13,10 +13,9 @@ from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.sequences import packing
 from bertjax.data.sequences.make_plan import make_plan
-from bertjax.data.sequences.plan import Specials, gather, truncated
 
 PAD, CLS, SEP = 0, 1, 2
-SPECIALS = Specials(PAD, CLS, SEP)
+SPECIALS = SimpleNamespace(pad_id=PAD, cls_id=CLS, sep_id=SEP)
 WAYS = [
     ("full_sentences", None), ("doc_sentences", None), ("document", None),
     ("pairs", None), ("pairs", "nsp"), ("pairs", "sop"),
@@ -36,7 +35,7 @@ def store_of(documents, marks=None):
 
 def rows_of(p, ids=None, epoch=0):
     ids = np.arange(p.n) if ids is None else ids
-    return gather(p, ids, counter_rng.fold(3, epoch, ids), SPECIALS)
+    return p.gather(ids, counter_rng.fold(3, epoch, ids), SPECIALS)
 
 
 def unpacked(batch):
@@ -246,9 +245,8 @@ def test_packed_next_sentences_are_fair():
             assert label == 1 or ids[cut + 1] == ids[cut - 1] + 1
         real = batch["cls_weights"] > 0
         labels += batch["nsp_labels"][real].tolist()
-        assert not truncated(
-            p, np.arange(p.n), counter_rng.fold(3, epoch, np.arange(p.n))
-        ).any()
+        keys = counter_rng.fold(3, epoch, np.arange(p.n))
+        assert not p.truncated(np.arange(p.n), keys).any()
     # a chunk may end as one sentence, which has a random partner always
     alone = (p.stops - p.starts == 1).mean()
     share = 0.5 + alone / 2
@@ -285,7 +283,7 @@ def test_truncated_counts_a_row_s_sequences_together():
     p = make_plan(
         store_of([[3, 3], [3, 3]]), "pairs", 14, 0, packed=True, short_seq_prob=0
     )
-    assert truncated(p, np.arange(p.n), np.arange(p.n)).sum() == 0
+    assert p.truncated(np.arange(p.n), np.arange(p.n)).sum() == 0
     p = make_plan(
         store_of([[3, 30], [4, 30], [30, 5]]),
         "pairs",
@@ -295,8 +293,8 @@ def test_truncated_counts_a_row_s_sequences_together():
         short_seq_prob=0,
     )
     keys = counter_rng.fold(1, np.arange(p.n))
-    lost = truncated(p, np.arange(p.n), keys)
-    kept = gather(p, np.arange(p.n), keys, SPECIALS)["input_ids"] >= 10
+    lost = p.truncated(np.arange(p.n), keys)
+    kept = p.gather(np.arange(p.n), keys, SPECIALS)["input_ids"] >= 10
     size = p.sentences[p.stops] - p.sentences[p.starts]
     held = np.add.reduceat(size[p.members], p.rows[:-1])
     assert (held - kept.sum(1)).tolist() == lost.tolist() and lost.max() > 20

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import hashlib
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +14,10 @@ from bertjax.data import counter_rng
 from bertjax.data.sequences import chunks
 from bertjax.data.sequences import make_plan as making
 from bertjax.data.sequences.make_plan import make_plan
-from bertjax.data.sequences.plan import Specials, gather
 from bertjax.data.sequences.sentence_pairs import trim
 
 PAD, CLS, SEP = 0, 1, 2
-SPECIALS = Specials(PAD, CLS, SEP)
+SPECIALS = SimpleNamespace(pad_id=PAD, cls_id=CLS, sep_id=SEP)
 
 
 class Store(NamedTuple):
@@ -37,7 +37,7 @@ def store_of(documents, **more):
 
 def rows_of(p, epoch=0):
     ids = np.arange(p.n)
-    return gather(p, ids, counter_rng.fold(3, epoch, ids), SPECIALS)
+    return p.gather(ids, counter_rng.fold(3, epoch, ids), SPECIALS)
 
 
 def greedy(documents, room, cross):
@@ -181,7 +181,7 @@ def test_random_partner_is_every_other_document_and_sentence():
     store = store_of([[4, 4]] + [[1] * 5] * 6)
     p = make_plan(store, "pairs", 11, 0, short_seq_prob=0, pair_rule="nsp")
     n = 20_000
-    batch = gather(p, np.zeros(n, int), counter_rng.fold(0, np.arange(n)), SPECIALS)
+    batch = p.gather(np.zeros(n, int), counter_rng.fold(0, np.arange(n)), SPECIALS)
     ids, random = batch["input_ids"], batch["nsp_labels"] == 1
     begin = ids[random, 6] - 18
     assert (ids[~random, 6] == 14).all()
@@ -227,7 +227,7 @@ def test_truncation_removes_from_both_ends_like_a_coin_for_each_token():
     p = make_plan(store_of([[19, 13]]), "pairs", 23, 0, short_seq_prob=0)
     n = 20_000
     keys = counter_rng.fold(1, np.arange(n))
-    batch = gather(p, np.zeros(n, int), keys, SPECIALS)
+    batch = p.gather(np.zeros(n, int), keys, SPECIALS)
     cut_a, cut_b = one_by_one(19, 13, 20)
     assert (batch["token_type_ids"].sum(1) == 13 - cut_b + 1).all()
     assert (batch["attention_mask"].sum(1) == 23).all()
