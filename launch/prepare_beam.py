@@ -77,7 +77,8 @@ def main(argv: Sequence[str]) -> int:
     options = PipelineOptions(others)
     work = prepare_data.make_work(prepared_text.inputs(config), 1, say)
     lacking = [x for x in work.all if not work.cache.has(x.target)]
-    pieces = [p for x in lacking for p in x.lacking(work.cache)]
+    has = work.cache.has
+    pieces = [p for x in lacking for p in x.pieces if not has(p.target)]
     say(f"{len(pieces)} pieces to encode, {len(lacking)} stores to make")
     with beam.Pipeline(options=options) as pipeline:
         done = (
