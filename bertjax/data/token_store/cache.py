@@ -53,11 +53,8 @@ class Cache:
 
     def has(self, name: str) -> bool:
         """Tell whether a directory is there."""
-        here = self.root / name
-        if here.is_dir() and (not self.url or (here / SAME).exists()):
-            return True
-        if not self.url:
-            return False
+        if not self.url or (self.root / name / SAME).exists():
+            return (self.root / name).is_dir()
         with self._reaching():
             return any((self._far(name) / last).exists() for last in LAST)
 
@@ -76,11 +73,10 @@ class Cache:
             if not keep:
                 directories.remove(path)
 
-    def get(self, name: str, check: Callable[[Path], None] | None = None) -> Path:
+    def get(self, name: str, check: Callable[[Path], Any] = lambda path: None) -> Path:
         """Return where a directory lies on this machine.
 
-        `check` is called on a copy of a remote one; its UserError says that this is
-        damaged.
+        `check` raises UserError for a copy of a remote one that is damaged.
         """
         path = self.root / name
 
@@ -88,14 +84,13 @@ class Cache:
             with self._reaching():
                 _download(self._far(name), to)
             (to / SAME).touch()
-            if check:
-                try:
-                    check(to)
-                except UserError:
-                    raise UserError(
-                        f"{self.where(name)}: damaged, a file is not what was written; "
-                        "delete the directory and it will be made again"
-                    ) from None
+            try:
+                check(to)
+            except UserError:
+                raise UserError(
+                    f"{self.where(name)}: damaged, a file is not what was written; "
+                    "delete the directory and it will be made again"
+                ) from None
 
         if self.url and not path.is_dir():
             directories.make_whole(path, copy, f"data.cache={self.root}")
@@ -104,10 +99,6 @@ class Cache:
     def where(self, name: str) -> str:
         """Return the path or URL of a directory, for people."""
         return f"{self.url}/{name}" if self.url else os.fspath(self.root / name)
-
-    def here(self) -> "Cache":
-        """Return the cache of this machine alone."""
-        return Cache(self.root)
 
     def remove(self, name: str) -> None:
         """Remove a directory, here and there."""
@@ -145,13 +136,11 @@ class Cache:
                     write_file(far, json.dumps({**shared, **own}, indent=1))
 
 
-def open_cache(cache: str | os.PathLike[str] | Cache) -> Cache:
+def open_cache(cache: str | os.PathLike[str]) -> Cache:
     """Return data.cache; a URL's mirror is below $BERTJAX_LOCAL_CACHE or ~/.cache.
 
     Raises UserError where no directory can be made or written.
     """
-    if isinstance(cache, Cache):
-        return cache
     where, url = os.fspath(cache), ""
     if "://" in where:
         url = where.rstrip("/")

@@ -5,18 +5,19 @@ With data.group_field a component is <cache>/groups-<label>-<key>/, a directory 
 stores, one a value of the field, and a meta.json that names them.
 """
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bertjax import UserError, counted
+from bertjax import UserError
 from bertjax.data.corpus import sentences
 from bertjax.data.corpus.documents import refuse_empty
 from bertjax.data.corpus.line_repair import CLEANING, Counts, join_names
@@ -24,7 +25,7 @@ from bertjax.data.corpus.sources import Source
 from bertjax.data.progress import Progress
 from bertjax.data.token_store import pieces
 from bertjax.data.token_store.cache import Cache
-from bertjax.data.token_store.encoding import Encoder
+from bertjax.data.token_store.encoding import Encoded, Encoder
 from bertjax.data.token_store.pieces import Piece, encode_pieces
 from bertjax.data.token_store.store import (
     FORMAT,
@@ -98,17 +99,18 @@ class Component:
             "cleaning": CLEANING,
             "max_line_bytes": max_line_bytes,
         }
-        settings |= {"joins": 1} if tokenizer.kind in SPACE_FIRST else {}
-        settings |= {} if marker is None else {"marks": marker.identity}
-        settings |= {"group_field": group_field} if group_field else {}
-        cuts = sorted({s.cut_rule() for s in sources} - {""})
-        settings |= {"cuts": cuts} if cuts else {}
+        where_needed = {
+            "joins": int(tokenizer.kind in SPACE_FIRST),
+            "marks": marker and marker.identity,
+            "group_field": group_field,
+            "cuts": sorted({s.cut_rule() for s in sources} - {""}),
+        }
+        settings |= {name: value for name, value in where_needed.items() if value}
         key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        self.meta = {"label": label, "key": key, **settings}
-        self.meta["sources"] = [s.name for s in sources]
-        name = re.sub(r"[^\w.-]", "_", label) + f"-{key[:16]}"
-        self.target = f"groups-{name}" if group_field else f"store-{name}"
-        self._name = name
+        names = [s.name for s in sources]
+        self.meta = {"label": label, "key": key, **settings, "sources": names}
+        self._name = re.sub(r"[^\w.-]", "_", label) + f"-{key[:16]}"
+        self.target = ("groups-" if group_field else "store-") + self._name
 
     @cached_property
     def _cut(self) -> list[tuple[list[Source], int | None]]:
@@ -116,17 +118,18 @@ class Component:
 
     @cached_property
     def parts(self) -> str:
-        """The directory of its encoded pieces."""
-        return f"{pieces.PARTS}{self._name}-{pieces.layout(self._cut)}"
+        """The directory of its encoded pieces: other ones have another layout."""
+        spans = [[source.span() for source in own] for own, _ in self._cut]
+        layout = hashlib.sha256(json.dumps(spans).encode()).hexdigest()[:8]
+        return f"{pieces.PARTS}{self._name}-{layout}"
 
     @cached_property
     def pieces(self) -> list[Piece]:
         """What it is cut into."""
         label, of, most = self.label, len(self._cut), self.max_line_bytes
-        to, store = self.parts, self.target
         return [
-            Piece(label, i, of, sources, most, size, f"{to}/{i:06d}", store)
-            for i, (sources, size) in enumerate(self._cut)
+            Piece(label, i, of, own, most, size, f"{self.parts}/{i:06d}", self.target)
+            for i, (own, size) in enumerate(self._cut)
         ]
 
     def open(self, cache: Cache, say: Callable[[str], None]) -> dict[str, Store]:
@@ -134,11 +137,9 @@ class Component:
 
         What is in them and what was repaired on the way there goes to `say`.
         """
-        path = cache.get(self.target, self._check)
-        stores = self._open(path)
+        path = cache.get(self.target, self._open)
+        stores = self._open(path, VERIFIED)
         for group, store in stores.items():
-            if store.nbytes <= VERIFIED:
-                verify(store)
             name = full_name(self.role, self.label, group)
             for line in store.lines(title(self.role, name)):
                 say(line)
@@ -151,15 +152,14 @@ class Component:
                 say(f"{group!r} ({name}): no document holds a token; left out")
         return stores
 
-    def _open(self, path: Path) -> dict[str, Store]:
-        if not self.grouped:
-            return {"": open_store(path)}
-        stores = _read_groups(path)["stores"]
-        return {group: open_store(path / name) for group, name in stores.items()}
-
-    def _check(self, path: Path) -> None:
-        for store in self._open(path).values():
-            verify(store)
+    def _open(self, path: Path, verified: float = math.inf) -> dict[str, Store]:
+        """Open its stores in a directory; those of so many bytes are verified."""
+        names = _read_groups(path)["stores"] if self.grouped else {"": ""}
+        stores = {group: open_store(path / name) for group, name in names.items()}
+        for store in stores.values():
+            if store.nbytes <= verified:
+                verify(store)
+        return stores
 
     def paragraphs(self) -> Iterator[str]:
         """Yield the paragraphs of its text as they are read."""
@@ -226,20 +226,22 @@ class Component:
         total = sum(m["files"]["tokens.bin"]["bytes"] for _, m in metas) / 1e6
         with Progress(f"merge {self.label}", total, "MB") as progress:
 
-            def write(to: Path, group: str, meta: dict[str, Any]) -> int:
-                parts = (pieces.read_blocks(p, m, group) for p, m in metas)
-                blocks = _counted(chain.from_iterable(parts), progress)
-                return write_store(to, blocks, encoder.tokenizer, meta)
+            def blocks(group: str) -> Iterator[Encoded]:
+                for piece, meta in metas:
+                    for block in pieces.read_blocks(piece, meta, group):
+                        yield block
+                        progress.add(block.tokens.nbytes / 1e6)
 
             if not self.grouped:
-                write(path, "", {**self.meta, "repairs": repairs.as_dict()})
+                meta = {**self.meta, "repairs": repairs.as_dict()}
+                write_store(path, blocks(""), encoder.tokenizer, meta)
                 return
             stores, empty = {}, []
             for group in sorted({g for _, m in metas for g in m["groups"]}):
                 name = f"{len(stores):06d}"
                 (path / name).mkdir()
                 meta = {**self.meta, "label": group, "repairs": {}}
-                if write(path / name, group, meta):
+                if write_store(path / name, blocks(group), encoder.tokenizer, meta):
                     stores[group] = name
                 else:
                     empty.append(group)
@@ -248,19 +250,11 @@ class Component:
         write_meta(path, {**self.meta, **groups})
 
 
-def _counted(blocks: Iterable[Any], progress: Progress) -> Iterable[Any]:
-    for block in blocks:
-        yield block
-        progress.add(block.tokens.nbytes / 1e6)
-
-
 def _read_groups(path: Path) -> dict[str, Any]:
-    try:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         meta = json.loads((path / "meta.json").read_text("utf-8"))
         if {"stores", "empty", "repairs"} <= meta.keys():
             return meta
-    except (OSError, ValueError, AttributeError):
-        pass
     raise UserError(
         f"{path / 'meta.json'} cannot be read: the token stores are damaged; "
         f"delete the directory {path} and they will be made again"
@@ -280,22 +274,13 @@ def build_components(
     all components share one pool. What was finished before the process died, or by
     other processes, is not done again.
     """
-    todo = [c for c in components if not cache.has(c.target)]
-    if todo:
-        number = pieces.remove_stale(cache, {c.parts for c in todo})
-        if number:
-            say(
-                f"{cache.root}: removed the unfinished pieces of "
-                f"{counted(number, 'text')} that nobody went on with for "
-                f"{pieces.STALE / 86_400:.0f} days"
-            )
-    for _ in range(ATTEMPTS + 1):
+    for attempt in range(ATTEMPTS + 1):
         todo = [c for c in components if not cache.has(c.target)]
         if not todo:
-            break
+            return [c.open(cache, say) for c in components]
+        if not attempt:
+            pieces.remove_stale(cache, {c.parts for c in todo}, say)
         encode_pieces(encoder, [p for c in todo for p in c.pieces], parts)
         for component in todo:
             component.merge(encoder, cache, parts, say)
-    else:
-        raise UserError(f"data.cache={cache.root}: what was written there is damaged")
-    return [c.open(cache, say) for c in components]
+    raise UserError(f"data.cache={cache.root}: what was written there is damaged")

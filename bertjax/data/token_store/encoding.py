@@ -28,7 +28,6 @@ PARAGRAPH = 1 << 20  # characters of the longest piece of a paragraph; part of F
 SMALL = 4  # so many blocks are done without processes, which take longer to start
 HELD = 16  # blocks' worth of characters that are waited with, over all groups
 BATCH = 1 << 17  # characters a call of the tokenizer: it takes 100 bytes for each
-_NO_MARKS = np.zeros(0, np.uint8)
 
 
 @dataclass
@@ -150,26 +149,29 @@ def encode_block(
 
     Raises UserError where the tokenizer gives an id that its vocabulary has not.
     """
-    split = split_sentences if tokenizer.has_sentences else _one_sentence
     texts: list[str] = []
     owners: list[int] = []
     joined: list[bool] = []  # to the sentence before, by no space
     space_first = tokenizer.kind in SPACE_FIRST
     for number, part in enumerate(block.parts):
         for paragraph in part:
-            sentences = split(paragraph)
+            if tokenizer.has_sentences:
+                sentences = split_sentences(paragraph)
+            else:
+                sentences = [paragraph] if paragraph.strip() else []
             after = [False] * len(sentences)
             if tokenizer.joins_with_space:
                 sentences = with_spaces(paragraph, sentences)
             elif space_first and not all(map(str.isascii, sentences[:-1])):
-                after = without_space(paragraph, sentences)
+                spaced = follow_space(paragraph, sentences)
+                after = [False, *(not space for space in spaced[1:])]
             texts += sentences
             owners += [number] * len(sentences)
             joined += after
     dtype = token_dtype(tokenizer.vocab_size)
     lengths: list[int] = []
-    arrays: list[np.ndarray] = []
-    marks: list[np.ndarray] = []
+    arrays = [np.zeros(0, dtype)]
+    marks = [np.zeros(0, np.uint8)]
     alone = any(block.entities)  # then no call has sentences of two parts
     for start, end in _batches(texts, owners if alone else None):
         if marker is None:
@@ -191,19 +193,15 @@ def encode_block(
     sizes = np.array(lengths, np.int64)
     owners_of = np.array(owners, np.int64)[sizes > 0]
     return Encoded(
-        tokens=np.concatenate(arrays) if arrays else np.zeros(0, dtype),
+        tokens=np.concatenate(arrays),
         lengths=sizes[sizes > 0],
         sentences=np.bincount(owners_of, minlength=len(block.parts)).tolist(),
         begins=block.begins,
         empty=int((sizes == 0).sum()),
         characters=block.characters,
         group=block.group,
-        marks=None if marker is None else np.concatenate([*marks, _NO_MARKS]),
+        marks=None if marker is None else np.concatenate(marks),
     )
-
-
-def _one_sentence(paragraph: str) -> list[str]:
-    return [paragraph] if paragraph.strip() else []
 
 
 def with_spaces(paragraph: str, sentences: list[str]) -> list[str]:
@@ -212,20 +210,16 @@ def with_spaces(paragraph: str, sentences: list[str]) -> list[str]:
     >>> with_spaces("One.  Two.", ["One.", "Two."])
     ['One.', ' Two.']
     """
-    spaced = _follow_space(paragraph, sentences)
+    spaced = follow_space(paragraph, sentences)
     return [" " * space + s for space, s in zip(spaced, sentences, strict=True)]
 
 
-def without_space(paragraph: str, sentences: list[str]) -> list[bool]:
-    """Tell which sentences follow another without a space.
+def follow_space(paragraph: str, sentences: list[str]) -> list[bool]:
+    """Tell which sentences of a paragraph follow a space.
 
-    >>> without_space("好。是！ One.", ["好。", "是！", "One."])
-    [False, True, False]
+    >>> follow_space("好。是！ One.", ["好。", "是！", "One."])
+    [False, False, True]
     """
-    return [False, *(not space for space in _follow_space(paragraph, sentences)[1:])]
-
-
-def _follow_space(paragraph: str, sentences: list[str]) -> list[bool]:
     text = " ".join(paragraph.split())
     spaced, at = [], 0
     for sentence in sentences:

@@ -15,7 +15,6 @@ the same text apart.
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import time
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.sources import Source
 from bertjax.data.progress import Progress
@@ -101,12 +100,6 @@ def text_bytes(sources: Iterable[Source]) -> int | None:
     """Estimate the bytes of text, or None where nobody knows; never reads text."""
     sizes = [source.text_bytes() for source in sources]
     return None if None in sizes else sum(filter(None, sizes))
-
-
-def layout(pieces: Iterable[tuple[list[Source], int | None]]) -> str:
-    """Name what `cut` returned: the same string only for the same pieces."""
-    spans = [[source.span() for source in sources] for sources, _ in pieces]
-    return hashlib.sha256(json.dumps(spans).encode()).hexdigest()[:8]
 
 
 def encode_piece(
@@ -216,21 +209,24 @@ def read_blocks(path: Path, meta: dict[str, Any], group: str) -> Iterator[Encode
                 for name, file in files.items():
                     file.seek(sizes[name] * np.dtype(types[name]).itemsize, 1)
                 continue
-            read = {n: np.fromfile(f, types[n], sizes[n]) for n, f in files.items()}
+            values, lengths, starts, *marks = (
+                np.fromfile(file, types[name], sizes[name])
+                for name, file in files.items()
+            )
             yield Encoded(
-                tokens=read["tokens.bin"],
-                lengths=read["lengths.bin"],
-                sentences=(read["documents.bin"] >> 1).tolist(),
-                begins=(read["documents.bin"] & 1).astype(bool).tolist(),
+                values,
+                lengths,
+                sentences=(starts >> 1).tolist(),
+                begins=(starts & 1).astype(bool).tolist(),
                 empty=empty,
                 characters=characters,
                 group=group,
-                marks=read.get(MARKS),
+                marks=marks[0] if marks else None,
             )
 
 
-def remove_stale(cache: Cache, keep: set[str]) -> int:
-    """Remove the pieces of texts that have changed since; return of how many texts.
+def remove_stale(cache: Cache, keep: set[str], say: Callable[[str], None]) -> None:
+    """Remove the pieces of texts that have changed since.
 
     Whatever no process touched for STALE seconds, but for the directories `keep`.
     Looks at this machine's disk alone; a bucket has rules of its own for old files.
@@ -244,7 +240,12 @@ def remove_stale(cache: Cache, keep: set[str]) -> int:
         if path.name not in keep and time.time() - touched > STALE:
             directories.remove(path)
             number += 1
-    return number
+    if number:
+        say(
+            f"{cache.root}: removed the unfinished pieces of "
+            f"{counted(number, 'text')} that nobody went on with for "
+            f"{STALE / 86_400:.0f} days"
+        )
 
 
 def encode_pieces(encoder: Encoder, pieces: Iterable[Piece], cache: Cache) -> None:

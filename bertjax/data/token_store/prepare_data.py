@@ -146,21 +146,17 @@ class Work:
         workers: int | None,
         say: Callable[[str], None],
     ) -> None:
-        self.tokenizer = tokenizer
         self.cache = open_cache(config.cache)
         self.say = say
         marker = make_marker(tokenizer, config.segmenter, bool(config.entity_field))
         self.encoder = Encoder(tokenizer, marker, workers)
+        settings = {
+            "max_line_bytes": config.max_line_bytes,
+            "group_field": config.group_field,
+        }
         self.all = [
             Component(
-                name,
-                own,
-                self.encoder,
-                self.cache,
-                max_line_bytes=config.max_line_bytes,
-                group_field=config.group_field,
-                role=role,
-                say=say,
+                name, own, self.encoder, self.cache, role=role, say=say, **settings
             )
             for role, named in sources.items()
             for name, own in named.items()
@@ -170,12 +166,12 @@ class Work:
         """Every piece; a number of shards deals them out in turn."""
         return [p for c in self.all for p in c.pieces]
 
-    def finish(self, parts: Cache) -> Prepared:
-        """Encode what is lacking in `parts`, merge, and open the stores."""
-        with self.encoder:
-            built = build_components(
-                self.all, self.encoder, self.cache, parts, self.say
-            )
+    def finish(self, parts: Cache | None = None) -> Prepared:
+        """Encode what is lacking in `parts` (None: in the cache of this machine alone),
+        merge, and open the stores."""
+        parts = parts or Cache(self.cache.root)
+        with self.encoder as encoder:
+            built = build_components(self.all, encoder, self.cache, parts, self.say)
         named: dict[str, dict[str, Store]] = {"train": {}, "valid": {}}
         for component, stores in zip(self.all, built, strict=True):
             role = component.role
@@ -188,7 +184,7 @@ class Work:
                 if role == "valid" and f"{name}/".startswith("train/"):
                     raise UserError(f"data.valid: `{name}` is a name of training text")
                 named[role][name] = store
-        return Prepared(self.tokenizer, named["train"], named["valid"])
+        return Prepared(self.encoder.tokenizer, named["train"], named["valid"])
 
     def _report_capitals(self, component: Component) -> None:
         """Say whether the head of a text has unknown words because of capitals."""
@@ -199,7 +195,7 @@ class Work:
             size += len(text)
             if size >= REPORTED:
                 break
-        fit = measure_tokenizer(self.tokenizer, texts)
+        fit = measure_tokenizer(self.encoder.tokenizer, texts)
         for line in report_capitals(title(component.role, component.label), fit):
             self.say(line)
 
@@ -207,11 +203,7 @@ class Work:
 def make_work(
     given: dict[str, Any], workers: int | None, say: Callable[[str], None]
 ) -> Work:
-    """Look at the inputs and load or train the tokenizer.
-
-    Raises:
-      UserError: the user's input is at fault.
-    """
+    """Look at the inputs and load or train the tokenizer."""
     config = DataConfig(**given)
     inputs = check_inputs(**given)
     with inputs.cache.sharing_hashes():
@@ -250,8 +242,7 @@ def prepare_data(
       UserError: the user's input is at fault; nothing unfinished is left behind that
         could be taken for a store.
     """
-    work = make_work(given, workers, say)
-    return work.finish(work.cache.here())
+    return make_work(given, workers, say).finish()
 
 
 def prepare_valid(
@@ -265,7 +256,7 @@ def prepare_valid(
     sources = {"valid": _sources(config, "valid")}
     with open_cache(config.cache).sharing_hashes():
         work = Work(config, tokenizer, sources, None, say)
-    return work.finish(work.cache.here()).valid
+    return work.finish().valid
 
 
 def prepare_shard(
@@ -309,13 +300,12 @@ def merge_shards(
     }
     if lacking:
         shards = sorted({n % count for n in lacking.values()})
+        run = ", ".join(f"{i}/{count}" for i in shards[:NAMED])
+        run += " ..." if len(shards) > NAMED else ""
         names = "; ".join(list(lacking)[:NAMED])
         more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
         raise UserError(
             f"--merge={count}: {len(lacking)} of {len(pieces)} pieces are not there, "
-            f"run --shard="
-            + ", ".join(f"{i}/{count}" for i in shards[:NAMED])
-            + (" ..." if len(shards) > NAMED else "")
-            + f" first ({names}{more})"
+            f"run --shard={run} first ({names}{more})"
         )
     return work.finish(work.cache)

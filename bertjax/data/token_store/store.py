@@ -65,10 +65,6 @@ class Store:
         """The share of tokens that are the unknown one."""
         return self.meta["unknowns"] / self.meta["tokens"]
 
-    def single_sentence_share(self) -> float:
-        """Return the share of documents of one sentence, of a large store's first."""
-        return float((np.diff(self.documents[:LOOKED_AT]) == 1).mean())
-
     def lines(self, title: str = "") -> list[str]:
         """Say what is in the store and what was repaired on the way into it."""
         m = self.meta
@@ -81,18 +77,17 @@ class Store:
         ]
         lines += Counts(m["repairs"]).lines()
         plain = any(text.startswith("text") for text in m["fingerprints"])
-        single = self.single_sentence_share() if plain and m["sentence_rule"] else 0.0
-        if single > SINGLE:
-            lines.append(
-                f"{title}: {single:.0%} of the documents are a single sentence, too "
-                "short for a pair; a blank line ends a document"
-            )
-        for key, what in (
-            ("empty_sentences", "sentence"),
-            ("empty_documents", "document"),
-        ):
-            line = f"{counted(m[key], what)} without a token, left out ({title})"
-            lines += [line] if m[key] else []
+        if plain and m["sentence_rule"]:
+            single = np.mean(np.diff(self.documents[:LOOKED_AT]) == 1)
+            if single > SINGLE:
+                lines.append(
+                    f"{title}: {single:.0%} of the documents are a single sentence, "
+                    "too short for a pair; a blank line ends a document"
+                )
+        for what in ("sentence", "document"):
+            if empty := m[f"empty_{what}s"]:
+                line = f"{counted(empty, what)} without a token, left out ({title})"
+                lines.append(line)
         return lines
 
 

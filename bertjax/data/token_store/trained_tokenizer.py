@@ -14,7 +14,7 @@ from bertjax.data.corpus.line_repair import CLEANING, Counts
 from bertjax.data.corpus.sources import Document, Source
 from bertjax.data.mixture import mixture_shares
 from bertjax.data.progress import Progress
-from bertjax.data.token_store.cache import Cache, open_cache
+from bertjax.data.token_store.cache import Cache
 from bertjax.data.token_store.components import full_name
 from bertjax.data.token_store.pieces import text_bytes
 from bertjax.data.tokenizers.fertility import report_tokenizer
@@ -29,7 +29,7 @@ FILL = 0.98  # of a sample; a larger one than SAMPLE_CHARACTERS would be thinned
 
 def trained_tokenizer(
     sources: Mapping[str, list[Source]],
-    cache: str | os.PathLike[str] | Cache,
+    cache: Cache,
     *,
     kind: str,
     vocab_size: int,
@@ -45,8 +45,7 @@ def trained_tokenizer(
     has its share of the sample (`sample_mixture`); without, it is what it is of the
     text. How a new one fits each of them goes to `say`.
     """
-    place = open_cache(cache)
-    root = os.fspath(place.root)
+    root = os.fspath(cache.root)
     every = [source for own in sources.values() for source in own]
     settings = {
         "training": TRAINING.get(kind, 1),
@@ -60,20 +59,18 @@ def trained_tokenizer(
     mixed = {"alpha": alpha} if alpha is not None else {}
     mixed |= {"weights": dict(weights)} if weights else {}
     if mixed:
-        parts = {name: len(own) for name, own in sources.items()}
-        settings |= {**mixed, "components": parts}
+        numbers = {name: len(own) for name, own in sources.items()}
+        settings |= {**mixed, "components": numbers}
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     name = f"tokenizer-{key[:16]}"
-    target = place.root / name
 
     def write(path: Path) -> None:
         samples: dict[str, Sample] = {}
         documents = read_documents("train", sources, max_line_bytes, samples)
         texts = ((of, text) for of, _, each in documents for text in each.paragraphs)
-        if mixed:
-            chosen: Iterable[str] = sample_mixture(texts, **mixed)
-        else:
-            chosen = (text for _, text in texts)
+        chosen = (
+            sample_mixture(texts, **mixed) if mixed else (text for _, text in texts)
+        )
         tokenizer = train_tokenizer(chosen, kind, vocab_size, lower_case, path)
         for source in every:
             source.refuse_changed()
@@ -83,10 +80,10 @@ def trained_tokenizer(
             say(f"  {line}")
         (path / "identity").write_text(tokenizer.identity)
 
-    if not place.has(name):
+    if not cache.has(name):
         say(f"training a {kind} tokenizer of {vocab_size:,} pieces")
-        place.make(name, write)
-    place.get(name)
+        cache.make(name, write)
+    target = cache.get(name)
     try:
         tokenizer = load_tokenizer(target)
         intact = (target / "identity").read_text() == tokenizer.identity

@@ -14,7 +14,7 @@ import pytest
 from bertjax.data.corpus.sources import Source
 from bertjax.data.token_store import pieces
 from bertjax.data.token_store import prepare_data as text
-from bertjax.data.token_store.cache import open_cache
+from bertjax.data.token_store.cache import Cache, open_cache
 from bertjax.data.token_store.components import Component, build_components
 from bertjax.data.token_store.encoding import Encoder, Marker
 from bertjax.data.token_store.store import Store, verify
@@ -118,5 +118,7 @@ def build_store(
         component = Component(
             label, sources, encoder, place, max_line_bytes=max_line_bytes, say=say
         )
-        (stores,) = build_components([component], encoder, place, place.here(), say)
+        (stores,) = build_components(
+            [component], encoder, place, Cache(place.root), say
+        )
     return stores[""]
