@@ -267,7 +267,7 @@ def make_plan(run: TrainingRun, planned: batches.Run, stop: StopSignal) -> Plan:
     def cost(step: int) -> tuple[int, float]:
         return train_step.cost(run.objective, course.at(step))
 
-    return Plan(phases.to_plain(planned.phases), cost, open_batches)
+    return Plan([*map(dataclasses.asdict, planned.phases)], cost, open_batches)
 
 
 def make_evaluator(run: TrainingRun, stop: StopSignal) -> Evaluator:

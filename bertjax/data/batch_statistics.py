@@ -39,20 +39,14 @@ class Statistics:
         n["tokens"] += int(real.sum())
         n["truncated"] += int((seen.truncated > 0).sum())
         n["unknown"] += int((before["input_ids"][real] == self.tokenizer.unk_id).sum())
-        for k, count in zip(
-            *np.unique(seen.located.component, return_counts=True), strict=True
-        ):
-            self.components[self.names[k]] += int(count)
+        self.components.update(self.names[k] for k in seen.located.component)
         self.lengths.update(sequence_lengths(batch).tolist())
         self.drawn.update(seen.drawn.tolist())
         if "mlm_ids" in batch:
             self._count_masks(before, batch, real)
-        for name in ("nsp_labels", "sop_labels"):
-            if name in batch:
-                labels = batch[name]
-                if "cls_weights" in batch:
-                    labels = labels[batch["cls_weights"] > 0]
-                self.labels.update(str(int(label)) for label in labels.ravel())
+        present = batch.get("cls_weights", np.ones(len(real))) > 0
+        for name in {"nsp_labels", "sop_labels"} & batch.keys():
+            self.labels.update(map(str, batch[name][present].tolist()))
 
     def _count_masks(self, before: Batch, batch: Batch, real: np.ndarray) -> None:
         n = self.n
@@ -150,10 +144,5 @@ def quantiles(counted: Counter[int]) -> dict[str, float]:
     total = np.cumsum([counted[v] for v in values])
     median, p90 = values[np.searchsorted(total, total[-1] * np.array([0.5, 0.9]))]
     mean = sum(v * k for v, k in counted.items()) / int(total[-1])
-    return {
-        "mean": mean,
-        "min": int(values[0]),
-        "median": int(median),
-        "p90": int(p90),
-        "max": int(values[-1]),
-    }
+    whole = {"min": values[0], "median": median, "p90": p90, "max": values[-1]}
+    return {"mean": mean} | {name: int(value) for name, value in whole.items()}

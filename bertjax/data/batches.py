@@ -24,9 +24,7 @@ from bertjax.data.sequences.plan import Plan
 
 Batch = dict[str, np.ndarray]
 Rows = slice | np.ndarray | None  # of the global batch; None: all
-EVAL_SEED = (
-    20181011  # the same for every run: evaluations of all runs share their masks
-)
+EVAL_SEED = 20181011  # evaluations of all runs share their masks
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +101,10 @@ class Batches:
         """Make batch `step` and keep what it was made from, for people to look at."""
         located = self.located(step)
         gathered = self._gather(located)
-        drawn: list[np.ndarray] = []
+        drawn = [np.zeros(0, np.int64)]
         batch = self._mask(dict(gathered), located.keys, drawn)
-        lengths = np.concatenate([np.zeros(0, np.int64), *drawn])
-        return Inspected(located, gathered, batch, lengths, self.truncated(step))
+        truncated = self.truncated(step)
+        return Inspected(located, gathered, batch, np.concatenate(drawn), truncated)
 
     def located(self, step: int, rows: Rows = None) -> Located:
         """Find the components and examples of rows of batch `step`."""

@@ -106,13 +106,12 @@ def _tf_data(
     def load(step: Any) -> list:
         return tf.numpy_function(arrays, [step], [first[n].dtype for n in names])
 
-    steps = tf.data.Dataset.range(start, stop)
-    data = steps.map(load, num_parallel_calls=workers, deterministic=True)
     options = tf.data.Options()
     options.autotune.enabled = False
     options.threading.private_threadpool_size = workers
-    data = data.prefetch(prefetch).with_options(options)
-    values = data.as_numpy_iterator()
+    data = tf.data.Dataset.range(start, stop)
+    data = data.map(load, num_parallel_calls=workers, deterministic=True)
+    values = data.prefetch(prefetch).with_options(options).as_numpy_iterator()
 
     def take(step: int) -> Batch:
         return dict(zip(names, next(values), strict=True))

@@ -14,7 +14,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
@@ -62,36 +62,34 @@ def parse_phases(
     [128, 512]
     """
     parts = [p.split() for p in text.replace(",", " ").split(";")]
+    own = {"batch_size": batch_size, "length": length, "mask_rate": mask_rate}
     wanted = []
     for number, words in enumerate(parts):
         where = f"phases={text!r}: phase {number + 1}"
         given: dict[str, Any] = {}
         for word in words:
-            key, sign, value = word.partition("=")
-            known = {**dict.fromkeys(EXTENTS, float), **SETTINGS}
-            kind = registry.pick(where, key, known)
+            key, _, value = word.partition("=")
+            kind = registry.pick(where, key, dict.fromkeys(EXTENTS, float) | SETTINGS)
             try:
                 read = float(value)
                 if kind is int and read != int(read):
                     raise ValueError
             except (ValueError, OverflowError):
                 raise UserError(f"{where}: {word!r} is not {key}=NUMBER") from None
-            if not sign or not 0 < read < 1e15 or key in given:
+            if not 0 < read < 1e15 or key in given:
                 raise UserError(f"{where}: {word!r} is out of range or given twice")
             given[key] = kind(read)
         extents = [u for u in EXTENTS if u in given]
         last = number == len(parts) - 1
         if len(extents) != (not last):
             units = ", ".join(EXTENTS)
-            need = f"needs none of {units}: the last phase is the rest"
-            raise UserError(f"{where} {need if last else f'needs one of {units}'}")
+            need = f"none of {units}: the last phase is the rest"
+            raise UserError(f"{where} needs {need if last else f'one of {units}'}")
         wanted.append(
             Wanted(
                 unit=extents[0] if extents else "",
                 extent=given[extents[0]] if extents else math.inf,
-                batch_size=given.get("batch_size", batch_size),
-                length=given.get("length", length),
-                mask_rate=given.get("mask_rate", mask_rate),
+                **own | {name: given[name] for name in SETTINGS if name in given},
             )
         )
     percent = sum(p.extent for p in wanted if p.unit == "percent")
@@ -301,11 +299,6 @@ def measure(unit: str, phases: Sequence[Phase], total: int) -> float:
         each = {"examples": 1, "tokens": phase.length, "epochs": 1 / phase.n}
         done += rows * each[unit]
     return done
-
-
-def to_plain(phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Return what checkpoints and run.json keep."""
-    return [asdict(p) for p in phases]
 
 
 def from_plain(records: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:

@@ -3,7 +3,6 @@
 
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 LINE_SECONDS = 10.0
@@ -55,12 +54,7 @@ class Progress:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.close()
 

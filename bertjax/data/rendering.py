@@ -12,11 +12,7 @@ from bertjax.data.batches import Inspected
 from bertjax.data.tokenizers.tokenizer import byte_text
 
 # What becomes of a token: its name, terminal colour, and sign without colours.
-FATES = {
-    "masked": ("31", "{}"),
-    "replaced": ("35", "~{}"),
-    "kept": ("32", "={}"),
-}
+FATES = {"masked": ("31", "{{{}}}"), "replaced": ("35", "~{}"), "kept": ("32", "={}")}
 STAGES = ("gathered", "chosen", "corrupted")
 
 
@@ -35,6 +31,12 @@ class Shown(NamedTuple):
     special: bool
     segment: int
     part: int
+
+    def shown_at(self, stage: str) -> tuple[str, bool]:
+        """Return the printable text at a stage, and whether it is joined."""
+        after = stage == "corrupted"
+        text = visible(self.after if after else self.before)
+        return text, self.after_joined if after else self.joined
 
 
 def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
@@ -101,16 +103,10 @@ def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
     """
     out = []
     for t in tokens:
-        text = t.after if stage == "corrupted" else t.before
-        joined = t.after_joined if stage == "corrupted" else t.joined
-        text = visible(text)
+        text, joined = t.shown_at(stage)
         if t.fate and stage != "gathered":
-            code, sign = FATES[t.fate]
-            sign = "{}" if colour else sign if stage == "corrupted" else "[{}]"
-            if not colour and sign == "{}":
-                sign = "{{{}}}"
-            text = sign.format(text)
-            codes = [code if stage == "corrupted" else "1;4"]
+            code, sign = FATES[t.fate] if stage == "corrupted" else ("1;4", "[{}]")
+            text, codes = text if colour else sign.format(text), [code]
         else:
             codes = ["2"] if t.special else []
             codes += ["36"] if (t.segment + t.part) % 2 == 0 else []
@@ -184,17 +180,15 @@ def stages_html(tokens: Sequence[Shown]) -> list[tuple[str, str]]:
 
 
 def _token(t: Shown, stage: str) -> str:
-    after = stage == "corrupted"
-    text = html.escape(visible(t.after if after else t.before))
-    space = "" if (t.after_joined if after else t.joined) else " "
+    text, joined = t.shown_at(stage)
+    text = html.escape(text)
     kind = "odd" if (t.segment + t.part) % 2 else "even"
-    if t.special:
-        kind += " special"
+    kind += " special" if t.special else ""
     if t.fate and stage != "gathered":
         kind = t.fate
-        if after and t.fate != "kept":
+        if stage == "corrupted" and t.fate != "kept":
             text += f"<sub>{html.escape(visible(t.before))}</sub>"
-    return f"{space}<span class='{kind}'>{text}</span>"
+    return f"{'' if joined else ' '}<span class='{kind}'>{text}</span>"
 
 
 def _cell(value: Any) -> str:

@@ -16,8 +16,6 @@ import numpy as np
 from bertjax.data import counter_rng
 
 WINDOW = 1 << 20  # sequences packed together: part of what decides a plan
-_LOCAL = np.uint64(WINDOW - 1)
-_S20, _S40, _S44 = (np.uint64(s) for s in (20, 40, 44))
 
 
 class Placed(NamedTuple):
@@ -140,14 +138,13 @@ def pack(
     within a row.
     """
     local = np.arange(len(sizes), dtype=np.uint64)
-    shuffled = (
-        counter_rng.bits(counter_rng.fold(seed, "pack", window), local) >> _S40 << _S20
-    )
-    order = np.sort((sizes.astype(np.uint64) << _S44) | shuffled | local)[::-1]
+    noise = counter_rng.bits(counter_rng.fold(seed, "pack", window), local)
+    order = sizes.astype(np.uint64) << 44 | noise >> 40 << 20 | local
+    order = np.sort(order)[::-1] & (WINDOW - 1)
     placed, total = place(np.bincount(sizes), length, cap)
     _, first, rows, each = (np.array(column) for column in zip(*placed, strict=True))
     count = rows * each
     nth = np.arange(len(sizes)) - np.repeat(np.cumsum(count) - count, count)
     row = np.repeat(first, count) + nth // np.repeat(each, count)
-    dealt = np.sort((row.astype(np.uint64) << _S20) | (order & _LOCAL))
-    return np.bincount(row, minlength=total), (dealt & _LOCAL).astype(np.int64)
+    dealt = np.sort(row.astype(np.uint64) << 20 | order) & (WINDOW - 1)
+    return np.bincount(row, minlength=total), dealt.astype(np.int64)
