@@ -33,34 +33,33 @@ def write_file(
 
     Raises OSError, or UserError "WHAT cannot be written: REASON".
     """
-    if isinstance(content, str):
-        content = content.encode()
+
+    def write(file: IO[bytes]) -> None:
+        if callable(content):
+            content(file)
+        else:
+            file.write(content.encode() if isinstance(content, str) else content)
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_remote(path):
-            path.write_bytes(_bytes_of(content))
+            buffer = io.BytesIO()
+            write(buffer)
+            path.write_bytes(buffer.getvalue())
         else:
-            _replace(Path(path), content)
+            _replace(Path(path), write)
     except OSError as e:
         if what is None:
             raise
         raise UserError(f"{what} cannot be written: {e.strerror or e}") from e
 
 
-def _bytes_of(content: bytes | Callable[[IO[bytes]], Any]) -> bytes:
-    if isinstance(content, bytes):
-        return content
-    buffer = io.BytesIO()
-    content(buffer)
-    return buffer.getvalue()
-
-
-def _replace(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None:
+def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     # Processes of several hosts may write the same file of a shared disk.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         with draft.open("wb") as file:
-            file.write(content) if isinstance(content, bytes) else content(file)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -86,13 +86,12 @@ def eligible(
     free &= rows.real != 0
     if masking.unit == "token":
         return free, free
-    if rows.marks is not None:
-        flags = rows.marks
-    elif masking.unit == "entity":
-        flags = np.zeros(rows.ids.shape, np.uint8)
+    flags = flags if rows.marks is None else rows.marks  # tables mark no entities
+    begin = BEGINS_WORD
     if masking.unit == "entity":
+        begin = BEGINS_ENTITY
         free &= (flags & ENTITY) != 0
-    begins = (flags & (BEGINS_ENTITY if masking.unit == "entity" else BEGINS_WORD)) != 0
+    begins = (flags & begin) != 0
     begins[:, 0] = True
     begins[:, 1:] |= ~free[:, :-1]
     begins &= free
@@ -107,14 +106,11 @@ def budgets(rows: Rows, masking: Masking, most: int) -> np.ndarray:
     if masking.count == "stochastic":
         chance = counter_rng.uniform(counter_rng.fold(rows.keys, "count"), 0)
         number = np.floor(share + chance)
+    elif masking.count == "round":
+        number = np.maximum(1, np.rint(share))  # half to even
     else:
-        rounded = np.rint if masking.count == "round" else _ceil  # rint: half to even
-        number = np.maximum(1, rounded(share))
+        number = np.maximum(1, np.ceil(share - 1e-9))  # 0.15 * 20 is above 3 in floats
     return np.minimum(most, number).astype(np.int64)
-
-
-def _ceil(share: np.ndarray) -> np.ndarray:
-    return np.ceil(share - 1e-9)  # 0.15 * 20 is 3.0000000000000004 in floats
 
 
 def low_bits(length: int) -> np.uint64:
@@ -135,11 +131,10 @@ def draw_noise(
     column = np.arange(length, dtype=np.uint64)
     noise = counter_rng.bits(counter_rng.fold(keys, "choose")[:, None], column)
     if patience is not None:
-        time = (noise >> np.uint64(11)).astype(np.float64)
-        time = np.log((time + 0.5) * 2.0**-53)
+        time = np.log(((noise >> 11).astype(np.float64) + 0.5) * 2.0**-53)
         time *= -patience
         noise = time.view(np.uint64)
-    noise &= (TOP - np.uint64(1)) ^ low_bits(length)
+    noise &= (TOP - 1) ^ low_bits(length)
     noise |= column
     return noise
 
@@ -189,9 +184,7 @@ def find_units(free: np.ndarray, begins: np.ndarray) -> Units:
         last = free.reshape(-1).copy()
         goes_on = (free & ~begins).reshape(-1)
         last[:-1] &= ~goes_on[1:]
-        size = np.flatnonzero(last)
-        size -= first
-        size += 1
+        size = np.flatnonzero(last) - first + 1
     return Units(first, size, np.searchsorted(first, np.arange(b + 1) * length))
 
 
@@ -208,7 +201,7 @@ def choose_units(
     size_at = np.zeros(b * length, np.int64)
     size_at[units.first] = units.size
     order = candidate.astype(np.uint64)
-    order -= np.uint64(1)  # all bits where no candidate is
+    order -= 1  # all bits where no candidate is
     order |= noise
     order.sort(axis=1)
     chosen = [np.zeros(0, np.int64)]
@@ -283,14 +276,9 @@ def in_rows(values: list[np.ndarray], shape: tuple[int, int]) -> list[np.ndarray
     b, length = shape
     base = np.arange(b + 1) * length
     number = np.diff(np.searchsorted(values[0], base))
-    base = base[:-1, None]
     used = np.arange(number.max(initial=0)) < number[:, None]
-    slots = np.flatnonzero(used)
-    out = []
-    for value in values:
-        row = np.empty(used.shape, np.int64)
-        row[:] = base + length
-        row.reshape(-1)[slots] = value
-        row -= base
-        out.append(row)
+    slots, begin = np.flatnonzero(used), np.repeat(base[:-1], number)
+    out = [np.full(used.shape, length, np.int64) for _ in values]
+    for columns, value in zip(out, values, strict=True):
+        columns.reshape(-1)[slots] = value - begin
     return out

@@ -44,13 +44,12 @@ def _random_tokens(
     if masking.replacement == "unigram":
         if tables.unigram is None:
             raise UserError("data.replacement='unigram' needs the counts of a text")
-        index = np.searchsorted(
-            tables.unigram, counter_rng.uniform(key, column), "right"
-        )
-        return tables.replacement_ids[index]
-    if masking.random_from == "vocabulary":
+        draw = counter_rng.uniform(key, column)
+        index = np.searchsorted(tables.unigram, draw, "right")
+    elif masking.random_from == "vocabulary":
         return counter_rng.below(key, column, tables.vocab_size).astype(np.int32)
-    index = counter_rng.below(key, column, len(tables.replacement_ids))
+    else:
+        index = counter_rng.below(key, column, len(tables.replacement_ids))
     return tables.replacement_ids[index]
 
 

@@ -69,7 +69,8 @@ class _PresetMasker:
 
     def choose(self, rows: Rows, tables: Tables, P: int) -> Chosen:
         masking, shape = self.masking, rows.ids.shape
-        if masking.weights == "rare" and tables.patience is None:
+        rare = masking.weights == "rare"
+        if rare and tables.patience is None:
             raise UserError("data.masking='distilbert' needs the counts of a text")
         free, begins = choose.eligible(rows, masking, tables)
         budget = choose.budgets(rows, masking, P)
@@ -78,7 +79,6 @@ class _PresetMasker:
         if len(masking.lengths) > 1:
             units = choose.find_units(free, begins)
             return choose_ngrams(rows.keys, units, begins, budget, masking.lengths)
-        rare = masking.weights == "rare"
         patience = tables.patience.take(rows.ids) if rare else None
         noise = choose.draw_noise(rows.keys, shape[1], patience)
         if masking.unit == "token":
@@ -170,12 +170,8 @@ def mask_tokens(
     """
     masker = _PresetMasker(masking) if isinstance(masking, Masking) else masking
     b, length = input_ids.shape
-    out = Masked(
-        input_ids.astype(np.int32),
-        np.zeros((b, P), np.int32),
-        np.zeros((b, P), np.int32),
-        np.zeros((b, P), np.float32),
-    )
+    predicted = (np.zeros((b, P), dtype) for dtype in (np.int32, np.int32, np.float32))
+    out = Masked(input_ids.astype(np.int32), *predicted)
     step = max(1, _BLOCK // length)
     for low in range(0, b, step):
         part = slice(low, low + step)
@@ -184,10 +180,11 @@ def mask_tokens(
         rows = Rows(block.input_ids, attention_mask[part], keys[part], own_marks)
         chosen = masker.choose(rows, tables, P)
         _apply(masker, chosen, rows, tables, block)
-        if drawn is not None:
+        if drawn is not None and chosen.lengths is not None:
+            drawn.append(chosen.lengths)
+        elif drawn is not None:
             spans = (chosen.column == chosen.span) & (chosen.column < length)
-            ones = np.ones(np.count_nonzero(spans), np.int64)
-            drawn.append(ones if chosen.lengths is None else chosen.lengths)
+            drawn.append(np.ones(np.count_nonzero(spans), np.int64))
     return out
 
 

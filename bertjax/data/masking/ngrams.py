@@ -84,20 +84,18 @@ def _place(
     b, K = lengths.shape
     # A word to sort by: a point of the row, the slot and the length of the draw.
     of_slot, of_length = (choose.low_bits(m).item() for m in (length, len(law) + 1))
-    low, high = np.uint64(of_length.bit_length()), np.uint64(of_slot.bit_length())
-    high += low
+    low = of_length.bit_length()
+    high = low + of_slot.bit_length()
     point = counter_rng.bits(counter_rng.fold(keys, "place")[:, None], np.arange(K))
-    point >>= np.uint64(1)
+    point >>= 1
     point |= (lengths == 0) * choose.TOP  # behind all others
-    point &= ~((np.uint64(1) << high) - np.uint64(1))
-    point |= (np.arange(K) << low.astype(int)).astype(np.uint64)
-    point |= lengths.astype(np.uint64)
+    point = point >> high << high
+    point |= ((np.arange(K) << low) | lengths).astype(np.uint64)
     point.sort(axis=1)
-    lengths = (point & np.uint64(of_length)).astype(np.int64)
-    back = ((point >> low) & np.uint64(of_slot)).astype(np.int64)
-    back += np.arange(b)[:, None] * K
+    lengths = (point & of_length).astype(np.int64)
+    back = (point >> low & of_slot).astype(np.int64) + np.arange(b)[:, None] * K
     # The point in units of the row; the stretch of text it falls in, and where there.
-    x = (point >> high) * (n * 2.0 ** (int(high) - 63))
+    x = (point >> high) * (n * 2.0 ** (high - 63))
     unit = np.minimum(x.astype(np.int64), n - 1) + bounds[:-1, None]
     opens, stretch = _stretches(units)
     stretch = stretch.take(unit, mode="clip")
@@ -124,7 +122,7 @@ def _draw_lengths(
     """Draw lengths i64 [b, K], enough for each row's sum to reach its goal."""
     bounds = np.cumsum(law) / np.sum(law)
     # as words of 64 bits; a law that ends in shares of 0 reaches 1 before its end
-    bounds = (bounds[:-1][bounds[:-1] < 1] * 2.0**53).astype(np.uint64) << np.uint64(11)
+    bounds = (bounds[:-1][bounds[:-1] < 1] * 2.0**53).astype(np.uint64) << 11
     n = np.arange(1, len(law) + 1)
     mean = np.dot(law, n)
     # shares that sum to a little more than 1 can have less than no variance
@@ -149,29 +147,20 @@ def _stretches(units: Units) -> tuple[np.ndarray, np.ndarray]:
 
     Returns the unit where each begins, with U at the end, and the stretch of each unit.
     """
-    begins = np.ones(len(units.first), bool)
-    end = units.first + units.size
-    np.not_equal(units.first[1:], end[:-1], out=begins[1:])
+    begins = units.first != np.append(-1, units.first + units.size)[:-1]
     rows = units.bounds[:-1]
     begins[rows[rows < len(begins)]] = True
     opens = np.append(np.flatnonzero(begins), len(begins))
-    stretch = np.cumsum(begins)
-    stretch -= 1
-    return opens, stretch
+    return opens, np.cumsum(begins) - 1
 
 
 def _spend(
-    start: np.ndarray,
-    count: np.ndarray,
-    units: Units,
-    budget: np.ndarray,
+    start: np.ndarray, count: np.ndarray, units: Units, budget: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return how many units of each n-gram [b, K] are taken, what is left of the
     budgets [b], and the lengths [n] of those that are taken, before they were cut."""
-    last = start + count
-    last -= 1
-    tokens = units.first.take(last, mode="clip")
-    tokens += units.size.take(last, mode="clip")
+    end = units.first + units.size
+    tokens = end.take(start + count - 1, mode="clip")
     tokens -= units.first.take(start, mode="clip")
     tokens *= count > 0
     total = np.cumsum(tokens, axis=1)
@@ -184,7 +173,6 @@ def _spend(
     at = over[rows].argmax(axis=1)
     first = start[rows, at]
     low = units.first[first]
-    end = units.first + units.size
     fits = np.searchsorted(end, low + left[rows], "right") - first
     number[rows, at] = fits
     left[rows] -= np.where(fits > 0, end[first + fits - 1] - low, 0)

@@ -78,7 +78,7 @@ class Masking:
     random_from: str = "text"
 
 
-REPLACEMENTS = ("uniform", "unigram")
+REPLACEMENTS = {"uniform": "uniform", "unigram": "unigram"}
 # What data.mask_unit changes in a preset.
 UNITS: dict[str, dict[str, Any]] = {
     "token": {"unit": "token", "lengths": (1.0,)},
@@ -119,8 +119,6 @@ PAPER_COMPAT: dict[str, dict[str, Any]] = {
     "albert": {"eligible": "unknown", "random_from": "vocabulary"},
     "electra": {"eligible": "unknown", "repeats": True},
     "distilbert": {"random_from": "vocabulary"},
-    "spanbert": {},
-    "macbert": {},
 }
 
 
@@ -157,7 +155,7 @@ def make_masking(
     (0.5, 0.5)
     """
     masking = pick("data.masking", preset, PRESETS)
-    changes: dict[str, Any] = dict(PAPER_COMPAT[preset]) if paper_compat else {}
+    changes = dict(PAPER_COMPAT.get(preset, {})) if paper_compat else {}
     if rate is not None:
         if not 0 < rate <= 1:
             raise UserError(f"data.mask_rate={rate} must be above 0 and at most 1")
@@ -174,20 +172,18 @@ def make_masking(
             )
         changes |= {"mask_share": shares[0], "random_share": shares[1]}
     if replacement is not None:
-        known = {r: r for r in REPLACEMENTS}
-        changes["replacement"] = pick("data.replacement", replacement, known)
+        changes["replacement"] = pick("data.replacement", replacement, REPLACEMENTS)
     masking = dataclasses.replace(masking, **changes)
     if (masking.unit, masking.lengths) != ("token", (1.0,)):
         masking = dataclasses.replace(masking, repeats=False)  # a quirk of tokens alone
-    why = None
     if masking.weights == "rare" and len(masking.lengths) > 1:
         why = "rare tokens are drawn one unit at a time"
     elif masking.similar and masking.unit == "token":
         why = "similar words replace whole words"
-    if why:
-        key = f"data.mask_unit={unit!r}" if unit else f"data.mask_lengths={lengths!r}"
-        raise UserError(f"{key} does not go with data.masking={preset!r}: {why}")
-    return masking
+    else:
+        return masking
+    key = f"data.mask_unit={unit!r}" if unit else f"data.mask_lengths={lengths!r}"
+    raise UserError(f"{key} does not go with data.masking={preset!r}: {why}")
 
 
 def predictions_per_sequence(masking: Any, length: int) -> int:

@@ -7,7 +7,7 @@ at once. Only similar words of as many pieces are kept: rows do not change their
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -119,9 +119,7 @@ def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
         raise UserError(f"{where} cannot be read ({e.strerror})") from e
     if not listed:
         raise UserError(f"{where} holds no words")
-    texts = list(
-        dict.fromkeys(w for near in listed.items() for w in (near[0], *near[1]))
-    )
+    texts = [*dict.fromkeys(w for word in listed for w in (word, *listed[word]))]
     ids = dict(zip(texts, ids_within_sentences(texts, tokenizer), strict=True))
     special = set(map(int, tokenizer.special_ids))
     known: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
@@ -137,7 +135,7 @@ def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
             else:
                 known.setdefault(ids[word], {})[ids[other]] = None
     table = make_similar({word: list(near) for word, near in known.items()})
-    return Similar(table.keys, table.first, table.number, table.ids, skipped)
+    return replace(table, skipped=skipped)
 
 
 def ids_within_sentences(texts: list[str], tokenizer: Any) -> list[tuple[int, ...]]:
