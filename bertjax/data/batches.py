@@ -71,8 +71,7 @@ class Batches:
     @property
     def slots(self) -> int:
         """Tokens that a batch has room for: B x L, times the choices of a row."""
-        choices = getattr(self.plans[0], "choices", 1)
-        return self.batch_size * self.length * choices
+        return self.batch_size * self.length * getattr(self.plans[0], "choices", 1)
 
     @property
     def P(self) -> int:

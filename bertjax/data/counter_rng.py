@@ -142,10 +142,10 @@ def permute(index: ArrayLike, n: int, key: ArrayLike) -> np.ndarray:
     b = -(-n // a)
     sides = np.uint64(a), np.uint64(b)
     rounds = 24 if n < 4096 else 6  # tiny sides mix slowly: chi-square tests need 24
-    x = np.array(_u64(index))
-    keys = np.broadcast_to(_u64(key), x.shape)
+    x = _u64(index)
     todo = np.arange(x.size)
-    value, key_now = x.reshape(-1), keys.reshape(-1)
+    value = x.reshape(-1)
+    key_now = np.broadcast_to(_u64(key), x.shape).reshape(-1)
     out = value.copy()
     while todo.size:
         half = [value % sides[0], value // sides[0]]

@@ -53,11 +53,8 @@ class Mixture:
         """
         epoch, slot = np.divmod(position, self.n)
         if len(self.sizes) == 1:
-            if epoch.size and epoch.min() == epoch.max():  # nearly always, and cheaper
-                epoch = epoch[:1]
-            example = counter_rng.permute(
-                slot, self.n, counter_rng.fold(seed, "order", epoch)
-            )
+            order = counter_rng.fold(seed, "order", epoch)
+            example = counter_rng.permute(slot, self.n, order)
             keys = counter_rng.fold(seed, epoch, example)
             return Located(np.zeros_like(example), example, keys)
         component, nth = self._draw(seed, epoch, slot)
@@ -110,13 +107,11 @@ class Mixture:
         left, and so on: floor(share x rows + a random phase), which grows by 0 or 1
         with each row, is right on average, and exact at the end of an epoch.
         """
-        phase = counter_rng.bits(key[:, None], np.arange(len(self.slots))).astype(
-            object
-        )
+        phases = counter_rng.bits(key, np.arange(len(self.slots))[:, None])
         rows, of = end.astype(object), self.n  # Python's integers: no product overflows
         counts = []
-        for k, slots in enumerate(self.slots):
-            counts.append((rows * slots + phase[:, k] % of) // of)
+        for phase, slots in zip(phases.astype(object), self.slots, strict=True):
+            counts.append((rows * slots + phase % of) // of)
             rows = rows - counts[-1]
             of -= slots
         return np.stack(counts, 1).astype(np.int64)
@@ -187,9 +182,8 @@ def mixture_shares(
         raw = {name: (size / total) ** power for name, size in sizes.items()}
     # Divided first: a sum of huge weights would be infinite.
     largest = max(raw.values())
-    raw = {name: value / largest for name, value in raw.items()}
-    whole = sum(raw.values())
-    return {name: value / whole for name, value in raw.items()}
+    whole = sum(value / largest for value in raw.values())
+    return {name: value / largest / whole for name, value in raw.items()}
 
 
 def read_weights(text: str) -> dict[str, float]:

@@ -17,26 +17,18 @@ STAGES = ("gathered", "chosen", "corrupted")
 
 
 class Shown(NamedTuple):
-    """A token of a row: the text before and after masking.
+    """A token of a row: its `surface` before and after masking.
 
-    joined: written without a space before it; fate: "" or a name of FATES; special:
-    not of the text; segment: the packed sequence; part: 0 is A, 1 is B of a pair.
+    fate: "" or a name of FATES; special: not of the text; segment: the packed
+    sequence; part: 0 is A, 1 is B of a pair.
     """
 
-    before: str
-    after: str
-    joined: bool
-    after_joined: bool
+    before: tuple[str, bool]
+    after: tuple[str, bool]
     fate: str
     special: bool
     segment: int
     part: int
-
-    def shown_at(self, stage: str) -> tuple[str, bool]:
-        """Return the printable text at a stage, and whether it is joined."""
-        after = stage == "corrupted"
-        text = visible(self.after if after else self.before)
-        return text, self.after_joined if after else self.joined
 
 
 def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
@@ -56,12 +48,9 @@ def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
         if chosen[i]:
             is_mask = new == tokenizer.mask_id
             fate = "masked" if is_mask else "kept" if new == old else "replaced"
-        was, joined = surface(tokenizer, old)
-        now, now_joined = surface(tokenizer, new)
-        out.append(
-            Shown(was, now, joined, now_joined, fate, old in special,
-                  int(segments[i]), int(parts[i]))
-        )  # fmt: skip
+        was, now = surface(tokenizer, old), surface(tokenizer, new)
+        of = int(segments[i]), int(parts[i])
+        out.append(Shown(was, now, fate, old in special, *of))
     return out
 
 
@@ -103,7 +92,8 @@ def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
     """
     out = []
     for t in tokens:
-        text, joined = t.shown_at(stage)
+        text, joined = t.after if stage == "corrupted" else t.before
+        text = visible(text)
         if t.fate and stage != "gathered":
             code, sign = FATES[t.fate] if stage == "corrupted" else ("1;4", "[{}]")
             text, codes = text if colour else sign.format(text), [code]
@@ -180,14 +170,14 @@ def stages_html(tokens: Sequence[Shown]) -> list[tuple[str, str]]:
 
 
 def _token(t: Shown, stage: str) -> str:
-    text, joined = t.shown_at(stage)
-    text = html.escape(text)
+    text, joined = t.after if stage == "corrupted" else t.before
+    text = html.escape(visible(text))
     kind = "odd" if (t.segment + t.part) % 2 else "even"
     kind += " special" if t.special else ""
     if t.fate and stage != "gathered":
         kind = t.fate
         if stage == "corrupted" and t.fate != "kept":
-            text += f"<sub>{html.escape(visible(t.before))}</sub>"
+            text += f"<sub>{html.escape(visible(t.before[0]))}</sub>"
     return f"{'' if joined else ' '}<span class='{kind}'>{text}</span>"
 
 

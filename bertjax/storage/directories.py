@@ -26,16 +26,13 @@ ABANDONED = 86_400.0  # seconds
 def make_whole(
     target: Path, write: Callable[[Path], None], what: str | None = None
 ) -> bool:
-    """Call `write` on an empty directory and rename it to `target` when it returns.
+    """Call `write` on an empty directory; rename it to `target` once it is on the disk.
 
-    What is in it is on the disk by then.
     Whatever happens before leaves nothing that could be taken for `target`, no new
     parents either. Directories left behind by processes that died are removed.
-
-    what: names the place in the UserError; None: the cache that holds `target`.
-
     Returns False where another process finished the same `target` first, whose result
-    is kept. Raises UserError "WHAT cannot be written: REASON".
+    is kept. Raises UserError "WHAT cannot be written: REASON"; without `what` it names
+    the cache that holds `target`.
     """
     new_parents = [p for p in target.parents if not p.exists()]
     try:
@@ -66,10 +63,7 @@ def remove(target: Path) -> None:
 
 
 def write_directory(path: Any, write: Callable[[Path], None]) -> None:
-    """Let `write(local directory)` fill a directory that may be remote or there.
-
-    Each of its files is replaced whole or not at all.
-    """
+    """Let `write(local directory)` replace the files of a directory, maybe remote."""
     with tempfile.TemporaryDirectory() as local:
         write(Path(local))
         copy_files(Path(local), path)
@@ -114,9 +108,8 @@ def _draft(target: Path, what: str | None = None) -> Iterator[Path]:
         lock, temporary = _claim(parent, target.name)
         yield temporary
     except OSError as e:
-        reason = e.strerror or str(e)
         what = what or f"data.cache={parent}"
-        raise UserError(f"{what} cannot be written: {reason}") from None
+        raise UserError(f"{what} cannot be written: {e.strerror or e}") from None
     finally:
         if lock is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -153,8 +146,7 @@ def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:
             continue
         lock.write(socket.gethostname().encode())
         lock.flush()
-        # Or it came and went.
-        if os.path.exists(lock.name):
+        if os.path.exists(lock.name):  # or a _sweep came and went
             return lock, temporary
         lock.close()
 

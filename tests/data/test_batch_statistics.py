@@ -101,7 +101,7 @@ def test_the_stages_of_a_row():
         "[CLS] the {[MASK]}ch ~sat [SEP]",
     ]
     (kept,) = (t for t in show_row(inspected(), TOKENIZER, 1) if t.fate)
-    assert (kept.fate, kept.before) == ("kept", "sat")
+    assert (kept.fate, kept.before) == ("kept", ("sat", False))
     coloured = to_text(tokens, "corrupted", True)
     assert "\033[31m[MASK]\033[0m" in coloured and "\033[35msat" in coloured
 

@@ -178,14 +178,10 @@ def find_units(free: np.ndarray, begins: np.ndarray) -> Units:
     """List the units of a block."""
     b, length = free.shape
     first = np.flatnonzero(begins)
-    if begins is free:
-        size = np.ones_like(first)
-    else:
-        last = free.reshape(-1).copy()
-        goes_on = (free & ~begins).reshape(-1)
-        last[:-1] &= ~goes_on[1:]
-        size = np.flatnonzero(last) - first + 1
-    return Units(first, size, np.searchsorted(first, np.arange(b + 1) * length))
+    last = free.reshape(-1).copy()
+    last[:-1] &= ~(free & ~begins).reshape(-1)[1:]  # no token of the same unit follows
+    bounds = np.searchsorted(first, np.arange(b + 1) * length)
+    return Units(first, np.flatnonzero(last) - first + 1, bounds)
 
 
 def choose_units(

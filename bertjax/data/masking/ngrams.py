@@ -29,9 +29,9 @@ def choose_ngrams(
     and what is left then goes to the first units of the n-grams behind it, at last to
     any single unit that fits. A stretch of text with fewer units than were drawn for it
     cuts its last n-gram. `lengths` are of what was taken, before the budget's cut: they
-    follow the law where stretches are long (in short ones it is
-    the law cut at their end). At the ends of a stretch fewer places fit,
-    so that its outermost units are chosen more seldom.
+    follow the law where stretches are long (in short ones it is the law cut at their
+    end). At the ends of a stretch fewer places fit, so that its outermost units are
+    chosen more seldom.
 
     Worked example: seven units of one token each, budget 3; lengths 2, 1, 3 are drawn,
     and points 0.1, 0.9, 0.5 of the row. One unit is left over, so the points fall

@@ -254,7 +254,7 @@ def _blocks(plan: Plan) -> Iterator[chunks.Block]:
     if plan.kind != "pairs":
         return chunks.sentence_blocks(text, plan.length, plan.kind == "full_sentences")
     return chunks.pair_blocks(
-        text, plan.length, plan.seed, plan.short_seq_prob, plan.reserve.slots
+        text, plan.length, plan.seed, plan.short_seq_prob, plan.pair_slots
     )
 
 

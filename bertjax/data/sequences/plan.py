@@ -61,11 +61,27 @@ class Plan:
         """Tokens that fit in a row beside the special tokens of one sequence."""
         return self.length - (3 if self.kind == "pairs" else 2)
 
-    @property
-    def reserve(self) -> sentence_pairs.Reserve:
-        """How much of a packed row pairs may have."""
-        mean = len(self.tokens) // (len(self.documents) - 1)
-        return sentence_pairs.Reserve(self.pair_rule, self.room, mean)
+    def pair_tokens(
+        self, size: np.ndarray, sentences: np.ndarray, target: np.ndarray
+    ) -> np.ndarray:
+        """Return the tokens that packed pairs of chunks of `size` tokens may have.
+
+        Fixed before they are drawn, i64 [k]: their own, and `room` at most. Under NSP
+        one sentence needs a partner: its pair may reach the chunk's target, as far as
+        documents, on average, have the tokens.
+        """
+        if self.pair_rule == "nsp":
+            mean = len(self.tokens) // (len(self.documents) - 1)
+            alone = np.maximum(size, np.minimum(target, size + mean))
+            size = np.where(sentences == 1, alone, size)
+        return np.minimum(size, self.room)
+
+    def pair_slots(
+        self, size: np.ndarray, sentences: np.ndarray, target: np.ndarray
+    ) -> np.ndarray:
+        """Return the same with the special tokens, i64 [k]."""
+        halves = 2 - ((sentences == 1) & (self.pair_rule is None))
+        return self.pair_tokens(size, sentences, target) + 1 + halves
 
     def gather(
         self, ids: np.ndarray, keys: np.ndarray, specials: Any
@@ -191,8 +207,6 @@ def _parts_by_document(plan: Plan, s: _Sequences) -> _Parts:
         at = at[inside]
         edge[at] += 1
         crossings.append((at, cut[inside]))
-    if len(crossings) == 2 and not at.size:
-        return _Parts(start, stop, of)
     of = np.concatenate([c[0] for c in crossings])
     order = np.argsort(of, kind="stable")
     of = of[order]
@@ -214,12 +228,14 @@ def _draw_pairs(
     target = chunks.targets(plan.seed, plan.short_seq_prob, room, start)
     if plan.packed:
         size = plan.sentences[stop] - plan.sentences[start]
-        room = target = plan.reserve.tokens(size, m, target)
+        room = target = plan.pair_tokens(size, m, target)
     c = sentence_pairs.Chunks(
         plan.sentences, plan.documents, s.keys, document,
         start, start + 1 + split, stop, target, plan.room,
     )  # fmt: skip
-    pair = sentence_pairs.draw(plan.pair_rule, c)
+    rule = plan.pair_rule
+    draw = sentence_pairs.PAIR_RULES[rule] if rule else sentence_pairs.in_order
+    pair = draw(c)
     sizes = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
     return pair, *sentence_pairs.trim(*sizes, room)
 

@@ -42,8 +42,8 @@ class Pairs(NamedTuple):
     labels: dict[str, np.ndarray]
 
 
-def _in_order(c: Chunks) -> Pairs:
-    """Take the rest of the chunk as B; a chunk of one sentence has no B."""
+def in_order(c: Chunks) -> Pairs:
+    """Take the rest of the chunk as B, without a label; one sentence has no B."""
     tok = c.sentences
     return Pairs(tok[c.start], tok[c.split], tok[c.split], tok[c.stop], {})
 
@@ -99,42 +99,6 @@ def _sentence_order(c: Chunks) -> Pairs:
 
 PAIR_RULES = {"nsp": _next_sentence, "sop": _sentence_order}
 SKIPS_SINGLE = {"sop"}  # rules that need two sentences of one chunk
-
-
-def draw(rule: str | None, chunks: Chunks) -> Pairs:
-    """Make pairs by a name in PAIR_RULES, or by None: A and B in order, no label."""
-    return PAIR_RULES[rule](chunks) if rule else _in_order(chunks)
-
-
-class Reserve(NamedTuple):
-    """How much of a packed row pairs may have, fixed before they are drawn.
-
-    `room` is the most tokens of a pair, `document` the mean tokens of a document.
-    """
-
-    rule: str | None
-    room: int
-    document: int
-
-    def tokens(
-        self, size: np.ndarray, sentences: np.ndarray, target: np.ndarray
-    ) -> np.ndarray:
-        """Return the tokens that pairs of chunks of `size` tokens may have, i64 [k].
-
-        Their own, and `room` at most. Under NSP one sentence needs a partner: its pair
-        may reach the chunk's target, as far as documents have the tokens.
-        """
-        if self.rule == "nsp":
-            alone = np.maximum(size, np.minimum(target, size + self.document))
-            size = np.where(sentences == 1, alone, size)
-        return np.minimum(size, self.room)
-
-    def slots(
-        self, size: np.ndarray, sentences: np.ndarray, target: np.ndarray
-    ) -> np.ndarray:
-        """Return the same with the special tokens, i64 [k]."""
-        halves = 2 - ((sentences == 1) & (self.rule is None))
-        return self.tokens(size, sentences, target) + 1 + halves
 
 
 def trim(
