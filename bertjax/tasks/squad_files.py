@@ -17,7 +17,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.corpus.line_repair import load_json
 from bertjax.data.tokenizers.tokenizer import Tokenizer
-from bertjax.tasks.task_rows import Limits, Ragged, make_ragged
+from bertjax.tasks.task_rows import Limits, Ragged
 
 BATCH = 256  # contexts encoded at a time
 
@@ -262,7 +262,7 @@ def featurize(
         )
     questions = asked.questions
     contexts, chars = _encode_contexts(asked.contexts, tokenizer)
-    asking = make_ragged(tokenizer.encode_batch([q.text for q in questions]))
+    asking = Ragged.of(tokenizer.encode_batch([q.text for q in questions]))
 
     # Pieces of each question and of its context; the windows are the rows.
     context = np.array([q.context for q in questions], np.int64)
@@ -337,7 +337,7 @@ def _encode_contexts(
         ids += [i for i, _ in found]
         flat = chain.from_iterable(chain.from_iterable(spans for _, spans in found))
         chars.append(np.fromiter(flat, np.int32).reshape(-1, 2))
-    return make_ragged(ids), np.concatenate(chars)
+    return Ragged.of(ids), np.concatenate(chars)
 
 
 def _answers(

@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -20,8 +21,6 @@ from bertjax.data.rendering import decode
 Batch = dict[str, np.ndarray]
 Lines = Iterator[tuple[str, str]]  # what it is, a line of text
 Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
-
-
 ASKING = (  # for columns: config keys, flags
     ("task.text", "task.text_pair", "task.choices", "task.label"),
     ("--columns: TEXT", "--columns: TEXT_PAIR", "--columns: CHOICE", "--label"),
@@ -86,6 +85,26 @@ class Form(NamedTuple):
         keys |= {f"{choice}[{i}]": column for i, column in enumerate(choices)}
         return keys | ({label: self.label} if labelled else {})
 
+    def class_numbers(
+        self, labels: Iterable[tuple[str, str]], source: str
+    ) -> np.ndarray:
+        """Return the place of each label among the names of the classes: i32 [n].
+
+        labels: (label, where it stands); source: the key or flag that gave the names,
+        and what a label is. Raises UserError for a label that is none of them.
+
+        >>> Form(..., labels=("neg", "pos")).class_numbers([("pos", "t.tsv:2")], "")
+        array([1], dtype=int32)
+        """
+        index = {name: i for i, name in enumerate(self.labels)}
+        out = []
+        for label, place in labels:
+            if label not in index:
+                why = registry.unknown(source, label, self.labels)
+                raise UserError(f"{place}: {why}")
+            out.append(index[label])
+        return np.array(out, np.int32)
+
 
 def check_label(keys: Mapping[str, str]) -> None:
     """Refuse a label that a model would read as text. UserError.
@@ -108,6 +127,14 @@ class Ragged:
     tokens: np.ndarray
     offsets: np.ndarray
 
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]]) -> Self:
+        """Put lists of ids one after the other."""
+        offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        return cls(
+            np.fromiter(chain.from_iterable(texts), np.int32, offsets[-1]), offsets
+        )
+
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Both arrays."""
@@ -121,18 +148,9 @@ class Ragged:
         """i64 [texts]."""
         return np.diff(self.offsets)
 
-
-def count_ids(tokenizer: Any, *texts: Ragged) -> np.ndarray:
-    """Count how often each id of a vocabulary occurs in texts: i64 [V]."""
-    size = tokenizer.vocab_size
-    return sum(np.bincount(text.tokens, minlength=size) for text in texts)
-
-
-def make_ragged(texts: Sequence[Sequence[int]]) -> Ragged:
-    """Put lists of ids one after the other."""
-    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    tokens = np.fromiter((t for text in texts for t in text), np.int32, offsets[-1])
-    return Ragged(tokens, offsets)
+    def counts(self, tokenizer: Any) -> np.ndarray:
+        """Count how often each id of a vocabulary occurs: i64 [V]."""
+        return np.bincount(self.tokens, minlength=tokenizer.vocab_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +159,8 @@ class Rows:
 
     counts: i64 [V], how often each id occurs. labels: of each example, None where there
     are none. length: tokens of a sequence, 0 without a layout. Of the class: choices,
-    sequences in a row; shortest, tokens that a sequence needs.
+    sequences in a row; shortest, tokens that a sequence needs; label_kind, what labels
+    are called.
     """
 
     form: Form
@@ -151,8 +170,7 @@ class Rows:
 
     choices = 1
     shortest = 3
-    packed = False
-    pair_rule = None
+    label_kind = "labels"
 
     @property
     def n(self) -> int:
@@ -222,9 +240,18 @@ class Rows:
         right; row: what `gather` makes of it, without the batch's axis."""
         yield "text", decode(tokenizer, row["input_ids"][row["attention_mask"] > 0])
 
+    @property
+    def label_names(self) -> Sequence[str]:
+        """The names of the classes, where labels are their numbers."""
+        return self.form.labels
+
     def label_counts(self) -> dict[str, dict[str, float]]:
         """Return what the labels are, and how often: {"labels": {"neg": 3, ...}}."""
-        return {}
+        names = self.label_names
+        if self.labels is None or not names:
+            return {}
+        counts = np.bincount(self.labels, minlength=len(names)).tolist()
+        return {self.label_kind: dict(zip(names, counts, strict=True))}
 
     def summary(self) -> dict[str, Any]:
         """Return what a layout's rows are: how many, how long, how many are cut, and
@@ -259,8 +286,7 @@ class Rows:
 
     def notes(self) -> Iterator[str]:
         """Yield what people should know of a layout."""
-        cut = int((self.truncated(slice(None)) > 0).sum())
-        if cut:
+        if cut := int((self.truncated(slice(None)) > 0).sum()):
             yield f"{cut:,} of {self.n:,} rows are cut at {self.length}"
 
     @property
@@ -288,12 +314,10 @@ def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
     >>> say_counts("scores", {"min": 0.0, "max": 5.0})
     'scores min 0, max 5'
     """
-    names = list(counts)
-    if len(names) > most:
-        names = sorted(counts, key=counts.__getitem__, reverse=True)[:most]
+    shown = counts if len(counts) <= most else dict(Counter(counts).most_common(most))
     parts = [
         f"{short(k)} {v:.4g}" if isinstance(v, float) else f"{short(k)} ({v:,})"
-        for k, v in ((name, counts[name]) for name in names)
+        for k, v in shown.items()
     ]
     more = f" and {len(counts) - most:,} more" if len(counts) > most else ""
     return f"{name} {', '.join(parts)}{more}"
@@ -302,33 +326,3 @@ def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
 def short(text: str, most: int = 60) -> str:
     """Cut a text for a line of a message."""
     return text if len(text) <= most else f"{text[:most].rstrip()}..."
-
-
-def class_numbers(
-    labels: Iterable[tuple[str, str]], names: Sequence[str], source: str
-) -> np.ndarray:
-    """Return the place of each label among the names of the classes: i32 [n].
-
-    labels: (label, where it stands); source: the key or flag that gave the names, and
-    what a label is. Raises UserError for a label that is none of them.
-
-    >>> class_numbers([("pos", "t.tsv:2")], ("neg", "pos"), "task.labels: the label")
-    array([1], dtype=int32)
-    """
-    index = {name: i for i, name in enumerate(names)}
-    out = []
-    for label, place in labels:
-        if label not in index:
-            raise UserError(f"{place}: {registry.unknown(source, label, names)}")
-        out.append(index[label])
-    return np.array(out, np.int32)
-
-
-def count_names(numbers: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    """Count class numbers, i32 [n], by the names of the classes.
-
-    >>> count_names(np.array([1, 1]), ("neg", "pos"))
-    {'neg': 0, 'pos': 2}
-    """
-    counts = np.bincount(numbers, minlength=len(names)).tolist()
-    return dict(zip(names, counts, strict=True))

@@ -19,19 +19,7 @@ from bertjax import UserError
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import NUMBER, Row, Say, report, silent
-from bertjax.tasks.task_rows import (
-    Batch,
-    Form,
-    Lines,
-    Outputs,
-    Ragged,
-    Rows,
-    class_numbers,
-    count_ids,
-    count_names,
-    make_ragged,
-    short,
-)
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows, short
 
 FEW = 10  # rows, or classes, that need no doubt
 WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
@@ -105,18 +93,15 @@ class Texts(Rows):
             yield "score", f"{row['labels']:g}"
 
     def label_counts(self) -> dict[str, dict[str, float]]:
-        labels = self.labels
-        if labels is None:
-            return {}
-        if self.form.labels:
-            return {"labels": count_names(labels, self.form.labels)}
-        values = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
-        return {"scores": {name: float(value) for name, value in values.items()}}
+        if self.labels is None or self.form.labels:
+            return super().label_counts()
+        names = "min", "mean", "max"
+        return {"scores": {name: float(getattr(self.labels, name)()) for name in names}}
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""
         scores, gold = np.asarray(outputs["scores"]), self.labels[example]
-        predicted = scores.argmax(-1) if self.form.labels else scores.astype(np.float64)
+        predicted = scores.argmax(-1) if self.label_names else scores.astype(np.float64)
         return metrics.score(self.form.metrics, predicted, gold)
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
@@ -180,10 +165,8 @@ def find_labels(rows: Sequence[Row], form: Form) -> Form:
     if form.labels:
         return form
     labels = read_labels(rows, form.label)
-    if len(labels) <= FEW:
-        return form._replace(labels=labels)
     texts = {tuple(text_of(row, c) for c in form.columns) for row in rows}
-    if len(labels) > len(texts):
+    if len(labels) > max(FEW, len(texts)):
         raise UserError(
             f"task.label={form.label}: {len(labels):,} classes ({_two(labels)}) of "
             f"{len(texts):,} different texts: are text and label swapped? The columns "
@@ -241,10 +224,11 @@ def make_texts(
     labels = None
     if labelled and form.labels:
         cells = ((label_of(row, form.label), row.place) for row in rows)
-        labels = class_numbers(cells, form.labels, f"{asking}: the label")
+        labels = form.class_numbers(cells, f"{asking}: the label")
     elif labelled:
         labels = scores_of(rows, form.label)
-    return Texts(form, count_ids(tokenizer, *texts), tuple(texts), labels=labels)
+    counts = sum(text.counts(tokenizer) for text in texts)
+    return Texts(form, counts, tuple(texts), labels=labels)
 
 
 def encode_column(rows: Sequence[Row], column: str, tokenizer: Any, say: Say) -> Ragged:
@@ -252,7 +236,7 @@ def encode_column(rows: Sequence[Row], column: str, tokenizer: Any, say: Say) ->
     cells = [text_of(row, column) for row in rows]
     empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
     report(say, empty, "row", f" with an empty {column}, kept")
-    return make_ragged(tokenizer.encode_batch(cells))
+    return Ragged.of(tokenizer.encode_batch(cells))
 
 
 def cell(row: Row, column: str) -> str:
@@ -262,17 +246,13 @@ def cell(row: Row, column: str) -> str:
     is a list or an object.
     """
     value = row.cells[column]
-    if isinstance(value, str):
-        return value.strip()
     if isinstance(value, (list, dict)):
         raise UserError(
             f"{row.place}: the {column} has to be a label, and is {value!r}"
         )
-    if value != value:  # as pandas writes a missing one
+    if value is None or value != value:  # NaN, as pandas writes a missing one
         return ""
-    if value is None or isinstance(value, bool):
-        return {None: "", True: "true", False: "false"}[value]
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
 def label_of(row: Row, column: str) -> str:

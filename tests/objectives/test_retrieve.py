@@ -10,7 +10,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import make_objective
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
-from bertjax.tasks.task_rows import make_ragged
+from bertjax.tasks.task_rows import Ragged
 from bertjax.tasks.types.retrieve import pack
 
 CFG = EncoderConfig(
@@ -30,7 +30,7 @@ B = 8
 
 def make_texts(seed=0):
     draw = np.random.default_rng(seed)
-    return make_ragged([draw.integers(5, 50, n) for n in draw.integers(1, 9, 3 * B)])
+    return Ragged.of([draw.integers(5, 50, n) for n in draw.integers(1, 9, 3 * B)])
 
 
 def make_batch(texts):

@@ -12,7 +12,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import embed
 from bertjax.probing import layer_features, layer_scores, probes
 from bertjax.tasks.metrics import accuracy
-from bertjax.tasks.text_rows import Form, Texts, make_ragged
+from bertjax.tasks.text_rows import Form, Ragged, Texts
 
 SIZES = dict(
     vocab_size=40,
@@ -82,7 +82,7 @@ def make_texts():
     rows = [draw.integers(3, 40, n).tolist() for n in (4, 30, 1, 9, 38, 2, 17)]
     form = Form(("text",), "label", ("a", "b"), 1, ("accuracy",))
     return Texts(
-        form, np.zeros(40, int), (make_ragged(rows),), labels=np.zeros(7, np.int32)
+        form, np.zeros(40, int), (Ragged.of(rows),), labels=np.zeros(7, np.int32)
     )
 
 

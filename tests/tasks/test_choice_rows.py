@@ -95,8 +95,8 @@ def test_articles_with_questions():
     }
     rows = made(RACE, article)
     assert rows.n == 2 and rows.labels.tolist() == [0, 2]
-    assert rows.context.tolist() == [0, 0] and len(rows.contexts.lengths) == 1
-    assert bytes(rows.endings[4]).replace(b"\0", b"") == b"q _ r z"
+    assert rows.context.tolist() == [0, 0] and len(rows.texts[0].lengths) == 1
+    assert bytes(rows.texts[1][4]).replace(b"\0", b"") == b"q _ r z"
     scores = {"scores": np.float32([[1, 0, -1e9], [0, 0, 5]])}
     assert rows.score(scores, np.arange(2)) == {"accuracy": 1.0}
     assert rows.score({"scores": scores["scores"][:1]}, np.array([1])) == {

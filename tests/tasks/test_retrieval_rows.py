@@ -15,7 +15,7 @@ from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.tasks import search
 from bertjax.tasks.passages import COLUMNS, locate, read_collections
 from bertjax.tasks.prepare_task import prepare
-from bertjax.tasks.task_rows import Form, make_ragged
+from bertjax.tasks.task_rows import Form, Ragged
 from bertjax.tasks.types.retrieve import make_pairs, pack
 
 FORM = Form(("query", "positive"), "negatives", (), 1, (*search.MEASURES,))
@@ -186,7 +186,7 @@ def test_pairs_and_triples(tmp_path):
 # ---------------------------------------------------------------- rows
 def test_packing_by_hand():
     marks = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
-    texts = make_ragged([[7, 8], [9], [5, 5, 5, 5]])
+    texts = Ragged.of([[7, 8], [9], [5, 5, 5, 5]])
     members = np.array([[0, 1, -1], [1, -1, 2]])
     batch = pack(texts, members, 5, 9, marks)
     assert batch["input_ids"].tolist() == [

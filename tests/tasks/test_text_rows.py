@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bertjax import UserError
 from bertjax.tasks.tables import Row
-from bertjax.tasks.task_rows import Form, make_ragged
+from bertjax.tasks.task_rows import Form, Ragged
 from bertjax.tasks.text_rows import Texts, find_labels, make_texts, read_labels
 
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
@@ -28,7 +28,7 @@ class Letters:
 
 
 def made(*texts, form=FORM):
-    columns = [make_ragged(column) for column in texts]
+    columns = [Ragged.of(column) for column in texts]
     form = form._replace(columns=form.columns[: len(columns)])
     return Texts(form, np.zeros(50, np.int64), tuple(columns))
 

@@ -16,39 +16,21 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.data.corpus.sources import split_sources
 from bertjax.data.rendering import decode
-from bertjax.tasks import metrics, tables
+from bertjax.tasks import tables, text_rows
 from bertjax.tasks.tables import Row, Say, silent
-from bertjax.tasks.task_rows import (
-    Batch,
-    Form,
-    Lines,
-    Outputs,
-    Ragged,
-    Rows,
-    count_ids,
-    count_names,
-    make_ragged,
-)
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged
 from bertjax.tasks.task_type import TaskType
-from bertjax.tasks.text_rows import (
-    cell,
-    encode_column,
-    kept_of,
-    lay_out,
-    softmax,
-    text_of,
-)
 
 
 @dataclass(frozen=True, eq=False)
-class Choices(Rows):
-    """Examples. context i64 [n]: which of the contexts; endings: question and choice,
-    those of example i are first[i] to first[i + 1]; labels i32 [n], the right one's
-    number; choices: those that every example has room for."""
+class Choices(text_rows.Texts):
+    """Examples. texts: contexts, and endings, each a question and a choice.
 
-    contexts: Ragged
+    context i64 [n]: which of the contexts; the endings of example i are first[i] to
+    first[i + 1]; labels i32 [n], the right one's number; choices: those that every
+    example has room for."""
+
     context: np.ndarray
-    endings: Ragged
     first: np.ndarray
     choices: int
 
@@ -58,30 +40,22 @@ class Choices(Rows):
         return len(self.context)
 
     def arrays(self) -> list[np.ndarray | None]:
-        texts = *self.contexts.arrays, *self.endings.arrays
-        return [*texts, self.context, self.first, self.labels]
-
-    @property
-    def shortest(self) -> int:
-        return self.specials + 2
-
-    @property
-    def specials(self) -> int:
-        """Special tokens in a sequence."""
-        return 2 + self.form.separators
+        *texts, labels = super().arrays()
+        return [*texts, self.context, self.first, labels]
 
     def _kept(self, example: np.ndarray) -> tuple[np.ndarray, ...]:
         """Look at all choices of some examples: (number of the context, of the ending;
         tokens that there are, that are kept, i64 [choices, 2])."""
-        sizes = np.diff(self.first)[example]
-        begins = np.cumsum(sizes) - sizes
-        within = np.arange(sizes.sum()) - np.repeat(begins, sizes)
-        ending = np.repeat(self.first[example], sizes) + within
-        context = np.repeat(self.context[example], sizes)
-        full = np.stack(
-            [self.contexts.lengths[context], self.endings.lengths[ending]], axis=1
+        ending = np.concatenate([np.arange(*self.first[i : i + 2]) for i in example])
+        context = np.repeat(self.context[example], np.diff(self.first)[example])
+        numbers = zip(self.texts, (context, ending), strict=True)
+        full = np.stack([text.lengths[of] for text, of in numbers], axis=1)
+        return (
+            context,
+            ending,
+            full,
+            text_rows.kept_of(full, self.length - self.specials),
         )
-        return context, ending, full, kept_of(full, self.length - self.specials)
 
     def lengths(self) -> np.ndarray:
         *_, kept = self._kept(np.arange(self.n))
@@ -102,13 +76,14 @@ class Choices(Rows):
                        0  0  0  0  0  0                    0
         """
         context, ending, _, kept = self._kept(example)
+        contexts, endings = self.texts
         rows = [
-            (self.contexts[i][:a], self.endings[k][:b])
+            (contexts[i][:a], endings[k][:b])
             for i, k, (a, b) in zip(context, ending, kept, strict=True)
         ]
         is_choice = np.arange(self.choices) < np.diff(self.first)[example][:, None]
         batch = {"choice_weights": is_choice.astype(np.float32)}
-        flat = lay_out(rows, self.length, self.form.separators, specials)
+        flat = text_rows.lay_out(rows, self.length, self.form.separators, specials)
         for name, values in flat.items():
             empty = specials.pad_id if name == "input_ids" else 0
             batch[name] = np.full((*is_choice.shape, self.length), empty, np.int32)
@@ -117,23 +92,15 @@ class Choices(Rows):
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the sequence of each choice; the right one is marked."""
-        names, right = self.form.labels, int(row["labels"])
+        right = -1 if self.labels is None else int(row["labels"])
         for k in np.flatnonzero(row["choice_weights"]).tolist():
-            name = f"choice {names[k] if names else k}"
-            name += " (right)" * (self.labels is not None and k == right)
+            name = f"choice {self.label_names[k]}{' (right)' * (k == right)}"
             real = row["attention_mask"][k] > 0
             yield name, decode(tokenizer, row["input_ids"][k][real])
 
-    def label_counts(self) -> dict[str, dict[str, float]]:
-        if self.labels is None:
-            return {}
-        names = self.form.labels or tuple(map(str, range(self.choices)))
-        return {"labels": count_names(self.labels, names)}
-
-    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Compute the metrics of "scores" f32 [n, C]."""
-        predicted = np.asarray(outputs["scores"]).argmax(-1)
-        return metrics.score(self.form.metrics, predicted, self.labels[example])
+    @property
+    def label_names(self) -> Sequence[str]:
+        return self.form.labels or [*map(str, range(self.choices))]
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
         """Yield {"label", "choice", "score", "scores"}: the number from 0 (or what
@@ -142,7 +109,7 @@ class Choices(Rows):
         rows = [part for row in read for part in parted(row, self.form, False)]
         for row, logits in zip(rows, outputs["scores"], strict=True):
             choices = choices_of(row, self.form)
-            odds = softmax(np.float64(logits[: len(choices)])).tolist()
+            odds = text_rows.softmax(np.float64(logits[: len(choices)])).tolist()
             best = odds.index(max(odds))
             yield {
                 "label": self.form.labels[best] if self.form.labels else best,
@@ -158,7 +125,7 @@ def make_choices(
     """Encode rows; says which contexts are empty, and which lists of questions. Raises
     UserError, naming the place, for choices and labels that are none."""
     question = form.columns[1]
-    contexts = encode_column(rows, form.columns[0], tokenizer, say)
+    contexts = text_rows.encode_column(rows, form.columns[0], tokenizer, say)
     context, endings, sizes, labels = [], [], [], []
     bare = [row.place for row in rows if question and row.cells[question] == []]
     tables.report(say, bare, "row", f" without {question}, left out")
@@ -168,20 +135,19 @@ def make_choices(
         )
     for i, row in enumerate(rows):
         for part in parted(row, form, labelled):
-            question_text = f"{text_of(part, question)} " if question else ""
+            question_text = f"{text_rows.text_of(part, question)} " if question else ""
             choices = choices_of(part, form)
             context.append(i)
             endings += [question_text + choice for choice in choices]
             sizes.append(len(choices))
             if labelled:
                 labels.append(label_of(part, form, len(choices)))
-    choices_ids = make_ragged(tokenizer.encode_batch(endings))
+    choices_ids = Ragged.of(tokenizer.encode_batch(endings))
     return Choices(
         form,
-        count_ids(tokenizer, contexts, choices_ids),
-        contexts,
+        contexts.counts(tokenizer) + choices_ids.counts(tokenizer),
+        (contexts, choices_ids),
         np.array(context, np.int64),
-        choices_ids,
         np.cumsum([0, *sizes]),
         max(sizes),
         labels=np.array(labels, np.int32) if labelled else None,
@@ -241,21 +207,17 @@ def label_of(row: Row, form: Form, choices: int) -> int:
     The label is one of form.labels; without them a number from 0, a letter from A, or
     the name of the choice's column. Raises UserError.
     """
-    label = cell(row, form.label)
+    label = text_rows.label_of(row, form.label)
     columns = form.columns[2:]
     index = -1
     if form.labels:
         index = form.labels.index(label) if label in form.labels else -1
-    elif (
-        label.isdecimal() and len(label) < 10
-    ):  # columns without names have numbers too
+    elif label.isdecimal() and len(label) < 10:  # so are columns without names
         index = int(label)
     elif label in columns:
         index = columns.index(label)
     elif len(label) == 1 and label.isascii():
         index = ord(label.upper()) - ord("A")
-    if not label:
-        raise UserError(f"{row.place}: the {form.label} is empty")
     if not 0 <= index < choices:
         last = chr(ord("A") + choices - 1)
         known = ", ".join(form.labels) or f"0 to {choices - 1}, A to {last}"

@@ -22,16 +22,7 @@ from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search, tables
 from bertjax.tasks.passages import Collection, join
 from bertjax.tasks.tables import Say, silent
-from bertjax.tasks.task_rows import (
-    Batch,
-    Form,
-    Lines,
-    Outputs,
-    Ragged,
-    Rows,
-    count_ids,
-    make_ragged,
-)
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import POOLINGS, TaskType
 
 TOGETHER = 4  # texts in a row that is searched: it keeps as many vectors
@@ -122,7 +113,7 @@ class Pairs(CollectionRows):
     @cached_property
     def negatives(self) -> Ragged:
         """Given ones of each query."""
-        return make_ragged([[p for p in of if of[p] <= 0] for of in self.grades])
+        return Ragged.of([[p for p in of if of[p] <= 0] for of in self.grades])
 
     def _seen(self, text: int) -> bytes:
         """What the model sees of a text: two that begin alike may be one when cut."""
@@ -315,9 +306,9 @@ def make_pairs(
 ) -> Pairs:
     """Encode collections as one."""
     whole = join(read)
-    texts = make_ragged(tokenizer.encode_batch([*whole.queries, *whole.passages]))
+    texts = Ragged.of(tokenizer.encode_batch([*whole.queries, *whole.passages]))
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
-    return Pairs(form, count_ids(tokenizer, texts), texts, grades, own)
+    return Pairs(form, texts.counts(tokenizer), texts, grades, own)
 
 
 def _check(config: ConfigDict) -> None:

@@ -29,16 +29,7 @@ from bertjax.tasks.squad_files import (
 )
 from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
 from bertjax.tasks.tables import Columns, Say, silent
-from bertjax.tasks.task_rows import (
-    Batch,
-    Form,
-    Limits,
-    Lines,
-    Outputs,
-    Rows,
-    count_ids,
-    make_ragged,
-)
+from bertjax.tasks.task_rows import Batch, Form, Limits, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import TaskType
 
 WANTED = "FILE.json"
@@ -322,7 +313,7 @@ def make_question_rows(
     empty = [q.id for q in whole.questions if not q.text.strip()]
     tables.report(say, empty, "empty question", ", kept", whole.source)
     texts = [*whole.contexts, *(question.text for question in whole.questions)]
-    counts = count_ids(tokenizer, make_ragged(tokenizer.encode_batch(texts)))
+    counts = Ragged.of(tokenizer.encode_batch(texts)).counts(tokenizer)
     return QuestionRows(form, counts, whole, tokenizer)
 
 

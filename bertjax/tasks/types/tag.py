@@ -21,18 +21,7 @@ from bertjax.data.rendering import decode
 from bertjax.tasks import metrics, tables, tag_files
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.tag_files import Sentence
-from bertjax.tasks.task_rows import (
-    Batch,
-    Form,
-    Lines,
-    Outputs,
-    Ragged,
-    Rows,
-    class_numbers,
-    count_ids,
-    count_names,
-    make_ragged,
-)
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import TaskType, class_option
 from bertjax.tasks.text_rows import lay_out
 
@@ -65,6 +54,8 @@ class Tags(Rows):
     sentences: np.ndarray
     rows: np.ndarray = field(default_factory=lambda: NOTHING)
     firsts: np.ndarray = field(default_factory=lambda: NOTHING)
+
+    label_kind = "tags"
 
     @property
     def n(self) -> int:
@@ -139,11 +130,6 @@ class Tags(Rows):
             for a, b in zip(begins, ends, strict=True)
         )
         yield "tags", " ".join(words)
-
-    def label_counts(self) -> dict[str, dict[str, float]]:
-        if self.labels is None:
-            return {}
-        return {"tags": count_names(self.labels, self.form.labels)}
 
     def joined(
         self, outputs: Outputs, example: np.ndarray, name: str = "tags"
@@ -304,21 +290,21 @@ def make_tags(
         ]
         tables.report(say, places, "word", " without a piece, taken as unknown")
         known |= {word: [tokenizer.unk_id] for word in bare}
-    pieces = make_ragged([known[word] for s in sentences for word in s.words])
+    pieces = Ragged.of([known[word] for s in sentences for word in s.words])
     sizes = np.array([0, *(len(s.words) for s in sentences)])
     if empty := int((sizes[1:] == 0).sum()):
         say(f"{counted(empty, 'sentence')} without words, kept")
     labels = None
     if labelled:
         tags = ((tag, s.place(i)) for s in sentences for i, tag in enumerate(s.tags))
-        labels = class_numbers(tags, form.labels, f"{asking.labels}: the tag")
+        labels = form.class_numbers(tags, f"{asking.labels}: the tag")
         if all(map(is_bio, form.labels)):
             broken = metrics.bio_violations([s.tags for s in sentences])
             places = [sentences[n].place(i) for n, i in broken]
             tables.report(
                 say, places, "tag", " I- that continue no entity, and begin one"
             )
-    counts = count_ids(tokenizer, pieces)
+    counts = pieces.counts(tokenizer)
     return Tags(form, counts, pieces, np.cumsum(sizes), labels=labels)
 
 
