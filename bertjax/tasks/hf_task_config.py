@@ -24,18 +24,14 @@ def to_json(
     task: what the checkpoint says (prepare_task.py's `facts`), {} of no task. raw: the
     config.json of a model that was imported: what it does not say is not known.
     """
-    task_type = get_task_type(config.objective) if task else None
-    if not task_type or task_type.makes_vectors:
+    if not task or (task_type := get_task_type(config.objective)).makes_vectors:
         return {}
-    words = [key for key in WORDS if key not in task_type.unused]
-    values = {key: config.task[key] for key in words if config.task[key]}
-    values |= {key: config.task[key] for key in task_type.settings}
-    if "threshold" in task:
-        values["threshold"] = task["threshold"]
+    words = [k for k in WORDS if config.task[k] and k not in task_type.unused]
+    values = {key: config.task[key] for key in (*words, *task_type.settings)}
+    values |= {key: task[key] for key in ("threshold",) if key in task}
     named = {f"{PREFIX}{key}": value for key, value in values.items()}
-    if raw and "architectures" in raw:
-        return {key: value for key, value in named.items() if key in raw}
-    return named
+    known = raw if raw and "architectures" in raw else named
+    return {key: value for key, value in named.items() if key in known}
 
 
 def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[str, Any]:
@@ -44,17 +40,14 @@ def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[st
     Raises UserError.
     """
     task_type = get_task_type(config.objective)
-    for key in WORDS:
+    for key in (*WORDS, *task_type.settings):
         value = raw.get(f"{PREFIX}{key}", config.task[key])
-        if type(value) is not str:
-            raise UserError(f"{where}: {PREFIX}{key}={value!r} has to be a text")
-        config.task[key] = value
-    for key in task_type.settings:
-        value = raw.get(f"{PREFIX}{key}", config.task[key])
-        if type(value) is not int or not 1 <= value <= 2**16:
-            raise UserError(
-                f"{where}: {PREFIX}{key}={value!r} has to be a number of pieces"
-            )
+        what, fits = "text", type(value) is str
+        if key not in WORDS:
+            what = "number of pieces"
+            fits = type(value) is int and 1 <= value <= 2**16
+        if not fits:
+            raise UserError(f"{where}: {PREFIX}{key}={value!r} has to be a {what}")
         config.task[key] = value
     try:
         prepare_task.check_task(config)
@@ -64,7 +57,5 @@ def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[st
     if threshold is None:
         return {}
     if type(threshold) not in (int, float) or not abs(threshold) < 1e9:
-        raise UserError(
-            f"{where}: {THRESHOLD}={repr(threshold)[:40]} has to be a number"
-        )
+        raise UserError(f"{where}: {THRESHOLD}={threshold!r:.40} has to be a number")
     return {"threshold": float(threshold)}

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From config values to a tokenizer and the labelled rows of each source."""
 
-import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -26,6 +24,7 @@ from bertjax.tasks.catalog import TASKS
 from bertjax.tasks.tables import Say
 from bertjax.tasks.task_rows import Form, Limits, Rows, check_label
 from bertjax.tasks.task_type import (
+    TaskType,
     find_task_type,
     get_task_type,
     load_task_type,
@@ -49,12 +48,16 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
     """
     if config.task.name:
         _settle_named(config, overrides)
-    task_type = shipped_task_type(config.objective)
-    if is_task(config):
-        task_type = find_task_type(config.objective)
+    task_type = _task_type_of(config)
     for key, column in task_type.columns.items() if task_type else ():
         if f"task.{key}" not in overrides:
             config.task[key] = config.task[key] or column
+
+
+def _task_type_of(config: ConfigDict) -> TaskType | None:
+    """Return a config's type; a head from outside is imported for a task alone."""
+    find = find_task_type if is_task(config) else shipped_task_type
+    return find(config.objective)
 
 
 def _settle_named(config: ConfigDict, overrides: Any) -> None:
@@ -122,9 +125,7 @@ def check_settings(config: ConfigDict, usual: ConfigDict) -> None:
 
     usual: the config.task of a config that sets nothing.
     """
-    own = shipped_task_type(config.objective)
-    if is_task(config):  # else nobody need import an objective from outside
-        own = find_task_type(config.objective)
+    own = _task_type_of(config)
     for name in task_type_names():
         for key in load_task_type(name).settings:
             if not (own and key in own.settings) and config.task[key] != usual[key]:
@@ -141,17 +142,15 @@ def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
     Raises UserError.
     """
     key, task_type = f"data.{side}", get_task_type(config.objective)
-    found: dict[str, list[str]] = {}
-    for name, part in named_sources(config.data[side], key).items():
-        found[name] = []
-        for entry in split_sources(part):
-            paths = [entry]
-            if not entry.startswith("tfds:"):
-                paths = expand_paths(
-                    task_type.locate(entry, key), key, pattern=task_type.file_names
-                )
-            found[name] += paths
-    return found
+
+    def paths(entry: str) -> list[str]:
+        if entry.startswith("tfds:"):
+            return [entry]
+        file, pattern = task_type.locate(entry, key), task_type.file_names
+        return expand_paths(file, key, pattern=pattern)
+
+    parts = named_sources(config.data[side], key).items()
+    return {name: [*chain(*map(paths, split_sources(part)))] for name, part in parts}
 
 
 def tell(
@@ -160,7 +159,7 @@ def tell(
     """Fill in config.task for a model that was finetuned elsewhere.
 
     Columns are text and label unless config.json says otherwise (hf_task_config.py).
-    longest:    how many tokens the model takes.
+    longest: how many tokens the model takes.
     """
     config.objective = objective
     task_type = load_task_type(objective)
@@ -175,11 +174,11 @@ def rename(config: ConfigDict, columns: str) -> None:
     Of choices TEXT[+QUESTION][,CHOICE...]: without a CHOICE the columns of choices, or
     of their list, stay as they are.
     """
-    names = split_sources(columns)
+    task_type = get_task_type(config.objective)
+    most, names = task_type.text_columns, split_sources(columns)
     if not names:
         raise UserError(f"--columns={columns} names no column")
-    task_type = get_task_type(config.objective)
-    names, most = task_type.name_columns(config, names), task_type.text_columns
+    names = task_type.name_columns(config, names)
     if not 1 <= len(names) <= most:
         have = f"{most} at most" if most else "columns whose names are fixed"
         raise UserError(
@@ -222,23 +221,21 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
     tokenizer, form = check(config), make_form(config)
     task_type = get_task_type(config.objective)
     _report_repeats(config, say)
-    examples = {
-        key: {
+    examples = [
+        {
             name: task_type.read(part, key, form.keys(), say)
             for name, part in named_sources(config.data[side], key).items()
         }
         for side, key in (("train", "data.train"), ("valid", "data.valid"))
-    }
+    ]
     given = form.labels
-    form = task_type.find_labels([*chain(*examples["data.train"].values())], form)
+    form = task_type.find_labels([*chain(*examples[0].values())], form)
     if form.labels != given:
         say(f"{len(form.labels)} labels: {', '.join(form.labels)}")
+    make = task_type.make_rows
     train, valid = (
-        {
-            name: task_type.make_rows(part, form, tokenizer, True, say)
-            for name, part in parts.items()
-        }
-        for parts in examples.values()
+        {name: make(part, form, tokenizer, True, say) for name, part in parts.items()}
+        for parts in examples
     )
     # Batches may take rows of any component: there is room for as many sequences.
     most = max(rows.choices for rows in train.values())
@@ -255,13 +252,12 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
 
 def _report_repeats(config: ConfigDict, say: Say) -> None:
     """Say which files are read twice, and which both to learn and to score."""
-    read: dict[str, dict[str, None]] = {}
-    for side in ("train", "valid"):
-        parts = locate(config, side).values()
+    train, valid = (locate(config, side).values() for side in ("train", "valid"))
+    for key, parts in (("data.train", train), ("data.valid", valid)):
         for paths in parts:
-            report_repeats(paths, f"data.{side}", say)
-        read[side] = dict.fromkeys(chain(*parts))
-    if both := [path for path in read["train"] if path in read["valid"]]:
+            report_repeats(paths, key, say)
+    scored = {*chain(*valid)}
+    if both := [path for path in dict.fromkeys(chain(*train)) if path in scored]:
         say(
             f"data.train and data.valid both read {join_names(both)}: the model is "
             "scored on rows that it learns from"
@@ -296,8 +292,12 @@ def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
     Of what makes vectors also "sentences", how (sentence_transformers.py). A task whose
     training questions do not all have answers has "threshold", 0 until `learn`.
     """
-    rows = [part.facts for part in parts.values() if isinstance(part, Rows)]
-    if not rows:
-        return {}
-    task = functools.reduce(operator.or_, rows)
-    return {"task": task, **get_task_type(config.objective).facts(config)}
+    task = {
+        k: v
+        for rows in parts.values()
+        if isinstance(rows, Rows)
+        for k, v in rows.facts.items()
+    }
+    return (
+        {"task": task, **get_task_type(config.objective).facts(config)} if task else {}
+    )

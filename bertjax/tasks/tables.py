@@ -21,6 +21,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bertjax import UserError, counted, registry
@@ -81,23 +82,15 @@ def read_rows(value: str, key: str, columns: Columns, say: Say = silent) -> list
     >>> read_rows("dev.tsv", "data.valid", {"task.text": "sentence"})[0]
     Row(cells={'sentence': 'good fun', 'label': '1'}, place='dev.tsv:2')
     """
-    return read_entries(
-        value,
-        key,
-        WANTED,
-        "rows",
-        lambda entry: _tfds(entry, columns),
-        lambda path: read_file(path, columns, say),
-    )
+    read = partial(_tfds, columns=columns), partial(read_file, columns=columns, say=say)
+    return read_entries(value, key, WANTED, "rows", *read)
+
+
+Read = Callable[[str], Sequence[Any]]
 
 
 def read_entries(
-    value: str,
-    key: str,
-    pattern: str,
-    what: str,
-    read_tfds: Callable[[str], Sequence[Any]],
-    read_path: Callable[[str], Sequence[Any]],
+    value: str, key: str, pattern: str, what: str, read_tfds: Read, read_path: Read
 ) -> list[Any]:
     """Read all sources that a config value names, in order.
 
@@ -137,15 +130,13 @@ def read_file(path: str, columns: Columns, say: Say = silent) -> list[Row]:
     suffix = SUFFIX.search(path)
     if suffix is None:
         raise UserError(f"{path}: a table has to be a .tsv, .csv or .jsonl file")
-    kind = suffix[1].lower()
-    text = read_text(path)
-    return list(parse_rows(text, kind.removesuffix("l"), path, columns, say))
+    kind = suffix[1].lower().removesuffix("l")
+    return list(parse_rows(read_text(path), kind, path, columns, say))
 
 
 def read_text(path: str) -> str:
     """Read a whole file, unpacked. UserError where it is damaged or not UTF-8."""
-    content = b"".join(files.unpacked(path))
-    return decode(content, path)
+    return decode(b"".join(files.unpacked(path)), path)
 
 
 def decode(content: bytes, name: str) -> str:
@@ -166,13 +157,11 @@ def parse_rows(
 
     Says which lines are none (see above). Raises UserError.
     """
-    if kind == "json":
-        yield from _json_rows(text, name, columns, say)
+    if kind in ("json", "txt"):
+        parse = _json_rows if kind == "json" else _bare_rows
+        yield from parse(text, name, columns, say)
         return
-    if kind == "txt":
-        yield from _bare_rows(text, name, columns)
-        return
-    lines = [*(_tab_lines(text) if kind == "tsv" else _csv_lines(text, name))]
+    lines = [*_csv_lines(text, name)] if kind == "csv" else _tab_lines(text)
     at_end = []
     while lines and not any(cell.strip() for cell in lines[-1][1]):
         at_end.append(f"{name}:{lines.pop()[0]}")
@@ -180,7 +169,7 @@ def parse_rows(
     report(say, at_end[::-1], "row", note)
     widths = (len(cells) for _, cells in lines if not _is_blank(cells))
     several = next(widths, 1) > 1
-    by_number = bool(columns) and all(map(str.isdigit, columns.values()))
+    by_number = bool(columns) and all(map(str.isdecimal, columns.values()))
     blank, rows = [], []
     for number, cells in lines:
         if _is_blank(cells) and (several or not (by_number or rows)):
@@ -197,8 +186,7 @@ def parse_rows(
             _report_header(f"{name}:{number}", first, columns, say)
     else:
         header = [cell.strip() for cell in rows.pop(0)[1]]
-        twice = {c for c in columns.values() if header.count(c) > 1}
-        if twice:
+        if twice := {c for c in columns.values() if header.count(c) > 1}:
             raise UserError(f"{name}:{number}: two columns are {min(twice)!r}")
     _check_columns(header, name, columns)
     for number, cells in rows:
@@ -223,29 +211,22 @@ def is_header(lines: Sequence[Sequence[str]], columns: Columns) -> bool:
     first, *others = [[cell.strip() for cell in cells] for cells in lines] or [[]]
     if not others or any(len(cells) != len(first) for cells in others):
         return False
-    numbered = map(str, range(1, len(first) + 1))
-    place = {column: i for i, column in enumerate(numbered)}
-    at = {key: place.get(column) for key, column in columns.items()}
-    if None in at.values():
+    at = {key: int(column) - 1 for key, column in columns.items()}
+    if not {*at.values()} <= {*range(len(first))}:
         return False  # which is refused
     rest = list(zip(*others, strict=True))
     if len(others) > 2 and any(
-        _is_word(cell) and all(map(_is_number, below))
+        _is_word(cell) and all(map(NUMBER.fullmatch, below))
         for cell, below in zip(first, rest, strict=True)
     ):
         return True
     texts = [i for key, i in at.items() if "label" not in key]
-    if not all(_is_word(first[i]) and first[i] not in rest[i] for i in texts):
+    names = {i for i in at.values() if _is_word(first[i]) and first[i] not in rest[i]}
+    if not names.issuperset(texts):
         return False
-    for i in {*at.values()} - {*texts}:
-        often = 2 * len({*rest[i]}) <= len(others)
-        if often and _is_word(first[i]) and first[i] not in rest[i]:
-            return True
+    if any(2 * len({*rest[i]}) <= len(others) for i in names - {*texts}):
+        return True
     return any(first[i].lower() in NAMES or SNAKE.fullmatch(first[i]) for i in texts)
-
-
-def _is_number(cell: str) -> bool:
-    return NUMBER.fullmatch(cell) is not None
 
 
 def _is_word(cell: str) -> bool:
@@ -260,15 +241,14 @@ def _report_header(
     for key, column in columns.items():
         key = key.partition("[")[0].partition(":")[0]
         by_key.setdefault(key, []).append(first[int(column) - 1].strip())
-    named = [
+    named = " ".join(
         f"{'' if key[0] == '-' else '--config.'}{key}={shlex.quote(','.join(cells))}"
         for key, cells in by_key.items()
-    ]
+    )
     shown = visible(" | ".join(cell.strip()[:30] for cell in first))
     say(
         f"{place}: columns are given by number, so the first line is read as a row, "
-        f"but it looks like their names: {shown}; if so, name them: "
-        f"{' '.join(named)}"
+        f"but it looks like their names: {shown}; if so, name them: {named}"
     )
 
 
@@ -276,80 +256,72 @@ def _is_blank(cells: Sequence[str]) -> bool:
     return len(cells) == 1 and not cells[0].strip()
 
 
-def _tab_lines(text: str) -> Iterator[tuple[int, list[str]]]:
+def _tab_lines(text: str) -> list[tuple[int, list[str]]]:
+    return [(number, line.split("\t")) for number, line in _lines(text)]
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text, from 1."""
     lines = text.removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines, 1):
-        yield number, line.removesuffix("\r").split("\t")
+        yield number, line.removesuffix("\r")
 
 
 def _csv_lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     begins = 1
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as e:
-            raise UserError(f"{name}:{begins}: is no CSV ({e})") from None
-        yield begins, cells or [""]
-        begins = reader.line_num + 1
+    try:
+        for cells in reader:
+            yield begins, cells or [""]
+            begins = reader.line_num + 1
+    except csv.Error as e:
+        raise UserError(f"{name}:{begins}: is no CSV ({e})") from None
 
 
 def _json_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row]:
-    lines = text.rstrip().split("\n")
-    blank = [f"{name}:{i}" for i, line in enumerate(lines, 1) if not line.strip()]
+    lines = {f"{name}:{i}": x for i, x in enumerate(text.rstrip().split("\n"), 1)}
+    blank = [place for place, line in lines.items() if not line.strip()]
     report(say, blank, "empty line", ", skipped")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        found = load_json(line, f"{name}:{number}")
-        if not isinstance(found, dict):
-            raise UserError(f"{name}:{number}: is no JSON object")
-        _check_columns(list(found), f"{name}:{number}", columns)
-        yield Row(found, f"{name}:{number}")
+    for place, line in lines.items():
+        if line.strip():
+            found = load_json(line, place)
+            if not isinstance(found, dict):
+                raise UserError(f"{place}: is no JSON object")
+            _check_columns(list(found), place, columns)
+            yield Row(found, place)
 
 
-def _bare_rows(text: str, name: str, columns: Columns) -> Iterator[Row]:
+def _bare_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row]:
     column, *more = columns.values()
     if more:
         raise UserError(
             f"{name}: lines of text have one column; {', '.join(columns.values())} are "
             "asked for: give a table, .tsv, .csv or .jsonl"
         )
-    lines = text.removesuffix("\n").split("\n") if text else []
-    for number, line in enumerate(lines, 1):
-        yield Row({column: line.removesuffix("\r")}, f"{name}:{number}")
+    for number, line in _lines(text):
+        yield Row({column: line}, f"{name}:{number}")
 
 
 def _tfds(entry: str, columns: Columns) -> list[Row]:
     wanted = {column: key for key, column in columns.items()}
     builder, split = tfds_source.open_split(entry, wanted)
     features = builder.info.features
-
-    def plain(column: str, value: Any) -> Any:
-        """Give classes, and lists of them, their names; "" to what has none (-1)."""
-        of_list = getattr(features[column], "feature", None)
-        if hasattr(of_list, "int2str") and isinstance(value, list):
-            return [of_list.int2str(one) if one >= 0 else "" for one in value]
-        if hasattr(features[column], "int2str"):
-            return features[column].int2str(value) if value >= 0 else ""
-        return decoded(value)
-
     return [
-        Row({k: plain(k, v) for k, v in record.items()}, f"{entry}[{i}]")
+        Row({k: decoded(v, features[k]) for k, v in record.items()}, f"{entry}[{i}]")
         for i, record in enumerate(tfds_source.read_split(builder, split, wanted))
     ]
 
 
-def decoded(value: Any) -> Any:
-    """Make bytes text, in lists too.
+def decoded(value: Any, feature: Any = None) -> Any:
+    """Make bytes text and classes their names ("" for -1, which is none), in lists too.
 
     >>> decoded([b"a", [b"b", 3]])
     ['a', ['b', 3]]
     """
     if isinstance(value, list):
-        return [decoded(part) for part in value]
+        return [decoded(part, getattr(feature, "feature", None)) for part in value]
+    if hasattr(feature, "int2str"):
+        return feature.int2str(value) if value >= 0 else ""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -358,9 +330,6 @@ def _check_columns(header: list[str], name: str, columns: Columns) -> None:
         if column not in header:
             if header and all(map(str.isdigit, (*header, column))):
                 flag = "; --columns=1 reads the first" * key.startswith("--")
-                raise UserError(
-                    f"{name}: {key}={column}: the table has "
-                    f"{counted(len(header), 'column')} (between tabs; .csv: commas)"
-                    f"{flag}"
-                )
+                width = f"{counted(len(header), 'column')} (between tabs; .csv: commas)"
+                raise UserError(f"{name}: {key}={column}: the table has {width}{flag}")
             raise UserError(f"{name}: {registry.unknown(key, column, header)}")

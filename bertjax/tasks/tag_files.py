@@ -53,59 +53,45 @@ def read_sentences(value: str, key: str, columns: Columns, say: Say) -> list[Sen
     tags. Raises UserError, naming file and line, for what is no such file.
     """
 
+    named = in_objects(columns)
+
+    def read_tfds(entry: str) -> list[Sentence]:
+        rows = enumerate(tables.read_rows(entry, key, named))
+        return checked([sentence_of(row, named, entry, i) for i, row in rows], entry)
+
+    def read_path(path: str) -> list[Sentence]:
+        suffix = SUFFIX.search(path)
+        if suffix is None:
+            raise UserError(
+                f"{path}: tags are read from .bio, .conll, .tsv, .txt and .jsonl"
+            )
+        parse = PARSERS.get(suffix[1].lower(), parse_columns)
+        return checked([*parse(tables.read_text(path), path, columns, say)], path)
+
     def checked(sentences: list[Sentence], source: str) -> list[Sentence]:
         words = [word for sentence in sentences for word in sentence.words]
         if sentences and len(columns) > 1 and not any(map(str.strip, words)):
             raise UserError(f"{key}={source}: every word is empty")
         return sentences
 
-    return tables.read_entries(
-        value,
-        key,
-        WANTED,
-        "sentences",
-        lambda entry: checked(_read_tfds(entry, key, columns), entry),
-        lambda path: checked(_read_file(path, columns, say), path),
-    )
-
-
-def _read_tfds(entry: str, key: str, columns: Columns) -> list[Sentence]:
-    named = in_objects(columns)
-    rows = tables.read_rows(entry, key, named)
-    return [sentence_of(row, named, entry, i) for i, row in enumerate(rows)]
-
-
-def _read_file(path: str, columns: Columns, say: Say) -> list[Sentence]:
-    suffix = SUFFIX.search(path)
-    if suffix is None:
-        raise UserError(
-            f"{path}: tags are read from .bio, .conll, .tsv, .txt and .jsonl"
-        )
-    kind, text = suffix[1].lower(), tables.read_text(path)
-    if kind.startswith("json"):
-        return list(parse_json(text, path, columns, say))
-    guess = parse_lines if kind == "txt" else parse_columns
-    return list(guess(text, path, columns, say))
+    return tables.read_entries(value, key, WANTED, "sentences", read_tfds, read_path)
 
 
 def parse_text(text: str, name: str, columns: Columns, say: Say) -> list[Sentence]:
     """Read a text: JSON lines where it begins with a brace, else as a `.txt`."""
-    if text.lstrip()[:1] == "{":
-        return list(parse_json(text, name, columns, say))
-    return list(parse_lines(text, name, columns, say))
+    parse = parse_json if text.lstrip()[:1] == "{" else parse_lines
+    return list(parse(text, name, columns, say))
 
 
 def parse_lines(text: str, name: str, columns: Columns, say: Say) -> Iterator[Sentence]:
     """Yield the sentences of columns, or of plain text if no tags are asked for."""
-    if len(columns) > 1:
-        yield from parse_columns(text, name, columns, say)
-        return
-    tall = "\t" in text or text.startswith(DOCUMENT)
-    say(f"{name} is read as {'a word' if tall else 'a sentence'} a line")
-    if tall:
-        yield from parse_columns(text, name, columns, say)
-    elif text:
-        yield from parse_sentences(text, name)
+    tall = len(columns) > 1 or "\t" in text or text.startswith(DOCUMENT)
+    if len(columns) == 1:
+        say(f"{name} is read as {'a word' if tall else 'a sentence'} a line")
+    if text:
+        yield from (parse_columns if tall else parse_sentences)(
+            text, name, columns, say
+        )
 
 
 def parse_sentences(
@@ -121,14 +107,16 @@ def parse_columns(
 ) -> Iterator[Sentence]:
     """Yield the sentences of CoNLL's columns."""
     where: list[int] = []
-    width = documents = words = spaced = number = 0
+    width = documents = total = spaced = 0
     found: list[list[str]] = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate([*text.split("\n"), ""], 1):
         line = line.removesuffix("\r")
         if not line.strip(" \t") or line.startswith(DOCUMENT):
             documents += line.startswith(DOCUMENT)
             if found:
-                yield _tall(found, where, name, number - len(found))
+                words, *tags = ([row[i] for row in found] for i in where)
+                begin = number - len(found)
+                yield Sentence(words, tags[0] if tags else None, name, begin, tall=True)
                 found = []
             continue
         cells = line.split("\t") if "\t" in line else line.split()
@@ -139,32 +127,23 @@ def parse_columns(
                 f"{name}:{number}: the line has {counted(len(cells), 'column')}, the "
                 f"first one {width}"
             )
-        if not words and {cells[i].strip().lower() for i in where} <= HEADER:
+        if not total and {cells[i].strip().lower() for i in where} <= HEADER:
             shown = ", ".join(repr(cells[i]) for i in where)
             say(
                 f"{name}:{number}: looks like names of columns, and is read as a word "
                 f"and its tag: {shown}; if so, leave the line out"
             )
-        words += 1
+        total += 1
         spaced += " " in cells[where[0]].strip()
         found.append(cells)
-    if found:
-        yield _tall(found, where, name, number + 1 - len(found))
-    if 2 * spaced > words:
+    if 2 * spaced > total:
         raise UserError(
-            f"{name}: {spaced:,} of {words:,} words hold spaces: this looks like a "
+            f"{name}: {spaced:,} of {total:,} words hold spaces: this looks like a "
             "table of texts; here a line has a word and its tag"
         )
     if documents:
         skipped = counted(documents, f"line {DOCUMENT}", f"lines {DOCUMENT}")
         say(f"{name}: {skipped} skipped")
-
-
-def _tall(
-    cells: list[list[str]], where: Sequence[int], name: str, line: int
-) -> Sentence:
-    words, *tags = ([row[i] for row in cells] for i in where)
-    return Sentence(words, tags[0] if tags else None, name, line, tall=True)
 
 
 def _columns(columns: Columns, width: int, place: str) -> list[int]:
@@ -219,3 +198,6 @@ def sentence_of(
             raise UserError(f"{row.place}: {counts}")
         tags = [str(tag) for tag in tags]
     return Sentence(words, tags, name, line)
+
+
+PARSERS = {"txt": parse_lines, "json": parse_json, "jsonl": parse_json}

@@ -21,11 +21,6 @@ PACKAGE = "bertjax.tasks.types"
 POOLINGS = dict.fromkeys(("mean", "cls"))  # models/pooling.py, which needs jax
 
 
-def keep_form(examples: Sequence[Any], form: Form) -> Form:
-    """Return the form as it is: there are no classes to find."""
-    return form
-
-
 def nothing(*args: Any) -> dict[str, Any]:
     """Return {}."""
     return {}
@@ -71,7 +66,7 @@ class TaskType:
     metrics: Sequence[str]
     default_metrics: tuple[str, ...]
     outputs: tuple[str, ...]
-    find_labels: Callable[[Sequence[Any], Form], Form] = keep_form
+    find_labels: Callable[[Sequence[Any], Form], Form] = lambda examples, form: form
     parse_lines: Callable[..., Iterable[Any]] | None = None
     locate: Callable[[str, str], str] = lambda entry, key: entry
     file_names: str = tables.WANTED
@@ -127,8 +122,7 @@ def find_task_type(objective: str) -> TaskType | None:
     """
     if found := shipped_task_type(objective):
         return found
-    (name, _), *more = objectives.parse(objective)
-    if more or "." not in name:
+    if not _is_outside(objective):
         return None
     from bertjax.objectives.base import task_type_of  # which needs jax
 
@@ -136,12 +130,16 @@ def find_task_type(objective: str) -> TaskType | None:
     return found and load_task_type(found, f"objective={objective}: task_type")
 
 
+def _is_outside(objective: str) -> bool:
+    (name, _), *more = objectives.parse(objective)
+    return "." in name and not more
+
+
 def get_task_type(objective: str) -> TaskType:
     """Return the type of the rows that an objective learns from. Raises UserError."""
     if found := find_task_type(objective):
         return found
-    (name, _), *more = objectives.parse(objective)
-    if "." in name and not more:
+    if _is_outside(objective):
         raise UserError(
             f"objective={objective} does not say which labelled rows it learns from: "
             f"give its Head a task_type: {', '.join(task_type_names())}, or the dotted "
@@ -166,7 +164,6 @@ def with_options(objective: str, **options: float) -> str:
     >>> with_options("lab.focal:gamma=3", classes=2)
     'lab.focal:gamma=3,classes=2'
     """
-    if not options:
-        return objective
-    added = ",".join(f"{key}={value}" for key, value in options.items())
-    return f"{objective}{',' if ':' in objective else ':'}{added}"
+    for key, value in options.items():
+        objective += f"{',' if ':' in objective else ':'}{key}={value}"
+    return objective

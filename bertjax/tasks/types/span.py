@@ -6,8 +6,10 @@ have no answers; or SQuAD as TensorFlow Datasets has it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any, Self
 
@@ -44,14 +46,12 @@ def read_questions(value: str, key: str, columns: Columns, say: Say) -> list[Que
     Says which answers stand elsewhere than the file says, and which nowhere. Raises
     UserError, naming the file and the place in it.
     """
-    found = tables.read_entries(
-        value,
-        key,
-        WANTED,
-        "questions in SQuAD's form",
-        lambda entry: [read_tfds(entry, key)],
-        lambda path: [parse_one(tables.read_text(path), path, say)],
-    )
+
+    def read_path(path: str) -> list[Questions]:
+        return parse_text(tables.read_text(path), path, columns, say)
+
+    read_entry, what = partial(read_tfds, key=key), "questions in SQuAD's form"
+    found = tables.read_entries(value, key, WANTED, what, read_entry, read_path)
     for one in found:
         note = " elsewhere in the context than the file says"
         tables.report(say, one.moved, "answer", note, one.source)
@@ -59,32 +59,26 @@ def read_questions(value: str, key: str, columns: Columns, say: Say) -> list[Que
     return found
 
 
-def read_tfds(name: str, key: str) -> Questions:
+def read_tfds(name: str, key: str) -> list[Questions]:
     """Read "tfds:squad/v1.1:train", or what has its features. Raises UserError."""
     needed = dict.fromkeys(("id", "question", "context", "answers"), key)
     builder, split = tfds_source.open_split(name, needed)
     paragraphs: list[dict[str, Any]] = []
     for row in tfds_source.read_split(builder, split, needed):
-        cells = {
-            k: tables.decoded(tfds_source.as_plain(row[k]))
-            for k in ("id", "question", "context")
-        }
+        cells = {k: tables.decoded(row[k]) for k in ("id", "question", "context")}
         if not isinstance(row["answers"], dict) or not {*ANSWER} <= {*row["answers"]}:
             raise UserError(f"{name}: `answers` ({key}) has no {' and '.join(ANSWER)}")
-        answers = (
-            tables.decoded(tfds_source.as_plain(row["answers"][k])) for k in ANSWER
-        )
-        golds = [
-            dict(zip(ANSWER, gold, strict=True)) for gold in zip(*answers, strict=True)
-        ]
+        parts = (tfds_source.as_plain(row["answers"][k]) for k in ANSWER)
+        answers = zip(*map(tables.decoded, parts), strict=True)
+        golds = [dict(zip(ANSWER, gold, strict=True)) for gold in answers]
         if not paragraphs or paragraphs[-1]["context"] != cells["context"]:
             paragraphs.append({"context": cells["context"], "qas": []})
         paragraphs[-1]["qas"].append({**cells, "answers": golds})
-    return questions_of({"data": [{"paragraphs": paragraphs}]}, name)
+    return [questions_of({"data": [{"paragraphs": paragraphs}]}, name)]
 
 
 def parse_text(text: str, name: str, columns: Columns, say: Say) -> list[Questions]:
-    """Read the questions of standard input."""
+    """Read the questions of one file, or of standard input."""
     return [parse_one(text, name, say)]
 
 
@@ -139,14 +133,8 @@ class QuestionRows(Rows):
 
     def plan(self, length: int) -> Self:
         if length not in self.layouts:
-            self.layouts[length] = featurize(
-                self.asked,
-                self.tokenizer,
-                length,
-                self.form.limits.stride,
-                self.form.limits.question_length,
-                self.form.separators,
-            )
+            how = *self.form.limits[:2], self.form.separators
+            self.layouts[length] = featurize(self.asked, self.tokenizer, length, *how)
         return replace(self, windows=self.layouts[length], length=length)
 
     def lengths(self) -> np.ndarray:
@@ -213,26 +201,16 @@ class QuestionRows(Rows):
 
         outputs: "start_logits", "end_logits" f32, a row an example, of any lengths.
         """
-        starts, ends = (
-            np.full((self.n, self.length), NEVER, np.float32) for _ in range(2)
-        )
-        for name, logits in (("start_logits", starts), ("end_logits", ends)):
-            for row, logits_of_row in zip(example, outputs[name], strict=True):
-                logits[row, : len(logits_of_row)] = logits_of_row[: self.length]
-        is_given = np.isin(np.arange(self.n), example)
-        lacking = {*self.windows.question[~is_given].tolist()}
-        answers = find_answers(
-            starts,
-            ends,
-            self.windows,
-            self.asked,
-            longest=self.form.limits.answer_length,
-        )
-        return {
-            q.id: answers[q.id]
-            for i, q in enumerate(self.asked.questions)
-            if i not in lacking
-        }
+        logits = np.full((2, self.n, self.length), NEVER, np.float32)
+        for of_all, name in zip(logits, ("start_logits", "end_logits"), strict=True):
+            for row, of_row in zip(example, outputs[name], strict=True):
+                of_all[row, : len(of_row)] = of_row[: self.length]
+        longest = self.form.limits.answer_length
+        answers = find_answers(*logits, self.windows, self.asked, longest=longest)
+        lacking = np.delete(self.windows.question, example)
+        for i in {*lacking.tolist()}:
+            del answers[self.asked.questions[i].id]
+        return answers
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -247,8 +225,8 @@ class QuestionRows(Rows):
 
         Where some questions of the set have none, be they among these rows or not, no
         answer is said of those that doubt more than 0 (google-research/bert's
-        threshold), and `best_exact`, `best_f1` are those of
-        the best threshold, which is `threshold`.
+        threshold), and `best_exact`, `best_f1` are those of the best threshold, which
+        is `threshold`.
         """
         answers = self.best_answers(outputs, example)
         golds = {k: v for k, v in self.asked.golds.items() if k in answers}
@@ -289,19 +267,14 @@ def make_question_rows(
     are wanted, for questions of which none is said and for a set without any.
     """
     whole = Questions(source=join_names([one.source for one in read]))
-    seen: set[str] = set()
     for one in read:
-        first = len(whole.contexts)
-        whole.contexts += one.contexts
-        whole.questions += [
-            q._replace(context=first + q.context) for q in one.questions
-        ]
-        for key in ("unlabelled", "moved", "lost"):
+        n = len(whole.contexts)
+        whole.questions += [q._replace(context=n + q.context) for q in one.questions]
+        for key in ("contexts", "unlabelled", "moved", "lost"):
             getattr(whole, key).extend(getattr(one, key))
-    for question in whole.questions:
-        if question.id in seen:
-            raise UserError(f"{whole.source}: the id {question.id!r} occurs twice")
-        seen.add(question.id)
+    ids = Counter(q.id for q in whole.questions)
+    if twice := [name for name, times in ids.items() if times > 1]:
+        raise UserError(f"{whole.source}: the id {twice[0]!r} occurs twice")
     if labelled and whole.unlabelled:
         raise UserError(
             f"{join_names(whole.unlabelled)}: {len(whole.unlabelled):,} of "
