@@ -9,6 +9,7 @@
   such a column a passage that does not, or in JSON lines a list of them
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,8 +58,7 @@ def read_collections(
     found = []
     for entry in split_sources(value):
         path = locate(entry, key)
-        folder = _folder(path)
-        if folder:
+        if folder := _folder(path):
             one = _read_folder(path, folder, say)
         else:
             one = _read_pairs(path, key, columns, say)
@@ -69,10 +69,10 @@ def read_collections(
             f"{counted(len(one.passages), 'passage')}, {counted(answers, 'answer')}, "
             f"{counted(len(grades) - answers, 'given negative')}"
         )
-        for what, texts in (("query", one.queries), ("passage", one.passages)):
-            if empty := sum(not text.strip() for text in texts):
-                many = {"query": "queries"}.get(what, f"{what}s")
-                say(f"{path}: {counted(empty, f'empty {what}', f'empty {many}')}, kept")
+        if empty := sum(not text.strip() for text in one.queries):
+            say(f"{path}: {counted(empty, 'empty query', 'empty queries')}, kept")
+        if empty := sum(not text.strip() for text in one.passages):
+            say(f"{path}: {counted(empty, 'empty passage')}, kept")
         found.append(one)
     if not found:
         raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
@@ -112,11 +112,9 @@ def locate(entry: str, key: str) -> str:
 def _find(path: str) -> str:
     """Return the file of that name, packed or not; "" where there is none."""
     for ending in PACKED:
-        try:
+        with contextlib.suppress(OSError):
             files.stat(path + ending)
             return path + ending
-        except OSError:
-            pass
     return ""
 
 
@@ -147,9 +145,10 @@ def _read_folder(path: str, folder: str, say: Say) -> Collection:
     ):
         if count:
             say(f"{path}: {counted(count, 'query', 'queries')} {why}, left out")
-    found = Collection([*passages.values()], [queries[q] for q in answered])
+    found = Collection([*passages.values()])
     for query in answered:
         own = place.get(query, -1)
+        found.queries.append(queries[query])
         found.grades.append(grades[query])
         found.own.append(-1 if grades[query].get(own, 0) > 0 else own)
     return found
@@ -163,7 +162,7 @@ def _read_texts(grades: str, name: str, say: Say) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in tables.read_file(path, {"_id": "_id", "text": "text"}, say):
         parts = row.cells.get("title") or "", row.cells["text"]
-        if not all(isinstance(part, str) for part in parts):
+        if not _are_texts(*parts):
             raise UserError(f"{row.place}: title and text have to be texts")
         name = str(row.cells["_id"])
         if name in found:
@@ -218,28 +217,28 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     needed = dict(first)
     passages: dict[str, int] = {}
     queries: dict[str, int] = {}
-    whole = Collection()
+    graded: list[dict[int, int]] = []
     repeated: list[str] = []
     blank: list[str] = []
     given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
     rows = tables.read_rows(entry, key, needed, say)
     is_named = key == "data.train" and negatives != COLUMNS[NEGATIVES]
     if is_named and not any(negatives in row.cells for row in rows):
-        known = [*rows[0].cells]
-        raise UserError(f"{entry}: {registry.unknown(asking, negatives, known)}")
+        why = registry.unknown(asking, negatives, [*rows[0].cells])
+        raise UserError(f"{entry}: {why}")
     for row in rows:
         texts = [row.cells[column] for column in needed.values()]
         others = row.cells.get(negatives) or []
         others = [others] if isinstance(others, str) else others
-        if not _are_texts(texts) or not _are_texts(others):
+        if not isinstance(others, list) or not _are_texts(*texts, *others):
             what = ", ".join(columns.values())
             raise UserError(
                 f"{row.place}: {what} have to be texts, the last a text or a list"
             )
         query = queries.setdefault(texts[0], len(queries))
-        if query == len(whole.grades):
-            whole.grades.append({})
-        grades = whole.grades[query]
+        if query == len(graded):
+            graded.append({})
+        grades = graded[query]
         positive = passages.setdefault(texts[1], len(passages))
         if grades.get(positive):
             repeated.append(row.place)
@@ -252,13 +251,11 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     note = " with a query and its positive that came before, counted once"
     tables.report(say, repeated, "row", note, entry)
     tables.report(say, blank, "empty given negative", ", left out", entry)
-    both = [place for query, p, place in given if whole.grades[query][p]]
+    both = [place for query, p, place in given if graded[query][p]]
     note = " among the positives of the same query, left out"
     tables.report(say, both, "given negative", note, entry)
-    whole.passages, whole.queries = [*passages], [*queries]
-    whole.own = [-1] * len(queries)
-    return whole
+    return Collection([*passages], [*queries], graded, [-1] * len(queries))
 
 
-def _are_texts(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(text, str) for text in found)
+def _are_texts(*found: Any) -> bool:
+    return all(isinstance(text, str) for text in found)

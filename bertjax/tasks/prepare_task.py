@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From config values to a tokenizer and the labelled rows of each source."""
 
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -292,12 +294,8 @@ def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
     Of what makes vectors also "sentences", how (sentence_transformers.py). A task whose
     training questions do not all have answers has "threshold", 0 until `learn`.
     """
-    task = {
-        k: v
-        for rows in parts.values()
-        if isinstance(rows, Rows)
-        for k, v in rows.facts.items()
-    }
-    return (
-        {"task": task, **get_task_type(config.objective).facts(config)} if task else {}
-    )
+    rows = [part.facts for part in parts.values() if isinstance(part, Rows)]
+    if not rows:
+        return {}
+    task = functools.reduce(operator.or_, rows)
+    return {"task": task, **get_task_type(config.objective).facts(config)}

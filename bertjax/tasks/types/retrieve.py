@@ -7,6 +7,7 @@ negatives one of them, drawn anew in every epoch (Karpukhin et al. 2020, section
 So one pass of the encoder makes all vectors, and nothing is padded to the longest.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,6 @@ from bertjax.data.corpus.sources import named_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search, tables
 from bertjax.tasks.passages import Collection, join
-from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import POOLINGS, TaskType
 
@@ -101,14 +101,8 @@ class Pairs(CollectionRows):
     @cached_property
     def pairs(self) -> np.ndarray:
         """i64 [n, 2], of `texts`: a query, and a passage that answers it."""
-        return np.array(
-            [
-                (q, self.queries + p)
-                for q, of in enumerate(self.grades)
-                for p in of
-                if of[p] > 0
-            ]
-        )
+        graded = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
+        return np.array([(q, self.queries + p) for q, p, grade in graded if grade > 0])
 
     @cached_property
     def negatives(self) -> Ragged:
@@ -124,8 +118,7 @@ class Pairs(CollectionRows):
     def identity(self) -> np.ndarray:
         """i32 [passages]: of each, the first passage of the same tokens."""
         first: dict[bytes, int] = {}
-        n = len(self.texts.lengths) - self.queries
-        names = [self._seen(self.queries + i) for i in range(n)]
+        names = map(self._seen, range(self.queries, len(self.texts.lengths)))
         return np.array([first.setdefault(x, i) for i, x in enumerate(names)], np.int32)
 
     @cached_property
@@ -134,11 +127,10 @@ class Pairs(CollectionRows):
 
         Queries of the same tokens share their answers.
         """
-        same: dict[bytes, set[int]] = {}
+        same: dict[bytes, set[int]] = defaultdict(set)
         names = [self._seen(q) for q in range(self.queries)]
-        for name, of in zip(names, self.grades, strict=True):
-            answers = {int(self.identity[p]) for p, grade in of.items() if grade > 0}
-            same.setdefault(name, set()).update(answers)
+        for query, passage in self.pairs:
+            same[names[query]].add(int(self.identity[passage - self.queries]))
         out = np.full((len(names), max(map(len, same.values()))), -1, np.int32)
         for row, name in zip(out, names, strict=True):
             row[: len(same[name])] = sorted(same[name])
@@ -173,9 +165,8 @@ class Pairs(CollectionRows):
         query = members[:, 0]
         if self.slots > 2:
             count = self.negatives.lengths[query]
-            drawn = counter_rng.below(
-                counter_rng.fold(keys, "negative"), 0, np.maximum(count, 1)
-            )
+            draw = counter_rng.fold(keys, "negative")
+            drawn = counter_rng.below(draw, 0, np.maximum(count, 1))
             some = np.flatnonzero(count)
             at = (self.negatives.offsets[query] + drawn)[some]
             members[some, 2] = self.queries + self.negatives.tokens[at]
@@ -298,11 +289,7 @@ def pack(
 
 
 def make_pairs(
-    read: Sequence[Collection],
-    form: Form,
-    tokenizer: Any,
-    labelled: bool,
-    say: Say = silent,
+    read: Sequence[Collection], form: Form, tokenizer: Any, *_: Any
 ) -> Pairs:
     """Encode collections as one."""
     whole = join(read)
@@ -336,9 +323,8 @@ def _head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
     """Say how vectors are made (sentence_transformers.py)."""
-    task = config.task
-    how = {"pooling": task.pooling, "normalize": task.normalize}
-    how |= {"dot": not task.normalize, "longest": config.data.length}
+    how = {key: config.task[key] for key in ("pooling", "normalize")}
+    how |= {"dot": not config.task.normalize, "longest": config.data.length}
     return {"sentences": how}
 
 
