@@ -42,15 +42,9 @@ TROUBLES = {  # key of glue.json -> what a message calls it
 
 def define_flags(values: flags.FlagValues) -> None:
     sweep.define_flags(values)
-    flags.DEFINE_string(
-        "data",
-        "",
-        "the folder with GLUE's own; unless given TensorFlow Datasets",
-        flag_values=values,
-    )
-    flags.DEFINE_list(
-        "tasks", list(GLUE), "some of them, with commas", flag_values=values
-    )
+    what = "the folder with GLUE's own; unless given TensorFlow Datasets"
+    flags.DEFINE_string("data", "", what, values)
+    flags.DEFINE_list("tasks", list(GLUE), "some of them, with commas", values)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,15 +83,12 @@ def main(argv: Sequence[str]) -> int:
         what = "finished" if troubles["failed"] else "was found"
         raise UserError(f"no task {what}: {'; '.join(f'{k}: {v}' for k, v in reasons)}")
     results = {"tasks": rows, "average": average(rows), **troubles}
-    as_json, as_table = json.dumps(results), "\n".join(markdown(results))
+    as_table = "\n".join(markdown(results))
     write(path / "glue.json", json.dumps(results, indent=1), path)
     write(path / "glue.md", as_table, path)
-    print(as_json if args.json else as_table)
-    ends = [
-        f"{TROUBLES[what]} (see above): {', '.join(troubles[what])}"
-        for what in ("failed", "not_handed_in")
-        if troubles[what]
-    ]
+    print(json.dumps(results) if args.json else as_table)
+    ends = [what for what in ("failed", "not_handed_in") if troubles[what]]
+    ends = [f"{TROUBLES[k]} (see above): {', '.join(troubles[k])}" for k in ends]
     if ends:
         raise UserError("; ".join(ends))
     return 0
@@ -118,11 +109,8 @@ def table(name: str, task: Task, found: Mapping[str, Any]) -> list[dict[str, Any
     first = [r for r in found["spread"] if (r["valid"], r["metric"]) == of]
     known = [row for row in first if row["median"] is not None]  # others are lost
     rate = max(known, key=lambda row: row["median"])["lr"]
-    return [
-        {"task": name, **row}
-        for row in found["spread"]
-        if row["lr"] == rate and row["metric"] in task.metrics
-    ]
+    rows = [row for row in found["spread"] if row["lr"] == rate]
+    return [{"task": name, **row} for row in rows if row["metric"] in task.metrics]
 
 
 def average(rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -170,6 +158,8 @@ def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
         columns = files.test_columns or files.columns or columns
     opened = open_finetuned(str(model))
     opened = opened._replace(form=opened.form._replace(columns=columns))
+    labels = opened.form.labels
+    names = dict(zip(labels, files.labels or labels, strict=False))  # the site's
     keys = dict(zip(("task.text", "task.text_pair"), columns, strict=False))
     keys |= {} if folder else {"--data": "idx"}
     for name, source in glue_files.test_sources(task, folder, cli.say).items():
@@ -184,9 +174,7 @@ def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
         cells = {}
         numbers = glue_files.row_numbers(rows)
         for i, one in zip(numbers, answer(opened, rows), strict=True):
-            cells[i] = f"{one['value']:.3f}" if "value" in one else one["label"]
-            if files.labels and "label" in one:  # the site's names of the classes
-                cells[i] = files.labels[opened.form.labels.index(cells[i])]
+            cells[i] = f"{one['value']:.3f}" if "value" in one else names[one["label"]]
         lines = [f"{i}\t{cells[i]}" for i in sorted(cells)]
         write(out, "\n".join(["index\tprediction", *lines]), path)
         cli.say(f"wrote {out}")

@@ -5,16 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-GLUE = "tfds:glue/{}"
-
 
 @dataclass(frozen=True)
 class Task:
     """train, valid: as data.train and data.valid have them, "" where they are the
-    user's to give. columns: of the text, of
-    the second text if there is one. labels: in the order of their classes; none for a
-    score. objective, metrics: names (bertjax/objectives, tasks/metrics.py). choices:
-    the columns of multiple choice. files: of the benchmark as its own site gives it."""
+    user's to give. columns: of the text, of the second text if there is one. labels: in
+    the order of their classes; none for a score. objective, metrics: names
+    (bertjax/objectives, tasks/metrics.py). choices: the columns of multiple choice.
+    files: of the benchmark as its own site gives it."""
 
     train: str
     valid: str
@@ -50,32 +48,9 @@ class Files:
         return self.submit.get(name, f"{self.folder}.tsv")
 
 
-def glue(
-    name: str, columns: tuple[str, ...], labels: tuple[str, ...] = (), **more: Any
-) -> Task:
-    """Make a task of GLUE as TensorFlow Datasets has it."""
-    source = GLUE.format(name)
-    return Task(f"{source}:train", f"{source}:validation", columns, labels, **more)
-
-
-def choice(
-    train: str, valid: str, columns: tuple[str, ...], choices: tuple[str, ...]
-) -> Task:
-    """Make a task of multiple choice."""
-    return Task(train, valid, columns, objective="choose", choices=choices)
-
-
-def squad(version: str) -> Task:
-    """Make a task of SQuAD as TensorFlow Datasets has it."""
-    train, valid = (f"tfds:squad/{version}:{s}" for s in ("train", "validation"))
-    columns, metrics = ("question", "context"), ("exact", "f1")
-    return Task(train, valid, columns, (), "answers", "span", metrics)
-
-
-def beir(*metrics: str) -> Task:
-    """Make a task of passages that answer queries: the folder is the user's."""
-    columns = "query", "positive"
-    return Task("", "", columns, (), "negatives", "retrieve", metrics)
+def of_tfds(name: str, *values: Any, **more: Any) -> Task:
+    """Make a task that TensorFlow Datasets has."""
+    return Task(f"tfds:{name}:train", f"tfds:{name}:validation", *values, **more)
 
 
 BOTH = ("accuracy", "f1")
@@ -87,38 +62,40 @@ MATCHED = "m={0}:validation_matched,mm={0}:validation_mismatched"
 NUMBERS = ("0", "1")
 PAIR = ("sentence1", "sentence2")
 ENTITIES = ("PER", "ORG", "LOC", "MISC")
+QUESTIONS = ("question", "context"), (), "answers", "span", ("exact", "f1")
+PASSAGES = ("query", "positive"), (), "negatives", "retrieve"
 
 # Wang et al. 2019 (GLUE), table 1, with its metrics; files as its site has them.
 TASKS: Mapping[str, Task] = {
-    "cola": glue(
-        "cola",
+    "cola": of_tfds(
+        "glue/cola",
         ("sentence",),
         ("unacceptable", "acceptable"),
         metrics=("matthews",),
         files=Files("CoLA", ("4",), "2", NUMBERS, test_columns=("sentence",)),
     ),
-    "sst2": glue(
-        "sst2",
+    "sst2": of_tfds(
+        "glue/sst2",
         ("sentence",),
         ("negative", "positive"),
         files=Files("SST-2", labels=NUMBERS),
     ),
-    "mrpc": glue(
-        "mrpc",
+    "mrpc": of_tfds(
+        "glue/mrpc",
         PAIR,
         PARAPHRASE,
         metrics=BOTH,
         files=Files("MRPC", ("#1 String", "#2 String"), "Quality", NUMBERS),
     ),
-    "qqp": glue(
-        "qqp",
+    "qqp": of_tfds(
+        "glue/qqp",
         ("question1", "question2"),
         DUPLICATE,
         metrics=BOTH,
         files=Files("QQP", label="is_duplicate", labels=NUMBERS),
     ),
-    "stsb": glue(
-        "stsb",
+    "stsb": of_tfds(
+        "glue/stsb",
         PAIR,
         objective="regress",
         metrics=("pearson", "spearman"),
@@ -142,20 +119,26 @@ TASKS: Mapping[str, Task] = {
             submit={"m": "MNLI-m.tsv", "mm": "MNLI-mm.tsv", "ax": "AX.tsv"},
         ),
     ),
-    "qnli": glue("qnli", ("question", "sentence"), ENTAILMENT, files=Files("QNLI")),
-    "rte": glue("rte", PAIR, ENTAILMENT, files=Files("RTE")),
-    "wnli": glue(
-        "wnli",
+    "qnli": of_tfds(
+        "glue/qnli", ("question", "sentence"), ENTAILMENT, files=Files("QNLI")
+    ),
+    "rte": of_tfds("glue/rte", PAIR, ENTAILMENT, files=Files("RTE")),
+    "wnli": of_tfds(
+        "glue/wnli",
         PAIR,
         ("not_entailment", "entailment"),
         files=Files("WNLI", labels=NUMBERS),
     ),
     # Zellers et al. 2018, as its CSV files have it: Devlin et al. 2019, section 4.4.
-    "swag": choice(
-        "", "", ("sent1", "sent2"), ("ending0", "ending1", "ending2", "ending3")
+    "swag": Task(
+        "",
+        "",
+        ("sent1", "sent2"),
+        objective="choose",
+        choices=("ending0", "ending1", "ending2", "ending3"),
     ),
-    "hellaswag": choice(
-        "tfds:hellaswag:train", "tfds:hellaswag:validation", ("context",), ("endings",)
+    "hellaswag": of_tfds(
+        "hellaswag", ("context",), objective="choose", choices=("endings",)
     ),
     # Lai et al. 2017: a row is an article with its questions.
     "race": Task(
@@ -167,14 +150,14 @@ TASKS: Mapping[str, Task] = {
         choices=("options",),
     ),
     # Rajpurkar et al. 2016 and 2018 (some questions have no answer).
-    "squad": squad("v1.1"),
-    "squad2": squad("v2.0"),
+    "squad": of_tfds("squad/v1.1", *QUESTIONS),
+    "squad2": of_tfds("squad/v2.0", *QUESTIONS),
     # The question is one word, cause or effect.
-    "copa": choice(
-        "tfds:super_glue/copa:train",
-        "tfds:super_glue/copa:validation",
+    "copa": of_tfds(
+        "super_glue/copa",
         ("premise", "question"),
-        ("choice1", "choice2"),
+        objective="choose",
+        choices=("choice1", "choice2"),
     ),
     # Tjong Kim Sang and De Meulder 2003; labels in the order of TensorFlow Datasets.
     "conll2003": Task(
@@ -188,6 +171,6 @@ TASKS: Mapping[str, Task] = {
     ),
     # Any folder of BEIR's, by its two measures (Thakur et al. 2021); MS MARCO's own
     # one is another (Nguyen et al. 2016).
-    "beir": beir("ndcg@10", "recall@100"),
-    "msmarco": beir("mrr@10", "recall@100"),
+    "beir": Task("", "", *PASSAGES, ("ndcg@10", "recall@100")),
+    "msmarco": Task("", "", *PASSAGES, ("mrr@10", "recall@100")),
 }

@@ -9,10 +9,10 @@ from bertjax import UserError, counted
 from bertjax.data.corpus.sources import named_sources
 from bertjax.data.corpus.tfds_source import open_split
 from bertjax.storage import atomic
-from bertjax.tasks.catalog import GLUE, Task
+from bertjax.tasks.catalog import Task
 from bertjax.tasks.tables import Row, Say, read_text
 
-DIAGNOSTIC = f"{GLUE.format('ax')}:test"
+DIAGNOSTIC = "tfds:glue/ax:test"
 NUMBERS = ("index", "id", "idx")  # columns of a test: of the files, QQP's, TFDS's
 
 
@@ -30,24 +30,24 @@ def train_arguments(
         return []
     files = task.files
     train, *valid = (
-        drop_uneven_rows(find_table(folder / files.folder, name), copies, say)
+        drop_uneven_rows(find_table(folder / files.folder / name), copies, say)
         for name in ("train.tsv", *files.valid.values())
     )
-    named = zip(files.valid, valid, strict=True)
+    named = [f"{k}={v}" for k, v in zip(files.valid, valid, strict=True)]
     keys = dict(zip(("task.text", "task.text_pair"), files.columns, strict=False))
     keys |= {"task.label": files.label, "task.labels": ",".join(files.labels)}
-    keys |= {"data.train": train, "data.valid": ",".join(f"{k}={v}" for k, v in named)}
+    keys |= {"data.train": train, "data.valid": ",".join(named)}
     if len(valid) == 1:
         keys["data.valid"] = valid[0]
     return [f"--config.{key}={value}" for key, value in keys.items() if value]
 
 
-def find_table(folder: Path, name: str) -> Path:
+def find_table(path: Path) -> Path:
     """Return a file, or the same with .gz. Raises UserError where there is none."""
-    for file in (folder / name, folder / f"{name}.gz"):
+    for file in (path, path.with_name(f"{path.name}.gz")):
         if file.is_file():
             return file
-    raise UserError(f"{folder / name} does not exist")
+    raise UserError(f"{path} does not exist")
 
 
 def drop_uneven_rows(file: Path, copies: Path, say: Say) -> Path:
@@ -77,14 +77,14 @@ def test_sources(task: Task, folder: Path | None, say: Say) -> dict[str, str]:
         valid = named_sources(task.valid, "data.valid")
         found = {k: v.replace("validation", "test") for k, v in valid.items()}
         return found | ({"ax": DIAGNOSTIC} if "ax" in task.files.test else {})
-    own, found = folder / task.files.folder, {}
+    found = {}
     for name, files in task.files.test.items():
-        for file in files.split(","):
+        places = [folder / task.files.folder / file for file in files.split(",")]
+        for place in reversed(places):
             with contextlib.suppress(UserError):
-                found.setdefault(name, str(find_table(own, file)))
+                found[name] = str(find_table(place))
         if name not in found:
-            missing = own / files.split(",")[0]
-            say(f"no {task.files.file_to_submit(name)}: {missing} does not exist")
+            say(f"no {task.files.file_to_submit(name)}: {places[0]} does not exist")
     return found
 
 

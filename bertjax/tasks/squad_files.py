@@ -81,7 +81,11 @@ def questions_of(data: Any, path: str) -> Questions:
     """Read what such a file's JSON holds."""
     found = Questions(source=path)
     seen: set[str] = set()
-    for paragraph, at in _paragraphs(data, path):
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: not of SQuAD's form, an object with 'data'")
+    articles = _each(data, "data", path)
+    paragraphs = chain(*(_each(item, "paragraphs", at) for item, at in articles))
+    for paragraph, at in paragraphs:
         context = _get(paragraph, "context", str, at)
         found.contexts.append(context)
         for qa, place in _each(paragraph, "qas", at):
@@ -95,33 +99,20 @@ def questions_of(data: Any, path: str) -> Questions:
             for answer, where in _each(qa, "answers", place, ()):
                 golds.append(_get(answer, "text", str, where))
                 start = _get(answer, "answer_start", int, where)
-                span = _find(context, golds[-1], start)
                 line = f"{where} (question {name}): {golds[-1]!r}"
-                if span is None:
+                if not (span := _find(context, golds[-1], start)):
                     found.lost.append(f"{line} is not in the context")
-                    continue
-                if span[0] != start:
+                elif span[0] != start:
                     found.moved.append(f"{line} is at {span[0]}, not at {start}")
-                spans.append(span)
+                spans += [span] if span else []
+            question, at_context = _get(qa, "question", str, place), len(found.contexts)
+            first = spans[0] if spans else None
             found.questions.append(
-                Question(
-                    name,
-                    _get(qa, "question", str, place),
-                    len(found.contexts) - 1,
-                    tuple(golds),
-                    spans[0] if spans else None,
-                )
+                Question(name, question, at_context - 1, tuple(golds), first)
             )
     if not found.questions:
         raise UserError(f"{path}: there are no questions")
     return found
-
-
-def _paragraphs(data: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: not of SQuAD's form, an object with 'data'")
-    for article, at in _each(data, "data", path):
-        yield from _each(article, "paragraphs", at)
 
 
 def _each(
@@ -142,9 +133,8 @@ def _get(
     if value is None:
         raise UserError(f"{place} has no {key!r}")
     if not isinstance(value, (kind, type(default))):
-        raise UserError(
-            f"{place}: {key!r} has to be a {_KINDS[kind]}, and is {value!r:.40}"
-        )
+        what = f"a {_KINDS[kind]}, and is {value!r:.40}"
+        raise UserError(f"{place}: {key!r} has to be {what}")
     return value
 
 
@@ -159,16 +149,11 @@ def _find(context: str, answer: str, start: int) -> tuple[int, int] | None:
     """
     if not answer.strip():
         return None
-    if start >= 0 and context.startswith(answer, start):
-        return start, start + len(answer)
     start = min(max(start, 0), len(context))
     before = context.rfind(answer, 0, start + len(answer))
-    after = context.find(answer, start)
-    places = [p for p in (before, after) if p >= 0]
-    if not places:
-        return None
-    begin = min(places, key=lambda p: abs(p - start))
-    return begin, begin + len(answer)
+    places = [p for p in (before, context.find(answer, start)) if p >= 0]
+    begin = min(places, key=lambda p: abs(p - start), default=None)
+    return None if begin is None else (begin, begin + len(answer))
 
 
 # ------------------------------------------------------------------ rows
@@ -222,12 +207,11 @@ class Windows:
         place = np.arange(length)
         mask = place < size[:, None]
         where = np.where(mask, begin[:, None] + place, 0)
+        is_second = mask & (place >= self.second[rows][:, None])
         return {
             "input_ids": np.where(mask, self.ids[where], np.int32(pad_id)),
             "attention_mask": mask.astype(np.int32),
-            "token_type_ids": (mask & (place >= self.second[rows][:, None])).astype(
-                np.int32
-            ),
+            "token_type_ids": is_second.astype(np.int32),
             "start_positions": self.start_positions[rows],
             "end_positions": self.end_positions[rows],
             "example_weights": self.known[rows].astype(np.float32),
@@ -278,7 +262,6 @@ def featurize(
     first_q, first_c = len(special), len(special) + len(asking.tokens)
     from_context = first_c + contexts.offsets[context][of] + begin
     source = _ranges(
-        of.shape,
         (0, 1),
         (first_q + asking.offsets[:-1][of], q_size[of]),
         (1, separators),
@@ -333,10 +316,9 @@ def _encode_contexts(
     ids: list[list[int]] = []
     chars = [np.zeros((0, 2), np.int32)]
     for at in range(0, len(contexts), BATCH):
-        found = tokenizer.encode_with_offsets(contexts[at : at + BATCH])
-        ids += [i for i, _ in found]
-        flat = chain.from_iterable(chain.from_iterable(spans for _, spans in found))
-        chars.append(np.fromiter(flat, np.int32).reshape(-1, 2))
+        for pieces, spans in tokenizer.encode_with_offsets(contexts[at : at + BATCH]):
+            ids.append(pieces)
+            chars.append(np.array(spans, np.int32).reshape(-1, 2))
     return Ragged.of(ids), np.concatenate(chars)
 
 
@@ -376,9 +358,8 @@ def _max_context(of: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndar
     best = np.zeros((of.max(initial=0) + 1) * widest, np.int64)
     np.maximum.at(best, piece, score)
     winners = np.flatnonzero(score == best[piece])[::-1]
-    owner = best  # no longer needed
-    owner[piece[winners]] = row[winners]  # the last one written is the first row
-    return owner[piece] == row
+    best[piece[winners]] = row[winners]  # the last one written is the first row
+    return best[piece] == row
 
 
 def _nth(sizes: np.ndarray) -> np.ndarray:
@@ -386,16 +367,14 @@ def _nth(sizes: np.ndarray) -> np.ndarray:
     return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
-def _ranges(shape: tuple[int, ...], *parts: tuple[Any, Any]) -> np.ndarray:
+def _ranges(*parts: tuple[Any, Any]) -> np.ndarray:
     """Join ranges, the parts of a row after each other: indices i64 [total].
 
     parts: (begins, sizes), each of a number for all rows or of one a row.
 
-    >>> _ranges((2,), (np.array([5, 7]), 2), (0, 1)).tolist()
+    >>> _ranges((np.array([5, 7]), 2), (0, 1)).tolist()
     [5, 6, 0, 7, 8, 0]
     """
-    begins, sizes = (
-        np.stack([np.broadcast_to(part[i], shape) for part in parts], axis=1).ravel()
-        for i in range(2)
-    )
+    flat = np.broadcast_arrays(*chain(*parts))
+    begins, sizes = (np.stack(flat[i::2], axis=1).ravel() for i in range(2))
     return np.repeat(begins, sizes) + _nth(sizes)
