@@ -57,8 +57,8 @@ def find_answers(
     if windows.n and sizes.max() > start_logits.shape[1]:
         raise ValueError(f"logits {start_logits.shape} for rows of {sizes.max()}")
     parts = [
-        _best_spans(start_logits[a:b], end_logits[a:b], windows, a, b, top, longest)
-        for a, b in ((a, min(a + ROWS, windows.n)) for a in range(0, windows.n, ROWS))
+        _best_spans(start_logits[rows], end_logits[rows], windows, rows, top, longest)
+        for rows in (slice(a, a + ROWS) for a in range(0, windows.n, ROWS))
     ]
     score, first, last = (np.concatenate(p) for p in zip(*parts, strict=True))
     null = np.float64(start_logits[:, 0]) + end_logits[:, 0]
@@ -85,17 +85,16 @@ def _best_spans(
     starts: np.ndarray,
     ends: np.ndarray,
     windows: Windows,
-    a: int,
-    b: int,
+    rows: slice,
     top: int,
     longest: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return score f64, first and last piece i64 of the best span of rows [a, b).
+    """Return score f64, first and last piece i64 of the best span of some rows.
 
     The score is -inf where there is none.
     """
-    sizes = np.diff(windows.offsets[a : b + 1])
-    flat = slice(windows.offsets[a], windows.offsets[b])
+    offsets = windows.offsets[rows.start : rows.stop + 1]
+    sizes, flat = np.diff(offsets), slice(offsets[0], offsets[-1])
     real = np.arange(starts.shape[1]) < sizes[:, None]
 
     def best(logits: np.ndarray, allowed: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ shown nothing. Scores of answers are in squad_metrics.py, of rankings in search.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -71,8 +72,8 @@ def matthews(predicted: np.ndarray, gold: np.ndarray) -> float:
 
 
 def _f1_of(guessed: np.ndarray, true: np.ndarray) -> float:
-    hits = np.sum(guessed & true)
-    return _rates(int(hits), int(guessed.sum()), int(true.sum()))["f1"]
+    hits = int(np.sum(guessed & true))
+    return _rates(hits, int(guessed.sum()), int(true.sum()))["f1"]
 
 
 def _rates(hits: int, guessed: int, true: int) -> dict[str, float]:
@@ -126,10 +127,7 @@ def _check(predicted: np.ndarray, gold: np.ndarray) -> None:
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 OF_CLASSES: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "macro_f1": macro_f1,
-    "matthews": matthews,
+    metric.__name__: metric for metric in (accuracy, f1, macro_f1, matthews)
 }
 OF_NUMBERS: dict[str, Metric] = {"pearson": pearson, "spearman": spearman}
 METRICS = OF_CLASSES | OF_NUMBERS
@@ -163,12 +161,14 @@ def entity_scores(
     if list(map(len, predicted)) != list(map(len, gold)):
         raise ValueError("predicted and gold sentences differ in length")
     guessed, true = set(_entities(predicted)), set(_entities(gold))
-    types = {}
-    for kind in sorted({entity[-1] for entity in guessed | true}):
-        n_guessed, support = (sum(e[-1] == kind for e in s) for s in (guessed, true))
-        hits = sum(e[-1] == kind for e in guessed & true)
-        types[kind] = {**_rates(hits, n_guessed, support), "support": support}
-    return {**_rates(len(guessed & true), len(guessed), len(true)), "types": types}
+    sets = guessed & true, guessed, true
+    hits, n_guessed, support = (Counter(entity[-1] for entity in s) for s in sets)
+    types = {
+        kind: _rates(hits[kind], n_guessed[kind], support[kind])
+        | {"support": support[kind]}
+        for kind in sorted(n_guessed | support)
+    }
+    return {**_rates(*map(len, sets)), "types": types}
 
 
 def bio_violations(sentences: Sequence[Sequence[str]]) -> list[tuple[int, int]]:

@@ -62,16 +62,17 @@ def squad_scores(
         return {"exact": 0.0, "f1": 0.0}
     answerable = np.array([bool(g) for g in golds.values()])
     v2 = not answerable.all()
-    exact, overlap = np.zeros(len(golds)), np.zeros(len(golds))
+    scores = {"exact": np.zeros(len(golds)), "f1": np.zeros(len(golds))}
     for n, (name, answers) in enumerate(golds.items()):
         if name in predictions:
             forms = [normalize_answer(a) for a in answers]
             if v2:
                 forms = [f for f in forms if f] or [""]
             answer = normalize_answer(predictions[name])
-            exact[n] = answer in forms
-            overlap[n] = max(_overlap(answer.split(), f.split(), v2) for f in forms)
-    scores = {"exact": exact, "f1": overlap}
+            scores["exact"][n] = answer in forms
+            scores["f1"][n] = max(
+                _overlap(answer.split(), f.split(), v2) for f in forms
+            )
     parts = {"": np.ones(len(golds), bool)}
     if v2:
         parts |= {"HasAns_": answerable, "NoAns_": ~answerable}
@@ -134,16 +135,15 @@ def cmrc_scores(predictions: Mapping[str, str], golds: Golds) -> dict[str, float
     >>> cmrc_scores({"a": "韩国Nexon。"}, {"a": ["由韩国Nexon"]})
     {'exact': 0.0, 'f1': 85.71428571428571}
     """
-    exact, overlap = [0.0], [0.0]
+    exact = overlap = 0.0
     for name, answers in golds.items():
         answer = predictions.get(name)
         if answer is not None and answers:
-            plain = _without_marks(answer)
-            exact.append(float(any(plain == _without_marks(a) for a in answers)))
+            exact += _without_marks(answer) in map(_without_marks, answers)
             units = cmrc_units(answer)
-            overlap.append(max(_common_run(units, cmrc_units(a)) for a in answers))
+            overlap += max(_common_run(units, cmrc_units(a)) for a in answers)
     n = max(len(golds), 1)
-    return {"exact": 100 * sum(exact) / n, "f1": 100 * sum(overlap) / n}
+    return {"exact": 100 * exact / n, "f1": 100 * overlap / n}
 
 
 def _without_marks(text: str) -> str:

@@ -9,7 +9,7 @@ where words end, and is put together again before it is scored.
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
@@ -27,7 +27,6 @@ from bertjax.tasks.text_rows import lay_out
 
 OF_ENTITIES = ("f1", "precision", "recall")
 METRICS = (*OF_ENTITIES, "accuracy")
-NOTHING = np.zeros(0, np.int64)
 
 
 class Asking(NamedTuple):
@@ -52,8 +51,8 @@ class Tags(Rows):
 
     words: Ragged
     sentences: np.ndarray
-    rows: np.ndarray = field(default_factory=lambda: NOTHING)
-    firsts: np.ndarray = field(default_factory=lambda: NOTHING)
+    rows: np.ndarray | None = None
+    firsts: np.ndarray | None = None
 
     label_kind = "tags"
 
@@ -85,8 +84,7 @@ class Tags(Rows):
 
     def notes(self) -> Iterator[str]:
         inside = np.setdiff1d(self.rows, self.sentences)
-        long = len(np.unique(np.searchsorted(self.sentences, inside)))
-        if long:
+        if long := len(np.unique(np.searchsorted(self.sentences, inside))):
             yield (
                 f"{long:,} of {len(self.sentences) - 1:,} sentences are longer than "
                 f"{self.length} and become {long + len(inside):,} rows"
@@ -104,9 +102,8 @@ class Tags(Rows):
             label_weights  0  1  0  1  0  0
         """
         words = [slice(*self.rows[r : r + 2]) for r in example]
-        ends = self.words.offsets
-        pieces = [self.words.tokens[ends[w.start] : ends[w.stop]] for w in words]
-        rows = [[part[: self.length - 2]] for part in pieces]
+        ends, room = self.words.offsets, self.length - 2
+        rows = [[self.words.tokens[ends[w.start] : ends[w.stop]][:room]] for w in words]
         batch = lay_out(rows, self.length, 1, specials)
         labels = np.zeros((len(example), self.length), np.int32)
         weights = np.zeros(labels.shape, np.float32)
@@ -121,8 +118,7 @@ class Tags(Rows):
         yield from super().tell(row, example, tokenizer)
         if self.labels is None:
             return
-        first, last = self.rows[example : example + 2]
-        begins = self.firsts[first:last].tolist()
+        begins = self.firsts[slice(*self.rows[example : example + 2])].tolist()
         ends = [*begins[1:], int(row["attention_mask"].sum()) - 1]
         names = self.form.labels
         words = (
@@ -136,12 +132,11 @@ class Tags(Rows):
     ) -> np.ndarray:
         """Return what an output says at each word: [words], its class by "tags", -1
         where its row is not among the examples. outputs: [L], a row an example."""
-        rows = outputs[name]
-        dtype = np.asarray(rows[0]).dtype if len(rows) else int
-        classes = np.full(len(self.words.offsets) - 1, -1, dtype)
+        rows = [*map(np.asarray, outputs[name])]
+        classes = np.full(len(self.words.lengths), -1, rows[0].dtype if rows else int)
         for row, r in zip(rows, example, strict=True):
-            first, last = self.rows[r : r + 2]
-            classes[first:last] = np.asarray(row)[self.firsts[first:last]]
+            words = slice(*self.rows[r : r + 2])
+            classes[words] = row[self.firsts[words]]
         return classes
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
@@ -185,14 +180,14 @@ class Tags(Rows):
     def answers(self, outputs: Outputs, read: Sequence[Sentence]) -> Iterator[Any]:
         """Yield {"tokens", "tags", "scores"} of each sentence: of each tag its
         probability."""
-        every = np.arange(self.n)
-        classes, shares = (
-            self.joined(outputs, every, k) for k in ("tags", "probability")
-        )
+        classes = self.joined(outputs, np.arange(self.n))
+        shares = self.joined(outputs, np.arange(self.n), "probability")
         for sentence, (a, b) in zip(read, pairwise(self.sentences), strict=True):
-            tags = [self.form.labels[i] for i in classes[a:b]]
-            tagged = {"tokens": list(sentence.words), "tags": tags}
-            yield tagged | {"scores": [float(share) for share in shares[a:b]]}
+            yield {
+                "tokens": list(sentence.words),
+                "tags": [self.form.labels[i] for i in classes[a:b]],
+                "scores": shares[a:b].astype(float).tolist(),
+            }
 
 
 def split(sizes: np.ndarray, sentences: np.ndarray, room: int) -> np.ndarray:
@@ -244,13 +239,12 @@ def find_tags(
             )
         form = form._replace(labels=tuple(sorted(tags, key=_order)))
     wanted = [name for name in form.metrics if name in OF_ENTITIES]
-    if wanted and not all(map(is_bio, form.labels)):
-        other = next(label for label in form.labels if not is_bio(label))
+    if wanted and (others := [tag for tag in form.labels if not is_bio(tag)]):
+        other = others[0]
         places = (s.place(s.tags.index(other)) for s in sentences if other in s.tags)
         raise UserError(
             f"{next(places, asking.labels)}: the tag {other!r} is none of O, B-TYPE, "
-            f"I-TYPE, and {wanted[0]} counts entities: give "
-            f"{asking.metrics}=accuracy"
+            f"I-TYPE, and {wanted[0]} counts entities: give {asking.metrics}=accuracy"
         )
     return form
 
@@ -278,18 +272,15 @@ def make_tags(
     Says which words have no piece, and which tags break BIO. Raises UserError for tags
     that are not the form's.
     """
-    known = dict.fromkeys(word for s in sentences for word in s.words)
-    texts = list(known)
+    texts = {word: word for s in sentences for word in s.words}
     if tokenizer.joins_with_space:
-        texts = [word if word[:1].isspace() else f" {word}" for word in known]
-    known = dict(zip(known, tokenizer.encode_batch(texts), strict=True))
-    bare = {word for word, pieces in known.items() if not pieces}
-    if bare:
-        places = [
-            s.place(i) for s in sentences for i, w in enumerate(s.words) if w in bare
-        ]
-        tables.report(say, places, "word", " without a piece, taken as unknown")
-        known |= {word: [tokenizer.unk_id] for word in bare}
+        texts |= {word: f" {word}" for word in texts if not word[:1].isspace()}
+    known = dict(zip(texts, tokenizer.encode_batch([*texts.values()]), strict=True))
+    places = [
+        s.place(i) for s in sentences for i, w in enumerate(s.words) if not known[w]
+    ]
+    tables.report(say, places, "word", " without a piece, taken as unknown")
+    known = {word: ids or [tokenizer.unk_id] for word, ids in known.items()}
     pieces = Ragged.of([known[word] for s in sentences for word in s.words])
     sizes = np.array([0, *(len(s.words) for s in sentences)])
     if empty := int((sizes[1:] == 0).sum()):
@@ -301,11 +292,10 @@ def make_tags(
         if all(map(is_bio, form.labels)):
             broken = metrics.bio_violations([s.tags for s in sentences])
             places = [sentences[n].place(i) for n, i in broken]
-            tables.report(
-                say, places, "tag", " I- that continue no entity, and begin one"
-            )
-    counts = pieces.counts(tokenizer)
-    return Tags(form, counts, pieces, np.cumsum(sizes), labels=labels)
+            note = " I- that continue no entity, and begin one"
+            tables.report(say, places, "tag", note)
+    begins = np.cumsum(sizes)
+    return Tags(form, pieces.counts(tokenizer), pieces, begins, labels=labels)
 
 
 def _imported(labels: Sequence[str]) -> dict[str, str]:
