@@ -197,7 +197,8 @@ def separators(config: ConfigDict) -> int:
 
 def make_form(config: ConfigDict) -> Form:
     """Read what the rows look like out of a config; labels may still be ()."""
-    task = config.task
+    task, task_type = config.task, get_task_type(config.objective)
+    usual = task_type.default_metrics or task_type.metrics
     columns = tuple(filter(None, (task.text, task.text_pair)))
     if task.choices:
         columns = task.text, task.text_pair, *split_sources(task.choices)
@@ -209,8 +210,7 @@ def make_form(config: ConfigDict) -> Form:
         label=task.label,
         labels=tuple(labels),
         separators=separators(config),
-        metrics=tuple(split_sources(task.metrics))
-        or get_task_type(config.objective).default_metrics,
+        metrics=tuple(split_sources(task.metrics)) or usual,
         limits=Limits(*(task[key] for key in Limits._fields)),
     )
 

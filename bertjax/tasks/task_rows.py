@@ -100,8 +100,7 @@ class Form(NamedTuple):
         out = []
         for label, place in labels:
             if label not in index:
-                why = registry.unknown(source, label, self.labels)
-                raise UserError(f"{place}: {why}")
+                raise UserError(f"{place}: {registry.unknown(source, label, index)}")
             out.append(index[label])
         return np.array(out, np.int32)
 

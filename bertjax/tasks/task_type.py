@@ -26,7 +26,7 @@ def nothing(*args: Any) -> dict[str, Any]:
     return {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskType:
     """How the labelled rows of an objective are read, learnt from, scored and answered.
 
@@ -40,8 +40,8 @@ class TaskType:
       file_names: what a message writes in the place of a directory.
     Scores:
       metrics: names that task.metrics may have; default_metrics: those that count where
-        it has none. outputs: the names that `outputs` of a head must return, by which
-        rows are scored and answered.
+        it has none, () for all. outputs: the names that `outputs` of a head must
+        return, by which rows are scored and answered.
     Config:
       columns: keys of config.task that need not be given, and what they then are.
       unused: keys of config.task without effect, and the one value that they may have
@@ -60,11 +60,11 @@ class TaskType:
         heads.init_task's parameters, and that convert writes; "" for none.
     """
 
-    read: Callable[..., Sequence[Any]]
-    parse: Callable[..., Sequence[Any]]
+    read: Callable[..., Sequence[Any]] = tables.read_rows
+    parse: Callable[..., Sequence[Any]] = tables.parse_text
     make_rows: Callable[..., Rows]
-    metrics: Sequence[str]
-    default_metrics: tuple[str, ...]
+    metrics: tuple[str, ...]
+    default_metrics: tuple[str, ...] = ()
     outputs: tuple[str, ...]
     find_labels: Callable[[Sequence[Any], Form], Form] = lambda examples, form: form
     parse_lines: Callable[..., Iterable[Any]] | None = None

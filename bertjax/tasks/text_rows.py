@@ -196,12 +196,11 @@ def read_labels(
     if numbers and len(found) > FEW and any(float(label) % 1 for label in found):
         raise UserError(f"{summary} are numbers with decimals: {many}")
     if len(rows) > FEW and len(found) > len(rows) / 2:
-        if numbers:
-            raise UserError(f"{summary}: {many}")
-        raise UserError(
-            f"{summary}: nearly each row would be a class of its own; name the column "
-            f"of the labels, or list the classes in {asking}s if these are meant"
+        why = (
+            "nearly each row would be a class of its own; name the column of the "
+            f"labels, or list the classes in {asking}s if these are meant"
         )
+        raise UserError(f"{summary}: {many if numbers else why}")
     whole = all(WHOLE.fullmatch(label) for label in found)
     return tuple(sorted(found, key=int if whole else None))
 
@@ -273,11 +272,11 @@ def text_of(row: Row, column: str) -> str:
 
 def scores_of(rows: Sequence[Row], column: str) -> np.ndarray:
     """Return the numbers of a column, f32 [n]. UserError for what is none."""
-    out = np.empty(len(rows), np.float32)
-    for i, row in enumerate(rows):
-        number = cell(row, column)
-        with np.errstate(over="ignore"):
-            out[i] = float(number) if NUMBER.fullmatch(number) else np.nan
-        if not np.isfinite(out[i]):
-            raise UserError(f"{row.place}: the {column} {number!r} has to be a number")
+    cells = [cell(row, column) for row in rows]
+    numbers = [float(text) if NUMBER.fullmatch(text) else np.nan for text in cells]
+    with np.errstate(over="ignore"):
+        out = np.array(numbers, np.float32)
+    for i in np.flatnonzero(~np.isfinite(out))[:1]:
+        what = f"the {column} {cells[i]!r} has to be a number"
+        raise UserError(f"{rows[i].place}: {what}")
     return out

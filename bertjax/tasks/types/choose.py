@@ -194,10 +194,8 @@ def choices_of(row: Row, form: Form) -> list[str]:
     if len(choices) < 2:
         raise UserError(f"{row.place}: there are less than two choices")
     if 0 < len(form.labels) < len(choices):
-        raise UserError(
-            f"{row.place}: task.labels names {len(form.labels)} choices, not "
-            f"{len(choices)}"
-        )
+        counts = f"{len(form.labels)} choices, not {len(choices)}"
+        raise UserError(f"{row.place}: task.labels names {counts}")
     return choices
 
 
@@ -208,23 +206,18 @@ def label_of(row: Row, form: Form, choices: int) -> int:
     the name of the choice's column. Raises UserError.
     """
     label = text_rows.label_of(row, form.label)
-    columns = form.columns[2:]
-    index = -1
-    if form.labels:
-        index = form.labels.index(label) if label in form.labels else -1
-    elif label.isdecimal() and len(label) < 10:  # so are columns without names
-        index = int(label)
-    elif label in columns:
-        index = columns.index(label)
-    elif len(label) == 1 and label.isascii():
+    names, index = form.labels or form.columns[2:], -1
+    if not form.labels and label.isdecimal() and len(label) < 10:
+        index = int(label)  # columns without names have numbers too
+    elif label in names:
+        index = names.index(label)
+    elif not form.labels and len(label) == 1 and label.isascii():
         index = ord(label.upper()) - ord("A")
     if not 0 <= index < choices:
         last = chr(ord("A") + choices - 1)
         known = ", ".join(form.labels) or f"0 to {choices - 1}, A to {last}"
-        raise UserError(
-            f"{row.place}: the {form.label} {label!r} is none of the {choices} "
-            f"choices: {known}"
-        )
+        what = f"the {form.label} {label!r} is none of the {choices} choices: {known}"
+        raise UserError(f"{row.place}: {what}")
     return index
 
 
@@ -245,11 +238,8 @@ def _name_columns(config: ConfigDict, names: list[str]) -> list[str]:
 
 
 TASK_TYPE = TaskType(
-    read=tables.read_rows,
-    parse=tables.parse_text,
     make_rows=make_choices,
     metrics=("accuracy",),
-    default_metrics=("accuracy",),
     outputs=("scores",),
     check=_check,
     imported=lambda labels: {"choices": "choices"},

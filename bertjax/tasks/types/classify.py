@@ -5,12 +5,10 @@ from bertjax.tasks import metrics, tables, text_rows
 from bertjax.tasks.task_type import TaskType, class_option
 
 TASK_TYPE = TaskType(
-    read=tables.read_rows,
-    parse=tables.parse_text,
     parse_lines=tables.parse_lines,
     find_labels=text_rows.find_labels,
     make_rows=text_rows.make_texts,
-    metrics=[*metrics.OF_CLASSES],
+    metrics=(*metrics.OF_CLASSES,),
     default_metrics=("accuracy",),
     outputs=("scores",),
     unused={"choices": ""},

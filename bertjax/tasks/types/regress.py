@@ -5,12 +5,9 @@ from bertjax.tasks import metrics, tables, text_rows
 from bertjax.tasks.task_type import TaskType
 
 TASK_TYPE = TaskType(
-    read=tables.read_rows,
-    parse=tables.parse_text,
     parse_lines=tables.parse_lines,
     make_rows=text_rows.make_texts,
-    metrics=[*metrics.OF_NUMBERS],
-    default_metrics=("pearson", "spearman"),
+    metrics=(*metrics.OF_NUMBERS,),
     outputs=("scores",),
     unused={"labels": "", "choices": ""},
     hf_class="ForSequenceClassification",

@@ -20,7 +20,7 @@ from bertjax import UserError, counted, registry
 from bertjax.data import counter_rng
 from bertjax.data.corpus.sources import named_sources
 from bertjax.data.rendering import decode
-from bertjax.tasks import passages, search, tables
+from bertjax.tasks import passages, search
 from bertjax.tasks.passages import Collection, join
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import POOLINGS, TaskType
@@ -330,11 +330,9 @@ def _facts(config: ConfigDict) -> dict[str, Any]:
 
 TASK_TYPE = TaskType(
     read=passages.read_collections,
-    parse=tables.parse_text,
     make_rows=make_pairs,
     locate=passages.locate,
-    metrics=[*search.MEASURES],
-    default_metrics=(*search.MEASURES,),
+    metrics=(*search.MEASURES,),
     outputs=("vectors",),
     columns={k.removeprefix("task."): v for k, v in passages.COLUMNS.items()},
     unused={"labels": "", "choices": ""},

@@ -229,14 +229,13 @@ def find_tags(
         if len(tags) < 2:
             raise UserError(f"{asking.label}={form.label}: every word has the same tag")
         summary = f"{asking.label}={form.label}: {len(tags):,} tags of"
-        if len(tags) > words / 2 and len(tags) > 20:
-            raise UserError(f"{summary} {words:,} words: {join_names([*tags])}")
+        some = join_names([*tags])
+        if len(tags) > max(words / 2, 20):
+            raise UserError(f"{summary} {words:,} words: {some}")
         known = len({word for s in sentences for word in s.words})
         if len(tags) > max(known, 20):
-            raise UserError(
-                f"{summary} {known:,} different words ({join_names([*tags])}): are "
-                "words and tags swapped?"
-            )
+            why = f"{known:,} different words ({some}): are words and tags swapped?"
+            raise UserError(f"{summary} {why}")
         form = form._replace(labels=tuple(sorted(tags, key=_order)))
     wanted = [name for name in form.metrics if name in OF_ENTITIES]
     if wanted and (others := [tag for tag in form.labels if not is_bio(tag)]):
@@ -311,7 +310,6 @@ TASK_TYPE = TaskType(
     make_rows=make_tags,
     file_names=tag_files.WANTED,
     metrics=METRICS,
-    default_metrics=METRICS,
     outputs=("tags", "probability"),
     columns={"text": "1", "label": "-1"},  # the first column and the last
     unused={"text_pair": "", "choices": ""},
