@@ -11,7 +11,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,7 +178,15 @@ def _read_grades(
     found: dict[str, dict[int, int]] = {}
     unknown: dict[str, list[str]] = {"query": [], "passage": []}
     repeated: list[str] = []
-    for row in _grade_rows(os.path.expanduser(path), say):
+    name = os.path.expanduser(path)
+    text = tables.read_text(name)
+    first = text.lstrip("\r\n").partition("\n")[0].strip("\r")
+    if not HEADER.keys() <= {cell.strip() for cell in first.split("\t")}:
+        raise UserError(
+            f"{name}: the first line has to name the columns {', '.join(HEADER)}, with "
+            f"tabs between them; it is {first[:80]!r}"
+        )
+    for row in tables.parse_rows(text, "tsv", name, HEADER, say):
         query, passage, cell = (row.cells[column].strip() for column in HEADER)
         if not WHOLE.fullmatch(cell):
             raise UserError(f"{row.place}: the score {cell!r} is no whole number")
@@ -199,17 +207,6 @@ def _read_grades(
         tables.report(say, places, "row", note, path)
     tables.report(say, repeated, "repeated grade", "", path)
     return found
-
-
-def _grade_rows(path: str, say: Say) -> Iterator[tables.Row]:
-    text = tables.read_text(path)
-    first = text.lstrip("\r\n").partition("\n")[0].strip("\r")
-    if not HEADER.keys() <= {cell.strip() for cell in first.split("\t")}:
-        raise UserError(
-            f"{path}: the first line has to name the columns {', '.join(HEADER)}, with "
-            f"tabs between them; it is {first[:80]!r}"
-        )
-    yield from tables.parse_rows(text, "tsv", path, HEADER, say)
 
 
 def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:

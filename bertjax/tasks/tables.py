@@ -161,7 +161,9 @@ def parse_rows(
         parse = _json_rows if kind == "json" else _bare_rows
         yield from parse(text, name, columns, say)
         return
-    lines = [*_csv_lines(text, name)] if kind == "csv" else _tab_lines(text)
+    lines = [(number, line.split("\t")) for number, line in _lines(text)]
+    if kind == "csv":
+        lines = [*_csv_lines(text, name)]
     at_end = []
     while lines and not any(cell.strip() for cell in lines[-1][1]):
         at_end.append(f"{name}:{lines.pop()[0]}")
@@ -254,10 +256,6 @@ def _report_header(
 
 def _is_blank(cells: Sequence[str]) -> bool:
     return len(cells) == 1 and not cells[0].strip()
-
-
-def _tab_lines(text: str) -> list[tuple[int, list[str]]]:
-    return [(number, line.split("\t")) for number, line in _lines(text)]
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

@@ -52,7 +52,6 @@ def read_sentences(value: str, key: str, columns: Columns, say: Say) -> list[Sen
     columns: {what asks: column} of the words and then, if they are asked for, of the
     tags. Raises UserError, naming file and line, for what is no such file.
     """
-
     named = in_objects(columns)
 
     def read_tfds(entry: str) -> list[Sentence]:
@@ -88,10 +87,9 @@ def parse_lines(text: str, name: str, columns: Columns, say: Say) -> Iterator[Se
     tall = len(columns) > 1 or "\t" in text or text.startswith(DOCUMENT)
     if len(columns) == 1:
         say(f"{name} is read as {'a word' if tall else 'a sentence'} a line")
+    parse = parse_columns if tall else parse_sentences
     if text:
-        yield from (parse_columns if tall else parse_sentences)(
-            text, name, columns, say
-        )
+        yield from parse(text, name, columns, say)
 
 
 def parse_sentences(

@@ -130,9 +130,8 @@ class Ragged:
     def of(cls, texts: Sequence[Sequence[int]]) -> Self:
         """Put lists of ids one after the other."""
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-        return cls(
-            np.fromiter(chain.from_iterable(texts), np.int32, offsets[-1]), offsets
-        )
+        tokens = np.fromiter(chain.from_iterable(texts), np.int32, offsets[-1])
+        return cls(tokens, offsets)
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
