@@ -159,35 +159,36 @@ def _train(
     import jax
 
     from bertjax.assembly import training_run
+    from bertjax.assembly.train_loop import TrainLoop
     from bertjax.parallel.mesh import make_mesh
 
     mesh = make_mesh(**config.mesh)
     training_run.check_mesh(config, mesh)
-    text = training_run.prepare(config, log)
+    prepared, hashes = training_run.prepare(config, log)
     meta = training_run.read_restored(
-        config, path, start.restored, text, start.finished
+        config, path, start.restored, prepared.parts, hashes, start.finished
     )
     if start.finished:
-        new = ", ".join(sorted(text.hashes.keys() - meta["stores"].keys()))
+        new = ", ".join(sorted(hashes.keys() - meta["stores"].keys()))
         left = f"; data.valid: {new}: not scored, bertjax.evaluate does" * bool(new)
         log(f"{path} is done: step {start.restored}{left}")
         return 0
-    run = training_run.make_training_run(
-        config, path, mesh, text, start.restored, meta, log
+    run = training_run.TrainingRun(
+        config, path, mesh, (prepared, hashes), start.restored, meta, log
     )
     run.describe(log)
     if path is None:
         from bertjax.reporting.batch_preview import dry_run_lines
 
         shapes, shardings = run.update.shapes.params, run.update.shardings.params
-        course, prepared = run.batches.course, text.prepared
+        course = run.batches.course
         lines = dry_run_lines(shapes, shardings, course, config, prepared)
         print("\n".join(lines))
         return 0
-    loop = training_run.make_loop(run, stop, watch, overrides, log)
+    loop = TrainLoop(run, stop, watch, overrides, log)
     loop.log(f"ready after {time.monotonic() - begun:.1f} s")
     with jax.set_mesh(mesh):
-        loop.run()
+        loop.train()
     return loop.finish()
 
 

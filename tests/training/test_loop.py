@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop alone: what is due when, what is read, what is saved, without a run."""
+"""The loop alone: what is due when and what is saved, without a run."""
 
-from types import SimpleNamespace
-
-import numpy as np
-import pytest
-
-from bertjax import RunError
 from bertjax.checkpoints.best import BestTracker
-from bertjax.training import loop as loops
-from bertjax.training.loop import Loop, LoopState, TrainLoop, run_loop
+from bertjax.training.loop import Loop, LoopState, run_loop
 
 
 class Recorder(Loop):
@@ -100,73 +93,3 @@ def test_the_state_is_saved_and_restored_as_one_thing():
     again = LoopState.from_meta(meta, 5, phases=meta["phases"], best=best)
     assert again == state
     assert LoopState.from_meta({}, 0, best=best) == LoopState(best=best)
-
-
-class Fake(SimpleNamespace):
-    must_rewind = TrainLoop.must_rewind
-
-
-def fake(**more):
-    """What drain and save of a TrainLoop read; every row that is written is in rows."""
-    rows, saves = [], []
-    parts = dict(
-        state=LoopState(step=4, total=9),
-        every={"log": 2},
-        path=None,
-        guard=SimpleNamespace(patience=3, nonfinite="skip", rewinds=1),
-        calls=SimpleNamespace(starts=(0,)),
-        plan=SimpleNamespace(cost=lambda step: (16, 1e6)),
-        meter=SimpleNamespace(
-            timed=lambda name, call, *args: call(*args),
-            count=lambda *_: None,
-            begin=lambda: rows.append("begin"),
-            row=lambda gather: {},
-        ),
-        writers=[SimpleNamespace(write=rows.append)],
-        watch=SimpleNamespace(pause=lambda: None),
-        clock=None,
-        log=lambda text: rows.append(text),
-        checkpoints=SimpleNamespace(close=lambda: None, save=saves.append),
-        rows=rows,
-    )
-    loop = Fake(**(parts | more))
-    loop._read = lambda values: TrainLoop._read(loop, values)
-    return loop
-
-
-def metrics(loss=1.0, streak=0, stop=0):
-    found = {"train/loss": loss, "tokens": 10, "streak": streak, "stop": stop}
-    return {key: np.float32(value) for key, value in found.items()}
-
-
-@pytest.fixture
-def drained(monkeypatch):
-    monkeypatch.setattr(loops.jax, "device_get", lambda x: x)
-
-    def drain(pending, keep=0, **more):
-        loop = fake(pending=loops.deque(pending), **more)
-        TrainLoop.drain(loop, keep)
-        return loop
-
-    return drain
-
-
-def test_drain_counts_and_writes_due_rows(drained):
-    loop = drained([(i, 1, metrics(loss=i)) for i in range(4)], keep=1)
-    assert len(loop.pending) == 1 and loop.state.read == 3 and loop.state.tokens == 30
-    assert loop.rows[0] == "begin", "the first program was compiled until then"
-    assert [(row["step"], row["train/loss"]) for row in loop.rows[1:]] == [(2, 1.0)]
-
-
-def test_drain_stops_where_the_run_has_to_go_back(drained):
-    loop = drained([(i, 1, metrics(streak=i)) for i in range(1, 6)])
-    assert loop.must_rewind and loop.state.read == 3 and len(loop.pending) == 2
-
-
-def test_drain_hears_of_a_signal_and_of_a_loss_that_is_not_finite(drained):
-    assert drained([(1, 1, metrics(stop=1))]).state.stopping
-    strict = SimpleNamespace(patience=3, nonfinite="stop", rewinds=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops.manifest, "steps", lambda path: [2])
-        with pytest.raises(RunError, match="train/loss not finite; the last good"):
-            drained([(1, 1, metrics(loss=np.nan))], guard=strict)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A single run in the training loop: its batches, rows, evaluations, checkpoints."""
+
+import dataclasses
+import functools
+import itertools
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from bertjax import RunError, __version__
+from bertjax.assembly import init_from, prepared_text, train_step, workdirs
+from bertjax.assembly.training_run import TrainingRun
+from bertjax.checkpoints import best, manifest, workdir
+from bertjax.checkpoints.manager import Checkpoints, merge
+from bertjax.config import serialize
+from bertjax.data import phases
+from bertjax.data.loader import stream
+from bertjax.models.encoder import count_params
+from bertjax.parallel import feed, hosts
+from bertjax.parallel.mesh import machine, peak_flops, peak_memory
+from bertjax.parallel.watch import Watch
+from bertjax.tasks import prepare_task as tasks
+from bertjax.training import multi_step, state, step
+from bertjax.training.budget import make_clock
+from bertjax.training.loop import Loop, LoopState, run_loop
+from bertjax.training.meter import Meter
+from bertjax.training.signals import StopSignal
+from bertjax.training.trace import Trace
+from bertjax.training.writer import ProgressWriter, Writer, make_writers, write
+
+LAG = 1  # calls in flight while the host reads the metrics of the one before
+
+
+class TrainLoop(Loop):
+    """A run at the step where it stands. Making one begins its workdir.
+
+    overrides: what the command line changed. planned: the batches of the run; batches:
+    those from `state.step` on, on the devices; source: on this host. train_state:
+    parameters and moments. meta: what checkpoints say beside the LoopState. pending:
+    the first update, number of updates and metrics of each call in flight.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        stop: StopSignal,
+        watch: Watch,
+        overrides: Mapping[str, Any] | None,
+        log: Callable[[str], None],
+    ) -> None:
+        config, path, update = run.config, run.path, run.update
+        self.run, self.stop, self.watch, self.log = run, stop, watch, log
+        self.every, self.calls, self.guard = run.every, run.calls, config.guard
+        self.path, self.planned, done = path, run.batches, run.restored or 0
+        self.primary, self.alone = hosts.is_primary(), jax.process_count() == 1
+        keep = config.checkpoint
+        self.checkpoints = Checkpoints(path, keep.keep_last, keep.keep_every)
+        self.abstract = state.with_shardings(update.shapes, update.shardings)
+        self.train_state = self._first_state()
+        self.state = LoopState.from_meta(
+            run.meta,
+            done,
+            total=run.batches.total,
+            phases=[*map(dataclasses.asdict, run.batches.phases)],
+            best=run.best,
+        )
+        self._begin_workdir(overrides)
+        self.clock = make_clock(path, config.budget_minutes, run.mesh, done)
+        if self.clock and done:
+            log(f"{self.clock.elapsed() / 60:.1f} minutes of the budget are spent")
+        over = self.clock and hosts.from_primary(self.clock.over)
+        if run.best.out_of_patience or over:
+            self.state.total = done
+        peak = peak_flops(run.mesh)
+        if peak and not run.objective.flops:
+            log(train_step.no_mfu(config))
+        self.evaluate_fn = jax.jit(train_step.make_evaluate(run.objective))
+        self.meta = {
+            "config": config.to_dict(),
+            "tokenizer": run.prepared.tokenizer.identity,
+            "stores": run.hashes,
+            "version": __version__,
+            **tasks.facts(config, run.prepared.parts),
+        }
+        tasks.learn(self.meta, run.meta.get("task", {}))
+        memory = functools.partial(peak_memory, run.mesh)
+        self.meter = Meter(peak if run.objective.flops else None, memory)
+        where = path / "profile" if self.primary else None  # all run the same program
+        self.trace = Trace(where, done, **config.profile, say=log)
+        self.pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
+        self._open()
+
+    def _first_state(self) -> state.State:
+        """Return the state of the workdir's checkpoint, else with the parameters of
+        init_from, else drawn ones."""
+        run, update, abstract = self.run, self.run.update, self.abstract
+        if run.restored is not None:
+            self.log(f"resuming after step {run.restored}")
+            return self.checkpoints.restore(run.restored, abstract)
+        fresh = state.init_sharded(update.init, update.tx, run.mesh, update.shardings)
+        source, prepared = run.config.init_from, run.prepared
+        if not source:
+            return fresh
+        task = tasks.facts(run.config, prepared.parts).get("task", {})
+        taken = init_from.take(
+            source, prepared.tokenizer, abstract.params, self.log, task
+        )
+        return state.with_params(fresh, merge(fresh.params, taken), abstract.ema)
+
+    def _begin_workdir(self, overrides: Mapping[str, Any] | None) -> None:
+        """Write what the workdir says of its run, before the first step."""
+        run = self.run
+        if self.primary:
+            texts = {
+                "config.json": serialize.to_json(run.config),
+                "overrides.json": json.dumps(overrides),
+            }
+            facts = {
+                "stores": run.hashes,
+                "parameters": count_params(run.update.shapes.params),
+                "total_steps": run.batches.total,
+                "row_rules": prepared_text.ROW_RULES,
+                best.GREATER: run.better,
+                **self.state.facts(),
+                **machine(run.mesh),
+            }
+            save_tokenizer = run.prepared.tokenizer.save
+            workdir.begin(self.path, texts, facts, save_tokenizer, run.counts)
+            workdirs.write_findings(self.path, run.prepared, self.log)
+        hosts.barrier("workdir")
+
+    def _open(self) -> None:
+        """Open writers and batches of what follows `state.step`."""
+        at, total, config = self.state.step, self.state.total, self.run.config
+        mesh, course, most = self.run.mesh, self.planned.course, config.steps_per_call
+        self.writers: list[Writer] = []
+        if self.primary:
+            budget = self.clock and self.clock.seconds
+            progress = ProgressWriter(total, at, budget=budget)
+            self.writers = [*make_writers(config.log.writers, self.path, at), progress]
+        rows = functools.cache(functools.partial(feed.local_rows, mesh))
+        self.source = stream(
+            lambda i: course.batch(i, rows), at, total, config.data.engine
+        )
+        sizes = (course.at(i).batch_size for i in range(at, total))
+        if most > 1:
+            counts = self.calls.sizes(at)
+            fed = multi_step.to_devices(self.source, mesh, sizes, counts, most)
+        else:
+            fed = feed.to_devices(self.source, mesh, sizes)
+        self.batches = feed.with_flag(fed, mesh, lambda: bool(self.stop.number))
+        if self.clock:
+            self.batches = self.clock.stamp(self.batches, at)
+
+    def _close(self) -> None:
+        self.source.close()
+        for writer in self.writers:
+            writer.close()
+
+    def cost(self, step: int) -> tuple[int, float]:
+        """Return an update's slots (B x L), and its FLOPs; 0 of unknown ones."""
+        return train_step.cost(self.run.objective, self.planned.course.at(step))
+
+    @property
+    def must_rewind(self) -> bool:
+        return self.state.skipped_in_row >= self.guard.patience
+
+    def owes_evaluation(self) -> bool:
+        due = self.state.step > 0 and self.is_due("eval")
+        return due and not hosts.from_primary(
+            self.primary and workdir.has_scores(self.path, self.state.step)
+        )
+
+    def update(self) -> None:
+        state, first, run = self.state, self.state.step, self.run
+        update = run.update.many if run.config.steps_per_call > 1 else run.update.step
+        count = self.calls.size(first)
+        with self.trace.update(first, count, self.train_state):
+            batch = self.meter.timed("waited", next, self.batches)
+            self.train_state, metrics = update(self.train_state, batch)
+        self.pending.append((first, count, metrics))
+        state.step += count
+        self.drain(keep=LAG)
+        self.watch.tick(state.step, steady=state.step not in self.calls.starts)
+        if self.clock and self.clock.over:
+            state.total = state.step
+        state.stopping |= self.alone and bool(self.stop.number)
+
+    def drain(self, keep: int = 0) -> None:
+        """Read the metrics of all calls but the newest `keep`, and write due rows.
+
+        Ends at the update after which the run has to rewind. Raises RunError for a
+        value that is not finite where guard.nonfinite is "stop".
+        """
+        state = self.state
+        while len(self.pending) > keep and not self.must_rewind:
+            first, count, metrics = self.pending.popleft()
+            metrics = self.meter.timed("blocked", jax.device_get, metrics)
+            for values in multi_step.rows(metrics, count):
+                self._read(values)
+                if self.must_rewind:
+                    return
+            if first in self.calls.starts:
+                self.meter.begin()  # what came before is compilation
+            if state.read % self.every["log"] == 0 or state.read == state.total:
+                row = {"step": state.read, "tokens": state.tokens, **values}
+                write(self.writers, row | self.meter.row(hosts.gather), self.path)
+        if not keep:
+            self.watch.pause()
+
+    def _read(self, values: dict[str, Any]) -> None:
+        """Count one update by its metrics; take out those that are the loop's own."""
+        state = self.state
+        cost = self.cost(state.read)
+        state.read += 1
+        state.stopping |= values.pop("stop", 0) > 0
+        real = values.pop("tokens")
+        state.tokens += real
+        self.meter.count(real, *cost)
+        state.skipped_in_row = values.pop("streak", 0)
+        if state.skipped_in_row == 1:
+            self.log(
+                f"step {state.read}: the guard skipped the update: its loss or "
+                "gradient is not finite, or a spike"
+            )
+        if self.clock:
+            values["budget/share"] = self.clock.see(values.pop("at"))
+        wrong = ", ".join(step.non_finite(values))
+        if wrong and self.guard.nonfinite == "stop":
+            self.checkpoints.close()
+            last = (manifest.steps(self.path) or ["none"])[-1]
+            raise RunError(
+                f"step {state.read}: {wrong} not finite; the last good checkpoint is "
+                f"{last}"
+            )
+
+    @jax.transfer_guard("allow")
+    def rewind(self) -> None:
+        """Go back to the last checkpoint before the skipped updates, past their rows.
+
+        Raises RunError where there is none, or after guard.rewinds times.
+        """
+        state, read, skipped = self.state, self.state.read, self.state.skipped_in_row
+        self.checkpoints.wait()
+        back = hosts.from_primary(
+            self.primary and manifest.newest_before(self.path, read - skipped)
+        )
+        what = (
+            f"step {read}: the guard skipped {skipped} updates in a row, which were "
+            "not finite, or spikes"
+        )
+        if back is None or len(state.rewinds) >= self.guard.rewinds:
+            raise RunError(
+                f"{what}, after {len(state.rewinds)} rewinds (guard.rewinds="
+                f"{self.guard.rewinds}); the last good checkpoint is {back or 'none'}"
+            )
+        self.pending.clear()
+        self._close()
+        self.checkpoints.drop_after(back)
+        for leaf in jax.tree.leaves(self.train_state):  # two states would not fit
+            leaf.delete()
+        self.train_state = self.checkpoints.restore(back, self.abstract)
+        meta = manifest.read_meta(self.path / "checkpoints" / str(back))
+        tasks.learn(self.meta, meta.get("task", {}))
+        past = phases.skip_batches(phases.from_plain(state.phases), back, read)
+        self.planned = self.run.make_batches(past=past, at=back)
+        state.phases = [*map(dataclasses.asdict, self.planned.phases)]
+        state.tokens = meta["tokens"]
+        state.step, state.read, state.skipped_in_row = back, back, 0
+        state.rewinds.append({"from": read, "to": back})
+        state.best.forget_after(back)
+        if self.primary:
+            workdir.amend_run(self.path, **state.facts())
+        if self.clock:
+            self.clock.cut(back)
+        self._open()
+        self.log(f"{what}: back to step {back}, past the batches until then")
+
+    def evaluate(self) -> bool:
+        """Score every validation set and write the row; False if interrupted."""
+        state, best = self.state, self.state.best
+        with self.meter.pause():
+            found = self._score()
+            if found is None:
+                return False
+            tasks.learn(self.meta, next(iter(found.values())))
+            scores = {
+                f"eval/{name}/{term}": value
+                for name, values in found.items()
+                for term, value in values.items()
+            }
+            row = {"step": state.step, "tokens": state.tokens, **scores}
+            write(self.writers, row, self.path)
+            if best.metric:
+                best.add(state.step, hosts.from_primary(scores[best.metric]))
+            if best.out_of_patience:
+                self.log(
+                    f"step {state.step}: the run ends (eval.patience): {best.best}"
+                )
+                state.total = state.step
+            self._flush()
+        return True
+
+    def _score(self) -> dict[str, dict[str, float]] | None:
+        """Score each validation set: {set: {term: value}}; None if interrupted."""
+        run, mesh = self.run, self.run.mesh
+        params = state.eval_params(self.train_state, run.config.eval.ema)
+        size = train_step.eval_rows(run.config, run.objective)
+        examples, found = run.config.eval.examples or None, {}
+        for name, rows in run.valid.items():
+            host = rows.eval_batches(size, examples, feed.local_rows(mesh, size))
+            fed = feed.to_devices(host, mesh, itertools.repeat(size))
+            values = step.run_eval(
+                self.evaluate_fn,
+                params,
+                feed.with_flag(fed, mesh, lambda: self.stop.overdue),
+                # Of several processes the signal travels with the batches.
+                lambda: self.alone and self.stop.overdue,
+                outputs := [],
+            )
+            if values is None:
+                return None
+            found[name] = values | (rows.score(outputs, examples) if outputs else {})
+        return found
+
+    def must_save(self) -> bool:
+        state = self.state
+        due = state.stopping or self.is_due("checkpoint")
+        return due or state.best.step == state.step
+
+    def save(self) -> None:
+        """Begin to save this step; the best evaluation's checkpoint is kept."""
+        state = self.state
+        with self.meter.pause():
+            self._flush()
+            keep = {state.best.step}
+            if state.skipped_in_row:  # the run may have to go back before them
+                self.checkpoints.wait()
+                good = state.step - state.skipped_in_row
+                keep |= {*[n for n in manifest.steps(self.path) if n <= good][-1:]}
+            meta = self.meta | state.to_meta()
+            self.checkpoints.save(state.step, self.train_state, meta, keep)
+
+    def _flush(self) -> None:
+        for writer in [*self.writers, *([self.clock] if self.clock else [])]:
+            writer.flush()
+
+    def train(self) -> None:
+        """Train to the end (`run_loop`), and close everything in order."""
+        self.stop.training = True
+        # Without jit (JAX_DISABLE_JIT=1, to debug) every constant is a transfer.
+        transfers = "allow" if jax.config.jax_disable_jit else "disallow"
+        with jax.transfer_guard(transfers), self.trace:
+            run_loop(self)
+        self.checkpoints.close()
+        self._close()
+        if self.clock:
+            self.clock.close()
+
+    def finish(self) -> int:
+        """Log how the run ended, and return the command's exit status."""
+        state, best = self.state, self.state.best
+        if state.step < state.total or state.unscored:
+            self.log(f"stopped by a signal after step {state.step}, which is saved")
+            return self.stop.status
+        if self.primary and (self.clock or best.metric):  # only now is it known
+            workdir.amend_run(self.path, total_steps=state.step, **best.facts)
+        skipped = state.skipped_in_row
+        left = f", the last {skipped} updates skipped" if skipped else ""
+        winner = f"; {best.best}" if best.best else ""
+        tokens = f"{state.tokens:,} tokens"
+        self.log(f"done: step {state.step}{left}, {tokens}, {self.path}{winner}")
+        return 0
