@@ -4,6 +4,7 @@
 python -m bertjax.embed --model=DIR --text=FILE|- --out=FILE.npy
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,33 +21,20 @@ from bertjax.storage import atomic
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("model", None, "", flag_values=values)
-    flags.DEFINE_string(
-        "text", None, "a sentence a line; - is standard input", flag_values=values
-    )
-    flags.DEFINE_string(
-        "out", None, "the .npy to write, a row a line", flag_values=values
-    )
-    flags.DEFINE_string(
-        "pooling",
-        None,
-        "mean or cls, unless given what the model was made for",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "normalize", None, "make each vector of length 1", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "max_length",
-        None,
-        "tokens of a line, special ones included; longer lines are cut; unless given "
-        "what the model was made for",
-        lower_bound=3,
-        flag_values=values,
-    )
-    flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
-    flags.DEFINE_string("dtype", "float32", "", flag_values=values)
-    flags.DEFINE_string("weights", "", "", flag_values=values)
+    string = functools.partial(flags.DEFINE_string, flag_values=values)
+    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
+    string("model", None, "")
+    string("text", None, "a sentence a line; - is standard input")
+    string("out", None, "the .npy to write, a row a line")
+    string("pooling", None, "mean or cls, unless given what the model was made for")
+    normalize = "make each vector of length 1"
+    flags.DEFINE_boolean("normalize", None, normalize, flag_values=values)
+    longest = "tokens of a line, special ones included; longer lines are cut; unless "
+    longest += "given what the model was made for"
+    integer("max_length", None, longest, lower_bound=3)
+    integer("batch_size", 32, "", lower_bound=1)
+    string("dtype", "float32", "")
+    string("weights", "", "")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,9 +48,9 @@ def main(argv: Sequence[str]) -> int:
         "--model",
         args.dtype,
         args.weights,
-        args.pooling,
-        args.normalize,
-        args.max_length,
+        pooling=args.pooling,
+        normalize=args.normalize,
+        max_length=args.max_length,
     )
     vectors, cut = model.embed(lines, args.batch_size)
     write(out, vectors)

@@ -8,6 +8,7 @@ token (the piece as the vocabulary has it), id, probability, and sequence, the t
 this one blank filled.
 """
 
+import functools
 import json
 from collections.abc import Sequence
 
@@ -19,12 +20,12 @@ from bertjax.config import cli
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("model", None, "", flag_values=values)
-    flags.DEFINE_integer(
-        "top_k", 5, "guesses for each blank", lower_bound=1, flag_values=values
-    )
-    flags.DEFINE_string("dtype", "float32", "", flag_values=values)
-    flags.DEFINE_string("weights", "", "", flag_values=values)
+    string = functools.partial(flags.DEFINE_string, flag_values=values)
+    string("model", None, "")
+    top = "guesses for each blank"
+    flags.DEFINE_integer("top_k", 5, top, lower_bound=1, flag_values=values)
+    string("dtype", "float32", "")
+    string("weights", "", "")
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
@@ -49,13 +50,9 @@ def main(argv: Sequence[str]) -> int:
             continue
         print(text)
         for blank in masks:
-            print(
-                "  "
-                + "   ".join(
-                    f"{readable_piece(tokenizer, g['id'])} {g['probability']:.3f}"
-                    for g in blank
-                )
-            )
+            pairs = ((readable_piece(tokenizer, g["id"]), g) for g in blank)
+            guesses = (f"{piece} {g['probability']:.3f}" for piece, g in pairs)
+            print("  " + "   ".join(guesses))
         best = iter(blank[0]["id"] for blank in masks)
         words = [next(best) if t == tokenizer.mask_id else t for t in ids[1:-1]]
         print("  =", tokenizer.decode(words), flush=True)

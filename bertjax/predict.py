@@ -24,6 +24,7 @@ was best on the validation set of a model that has learnt that some questions ha
 answer (0 where it had none); of others each has one.
 """
 
+import functools
 import json
 import math
 import sys
@@ -44,35 +45,20 @@ from bertjax.tasks.task_type import TaskType, get_task_type
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("model", None, "", flag_values=values)
-    flags.DEFINE_string(
-        "input", None, "the rows to answer; - is standard input", flag_values=values
-    )
-    flags.DEFINE_string(
-        "out", "-", "JSON lines, one a row; - is standard output", flag_values=values
-    )
-    flags.DEFINE_string(
-        "format",
-        None,
-        "text: the input is a text a line, whatever its name",
-        flag_values=values,
-    )
-    flags.DEFINE_integer("step", None, "", flag_values=values)
-    flags.DEFINE_string(
-        "columns",
-        "",
-        "names of the columns, where they are not those of the training",
-        flag_values=values,
-    )
-    flags.DEFINE_integer("batch_size", 32, "", lower_bound=1, flag_values=values)
-    flags.DEFINE_string("dtype", "float32", "", flag_values=values)
-    flags.DEFINE_string("weights", "", "", flag_values=values)
-    flags.DEFINE_float(
-        "threshold",
-        None,
-        "of questions: how much better no answer has to be",
-        flag_values=values,
-    )
+    string = functools.partial(flags.DEFINE_string, flag_values=values)
+    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
+    string("model", None, "")
+    string("input", None, "the rows to answer; - is standard input")
+    string("out", "-", "JSON lines, one a row; - is standard output")
+    string("format", None, "text: the input is a text a line, whatever its name")
+    integer("step", None, "")
+    columns = "names of the columns, where they are not those of the training"
+    string("columns", "", columns)
+    integer("batch_size", 32, "", lower_bound=1)
+    string("dtype", "float32", "")
+    string("weights", "", "")
+    threshold = "of questions: how much better no answer has to be"
+    flags.DEFINE_float("threshold", None, threshold, flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:

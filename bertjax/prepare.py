@@ -10,6 +10,7 @@ and when all are done one of them runs --merge=8. A shard that was killed is rep
 the same command and does what is left. The stores do not depend on any of this.
 """
 
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -33,17 +34,12 @@ from bertjax.data.tokenizers.train_vocab import Sample
 
 
 def define(values: flags.FlagValues) -> None:
-    flags.DEFINE_string(
-        "shard", None, "I/N: encode one of N shards, I from 0", flag_values=values
-    )
-    flags.DEFINE_string("merge", None, "N: merge N finished shards", flag_values=values)
-    flags.DEFINE_bool(
-        "report",
-        False,
-        "Also count each component's text, what is in it twice, and how the "
-        "vocabulary fits",
-        flag_values=values,
-    )
+    string = functools.partial(flags.DEFINE_string, flag_values=values)
+    string("shard", None, "I/N: encode one of N shards, I from 0")
+    string("merge", None, "N: merge N finished shards")
+    report = "Also count each component's text, what is in it twice, and how the "
+    report += "vocabulary fits"
+    flags.DEFINE_bool("report", False, report, flag_values=values)
 
 
 def read_shard(value: str) -> tuple[int, int]:

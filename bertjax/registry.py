@@ -74,10 +74,8 @@ def _parse_value(text: str) -> Option:
 
 
 def import_extra(name: str, extra: str, place: str) -> ModuleType:
-    """Import a module of an optional dependency.
-
-    Raises UserError, which begins with the place, that says how to install it.
-    """
+    """Import a module of an optional dependency, or raise UserError, which begins with
+    the place, how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError:

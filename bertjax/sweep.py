@@ -13,6 +13,7 @@ Repeat the command to resume.
 """
 
 import contextlib
+import functools
 import json
 import shutil
 import time
@@ -47,23 +48,13 @@ SILENT = "log.", "checkpoint.", "guard.rewinds"
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
     flags.DEFINE_string("workdir", None, "", flag_values=values)
-    flags.DEFINE_integer(
-        "seeds", 5, "runs of each learning rate", lower_bound=1, flag_values=values
-    )
-    flags.DEFINE_list(
-        "lrs",
-        [],
-        "learning rates, with commas; unless given optim.lr",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "at_once",
-        None,
-        "runs side by side; unless given as many as fit",
-        lower_bound=1,
-        flag_values=values,
-    )
+    integer("seeds", 5, "runs of each learning rate", lower_bound=1)
+    rates = "learning rates, with commas; unless given optim.lr"
+    flags.DEFINE_list("lrs", [], rates, flag_values=values)
+    many = "runs side by side; unless given as many as fit"
+    integer("at_once", None, many, lower_bound=1)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
@@ -107,21 +98,16 @@ def run(
     workdirs.check_place(path)
     first = config.seed
     runs = [(seed, rate) for rate in rates for seed in range(first, first + seeds)]
-    lock = directories.lock(path)
-    try:
+    with contextlib.closing(directories.lock(path)):
         return sweep(config, path, runs, at_once, overrides, stop)
-    finally:
-        lock.close()
 
 
 def read_rates(given: Sequence[str]) -> list[float]:
     """Read learning rates. Raises UserError."""
-    try:
+    rates: list[float] = []
+    with contextlib.suppress(ValueError):
         rates = [float(word) for word in given]
-    except ValueError:
-        rates = []
-    fine = rates and all(0 < r < 1e3 for r in rates)
-    if not fine or len({*rates}) < len(rates):
+    if not rates or len({r for r in rates if 0 < r < 1e3}) < len(rates):
         raise UserError(f"--lrs={','.join(given)}: different numbers above 0, please")
     return rates
 
@@ -158,8 +144,7 @@ def sweep(
     import jax
 
     from bertjax.parallel import feed
-    from bertjax.parallel.mesh import machine, make_mesh
-    from bertjax.sweeps.best_run import write_best_run
+    from bertjax.parallel.mesh import make_mesh
     from bertjax.sweeps.trainer import SweepLoop, check_same
 
     before = workdir_kinds.read_results(path)
@@ -183,9 +168,7 @@ def sweep(
         took = round(time.monotonic() - begun, 1)
     found = loop.scores.summarise()
     found |= {"facts": facts, "seconds": took if fresh else None}
-    write_best_run(
-        config, path, found, loop.best_params(), prepared, overrides, machine(mesh)
-    )
+    loop.write_best(found, overrides)
     shutil.rmtree(path / workdir_kinds.MEMBERS)
     return found
 

@@ -5,10 +5,11 @@ Repeat the command to resume: the run ends with the same parameters, bit for bit
 """
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 from ml_collections.config_dict import ConfigDict
@@ -30,22 +31,12 @@ from bertjax.training.signals import StopSignal
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    boolean = functools.partial(flags.DEFINE_boolean, flag_values=values)
     flags.DEFINE_string("workdir", None, "", flag_values=values)
-    flags.DEFINE_boolean(
-        "multihost",
-        False,
-        "one of several processes of a run, one a host",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "dry_run", False, "build everything, print it and stop", flag_values=values
-    )
-    flags.DEFINE_boolean(
-        "allow_config_change",
-        False,
-        "go on in a workdir whose run had another config",
-        flag_values=values,
-    )
+    boolean("multihost", False, "one of several processes of a run, one a host")
+    boolean("dry_run", False, "build everything, print it and stop")
+    change = "go on in a workdir whose run had another config"
+    boolean("allow_config_change", False, change)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,24 +59,6 @@ def main(argv: Sequence[str]) -> int:
         )
 
 
-class Start(NamedTuple):
-    """Where a workdir stands: its newest whole checkpoint, and whether it is the last.
-
-    same_text: the run was made of text by the names that the config has, so that its
-    end can be seen without preparing it. lock: keeps other processes of this
-    machine out.
-    """
-
-    restored: int | None = None
-    finished: bool = False
-    same_text: bool = False
-    lock: Any = None
-
-    def close(self) -> None:
-        if self.lock is not None:
-            self.lock.close()
-
-
 def check(config: ConfigDict, path: Any, allow_config_change: bool) -> None:
     """Refuse what can be seen to be wrong before jax is imported. Raises UserError."""
     validate.check(config)
@@ -94,16 +67,6 @@ def check(config: ConfigDict, path: Any, allow_config_change: bool) -> None:
     prepared_text.check_inputs(config)
     if path is not None:
         workdirs.check_workdir(path, config, allow_config_change)
-
-
-def find_start(path: Any, config: ConfigDict, allow_config_change: bool) -> Start:
-    """Lock a workdir and verify its checkpoints from the newest down."""
-    lock = directories.lock(path)
-    restored = manifest.newest_intact(path, cli.say)
-    scored = bool(config.data.valid)
-    finished = workdir.is_done(path, restored, scored, longer=allow_config_change)
-    same_text = finished and workdirs.names_its_text(path, config)
-    return Start(restored, finished, same_text, lock)
 
 
 def train(
@@ -132,30 +95,40 @@ def train(
 
         watch.start(*hosts.initialize(watch.limit, watch.heartbeats))
         primary = hosts.is_primary()
-    start = Start()
-    if primary and path is not None:
-        start = find_start(path, config, allow_config_change)
-    with contextlib.closing(start):
+    restored, finished, same_text = None, False, False
+    with contextlib.ExitStack() as stack:
+        if primary and path is not None:
+            # Keeps other processes of this machine out.
+            stack.enter_context(contextlib.closing(directories.lock(path)))
+            restored = manifest.newest_intact(path, cli.say)
+            scored = bool(config.data.valid)
+            finished = workdir.is_done(path, restored, scored, allow_config_change)
+            # Then its end can be seen without preparing the text.
+            same_text = finished and workdirs.names_its_text(path, config)
         if multihost:
-            start = Start(*hosts.from_primary(start[:3]))
+            stands = restored, finished, same_text
+            restored, finished, same_text = hosts.from_primary(stands)
         log = cli.say if primary else lambda text: None
-        if start.finished and start.same_text:
-            log(f"{path} is done: step {start.restored}")
+        if finished and same_text:
+            log(f"{path} is done: step {restored}")
             return 0
-        return _train(config, path, start, overrides, stop, watch, begun, log)
+        return _train(
+            config, path, restored, finished, overrides, stop, watch, begun, log
+        )
 
 
 def _train(
     config: ConfigDict,
     path: Any,
-    start: Start,
+    restored: int | None,
+    finished: bool,
     overrides: dict[str, Any] | None,
     stop: StopSignal,
     watch: Watch,
     begun: float,
     log: Callable[[str], None],
 ) -> int:
-    """Train from `start` on; path None: describe what would be trained (dry_run)."""
+    """Train from `restored` on; path None: describe what would be trained."""
     import jax
 
     from bertjax.assembly import training_run
@@ -166,15 +139,15 @@ def _train(
     training_run.check_mesh(config, mesh)
     prepared, hashes = training_run.prepare(config, log)
     meta = training_run.read_restored(
-        config, path, start.restored, prepared.parts, hashes, start.finished
+        config, path, restored, prepared.parts, hashes, finished
     )
-    if start.finished:
+    if finished:
         new = ", ".join(sorted(hashes.keys() - meta["stores"].keys()))
         left = f"; data.valid: {new}: not scored, bertjax.evaluate does" * bool(new)
-        log(f"{path} is done: step {start.restored}{left}")
+        log(f"{path} is done: step {restored}{left}")
         return 0
     run = training_run.TrainingRun(
-        config, path, mesh, (prepared, hashes), start.restored, meta, log
+        config, path, mesh, (prepared, hashes), restored, meta, log
     )
     run.describe(log)
     if path is None:

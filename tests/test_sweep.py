@@ -15,8 +15,8 @@ import pytest
 from bertjax import UserError, predict, sweep, train
 from bertjax.assembly import command_line, models
 from bertjax.checkpoints import workdir_kinds
-from bertjax.sweeps import best_run, score_spread, stacked_runs
-from bertjax.sweeps import programs as sweep_programs
+from bertjax.sweeps import score_spread, stacked_runs
+from bertjax.sweeps.trainer import SweepLoop
 from bertjax.training.signals import Stopped, StopSignal
 
 pytestmark = pytest.mark.usefixtures("no_listener")
@@ -93,14 +93,14 @@ def compiled_once(tmp_path_factory):
 @pytest.fixture(scope="module")
 def swept(wanted, tmp_path_factory):
     path = tmp_path_factory.mktemp("swept") / "run"
-    real, made = sweep_programs.make_programs, []
+    real, made = stacked_runs.make_programs, []
 
     def make_programs(*arguments):
         made.append(real(*arguments))
         return made[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_programs, "make_programs", make_programs)
+        patch.setattr(stacked_runs, "make_programs", make_programs)
         found = run(wanted, path)
     (programs,) = made  # one compilation, whatever the seed, the rate and the step
     assert programs.advance._cache_size() == programs.evaluate._cache_size() == 1
@@ -200,11 +200,11 @@ def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch
     for more in ([], ["--allow_config_change"], ["--config.optim.lr=0.1"]):
         with pytest.raises(UserError, match=r"holds a sweep, no state .*init_from="):
             train.main([*wanted, *more, f"--workdir={swept[0]}"])
-    path, real = tmp_path / "cut", best_run.write_best_run
-    monkeypatch.setattr(best_run, "write_best_run", lambda *_: 1 / 0)
+    path, real = tmp_path / "cut", SweepLoop.write_best
+    monkeypatch.setattr(SweepLoop, "write_best", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(wanted, path)
-    monkeypatch.setattr(best_run, "write_best_run", real)
+    monkeypatch.setattr(SweepLoop, "write_best", real)
     with pytest.raises(UserError, match="holds a sweep under way: repeat its command"):
         train.main([*wanted, f"--workdir={path}"])
     with pytest.raises(UserError, match="holds a sweep under way: repeat its command"):

@@ -112,11 +112,8 @@ def make_eval_batches(
     tables: Any,
     say: Callable[[str], None] = lambda text: None,
 ) -> batches.Batches:
-    """Make the batches of a validation store, the same for every run on this text.
-
-    One length and one mask rate, however the run's phases change theirs, and rows that
-    do not depend on the run's seed.
-    """
+    """Make the batches of a validation store, the same for every run on this text:
+    one length and mask rate in all phases, and rows whatever the seed."""
     resolve.check_plan(config, needs)
     seed = batches.EVAL_SEED
     length = config.data.length
@@ -183,7 +180,7 @@ def make_plans(
 ) -> dict[str, Plan]:
     """Plan the rows of each store; say what the plan leaves out.
 
-    Large plans are kept in `cache` (None: data.cache). seed: None is the config's.
+    cache: of large plans; None: data.cache. seed: None is the config's.
     """
     if tasks.is_task(config):
         return {name: rows.plan(length) for name, rows in stores.items()}

@@ -4,10 +4,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.checkpoints import best
+from bertjax.parallel import hosts
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import check_outputs
 
@@ -19,8 +21,6 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
     Everything is traced as a step does it, so that terms that do not go with each other
     and outputs by which a task's rows cannot be scored are refused here: UserError.
     """
-    import jax
-
     batch = batches.batch(batches.start, slice(0, 1))
     losses = jax.eval_shape(objective.weights, batch)
     if objective.task_type:
@@ -56,10 +56,6 @@ def make_tracker(
     `directions` returns. Without a name a task's first metric counts, else the loss
     that weighs most. Raises UserError for a score that there is none of.
     """
-    import jax
-
-    from bertjax.parallel import hosts
-
     patience = config.eval.patience
     if not config.eval.best and patience is None:
         return best.BestTracker("", None)
@@ -75,7 +71,7 @@ def make_tracker(
     metric = best.full_metric_name(config.eval.best, names)
     tracker = best.BestTracker(metric, patience, greater_is_better)
     if restored is not None:
-        primary = hosts.is_primary()
-        scores = primary and best.read(path, metric, restored)
-        tracker.scores = hosts.from_primary(scores)
+        tracker.scores = hosts.from_primary(
+            hosts.is_primary() and best.read(path, metric, restored)
+        )
     return tracker

@@ -67,11 +67,10 @@ def parse(
 
 
 def settle_config(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
-    """Give a config file's config the values that follow from others, in place.
+    """Give a config the values that follow from others, in place.
 
     Durations keep one unit, a named task brings its columns, init_from its
-    architecture. overrides: {key: value} that the command line gave, which stay. Raises
-    UserError.
+    architecture. overrides: {key: value} that stay. Raises UserError.
     """
     lacking = sorted(flatten(base()).keys() - flatten(config).keys())
     if lacking:

@@ -7,40 +7,28 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, objectives
-from bertjax.assembly.models import Say, open_model, params_part, silent
-from bertjax.checkpoints import manifest, workdir_kinds
+from bertjax.assembly.models import find_checkpoint, open_model, params_part
+from bertjax.checkpoints import manifest
 from bertjax.interop import hf_directories, hf_read
 from bertjax.models.config import RUNTIME
+from bertjax.tasks.tables import Say, silent
 
 # Of a model's options those that a recipe decides, whatever a checkpoint had.
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
 def check_init_from(path: str, say: Say = silent) -> Any:
-    """Return what init_from names: a checkpoint, or an imported model.
-
-    say: is told where it is the best one. Raises UserError unless it is whole.
-    """
-    try:
-        found = manifest.resolve(path, say)[1]
-    except OSError as e:
-        directory = manifest.as_path(path)
-        if hf_directories.is_directory(directory):
-            return open_model(path, "init_from", silent)[2]
-        why = workdir_kinds.why_no_checkpoint(directory, path)
-        raise UserError(f"init_from={path}: {why}") from e
-    if wrong := manifest.problem(found):
-        raise UserError(f"init_from={path}: checkpoints/{found.name}: {wrong}")
-    return found
+    """Return what init_from names: a whole checkpoint, or an imported model."""
+    found = find_checkpoint(path, "init_from", say)[1]
+    return found or open_model(path, "init_from", silent).checkpoint
 
 
 def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None:
     """Take an imported init_from's architecture, and vocabulary where none is given.
 
     overrides: keys that the command line gave, which stay; so does what the config
-    says of OPEN, if it says something. A config file's own shapes are its recipe's,
-    not the checkpoint's. Finetuning follows runs of ours too; nothing happens for
-    others, and where nothing is (yet). Raises UserError for a size in overrides.
+    says of OPEN. Finetuning follows runs of ours too; nothing happens for others, and
+    where nothing is (yet). Raises UserError for a size in overrides.
     """
     folder = manifest.as_path(config.init_from) if config.init_from else None
     try:

@@ -5,7 +5,6 @@ Nothing here imports jax until parameters are read.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +21,10 @@ from bertjax.storage import directories
 from bertjax.storage.atomic import is_remote
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.tables import Say
 from bertjax.tasks.task_type import get_task_type
 
 __all__ = ["LoadedModel", "check_masked_lm", "open_model", "params_part", "read_params"]
-
-Say = Callable[[str], None]
 
 
 class LoadedModel(NamedTuple):
@@ -47,12 +45,8 @@ class LoadedModel(NamedTuple):
         return resolve.encoder_config(self.config, self.tokenizer.vocab_size)
 
     def read_params(self, head: str = "", weights: str = "") -> Any:
-        """Read its parameters, as `read_params` does."""
+        """See `read_params`."""
         return read_params(self.checkpoint, head, weights)
-
-
-def silent(text: str) -> None:
-    """Say nothing."""
 
 
 def at_step(path: str, step: int | None) -> str:
@@ -69,26 +63,35 @@ def at_step(path: str, step: int | None) -> str:
     return f"{path.rstrip('/')}/checkpoints/{step}"
 
 
-def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
-    """Open a workdir (its newest checkpoint, or the best where the run kept that), a
-    checkpoint, or another library's directory.
+def find_checkpoint(path: str, flag: str, say: Say) -> tuple[Any, Any]:
+    """Return (workdir, checkpoint); (directory, None) of another library's directory.
 
-    Raises UserError naming `flag` when there is no whole one.
+    Raises UserError naming `flag` where there is no whole one.
     """
-    from bertjax.data.tokenizers.tokenizer import load_tokenizer
-
     try:
         directory, checkpoint = manifest.resolve(path, say)
     except OSError:
         folder = manifest.as_path(path)
         if hf_directories.is_directory(folder):
-            return open_directory(folder, flag, say)
-        raise UserError(
-            f"{flag}={path}: {workdir_kinds.why_no_checkpoint(folder, path)}"
-        ) from None
-    wrong = manifest.problem(checkpoint)
-    if wrong:
+            return folder, None
+        why = workdir_kinds.why_no_checkpoint(folder, path)
+        raise UserError(f"{flag}={path}: {why}") from None
+    if wrong := manifest.problem(checkpoint):
         raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
+    return directory, checkpoint
+
+
+def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
+    """Open a workdir (its newest checkpoint, or the best where the run kept that), a
+    checkpoint, or another library's directory.
+
+    Raises UserError naming `flag` where there is no whole one.
+    """
+    from bertjax.data.tokenizers.tokenizer import load_tokenizer
+
+    directory, checkpoint = find_checkpoint(path, flag, say)
+    if checkpoint is None:
+        return open_directory(directory, flag, say)
     meta = manifest.read_meta(checkpoint)
     tokenizer = directories.read_directory(directory / "tokenizer", load_tokenizer)
     if tokenizer.identity != meta["tokenizer"]:
@@ -100,8 +103,7 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
 def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel:
     """Open another library's directory, as `open_model` does a workdir.
 
-    In the place of the checkpoint stands an hf_read.Imported. Raises UserError when
-    model and tokenizer are not of one piece.
+    Its `checkpoint` is an hf_read.Imported. Raises UserError.
     """
     from bertjax.data.tokenizers.export_tokenizer import separators_of
     from bertjax.data.tokenizers.tokenizer import load_tokenizer
@@ -129,26 +131,17 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         longest = model.cfg.max_length
         tasks.tell(config, *model.task, longest=min(limit or longest, longest))
     model.report(say)
-    task = {}
+    meta = {"tokenizer": tokenizer.identity, "config": config.to_dict()}
+    meta["hf"] = model.raw
     if model.task:
         between = separators_of(tokenizer) or tasks.separators(config)
         task = {"labels": list(model.task.labels), "separators": between}
-        task |= hf_task_config.from_json(model.raw, config, where)
-    meta = {
-        "tokenizer": tokenizer.identity,
-        "config": config.to_dict(),
-        "hf": model.raw,
-    }
-    if task:
-        meta["task"] = task
+        meta["task"] = task | hf_task_config.from_json(model.raw, config, where)
     return LoadedModel(config, tokenizer, model, meta)
 
 
 def sizes(cfg: Any, family: str) -> dict[str, Any]:
-    """Return the keys of config.model that spell an encoder out.
-
-    A family of another package's, which fixes nothing here, is spelled out as BERT's.
-    """
+    """Return the keys of config.model that spell an encoder out; BERT's of others'."""
     family = family if family in FAMILIES else "bert"
     keys = set(schema.base().model) - {"family", "size", *RUNTIME}
     shape = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}

@@ -26,10 +26,7 @@ ROW_RULES = 2
 
 
 def prepare(config: ConfigDict, say: Callable[[str], None]) -> text.Prepared:
-    """Prepare or reuse tokenizer and token stores (data/token_store/prepare_data.py).
-
-    Of a task, which has labelled rows instead, see bertjax/tasks/prepare_task.py.
-    """
+    """Prepare or reuse tokenizer and token stores; of a task its labelled rows."""
     if tasks.is_task(config):
         return tasks.prepare(config, say)
     return settle(config, text.prepare_data(**inputs(config), say=say))
@@ -38,8 +35,7 @@ def prepare(config: ConfigDict, say: Callable[[str], None]) -> text.Prepared:
 def settle(config: ConfigDict, prepared: text.Prepared) -> text.Prepared:
     """Put components in the order of their names, which decides batches.
 
-    Raises UserError for names, known only now where a field gives them, that do not go
-    with each other or with data.weights.
+    Raises UserError for names, which a field may give, that do not go together.
     """
     _check_components(config, prepared.parts, prepared.valid)
     return prepared._replace(parts=dict(sorted(prepared.parts.items())))
@@ -133,10 +129,7 @@ def prepare_valid(
 
 
 def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str]:
-    """Return the hash of each store, and of each file beside them that decides batches.
-
-    The training text's components are train, or train/NAME.
-    """
+    """Return the hash of each store (train, train/NAME, NAME) and of data.similar."""
     hashes = {
         name if name == "train" else f"train/{name}": store.content_hash
         for name, store in prepared.parts.items()

@@ -20,9 +20,8 @@ def encoder_config(
 ) -> EncoderConfig:
     """Build the encoder's config; `vocab_size` is the tokenizer's.
 
-    A larger model.vocab_size is padding, which is never predicted unless model.pieces
-    counts it; a smaller one is refused. `backend` (jax's default_backend()) decides
-    what dtype="auto" is.
+    A larger model.vocab_size is padding, never predicted unless model.pieces counts it.
+    `backend` (jax.default_backend()) decides what dtype="auto" is. Raises UserError.
     """
     given = {k: v for k, v in config.model.items() if v is not None}
     family = registry.pick("model.family", given.pop("family"), FAMILIES)
@@ -109,10 +108,7 @@ def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
 
 
 def set_flags(config: ConfigDict) -> None:
-    """Add what `deterministic` asks of XLA to XLA_FLAGS, which jax reads only once.
-
-    So it comes before the first use of a device.
-    """
+    """Add what `deterministic` asks of XLA to XLA_FLAGS, before a device is used."""
     if config.deterministic:
         chosen = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{chosen} --xla_gpu_deterministic_ops=true"

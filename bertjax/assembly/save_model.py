@@ -51,12 +51,9 @@ def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
 
 
 def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
-    """Write config.json, model.safetensors and the tokenizer, for transformers.
-
-    With them how sentence-transformers makes vectors: as the model that was imported
-    does, or by mean pooling. What ELECTRA trained are two models, each in a directory
-    of its own: generator/ and discriminator/.
-    """
+    """Write config.json, model.safetensors and the tokenizer, for transformers, and how
+    sentence-transformers makes vectors. What ELECTRA trained are two directories:
+    generator/ and discriminator/."""
     config, tokenizer, source, meta = model
     cfg = model.cfg
     raw, pooled = meta.get("hf"), sentence_transformers.sentence_options(source, meta)

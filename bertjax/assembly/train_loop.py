@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from bertjax import RunError, __version__
-from bertjax.assembly import init_from, prepared_text, train_step, workdirs
+from bertjax.assembly import prepared_text, train_step, workdirs
 from bertjax.assembly.training_run import TrainingRun
 from bertjax.checkpoints import best, manifest, workdir
 from bertjax.checkpoints.manager import Checkpoints, merge
@@ -52,14 +52,13 @@ class TrainLoop(Loop):
         overrides: Mapping[str, Any] | None,
         log: Callable[[str], None],
     ) -> None:
-        config, path, update = run.config, run.path, run.update
+        config, path = run.config, run.path
         self.run, self.stop, self.watch, self.log = run, stop, watch, log
         self.every, self.calls, self.guard = run.every, run.calls, config.guard
         self.path, self.planned, done = path, run.batches, run.restored or 0
         self.primary, self.alone = hosts.is_primary(), jax.process_count() == 1
         keep = config.checkpoint
         self.checkpoints = Checkpoints(path, keep.keep_last, keep.keep_every)
-        self.abstract = state.with_shardings(update.shapes, update.shardings)
         self.train_state = self._first_state()
         self.state = LoopState.from_meta(
             run.meta,
@@ -97,19 +96,15 @@ class TrainLoop(Loop):
     def _first_state(self) -> state.State:
         """Return the state of the workdir's checkpoint, else with the parameters of
         init_from, else drawn ones."""
-        run, update, abstract = self.run, self.run.update, self.abstract
+        run, update, abstract = self.run, self.run.update, self.run.abstract
         if run.restored is not None:
             self.log(f"resuming after step {run.restored}")
             return self.checkpoints.restore(run.restored, abstract)
         fresh = state.init_sharded(update.init, update.tx, run.mesh, update.shardings)
-        source, prepared = run.config.init_from, run.prepared
-        if not source:
-            return fresh
-        task = tasks.facts(run.config, prepared.parts).get("task", {})
-        taken = init_from.take(
-            source, prepared.tokenizer, abstract.params, self.log, task
-        )
-        return state.with_params(fresh, merge(fresh.params, taken), abstract.ema)
+        if taken := run.read_init_from(self.log):
+            params = merge(fresh.params, taken)
+            fresh = state.with_params(fresh, params, abstract.ema)
+        return fresh
 
     def _begin_workdir(self, overrides: Mapping[str, Any] | None) -> None:
         """Write what the workdir says of its run, before the first step."""
@@ -263,11 +258,11 @@ class TrainLoop(Loop):
         self.checkpoints.drop_after(back)
         for leaf in jax.tree.leaves(self.train_state):  # two states would not fit
             leaf.delete()
-        self.train_state = self.checkpoints.restore(back, self.abstract)
+        self.train_state = self.checkpoints.restore(back, self.run.abstract)
         meta = manifest.read_meta(self.path / "checkpoints" / str(back))
         tasks.learn(self.meta, meta.get("task", {}))
         past = phases.skip_batches(phases.from_plain(state.phases), back, read)
-        self.planned = self.run.make_batches(past=past, at=back)
+        self.planned = self.run.make_batches(self.run.config, past=past, at=back)
         state.phases = [*map(dataclasses.asdict, self.planned.phases)]
         state.tokens = meta["tokens"]
         state.step, state.read, state.skipped_in_row = back, back, 0

@@ -50,17 +50,13 @@ def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
 
 
 def eval_rows(config: ConfigDict, objective: Any) -> int:
-    """Return the rows of a batch of evaluations: as many as fit in memory at once, or
-    what an objective that compares them wants."""
+    """Return the rows of a batch of evaluations, which fit in memory at once."""
     return objective.whole_batch or config.batch_size // config.accumulate
 
 
 class Update(NamedTuple):
-    """The update of a config: `step(state, batch) -> (state, metrics)`, jitted.
-
-    many: several in a call (training/multi_step.py), jitted too. init() -> parameters,
-    tx the optax transform, shapes and shardings of the state.
-    """
+    """The jitted update of a config, `step(state, batch) -> (state, metrics)`, and
+    several in a call, `many`; shapes and shardings of the state."""
 
     init: Callable[[], Any]
     tx: Any

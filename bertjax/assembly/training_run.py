@@ -10,14 +10,22 @@ from jax.sharding import Mesh
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
-from bertjax.assembly import batches, best_metric, prepared_text, resolve, train_step
+from bertjax.assembly import (
+    batches,
+    best_metric,
+    init_from,
+    prepared_text,
+    resolve,
+    train_step,
+)
 from bertjax.checkpoints import manifest, workdir
 from bertjax.data import phases
 from bertjax.models import attention
 from bertjax.models.encoder import count_params
 from bertjax.objectives.base import make_objective
 from bertjax.parallel import feed, hosts
-from bertjax.training import multi_step
+from bertjax.tasks import prepare_task as tasks
+from bertjax.training import multi_step, state
 from bertjax.training.budget import describe_budget
 
 Log = Callable[[str], None]
@@ -75,8 +83,9 @@ class TrainingRun:
     """A run whose text, batches and update are made; nothing is allocated yet.
 
     restored: the step of the checkpoint that it goes on from, or None; meta: what that
-    one says of itself, {} without one. make_batches(past, at) -> the batches from step
-    `at`, after `past` phases. better: {loss: whether more of it is better}. Raises
+    one says of itself, {} without one. make_batches(config, past, at) -> the batches
+    from step `at`, after `past` phases. lengths: of the schedule. abstract: shapes and
+    shardings of the state. better: {loss: whether more of it is better}. Raises
     UserError for what does not go together.
     """
 
@@ -101,10 +110,14 @@ class TrainingRun:
         self.counts = prepared_text.count_tokens(parts)
         tables = batches.make_tables(config, tokenizer, self.counts, log)
         self.make_batches = functools.partial(
-            batches.make_run, config, needs, tokenizer, parts, tables
+            batches.make_run,
+            needs=needs,
+            tokenizer=tokenizer,
+            parts=parts,
+            tables=tables,
         )
         past, at = phases.from_plain(meta.get("phases", [])), restored or 0
-        self.batches = run = self.make_batches(past=past, at=at, say=log)
+        self.batches = run = self.make_batches(config, past=past, at=at, say=log)
         self.valid = batches.make_valid(
             config, needs, tokenizer, self.prepared.valid, tables, log
         )
@@ -118,8 +131,11 @@ class TrainingRun:
         every = (*self.every.values(),)
         self.calls = multi_step.Calls(config.steps_per_call, run.total, every, starts)
         self.calls.check()
-        lengths = train_step.schedule_lengths(config, run.phases, run.total)
-        self.update = train_step.make_update(config, self.objective, mesh, *lengths)
+        self.lengths = train_step.schedule_lengths(config, run.phases, run.total)
+        self.update = train_step.make_update(
+            config, self.objective, mesh, *self.lengths
+        )
+        self.abstract = state.with_shardings(self.update.shapes, self.update.shardings)
         of_terms = self.objective, self.update.shapes.params
         self.better = best_metric.directions(*of_terms, run.course.stages[0])
         self.best = best_metric.make_tracker(
@@ -127,6 +143,16 @@ class TrainingRun:
         )
         if not self.valid:
             del self.every["eval"]
+
+    def read_init_from(self, log: Log) -> dict[str, Any]:
+        """Read what parameters init_from gives; {} without one. Raises UserError."""
+        source, prepared = self.config.init_from, self.prepared
+        if not source:
+            return {}
+        task = tasks.facts(self.config, prepared.parts).get("task", {})
+        return init_from.take(
+            source, prepared.tokenizer, self.abstract.params, log, task
+        )
 
     def describe(self, log: Log) -> None:
         """Log what is trained: parameters, steps, mesh, attention and phases."""

@@ -69,9 +69,8 @@ def check(config: ConfigDict) -> None:
         registry.check_module("objective", name, "bertjax.objectives", SUPPORT)
     registry.pick("data.engine", config.data.engine, dict.fromkeys(("tf", "python")))
     flat = serialize.flatten(config)
-    for key, (least, most) in RANGES.items():
-        if flat[key] is not None and not least <= flat[key] <= most:
-            raise UserError(f"{key}={flat[key]} must be from {least} to {most}")
+    for key, ends in RANGES.items():
+        _check_range(key, flat[key], *ends)
     _check_run(config)
     tasks.check_settings(config, schema.base().task)
     defaults = serialize.flatten(schema.base())
@@ -89,6 +88,11 @@ def check(config: ConfigDict) -> None:
     registry.pick("data.plan", config.data.plan, make_plan.KINDS)
     for name in writer.split_names(config.log.writers):
         writer.find_writer(name)
+
+
+def _check_range(key: str, value: float | None, least: float, most: float) -> None:
+    if value is not None and not least <= value <= most:
+        raise UserError(f"{key}={value} must be from {least} to {most}")
 
 
 def _check_run(config: ConfigDict) -> None:
@@ -150,15 +154,15 @@ def _check_budget(config: ConfigDict) -> None:
             f"steps_per_call={config.steps_per_call} cannot be used with "
             "budget_minutes, which times each update by itself: leave it out"
         )
-    shares = ["optim.warmup", "optim.decay"]
-    counts = ["log.every", "eval.every", "checkpoint.every"]
-    units = {name: durations.unit_of(config, name)[0] for name in (*shares, *counts)}
-    for name in shares:
-        if units[name] != "percent":
+    for name in ("optim.warmup", "optim.decay"):
+        unit, _ = durations.unit_of(config, name)
+        if unit != "percent":
             raise UserError(
-                f"{name}.{units[name]} cannot be used with budget_minutes, where the "
+                f"{name}.{unit} cannot be used with budget_minutes, where the "
                 f"schedule follows the clock: give {name}.percent"
             )
+    counts = "log.every", "eval.every", "checkpoint.every"
+    units = {name: durations.unit_of(config, name)[0] for name in counts}
     wrong = [f"{name}.percent" for name in counts if units[name] == "percent"]
     if any(p.unit == "percent" for p in resolve.wanted_phases(config)):
         wrong.append("phases: percent")
@@ -178,15 +182,10 @@ def _check_phases(config: ConfigDict) -> None:
         if rate is not None and not 0 < rate <= 1:
             raise UserError(f"{key}={rate} must be above 0 and at most 1")
     for phase in planned:
-        for key in ("length", "batch_size"):
-            least, most = RANGES["data.length" if key == "length" else key]
-            if not least <= getattr(phase, key) <= most:
-                value = getattr(phase, key)
-                raise UserError(f"phases: {key}={value} must be from {least} to {most}")
+        _check_range("phases: length", phase.length, *RANGES["data.length"])
+        _check_range("phases: batch_size", phase.batch_size, *RANGES["batch_size"])
     longest = max(p.length for p in planned)
-    slots = config.data.max_predictions
-    if slots is not None and not 0 < slots <= longest:
-        raise UserError(f"data.max_predictions={slots} must be from 1 to {longest}")
+    _check_range("data.max_predictions", config.data.max_predictions, 1, longest)
 
 
 def _check_data(config: ConfigDict) -> None:

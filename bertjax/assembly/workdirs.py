@@ -7,15 +7,13 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
-from bertjax.assembly.models import Say
 from bertjax.checkpoints import workdir, workdir_kinds
 from bertjax.config import serialize
 from bertjax.storage.atomic import is_remote, write_file
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.tables import Say
 
 FINDINGS = "answers.txt"  # in a workdir
-
-
 FEW = 5  # changes of a config that a message tells
 
 
@@ -75,8 +73,7 @@ def tell_changes(changes: list[str], advice: str) -> str:
 def names_its_text(path: Any, config: ConfigDict) -> bool:
     """True where a workdir's run was made of running text by the names of this config.
 
-    Then nobody prepares it, which may take hours, to say that the run is done. A task's
-    rows are read in a moment, so that a table that was changed in its place is noticed.
+    A task's rows are read in a moment: a table changed in its place is noticed.
     """
     recorded = workdir.read_json(path / "config.json").get("data", {})
     keys = "train", "valid", "vocab", "similar", "segmenter"

@@ -72,13 +72,10 @@ class Checkpoints:
                 temporary.mkdir(parents=True, exist_ok=True)
                 text = json.dumps({"format": manifest.FORMAT, "step": step, **meta})
                 (temporary / manifest.META).write_text(text)
-            self.saver.save(
-                temporary / "state",
-                args=ocp.args.PyTreeSave(parts),
-                force=True,
-            )
+            args = ocp.args.PyTreeSave(parts)
+            self.saver.save(temporary / "state", args=args, force=True)
         except (OSError, ValueError) as e:
-            raise self._error(self._writing(step), e) from e
+            raise self._error(f"cannot write {self.folder}/{step}", e) from e
         self.finisher = threading.Thread(
             target=self._finish, args=(step, temporary, keep)
         )
@@ -90,8 +87,7 @@ class Checkpoints:
             self.finisher.join()
             self.finisher = None
         if self.failed is not None:
-            what, error = self.failed
-            self.failed = None
+            (what, error), self.failed = self.failed, None
             raise self._error(what, error) from error
 
     def _finish(self, step: int, temporary: Any, keep: Collection[int | None]) -> None:
@@ -102,7 +98,7 @@ class Checkpoints:
                 if temporary.name != str(step):
                     temporary.rename(self.folder / str(step))
         except BaseException as e:  # handed to the loop's thread
-            self.failed = (self._writing(step), e)
+            self.failed = (f"cannot write {self.folder}/{step}", e)
             if self.primary:
                 with contextlib.suppress(OSError):
                     (temporary / manifest.MANIFEST).unlink(missing_ok=True)
@@ -113,9 +109,6 @@ class Checkpoints:
                 self._prune(keep)
         except BaseException as e:
             self.failed = (f"cannot delete an older checkpoint in {self.folder}", e)
-
-    def _writing(self, step: int) -> str:
-        return f"cannot write {self.folder}/{step}"
 
     def _error(self, what: str, error: BaseException) -> BaseException:
         if is_broken_collective(error):  # another process is gone: watch.py says which
@@ -161,15 +154,8 @@ class Checkpoints:
                 f"--config.init_from={self.workdir}"
             )
         item = {k: v for k, v in abstract.parts().items() if k in saved}
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            parts = reader.restore(
-                folder / "state",
-                args=ocp.args.PyTreeRestore(
-                    item=item,
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-                    partial_restore=item.keys() != saved.keys(),
-                ),
-            )
+        args = ocp.checkpoint_utils.construct_restore_args(item)
+        parts = _read(folder, item, args, partial=item.keys() != saved.keys())
         return complete(parts, abstract)
 
     def drop_after(self, step: int) -> None:
@@ -186,10 +172,7 @@ class Checkpoints:
 
 
 def hush() -> None:
-    """Keep orbax and tensorstore from printing what they also raise.
-
-    A full disk is one line of ours, not twenty tracebacks of their threads.
-    """
+    """Keep orbax and tensorstore from printing what they also raise."""
 
     def ignore_closed_loops(raised: Any) -> None:
         if str(raised.exc_value) != "Event loop is closed":  # writes under way
@@ -234,15 +217,14 @@ def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> A
     else:
         item = abstract
         args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    return _read(folder, {part: item}, {part: args}, partial=True)[part]
+
+
+def _read(folder: Any, item: Any, args: Any, partial: bool) -> Any:
+    """Read a state, or parts of one; args: ocp.RestoreArgs of each leaf of `item`."""
+    args = ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=partial)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        return reader.restore(
-            folder / "state",
-            args=ocp.args.PyTreeRestore(
-                item={part: item},
-                restore_args={part: args},
-                partial_restore=True,
-            ),
-        )[part]
+        return reader.restore(folder / "state", args=args)
 
 
 def warm_start(
@@ -256,11 +238,10 @@ def warm_start(
     """Restore what other parameters, or their average, have in common (init_from).
 
     folder: a checkpoint, or what has describe() -> {path: shape} and read(path).
-    Returns the matching part of the tree. Says what is missing there (heads, as a
-    rule) and unexpected; what begins as one of `fresh` counts as missing, and what
-    begins as one of `of_classes` does where it has more or fewer classes there. Raises
-    UserError when another leaf has another shape or either side's encoder has what the
-    other's lacks, the pooler aside.
+    Returns the matching part of the tree, and says what is missing and unexpected.
+    What begins as one of `fresh` counts as missing, as does what begins as one of
+    `of_classes` where their number differs. Raises UserError for other shapes, and
+    where one encoder has what the other lacks, the pooler aside.
     """
     foreign = hasattr(folder, "describe")
     theirs = dict(folder.describe() if foreign else describe(folder))
@@ -276,13 +257,15 @@ def warm_start(
                 f"{here[name]} here"
             )
     missing = sorted(here.keys() - theirs.keys())
-    lost = [n for n in missing if n.startswith("encoder/") and "/pooler/" not in n]
-    if lost:
-        raise UserError(f"init_from={folder} lacks {', '.join(lost)}")
     unexpected = sorted(theirs.keys() - here.keys())
-    odd = [n for n in unexpected if n.startswith("encoder/") and "/pooler/" not in n]
+    lost, odd = (
+        ", ".join(n for n in some if n.startswith("encoder/") and "/pooler/" not in n)
+        for some in (missing, unexpected)
+    )
+    if lost:
+        raise UserError(f"init_from={folder} lacks {lost}")
     if odd:
-        raise UserError(f"init_from={folder} has {', '.join(odd)}, the config has not")
+        raise UserError(f"init_from={folder} has {odd}, the config has not")
     say(f"init_from={folder}: {len(here) - len(missing)} parameters matched")
     if missing:
         say(f"missing there, initialised: {', '.join(missing)}")

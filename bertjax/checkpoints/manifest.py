@@ -181,8 +181,7 @@ def resolve(
     """Find (workdir, checkpoint) of a workdir or of a checkpoint.
 
     A workdir's is its newest, or the best one (eval.best) where its run kept that,
-    which is said where they differ. Raises FileNotFoundError when there is no
-    checkpoint there.
+    which is said where they differ. Raises FileNotFoundError.
     """
     path = as_path(model)
     if (path / META).exists():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files at the top of a workdir: what was asked for, what it ran on."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -17,16 +18,7 @@ from bertjax import UserError, __version__
 from bertjax.storage.atomic import write_file
 from bertjax.storage.directories import write_directory
 
-PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "numpy",
-    "tokenizers",
-    "sentencepiece",
-)
+PACKAGES = "jax jaxlib flax optax orbax-checkpoint numpy tokenizers sentencepiece"
 
 
 def read_json(path: Any) -> dict[str, Any]:
@@ -57,11 +49,9 @@ def finite(row: Mapping[str, Any]) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """List the versions that decide a run's numbers."""
     found = {"python": platform.python_version(), "bertjax": __version__}
-    for name in PACKAGES:
-        try:
+    for name in PACKAGES.split():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -104,32 +94,20 @@ def rows_up_to(path: Any, step: int, holding: str = "") -> list[str]:
     return kept
 
 
-def record_run(path: Any, facts: dict[str, Any]) -> None:
-    """Write run.json: these facts, versions, machine; one more line of its history."""
-    old = read_json(path)
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    start = {"time": now, "host": platform.machine(), "versions": versions()}
-    run = {
-        **facts,
-        "git": git_commit(),
-        "starts": [*old.get("starts", []), start],
-    }
-    write_file(path, json.dumps(run, indent=1, sort_keys=True) + "\n")
-
-
 def amend_run(path: Any, **facts: Any) -> None:
     """Write facts that became known later into run.json."""
-    run = {**read_json(path / "run.json"), **facts}
-    write_file(path / "run.json", json.dumps(run, indent=1, sort_keys=True) + "\n")
+    write_run(path / "run.json", read_json(path / "run.json") | facts)
+
+
+def write_run(file: Any, run: Mapping[str, Any]) -> None:
+    write_file(file, json.dumps(run, indent=1, sort_keys=True) + "\n")
 
 
 def is_done(
     path: Any, restored: int | None, scored: bool, longer: bool = False
 ) -> bool:
-    """True when the newest checkpoint is the run's last (and has its scores).
-
-    longer: with a changed config a longer total may follow.
-    """
+    """True when the newest checkpoint is the run's last (and has its scores), unless a
+    changed config may make the run longer."""
     if path is None or restored is None or longer:
         return False
     last = restored == read_json(path / "run.json").get("total_steps")
@@ -167,8 +145,8 @@ def begin(
 ) -> None:
     """Write what the run is, before its first step.
 
-    `texts` are files by name, `facts` what run.json says beside versions, `counts` [V]
-    how often each id occurs in the training text. Raises UserError (unwritable).
+    texts: files by name. facts: what run.json says beside versions and the history of
+    starts. counts [V]: how often each id occurs in the training text. Raises UserError.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -177,6 +155,10 @@ def begin(
             np.save(f, counts)
         for name, text in texts.items():
             write_file(path / name, text)
-        record_run(path / "run.json", facts)
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        start = {"time": now, "host": platform.machine(), "versions": versions()}
+        starts = [*read_json(path / "run.json").get("starts", []), start]
+        run = {**facts, "git": git_commit(), "starts": starts}
+        write_run(path / "run.json", run)
     except OSError as e:
         raise UserError(f"--workdir={path} cannot be written: {e}") from e

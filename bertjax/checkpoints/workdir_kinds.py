@@ -50,11 +50,8 @@ def check_run(path: Any) -> None:
 
 
 def check_sweep(path: Any, runs: Any) -> None:
-    """Refuse a workdir without sweep.json whose checkpoints are not this sweep's own.
-
-    runs: (seed, rate) of each. A sweep killed in its last moment leaves one. Raises
-    UserError.
-    """
+    """Refuse a workdir without sweep.json whose checkpoints are not of these `runs`,
+    (seed, rate) each: UserError. A sweep killed in its last moment leaves one."""
     what, mine = kind(path), [list(run) for run in runs]
     for step in manifest.steps(path):
         if what != UNDER_WAY:

@@ -9,13 +9,7 @@ from ml_collections.config_dict import ConfigDict, placeholder
 
 from bertjax import UserError
 
-UNITS = {
-    "steps": int,
-    "epochs": float,
-    "examples": int,
-    "tokens": int,
-    "percent": float,
-}
+UNITS = dict(steps=int, epochs=float, examples=int, tokens=int, percent=float)
 
 
 def duration(**given: float) -> ConfigDict:

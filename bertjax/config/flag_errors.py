@@ -59,10 +59,7 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> str:
-    """Name the flag at fault, or FILE:LINE of the config, given as --config=FILE.
-
-    values: the flags that the command knows.
-    """
+    """Name the flag at fault, or FILE:LINE of the config; values: the known flags."""
     given = (a.split("=", 1)[1] for a in argv if re.match("--?config=", a))
     file = next(given, "").partition(":")[0]
     path = os.path.abspath(file)
@@ -119,9 +116,7 @@ def _unknown_flag(name: str, argv: Sequence[str], values: flags.FlagValues) -> s
 
 
 def suggest(name: str, value: str = "") -> str:
-    """Suggest the key that has another library's name, or a key's last part.
-
-    "" where none does, or several do.
+    """Suggest the one key that has another library's name, or a last part, or "".
 
     >>> suggest("num_train_epochs", "3")
     '; did you mean --config.total.epochs=3?'

@@ -67,8 +67,7 @@ def finetuning(
     """Return base() with what finetuning changes; its text is the user's.
 
     Devlin et al. 2019, appendix A.3: batch 32, 3 epochs, warm-up over a tenth of the
-    steps. An evaluation, on all rows, and a checkpoint an epoch. A smoke config is
-    make_smoke's, with rows of up to 128.
+    steps. An evaluation, on all rows, and a checkpoint an epoch.
     """
     config = base()
     config.data.engine = "python"

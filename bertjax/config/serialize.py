@@ -53,10 +53,8 @@ def with_model_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of flat configs that differ in effect, sorted.
-
-    Without those of a model that nobody wrote: of tiny and mini, `model.size` alone.
-    """
+    """Return the keys of flat configs that differ in effect, sorted; of models tiny and
+    mini `model.size` alone."""
     whole = [with_model_defaults(config) for config in configs]
 
     def differ(key: str, among: Sequence[Mapping[str, Any]]) -> bool:

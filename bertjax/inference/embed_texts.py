@@ -39,20 +39,12 @@ class Embedder(NamedTuple):
 
 
 def open_embedder(
-    path: str,
-    flag: str,
-    dtype: str = "float32",
-    weights: str = "",
-    pooling: str | None = None,
-    normalize: bool | None = None,
-    max_length: int | None = None,
+    path: str, flag: str, dtype: str = "float32", weights: str = "", **options: Any
 ) -> Embedder:
-    """Open a model for its vectors; None: as it was made for. Raises UserError."""
+    """Open a model for its vectors; options: make_embedder's. Raises UserError."""
     model = models.open_model(path, flag)
     model.config.dtype = dtype
-    return make_embedder(
-        model, f"{flag}={path}", weights, pooling, normalize, max_length
-    )
+    return make_embedder(model, f"{flag}={path}", weights, **options)
 
 
 def make_embedder(
@@ -63,10 +55,8 @@ def make_embedder(
     normalize: bool | None = None,
     max_length: int | None = None,
 ) -> Embedder:
-    """Make vectors of an open model; None: as it was made for. Raises UserError.
-
-    where: how messages name the model.
-    """
+    """Make vectors of an open model, named `where` in messages; None: as it was made
+    for. Raises UserError."""
     tokenizer, cfg = model.tokenizer, model.cfg
     intended = sentence_transformers.sentence_options(model.checkpoint, model.meta)
     if pooling is None and intended.pooling not in POOLINGS:
@@ -102,10 +92,7 @@ def make_embedder(
 def tokenize(
     tokenizer: Any, lines: list[str], longest: int
 ) -> tuple[list[np.ndarray], int]:
-    """Return [CLS] line [SEP] as ids, i32 [length] each, and how many were cut.
-
-    Special pieces in a text are those pieces, as transformers has it.
-    """
+    """Return [CLS] line [SEP] as ids, i32 [length] each, and how many were cut."""
     marks = [tokenizer.pieces[i] for i in tokenizer.roles.values()]
     rows, cut = [], 0
     for begin in range(0, len(lines), BLOCK):

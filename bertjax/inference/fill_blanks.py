@@ -36,10 +36,7 @@ def add_sequences(
 
 
 def read_params(checkpoint: Any, cfg: Any, weights: str = "") -> tuple[Any, Any]:
-    """Return (config, parameters) of the model in a checkpoint that fills blanks.
-
-    cfg: the encoder's. Raises UserError where there is none.
-    """
+    """Return (config, parameters) of the masked LM in a checkpoint, or UserError."""
     params, cfg = masked_lm(models.read_params(checkpoint, "mlm", weights), cfg)
     return cfg, params
 

@@ -21,10 +21,7 @@ __all__ = ["Finetuned", "answer", "make_forward", "open_finetuned", "predict"]
 
 
 class Finetuned(NamedTuple):
-    """A model that answers: what its rows look like, and its parameters.
-
-    threshold: how much better no answer is to be before there is none; None: never.
-    """
+    """A model that answers; threshold: how much better no answer has to be, or None."""
 
     config: Any
     objective: str
@@ -44,8 +41,7 @@ def open_finetuned(
 ) -> Finetuned:
     """Open a finetuned model. Raises UserError for one that was not finetuned.
 
-    columns: of the texts, with a comma, where they are not those it learnt from.
-    opened: the model, where it is open already.
+    columns: of the texts, with a comma, where others. opened: where it is open already.
     """
     config, tokenizer, checkpoint, meta = opened or models.open_model(path, flag)
     if "task" not in meta:
@@ -133,8 +129,7 @@ def make_forward(
 ) -> Callable[[Any, Any], dict[str, Any]]:
     """Make run(parameters, batch) -> the head's outputs, compiled once a shape.
 
-    The same function for the same model, so that a second call of `predict` finds the
-    programs of the first. tokens: the TokenIds of the tokenizer.
+    The same function for the same model; tokens: the TokenIds of the tokenizer.
     """
     import jax
 

@@ -21,9 +21,8 @@ from bertjax.sweeps import stacked_runs
 class Groups:
     """All runs of a sweep, in groups that the same programs go through one by one.
 
-    programs: of a group (programs.py). runs: (seed, rate) of each. size: runs of a
-    group. keeps: whether one run's parameters are held beside (`keep`). `done`: the
-    steps that were trained; `best`: what is held, as numpy arrays.
+    runs: (seed, rate) of each. size: runs of a group. keeps: whether one run's
+    parameters are held beside, in `best` (`keep`). `done`: the steps that were trained.
     """
 
     def __init__(
@@ -39,12 +38,9 @@ class Groups:
         self.filled = stacked_runs.fill(runs, size)  # the last ones are not looked at
         count = len(self.filled) // size
         self.parts = [slice(i * size, (i + 1) * size) for i in range(count)]
-        self.seeds = [
-            np.array([s for s, _ in self.filled[p]], np.int32) for p in self.parts
-        ]
-        self.rates = [
-            np.array([r for _, r in self.filled[p]], np.float32) for p in self.parts
-        ]
+        seeds, rates = zip(*self.filled, strict=True)
+        self.seeds = np.array(seeds, np.int32).reshape(-1, size)
+        self.rates = np.array(rates, np.float32).reshape(-1, size)
         self.place = stacked_runs.stack(batch_sharding(mesh))
         names = [*map(str, range(count)), *["best"] * keeps]
         self.saved = [Checkpoints(folder / name, 2, None) for name in names]
@@ -76,8 +72,8 @@ class Groups:
         self.done = step
 
     def _count(self, streaks: Sequence[int]) -> None:
-        filled = stacked_runs.fill(streaks, self.size)
-        self.longest = [jnp.array(filled[p], jnp.int32) for p in self.parts]
+        filled = np.array(stacked_runs.fill(streaks, self.size), np.int32)
+        self.longest = [jnp.array(filled[p]) for p in self.parts]
 
     @property
     def newest(self) -> int:
@@ -116,7 +112,7 @@ class Groups:
     def score(
         self, batches: Iterable[Mapping[str, Any]], ended: Collection[int]
     ) -> dict[int, Any]:
-        """Evaluate each run that has not ended: as members.score tells of one."""
+        """Evaluate each run that has not ended: as stacked_runs.score tells of one."""
         groups = self.going(ended)
         params = [self.states[i].params for i in groups]
         found = stacked_runs.score(self.programs.evaluate, params, batches)

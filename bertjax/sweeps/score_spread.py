@@ -15,14 +15,8 @@ from typing import Any
 from bertjax import UserError
 from bertjax.checkpoints.best import GREATER, BestTracker, Known, falls
 
-ABOUT = (
-    "step",
-    "seed",
-    "lr",
-    "valid",
-    "skipped",
-    "tokens",
-)  # of a row, beside its metrics
+# Of a row, beside its metrics.
+ABOUT = {"step", "seed", "lr", "valid", "skipped", "tokens"}
 
 
 class SweepScores:
@@ -78,11 +72,10 @@ class SweepScores:
             steps[run] = tracker.scores[-1][0] if best is None else best
         sets = [*dict.fromkeys(row["valid"] for row in self.rows)]
         rows = [r for r in self.rows if r["step"] == steps[r["seed"], r["lr"]]]
-
-        def place(row: dict[str, Any]) -> tuple[int, int]:
-            return sets.index(row["valid"]), self.runs.index((row["seed"], row["lr"]))
-
-        return sorted(rows, key=place)
+        places = {run: place for place, run in enumerate(self.runs)}
+        return sorted(
+            rows, key=lambda r: (sets.index(r["valid"]), places[r["seed"], r["lr"]])
+        )
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -120,7 +113,7 @@ def spread(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     pairs = dict.fromkeys((row["valid"], row["lr"]) for row in rows)
     for valid, rate in pairs:
         mine = [row for row in rows if (row["valid"], row["lr"]) == (valid, rate)]
-        for key in sorted({key for row in mine for key in row} - {*ABOUT}):
+        for key in sorted({key for row in mine for key in row} - ABOUT):
             key_values = {"valid": valid, "lr": rate, "metric": key}
             found.append(key_values | scatter([row.get(key) for row in mine]))
     return found

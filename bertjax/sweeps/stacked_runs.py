@@ -7,36 +7,37 @@ group where an accelerator has room for them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax.training.state import State
+from bertjax.assembly.train_step import make_evaluate, make_function, make_tx
+from bertjax.assembly.training_run import TrainingRun
+from bertjax.checkpoints.manager import merge
+from bertjax.parallel.sharding import batch_sharding
+from bertjax.training.state import State, make_state
 from bertjax.training.step import add_sums, mean_on_host
 
 T = TypeVar("T")
-Update = Callable[[State, Mapping[str, jax.Array]], tuple[State, dict[str, jax.Array]]]
 
 
 def stack(tree: Any) -> Any:
     """Give shardings, or shapes with them, a leading axis that is not split."""
 
-    def one(leaf: NamedSharding) -> NamedSharding:
-        return NamedSharding(leaf.mesh, PartitionSpec(None, *leaf.spec))
-
-    return jax.tree.map(one, tree)
+    return jax.tree.map(
+        lambda leaf: NamedSharding(leaf.mesh, PartitionSpec(None, *leaf.spec)), tree
+    )
 
 
 def over_runs(
     one: Callable[..., Any], axes: Sequence[int | None]
 ) -> Callable[..., Any]:
-    """Map `one` over the runs that are axis 0 of the first argument.
+    """Map `one` over the runs on axis 0; axes: jax.vmap's in_axes, 0 or None.
 
-    axes: as jax.vmap has in_axes, 0 or None. A single run is computed as it is: mapped,
-    it would compute both sides of its branches.
+    A single run is computed as it is: mapped, it would compute both sides of branches.
     """
 
     def run(*args: Any) -> Any:
@@ -49,40 +50,98 @@ def over_runs(
     return run
 
 
-def make_step(update_of: Callable[[Any, Any], Update], shardings: State) -> Any:
-    """Make step(states, batches, seeds, rates) -> (states, metrics), jitted.
+class Programs(NamedTuple):
+    """What trains a group of n runs, jitted; axis 0 of all is the runs'.
 
-    update_of(seed i32 [], rate f32 []) is the update of one run; everything else has a
-    leading axis of the group's runs. The states are donated.
+    begin(seeds i32 [n]) -> states; advance(states, batches, seeds, rates f32 [n]) ->
+    (states, metrics), the states donated; evaluate(parameters, batch) -> sums, the
+    batch one for all; shapes(n): of the arguments of `advance`.
     """
 
-    def one(state: State, batch: Any, seed: Any, rate: Any) -> Any:
-        return update_of(seed, rate)(state, batch)
-
-    places = (stack(shardings), None)
-    mapped = over_runs(one, (0, 0, 0, 0))
-    return jax.jit(mapped, donate_argnums=0, out_shardings=places)
+    begin: Any
+    advance: Any
+    evaluate: Any
+    shapes: Callable[[int], tuple[Any, ...]]
 
 
-def make_begin(begin: Callable[[Any], State], shardings: State) -> Any:
-    """Make begin(seeds i32 [g]) -> states, jitted; begin(seed) is of one run."""
-    return jax.jit(jax.vmap(begin), out_shardings=stack(shardings))
+def make_programs(run: TrainingRun) -> Programs:
+    """Make the programs of a sweep; run: one of its runs, whatever the seed."""
+    config, objective, update = run.config, run.objective, run.update
+    warmup, span, decay = run.lengths
+    rows = run.batches.course.batch(0)
+    guarded = update.shapes.guard is not None
+
+    def begin(seed: Any) -> State:
+        params = objective.init(jax.random.key(seed))
+        return make_state(params, update.tx, guarded)
+
+    def advance(state: State, batch: Any, seed: Any, rate: Any) -> Any:
+        schedule, tx = make_tx(config, warmup, span, decay, rate)
+        return make_function(config, objective, tx, schedule, seed)(state, batch)
+
+    places, where = stack(update.shardings), stack(batch_sharding(run.mesh))
+
+    def shapes(size: int) -> tuple[Any, ...]:
+        def wide(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+            shape = (size, *leaf.shape)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=place)
+
+        states = jax.tree.map(wide, update.shapes, places)
+        each = [jax.ShapeDtypeStruct((size,), t) for t in (np.int32, np.float32)]
+        return states, {k: wide(v, where) for k, v in rows.items()}, *each
+
+    return Programs(
+        jax.jit(jax.vmap(begin), out_shardings=places),
+        jax.jit(
+            over_runs(advance, (0, 0, 0, 0)),
+            donate_argnums=0,
+            out_shardings=(places, None),
+        ),
+        jax.jit(over_runs(make_evaluate(objective), (0, None))),
+        shapes,
+    )
+
+
+def runs_at_once(
+    programs: Programs, mesh: Any, runs: int, at_once: int | None = None
+) -> int:
+    """Return how many runs go at once: as many as the compiler says have room.
+
+    at_once: at most so many instead. A CPU gains nothing by more than one.
+    """
+
+    def fits(size: int) -> bool:
+        if at_once is not None:
+            return size <= at_once
+        device = mesh.devices.flat[0]
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        if device.platform == "cpu" or not limit:
+            return False
+        lowered = programs.advance.lower(*programs.shapes(size))
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as e:
+            if "RESOURCE_EXHAUSTED" in str(e):  # a TPU's compiler looks by itself
+                return False
+            raise
+        need = compiled.memory_analysis()
+        used = need.temp_size_in_bytes + need.argument_size_in_bytes
+        others = (-(-runs // size) - 1) * need.output_size_in_bytes
+        return used + others < 0.9 * limit
+
+    with jax.set_mesh(mesh):
+        return group_size(runs, fits)
 
 
 def give_params(states: State, params: Any) -> State:
     """Put the leaves of `params`, the same for all runs, in the place of their own."""
-
-    def one(own: Any, given: Any) -> Any:
-        if not isinstance(own, dict):
-            return given
-        return {k: one(v, given[k]) if k in given else v for k, v in own.items()}
 
     def spread(leaf: jax.Array) -> jax.Array:
         return jnp.broadcast_to(leaf, (len(states.step), *leaf.shape))
 
     places = jax.tree.map(lambda x: x.sharding, states.params)
     params_of_runs = jax.jit(
-        lambda own, given: one(own, jax.tree.map(spread, given)), out_shardings=places
+        lambda own, given: merge(own, jax.tree.map(spread, given)), out_shardings=places
     )(states.params, params)
     return states._replace(params=params_of_runs)
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a sweep side by side: planned, trained, evaluated, saved.
-
-What they are at the end, and how a sweep's command prints it, is sweep.py's.
-"""
+"""The runs of a sweep side by side: planned, trained, evaluated, saved."""
 
 import contextlib
 import json
@@ -16,23 +13,22 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
-from bertjax.assembly import (
-    batches,
-    best_metric,
-    init_from,
-    prepared_text,
-    train_step,
-    workdirs,
-)
+from bertjax.assembly import batches, prepared_text, train_step, workdirs
+from bertjax.assembly.training_run import TrainingRun
 from bertjax.checkpoints import manifest, workdir, workdir_kinds
+from bertjax.checkpoints.best import GREATER
+from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import cli, serialize
 from bertjax.data.loader import stream
 from bertjax.data.progress import Progress
+from bertjax.models.encoder import count_params
+from bertjax.parallel.mesh import machine
 from bertjax.parallel.sharding import batch_sharding
-from bertjax.sweeps import programs, score_spread, stacked_runs
+from bertjax.storage.atomic import write_file
+from bertjax.sweeps import score_spread, stacked_runs
 from bertjax.sweeps.groups import Groups
 from bertjax.tasks import prepare_task as tasks
-from bertjax.training import state
+from bertjax.tasks.tables import silent
 from bertjax.training.loop import Loop, LoopState, run_loop
 from bertjax.training.signals import Stopped, StopSignal
 
@@ -40,9 +36,8 @@ from bertjax.training.signals import Stopped, StopSignal
 class SweepLoop(Loop):
     """The runs of a sweep: what they learn from, their states and their scores.
 
-    runs: (seed, rate) of each. path: of the workdir. prepared: what the task's rows are
-    (tasks/prepare_task.py). facts: by which a saved sweep is told from another one.
-    Raises UserError for what does not go together.
+    runs: (seed, rate) of each; base: one of them. facts: by which a saved sweep is told
+    from another one. Raises UserError for what does not go together.
     """
 
     def __init__(
@@ -57,40 +52,24 @@ class SweepLoop(Loop):
     ) -> None:
         self.config, self.path, self.runs, self.facts = config, path, runs, facts
         self.prepared, self.mesh, self.stop = prepared, mesh, stop
-        objective, _ = train_step.make_config_objective(config, prepared)
-        self.eval_rows = train_step.eval_rows(config, objective)
-        tokenizer, parts = prepared.tokenizer, prepared.parts
-        counts = prepared_text.count_tokens(parts)
-        tables = batches.make_tables(config, tokenizer, counts)
+        text = prepared, facts["stores"]
+        self.base = TrainingRun(config, path, mesh, text, None, {}, silent)
 
         def plan(seed: int) -> batches.Run:
             own = config.copy_and_resolve_references()
             own.seed = seed
-            return batches.make_run(own, objective.needs, tokenizer, parts, tables)
+            return self.base.make_batches(own)
 
-        self.planned = {seed: plan(seed) for seed, _ in runs}
-        first = self.planned[runs[0][0]]
-        self.state = LoopState(total=first.total)
-        every = train_step.intervals(config, first.phases[0], first.total)
-        self.every = {"eval": every["eval"]}
-        self.valid = batches.make_valid(
-            config, objective.needs, tokenizer, prepared.valid, tables
-        )
-        lengths = train_step.schedule_lengths(config, first.phases, first.total)
-        self.update_parts = train_step.make_update(config, objective, mesh, *lengths)
-        self.programs = programs.make_programs(
-            config, objective, self.update_parts, lengths, first.course.batch(0), mesh
-        )
-        params = self.update_parts.shapes.params
-        better = best_metric.directions(objective, params, first.course.stages[0])
-        tracker = best_metric.make_tracker(
-            config, objective, params, self.valid, path, None, better
-        )
-        usual = f"eval/{next(iter(self.valid))}/{tasks.make_form(config).metrics[0]}"
+        self.planned = {config.seed: self.base.batches}
+        self.planned |= {s: plan(s) for s, _ in runs if s != config.seed}
+        self.state = LoopState(total=self.base.batches.total)
+        self.every = {"eval": self.base.every["eval"]}
+        self.programs = stacked_runs.make_programs(self.base)
+        metric, sets = self.base.best.metric, self.base.valid
+        usual = f"eval/{next(iter(sets))}/{tasks.make_form(config).metrics[0]}"
         self.scores = score_spread.SweepScores(
-            runs, tracker.metric or usual, bool(tracker.metric), config.eval.patience,
-            better,
-        )  # fmt: skip
+            runs, metric or usual, bool(metric), config.eval.patience, self.base.better
+        )
         self.lost: set[int] = set()  # runs that the guard gave up, and logged
         # Real tokens that each run saw; None in a sweep of a version without them.
         self.tokens: list[int] | None = [0] * len(runs)
@@ -100,7 +79,7 @@ class SweepLoop(Loop):
         count = len(self.runs)
         size = saved_group_size(self.path, count, at_once)
         if size is None:
-            size = programs.runs_at_once(self.programs, self.mesh, count, at_once)
+            size = stacked_runs.runs_at_once(self.programs, self.mesh, count, at_once)
         runs, steps = counted(count, "run"), counted(self.state.total, "step")
         cli.say(f"{runs} of {steps}, {size} at once")
         folder, keeps = self.path / workdir_kinds.MEMBERS, self.scores.at_best
@@ -108,13 +87,10 @@ class SweepLoop(Loop):
         return self.groups
 
     def start(self) -> int:
-        """Begin, or go on where it was: returns after which step.
-
-        Raises UserError where another sweep is there.
-        """
+        """Begin, or go on after the step that is returned. Raises UserError."""
         done = self.groups.newest
         if not done:
-            self.groups.begin(self._initial())
+            self.groups.begin(self.base.read_init_from(cli.say))
             return 0
         first = self.path / workdir_kinds.MEMBERS / "0"
         meta = manifest.read_meta(first / "checkpoints" / str(done))
@@ -128,17 +104,6 @@ class SweepLoop(Loop):
         self._end_if_all_ended()
         cli.say(f"resuming after step {done}")
         return done
-
-    def _initial(self) -> Any:
-        """Read what init_from gives to every run; {} without one."""
-        config, prepared = self.config, self.prepared
-        if not config.init_from:
-            return {}
-        parts = self.update_parts
-        shapes = state.with_shardings(parts.shapes, parts.shardings)
-        task = tasks.facts(config, prepared.parts).get("task", {})
-        tokenizer = prepared.tokenizer
-        return init_from.take(config.init_from, tokenizer, shapes.params, cli.say, task)
 
     def train(self) -> None:
         """Go on to the end. Raises Stopped when a signal came and all is saved."""
@@ -190,7 +155,7 @@ class SweepLoop(Loop):
         self.drain()
         ended = self.scores.ended
         try:
-            rows = [self.score_set(*one, ended) for one in self.valid.items()]
+            rows = [self.score_set(*one, ended) for one in self.base.valid.items()]
         except Stopped:
             return False
         self.scores.add([row for of_set in rows for row in of_set])
@@ -228,7 +193,8 @@ class SweepLoop(Loop):
     def eval_batches(self, rows: Any, examples: int | None) -> Iterator[Any]:
         """Yield batches on the devices. Raises Stopped some seconds after a signal."""
         place = batch_sharding(self.mesh)
-        for batch in rows.eval_batches(self.eval_rows, examples):
+        size = train_step.eval_rows(self.config, self.base.objective)
+        for batch in rows.eval_batches(size, examples):
             if self.stop.overdue:
                 raise Stopped(self.stop.number)
             yield jax.device_put(batch, place)
@@ -249,19 +215,53 @@ class SweepLoop(Loop):
         meta |= {"tokens": self.tokens} if self.tokens else {}
         self.groups.save({**self.facts, **meta})
 
-    def best_params(self) -> Any:
-        """Return the parameters of the best run where it was best."""
+    def write_best(self, found: dict[str, Any], overrides: dict[str, Any]) -> None:
+        """Write the best run as a workdir, and last sweep.json, which says it is done.
+
+        found: what sweep.json says. overrides: what the command line changed.
+        """
+        config, path = self.config.copy_and_resolve_references(), self.path
+        prepared, best, metric = self.prepared, found["best"], found["metric"]
+        config.seed, config.optim.lr = best["seed"], best["lr"]
         if self.scores.at_best:
-            return self.groups.best
-        best = self.scores.best
-        return self.groups.params(self.runs.index((best["seed"], best["lr"])))
+            params = self.groups.best
+        else:
+            params = self.groups.params(self.runs.index((best["seed"], best["lr"])))
+        facts = {"stores": self.facts["stores"], GREATER: found[GREATER]}
+        if self.scores.at_best:  # as train says it
+            name = f"eval/{best['valid']}/{metric}"
+            value = {"metric": name, "step": best["step"], "value": best[metric]}
+            facts["best"] = value
+        sizes = {"parameters": count_params(params), "total_steps": found["steps"]}
+        texts = {
+            "config.json": serialize.to_json(config),
+            "overrides.json": json.dumps(overrides),
+        }
+        run_facts = facts | machine(self.mesh) | sizes
+        save_tokenizer, counts = prepared.tokenizer.save, self.base.counts
+        workdir.begin(path, texts, run_facts, save_tokenizer, counts)
+        workdirs.write_findings(path, prepared, cli.say)
+        if best["step"] not in manifest.steps(path):  # else killed just after it
+            meta = {
+                "config": config.to_dict(),
+                "tokenizer": prepared.tokenizer.identity,
+                "runs": self.facts["runs"],  # by which a sweep knows its own
+                **facts,
+                **tasks.facts(config, prepared.parts),
+                "tokens": best.get("tokens", 0),
+            }
+            tasks.learn(meta, best)
+            saved = Checkpoints(path, 2, None)
+            saved.save(best["step"], {"params": params}, meta)
+            saved.close()
+        results = path / workdir_kinds.RESULTS
+        write_file(results, json.dumps(found, indent=1) + "\n")
 
 
 def saved_group_size(path: Path, runs: int, at_once: int | None) -> int | None:
-    """Return how many runs of a sweep are in one checkpoint; None where there is none.
+    """Return how many runs of a sweep are in one checkpoint, if there is one.
 
-    What fits next time may be another number. Raises UserError where another one is
-    asked for.
+    Raises UserError where --at_once asks for another number.
     """
     first = path / workdir_kinds.MEMBERS / "0"
     saved = manifest.steps(first)
@@ -278,8 +278,7 @@ def check_same(
 ) -> None:
     """Refuse a sweep of `before` that is not that of these facts, `config`'s own.
 
-    Configs are compared as those of runs are: keys that came later have their defaults.
-    Raises UserError, which names what differs.
+    Raises UserError, which names what differs as for runs.
     """
     try:
         changes = serialize.differences(

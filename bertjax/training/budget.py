@@ -34,12 +34,7 @@ def make_clock(
 
 
 def describe_budget(minutes: float, total: int) -> str:
-    """Say at the start of a run what its budget means.
-
-    >>> describe_budget(5, 1000)
-    'budget_minutes=5: training ends after 5 minutes, or after 1,000 steps (total) if \
-they come first; the learning rate follows the clock'
-    """
+    """Say at the start of a run what its budget means."""
     return (
         f"budget_minutes={minutes:g}: training ends after {minutes:g} minutes, or "
         f"after {total:,} steps (total) if they come first; the learning rate follows "
@@ -48,10 +43,7 @@ they come first; the learning rate follows the clock'
 
 
 class Clock:
-    """The time of a budget of `seconds`; process 0's counts for all.
-
-    Object stores cannot append: there the lines are written at each flush.
-    """
+    """The time of a budget of `seconds`; process 0's counts for all."""
 
     def __init__(
         self,
@@ -122,7 +114,7 @@ class Clock:
             return
         self.close()
         write_file(self.path, "".join(f"{line!r}\n" for line in self.lines))
-        if not is_remote(self.path):
+        if not is_remote(self.path):  # object stores cannot append
             self.file = self.path.open("a")
 
     def close(self) -> None:

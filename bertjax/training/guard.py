@@ -26,7 +26,6 @@ class Guard(NamedTuple):
 
 
 def make_guard() -> Guard:
-    """Begin with nothing seen."""
     zero = jnp.zeros((), jnp.int32)
     return Guard(jnp.zeros(()), zero, zero, zero)
 
@@ -37,9 +36,8 @@ def check_update(
     """Say whether an update is to be made (bool []), and remember it.
 
     It is skipped when loss or gradient norm is not finite or, with a `factor` and once
-    WINDOW updates are made, when the norm exceeds factor x its running mean (the mean
-    of all at first, then an exponential one over about WINDOW). Skipped updates leave
-    the mean as it was.
+    WINDOW updates are made, when the norm exceeds factor x its running mean (of all at
+    first, then exponential over about WINDOW), which skipped updates leave as it was.
     """
     good = jnp.isfinite(loss) & jnp.isfinite(norm)
     if factor:

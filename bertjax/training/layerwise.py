@@ -20,10 +20,7 @@ def decay_mask(params: Any) -> Any:
 
 
 def norm(path: Path, x: jax.Array, mean: bool = False) -> jax.Array:
-    """Return the norm, or root mean square, of each layer of a leaf, broadcastable.
-
-    That of whole arrays, however they lie on the devices.
-    """
+    """Return the norm, or root mean square, of each layer of a leaf, broadcastable."""
     axes = tuple(range(int(is_stacked(path)), x.ndim))
     reduce = jnp.mean if mean else jnp.sum
     return jnp.sqrt(reduce(jnp.square(x), axis=axes, keepdims=True))
@@ -94,13 +91,11 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
         usable = (size > 0) & (step > 0)
         return update * jnp.where(usable, size / jnp.where(usable, step, 1.0), 1.0)
 
-    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        scaled = jax.tree_util.tree_map_with_path(
-            one, updates, params, decay_mask(params)
-        )
-        return scaled, state
+    def update(updates: Any, params: Any) -> Any:
+        decayed = decay_mask(params)
+        return jax.tree_util.tree_map_with_path(one, updates, params, decayed)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(update)
 
 
 def scale_by_stable_adam(

@@ -18,10 +18,9 @@ class LoopState:
     """Where a loop stands. A checkpoint holds what `to_meta` returns.
 
     step: updates given to the devices. total: the last step. read: updates whose
-    metrics were read. tokens: the real tokens of these. skipped_in_row: how many of the
-    last of these the guard skipped. phases: those of the run, as plain values. rewinds:
-    {"from", "to"} of each time that the run went back. best: the evaluations so far.
-    stopping: a signal came. unscored: it interrupted an evaluation.
+    metrics were read; tokens: the real tokens of these; skipped_in_row: the last of
+    these that the guard skipped. phases: as plain values. rewinds: {"from", "to"} of
+    each. best: the evaluations. stopping: a signal came; unscored: in an evaluation.
     """
 
     step: int = 0

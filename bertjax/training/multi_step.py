@@ -23,9 +23,8 @@ Update = Callable[[State, Mapping[str, jax.Array]], tuple[State, Metrics]]
 class Calls(NamedTuple):
     """How many updates a call makes: at most `most`, and none past a step in between.
 
-    In between end calls at multiples of `every`, where something is due, at `starts`,
-    where batches change their shape, and at `total`. Nothing else decides, so that a
-    resumed run makes the same calls.
+    Calls end at multiples of `every`, where something is due, at `starts`, where shapes
+    of batches change, and at `total`: a resumed run makes the same calls.
     """
 
     most: int

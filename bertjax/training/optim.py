@@ -113,13 +113,7 @@ def muon(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
 
 
 # By OPTIMIZERS' names. Steps go against the sum of the parts' work.
-MAKERS = {
-    "adamw": adamw,
-    "lamb": lamb,
-    "stableadamw": stableadamw,
-    "adafactor": adafactor,
-    "muon": muon,
-}
+MAKERS = {make.__name__: make for make in (adamw, lamb, stableadamw, adafactor, muon)}
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:

@@ -16,8 +16,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 class _Listener:
     """Takes signals in a thread: the main one may be in a library's call for minutes.
 
-    SIGINT is taken explicitly too: a process started in the background inherits it
-    ignored.
+    SIGINT too, which a process started in the background inherits ignored.
     """
 
     listening = False
@@ -103,10 +102,7 @@ class StopCommand(_Listener):
         os._exit(128 + number)
 
     def _print_once(self, number: int) -> None:
-        """Once, by the thread that comes first; the other goes on when it is said.
-
-        Past sys.stderr, which the main thread may be writing to at this moment.
-        """
+        """Past sys.stderr, which the main thread may be writing to at this moment."""
         line = f"stopped by {signal.Signals(number).name}\n"
         if self._printing.acquire(timeout=self.grace):
             with contextlib.suppress(OSError):  # nobody may read it any more

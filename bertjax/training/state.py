@@ -9,11 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from bertjax.parallel.sharding import (
-    ParamAxes,
-    param_shardings,
-    state_shardings,
-)
+from bertjax.parallel.sharding import ParamAxes, param_shardings, state_shardings
 from bertjax.training.guard import make_guard
 
 
@@ -91,10 +87,9 @@ def init_sharded(
 
 
 def complete(parts: dict[str, Any], wanted: State) -> State:
-    """Make a state of the parts that an earlier version or config has saved.
+    """Make a state of saved parts; wanted: shapes and shardings.
 
-    A guard begins anew, a moving average with the parameters. wanted: shapes and
-    shardings.
+    A guard that they lack begins anew, a moving average with the parameters.
     """
     if wanted.guard is not None and "guard" not in parts:
         places = jax.tree.map(lambda s: s.sharding, wanted.guard)
@@ -106,10 +101,8 @@ def complete(parts: dict[str, Any], wanted: State) -> State:
 
 
 def with_params(current: State, params: Any, wanted: Any) -> State:
-    """Return a state with other parameters, of which its average is a copy.
-
-    wanted: the average's shapes and shardings, or None where there is none.
-    """
+    """Return a state with other parameters, copied into its average where one is
+    wanted (shapes and shardings)."""
     if wanted is None:
         return current._replace(params=params)
     places = jax.tree.map(lambda s: s.sharding, wanted)

@@ -28,10 +28,7 @@ def divide(value: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def with_weights(sums: Sums, weights: Mapping[str, jax.Array]) -> Sums:
-    """Give the losses, the terms of `weights`, the weights that they are optimised by.
-
-    What is logged of a loss is then what is optimised, whatever weight it came with.
-    """
+    """Give the losses their optimised weights: what is logged is what is optimised."""
     return {**sums, **{term: (sums[term][0], w) for term, w in weights.items()}}
 
 
@@ -175,9 +172,8 @@ def make_eval_step(
     """Make evaluate(params, batch) -> {term: (sum, weight)}, dropout off.
 
     Losses have the weights of weights_fn(batch), as in training. evaluate_fn(params,
-    batch) -> (sums, outputs), instead of sums_fn: the outputs, of every row, come back
-    as `outputs`. A batch may carry `stop` (feed.with_flag); it comes back as the sum of
-    that name.
+    batch) -> (sums, `outputs` of every row), instead of sums_fn. The `stop` of a batch
+    (feed.with_flag) comes back as a sum of that name.
     """
 
     def evaluate(params: Any, batch: Batch) -> Sums:
@@ -214,9 +210,8 @@ def run_eval(
 ) -> dict[str, float] | None:
     """Evaluate all batches: {term: mean over all of them}, summed in float64.
 
-    The mean of nothing is nan: no score, and never the best one. The outputs of each
-    batch, where the model has some, are appended to `outputs`. Returns None when it was
-    broken off: `asked` said so, or a batch's `stop` did.
+    The mean of nothing is nan. What the model has as outputs of a batch is appended to
+    `outputs`. Returns None when `asked` or a batch's `stop` broke it off.
     """
     total: Sums = {}
     pending: list[Sums] = []
@@ -255,5 +250,4 @@ def mean_on_host(sums: Any) -> float:
 
 
 def non_finite(metrics: Mapping[str, Any]) -> list[str]:
-    """Name the metrics that are infinite or no number."""
     return [k for k, v in sorted(metrics.items()) if not math.isfinite(v)]

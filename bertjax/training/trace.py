@@ -15,10 +15,9 @@ from bertjax.storage.atomic import copy_files, is_remote
 class Trace:
     """Traces `steps` updates into the directory `path`, after `start` from `done` on.
 
-    A context manager around the loop: leaving it, however, ends a trace that is under
-    way, with what there is of it. What is in flight is waited for at both ends, so that
-    the trace holds its updates whole. Python's own calls are left out: following them
-    slows the host down. Nothing is traced where `path` is None or `steps` 0.
+    A context manager around the loop: leaving it ends a trace that is under way. What
+    is in flight is waited for at both ends, so that the trace holds its updates whole,
+    without Python's own calls. Nothing is traced where `path` is None or `steps` 0.
     """
 
     def __init__(

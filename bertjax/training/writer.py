@@ -45,8 +45,7 @@ class JsonlWriter:
     """metrics.jsonl: one object a line, each on disk before the next step's.
 
     Rows of later steps than the one restored, and an unfinished last line, are
-    dropped at the start; the others stay as they stand. Object stores cannot append,
-    so there the file is written anew at each flush.
+    dropped at the start. Object stores cannot append: there each flush writes all.
     """
 
     def __init__(self, workdir: Any, step: int) -> None:
@@ -82,17 +81,14 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-    """TensorBoard event files in WORKDIR/tb; later rows than `step` are hidden.
-
-    For a remote workdir they are written here and copied at each flush.
-    """
+    """TensorBoard event files in WORKDIR/tb; later rows than `step` are hidden."""
 
     def __init__(self, workdir: Any, step: int) -> None:
         from tensorboardX import SummaryWriter
 
         self.target = workdir / "tb"
         self.local = self.target
-        if is_remote(workdir):
+        if is_remote(workdir):  # each flush copies them
             self.local = Path(tempfile.mkdtemp(prefix="bertjax-tb-"))
         self.tb = SummaryWriter(str(self.local), purge_step=step + 1)
 
@@ -117,8 +113,7 @@ class TensorBoardWriter:
 class WandbWriter:
     """Weights & Biases (pip install wandb); its own environment variables configure it.
 
-    The run's id is made of the workdir's path, so that a resumed run goes on in place,
-    and is called by its name.
+    The run's id is made of the workdir's path: a resumed run goes on in place.
     """
 
     def __init__(self, workdir: Any, step: int) -> None:
@@ -176,8 +171,7 @@ def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
 class ProgressWriter:
     """A bar with loss, tokens/s and time left on a terminal; else plain lines.
 
-    budget: seconds of training after which a run ends, where it ends by the clock; rows
-    then have budget/share, how much of it is spent.
+    budget: seconds after which a run ends, of which rows' budget/share is spent.
     """
 
     def __init__(
