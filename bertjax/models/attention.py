@@ -3,8 +3,7 @@
 
 import functools
 import importlib
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +15,10 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import dropout
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
-
-class Backend(Protocol):
-    """Attend as `attend` says; what `make_attention` of a module from outside returns.
-
-    With rate 0 there is no dropout; rng is None then in evaluations.
-    """
-
-    def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        mask: AttentionMask,
-        rate: float,
-        rng: jax.Array | None,
-    ) -> jax.Array: ...
-
-
+# Attends as `attend` says, given (q, k, v, mask, rate, rng); what `make_attention` of a
+# module from outside returns. With rate 0 there is no dropout; rng is None then in
+# evaluations.
+Backend = Callable[..., jax.Array]
 # What "tpu" and "gpu" stand for: the first that takes the shapes at hand.
 PREFERENCES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
 
@@ -81,19 +66,40 @@ def _choose(
     backend: str, shape: tuple[int, int, int, int], rate: float, dtype: jnp.dtype
 ) -> tuple[str, dict[str, str]]:
     """Return the backend, and why those before it do not take the shapes."""
-    _, length, heads, width = shape
-    refusals = {
-        "fused": lambda: _refuse_fused(length, heads, width),
-        "splash": lambda: _refuse_splash(length, rate),
-        "cudnn": lambda: _refuse_cudnn(width, rate, dtype),
-    }
     refused: dict[str, str] = {}
     for name in PREFERENCES.get(backend, (backend,)):
-        reason = refusals[name]() if name in refusals else ""
+        reason = _refuse(name, shape, rate, dtype)
         if not reason:
             return name, refused
         refused[name] = reason
     raise UserError(f"model.attention={backend}: {reason}")
+
+
+def _refuse(
+    name: str, shape: tuple[int, int, int, int], rate: float, dtype: jnp.dtype
+) -> str:
+    """Say why a backend does not take q, k, v of this shape; "" where it does."""
+    _, length, heads, width = shape
+    if name == "fused":
+        from bertjax.models import fused_attention as fused
+
+        split = size_along("heads")
+        if heads % split == 0 and fused.fits(length, heads // split, width):
+            return ""
+        return (
+            f"rows of {length} tokens and {heads} heads of {width} on {split} devices: "
+            f"it takes up to {fused.LONGEST} tokens, a multiple of {fused.LANES}, and "
+            f"heads that fill {fused.LANES} lanes"
+        )
+    if name in ("splash", "cudnn") and rate:
+        return f"it drops no weights: model.attention_probs_dropout_prob={rate}"
+    if name == "splash" and length % 128:
+        return f"{length} tokens are no multiple of 128"
+    if name == "cudnn" and dtype == jnp.float32:
+        return "it takes no float32"
+    if name == "cudnn" and (width % 8 or width > 128):
+        return f"heads of {width}"
+    return ""
 
 
 def describe_backend(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
@@ -137,33 +143,6 @@ def _outside_backend(backend: str) -> Backend:
     return registry.make(key, module, maker, options)
 
 
-def _refuse_fused(length: int, heads: int, width: int) -> str:
-    from bertjax.models import fused_attention as fused
-
-    split = size_along("heads")
-    if heads % split == 0 and fused.fits(length, heads // split, width):
-        return ""
-    return (
-        f"rows of {length} tokens and {heads} heads of {width} on {split} devices: it "
-        f"takes up to {fused.LONGEST} tokens, a multiple of {fused.LANES}, and heads "
-        f"that fill {fused.LANES} lanes"
-    )
-
-
-def _refuse_splash(length: int, rate: float) -> str:
-    if rate:
-        return f"it drops no weights: model.attention_probs_dropout_prob={rate}"
-    return f"{length} tokens are no multiple of 128" if length % 128 else ""
-
-
-def _refuse_cudnn(width: int, rate: float, dtype: jnp.dtype) -> str:
-    if rate:
-        return f"it drops no weights: model.attention_probs_dropout_prob={rate}"
-    if dtype == jnp.float32:
-        return "it takes no float32"
-    return f"heads of {width}" if width % 8 or width > 128 else ""
-
-
 def _xla(q, k, v, mask, rate, rng):
     """Let the compiler do it, scores in memory.
 
@@ -193,9 +172,7 @@ def _fused(q, k, v, mask, rate, rng):
     b, length, heads, width = q.shape
     key = np.zeros(2, np.uint32) if rng is None else jax.random.key_data(rng)
 
-    def local(
-        q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array, key: jax.Array
-    ):
+    def local(q, k, v, keys, key):
         rows, here = q.shape[0], q.shape[2] // width
         at = [index_along("batch") * rows, index_along("heads") * here, heads]
         seeds = jnp.concatenate([key, jnp.stack([jnp.uint32(i) for i in at])])
@@ -224,7 +201,7 @@ def _splash(q, k, v, mask, rate, rng):
         **{f"block_{part}": block for part in parts}, use_fused_bwd_kernel=True
     )
 
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array) -> jax.Array:
+    def local(q, k, v, keys):
         one = (
             splash.LocalMask((length, length), (near, near), 0)
             if mask.window
@@ -254,7 +231,7 @@ def _cudnn(q, k, v, mask, rate, rng):
     and so do windows, of which it knows causal ones alone.
     """
 
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array) -> jax.Array:
+    def local(q, k, v, keys):
         seen = mask._replace(keys=keys)
         if mask.packed or mask.window:
             shape = (len(q), 1, q.shape[1], q.shape[1])
@@ -269,12 +246,9 @@ def _cudnn(q, k, v, mask, rate, rng):
     return run(q, k, v, mask.keys)
 
 
-BACKENDS: dict[str, Backend] = {
-    "xla": _xla,
-    "fused": _fused,
-    "splash": _splash,
-    "cudnn": _cudnn,
-}
+BACKENDS: dict[str, Backend] = dict(
+    xla=_xla, fused=_fused, splash=_splash, cudnn=_cudnn
+)
 
 
 def is_interpreted() -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from bertjax import UserError, registry
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
-REMAT = ("none", "full", "dots")
-POOLER_ACTIVATIONS = ("", "tanh", "gelu", "relu")
 # Options of how it is computed, and of nothing else.
 RUNTIME = ("remat", "unroll", "attention", "max_logits_mb")
 ATTENTION = ("xla", "tpu", "gpu", "fused", "splash", "cudnn")
@@ -109,9 +107,9 @@ class EncoderConfig:
         for key, known in (
             ("hidden_act", ACTIVATIONS),
             ("classifier_activation", ("", *ACTIVATIONS)),
-            ("remat", REMAT),
+            ("remat", ("none", "full", "dots")),
             ("classifier_pooling", ("cls", "mean")),
-            ("pooler_activation", POOLER_ACTIVATIONS),
+            ("pooler_activation", ("", "tanh", "gelu", "relu")),
             ("position_embedding_type", ("absolute", "rope", "none")),
             ("norm_position", ("post", "pre")),
             ("norm_type", ("layer_norm", "rms_norm")),
@@ -167,10 +165,8 @@ class EncoderConfig:
             yield "model.norm_type=rms_norm has no bias: set model.norm_bias=False"
         if not self.first_attention_norm and self.norm_position != "pre":
             yield "model.first_attention_norm=False needs model.norm_position=pre"
-        if (
-            not self.first_attention_norm
-            and 0 < self.num_hidden_groups < self.num_hidden_layers
-        ):
+        is_grouped = 0 < self.num_hidden_groups < self.num_hidden_layers
+        if is_grouped and not self.first_attention_norm:
             yield (
                 f"model.first_attention_norm=False and {groups}: the first layer lacks "
                 "what layers of its group have"

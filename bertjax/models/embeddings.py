@@ -24,19 +24,10 @@ def embed(
     batch: dict[str, jax.Array],
     rng: jax.Array | None = None,
 ) -> jax.Array:
-    """Return what the first layer reads, [B, L, D] in cfg.dtype; rng: the encoder's."""
-    x = sum_embeddings(params, cfg, batch)
-    rng = fold_in(rng, cfg.num_hidden_layers)
-    x = dropout(x, cfg.hidden_dropout_prob, rng).astype(cfg.dtype)
-    if cfg.embedding_size:
-        x = linear(params["projection"], x)
-    return constrain(x, "batch length embed")
+    """Return what the first layer reads, [B, L, D] in cfg.dtype; rng: the encoder's.
 
-
-def sum_embeddings(
-    params: Params, cfg: EncoderConfig, batch: dict[str, jax.Array]
-) -> jax.Array:
-    """Sum word, position and token type embeddings, normalised: f32 [B, L, E]."""
+    Word, position and token type embeddings are added up in f32 [B, L, E].
+    """
     ids = batch["input_ids"]
     x = lookup(params["word"], ids)
     if cfg.position_embedding_type == "absolute":
@@ -53,9 +44,13 @@ def sum_embeddings(
             if "token_type_ids" in batch
             else params["token_type"][0].astype(jnp.float32)
         )
-    if not cfg.embedding_norm:
-        return x
-    return layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)
+    if cfg.embedding_norm:
+        x = layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)
+    rng = fold_in(rng, cfg.num_hidden_layers)
+    x = dropout(x, cfg.hidden_dropout_prob, rng).astype(cfg.dtype)
+    if cfg.embedding_size:
+        x = linear(params["projection"], x)
+    return constrain(x, "batch length embed")
 
 
 Rope = tuple[jax.Array, jax.Array]

@@ -6,6 +6,7 @@ lists which family uses which.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,14 +15,8 @@ import jax.numpy as jnp
 
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import embed
-from bertjax.models.layers import (
-    Params,
-    draw,
-    linear_specs,
-    norm_specs,
-    stack_specs,
-)
-from bertjax.models.pooling import first_positions, firsts_in_front, pool
+from bertjax.models.layers import Params, draw, linear_specs, norm_specs, stack_specs
+from bertjax.models.pooling import pool
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import make_attention_inputs, normalise
 
@@ -42,9 +37,7 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     d, m, e = cfg.hidden_size, cfg.intermediate_size, cfg.embedding_width
     heads = (cfg.num_attention_heads, cfg.head_dim)
 
-    def norm(width: int) -> dict[str, Any]:
-        return norm_specs(width, cfg.norm_bias)
-
+    norm = functools.partial(norm_specs, bias=cfg.norm_bias)
     embeddings: dict[str, Any] = {"word": ((cfg.vocab_size, e), "normal")}
     if cfg.position_embedding_type == "absolute":
         embeddings["position"] = ((cfg.max_position_embeddings, e), "normal")
@@ -62,11 +55,10 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     if cfg.mlp_type == "glu":
         mlp["gate"] = linear_specs((d,), (m,), cfg.mlp_bias)
     attention = {
-        "query": linear_specs((d,), heads, cfg.attention_bias),
-        "key": linear_specs((d,), heads, cfg.attention_bias),
-        "value": linear_specs((d,), heads, cfg.attention_bias),
-        "output": linear_specs(heads, (d,), cfg.attention_bias),
+        name: linear_specs((d,), heads, cfg.attention_bias)
+        for name in ("query", "key", "value")
     }
+    attention["output"] = linear_specs(heads, (d,), cfg.attention_bias)
     depth = cfg.groups[-1] + 1
     layers = stack_specs({"attention": attention, "mlp": mlp}, depth)
     if normed := depth if cfg.first_attention_norm else depth - 1:
@@ -97,7 +89,7 @@ def apply(
     at: i32 [B, P], the positions where alone hidden is wanted, [B, P, D]. The last
     layer is computed there (and where the pooler looks), but for its keys and values:
     what else it makes nobody reads. In a loop over the layers (cfg.unroll) it is
-    computed everywhere.
+    computed everywhere. Raises ValueError where the pooler takes the mean of all.
     """
     return _apply(params, cfg, batch, rng, lambda x: None, at)[0]
 
@@ -131,35 +123,27 @@ def _apply(
         x = embed(params["embeddings"], cfg, batch, rng)
     first = keep(x)
     inputs = make_attention_inputs(cfg, batch)
-    positions = last_positions(cfg, batch, at)
-    layers = params["layers"]
-    x, results = run_layers(layers, cfg, x, inputs, rng, keep, positions)
+    positions = at
+    if at is not None and cfg.pooler:
+        if cfg.classifier_pooling == "mean":
+            raise ValueError("a mean is of all tokens: at does not go with it")
+        one = jnp.zeros((len(batch["input_ids"]), 1), jnp.int32)
+        firsts = batch.get("cls_positions", one)
+        positions = jnp.concatenate([firsts, at], axis=1)
+    x, results = run_layers(params["layers"], cfg, x, inputs, rng, keep, positions)
     if cfg.final_norm:
         with jax.named_scope("final_norm"):
             x = normalise(params["final_norm"], cfg, x)
     pooled = None
     if cfg.pooler:
         with jax.named_scope("pooler"):
-            batch = batch if positions is None else firsts_in_front(batch)
+            if positions is not None and "cls_positions" in batch:
+                b, s = batch["cls_positions"].shape  # what x begins with
+                batch = {**batch, "cls_positions": jnp.tile(jnp.arange(s), (b, 1))}
             pooled = pool(params, cfg, x, batch)
     if at is not None:
         x = x[:, x.shape[1] - at.shape[1] :]
     return Encoded(x, pooled), (first, results)
-
-
-def last_positions(
-    cfg: EncoderConfig, batch: dict[str, jax.Array], at: jax.Array | None
-) -> jax.Array | None:
-    """Return where the last layer is wanted, i32 [B, S + P], None for everywhere.
-
-    That is `at`, i32 [B, P], behind the first token of each sequence if these are
-    pooled. Raises ValueError where all tokens are.
-    """
-    if at is None or not cfg.pooler:
-        return at
-    if cfg.classifier_pooling == "mean":
-        raise ValueError("a mean is of all tokens: at does not go with it")
-    return jnp.concatenate([first_positions(batch), at], axis=1)
 
 
 def count_params(params: Params) -> int:

@@ -112,10 +112,7 @@ def _call(
     size = arrays[0].dtype.itemsize
     return pl.pallas_call(
         functools.partial(
-            kernel,
-            width=width,
-            packed=queries is not None,
-            groups=a_step,
+            kernel, width=width, packed=queries is not None, groups=a_step
         ),
         grid=(b, groups // a_step),
         in_specs=[*specs, *[wide] * len(arrays)],
@@ -128,8 +125,7 @@ def _call(
             bytes_accessed=(len(arrays) + results) * b * length * d * size,
         ),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel"),
-            vmem_limit_bytes=48 * 2**20,
+            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=48 * 2**20
         ),
         name="fused_attention" if flops == 4 else "fused_attention_backward",
     )(*given, *arrays)
@@ -182,9 +178,8 @@ class _Row:
 
 def _open(refs: tuple[Any, ...], packed: bool, rate: float, window: int, width: int):
     seeds, keys, *rest = refs
-    queries = rest.pop(0) if packed else None
+    queries = rest.pop(0)[...] if packed else None
     length = keys.shape[-1]
-    queries = None if queries is None else queries[...]
     return _Row(seeds, keys[...], queries, length, width, rate, window), rest
 
 

@@ -144,10 +144,7 @@ def task_shardings(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def task_logits(
-    params: Params,
-    cfg: EncoderConfig,
-    vectors: jax.Array,
-    rng: jax.Array | None = None,
+    params: Params, cfg: EncoderConfig, vectors: jax.Array, rng: jax.Array | None = None
 ) -> jax.Array:
     """Return f32 logits [..., C] of a task from vectors [..., D].
 

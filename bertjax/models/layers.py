@@ -105,13 +105,11 @@ def affine(
     return y if bias is None else y + bias.astype(x.dtype)
 
 
-def _affine_forward(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, axes: str
-) -> tuple[jax.Array, Any]:
+def _affine_forward(x, kernel, bias, axes):
     return affine(x, kernel, bias, axes), (x, kernel, bias)
 
 
-def _affine_backward(axes: str, saved: Any, dy: jax.Array) -> tuple[Any, ...]:
+def _affine_backward(axes, saved, dy):
     x, kernel, bias = saved
     flat = kernel.reshape(x.shape[-1], -1)
     dx = jax.lax.dot_general(dy, flat, (((1,), (1,)), ((), ())))
@@ -188,10 +186,7 @@ def activate(x: jax.Array, kind: str) -> jax.Array:
 
 
 def dropout(
-    x: jax.Array,
-    rate: float,
-    rng: jax.Array | None,
-    rows: jax.Array | None = None,
+    x: jax.Array, rate: float, rng: jax.Array | None, rows: jax.Array | None = None
 ) -> jax.Array:
     """Zero elements of x at `rate` and scale the rest; nothing at all without rng.
 

@@ -12,8 +12,6 @@ its parameters lie in variables["params"]["encoder"]. An NNX model takes it by
 `flax.nnx.bridge.ToNNX(linen.Encoder(cfg), rngs=nnx.Rngs(0)).lazy_init(batch)`.
 """
 
-import functools
-
 import flax.linen as nn
 import jax
 
@@ -36,8 +34,7 @@ class Encoder(nn.Module):
         def init(rng: jax.Array, name: str) -> Params:
             return encoder.init(rng, self.cfg)[name]
 
-        make = functools.partial(encoder.init, cfg=self.cfg)
-        names = jax.eval_shape(make, jax.random.key(0))
+        names = jax.eval_shape(lambda: encoder.init(jax.random.key(0), self.cfg))
         params = {name: self.param(name, init, name) for name in names}
         rng = self.make_rng("dropout") if self.has_rng("dropout") else None
         return encoder.apply(params, self.cfg, batch, rng)

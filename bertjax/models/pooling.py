@@ -53,24 +53,6 @@ def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
 POOLINGS = {"mean": means, "cls": first_tokens}  # named in tasks/task_type.py too
 
 
-def first_positions(batch: dict[str, jax.Array]) -> jax.Array:
-    """Return where the first token of each sequence is: i32 [B, S], S = 1 unpacked."""
-    one = jnp.zeros((len(batch["input_ids"]), 1), jnp.int32)
-    return batch.get("cls_positions", one)
-
-
-def firsts_in_front(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return the batch as `pool` needs it for x [B, S + P, D], firsts in front.
-
-    x holds the states at first_positions and then others, so that of packed rows the
-    first tokens now are at 0 to S - 1.
-    """
-    if "cls_positions" not in batch:
-        return batch
-    b, s = batch["cls_positions"].shape
-    return {**batch, "cls_positions": jnp.tile(jnp.arange(s), (b, 1))}
-
-
 def normalize_vectors(vectors: jax.Array) -> jax.Array:
     """Make vectors of length 1, [..., D]; zeros stay zeros."""
     size = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)

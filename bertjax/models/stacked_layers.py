@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, fold_in, take_at
 from bertjax.models.transformer_layer import AttentionInputs, apply_layer
-from bertjax.parallel.sharding import constrain, path_name
+from bertjax.parallel.sharding import constrain
 
 
 def run_layers(
@@ -30,18 +30,12 @@ def run_layers(
     loop (cfg.unroll).
     """
 
-    def layer(
-        x: jax.Array,
-        scanned: Any,
-        inputs: tuple[AttentionInputs, ...] = inputs,
-        positions: jax.Array | None = None,
-    ) -> tuple[jax.Array, Any]:
+    def layer(x, scanned, inputs=inputs, positions=None):
         params, index, depth = scanned
         if params is None:
             group = depth["group"]  # of numpy arrays too, which no tracer indexes
             params = jax.tree.map(lambda p: jnp.asarray(p)[group], layers)
-        rng_of_layer = fold_in(rng, index)
-        x = apply_layer(params, cfg, x, inputs, rng_of_layer, depth, positions)
+        x = apply_layer(params, cfg, x, inputs, fold_in(rng, index), depth, positions)
         x = constrain(x, "batch length embed")
         return x, keep(x)
 
@@ -74,12 +68,8 @@ def remat(layer: Callable[..., Any], cfg: EncoderConfig) -> Callable[..., Any]:
     """Let the backward pass compute a layer again, as cfg.remat says."""
     if cfg.remat == "none":
         return layer
-    policies = jax.checkpoint_policies
-    policy = (
-        policies.save_only_these_names("product")
-        if cfg.remat == "dots"
-        else policies.nothing_saveable
-    )
+    names = ["product"] if cfg.remat == "dots" else []
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
 
@@ -90,19 +80,18 @@ def unstack(params: Params, cfg: EncoderConfig) -> Params:
     the time of a single short text at base size.
     """
 
-    def one(i: int) -> Params:
-        def take(path: Any, leaf: jax.Array) -> jax.Array | None:
-            lacks = not cfg.first_attention_norm and path_name(path).startswith(
-                "attention/norm/"
-            )
-            return (leaf[i - 1] if i else None) if lacks else leaf[i]
+    attention = dict(params["layers"]["attention"])
+    late_norm = {} if cfg.first_attention_norm else attention.pop("norm", {})
+    stack = {**params["layers"], "attention": attention}
 
-        layer = jax.tree_util.tree_map_with_path(take, params["layers"])
-        if not i and not cfg.first_attention_norm:
-            layer["attention"].pop("norm", None)
-        return layer
+    def take(tree: Any, i: int) -> Any:
+        return jax.tree.map(lambda leaf: leaf[i], tree)
 
-    return {**params, "layers": tuple(map(one, range(cfg.groups[-1] + 1)))}
+    layers = [take(stack, i) for i in range(cfg.groups[-1] + 1)]
+    for i, layer in enumerate(layers[1:]):
+        if late_norm:
+            layer["attention"]["norm"] = take(late_norm, i)
+    return {**params, "layers": tuple(layers)}
 
 
 def scan_inputs(

@@ -80,7 +80,7 @@ def apply_layer(
     q, k, v = (y.reshape(heads) for y in projected)
 
     def attend_with(own: AttentionInputs) -> Callable[..., jax.Array]:
-        def run(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def run(q, k, v):
             if own.rope is not None:
                 q = apply_rope(q, take_rope(own.rope, query_positions))
                 k = apply_rope(k, own.rope)

@@ -82,13 +82,6 @@ def row_keys(batch: Batch, *names: str) -> jax.Array:
 
 
 Labels = Callable[[int, int], dict[str, jax.ShapeDtypeStruct]]
-
-
-def no_labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name no arrays."""
-    return {}
-
-
 # Values of Head.reads.
 EVERYWHERE, NOWHERE = "everywhere", "nowhere"
 
@@ -138,7 +131,7 @@ class Head:
     needs: frozenset[str] = frozenset()
     pooled: bool = False
     outputs: Callable[..., dict[str, jax.Array]] | None = None
-    labels: Labels = no_labels
+    labels: Labels = lambda rows, length: {}
     coefficients: Mapping[str, float] = dataclasses.field(default_factory=dict)
     shardings: tuple[tuple[str, str], ...] = ()
     flops: Callable[[EncoderConfig, int, int], float] | None = None
@@ -172,7 +165,7 @@ class Objective:
     coefficients: Mapping[str, float]
     shardings: tuple[tuple[str, str], ...] = ()
     evaluate: Callable[[Params, Batch], tuple[dict[str, Term], Any]] | None = None
-    labels: Labels = no_labels
+    labels: Labels = lambda rows, length: {}
     everywhere: bool = True
     flops: Callable[[int, int], float] | None = None
     whole_batch: int | None = None
@@ -192,40 +185,34 @@ def make_objective(
         (registry.load("objective", n, PACKAGE, SUPPORT), options)
         for n, options in parse(name)
     ]
-    whole = [part for part in parts if hasattr(part[0], "make_objective")]
-    if whole:
-        if len(parts) > 1:
-            raise UserError(f"objective={name!r}: {whole[0][0].__name__} stands alone")
-        maker = "make_objective"
-        objective, cfg = registry.make(
-            "objective", whole[0][0], maker, whole[0][1], cfg, tokens=tokens
-        )
-        return _labelled(objective), cfg
-    heads = [
-        registry.make("objective", module, "make_head", options, tokens=tokens)
-        for module, options in parts
-    ]
-    if len({h.name for h in heads}) < len(heads):
-        raise UserError(f"objective={name!r} names a head twice")
-    cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
-    objective = combine(heads, cfg)
-    for (module, _), head in zip(parts, heads, strict=True):
-        if head.flops is None and not module.__name__.startswith(f"{PACKAGE}."):
-            objective = dataclasses.replace(objective, flops=None)
-    return _labelled(objective), cfg
-
-
-def _labelled(objective: Objective) -> Objective:
-    """Let the objective of a task need its labels. Raises UserError."""
+    for module, options in parts:
+        if hasattr(module, "make_objective"):
+            if len(parts) > 1:
+                raise UserError(f"objective={name!r}: {module.__name__} stands alone")
+            args = module, "make_objective", options, cfg
+            objective, cfg = registry.make("objective", *args, tokens=tokens)
+            break
+    else:
+        heads = [
+            registry.make("objective", module, "make_head", options, tokens=tokens)
+            for module, options in parts
+        ]
+        if len({h.name for h in heads}) < len(heads):
+            raise UserError(f"objective={name!r} names a head twice")
+        cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
+        objective = combine(heads, cfg)
+        for (module, _), head in zip(parts, heads, strict=True):
+            if head.flops is None and not module.__name__.startswith(f"{PACKAGE}."):
+                objective = dataclasses.replace(objective, flops=None)
     if not objective.task_type:
-        return objective
+        return objective, cfg
     if objective.evaluate is None:
         raise UserError(
             f"objective: a head for rows of {objective.task_type} needs `outputs`, by "
             "which they are scored and answered"
         )
     needs = objective.needs | {"labels"}
-    return dataclasses.replace(objective, needs=needs)
+    return dataclasses.replace(objective, needs=needs), cfg
 
 
 def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:

@@ -91,9 +91,7 @@ def sums(
     with jax.named_scope("generator"):
         hidden = encoder.apply(mlm["encoder"], small, batch, rngs[0], at).hidden
 
-    def guess(
-        first: jax.Array | None, *arrays: jax.Array
-    ) -> tuple[dict[str, Term], jax.Array]:
+    def guess(first, *arrays):
         with jax.named_scope("generator"):
             terms, logits = score_predictions(mlm, small, *arrays)
         with jax.named_scope("sample"):
@@ -104,9 +102,8 @@ def sums(
     with jax.named_scope("sample"):
         ids, replaced = replace_tokens(batch, drawn)
     with jax.named_scope("discriminator"):
-        hidden = encoder.apply(
-            params["encoder"], cfg, {**batch, "input_ids": ids}, rngs[1]
-        ).hidden
+        filled = {**batch, "input_ids": ids}
+        hidden = encoder.apply(params["encoder"], cfg, filled, rngs[1]).hidden
         logits = heads.rtd_logits(params["rtd"], cfg, hidden)
         args = logits, replaced, real_tokens(batch)
         own = {"loss": binary_cross_entropy(*args), **binary_metrics(*args)}

@@ -9,10 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.models import heads
-from bertjax.models.config import EncoderConfig
-from bertjax.models.encoder import Encoded
-from bertjax.models.layers import Params
-from bertjax.objectives.base import NOWHERE, Batch, Head, Sum
+from bertjax.objectives.base import NOWHERE, Batch, Head
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy
 
@@ -37,17 +34,13 @@ def make_pair_head(name: str) -> Head:
     D] or [B, S, D].
     """
 
-    def sums(
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: Encoded,
-        batch: Batch,
-        rng: jax.Array | None,
-    ) -> dict[str, Sum]:
+    def sums(params, cfg, encoded, batch, rng):
         logits = heads.class_logits(params[name], encoded.pooled)
         args = logits, batch[f"{name}_labels"], pair_weights(name, batch)
-        loss, right = cross_entropy(*args), accuracy(*args)
-        return {f"{name}_loss": loss, f"{name}_accuracy": right}
+        return {
+            f"{name}_loss": cross_entropy(*args),
+            f"{name}_accuracy": accuracy(*args),
+        }
 
     return Head(
         name,

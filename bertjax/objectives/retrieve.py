@@ -10,9 +10,7 @@ that answers a query is never its negative, whoever's row it stands in.
 import jax
 import jax.numpy as jnp
 
-from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
-from bertjax.models.layers import Params
 from bertjax.models.pooling import first_tokens, means, normalize_vectors
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy
@@ -80,20 +78,12 @@ def make_head(
     A task's options come from task.* of a config.
     """
 
-    def sums(
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: Encoded,
-        batch: Batch,
-        rng: jax.Array | None,
-    ) -> dict[str, Sum]:
+    def sums(params, cfg, encoded, batch, rng):
         if "relevant_numbers" not in batch:
             return {}
         return score(vectors(encoded, batch, cls, normalize), temperature, batch)
 
-    def outputs(
-        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
-    ) -> dict[str, jax.Array]:
+    def outputs(params, cfg, encoded, batch):
         return {"vectors": vectors(encoded, batch, cls, normalize)}
 
     return Head(

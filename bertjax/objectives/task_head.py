@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.models import heads
-from bertjax.models.config import EncoderConfig
-from bertjax.models.encoder import Encoded
-from bertjax.models.layers import Params, fold_in
+from bertjax.models.layers import fold_in
 from bertjax.objectives.base import EVERYWHERE, NOWHERE, Batch, Head, Labels, Sum
 
 KEY = 2**20  # of the head's dropout: no layer has that number
@@ -53,21 +51,16 @@ def make_task_head(
     loss, of any shape. dropout: whether the classes see vectors with dropout.
     """
 
-    def sums(
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: Encoded,
-        batch: Batch,
-        rng: jax.Array | None,
-    ) -> dict[str, Sum]:
-        rng = fold_in(rng, KEY) if dropout else None
-        logits = task_logits(params[name], cfg, encoded, of_tokens, rng)
-        return {f"{name}_loss": loss(logits, batch)}
+    def logits(params, cfg, encoded, rng=None):
+        vectors = encoded.hidden if of_tokens else encoded.pooled
+        return heads.task_logits(params[name], cfg, vectors, rng)
 
-    def evaluate(
-        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
-    ) -> dict[str, jax.Array]:
-        return outputs(task_logits(params[name], cfg, encoded, of_tokens), batch)
+    def sums(params, cfg, encoded, batch, rng):
+        rng = fold_in(rng, KEY) if dropout else None
+        return {f"{name}_loss": loss(logits(params, cfg, encoded, rng), batch)}
+
+    def evaluate(params, cfg, encoded, batch):
+        return outputs(logits(params, cfg, encoded), batch)
 
     return Head(
         name,
@@ -80,15 +73,3 @@ def make_task_head(
         labels=labels,
         task_type=name,
     )
-
-
-def task_logits(
-    params: Params,
-    cfg: EncoderConfig,
-    encoded: Encoded,
-    of_tokens: bool,
-    rng: jax.Array | None = None,
-) -> jax.Array:
-    """Return f32 logits of the pooled vectors, or of hidden states; params: its own."""
-    vectors = encoded.hidden if of_tokens else encoded.pooled
-    return heads.task_logits(params, cfg, vectors, rng)

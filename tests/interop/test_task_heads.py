@@ -15,10 +15,9 @@ from test_hf_read import roles
 from bertjax import UserError
 from bertjax.interop import hf_read, hf_write, tensor_layout
 from bertjax.interop.task_heads import CLASSES
-from bertjax.models import encoder
+from bertjax.models import encoder, heads
 from bertjax.objectives import span
 from bertjax.objectives.base import make_objective
-from bertjax.objectives.task_head import task_logits
 from bertjax.parallel.sharding import PARAM_AXES, axes_of
 from bertjax.tasks.task_type import load_task_type, with_options
 
@@ -31,12 +30,12 @@ def logits(params, cfg):
     """Return what all heads on one encoder say of data.IDS, by kind."""
     batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
     encoded = encoder.apply(params["encoder"], cfg, batch)
-    spans = task_logits(params["span"], cfg, encoded, of_tokens=True)
+    spans = heads.task_logits(params["span"], cfg, encoded.hidden)
     told = (
-        task_logits(params["classify"], cfg, encoded, of_tokens=False),
-        task_logits(params["tag"], cfg, encoded, of_tokens=True),
+        heads.task_logits(params["classify"], cfg, encoded.pooled),
+        heads.task_logits(params["tag"], cfg, encoded.hidden),
         jax.numpy.stack(span.mask_padding(spans, batch), axis=-1),
-        task_logits(params["choose"], cfg, encoded, of_tokens=False),
+        heads.task_logits(params["choose"], cfg, encoded.pooled),
     )
     return dict(zip(data.KINDS, told, strict=True))
 
