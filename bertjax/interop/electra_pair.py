@@ -74,10 +74,8 @@ def join(discriminator: Imported, generator: Imported, root: Path, where: str) -
     Raises UserError when they are no pair: another family, a head that is missing,
     embeddings that are not shared, a generator that our objective would make otherwise.
     """
-    for half, name, head in (
-        (discriminator, "discriminator", "rtd"),
-        (generator, "generator", "mlm"),
-    ):
+    halves = {"discriminator": discriminator, "generator": generator}
+    for (name, half), head in zip(halves.items(), ("rtd", "mlm"), strict=True):
         if half.family.model_type != "electra":
             raise UserError(
                 f"{where}: the {name} is of the family {half.family.model_type}: only "
@@ -87,8 +85,7 @@ def join(discriminator: Imported, generator: Imported, root: Path, where: str) -
             raise UserError(f"{where}: the {name} has no {head} head")
     _check_shared(discriminator, generator, where)
     _check_config(discriminator.cfg, generator.cfg, where)
-    halves = {"discriminator": discriminator, "generator": generator}
-    unexpected = [f"{half}: {n}" for half in halves for n in halves[half].unexpected]
+    unexpected = [f"{k}: {n}" for k, half in halves.items() for n in half.unexpected]
     fields = {**vars(discriminator), "where": where, "missing": ()}
     fields["unexpected"] = tuple(unexpected)
     return Pair(**fields, generator=generator, root=root)
@@ -96,7 +93,7 @@ def join(discriminator: Imported, generator: Imported, root: Path, where: str) -
 
 def _check_shared(a: Imported, b: Imported, where: str) -> None:
     different = []
-    for path in filter(is_shared, {**dict.fromkeys(a.paths), **dict.fromkeys(b.paths)}):
+    for path in filter(is_shared, dict.fromkeys([*a.paths, *b.paths])):
         both = [m.tensors.get(m.family.names[path]) for m in (a, b)]
         if None in both or not are_equal(*both):
             different.append(path.removeprefix("encoder/"))

@@ -56,9 +56,8 @@ class Imported:
     @property
     def paths(self) -> list[str]:
         """The leaves of ours that the files have."""
-        return [
-            p for p in layout.leaves(self.family, self.cfg) if p not in self.missing
-        ]
+        known = layout.leaves(self.family, self.cfg)
+        return [path for path in known if path not in self.missing]
 
     @property
     def heads(self) -> frozenset[str]:
@@ -96,12 +95,11 @@ class Imported:
 
     def report(self, say: Callable[[str], None]) -> None:
         """Say what was matched, what is missing and what is not used."""
-        cfg = self.cfg
-        say(
-            f"{self.where}: {self.family.model_type}, "
-            f"{counted(cfg.num_hidden_layers, 'layer')} "
-            f"of {cfg.hidden_size}; {len(self.paths)} parameters matched"
+        shape = (
+            f"{counted(self.cfg.num_hidden_layers, 'layer')} of {self.cfg.hidden_size}"
         )
+        matched = f"{len(self.paths)} parameters matched"
+        say(f"{self.where}: {self.family.model_type}, {shape}; {matched}")
         if self.missing:
             say(f"missing in the files: {', '.join(self.missing)}")
         if self.unexpected:
@@ -197,11 +195,8 @@ def _check_fit(wrong: list[str], where: str, config: str = CONFIG) -> None:
 
 def _check_tied(tensors: Mapping[str, Any], name: str, other: str, where: str) -> None:
     """Refuse a decoder that config.json ties to what it differs from."""
-    types = {n: tensors[n].dtype for n in (name, other)}
-    wrong = [
-        f"{n} of type {dtype}" for n, dtype in types.items() if dtype not in DTYPES
-    ]
-    _check_fit(wrong, where)
+    unknown = [n for n in (name, other) if tensors[n].dtype not in DTYPES]
+    _check_fit([f"{n} of type {tensors[n].dtype}" for n in unknown], where)
     if not are_equal(tensors[name], tensors[other]):
         raise UserError(
             f"{where}: {name} differs from {other}, though {CONFIG} ties them: "

@@ -110,11 +110,8 @@ def choose_family(
         try:
             if family.after_padding and cfg.position_embedding_type == "absolute":
                 offset = roles["pad"] + 1
-                written = dataclasses.replace(
-                    written,
-                    position_offset=offset,
-                    max_position_embeddings=cfg.max_length + offset,
-                )
+                rows = dict(max_position_embeddings=cfg.max_length + offset)
+                written = dataclasses.replace(written, position_offset=offset, **rows)
             config = config_json(written, family, roles)
             back = read_config(config, family, CONFIG)
         except UserError:
@@ -143,7 +140,7 @@ def config_json(
 ) -> dict[str, Any]:
     """Return what this family's config.json says of an encoder."""
     options = dataclasses.asdict(cfg)
-    if options["hidden_act"] == "gelu_tanh":
+    if cfg.hidden_act == "gelu_tanh":
         options["hidden_act"] = "gelu_new"
     options["classifier_activation"] = (
         cfg.classifier_activation or options["hidden_act"]
@@ -163,9 +160,8 @@ def _tensors(
     headless = not layout.heads_of(ours)
     stored: dict[str, dict[int, np.ndarray]] = {}
     for path, leaf in ours.items():
-        slots = (
-            np.asarray(leaf) if "{}" in family.names[path] else np.asarray(leaf)[None]
-        )
+        leaf = np.asarray(leaf)
+        slots = leaf if "{}" in family.names[path] else leaf[None]
         shape = layout.stored_shape(path, cfg, leaf.shape[-1])
         outside = headless or path in family.outside or not path.startswith("encoder/")
         prefix = "" if outside else family.prefix
@@ -180,8 +176,6 @@ def _tensors(
                 stored[other] = stored[name]
     # Contiguous, since safetensors writes memory as it lies.
     return {
-        name: np.ascontiguousarray(
-            np.concatenate([parts[i] for i in range(len(parts))]), "<f4"
-        )
-        for name, parts in stored.items()
+        name: np.ascontiguousarray(np.concatenate([p[i] for i in sorted(p)]), "<f4")
+        for name, p in stored.items()
     }

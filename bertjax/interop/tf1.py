@@ -8,6 +8,8 @@ say is what google-research/bert, albert and electra compute (modeling.py): norm
 """
 
 import dataclasses
+import glob
+import itertools
 import math
 import os
 import re
@@ -148,9 +150,8 @@ def _names_in_file(
 ) -> dict[str, str]:
     """Return the family's names of a scope's tensors, and those in the checkpoint."""
     names = {}
-    for name in {
-        n for p in leaves(family, cfg) for n, *_ in tensors_of(p, family, cfg)
-    }:
+    tensors = (tensors_of(path, family, cfg) for path in leaves(family, cfg))
+    for name, *_ in itertools.chain.from_iterable(tensors):
         own = name_in_file(name, family, scope)
         if len(scopes) > 1 and own.startswith(HEADS):
             # Each half has a head of its own.
@@ -202,10 +203,8 @@ def read_index(prefix: Path, where: str) -> dict[str, CheckpointTensor]:
     except Exception as e:  # tensorflow's own, of several kinds
         raise UserError(f"{where}{INDEX} cannot be read: {_line(e)}") from e
     least = sum(math.prod(s) * types[n].size for n, s in shapes.items())
-    parts = prefix.parent.glob("*")
-    size = sum(
-        p.stat().st_size for p in parts if p.name.startswith(f"{prefix.name}.data-")
-    )
+    parts = prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")
+    size = sum(part.stat().st_size for part in parts)
     if size < least:
         raise UserError(
             f"{where}.data-* are cut short or lack a part: {size:,} bytes of at least "

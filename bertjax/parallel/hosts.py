@@ -38,7 +38,13 @@ def initialize(
     end. Raises UserError where nothing says who the others are, RunError where they
     cannot be joined. Where they do not come it ends the process, in one line.
     """
-    known = _service()
+    # jax.distributed (0.10 to 0.12) starts and ends its coordination service, but hands
+    # out neither the record of who coordinates nor the client.
+    try:
+        from jax._src.distributed import global_state as known
+    except ImportError:
+        known = None
+    _having(known, "client", "coordinator_address", "process_id", "num_processes")
     address = os.environ.get(ADDRESS)
     if address and not re.fullmatch(r".+:\d+", address):
         raise UserError(f"{ADDRESS}={address} is not HOST:PORT")
@@ -78,25 +84,8 @@ def initialize(
     return client, jax.process_index(), jax.process_count(), jax.distributed.shutdown
 
 
-def _service() -> Any:
-    """Return jax's record of its coordination service: who coordinates, and a client.
-
-    jax.distributed (0.10 to 0.12) starts and ends the service, but hands out neither.
-    """
-    try:
-        from jax._src.distributed import global_state
-    except ImportError:
-        global_state = None
-    return _having(
-        global_state, "client", "coordinator_address", "process_id", "num_processes"
-    )
-
-
 def _having(part: Any, *names: str) -> Any:
-    """Return a part of jax that is not public, with its attributes of these names.
-
-    Raises UserError where this jax has it no more.
-    """
+    """Return a part of jax that is not public. Raises UserError without such names."""
     if lacking := [name for name in names if not hasattr(part, name)]:
         raise UserError(
             f"--multihost: jax {jax.__version__} has its coordination service "

@@ -57,10 +57,8 @@ def make_mesh(
         elif slices == 1:
             laid_out = mesh_utils.create_device_mesh(sizes, **how)
         else:
-            inner = sizes[0] // slices, *sizes[1:]
-            laid_out = mesh_utils.create_hybrid_device_mesh(
-                inner, (slices, 1, 1), **how
-            )
+            inner, outer = (sizes[0] // slices, *sizes[1:]), (slices, 1, 1)
+            laid_out = mesh_utils.create_hybrid_device_mesh(inner, outer, **how)
     except NotImplementedError as e:
         raise UserError(f"{axes}: these chips cannot be laid out so: {e}") from e
     return Mesh(laid_out, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -172,15 +172,13 @@ def _gather(leaf: jax.Array, axes: str, dtype: str | None) -> jax.Array:
     return _pin(rounded, spec(axes))
 
 
-def _gather_forward(leaf: jax.Array, axes: str, dtype: str | None) -> Any:
+def _gather_forward(leaf, axes, dtype):
     return _gather(leaf, axes, dtype), ()
 
 
-def _gather_backward(axes: str, dtype: str | None, _: Any, grad: jax.Array) -> Any:
-    # Those of layers were summed one by one, in the loop (layers.affine).
-    return (
-        keep_gradient(grad.astype(jnp.float32), axes, not axes.startswith("layers")),
-    )
+def _gather_backward(axes, dtype, saved, grad):
+    summed = not axes.startswith("layers")  # one by one, in the loop (layers.affine)
+    return (keep_gradient(grad.astype(jnp.float32), axes, summed),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from bertjax import RunError, UserError
@@ -88,12 +87,7 @@ class Watch:
     def __enter__(self) -> "Watch":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.ticked = None
         self.leaving.set()
         if self.client is None:
@@ -136,9 +130,7 @@ class Watch:
         if self.me == 0:  # it holds the service: its end would abort the others
 
             def all_know() -> bool:
-                others = [
-                    status for i, (status, _) in self.seen.items() if i != self.me
-                ]
+                others = (x for i, (x, _) in self.seen.items() if i != self.me)
                 return all(status.keys() & {"ended", "done"} for status in others)
 
             self._wait(all_know, 4 * self.interval)
