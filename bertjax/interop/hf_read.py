@@ -95,9 +95,8 @@ class Imported:
 
     def report(self, say: Callable[[str], None]) -> None:
         """Say what was matched, what is missing and what is not used."""
-        shape = (
-            f"{counted(self.cfg.num_hidden_layers, 'layer')} of {self.cfg.hidden_size}"
-        )
+        layers, width = self.cfg.num_hidden_layers, self.cfg.hidden_size
+        shape = f"{counted(layers, 'layer')} of {width}"
         matched = f"{len(self.paths)} parameters matched"
         say(f"{self.where}: {self.family.model_type}, {shape}; {matched}")
         if self.missing:

@@ -26,8 +26,7 @@ class SafeTensor(StoredTensor):
     name: str
 
     def rows(self, begin: int, end: int) -> np.ndarray:
-        rows = self.file.get_slice(self.name)[begin:end]
-        return rows.astype(np.float32, copy=False)
+        return self.file.get_slice(self.name)[begin:end].astype(np.float32, copy=False)
 
 
 def open_tensors(directory: Path, where: str) -> dict[str, StoredTensor]:
@@ -87,12 +86,11 @@ def inside(directory: Path, name: str, where: str) -> Path:
 
 def _shards(directory: Path, where: str) -> dict[str, StoredTensor]:
     names = read_json(directory / INDEX, where).get("weight_map")
-    if not isinstance(names, dict) or not all(
-        isinstance(v, str) for v in names.values()
-    ):
+    files = names.values() if isinstance(names, dict) else [None]
+    if not all(isinstance(file, str) for file in files):
         raise UserError(f"{where}: {INDEX} has no weight_map of names to files")
     tensors = {}
-    for file in sorted(set(names.values())):
+    for file in sorted(set(files)):
         shard = open_safetensors(inside(directory, file, where), where)
         for name in (n for n, f in names.items() if f == file):
             if name not in shard:

@@ -23,11 +23,8 @@ def grow_rows(
     grown: dict[str, Any] = {}
     for path, leaf in walk(params):
         if path.endswith(ROWS):
-            new = [
-                leaf[np.array(ids)].mean(axis=0, dtype=np.float64) for ids in origins
-            ]
-            rest = leaf[pieces + len(new) :]
-            old = leaf[:pieces]
+            new = [leaf[np.array(i)].mean(axis=0, dtype=np.float64) for i in origins]
+            old, rest = leaf[:pieces], leaf[pieces + len(new) :]
             leaf = np.concatenate([old, np.asarray(new, leaf.dtype), rest])
         put(grown, path, leaf)
     return grown

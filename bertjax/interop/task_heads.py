@@ -5,6 +5,7 @@ What each class computes: transformers, models/*/modeling_*.py.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -105,15 +106,10 @@ def with_head(family: Family, head: str, hf_class: str = "") -> Family:
     hf_class: what ends the name of its class there, of a head that CLASSES lacks.
     """
     end = hf_class or CLASSES[head]
-    own = {
-        path.replace("task/", f"{head}/"): name
-        for path, name in family.task_heads[end].items()
-    }
-    body = {
-        path: name
-        for path, name in family.names.items()
-        if path.startswith("encoder/") and "/pooler/" not in path
-    }
+    names = family.task_heads[end]
+    own = {path.replace("task/", f"{head}/"): name for path, name in names.items()}
+    paths = [p for p in family.names if re.match("encoder/(?!pooler/)", p)]
+    body = {path: family.names[path] for path in paths}
     return dataclasses.replace(
         family,
         names={**body, **own},

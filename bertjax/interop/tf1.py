@@ -75,9 +75,8 @@ class CheckpointTensor(StoredTensor):
         try:
             values = self.reader.get_tensor(self.name).astype(np.float32, copy=False)
         except Exception as e:  # tensorflow's own, of several kinds
-            raise UserError(
-                f"{self.where}: {self.name} cannot be read: {_line(e)}"
-            ) from e
+            where = f"{self.where}: {self.name}"
+            raise UserError(f"{where} cannot be read: {_line(e)}") from e
         return (values.T if self.swapped else values)[begin:end]
 
     def fill(self, out: np.ndarray, transpose: bool, part: int, of: int) -> None:
@@ -89,9 +88,8 @@ class CheckpointTensor(StoredTensor):
 
 def is_directory(path: Any) -> bool:
     """True for a directory with such a checkpoint, or with its config alone."""
-    return any((path / name).exists() for name in configs()) or any(
-        path.glob(f"*{INDEX}")
-    )
+    has_config = any((path / name).exists() for name in configs())
+    return has_config or any(path.glob(f"*{INDEX}"))
 
 
 def configs() -> dict[str, Family]:
@@ -129,9 +127,8 @@ def open_models(directory: Path, where: str) -> list[hf_read.Imported]:
         tensors = {n: stored[own] for n, own in names.items() if own in stored}
         unexpected.difference_update(names.values())
         model = hf_read.Imported(directory, where, family, sizes, cfg, tensors)
-        models.append(
-            hf_read.check_tensors(model, config or "each other", names.__getitem__)
-        )
+        source = config or "each other"
+        models.append(hf_read.check_tensors(model, source, names.__getitem__))
     if unknown := [n for n in sorted(unexpected) if n.startswith(SCOPES)]:
         raise UserError(
             f"{checkpoint}: tensors of the encoder that {family.model_type} as "

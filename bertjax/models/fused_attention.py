@@ -72,27 +72,16 @@ def _forward_rule(q, k, v, keys, queries, seeds, heads, rate, window, interpret)
 def _backward_rule(heads, rate, window, interpret, saved, dy):
     q, k, v, keys, queries, seeds = saved
     kernel = functools.partial(_backward_kernel, rate=rate, window=window)
-    dq, dk, dv = _call(
-        kernel, (q, k, v, dy), 3, keys, queries, seeds, heads, interpret, flops=10
-    )
-    return dq, dk, dv, None, None, None
+    arrays = q, k, v, dy
+    grads = _call(kernel, arrays, 3, keys, queries, seeds, heads, interpret, flops=10)
+    return *grads, None, None, None
 
 
 fused_attention.defvjp(_forward_rule, _backward_rule)
 
 
-def _call(
-    kernel: Callable[..., None],
-    arrays: tuple[jax.Array, ...],
-    results: int,
-    keys: jax.Array,
-    queries: jax.Array | None,
-    seeds: jax.Array,
-    heads: int,
-    interpret: bool,
-    flops: int,
-) -> list[jax.Array]:
-    """Run a kernel over rows and groups of heads."""
+def _call(kernel, arrays, results, keys, queries, seeds, heads, interpret, flops):
+    """Run a kernel over rows and groups of heads; `results` arrays like the first."""
     b, length, d = arrays[0].shape
     width = d // heads
     group = max(LANES, width)

@@ -30,17 +30,15 @@ def make_attention_inputs(
     positions = batch.get("position_ids", np.arange(batch["input_ids"].shape[1]))
 
     def make(window: int, theta: float) -> AttentionInputs:
-        mask = make_attention_mask(batch, window)
-        if cfg.position_embedding_type != "rope":
-            return AttentionInputs(mask, None)
-        return AttentionInputs(mask, rope_angles(positions, cfg.head_dim, theta))
+        is_rope = cfg.position_embedding_type == "rope"
+        rope = rope_angles(positions, cfg.head_dim, theta) if is_rope else None
+        return AttentionInputs(make_attention_mask(batch, window), rope)
 
     inputs = []
     if any(cfg.is_global):
         inputs.append(make(0, cfg.rope_theta))
     if not all(cfg.is_global):
-        theta = cfg.local_rope_theta or cfg.rope_theta
-        inputs.append(make(cfg.local_attention, theta))
+        inputs.append(make(cfg.local_attention, cfg.local_rope_theta or cfg.rope_theta))
     return tuple(inputs)
 
 

@@ -16,14 +16,12 @@ def check_batch_size(mesh: Mesh, batch_size: int, accumulate: int) -> None:
     """Refuse a batch that the mesh or accumulation does not divide."""
     parts = math.prod(mesh.shape[axis] for axis in ("data", "fsdp"))
     if accumulate < 1 or batch_size % accumulate:
+        raise UserError(f"{accumulate=} does not divide {batch_size=}")
+    rows = batch_size // accumulate
+    if rows % parts:
         raise UserError(
-            f"accumulate={accumulate} does not divide batch_size={batch_size}"
-        )
-    if (batch_size // accumulate) % parts:
-        raise UserError(
-            f"batch_size={batch_size} over accumulate={accumulate} is "
-            f"{batch_size // accumulate} rows, not divisible by the mesh's "
-            f"data x fsdp = {parts}"
+            f"{batch_size=} over {accumulate=} is {rows} rows, not divisible by the "
+            f"mesh's data x fsdp = {parts}"
         )
 
 

@@ -160,7 +160,10 @@ class Watch:
         while not self.leaving.wait(self.interval / 2):
             now = time.monotonic()
             if now - before > max(3 * self.interval, self.limit / 2):
-                self._forgive(now)  # this process itself was stopped for a while
+                # This process itself was stopped for a while.
+                self.answered = now
+                self.seen = {i: (status, now) for i, (status, _) in self.seen.items()}
+                self.ticked = None if self.ticked is None else now
             before = now
             if not (cause := self.verdict()):
                 continue
@@ -171,12 +174,6 @@ class Watch:
             self._tell(cause)
             self.end(1)
             return
-
-    def _forgive(self, now: float) -> None:
-        self.answered = now
-        self.seen = {i: (status, now) for i, (status, _) in self.seen.items()}
-        if self.ticked is not None:
-            self.ticked = now
 
     def _then(self) -> str:
         return (

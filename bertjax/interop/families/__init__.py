@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of Hugging Face's models, a file each, which calls its own FAMILY.
+"""The families of Hugging Face's models: the Family objects of the files here.
 
 Another package adds one by an entry point of the group "bertjax.families", whose value
 is such an object ("my_package.my_family:FAMILY").
@@ -22,9 +22,9 @@ def all_families() -> dict[str, Family]:
     Raises UserError where another package's cannot be imported.
     """
     own = [importlib.import_module(f"{__name__}.{n}") for n in registry.names(__name__)]
-    families = [module.FAMILY for module in own]
-    # RoBERTa's code is that of families whose files come before its own.
-    families.sort(key=lambda f: f.model_type not in ("bert", "roberta"))
+    families = [f for m in own for f in vars(m).values() if isinstance(f, Family)]
+    # RoBERTa's code is that of families whose names come before its own.
+    families.sort(key=lambda f: (f.model_type not in ("bert", "roberta"), f.model_type))
     for entry in metadata.entry_points(group=GROUP):
         try:
             families.append(entry.load())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """RoBERTa: BERT with positions that begin after the padding's id, and its own head."""
 
+import dataclasses
+
 from bertjax.interop.families.bert import EMBEDDINGS, LAYERS, POOLED
 from bertjax.interop.family import ENDS, Family, Options, pooled, task_heads, tensors
 
@@ -33,4 +35,11 @@ FAMILY = Family(
     class_prefix="Roberta",
     classes={"mlm": "ForMaskedLM", "": "Model"},
     task_heads=task_heads(pooled("classifier.dense", "classifier.out_proj"), POOLED),
+)
+# Their code is RoBERTa's.
+CAMEMBERT = dataclasses.replace(
+    FAMILY, model_type="camembert", class_prefix="Camembert"
+)
+XLM_ROBERTA = dataclasses.replace(
+    FAMILY, model_type="xlm-roberta", class_prefix="XLMRoberta"
 )
