@@ -185,13 +185,12 @@ def make_objective(
         (registry.load("objective", n, PACKAGE, SUPPORT), options)
         for n, options in parse(name)
     ]
-    for module, options in parts:
-        if hasattr(module, "make_objective"):
-            if len(parts) > 1:
-                raise UserError(f"objective={name!r}: {module.__name__} stands alone")
-            args = module, "make_objective", options, cfg
-            objective, cfg = registry.make("objective", *args, tokens=tokens)
-            break
+    if whole := [part for part in parts if hasattr(part[0], "make_objective")]:
+        module, options = whole[0]
+        if len(parts) > 1:
+            raise UserError(f"objective={name!r}: {module.__name__} stands alone")
+        maker = module, "make_objective", options
+        objective, cfg = registry.make("objective", *maker, cfg, tokens=tokens)
     else:
         heads = [
             registry.make("objective", module, "make_head", options, tokens=tokens)
