@@ -14,8 +14,8 @@ from bertjax import UserError, benchmark
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import command_line
 from bertjax.measuring import (
+    alternate,
     measurements,
-    pacer,
     results,
     synthetic_data,
 )
@@ -234,11 +234,11 @@ def test_steps_of_other_rows(capsys, monkeypatch, given, rows, segments):
 def test_pacer_counts_steady_steps(monkeypatch, capsys):
     """SETTLE rows after a pause are not counted; the wait is the others' mean."""
     clock = iter([0.0, 1.0, 2.0, 10.0, 12.0, 15.0])
-    monkeypatch.setattr(pacer.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(alternate.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr("sys.stdin", io.StringIO("2\n1\n"))
-    paced = pacer.Pacer(None, 0)
+    paced = alternate.Pacer(None, 0)
     monkeypatch.setattr(paced, "rest", lambda: None)
-    monkeypatch.setattr(pacer.Pacer, "facts", {"tokens": 1}, raising=False)
+    monkeypatch.setattr(alternate.Pacer, "facts", {"tokens": 1}, raising=False)
     for step in range(1, 7):
         paced.write({"step": step, "data/wait_seconds": 0.1 * step})
     ready, reply = map(json.loads, capsys.readouterr().out.splitlines())

@@ -22,7 +22,6 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import batches, prepared_text, resolve
-from bertjax.measuring.pacer import speak
 from bertjax.measuring.results import (
     Measured,
     Seconds,
@@ -32,8 +31,55 @@ from bertjax.measuring.results import (
 )
 from bertjax.measuring.synthetic_data import VOCAB_SIZE, one_phase
 
-# The other's share of a GPU's memory would be taken too.
-OTHER_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+SETTLE = 3  # steps of the loop that are not counted after a pause
+
+
+def speak(reply: dict[str, Any]) -> None:
+    """Write a line of the protocol."""
+    print(json.dumps(reply), flush=True)
+
+
+class Pacer:
+    """A writer of metrics that lets the loop run as many steps as stdin says.
+
+    The steps in flight and batches made ahead while it stood still are not counted.
+    """
+
+    facts: dict[str, Any]
+
+    def __init__(self, workdir: Any, step: int) -> None:
+        self.rows: list[tuple[float, float]] = []
+        self.target = 0
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.rows.append((time.perf_counter(), row.get("data/wait_seconds", 0.0)))
+        if row["step"] == 1:
+            speak(self.facts)
+        elif len(self.rows) < self.target:
+            return
+        else:
+            (begun, _), *counted = self.rows[SETTLE - 1 :]
+            seconds = {
+                "step": (counted[-1][0] - begun) / len(counted),
+                "wait": statistics.mean(w for _, w in counted),
+            }
+            self.rest()
+            speak({"seconds": seconds, "peak_rss_mb": peak_rss_mb()})
+        line = sys.stdin.readline()
+        if not line:
+            os._exit(0)  # the comparison is over, and cleans up the workdir
+        self.rows, self.target = [], int(line) + SETTLE
+
+    def rest(self) -> None:
+        """Wait for the step in flight: it must not compute while the other does."""
+        import jax
+
+        jax.block_until_ready(jax.live_arrays())
+
+    def close(self) -> None:
+        pass
+
+    flush = close
 
 
 def serve(measured: Measured) -> None:
@@ -56,7 +102,9 @@ class Contender:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=OTHER_ENVIRONMENT | os.environ | {"TMPDIR": temporary},
+            # Else the other's share of a GPU's memory would be taken too.
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+            | {"TMPDIR": temporary},
             text=True,
         )
         self.facts = self._read()
@@ -86,8 +134,10 @@ class Contender:
 
     def summarise(self) -> dict[str, Any]:
         """Return the figures of its rounds."""
-        results = summarise(self.facts, self.times, self.peak_rss_mb)
-        return {**results, "first_step_seconds": self.first_step_seconds}
+        return {
+            **summarise(self.facts, self.times, self.peak_rss_mb),
+            "first_step_seconds": self.first_step_seconds,
+        }
 
 
 def compare(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +34,6 @@ from bertjax.training import multi_step, state
 
 # Far from the end of any schedule: the arithmetic of a step is always the same.
 WARMUP, TOTAL = 10_000, 1_000_000
-
-
-class Parts(NamedTuple):
-    """Bytes of the state on the device that holds most of it, by the shardings."""
-
-    parameters: int
-    optimizer: int
 
 
 class Target:
@@ -139,11 +132,12 @@ class Target:
         """What `memory` returns for an evaluation."""
         return self.memory("eval", self.eval_shape)
 
-    def state_parts(self) -> Parts:
-        """Return the bytes of parameters and of the optimizer's state on a device."""
+    def state_parts(self) -> dict[str, int]:
+        """Return the bytes of "parameters" and of the "optimizer" on a device."""
         shapes, shardings = self.update.shapes, self.update.shardings
         parameters = shard_bytes(shapes.params, shardings.params)
-        return Parts(parameters, shard_bytes(shapes, shardings) - parameters)
+        state = shard_bytes(shapes, shardings)
+        return {"parameters": parameters, "optimizer": state - parameters}
 
     def lower(self, step: str, shape: Shape) -> Any:
         """Trace the "train" step, or the "eval" step of micro-batches of this shape.
@@ -163,25 +157,23 @@ class Target:
             specs = self.specs(shape)
             if config.steps_per_call == 1:
                 return self.update.step.lower(given, self._place(specs, where))
-            batch = self._place(
-                {
-                    name: jax.ShapeDtypeStruct(
-                        (config.steps_per_call, *spec.shape), spec.dtype
-                    )
-                    for name, spec in specs.items()
-                },
-                multi_step.call_sharding(self.mesh),
-            )
+            where = multi_step.call_sharding(self.mesh)
+            batch = self._place(specs, where, config.steps_per_call)
             everywhere = NamedSharding(self.mesh, PartitionSpec())
             batch["count"] = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
             return self.update.many.lower(given, batch)
 
     def _place(
-        self, specs: dict[str, jax.ShapeDtypeStruct], where: NamedSharding
+        self, specs: dict[str, jax.ShapeDtypeStruct], where: NamedSharding, *steps: int
     ) -> dict[str, jax.ShapeDtypeStruct]:
-        """Give the arrays of a batch their sharding, and several hosts their flag."""
+        """Give the arrays of a batch their sharding, and several hosts their flag.
+
+        steps: of a call, where there are several: the first axis.
+        """
         batch = {
-            name: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=where)
+            name: jax.ShapeDtypeStruct(
+                (*steps, *spec.shape), spec.dtype, sharding=where
+            )
             for name, spec in specs.items()
         }
         if self.hosts > 1:  # as feed.with_flag does
@@ -199,8 +191,7 @@ class Target:
         """
         lowered = self.lower(step, shape)
         file = self._file(lowered)
-        facts = _load(file)
-        if facts is None:
+        if (facts := _load(file)) is None:
             facts = memory_analysis.compile_lowered(lowered)
             _save(file, facts)
         used = memory_analysis.memory_bytes(facts) or 0
@@ -240,12 +231,10 @@ class Target:
         return {**early, "fits": fits, "refused": refused}
 
     def _file(self, lowered: Any) -> Path:
-        key = hashlib.sha256()
         options = (os.environ.get(k, "") for k in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
         parts = (self.topology, *versions().values(), " ".join(options))
-        for part in (*parts, lowered.as_text()):
-            key.update(part.encode())
-        return self.cache / f"{key.hexdigest()}.json"
+        key = "".join((*parts, lowered.as_text())).encode()
+        return self.cache / f"{hashlib.sha256(key).hexdigest()}.json"
 
 
 def _compile(

@@ -2,11 +2,11 @@
 """From compiled programs to figures: memory, the largest batch, time. All estimates."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bertjax.measuring import kernel_costs
 from bertjax.measuring.compile_steps import Target
+from bertjax.measuring.hlo import Kernel
 from bertjax.measuring.memory_analysis import (
     PROGRAM_BYTES,
     early_facts,
@@ -21,6 +21,10 @@ GIB = 2**30
 SEARCH_STEPS = 8  # batches that the search for the largest one compiles, at most
 MOST_TOKENS = 2**17  # a device at once, beyond which nobody looks for more rows
 NEAR = 0.03  # it ends this near to a full memory or to a batch that does not fit
+# Matrix products of a splash attention kernel: scores, then context; backward the
+# scores again, and the gradients of weights, q, k and v. Where the gradient of q has a
+# kernel of its own, both make scores and the weights' gradient.
+PRODUCTS = {"fwd": 2, "dkv": 5, "dkv beside dq": 4, "dq": 3}
 
 
 def estimate(
@@ -34,18 +38,24 @@ def estimate(
     """
     chip, rows = target.chip, target.rows(shape)
     what = f"{shape.batch_size} x {shape.length} on {target.topology}, {rows} a device"
-    state = target.state_parts()
+    parts = target.state_parts()
+    state = sum(parts.values())
     eval_fits = eval_gib = None
-    if sum(state) > chip.hbm_bytes:
+    if state > chip.hbm_bytes:
         say(f"{what}: the state alone does not fit, nothing is compiled")
-        facts: dict[str, Any] = {"fits": False, "refused": True, "needed": sum(state)}
+        facts: dict[str, Any] = {"fits": False, "refused": True, "needed": state}
         largest = 0
     else:
         say(f"the update's memory: {what}")
         facts = target.memory("train", shape)
         if not facts["refused"]:
             say("the evaluation's memory")
-            eval_fits, eval_gib = eval_memory(target.evaluation, state.optimizer, chip)
+            eval_fits = target.evaluation["fits"]
+            if target.evaluation["needed"] is not None:
+                # Beside it the optimizer's state; room is left for the program's code.
+                used = target.evaluation["needed"] + parts["optimizer"]
+                eval_fits = eval_fits and used + PROGRAM_BYTES <= chip.hbm_bytes
+                eval_gib = used / GIB
             known = target.is_compiled("train", shape)
             if not (known or quick):
                 say("compiling the update for its cycles, which takes minutes")
@@ -78,14 +88,14 @@ def memory_parts(target: Target, facts: Mapping[str, Any]) -> dict[str, float]:
     `batch` holds what tiling adds to the inputs too. Without a whole compilation what
     is not state is one part, and the program's code is not in it.
     """
-    state = target.state_parts()
-    parts = {"parameters": state.parameters, "optimizer": state.optimizer}
+    parts = target.state_parts()
+    state = sum(parts.values())
     if "temporaries" in facts:
-        parts["batch"] = max(facts["arguments"] - sum(state), 0)
+        parts["batch"] = max(facts["arguments"] - state, 0)
         for name in ("temporaries", "outputs", "program"):
             parts[name] = facts[name]
     elif facts["needed"] is not None:
-        parts["activations"] = max(facts["needed"] - sum(state), 0)
+        parts["activations"] = max(facts["needed"] - state, 0)
     return {name: n / GIB for name, n in parts.items()}
 
 
@@ -109,8 +119,8 @@ def time_estimate(
     if "cycles" not in facts:
         return out
     share = share_of_keys(target.cfg, shape.length)
-    kernel_seconds = kernel_costs.seconds(facts["kernels"], chip, share)
-    seconds = facts["cycles"] / (1e9 * chip.ghz) + kernel_seconds
+    of_kernels = kernel_seconds(facts["kernels"], chip, share)
+    seconds = facts["cycles"] / (1e9 * chip.ghz) + of_kernels
     tokens = target.tokens(shape) / target.mesh.devices.size  # a device
     if target.objective.flops:
         flops = tokens * target.objective.flops(shape.length, shape.predictions)
@@ -119,30 +129,46 @@ def time_estimate(
     calls = target.config.steps_per_call > 1
     return out | {
         "estimated_step_ms": 1e3 * seconds,
-        "estimated_kernel_ms": 1e3 * kernel_seconds,
+        "estimated_kernel_ms": 1e3 * of_kernels,
         "estimated_tokens_per_second_per_chip": tokens * chip.devices / seconds,
         "kernels": sum(k.times for k in facts["kernels"]),
         "uncounted_loops": facts["unknown_loops"][calls:],
     }
 
 
+def kernel_seconds(kernels: Sequence[Kernel], chip: Chip, share: float = 1.0) -> float:
+    """Estimate the time of a step's kernels on a device.
+
+    What a kernel says of itself counts; splash attention does not, and is counted by
+    its shapes: `share` is the part of the keys that a query looks at, in the mean over
+    the layers. Of any other kernel only the bytes are known.
+    """
+    own_dq = any("splash" in k.name and "_dq" in k.name for k in kernels)
+    total = 0.0
+    for kernel in kernels:
+        flops, moved = kernel.flops, kernel.moved or kernel.touched
+        if flops is None and "splash" in kernel.name:
+            flops = _splash_flops(kernel, share, own_dq)
+        total += kernel.times * chip.kernel_seconds(flops or 0.0, moved)
+    return total
+
+
+def _splash_flops(kernel: Kernel, share: float, own_dq: bool) -> float:
+    """Count 2 operations an element of each product of attention [..., H, L, K].
+
+    With all keys a forward pass is 4 L^2 K H a row, a backward pass 10 L^2 K H.
+    """
+    which = next((p for p in ("fwd", "dkv", "dq") if f"_{p}" in kernel.name), "fwd")
+    if which == "dkv" and own_dq:
+        which = "dkv beside dq"
+    queries = next((s for s in kernel.shapes if len(s) >= 4), (0, 0))
+    return 2.0 * PRODUCTS[which] * math.prod(queries) * share * queries[-2]
+
+
 def share_of_keys(cfg: EncoderConfig, length: int) -> float:
     """Return the part of all keys that a query looks at, in the mean over layers."""
     seen = keys_seen(cfg, length)
     return sum(seen) / len(seen) / length
-
-
-def eval_memory(
-    facts: Mapping[str, Any], optimizer: int, chip: Chip
-) -> tuple[bool, float | None]:
-    """Return whether an evaluation fits beside the optimizer's state, and their GiB.
-
-    Its program's code is not in the figure, but room for it is left.
-    """
-    if facts["needed"] is None:
-        return facts["fits"], None
-    total = facts["needed"] + optimizer
-    return facts["fits"] and total + PROGRAM_BYTES <= chip.hbm_bytes, total / GIB
 
 
 def search_largest(
@@ -161,7 +187,7 @@ def search_largest(
     program = max(PROGRAM_BYTES, facts.get("program", 0))
     available = target.chip.hbm_bytes - program
     # 0 rows stand for the state alone; None: the compiler did not say how much.
-    fitting: dict[int, int] = {0: sum(target.state_parts())}
+    fitting: dict[int, int] = {0: sum(target.state_parts().values())}
     refused: dict[int, int | None] = {}
 
     def note(rows: int, facts: Mapping[str, Any]) -> None:
@@ -170,9 +196,8 @@ def search_largest(
     note(target.rows(shape), early_facts(facts))
     for _ in range(SEARCH_STEPS):
         below, above = max(fitting), min(refused, default=math.inf)
-        if fitting[below] >= (1 - NEAR) * available:
-            break
-        if refused and above - below <= max(grain(below), NEAR * above):
+        near = refused and above - below <= max(grain(below), NEAR * above)
+        if fitting[below] >= (1 - NEAR) * available or near:
             break
         if not refused and below >= most:
             break

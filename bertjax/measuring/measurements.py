@@ -16,7 +16,7 @@ from bertjax import UserError
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve, train_step
 from bertjax.config import cli, durations
-from bertjax.measuring.pacer import Pacer
+from bertjax.measuring.alternate import Pacer
 from bertjax.measuring.results import Measured, Peak, Seconds, memory_mb
 from bertjax.measuring.synthetic_data import (
     VOCAB_SIZE,
@@ -43,14 +43,13 @@ def measure_step(config: ConfigDict) -> Measured:
     """Time the jitted update on one batch that lies on the devices."""
     import jax
 
-    if config.phases:
-        config = one_phase(config)
-        size = f"{config.batch_size} rows of {config.data.length} tokens"
+    phases, config = config.phases, with_choices(one_phase(config))
+    length = config.data.length
+    if phases:
+        size = f"{config.batch_size} rows of {length} tokens"
         cli.say(f"of the phases the longest is measured: {size}")
-    config = with_choices(config)
     vocab_size = config.model.vocab_size or VOCAB_SIZE
     objective, _ = make_objective(config, vocab_size, jax.default_backend())
-    length = config.data.length
     shape = Shape(config.batch_size, length, run_batches.predictions(config, length))
     batch = synthetic_batch(config, objective, shape, vocab_size)
     run, facts = compile_step(config, [batch], vocab_size)
@@ -113,8 +112,7 @@ def compile_step(
         return (time.perf_counter() - begun) / (calls * most)
 
     run(1)
-    tokens, length = batches[0]["input_ids"].size, config.data.length
-    predictions = run_batches.predictions(config, length)
+    tokens = batches[0]["input_ids"].size
     facts = {
         "tokens": tokens,  # of all choices of a row
         "compile_seconds": compile_seconds,
@@ -122,7 +120,7 @@ def compile_step(
         "dtype": cfg.dtype,
         "attention": backend,
         **device_facts(mesh, compiled),
-        **flops_facts(config, objective, length, predictions),
+        **flops_facts(config, objective),
     }
     if "flops_per_token" in facts:
         facts["step_flops"] = tokens * facts["flops_per_token"]
@@ -133,8 +131,8 @@ def compile_step(
 
 def device_facts(mesh: Any, compiled: Any) -> dict[str, Any]:
     """Return the devices and the memory of a compiled program on one of them, MB."""
-    device = mesh.devices.flat[0]
-    facts = {"devices": mesh.devices.size, "device_kind": device.device_kind}
+    kind = mesh.devices.flat[0].device_kind
+    facts = {"devices": mesh.devices.size, "device_kind": kind}
     if memory := compiled.memory_analysis():
         facts["temporary_mb"] = memory.temp_size_in_bytes / 1e6
         facts["arguments_mb"] = memory.argument_size_in_bytes / 1e6
@@ -143,11 +141,11 @@ def device_facts(mesh: Any, compiled: Any) -> dict[str, Any]:
     return facts
 
 
-def flops_facts(
-    config: ConfigDict, objective: Any, length: int, predictions: int
-) -> dict[str, float]:
+def flops_facts(config: ConfigDict, objective: Any) -> dict[str, float]:
     """Return {"flops_per_token": ...}; {}, and say why, where nobody knows them."""
     if objective.flops:
+        length = config.data.length
+        predictions = run_batches.predictions(config, length)
         return {"flops_per_token": objective.flops(length, predictions)}
     cli.say(train_step.no_mfu(config))
     return {}
@@ -160,20 +158,17 @@ def measure_packing(config: ConfigDict) -> Measured:
     """
     if not config.data.train:
         raise UserError("--what=packing needs text: data.train is empty")
-    runs, fills = {}, {}
-    for packed in (False, True):
-        config.data.packed = packed
+    runs, fills = [], []
+    for config.data.packed in (False, True):
         stage = input_batches(config)
         batches = [stage.batch(step) for step in range(4)]
-        runs[packed], facts = compile_step(config, batches, stage.tables.vocab_size)
-        fills[packed] = float(np.mean([b["attention_mask"].mean() for b in batches]))
-    facts["tokens"] *= fills[True]
-    facts |= {"fill": fills[True], "fill_padded": fills[False]}
-
-    def run(steps: int) -> Seconds:
-        return {"padded": runs[False](steps), "step": runs[True](steps)}
-
-    return Measured(facts, run)
+        run, facts = compile_step(config, batches, stage.tables.vocab_size)
+        runs.append(run)
+        fills.append(float(np.mean([b["attention_mask"].mean() for b in batches])))
+    padded, packed = runs
+    facts["tokens"] *= fills[1]
+    facts |= {"fill": fills[1], "fill_padded": fills[0]}
+    return Measured(facts, lambda n: {"padded": padded(n), "step": packed(n)})
 
 
 def measure_plan(config: ConfigDict, sequences: int) -> Measured:
@@ -300,12 +295,10 @@ def _unmasked(stage: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
     """Return what is known of a config without compiling anything."""
     objective, _ = make_objective(config, config.model.vocab_size or vocab_size)
-    length = config.data.length
-    predictions = run_batches.predictions(config, length)
     return {
-        "tokens": config.batch_size * length,
+        "tokens": config.batch_size * config.data.length,
         "compile_seconds": 0.0,
-        **flops_facts(config, objective, length, predictions),
+        **flops_facts(config, objective),
     }
 
 

@@ -17,7 +17,6 @@ from bertjax.measuring import (
     memory_analysis,
     synthetic_data,
 )
-from bertjax.measuring.compile_steps import Parts
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.measuring.synthetic_data import Shape
 from bertjax.objectives.base import make_objective
@@ -47,8 +46,9 @@ class Fake:
     def rows(self, shape: Shape) -> int:
         return shape.batch_size // self.config.accumulate // self.parts
 
-    def state_parts(self) -> Parts:
-        return Parts(int(self.state * GIB / 3), int(self.state * GIB * 2 / 3))
+    def state_parts(self) -> dict[str, int]:
+        parameters = int(self.state * GIB / 3)
+        return {"parameters": parameters, "optimizer": int(self.state * GIB * 2 / 3)}
 
     def memory(self, step: str, shape: Shape, program: int = PROGRAM_BYTES) -> dict:
         rows = self.rows(shape)

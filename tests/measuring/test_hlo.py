@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from bertjax.measuring import hlo, kernel_costs
+from bertjax.measuring import estimates, hlo
 from bertjax.parallel.chips import CHIPS, Chip
 
 COST = '"window_config":{"estimated_cycles":"%d","estimated_bundle_count":"0"}'
@@ -193,13 +193,17 @@ def test_splash_attention_is_costed_by_its_shapes():
     rows, heads, length, width = 2, 4, 512, 64
     square = rows * heads * length**2 * width
     chip = Chip(tflops=1, hbm_gbps=10**9)  # so fast a memory that products decide
-    assert kernel_costs.seconds([forward], chip) == pytest.approx(4 * square / 0.5e12)
-    assert kernel_costs.seconds([backward], chip) == pytest.approx(10 * square / 0.5e12)
+    assert estimates.kernel_seconds([forward], chip) == pytest.approx(
+        4 * square / 0.5e12
+    )
+    assert estimates.kernel_seconds([backward], chip) == pytest.approx(
+        10 * square / 0.5e12
+    )
     # Where a quarter of the keys is seen, in the mean over the layers.
-    seen = kernel_costs.seconds([forward], chip, share=0.25)
+    seen = estimates.kernel_seconds([forward], chip, share=0.25)
     assert seen == pytest.approx(square / 0.5e12)
     slow = Chip(tflops=10**9, hbm_gbps=1)
-    assert kernel_costs.seconds([fused], slow) == pytest.approx(9000 / 0.8e9)
+    assert estimates.kernel_seconds([fused], slow) == pytest.approx(9000 / 0.8e9)
 
 
 def test_one_table_of_chips():

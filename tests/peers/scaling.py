@@ -33,7 +33,7 @@ def measure(name, chips):
     target = compile_steps.Target(config, config.data.vocab_size, topology, devices)
     found = target.memory("train", target.shapes()[0])
     number = sum(x.size for x in jax.tree.leaves(target.update.shapes.params))
-    return {**found, "parameters": number, "state": sum(target.state_parts())}
+    return {**found, "parameters": number, "state": sum(target.state_parts().values())}
 
 
 def main():
