@@ -28,21 +28,15 @@ from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    names = "step, input, loop, packing, plan or fill_mask; see above"
-    flags.DEFINE_string("what", "step", names, flag_values=values)
-    flags.DEFINE_string(
-        "peer", None, "another program to measure against", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "rounds", 5, "times that each is measured", lower_bound=1, flag_values=values
-    )
-    flags.DEFINE_integer(
-        "sequences", 10**6, "plan: how many", lower_bound=1, flag_values=values
-    )
-    flags.DEFINE_boolean("json", False, "", flag_values=values)
-    flags.DEFINE_boolean(
-        "serve", False, "answer a program that compares", flag_values=values
-    )
+    string = functools.partial(flags.DEFINE_string, flag_values=values)
+    integer = functools.partial(flags.DEFINE_integer, flag_values=values, lower_bound=1)
+    boolean = functools.partial(flags.DEFINE_boolean, flag_values=values)
+    string("what", "step", "step, input, loop, packing, plan or fill_mask; see above")
+    string("peer", None, "another program to measure against")
+    integer("rounds", 5, "times that each is measured")
+    integer("sequences", 10**6, "plan: how many")
+    boolean("json", False, "")
+    boolean("serve", False, "answer a program that compares")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -90,16 +90,13 @@ def check_flags(args: Any, used: Collection[str]) -> None:
     for name in REFINING:
         if getattr(args, name) is None or name in used:
             continue
-        ways = [f"with --what={x}" for x in scorer_names() if name in flags_of(x)]
+        readers = [x for x in scorer_names() if name in load_scorer(x).FLAGS]
+        ways = [f"with --what={x}" for x in readers]
         ways += ["without --what"] * (name in own.FLAGS)
         given = f"with --what={args.what}" if args.what else "without --what"
         raise UserError(
             f"--{name} has no use {given}: it is read {' or '.join(ways)}; leave it out"
         )
-
-
-def flags_of(what: str) -> Collection[str]:
-    return load_scorer(what).FLAGS
 
 
 if __name__ == "__main__":

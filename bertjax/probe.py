@@ -7,7 +7,7 @@ python -m bertjax.probe --model=DIR --train=FILES --valid=FILES
     | [--text=text] --targets=COLUMN    spans, or pairs of them: FILE.jsonl
 """
 
-import io
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,35 +40,28 @@ STRINGS = {  # flag -> its default, what it is
     "dtype": ("float32", ""),
     "weights": ("", ""),
 }
-INTEGERS = {  # flag -> its default, its least value, what it is
+NUMBERS = {  # flag -> its default, its least value, what it is
     "max_words": (20_000, 2, "words for the probes, and for the scores, at most"),
     "seeds": (3, 1, "of each probe"),
     "seed": (0, 0, "the first of them"),
     "steps": (300, 1, "updates of a probe"),
     "batch_size": (32, 1, ""),
+    "lr": (0.01, 0.0, "learning rate of the probes"),
+    "weight_decay": (1.0, 0.0, "of the probes"),
 }
 
 
 def define_flags(values: flags.FlagValues) -> None:
     for name, (default, help) in STRINGS.items():
         flags.DEFINE_string(name, default, help, flag_values=values)
-    for name, (default, least, help) in INTEGERS.items():
-        flags.DEFINE_integer(name, default, help, lower_bound=least, flag_values=values)
-    flags.DEFINE_list(
-        "probes", ["linear"], "linear, mlp, with commas", flag_values=values
-    )
-    flags.DEFINE_float(
-        "lr", 0.01, "learning rate of the probes", lower_bound=0, flag_values=values
-    )
-    flags.DEFINE_float(
-        "weight_decay", 1.0, "of the probes", lower_bound=0, flag_values=values
-    )
-    flags.DEFINE_boolean(
-        "random_encoder",
-        True,
-        "probe an untrained encoder of the same size too; false leaves it out",
-        flag_values=values,
-    )
+    for name, (default, least, help) in NUMBERS.items():
+        whole = isinstance(default, int)
+        define = flags.DEFINE_integer if whole else flags.DEFINE_float
+        define(name, default, help, lower_bound=least, flag_values=values)
+    kinds = "linear, mlp, with commas"
+    flags.DEFINE_list("probes", ["linear"], kinds, flag_values=values)
+    random = "probe an untrained encoder of the same size too; false leaves it out"
+    flags.DEFINE_boolean("random_encoder", True, random, flag_values=values)
     flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
@@ -83,10 +76,8 @@ def main(argv: Sequence[str]) -> int:
         out = Path(args.out).expanduser()
         atomic.write_file(out, f"{text}\n", f"--out={args.out}")
     if args.png:
-        picture = io.BytesIO()
-        probe_table.plot(results, picture)
-        out = Path(args.png).expanduser()
-        atomic.write_file(out, picture.getvalue(), f"--png={args.png}")
+        draw = functools.partial(probe_table.plot, results)
+        atomic.write_file(Path(args.png).expanduser(), draw, f"--png={args.png}")
     print(text if args.json else probe_table.describe(results))
     return 0
 

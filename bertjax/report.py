@@ -12,7 +12,6 @@ can be repeated; guesses are computed on one device in float32.
 """
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from absl import flags
 from bertjax import UserError, counted
 from bertjax.assembly import command_line
 from bertjax.config import cli
+from bertjax.probing.probe_table import check_plot
 from bertjax.reporting import page, probe_charts, read_runs, score_tables
 from bertjax.storage import atomic
 
@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
         cli.say(line)
 
     runs = read_runs.read_runs(args.words, note)
-    probes = probe_charts.read_probes(args.probes)
-    scores = score_tables.read_scores(args.scores)
+    probes = [probe_charts.read_probe(name) for name in args.probes]
+    scores = [(name, score_tables.read_scores(name)) for name in args.scores]
     blanks, views = [], []
     if args.fill or args.sentence:
         from bertjax.reporting import predictions  # which needs jax
@@ -82,8 +82,7 @@ def check_png(name: str | None) -> Path | None:
     folder = Path(name).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--png={name} is a file: pictures go to a directory")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--png needs matplotlib: pip install 'bertjax[report]'")
+    check_plot()
     return folder
 
 

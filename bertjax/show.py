@@ -11,7 +11,7 @@ too); `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     page = atomic.check_out(args.html, "--html") if args.html else None
 
     from bertjax.objectives.base import make_objective
+    from bertjax.reporting.batch_preview import row_lines, set_lines
 
     # Of a model with one piece: what can be refused before the text is read.
     needs = make_objective(config.objective, resolve.encoder_config(config, 1))[0].needs
@@ -61,7 +62,12 @@ def main(argv: Sequence[str]) -> int:
         shown = {"examples": examples} if tasks.is_task(config) else {}
         print(json.dumps(results | shown))
     else:
-        print("\n".join(report_lines(results, rows)))
+        for row in rows:
+            print(*row_lines(row), sep="\n")
+        for line in set_lines(results.pop("sets", {})):
+            print(line)
+        for key, value in results.items():
+            print(f"{key:22} {value}")
     return 0
 
 
@@ -129,18 +135,6 @@ def write_page(
     text = rendering.to_html("Batches", results, markup, legend)
     atomic.write_file(page, text, f"--html={args.html}")
     cli.say(f"wrote {page}")
-
-
-def report_lines(results: dict[str, Any], rows: Sequence[Any]) -> Iterator[str]:
-    """Yield the rows, the sets of a task and the statistics, as lines for people."""
-    from bertjax.reporting.batch_preview import row_lines, set_lines
-
-    for row in rows:
-        yield from row_lines(row)
-    yield from set_lines(results.get("sets", {}))
-    for key, value in results.items():
-        if key != "sets":
-            yield f"{key:22} {value}"
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from bertjax.measuring.results import (
     Measured,
     Seconds,
     peak_rss_mb,
+    spread,
     steps_a_round,
     summarise,
 )
@@ -90,10 +91,7 @@ def serve(measured: Measured) -> None:
 
 
 class Contender:
-    """A process that computes when it is asked to.
-
-    first_step_seconds: from its start to the end of its first step.
-    """
+    """A process that computes when it is asked to."""
 
     def __init__(self, name: str, command: list[str], temporary: str) -> None:
         self.name = name
@@ -175,13 +173,10 @@ def compare(
                 one.times.append(one.run(steps))
     key = next(k for k in other.times[0] if k in ours.times[0])
     pairs = zip(ours.times, other.times, strict=True)
-    ratios = [b[key] / a[key] for a, b in pairs]
     return {
         **ours.summarise(),
         "peer": other.summarise(),
-        "ratio": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
+        **spread([b[key] / a[key] for a, b in pairs]),
         "peak_rss_ratio": ours.peak_rss_mb / other.peak_rss_mb,
         "first_step_ratio": ours.first_step_seconds / other.first_step_seconds,
     }

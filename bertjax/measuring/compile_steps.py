@@ -95,21 +95,14 @@ class Target:
 
     @property
     def eval_shape(self) -> Shape:
-        """The batches of an evaluation, which do not depend on the phase.
-
-        `rows` of it are in memory at once, as of the run's.
-        """
+        """The batches of an evaluation, which do not depend on the phase."""
         length = self.config.data.length
         rate = self.config.eval.mask_rate
         predictions = batches.predictions(self.config, length, rate)
         return Shape(self.config.batch_size, length, predictions)
 
     def specs(self, shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shape and dtype of each array of a batch [B, ...].
-
-        They are those of a row that the pipeline makes of a made-up text, and of the
-        labels that the objective names.
-        """
+        """Return the shape and dtype of each array of a batch [B, ...], and labels'."""
         rows, one = shape.batch_size, shape._replace(batch_size=1)
         row = make_batches(self.config, self.objective.needs, one).batch(0)
         specs = {

@@ -68,8 +68,7 @@ def sample_text(
     """
     if not config.data.train:
         return config.model.vocab_size or config.data.vocab_size, None
-    prepared = prepared_text.prepare(config, say)
-    tokenizer, parts = prepared.tokenizer, prepared.parts
+    tokenizer, parts, *_ = prepared_text.prepare(config, say)
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     needs = make_objective(config.objective, cfg)[0].needs
     counts = prepared_text.count_tokens(parts)
@@ -101,10 +100,7 @@ def sample_text(
 
 
 def describe_tensorflow(config: ConfigDict) -> str:
-    """Say whether TensorFlow, beside jax, might take the accelerator for itself.
-
-    It is not imported.
-    """
+    """Say whether TensorFlow, which stays unimported, might take the accelerator."""
     if importlib.util.find_spec("tensorflow") is None:
         return "not installed"
     engine = "" if config.data.engine == "tf" else ", and data.engine does not load it"

@@ -7,11 +7,7 @@ from typing import Any
 
 from bertjax.measuring.compile_steps import Target
 from bertjax.measuring.hlo import Kernel
-from bertjax.measuring.memory_analysis import (
-    PROGRAM_BYTES,
-    early_facts,
-    memory_bytes,
-)
+from bertjax.measuring.memory_analysis import PROGRAM_BYTES, early_facts, memory_bytes
 from bertjax.measuring.synthetic_data import Shape
 from bertjax.models.config import EncoderConfig, keys_seen
 from bertjax.parallel.chips import Chip
@@ -179,9 +175,8 @@ def search_largest(
     facts: of the shape itself. Room is left for the program's code, which is not in the
     reports: PROGRAM_BYTES, or what the shape's own takes if that is more.
     Memory is nearly a straight line in the rows, so each guess lies on the line through
-    the batches around it. More rows than fill the memory may fit too, by the compiler's
-    computing things twice: they are not looked for. 0: not even a row fits. Where
-    MOST_TOKENS fit the search ends.
+    the batches around it. More rows may fit too, by the compiler's computing things
+    twice. 0: not even a row fits. Where MOST_TOKENS fit the search ends.
     """
     most = max(target.rows(shape), MOST_TOKENS // shape.length)
     program = max(PROGRAM_BYTES, facts.get("program", 0))

@@ -50,17 +50,6 @@ FLAGS = {
 }
 MULTISLICE = {"bert.py:base": "2xv5e:2x4"}
 SLICES = ("v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1")
-HEAD = (
-    "config",
-    "slice",
-    "batch",
-    "micro-batches",
-    "fits",
-    "GiB a device",
-    "step, ms",
-    "tokens/s a chip",
-    "MFU",
-)
 Say = Callable[[str], None]
 
 
@@ -132,13 +121,19 @@ def make_page(
     missing: configs and slices that are yet to be compiled.
     """
     versions = ", ".join(f"{k} {v}" for k, v in rows[0]["versions"].items())
+    known = [r["hbm_parts_gib"]["program"] for r in rows if r["estimated_step_ms"]]
+    took = f" ({min(known):.2f} to {max(known):.2f} GiB in the former)" if known else ""
     paragraphs = [
         f"Written by `python -m bertjax.preflight {flags}`, with the TPU compiler and "
         f"no TPU ({versions}). Times are **the compiler's estimates, no "
         "measurements**: cycles over the clock, custom kernels by a formula, "
         "collectives not in them. A batch that does not fit at once is parted into "
         "micro-batches (`accumulate`).",
-        describe_memory(rows),
+        "Rows with times were compiled to the end, and their memory is all that the "
+        "program needs. The others were not: without `--quick` one slice of each "
+        "config is, and what was compiled before is looked up. Their memory is the "
+        f"compiler's early report, to which the program's code{took} is to be added; "
+        f"they fit if {PROGRAM_BYTES / 2**30:g} GiB are left for it.",
     ]
     if missing:
         slices = {n: ", ".join(t for m, t in missing if m == n) for n, _ in missing}
@@ -148,39 +143,29 @@ def make_page(
             "them."
         )
     wrapped = [textwrap.fill(p, 88, break_on_hyphens=False) for p in paragraphs]
-    head, *lines = (f"| {' | '.join(c)} |" for c in (HEAD, *map(make_cells, rows)))
-    table = "\n".join([head, "|" + "---|" * len(HEAD), *lines])
+    cells = [*map(make_cells, rows)]
+    head, *lines = (
+        f"| {' | '.join(c)} |" for c in (cells[0], *map(dict.values, cells))
+    )
+    table = "\n".join([head, "|" + "---|" * len(cells[0]), *lines])
     title = "# Shipped configs on TPU slices: estimates"
     return "\n\n".join([title, *wrapped, table]) + "\n"
 
 
-def describe_memory(rows: list[dict[str, Any]]) -> str:
-    """Say what the memory of the rows with and without times is."""
-    known = [r["hbm_parts_gib"]["program"] for r in rows if r["estimated_step_ms"]]
-    took = f" ({min(known):.2f} to {max(known):.2f} GiB in the former)" if known else ""
-    return (
-        "Rows with times were compiled to the end, and their memory is all that the "
-        "program needs. The others were not: without `--quick` one slice of each "
-        "config is, and what was compiled before is looked up. Their memory is the "
-        f"compiler's early report, to which the program's code{took} is to be added; "
-        f"they fit if {PROGRAM_BYTES / 2**30:g} GiB are left for it."
-    )
-
-
-def make_cells(row: dict[str, Any]) -> list[str]:
-    """Write a row's values in the order of HEAD; unknown ones are blank."""
+def make_cells(row: dict[str, Any]) -> dict[str, str]:
+    """Write a row's values below their heads; unknown ones are blank."""
 
     def number(key: str, form: str) -> str:
         return "" if row[key] is None else format(row[key], form)
 
-    return [
-        row["config"],
-        row["topology"],
-        f"{row['batch_size']} x {row['length']}",
-        str(row["accumulate"]),
-        "yes" if row["fits"] else "no",
-        f"{number('hbm_gib', '.2f')} of {row['hbm_gib_available']:.2f}",
-        number("estimated_step_ms", ".1f"),
-        number("estimated_tokens_per_second_per_chip", ",.0f"),
-        number("estimated_mfu", ".3f"),
-    ]
+    return {
+        "config": row["config"],
+        "slice": row["topology"],
+        "batch": f"{row['batch_size']} x {row['length']}",
+        "micro-batches": str(row["accumulate"]),
+        "fits": "yes" if row["fits"] else "no",
+        "GiB a device": f"{number('hbm_gib', '.2f')} of {row['hbm_gib_available']:.2f}",
+        "step, ms": number("estimated_step_ms", ".1f"),
+        "tokens/s a chip": number("estimated_tokens_per_second_per_chip", ",.0f"),
+        "MFU": number("estimated_mfu", ".3f"),
+    }

@@ -33,47 +33,34 @@ def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
     used = "more than there is" if need is None else f"{need:.2f} GiB"
     used += f" of {phase['hbm_gib_available']:.2f} GiB"
     largest = phase["largest_batch_per_device"]
-    more = ", or more" * (largest * phase["length"] >= estimates.MOST_TOKENS)
+    rows = f"{largest} rows at once"
+    rows += ", or more" * (largest * phase["length"] >= estimates.MOST_TOKENS)
     values = [
         ("attention", phase["attention"]),
         ("memory a device", used + ("" if "program" in parts else CODE)),
         *((f"  {part}", f"{gib:.3f} GiB") for part, gib in parts.items()),
-        (
-            "largest batch a device",
-            f"{largest} rows at once{more}, by the compiler's early report",
-        ),
+        ("largest batch a device", f"{rows}, by the compiler's early report"),
     ]
     if phase["eval_fits"] is not None:
         need = phase["eval_hbm_gib"]
         used = "does not fit" if need is None else f"{need:.2f} GiB{CODE}"
         values.append(("evaluation", used))
     for key, name, form in (
-        ("estimated_step_ms", "step, ESTIMATED", "{:.2f} ms by cycles"),
-        (
-            "estimated_tokens_per_second_per_chip",
-            "tokens/s a chip, ESTIMATED",
-            "{:,.0f}",
-        ),
-        ("estimated_mfu", "MFU, ESTIMATED", "{:.3f}"),
+        ("step_ms", "step", "{:.2f} ms by cycles"),
+        ("tokens_per_second_per_chip", "tokens/s a chip", "{:,.0f}"),
+        ("mfu", "MFU", "{:.3f}"),
     ):
-        if phase[key] is not None:
-            values.append((name, form.format(phase[key])))
+        if (value := phase[f"estimated_{key}"]) is not None:
+            values.append((f"{name}, ESTIMATED", form.format(value)))
     if phase["kernels"]:
-        share = (
-            f"{phase['kernels']} a step, {phase['estimated_kernel_ms']:.2f} ms of it"
-        )
-        values.append(("custom kernels", f"{share} by formula, not by cycles"))
-    values += [
-        ("WARNING", f"loop {loop} is counted once: the time is short")
-        for loop in phase["uncounted_loops"]
-    ]
-    return values + [
-        (
-            kind,
-            f"{n['count']} a step, {n['bytes'] / 2**20:,.1f} MiB (not in the time)",
-        )
-        for kind, n in phase["collectives"].items()
-    ]
+        share = f"{phase['kernels']} a step, {phase['estimated_kernel_ms']:.2f} ms"
+        values.append(("custom kernels", f"{share} of it by formula, not by cycles"))
+    for loop in phase["uncounted_loops"]:
+        values.append(("WARNING", f"loop {loop} is counted once: the time is short"))
+    for kind, n in phase["collectives"].items():
+        sent = f"{n['count']} a step, {n['bytes'] / 2**20:,.1f} MiB (not in the time)"
+        values.append((kind, sent))
+    return values
 
 
 def _describe_text(results: dict[str, Any]) -> list[str]:

@@ -217,7 +217,10 @@ def collectives(program: Program) -> dict[str, dict[str, int]]:
             scatters = kind == "all-reduce" and "all-reduce-scatter" in inside
             kind = "reduce-scatter" if scatters else kind
             count[kind] += times
-            moved[kind] += times * _payload(program, one, inside)
+            given, result = _operand_bytes(program, one, inside), nbytes(one.shape)
+            if one.op.endswith("-start") and result > given:
+                result -= given  # the pair of operands and results
+            moved[kind] += times * max(given, result)
         elif one.op in ("fusion", "async-start"):
             called = one.callee("calls")
             for inner in program.called(one, "calls").values():
@@ -228,13 +231,6 @@ def collectives(program: Program) -> dict[str, dict[str, int]]:
     for one, times, inside in walk(program):
         add(one, times, inside)
     return {k: {"count": count[k], "bytes": moved[k]} for k in sorted(count)}
-
-
-def _payload(program: Program, one: Instruction, inside: str) -> int:
-    given, result = _operand_bytes(program, one, inside), nbytes(one.shape)
-    if one.op.endswith("-start") and result > given:
-        result -= given  # the pair of operands and results
-    return max(given, result)
 
 
 def _operand_bytes(program: Program, one: Instruction, inside: str) -> int:

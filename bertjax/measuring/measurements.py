@@ -268,8 +268,7 @@ def input_batches(config: ConfigDict) -> Any:
     """Make the batch function of the config's text, or of a made-up one."""
     if config.data.train:
         prepared_text.check_inputs(config)
-        prepared = prepared_text.prepare(config, cli.say)
-        tokenizer, parts = prepared.tokenizer, prepared.parts
+        tokenizer, parts, *_ = prepared_text.prepare(config, cli.say)
     else:
         tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
         parts = {"train": store}

@@ -71,11 +71,16 @@ def summarise(
         # Real tokens a second, packed over padded.
         gain = facts["fill"] / facts["fill_padded"]
         ratios = [gain * t["padded"] / t["step"] for t in times]
-        results |= {"ratio": statistics.median(ratios)}
-        results |= {"ratio_min": min(ratios), "ratio_max": max(ratios)}
+        results |= spread(ratios)
     if "wait" in medians:
         results["wait_ratio"] = medians["wait"] / median
     return results
+
+
+def spread(ratios: list[float]) -> dict[str, float]:
+    """Return the median of ratios by round, and the least and the greatest."""
+    ends = {"ratio_min": min(ratios), "ratio_max": max(ratios)}
+    return {"ratio": statistics.median(ratios), **ends}
 
 
 def memory_mb() -> float:

@@ -30,12 +30,6 @@ class Shape(NamedTuple):
     predictions: int
 
 
-def zipf_ids(shape: tuple[int, ...], low: int, high: int) -> np.ndarray:
-    """Draw ids i32 in [low, high), the k-th as often as 1/k: like words of a text."""
-    draws = np.random.default_rng(0).random(shape)
-    return (low - 1 + (high - low + 1) ** draws).astype(np.int32)
-
-
 def one_phase(config: ConfigDict) -> ConfigDict:
     """Return a config of one phase: the one with the longest rows, most of them."""
     if not config.phases:
@@ -135,7 +129,9 @@ def synthetic_text(
 
     sentence, document: the tokens of each.
     """
-    ids = zipf_ids((tokens,), 5, vocab_size)
+    # Of [5, V), the k-th as often as 1/k: like words of a text.
+    draws = np.random.default_rng(0).random(tokens)
+    ids = (4 + (vocab_size - 4) ** draws).astype(np.int32)
     sentences = np.arange(0, ids.size + 1, sentence)
     n = sentences.size - 1
     tokenizer = SimpleNamespace(

@@ -9,7 +9,7 @@ from absl import flags
 
 from bertjax.config import cli
 from bertjax.probing.labelled_spans import Spans, read_words
-from bertjax.probing.targets import read_spans
+from bertjax.probing.targets import SCORES, read_spans
 from bertjax.tasks import tables
 from bertjax.tasks.task_rows import Form, check_label
 from bertjax.tasks.text_rows import Texts, make_texts, read_labels
@@ -19,7 +19,6 @@ Examples = Texts | Spans
 KINDS = {"label": "rows", "tag": "words", "targets": "spans"}  # flag -> its examples
 # The text's column, where --text does not name one.
 TEXT_COLUMNS = {"tag": tag.TASK_TYPE.columns["text"], "targets": "text"}
-SCORES = "a probe tells classes, and these look like scores"
 
 
 def read_examples(
@@ -49,7 +48,7 @@ def read_examples(
     elif kind == "tag":
         parts = read_words(files, columns, form, tokenizer, *sample)
     else:
-        parts = read_spans(files, columns, form, tokenizer, *sample, SCORES)
+        parts = read_spans(files, columns, form, tokenizer, *sample)
     for flag, part in zip(files, parts, strict=True):
         is_text = isinstance(part, Texts)
         for note in part.plan(longest).notes() if is_text else part.notes(longest):

@@ -55,56 +55,43 @@ def make_reader(cfg: EncoderConfig, params: Any, pooling: str) -> Reader:
 
     @jax.jit
     def run(params: Any, batch: Batch) -> jax.Array:
-        def pool_layer(x: jax.Array) -> jax.Array:
-            return pool(x.astype(jnp.float32), batch)
-
-        return encoder.apply_layers(params, cfg, batch, pool_layer)
+        return encoder.apply_layers(
+            params, cfg, batch, lambda x: pool(x.astype(jnp.float32), batch)
+        )
 
     return lambda batch: run(params, batch)
 
 
 def read_texts(
-    read: Reader,
-    texts: Texts,
-    tokenizer: Any,
-    layers: int,
-    width: int,
-    batch_size: int,
-    longest: int,
+    read: Reader, texts: Texts, tokenizer: Any, cfg: EncoderConfig, batch_size: int
 ) -> np.ndarray:
-    """Return the features of all rows, in order: f32 [layers, n, D].
+    """Return the features of all rows, in order: f32 [N + 1, n, D].
 
     Raises UserError for NaN.
     """
-    plan, rows = texts.plan(longest), np.arange(texts.n)
-    out = np.empty((layers, texts.n, width), np.float32)
+    plan, rows = texts.plan(cfg.max_length), np.arange(texts.n)
+    out = np.empty((cfg.num_hidden_layers + 1, texts.n, cfg.hidden_size), np.float32)
     for which, batch in make_batches(plan, rows, tokenizer, batch_size):
         out[:, which] = check_finite(np.asarray(read(batch))[:, : len(which)])
     return out
 
 
 def read_spans(
-    read: Reader,
-    spans: Spans,
-    tokenizer: Any,
-    layers: int,
-    width: int,
-    batch_size: int,
-    longest: int,
+    read: Reader, spans: Spans, tokenizer: Any, cfg: EncoderConfig, batch_size: int
 ) -> np.ndarray:
     """Return the features of all examples, their k spans side by side, in order:
-    f32 [layers, n, k * D].
+    f32 [N + 1, n, k * D].
 
     Rows without a span are not read. Raises UserError for NaN.
     """
-    plan = spans.words.plan(longest)
+    plan = spans.words.plan(cfg.max_length)
     row, begin, end = (x.ravel() for x in spans.locate(plan))
     order = np.argsort(row, kind="stable")  # the spans, row by row
     first = np.searchsorted(row[order], np.arange(plan.n + 1))
     counts, sizes = np.diff(first), plan.lengths()
     slot = np.empty(len(row), np.int64)
     slot[order] = np.arange(len(row)) - first[row[order]]
-    out = np.empty((layers, len(row), width), np.float32)
+    out = np.empty((cfg.num_hidden_layers + 1, len(row), cfg.hidden_size), np.float32)
     rows = np.flatnonzero(counts)
     for which, batch in make_batches(plan, rows, tokenizer, batch_size):
         shape = batch["input_ids"].shape
@@ -116,7 +103,7 @@ def read_spans(
             batch[name] = np.zeros((shape[0], slots), np.int32)
             batch[name][at] = places[inside]
         out[:, inside] = check_finite(np.asarray(read(batch))[:, *at])
-    return out.reshape(layers, len(spans.labels), -1)
+    return out.reshape(len(out), len(spans.labels), -1)
 
 
 def make_batches(
@@ -147,17 +134,15 @@ def check_finite(features: np.ndarray) -> np.ndarray:
     return features
 
 
-def check_memory(rows: int, layers: int, width: int, free: int | None = None) -> str:
+def check_memory(rows: int, layers: int, width: int) -> str:
     """Say how much memory the features of `rows` take. Raises UserError for too much.
 
-    They are kept twice, as they were read and where the probes learn. free: bytes; by
-    default those of this machine, and of the accelerator where it says so.
+    They are kept twice, as they were read and where the probes learn.
     """
     need = 2 * 4 * rows * layers * width
     text = f"{rows:,} examples x {layers} layers x {width}"
     text += f": {need / 1e9:,.2f} GB of memory"
-    free = free_memory() if free is None else free
-    if need > free:
+    if need > (free := free_memory()):
         raise UserError(
             f"features of {text}, and {free / 1e9:,.2f} GB are free: give fewer "
             "examples in --train and --valid"

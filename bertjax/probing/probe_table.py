@@ -87,28 +87,24 @@ def plot(results: dict[str, Any], file: Path | IO[bytes]) -> None:
     panels = figure.subplots(len(kinds), 2, squeeze=False)
     for (kind, result), (left, right) in zip(kinds.items(), panels, strict=True):
         rows = result["layers"]
-        at = [r["layer"] for r in rows]
-        left.errorbar(
-            at,
-            [r["score"] for r in rows],
-            [r["sd"] or 0.0 for r in rows],
-            label="encoder",
-        )
+        column = {key: [row[key] for row in rows] for key in rows[0]}
+        at, deviations = column["layer"], [sd or 0.0 for sd in column["sd"]]
+        left.errorbar(at, column["score"], deviations, label="encoder")
         left.plot(at, result["mix"]["cumulative"], ":", label="mix of 0 to l")
-        for panel, names in (
-            (left, {"random": "random encoder", "control": "random labels"}),
-            (right, {"bits": "encoder", "random_bits": "random encoder"}),
+        for panel, key, label in (
+            (left, "random", "random encoder"),
+            (left, "control", "random labels"),
+            (right, "bits", "encoder"),
+            (right, "random_bits", "random encoder"),
         ):
-            for key, label in names.items():
-                if key in rows[0]:
-                    panel.plot(at, [r[key] for r in rows], label=label)
+            if key in column:
+                panel.plot(at, column[key], label=label)
+        grey = {"color": "grey", "lw": 0.8}
         if results["majority"]:  # one class alone has no Matthews correlation
-            left.axhline(
-                results["majority"], color="grey", lw=0.8, label="largest class"
-            )
-        right.axhline(results["uniform_bits"], color="grey", lw=0.8, label="uniform")
+            left.axhline(results["majority"], **grey, label="largest class")
+        right.axhline(results["uniform_bits"], **grey, label="uniform")
         left.set(title=f"{kind} probe", xlabel="layer", ylabel=results["metric"])
         right.set(title="online code", xlabel="layer", ylabel="bits")
-        left.legend(fontsize="small")
-        right.legend(fontsize="small")
+        for panel in (left, right):
+            panel.legend(fontsize="small")
     figure.savefig(file, dpi=150, format="png")

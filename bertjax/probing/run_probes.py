@@ -36,9 +36,9 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
     if args.pooling == "first":
         train, valid = (replace(part, first=True) for part in (train, valid))
     n, gold, classes = len(train.labels), valid.labels, len(train.form.labels)
-    depth, width = cfg.num_hidden_layers + 1, cfg.hidden_size
-    numbers = width * (train.spans.shape[1] if kind == "targets" else 1)
-    cli.say(f"features: {layer_features.check_memory(n + len(gold), depth, numbers)}")
+    depth = cfg.num_hidden_layers + 1
+    width = cfg.hidden_size * (train.spans.shape[1] if kind == "targets" else 1)
+    cli.say(f"features: {layer_features.check_memory(n + len(gold), depth, width)}")
     metric = metrics.OF_CLASSES[args.metric]
     if kind == "tag" and args.metric == "f1":
         metric = labelled_spans.entity_f1(valid.words)
@@ -53,8 +53,10 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
 
     def read(params: Any) -> layer_scores.Data:
         reader = layer_features.make_reader(cfg, params, pooling)
-        sizes = (depth, width, args.batch_size, cfg.max_length)
-        x, other = (read_all(reader, p, tokenizer, *sizes) for p in (train, valid))
+        x, other = (
+            read_all(reader, part, tokenizer, cfg, args.batch_size)
+            for part in (train, valid)
+        )
         for layer in x:  # one after the other, so that there is no copy of all
             layer[:] = layer[order]
         probes.standardise(x, other)

@@ -24,6 +24,7 @@ from bertjax.tasks.text_rows import cell, read_labels
 from bertjax.tasks.types import tag
 
 NAMES = ("span1", "span2")
+SCORES = "a probe tells classes, and these look like scores"
 
 
 class Target(NamedTuple):
@@ -41,13 +42,12 @@ def read_spans(
     most: int,
     seed: int,
     say: Say,
-    many: str,
 ) -> list[Spans]:
     """Read sentences with targets, each of which is an example.
 
     values: {flag: files}, of the training sentences and then of others. columns: {flag:
-    column}, of the text and of the targets. most: examples of each, see `choose`. many:
-    what is said of labels that are too many. Raises UserError, naming the place.
+    column}, of the text and of the targets. most: examples of each, see `choose`.
+    Raises UserError, naming the place.
     """
     (_, text), (flag_of_targets, column) = columns.items()
     read, parts = [], []
@@ -62,7 +62,7 @@ def read_spans(
         raise UserError(f"{numbers[1].row.place}: other targets have a second span")
     if not form.labels:
         rows = [target.row for _, targets in read[0] for target in targets]
-        labels = read_labels(rows, "label", many, flag_of_targets)
+        labels = read_labels(rows, "label", SCORES, flag_of_targets)
         form = form._replace(label="label", labels=labels)
     for flag, parsed in zip(values, read, strict=True):
         taken = choose([len(targets) for _, targets in parsed], most, seed, flag, say)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a series of any length to what a screen can show, without losing spikes."""
 
+from typing import Any
+
 import numpy as np
 
-from bertjax.reporting.read_runs import Series
+from bertjax import UserError
+from bertjax.reporting.read_runs import Run, Series
+from bertjax.sweeps.score_spread import ABOUT
 
 BUCKETS = 400  # of a curve's width: about one a pixel of a small chart
 SPAN = 1 / 40  # of a series: the window of its moving average
@@ -74,3 +78,44 @@ def shorten(x: float) -> float | None:
     if not np.isfinite(x):
         return None
     return int(x) if x == int(x) else float(f"{x:.6g}")
+
+
+def sweep_charts(run: Run) -> list[dict[str, Any]]:
+    """Return a chart for each set and metric, as page.js draws them; [] of no sweep.
+
+    Runs of one rate have one colour; with one rate for all, each has its own. Raises
+    UserError where sweep.json is damaged.
+    """
+    try:
+        return _sweep_charts(run.sweep.get("curve", []))
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise UserError(
+            f"{run.path}/sweep.json holds no curve of a sweep: {type(e).__name__}: {e}"
+        ) from e
+
+
+def _sweep_charts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rates = [*dict.fromkeys(row["lr"] for row in rows)]
+    seeds = [*dict.fromkeys(row["seed"] for row in rows)]
+    keys = [(row["valid"], key) for row in rows for key in row if key not in ABOUT]
+    several = len(rates) > 1
+    drawn = []
+    for valid, key in dict.fromkeys(keys):
+        of: dict[tuple[int, float], list[dict[str, Any]]] = {}
+        for row in rows:
+            if row["valid"] == valid and key in row:
+                of.setdefault((row["seed"], row["lr"]), []).append(row)
+        curves = []
+        for (seed, rate), mine in of.items():
+            steps = np.array([row["step"] for row in mine], np.float64)
+            values = np.array([row[key] for row in mine], np.float64)  # None: nan
+            curves.append(
+                {
+                    "run": rates.index(rate) if several else seeds.index(seed),
+                    "name": f"seed {seed}, lr {rate:g}",
+                    "group": f"lr {rate:g}" if several else f"seed {seed}",
+                    **points(Series(steps, steps, values)),
+                }
+            )
+        drawn.append({"key": f"eval/{valid}/{key}", "axis": "step", "curves": curves})
+    return drawn

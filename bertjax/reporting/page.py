@@ -3,7 +3,6 @@
 
 import datetime
 import html
-import itertools
 import json
 import string
 from collections.abc import Mapping, Sequence
@@ -11,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.config import serialize
-from bertjax.reporting import run_tables, sweep_curves
-from bertjax.reporting.curves import points
+from bertjax.reporting import run_tables
+from bertjax.reporting.curves import points, sweep_charts
 from bertjax.reporting.read_runs import Run
 from bertjax.reporting.run_tables import Table
 
+MEDIANS = (
+    "<p>Medians over the logged rows. Memory is the most that the fullest device had "
+    "in use; on CPUs, the process.</p>"
+)
 LONG = 20  # rows of a table of scores that is shown folded
 SECTIONS = {
     "train": "Training",
@@ -42,36 +45,33 @@ def write_page(
     probe_charts.py; scores: of score_tables.py.
     """
     names = [run.name for run in runs]
-    every = run_tables.charts(runs)
-    drawn = [
-        {
-            "key": chart.key,
-            "curves": [{"run": i, **points(s)} for i, s in chart.curves],
-        }
-        for chart in every
-        if chart.constant is None
-    ]
-    seeds = "".join(sweep_section(run, drawn) for run in runs)
-    by_layer = "".join(probe_section(probe, drawn) for probe in probes)
-    attention = [view["attention"] for view in views]
-    data = {"runs": names, "charts": drawn, "views": attention}
+    charts: list[dict[str, Any]] = []  # what page.js is to draw
+    curves = curves_section(runs, charts)
+    seeds = "".join(sweep_section(run, charts) for run in runs)
+    by_layer = "".join(probe_section(probe, charts) for probe in probes)
+    data = {"runs": names, "charts": charts, "views": [v["attention"] for v in views]}
+    configs = (
+        (text(run.name), key_table(serialize.with_model_defaults(run.config)))
+        for run in runs
+    )
     sections = [
         ("Runs", runs_section(runs, notes)),
-        ("Curves", curves_section(runs, every)),
+        ("Curves", curves),
         ("What differs", differing_section(runs)),
         ("Evaluations", evaluations_section(runs) + seeds),
         ("Scores", "".join(scores_section(*one) for one in scores)),
-        ("Speed and memory", speed_section(runs)),
+        ("Speed and memory", MEDIANS + render(run_tables.speed(runs), marks=True)),
         ("Blanks over training", "".join(map(blanks_section, blanks))),
         ("Probes by layer", by_layer),
         ("A sentence", "".join(view_section(i, v) for i, v in enumerate(views))),
-        ("Configs", configs_section(runs)),
+        ("Configs", "".join(folded(*one) for one in configs)),
     ]
-    sections = [(title, body) for title, body in sections if body]
-    menu = "".join(f"<a href='#{slug(t)}'>{t}</a>" for t, _ in sections)
-    body = "".join(
-        f"<section id='{slug(t)}'><h2>{t}</h2>{b}</section>" for t, b in sections
-    )
+    menu = body = ""
+    for section, inside in sections:
+        if inside:
+            slug = section.lower().replace(" ", "-")
+            menu += f"<a href='#{slug}'>{section}</a>"
+            body += f"<section id='{slug}'><h2>{section}</h2>{inside}</section>"
     title = html.escape(", ".join(names) if len(runs) < 4 else f"{len(runs)} runs")
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return fill_template(
@@ -96,10 +96,6 @@ def fill_template(name: str, **values: str) -> str:
     return string.Template(read(name)).substitute(values)
 
 
-def slug(title: str) -> str:
-    return title.lower().replace(" ", "-")
-
-
 class Markup(str):
     """HTML that is already whole and escaped."""
 
@@ -119,28 +115,25 @@ def text(value: Any) -> str:
     return html.escape(str(value))
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
-
-
 def render(table: Table, leading: set[int] = frozenset(), marks: bool = False) -> str:
     """Write a table that scrolls when it is wide; `marks`: rows are runs, coloured."""
-    right = {k for r in table.rows for k, x in enumerate(r) if is_number(x)}
+    right = {
+        k for r in table.rows for k, x in enumerate(r) if isinstance(x, int | float)
+    }
     numeric = [" class='num'" if k in right else "" for k in range(len(table.head))]
     head = "".join(
         f"<th{kind}>{text(x)}</th>" for x, kind in zip(table.head, numeric, strict=True)
     )
-    lines = []
+    body = ""
     for i, row in enumerate(table.rows):
-        cells = []
+        body += "<tr class='best'>" if i in leading else "<tr>"
         for k, value in enumerate(row):
             mark = dot(i) if marks and not k else ""
-            cells.append(f"<td{numeric[k]}>{mark}{text(value)}</td>")
-        best = " class='best'" if i in leading else ""
-        lines.append(f"<tr{best}>{''.join(cells)}</tr>")
+            body += f"<td{numeric[k]}>{mark}{text(value)}</td>"
+        body += "</tr>"
     return (
         f"<div class='wide'><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -149,13 +142,14 @@ def folded(title: str, body: str) -> str:
 
 
 def runs_section(runs: Sequence[Run], notes: Sequence[str]) -> str:
-    table = render(run_tables.overview(runs), marks=True)
     items = "".join(f"<li>{text(note)}</li>" for note in notes)
-    return table + f"<ul class='notes'>{items}</ul>" * bool(items)
+    listed = f"<ul class='notes'>{items}</ul>" if items else ""
+    return render(run_tables.overview(runs), marks=True) + listed
 
 
-def curves_section(runs: Sequence[Run], every: Sequence[run_tables.Chart]) -> str:
-    """Place the charts; page.js draws those that are not constant."""
+def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
+    """Place the charts; those that are not constant go to `charts`."""
+    every = run_tables.charts(runs)
     if not every:  # as in sweeps, whose curves stand by themselves
         alone = all(run.sweep for run in runs)
         return "" if alone else "<p>No rows of metrics.jsonl yet.</p>"
@@ -165,23 +159,21 @@ def curves_section(runs: Sequence[Run], every: Sequence[run_tables.Chart]) -> st
         for i, run in enumerate(runs)
     )
     parts = [fill_template("curve_controls.html", chips=chips)]
-    figures: dict[str, list[str]] = {}
-    constants: dict[str, list[str]] = {}
-    count = itertools.count()
+    sections: dict[str, tuple[list[str], list[str]]] = {}
     for chart in every:
         name = chart.key.split("/")[0]
-        figures.setdefault(name, [])
+        boxes, constants = sections.setdefault(name, ([], []))
         if chart.constant is None:
-            figures[name].append(figure(next(count), chart, runs))
+            boxes.append(figure(len(charts), chart, runs))
+            curves = [{"run": i, **points(series)} for i, series in chart.curves]
+            charts.append({"key": chart.key, "curves": curves})
         else:
-            line = f"{text(chart.key)} {text(chart.constant)}"
-            constants.setdefault(name, []).append(line)
-    for name, boxes in figures.items():
+            constants.append(f"{text(chart.key)} {text(chart.constant)}")
+    for name, (boxes, constants) in sections.items():
         title = text(SECTIONS.get(name, name))
         parts.append(f"<h3>{title}</h3><div class='charts'>{''.join(boxes)}</div>")
-        if name in constants:
-            constant = ", ".join(constants[name])
-            parts.append(f"<p class='quiet'>Constant: {constant}</p>")
+        if constants:
+            parts.append(f"<p class='quiet'>Constant: {', '.join(constants)}</p>")
     if any(not chart.alone for chart in every):
         parts.append(
             "<p class='quiet'>Runs share a chart of a loss or score where tokenizer, "
@@ -208,9 +200,9 @@ def dot(run: int, name: str = "") -> str:
 
 def differing_section(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
-        changed = key_table(dict(sorted(runs[0].overrides.items())))
+        changed = dict(sorted(runs[0].overrides.items()))
         title = "<p>What the command line changed in the config file:</p>"
-        return title + changed if runs[0].overrides else ""
+        return title + key_table(changed) if changed else ""
     matters, free = run_tables.differing(runs)
     body = render(matters) if matters.rows else "<p>Nothing that matters.</p>"
     if free.rows:
@@ -227,21 +219,6 @@ def evaluations_section(runs: Sequence[Run]) -> str:
     return body
 
 
-def speed_section(runs: Sequence[Run]) -> str:
-    note = (
-        "<p>Medians over the logged rows. Memory is the most that the fullest device "
-        "had in use; on CPUs, the process.</p>"
-    )
-    return note + render(run_tables.speed(runs), marks=True)
-
-
-def configs_section(runs: Sequence[Run]) -> str:
-    return "".join(
-        folded(text(run.name), key_table(serialize.with_model_defaults(run.config)))
-        for run in runs
-    )
-
-
 def key_table(config: Mapping[str, Any]) -> str:
     """Write keys of a config and their values as a table."""
     rows = [[key, run_tables.written(value)] for key, value in config.items()]
@@ -250,19 +227,16 @@ def key_table(config: Mapping[str, Any]) -> str:
 
 def probe_section(probe: dict[str, Any], charts: list[dict[str, Any]]) -> str:
     """Show what probes of each kind found; what page.js is to draw goes to `charts`."""
-    parts = [f"<h3>{text(probe['file'])}</h3><p>{text(probe['about'])}</p>"]
+    body = f"<h3>{text(probe['file'])}</h3><p>{text(probe['about'])}</p>"
     for kind, result in probe["kinds"].items():
-        titled = [(f"{kind}: {chart['key']}", chart) for chart in result["charts"]]
-        parts.append(
-            f"{figures(titled, charts)}"
-            f"<p class='quiet'>{text(result['mix'])}</p>{render(result['table'])}"
-        )
-    return "".join(parts)
+        body += figures([(f"{kind}: {x['key']}", x) for x in result["charts"]], charts)
+        body += f"<p class='quiet'>{text(result['mix'])}</p>{render(result['table'])}"
+    return body
 
 
 def sweep_section(run: Run, charts: list[dict[str, Any]]) -> str:
     """Place the curves of a sweep's runs; what page.js is to draw goes to `charts`."""
-    titled = [(chart["key"], chart) for chart in sweep_curves.charts(run)]
+    titled = [(chart["key"], chart) for chart in sweep_charts(run)]
     title = f"<h3>Runs of the sweep {text(run.name)}</h3>"
     return title + figures(titled, charts) if titled else ""
 
@@ -275,33 +249,29 @@ def figures(
     Curves of one "group" share a name and a colour. The charts go to `charts`, all that
     page.js is to draw.
     """
-    boxes = []
+    boxes = ""
     for title, chart in titled:
         groups = {c.get("group", c["name"]): c["run"] for c in chart["curves"]}
-        names = "".join(
-            f"<small>{dot(colour)}{text(name)}</small>"
-            for name, colour in groups.items()
-        )
-        boxes.append(
+        names = (f"<small>{dot(i)}{text(name)}</small>" for name, i in groups.items())
+        boxes += (
             f"<figure><figcaption>{text(title)}</figcaption>"
             f"<div class='plot' data-chart='{len(charts)}'></div>"
-            f"<div class='chips'>{names}</div></figure>"
+            f"<div class='chips'>{''.join(names)}</div></figure>"
         )
         charts.append(chart)
-    return f"<div class='charts'>{''.join(boxes)}</div>"
+    return f"<div class='charts'>{boxes}</div>"
 
 
 def scores_section(file: str, tables: Sequence[tuple[str, Table]]) -> str:
     """Show the tables of a file of scores; long ones are folded."""
-    parts = [f"<h3>{text(file)}</h3>"]
+    body = f"<h3>{text(file)}</h3>"
     for title, table in tables:
-        body = render(table)
         if len(table.rows) > LONG:
-            body = folded(f"{text(title or 'scores')}, {len(table.rows)} rows", body)
-        elif title:
-            body = f"<p>{text(title)}</p>{body}"
-        parts.append(body)
-    return "".join(parts)
+            name = f"{text(title or 'scores')}, {len(table.rows)} rows"
+            body += folded(name, render(table))
+        else:
+            body += f"<p>{text(title)}</p>" * bool(title) + render(table)
+    return body
 
 
 def guess_cell(guesses: Sequence[dict[str, Any]]) -> Markup:

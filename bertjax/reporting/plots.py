@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bertjax.reporting import run_tables, sweep_curves
-from bertjax.reporting.curves import points
+from bertjax.reporting import run_tables
+from bertjax.reporting.curves import points, sweep_charts
 from bertjax.reporting.read_runs import Run
 
 # Number of a colour, name, x, y.
@@ -47,7 +47,7 @@ def titled_charts(
             ]
             yield chart.key, {"axis": "step", "curves": curves}
     for run in runs:
-        for chart in sweep_curves.charts(run):
+        for chart in sweep_charts(run):
             yield f"{run.name} {chart['key']}", chart
     for probe in probes:
         for kind, result in probe["kinds"].items():

@@ -2,8 +2,7 @@
 """Predictions of runs' models: blanks over training, and one sentence's attention."""
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from bertjax import UserError
 from bertjax.assembly import models, resolve
 from bertjax.checkpoints import manifest
 from bertjax.inference import fill_blanks as filling
+from bertjax.inference import forward
 from bertjax.reporting.read_runs import Run
 
 TOP = 5  # guesses of a blank
@@ -38,8 +38,7 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any
     for texts that have a blank for none.
     """
     rows: dict[tuple[str, str], list[Any]] = {}
-    steps = {run.name: manifest.steps(run.path) for run in runs if texts}
-    for model in open_checkpoints(runs, texts, steps, filling.encode, log):
+    for model in open_checkpoints(runs, texts, manifest.steps, filling.encode, log):
         top = min(TOP, model.tokenizer.vocab_size)
         fill = filling.make_filler(model.cfg, model.params, model.tokenizer, top)
         for text, ids in model.ids.items():
@@ -55,13 +54,14 @@ def view_sentences(
     What has no masked-LM head is left out, which `log` says. Raises UserError for
     sentences that none can show.
     """
-    steps = {}
-    for run in runs if sentences else ():
-        newest = manifest.newest_before(run.path, 2**62)
-        steps[run.name] = [] if newest is None else [newest]
+
+    def newest(path: Any) -> list[int]:
+        step = manifest.newest_before(path, 2**62)
+        return [] if step is None else [step]
+
     views = []
     for run, step, cfg, params, tokenizer, ids in open_checkpoints(
-        runs, sentences, steps, encode, log
+        runs, sentences, newest, encode, log
     ):
         view = make_viewer(cfg, params, tokenizer, min(LONGEST, cfg.max_length))
         for text, one in ids.items():
@@ -72,11 +72,11 @@ def view_sentences(
 def open_checkpoints(
     runs: Sequence[Run],
     texts: Sequence[str],
-    steps: Mapping[str, Sequence[int]],
+    find_steps: Callable[[Any], Sequence[int]],
     encode: Callable[..., list[int]],
     log: Log,
 ) -> Iterator[Opened]:
-    """Yield the checkpoints, at steps[run.name], that fill blanks and read some text.
+    """Yield the checkpoints, at find_steps(workdir), that fill blanks and read a text.
 
     encode(tokenizer, text, longest=N) raises UserError for a text that it cannot read;
     the first such error is raised at the end for a text that no run could.
@@ -85,7 +85,7 @@ def open_checkpoints(
     headless = []
     for run in runs if texts else ():
         ids: dict[str, list[int]] | None = None
-        for step in steps[run.name]:
+        for step in find_steps(run.path):
             try:
                 config, tokenizer, checkpoint = open_step(run, step)
             except UserError as e:
@@ -93,8 +93,14 @@ def open_checkpoints(
                 continue
             cfg = resolve.encoder_config(config, tokenizer.vocab_size)
             if ids is None:
-                read = partial(encode, tokenizer, longest=cfg.max_length)
-                ids = encode_all(run, texts, read, errors, log)
+                ids = {}
+                for text in texts:
+                    try:
+                        ids[text] = encode(tokenizer, text, longest=cfg.max_length)
+                        errors[text] = None
+                    except UserError as e:
+                        errors.setdefault(text, e)
+                        log(f"{run.name}: left out: {e}")
             if not ids:
                 break
             try:
@@ -109,28 +115,6 @@ def open_checkpoints(
         log(f"no masked-LM head, so no guesses: {', '.join(headless)}")
     for error in filter(None, errors.values()):
         raise error
-
-
-def encode_all(
-    run: Run,
-    texts: Sequence[str],
-    read: Callable[[str], list[int]],
-    errors: dict[str, UserError | None],
-    log: Log,
-) -> dict[str, list[int]]:
-    """Return {text: ids} of those that a run's model can read; `log` says the others.
-
-    errors: {text: why the first run could not, None where one could}, which grows.
-    """
-    ids = {}
-    for text in texts:
-        try:
-            ids[text] = read(text)
-            errors[text] = None
-        except UserError as e:
-            errors.setdefault(text, e)
-            log(f"{run.name}: left out: {e}")
-    return ids
 
 
 def open_step(run: Run, step: int) -> tuple[Any, Any, Any]:
@@ -170,42 +154,31 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from bertjax.models import encoder, heads
+    from bertjax.models import encoder
     from bertjax.models.attention_maps import attention_maps
 
     cfg = encoder.without_pooler(cfg)
     params = jax.device_put({k: params[k] for k in ("encoder", "mlm")})
     beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
     top = min(TOP, tokenizer.vocab_size)
-
-    @jax.jit
-    def guess(params: Any, batch: Any, ids: Any) -> Any:
-        at = jnp.arange(length)[:, None]
-        hidden = encoder.apply(params["encoder"], cfg, batch, at=at).hidden
-        word = params["encoder"]["embeddings"]["word"]
-        logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
-        likely = jax.nn.softmax(logits[:, 0], axis=-1)
-        own = jnp.take_along_axis(likely, ids[:, None], axis=1)[:, 0]
-        return own, jax.lax.top_k(jnp.where(beyond, -1.0, likely), top)
-
-    @jax.jit
-    def attend(params: Any, batch: Any) -> Any:
-        maps = attention_maps(params["encoder"], cfg, batch)[:, 0]
-        return jnp.round(255 * maps).astype(jnp.uint8)
+    run = forward.make_forward(cfg, forward.Logits())
+    attend = jax.jit(lambda params, batch: attention_maps(params, cfg, batch)[:, 0])
 
     def view(ids: list[int]) -> dict[str, Any]:
         n, pieces = len(ids), tokenizer.pieces
         row = np.full(length, tokenizer.pad_id, np.int32)
         row[:n] = ids
-        real = (np.arange(length) < n).astype(np.int32)
         masked = np.tile(row, (length, 1))  # row i has a blank at i
         np.fill_diagonal(masked, tokenizer.mask_id)
-        batch = {"input_ids": masked, "attention_mask": np.tile(real, (length, 1))}
-        own, (values, best) = jax.device_get(guess(params, batch, row))
+        batch = {"input_ids": masked, "sizes": np.full(length, n, np.int32)}
+        batch["mlm_positions"] = np.arange(length, dtype=np.int32)[:, None]
+        likely = jax.nn.softmax(run(params, batch)[:, 0], axis=-1)
+        guesses = jax.lax.top_k(jnp.where(beyond, -1.0, likely), top)
+        likely, (values, best) = jax.device_get((likely, guesses))
         tokens = [
             {
                 "token": pieces[t],
-                "probability": float(own[i]),
+                "probability": float(likely[i, t]),
                 "right": bool(best[i][0] == t),
                 "guesses": [
                     {"token": pieces[g], "probability": float(p)}
@@ -215,8 +188,10 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
             for i, t in enumerate(ids)
             if t not in tokenizer.special_ids
         ]
+        real = (np.arange(length) < n).astype(np.int32)
         batch = {"input_ids": row[None], "attention_mask": real[None]}
-        maps = np.asarray(attend(params, batch))[:, :, :n, :n]
+        maps = np.round(255 * np.asarray(attend(params["encoder"], batch)))
+        maps = maps[:, :, :n, :n].astype(np.uint8)
         attention = {"layers": maps.shape[0], "heads": maps.shape[1]}
         attention["tokens"] = [pieces[t] for t in ids]
         attention["weights"] = base64.b64encode(maps.tobytes()).decode()

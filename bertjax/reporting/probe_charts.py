@@ -14,13 +14,11 @@ SCORES = {"score": "encoder", "random": "random encoder", "control": "random lab
 BITS = {"bits": "encoder", "random_bits": "random encoder"}
 
 
-def read_probes(files: Sequence[str]) -> list[dict[str, Any]]:
-    """Read what `bertjax.probe --out` wrote. Raises UserError naming what is none."""
-    return [read_probe(name) for name in files]
-
-
 def read_probe(name: str) -> dict[str, Any]:
-    """Read a file: {"file", "about", "kinds": {kind: {"charts", "table", "mix"}}}."""
+    """Read what `bertjax.probe --out` wrote. Raises UserError naming what is none.
+
+    Returns {"file", "about", "kinds": {kind: {"charts", "table", "mix"}}}.
+    """
     (_, probe), *_ = read_objects(name, "--probes")
     try:
         rows = probe["rows"]

@@ -175,10 +175,9 @@ def read_metrics(file: Any, log: Callable[[str], None]) -> dict[str, Series]:
         table = np.array(rows, np.float64)
         steps, tokens, values = table[np.argsort(table[:, 0], kind="stable")].T
         # Rows without tokens lie at their step's place between the others.
-        bad = np.isnan(tokens)
-        if bad.any():
-            known = np.interp(steps, steps[~bad], tokens[~bad]) if not bad.all() else 0
-            tokens = np.where(bad, known, tokens)
+        known = ~np.isnan(tokens)
+        between = np.interp(steps, steps[known], tokens[known]) if known.any() else 0.0
+        tokens = np.where(known, tokens, between)
         metrics[key] = Series(steps, tokens, values)
     return metrics
 
@@ -192,13 +191,8 @@ def number_of(row: dict[str, Any], key: str, where: str) -> float:
     if value is None and key not in CLOCK:
         return math.nan
     try:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError
-        value = float(value)
+        if type(value) in (int, float) and (key not in CLOCK or math.isfinite(value)):
+            return float(value) if math.isfinite(value) else math.nan
+        raise TypeError
     except (TypeError, OverflowError):
         raise UserError(f"{where}: {key}={value!r} is no number") from None
-    if math.isfinite(value):
-        return value
-    if key in CLOCK:
-        raise UserError(f"{where}: {key}={value} is no number")
-    return math.nan

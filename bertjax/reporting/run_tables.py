@@ -2,6 +2,7 @@
 """Tables of runs: what differs, speed, evaluations; and which curves share a chart."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -156,35 +157,26 @@ def written(value: Any) -> str:
     return str(value)
 
 
+SPEED = ("perf/tokens_per_second", "perf/step_seconds", "perf/mfu")
+SPEED += ("data/wait_seconds", "data/fill", "perf/memory_gib")
+
+
 def speed(runs: Sequence[Run]) -> Table:
     """Give medians over logged rows, the share of time spent waiting for data, and the
     most memory."""
     rows = []
     for run in runs:
-        tokens, seconds, mfu, wait, fill = (median(run, key) for key in SPEED)
+        logged = {key: run.series[key].values for key in SPEED if key in run.series}
+        finite = {key: x[np.isfinite(x)] for key, x in logged.items()}
+        medians = {key: float(np.median(x)) for key, x in finite.items() if len(x)}
+        tokens, seconds, mfu, wait, fill, memory = map(medians.get, SPEED)
         waiting = wait / seconds if seconds and wait is not None else None
-        used = finite(run, "perf/memory_gib")
-        memory = float(max(used)) if len(used) else None
+        if memory is not None:
+            memory = float(max(finite["perf/memory_gib"]))
         shares = map(share, (mfu, waiting, fill))
         rows.append([run.name, tokens, seconds, *shares, memory])
     head = ["run", "tokens/s", "seconds a step", "MFU", "waiting for data", "fill"]
     return Table([*head, "memory, GiB"], rows)
-
-
-SPEED = ("perf/tokens_per_second", "perf/step_seconds", "perf/mfu")
-SPEED += ("data/wait_seconds", "data/fill")
-
-
-def median(run: Run, key: str) -> float | None:
-    """Return a metric's median over the run; None where it has none."""
-    values = finite(run, key)
-    return float(np.median(values)) if len(values) else None
-
-
-def finite(run: Run, key: str) -> np.ndarray:
-    """Return a metric's values f64 that are finite; none where the run has none."""
-    values = run.series[key].values if key in run.series else np.array([])
-    return values[np.isfinite(values)]
 
 
 def share(x: float | None) -> str | None:
@@ -206,22 +198,21 @@ def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
         lower = any(falls(chart.key, known_directions(facts)) for facts in drawn)
         tops = []
         for i, series in chart.curves:
-            seen = np.flatnonzero(np.isfinite(series.values))
-            row = [chart.key, runs[i].name]
-            if len(seen):
-                values, steps = series.values[seen], series.steps[seen].astype(int)
+            seen, shown = np.isfinite(series.values), [None] * 4
+            tops.append(np.inf if lower else -np.inf)
+            if seen.any():
+                values, steps = series.values[seen], series.steps[seen]
                 best = int(np.argmin(values) if lower else np.argmax(values))
-                tops.append(values[best])
-                row += [float(values[-1]), int(steps[-1])]
-                row += [float(values[best]), int(steps[best])]
-            else:
-                row += [None] * 4
-                tops.append(np.inf if lower else -np.inf)
-            rows.append([*row, "lowest" if lower else "highest"])
+                tops[-1] = values[best]
+                shown = [
+                    x for at in (-1, best) for x in (float(values[at]), int(steps[at]))
+                ]
+            rows.append(
+                [chart.key, runs[i].name, *shown, "lowest" if lower else "highest"]
+            )
         if len(tops) > 1:
-            top = min(tops) if lower else max(tops)
-            begin = len(rows) - len(tops)
-            leading |= {begin + k for k, x in enumerate(tops) if x == top}
+            top, begin = min(tops) if lower else max(tops), len(rows) - len(tops)
+            leading |= {i for i, x in enumerate(tops, begin) if x == top}
     head = ["metric", "run", "last", "at step", "best", "at step", "best is the"]
     return Table(head, rows), leading
 
@@ -243,24 +234,22 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     Without those of each host, hosts/3/...: a pod has dozens, whose worst is drawn.
     """
     groups: dict[tuple[str, tuple], list[tuple[int, Series]]] = {}
-    keys: dict[str, int] = {}
     for i, run in enumerate(runs):
         for key, series in run.series.items():
             if re.match(r"hosts/\d+/", key):
                 continue
             groups.setdefault((key, kind(run, key)), []).append((i, series))
-    for key, _ in groups:
-        keys[key] = keys.get(key, 0) + 1
+    keys = Counter(key for key, _ in groups)  # in the order of the rows
     every = []
     for (key, _), curves in groups.items():
         values = np.concatenate([s.values for _, s in curves])
-        first = values[0]
-        constant = float(first) if np.all(values == first) else None
-        if key.split("/")[0] in ("train", "eval"):
-            constant = None  # even what never moves is a result
+        # Even what never moves is a result of training and of evaluations.
+        is_result = key.split("/")[0] in ("train", "eval")
+        moves = is_result or np.any(values != values[0])
+        constant = None if moves else float(values[0])
         every.append(Chart(key, curves, constant, keys[key] == 1))
-    order = {key: i for i, key in enumerate(keys)}  # as in the rows
-    every.sort(key=lambda chart: (rank(chart.key), order[chart.key]))
+    order = {key: (rank(key), i) for i, key in enumerate(keys)}
+    every.sort(key=lambda chart: order[chart.key])
     return join_equal(every)
 
 

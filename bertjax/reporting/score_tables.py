@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `bertjax.evaluate --json` printed, as tables."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bertjax import UserError
@@ -13,17 +13,12 @@ LINE = {"text", "score", "tokens", "words", "unknown"}  # keys of --what=pll's o
 Titled = tuple[str, Table]
 
 
-def read_scores(files: Sequence[str]) -> list[tuple[str, list[Titled]]]:
-    """Read files: (file, [(title, table)]) each. Raises UserError naming what is none.
+def read_scores(name: str) -> list[Titled]:
+    """Read a file's tables. Raises UserError where it is none.
 
     A file has an object, or one a line: lines that were scored, which are added up, or
     several evaluations.
     """
-    return [(name, read_file(name)) for name in files]
-
-
-def read_file(name: str) -> list[Titled]:
-    """Read a file's tables; of lines that were scored that of their total alone."""
     read = read_objects(name, "--scores")
     tables: list[Titled] = []
     if all(one.keys() >= LINE for _, one in read):

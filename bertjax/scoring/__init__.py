@@ -5,4 +5,4 @@ Every module here but SUPPORT is a scorer that `bertjax.evaluate --what` can nam
 (scorer.py says what one is).
 """
 
-SUPPORT = ("confidence", "lines", "mlm_loss", "own", "scorer", "task")
+SUPPORT = ("confidence", "lines", "mlm_loss", "own", "scorer")

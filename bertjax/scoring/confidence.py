@@ -12,9 +12,9 @@ BINS = 15
 
 
 def half_width(
-    values: np.ndarray, weights: np.ndarray, groups: np.ndarray, level: float = 0.95
+    values: np.ndarray, weights: np.ndarray, groups: np.ndarray
 ) -> float | None:
-    """Return the half-width of the confidence interval of sum(values) / sum(weights).
+    """Return the half-width of the 95% interval of sum(values) / sum(weights).
 
     values, weights: f64 [n], sums over rows; groups: i64 [n], the documents they are
     of. Documents are the draws: rows of one resemble each other. The normal
@@ -33,7 +33,7 @@ def half_width(
         return None
     rest = value - value.sum() / weight.sum() * weight
     error = math.sqrt(n / (n - 1) * np.square(rest).sum()) / weight.sum()
-    return float(error * stdtrit(n - 1, (1 + level) / 2))
+    return float(error * stdtrit(n - 1, 0.975))
 
 
 def correlation_half_width(a: np.ndarray, b: np.ndarray, ranked: bool) -> float | None:
@@ -92,10 +92,8 @@ class Calibration:
         if not np.isfinite(confidence).all():
             raise UserError("the model's probabilities are not finite (NaN)")
         at = np.minimum((confidence * BINS).astype(np.int64), BINS - 1).ravel()
-        for row, each in zip(
-            self.sums, (weight, weight * confidence, weight * right), strict=True
-        ):
-            row += np.bincount(at, each.ravel(), BINS)
+        each = weight, weight * confidence, weight * right
+        self.sums += [np.bincount(at, one.ravel(), BINS) for one in each]
 
     def error(self) -> float:
         """Return the expected calibration error; 0 without guesses."""

@@ -5,13 +5,14 @@ What models are compared on depends on their tokenizer and the text alone, whate
 were trained with (docs/evaluation.md).
 """
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax import UserError, registry
-from bertjax.assembly import models, resolve
+from bertjax.assembly import models
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.masking.presets import UNITS
 from bertjax.interop.hf_read import Imported
@@ -41,17 +42,23 @@ COMMON = dict(
 def score(args: Any, path: str, flag: str) -> Scores:
     """Score a masked LM on the common rows, at each of the mask rates of --rates."""
     rates = read_rates(args.rates) if args.rates is not None else ()
-    opened = config, tokenizer, *_ = models.open_model(path, flag)
+    opened = models.open_model(path, flag)
+    config = opened.config
     then = "without --what its task is scored"
     models.check_masked_lm(opened, f"--what=mlm: {path}", then)
     unit = args.mask_unit or "token"
     registry.pick("--mask_unit", unit, UNITS)
-    longest = resolve.encoder_config(config, tokenizer.vocab_size).max_length
-    if args.length is not None and args.length > longest:
+    longest = opened.cfg.max_length
+    length = args.length or min(128, longest)
+    if length > longest:
         raise UserError(
-            f"--length={args.length} is too long: the model has {longest} positions"
+            f"--length={length} is too long: the model has {longest} positions"
         )
-    take_common_rows(config, args.length or min(128, longest), unit)
+    # Whatever the run's objective, phases, plan and masking were, two configs with one
+    # text and tokenizer now make the same batches (batches.make_eval_batches).
+    config.objective, config.phases = "mlm", ""
+    config.eval.mask_rate = None
+    config.data.update(COMMON | {"length": length, "mask_unit": unit})
     config.eval.examples = args.examples or 0
     return score_rows(args, opened, "mlm", rates)
 
@@ -103,10 +110,7 @@ def read_counts(checkpoint: Any) -> np.ndarray | None:
     if isinstance(checkpoint, Imported):
         return None
     file = checkpoint.parents[1] / "unigram.npy"
-    if not file.exists():
-        return None
-    with file.open("rb") as f:
-        return np.load(f)
+    return np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
 
 
 def read_rates(text: str) -> tuple[float, ...]:
@@ -122,17 +126,6 @@ def read_rates(text: str) -> tuple[float, ...]:
             "--rates=0.15,0.3"
         )
     return rates
-
-
-def take_common_rows(config: Any, length: int, mask_unit: str) -> None:
-    """Give a run's config the common rows and masks, and the objective that reads them.
-
-    Whatever its objective, phases, plan and masking were, two configs with one text and
-    tokenizer then make the same batches (assembly.batches.make_eval_batches).
-    """
-    config.objective, config.phases = "mlm", ""
-    config.eval.mask_rate = None
-    config.data.update(COMMON | {"length": length, "mask_unit": mask_unit})
 
 
 def describe_rows(config: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Held-out loss with masks that depend on the example alone."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ def evaluate(
     import jax
 
     from bertjax.objectives.base import TokenIds, make_objective
+    from bertjax.training import step
 
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     if config.objective == "mlm":
@@ -53,9 +55,14 @@ def evaluate(
             f"{whole} rows at once (whole_batch): leave it out"
         )
     guesses = "mlm" in params and "mlm" in objective.needs
-    run = make_forward(objective, make_guesser(cfg) if guesses else None)
+    guess = make_guesser(cfg) if guesses else None
+    sums = step.make_eval_step(objective.sums, objective.weights)
+    # What the two have in common the compiler computes once: of mlm alone all.
+    run = jax.jit(lambda params, x: (sums(params, x), guess and guess(params, x)))
     params = jax.device_put(params)
-    log_unigram = None if counts is None else log_shares(counts)
+    log_unigram = None
+    if counts is not None:  # one added to each so that none is impossible
+        log_unigram = np.log((counts + 1) / (counts.sum() + len(counts)))
     characters = count_characters(tokenizer)
     rates = rates or (resolve.make_masking(config, config.eval.mask_rate).rate,)
     prepared_text.settle_cache(config, cli.say)
@@ -88,22 +95,6 @@ def evaluate(
             if batches.P:
                 out[name][rate]["mask_rate"] = rate
     return out
-
-
-def make_forward(objective: Any, guess: Callable[..., Any] | None) -> Callable:
-    """Make run(params, batch) -> (the objective's sums, what guess returns or None)."""
-    import jax
-
-    from bertjax.training import step
-
-    evaluate = step.make_eval_step(objective.sums, objective.weights)
-
-    @jax.jit
-    def run(params: Any, batch: Any) -> Any:
-        # What the two have in common the compiler computes once: of mlm alone all.
-        return evaluate(params, batch), guess and guess(params, batch)
-
-    return run
 
 
 def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
@@ -142,11 +133,6 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
     return guess
 
 
-def log_shares(counts: np.ndarray) -> np.ndarray:
-    """Return ln p [V] of counts [V], one added to each so that none is impossible."""
-    return np.log((counts + 1) / (counts.sum() + len(counts)))
-
-
 def count_characters(tokenizer: Any) -> np.ndarray | None:
     """Count the characters, white space aside, that each piece stands for: i64 [V].
 
@@ -175,25 +161,24 @@ def count_characters(tokenizer: Any) -> np.ndarray | None:
     return counts
 
 
+@dataclasses.dataclass
 class Tally:
     """Adds up real tokens, predictions and their costs, row by row.
 
     documents: i64 [n], of the rows in order; log_unigram: ln p [V]; characters: [V].
     """
 
-    def __init__(
-        self,
-        documents: np.ndarray,
-        log_unigram: np.ndarray | None,
-        characters: np.ndarray | None,
-    ) -> None:
-        self.documents, self.log_unigram = documents, log_unigram
-        self.characters = characters
-        self.tokens = self.predictions = 0
-        self.cost = 0.0
-        self.calibration = Calibration()
-        self.rows: list[np.ndarray] = []  # [4, b]: weight, loss, right, characters
-        self.pending: list[Any] = []  # (guesses on the device, their batch)
+    documents: np.ndarray
+    log_unigram: np.ndarray | None
+    characters: np.ndarray | None
+    tokens: int = 0
+    predictions: int = 0
+    cost: float = 0.0
+    calibration: Calibration = dataclasses.field(default_factory=Calibration)
+    # Of each row, [4, b]: weight, loss, right, characters.
+    rows: list[np.ndarray] = dataclasses.field(default_factory=list)
+    # Guesses that are still on the device, and their batch.
+    pending: list[Any] = dataclasses.field(default_factory=list)
 
     def score(
         self, run: Callable[..., Any], params: Any, batches: Iterable[Any]
@@ -231,14 +216,15 @@ class Tally:
         while len(self.pending) > keep:
             guesses, batch = self.pending.pop(0)
             guesses = jax.device_get(guesses)
-            weight = batch["mlm_weights"].astype(np.float64)
-            each = [weight, weight * guesses["loss"], weight * guesses["right"]]
-            if self.characters is not None:
-                each.append(weight * self.characters[batch["mlm_ids"]])
-            else:
-                each.append(np.zeros_like(weight))
+            weight, ids = batch["mlm_weights"].astype(np.float64), batch["mlm_ids"]
+            size = (
+                np.zeros_like(ids) if self.characters is None else self.characters[ids]
+            )
+            each = np.stack(
+                [np.ones_like(ids), guesses["loss"], guesses["right"], size]
+            )
             real = batch["example_weights"] > 0
-            self.rows.append(np.stack(each).sum(-1)[:, real])
+            self.rows.append((weight * each).sum(-1)[:, real])
             confidence = guesses["confidence"].astype(np.float64)
             self.calibration.add(confidence, guesses["right"], weight)
 

@@ -3,11 +3,17 @@
 
 from typing import Any
 
+import numpy as np
+
 from bertjax import UserError
 from bertjax.assembly import models
-from bertjax.scoring import mlm, retrieval, task
-from bertjax.scoring.scorer import Scores
-from bertjax.tasks.task_type import find_task_type
+from bertjax.config import cli
+from bertjax.data.corpus.sources import named_sources
+from bertjax.inference import predict_rows
+from bertjax.scoring import mlm, retrieval
+from bertjax.scoring.scorer import Scores, scores_of_sets
+from bertjax.tasks.task_rows import check_label
+from bertjax.tasks.task_type import find_task_type, get_task_type
 
 FLAGS = ("examples", "columns", "label")
 
@@ -24,7 +30,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
             "rows: leave it out"
         )
     if finetuned and not retrieves:
-        return task.score_opened(args, path, flag, opened)
+        return score_task(args, path, flag, opened)
     for name in ("label",) if retrieves else ("columns", "label"):
         if getattr(args, name) is not None:
             raise UserError(
@@ -37,3 +43,34 @@ def score(args: Any, path: str, flag: str) -> Scores:
         config.eval.examples = args.examples or 0
     head = "mlm" if "mlm" in config.objective.split("+") else ""
     return mlm.score_rows(args, opened, head, layout="own")
+
+
+def score_task(args: Any, path: str, flag: str, opened: models.LoadedModel) -> Scores:
+    """Score all rows of each validation set, of --text or of the run's data.valid."""
+    for name in ("columns", "label"):
+        if args[name].value == "":
+            raise UserError(f"--{name} is empty: give the name of a column")
+    model = predict_rows.open_finetuned(
+        path, args.dtype, args.weights, flag, args.columns or "", opened
+    )
+    if args.label:
+        model = model._replace(form=model.form._replace(label=args.label))
+    columns = model.form.keys(flags=True)
+    check_label(columns)
+    text, key = args.text, "--text"
+    if not text:
+        text, key = model.config.data.valid, "data.valid"
+    if not text:
+        raise UserError("data.valid is empty in this model's config: give --text=FILES")
+    task_type = get_task_type(model.config.objective)
+    sets = {}
+    for name, part in named_sources(text, key).items():
+        examples = task_type.read(part, key, columns, cli.say)
+        rows = task_type.make_rows(
+            examples, model.form, model.tokenizer, True, cli.say
+        ).plan(model.config.data.length)
+        cli.say(f"{name}: {rows.read_as(model.tokenizer)}")
+        outputs = predict_rows.predict(model, rows, args.batch_size or 32)
+        every = np.arange(rows.n)
+        sets[name] = {**rows.score(outputs, every), **rows.parts(outputs, every)}
+    return scores_of_sets(sets, args, opened[-1])

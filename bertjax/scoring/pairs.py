@@ -104,39 +104,43 @@ def compare(
     accuracy is the mean over paradigms; accuracy_ci95 the half-width of its 95%
     interval, each paradigm's pairs being independent draws.
     """
-    right: dict[str, list[bool]] = {}
-    wider: dict[str, dict[str, dict[str, list[bool]]]] = {k: {} for k in WIDER}
-    ties = too_long = 0
-    for pair, a, b in zip(pairs, good, bad, strict=True):
-        if a is None or b is None:
-            too_long += 1
-            continue
-        ties += a == b
-        paradigm = pair.about["UID"]
-        right.setdefault(paradigm, []).append(a > b)
-        for table, name in WIDER.items():
-            if name in pair.about:
-                part = wider[table].setdefault(pair.about[name], {})
-                part.setdefault(paradigm, []).append(a > b)
-    if not right:
+    answers = [
+        (pair.about, a > b)
+        for pair, a, b in zip(pairs, good, bad, strict=True)
+        if a is not None and b is not None
+    ]
+    if not answers:
         raise UserError("--text: each pair has a sentence too long for the model")
+    right = _by_paradigm(answers)
     width = _half_width(right)
     out: dict[str, Any] = {
         "accuracy": _mean(right),
         **({} if width is None else {"accuracy_ci95": width}),
         "paradigms": len(right),
-        "pairs": sum(map(len, right.values())),
-        "ties": ties,
-        "too_long": too_long,
+        "pairs": len(answers),
+        "ties": sum(a == b for a, b in zip(good, bad, strict=True) if a is not None),
+        "too_long": len(pairs) - len(answers),
         "by_paradigm": {
             name: {"accuracy": float(np.mean(part)), "pairs": len(part)}
             for name, part in sorted(right.items())
         },
     }
-    for table, parts in wider.items():
-        if parts:
-            out[table] = {name: _mean(part) for name, part in sorted(parts.items())}
+    for table, field in WIDER.items():
+        names = sorted({about[field] for about, _ in answers if field in about})
+        if names:
+            parts = ([x for x in answers if x[0].get(field) == name] for name in names)
+            means = [_mean(_by_paradigm(part)) for part in parts]
+            out[table] = dict(zip(names, means, strict=True))
     return out
+
+
+def _by_paradigm(
+    answers: Iterable[tuple[Mapping[str, str], bool]],
+) -> dict[str, list[bool]]:
+    right: dict[str, list[bool]] = {}
+    for about, is_right in answers:
+        right.setdefault(about["UID"], []).append(is_right)
+    return right
 
 
 def _mean(right: Mapping[str, Sequence[bool]]) -> float:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError, registry
-from bertjax.assembly import models, resolve
+from bertjax.assembly import models
 from bertjax.data.corpus.line_files import FileSource
 from bertjax.data.progress import Progress
 from bertjax.inference import fill_blanks, forward
@@ -67,12 +67,12 @@ def pick_variant(name: str | None) -> str:
 
 def open_masked_lm(args: Any, path: str, flag: str) -> tuple[Any, Any, Any, Any]:
     """Return (cfg, parameters, tokenizer, the checkpoint's meta data)."""
-    opened = config, tokenizer, checkpoint, meta = models.open_model(path, flag)
+    opened = models.open_model(path, flag)
     then = "without --what its task is scored"
     models.check_masked_lm(opened, f"--what={args.what}: {path}", then)
-    config.dtype = args.dtype
-    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-    return *fill_blanks.read_params(checkpoint, cfg, args.weights), tokenizer, meta
+    opened.config.dtype = args.dtype
+    found = fill_blanks.read_params(opened.checkpoint, opened.cfg, args.weights)
+    return *found, opened.tokenizer, opened.meta
 
 
 class Score(NamedTuple):
@@ -128,11 +128,7 @@ def find_words(ids: Sequence[int], starts: np.ndarray) -> np.ndarray:
 
 
 def make_scorer(
-    cfg: Any,
-    params: Any,
-    tokenizer: Any,
-    variant: str,
-    batch_size: int | None = None,
+    cfg: Any, params: Any, tokenizer: Any, variant: str, batch_size: int | None = None
 ) -> Callable[[Sequence[Sequence[int]]], list[float]]:
     """Make score(texts of ids, without special ones) -> their scores.
 

@@ -18,8 +18,6 @@ from bertjax import UserError, counted, registry
 from bertjax.data.corpus.sources import split_sources
 from bertjax.scoring import SUPPORT
 
-PACKAGE = __package__
-
 
 class Scores(NamedTuple):
     """The scores of a model: for programs, and the same for people.
@@ -34,7 +32,7 @@ class Scores(NamedTuple):
 
 def load_scorer(name: str) -> ModuleType:
     """Return the scorer of --what. Raises UserError for what is none."""
-    module = registry.load("--what", name, PACKAGE, SUPPORT)
+    module = registry.load("--what", name, __package__, SUPPORT)
     if not (hasattr(module, "score") and hasattr(module, "FLAGS")):
         raise UserError(f"--what={name} is no scorer: it needs `score` and `FLAGS`")
     return module
@@ -42,7 +40,7 @@ def load_scorer(name: str) -> ModuleType:
 
 def scorer_names() -> list[str]:
     """Return the names that --what takes, without importing the scorers."""
-    return [name for name in registry.names(PACKAGE) if name not in SUPPORT]
+    return [name for name in registry.names(__package__) if name not in SUPPORT]
 
 
 def identify(args: Any, meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def of_targets(folder, rows, most=100, say=silent):
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     values = {flag: str(folder / "a.jsonl") for flag in ("--train", "--valid")}
     columns = {"--text": "text", "--targets": "targets"}
-    told = (Letters(), most, 0, say, "too many")
+    told = (Letters(), most, 0, say)
     return targets.read_spans(values, columns, FORM, *told)
 
 
@@ -122,7 +122,7 @@ def test_features_are_pooled_by_hand(tmp_path, model):
         )
         for first in (False, True):
             part = replace(part, first=first)
-            found = layer_features.read_spans(reader, part, Letters(), 3, 16, 2, 48)
+            found = layer_features.read_spans(reader, part, Letters(), cfg, 2)
             assert found.shape == (3, len(part.labels), 16 * part.spans.shape[1])
             wanted = [
                 np.concatenate([whole[:, r, a:b].mean(1) for r, a, b in at], -1)

@@ -96,7 +96,7 @@ def test_features_are_pooled_by_hand(model):
     alone = np.asarray(kept(params, batch))
     for pooling, wanted in (("cls", alone[:, 0]), ("mean", alone.mean(1))):
         read = layer_features.make_reader(cfg, params, pooling)
-        found = layer_features.read_texts(read, texts, Specials, 4, 16, 3, 40)
+        found = layer_features.read_texts(read, texts, Specials, cfg, 3)
         assert found.shape == (4, 7, 16) and found.dtype == np.float32
         np.testing.assert_allclose(found[:, row], wanted, rtol=1e-4, atol=1e-5)
 
@@ -121,7 +121,7 @@ def test_probes_alone_are_trained(model, monkeypatch):
     reader = layer_features.make_reader(cfg, params, "mean")
 
     def read():
-        return layer_features.read_texts(reader, make_texts(), Specials, 4, 16, 3, 40)
+        return layer_features.read_texts(reader, make_texts(), Specials, cfg, 3)
 
     train, labels = read(), np.array([0, 1, 0, 1, 1, 0, 1], np.int32)
     data = layer_scores.Data(train.copy(), labels, train.copy(), labels)
@@ -136,9 +136,10 @@ def test_probes_alone_are_trained(model, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, params, before)
 
 
-def test_memory_is_told_and_refused():
-    told = layer_features.check_memory(1000, 13, 768, free=2**30)
+def test_memory_is_told_and_refused(monkeypatch):
+    assert layer_features.free_memory() > 0
+    monkeypatch.setattr(layer_features, "free_memory", lambda: 10**8)
+    told = layer_features.check_memory(1000, 13, 768)
     assert told == "1,000 examples x 13 layers x 768: 0.08 GB of memory"
     with pytest.raises(UserError, match=r"0\.80 GB .* 0\.10 GB are free: give fewer"):
-        layer_features.check_memory(10_000, 13, 768, free=10**8)
-    assert layer_features.free_memory() > 0
+        layer_features.check_memory(10_000, 13, 768)

@@ -46,7 +46,7 @@ def written(tmp_path):
         read_runs.read_runs([*map(str, folders)], print),
         blanks=[blank],
         views=[view],
-        probes=probe_charts.read_probes([str(make_probes(tmp_path / "probes.json"))]),
+        probes=[probe_charts.read_probe(str(make_probes(tmp_path / "probes.json")))],
     )
     file = tmp_path / "page.html"
     file.write_text(text, encoding="utf-8")

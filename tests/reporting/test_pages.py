@@ -254,7 +254,7 @@ def test_probes_by_layer(tmp_path):
 
 def test_probes_are_drawn_too(tmp_path):
     file = make_probes(tmp_path / "probes.json")
-    charts = [*plots.titled_charts([], probe_charts.read_probes([str(file)]))]
+    charts = [*plots.titled_charts([], [probe_charts.read_probe(str(file))])]
     assert [(title, chart["axis"]) for title, chart in charts] == [
         ("linear f1", "layer"),
         ("linear bits of the online code", "layer"),

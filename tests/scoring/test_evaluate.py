@@ -10,7 +10,7 @@ import pytest
 from conftest import succeeded
 
 from bertjax import UserError, evaluate
-from bertjax.assembly import models, prepared_text, resolve
+from bertjax.assembly import models, prepared_text
 from bertjax.config.schema import base
 from bertjax.data.batches import Batches, batch_sha256
 from bertjax.models.config import EncoderConfig
@@ -102,14 +102,13 @@ def pretend(monkeypatch):
 
     def change(keys):
         def opened(*given):
-            config, tokenizer, *rest = open_model(*given)
-            config.update_from_flattened_dict(keys)
-            cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-            if "electra" in config.objective:
-                made, _ = make_objective(config.objective, cfg)
+            model = open_model(*given)
+            model.config.update_from_flattened_dict(keys)
+            if "electra" in model.config.objective:
+                made, _ = make_objective(model.config.objective, model.cfg)
                 params = made.init(jax.random.key(0))
                 monkeypatch.setattr(models, "read_params", lambda *_: params)
-            return models.LoadedModel(config, tokenizer, *rest)
+            return model
 
         monkeypatch.setattr(models, "open_model", opened)
         monkeypatch.setattr(models, "read_params", read_params)
