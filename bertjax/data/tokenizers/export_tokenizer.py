@@ -68,7 +68,6 @@ def make_json(
     transformers expect of "[MASK]".
     """
     from tokenizers import AddedToken
-    from tokenizers.processors import TemplateProcessing
 
     if tokenizer.kind == "ids":
         raise UserError("--format=hf: this vocabulary is one of ids, not of text")
@@ -95,13 +94,33 @@ def make_json(
     for i, piece in enumerate(tokenizer.pieces):
         if piece and library.token_to_id(piece) != i:
             raise UserError(f"--format=hf: {piece!r} would not have its id {i}")
+    data = json.loads(library.to_str())
     wrong = separators not in (None, separators_of(tokenizer))
-    if wrong or library.post_processor is None:
-        cls, sep = (tokenizer.pieces[i] for i in (tokenizer.cls_id, tokenizer.sep_id))
-        second = [f"$B:{token_types:d}", f"{sep}:{token_types:d}"]
-        library.post_processor = TemplateProcessing(
-            single=[cls, "$A", sep],
-            pair=[cls, "$A", *[sep] * (separators or 1), *second],
-            special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
-        )
-    return json.loads(library.to_str())
+    if wrong or not data.get("post_processor"):
+        data["post_processor"] = _template(tokenizer, token_types, separators or 1)
+    return data
+
+
+def _template(
+    tokenizer: Tokenizer, token_types: bool, separators: int
+) -> dict[str, Any]:
+    """Return the post-processor that puts [CLS] and [SEP] around one text and two."""
+    ids = {tokenizer.pieces[i]: i for i in (tokenizer.cls_id, tokenizer.sep_id)}
+    cls, sep = (tokenizer.pieces[i] for i in (tokenizer.cls_id, tokenizer.sep_id))
+    two = int(token_types)
+
+    def step(name: str, text: str, kind: int = 0) -> dict[str, Any]:
+        return {name: {"id": text, "type_id": kind}}
+
+    separator = step("SpecialToken", sep)
+    single = [step("SpecialToken", cls), step("Sequence", "A"), separator]
+    second = [step("Sequence", "B", two), step("SpecialToken", sep, two)]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, *[separator] * (separators - 1), *second],
+        "special_tokens": {
+            piece: {"id": piece, "ids": [i], "tokens": [piece]}
+            for piece, i in ids.items()
+        },
+    }
