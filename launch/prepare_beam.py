@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     validate.check(config)
     prepared_text.check_inputs(config)
     options = PipelineOptions(others)
-    work = prepare_data.make_work(prepared_text.inputs(config), 1, say)
+    work = prepare_data.Work(prepared_text.inputs(config), 1, say)
     lacking = [x for x in work.all if not work.cache.has(x.target)]
     has = work.cache.has
     pieces = [p for x in lacking for p in x.pieces if not has(p.target)]

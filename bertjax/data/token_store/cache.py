@@ -48,8 +48,7 @@ class Cache:
             with os_errors():
                 yield
         except OSError as err:
-            reason = err.strerror or err
-            raise UserError(f"data.cache={self.url}: {reason}") from None
+            raise UserError(f"data.cache={self.url}: {err.strerror or err}") from None
 
     def has(self, name: str) -> bool:
         """Tell whether a directory is there."""
@@ -111,21 +110,18 @@ class Cache:
 
     @contextlib.contextmanager
     def sharing_hashes(self) -> Iterator[None]:
-        """Share the hashes of texts behind URLs with all who use a cache behind one.
-
-        So that a machine that has never seen them finds their stores without reading
-        them. A bucket that cannot be read or written only means hashing again.
-        """
+        """Share the hashes of texts behind URLs with all who use a cache behind one:
+        a new machine then finds their stores without reading the texts. A bucket that
+        cannot be read or written only means hashing again."""
         if not self.url:
             yield
             return
         root, shared = os.fspath(self.root), {}
         with self._reaching():
             far = self._far(HASHES)
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            with os_errors():
-                text = far.read_text()
-            shared = {k: v for k, v in json.loads(text).items() if "://" in k}
+        with contextlib.suppress(OSError), os_errors():
+            known = json.loads(far.read_text()).items()
+            shared = {k: v for k, v in known if "://" in k}
             save_hashes(root, shared)
         try:
             yield

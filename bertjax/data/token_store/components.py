@@ -6,7 +6,6 @@ stores, one a value of the field, and a meta.json that names them.
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from bertjax.data.token_store.store import (
     FORMAT,
     VERIFIED,
     Store,
+    hash_json,
     open_store,
     verify,
     write_meta,
@@ -68,8 +68,8 @@ class Component:
       label: its name.
       sources: its text; their fingerprints are taken here.
       encoder: the tokenizer and marker that it is made with.
+      data: holds the config values data.max_line_bytes and data.group_field.
       role: "train" or "valid", for people.
-      group_field: what makes a store of its own of each group, or "".
     """
 
     def __init__(
@@ -78,17 +78,15 @@ class Component:
         sources: list[Source],
         encoder: Encoder,
         cache: Cache,
-        *,
-        max_line_bytes: int,
-        group_field: str = "",
+        data: Any,
         role: str = "",
         say: Callable[[str], None] = print,
     ) -> None:
         self.label = label
         self.role = role
         self.sources = sources
-        self.grouped = bool(group_field)
-        self.max_line_bytes = max_line_bytes
+        self.grouped = bool(data.group_field)
+        self.max_line_bytes = data.max_line_bytes
         root = os.fspath(cache.root)
         tokenizer, marker = encoder.tokenizer, encoder.marker
         settings = {
@@ -97,20 +95,20 @@ class Component:
             "tokenizer": tokenizer.identity,
             "sentence_rule": sentences.RULE if tokenizer.has_sentences else "",
             "cleaning": CLEANING,
-            "max_line_bytes": max_line_bytes,
+            "max_line_bytes": data.max_line_bytes,
         }
         where_needed = {
             "joins": int(tokenizer.kind in SPACE_FIRST),
             "marks": marker and marker.identity,
-            "group_field": group_field,
+            "group_field": data.group_field,
             "cuts": sorted({s.cut_rule() for s in sources} - {""}),
         }
         settings |= {name: value for name, value in where_needed.items() if value}
-        key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        key = hash_json(settings)
         names = [s.name for s in sources]
         self.meta = {"label": label, "key": key, **settings, "sources": names}
         self._name = re.sub(r"[^\w.-]", "_", label) + f"-{key[:16]}"
-        self.target = ("groups-" if group_field else "store-") + self._name
+        self.target = ("groups-" if self.grouped else "store-") + self._name
 
     @cached_property
     def _cut(self) -> list[tuple[list[Source], int | None]]:
@@ -120,8 +118,7 @@ class Component:
     def parts(self) -> str:
         """The directory of its encoded pieces: other ones have another layout."""
         spans = [[source.span() for source in own] for own, _ in self._cut]
-        layout = hashlib.sha256(json.dumps(spans).encode()).hexdigest()[:8]
-        return f"{pieces.PARTS}{self._name}-{layout}"
+        return f"{pieces.PARTS}{self._name}-{hash_json(spans)[:8]}"
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -173,9 +170,7 @@ class Component:
         """Make the stores in `cache` of the pieces in `parts`, and remove those.
 
         Where a piece is not there nothing happens, but for removing damaged ones.
-
-        Raises:
-          UserError: no document at all, or a full disk.
+        Raises UserError where there is no document at all, and for a full disk.
         """
         paths = [parts.get(p.target) for p in self.pieces if parts.has(p.target)]
         metas = [(path, pieces.read_meta(path)) for path in paths]
@@ -194,8 +189,7 @@ class Component:
                 raise
             try:
                 cache.make(
-                    self.target,
-                    lambda path: self._write(path, encoder, metas, repairs),
+                    self.target, lambda path: self._write(path, encoder, metas, repairs)
                 )
             except UserError:
                 if not cache.has(self.target):

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from bertjax.data.corpus.sentences import split_sentences
 from bertjax.data.corpus.sources import Document
 from bertjax.data.tokenizers.backends import SPACE_FIRST, encode_sentences
 from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.data.tokenizers.word_starts import Marker
 
 BLOCK = 1 << 20  # characters of a piece of work
 PARAGRAPH = 1 << 20  # characters of the longest piece of a paragraph; part of FORMAT
@@ -61,27 +62,6 @@ class Encoded(NamedTuple):
     characters: int
     group: str = ""
     marks: np.ndarray | None = None
-
-
-class Marker(Protocol):
-    """Encodes sentences and marks their tokens (tokenizers/word_starts.py).
-
-    `identity` is another string whenever the marks may be others; markers are sent to
-    other processes.
-    """
-
-    identity: str
-
-    def encode(
-        self,
-        sentences: list[str],
-        joined: list[bool],
-        entities: tuple[str, ...],
-    ) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Return (ids, marks) of each sentence, equally many of both.
-
-        joined: whether it follows another without a space (backends.SPACE_FIRST).
-        """
 
 
 def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[Block]:
@@ -255,7 +235,9 @@ class Encoder:
     ) -> None:
         self.tokenizer = tokenizer
         self.marker = marker
-        self.workers = workers or available_cores()
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+        cores = len(affinity(0)) if affinity else os.cpu_count()
+        self.workers = workers or cores or 1
         self._pool: ProcessPoolExecutor | None = None
         self._stop: Any = None
         self._done: Any = None
@@ -280,8 +262,7 @@ class Encoder:
         """
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._stop = context.Event()
-            self._done = context.Value("d", 0.0)
+            self._stop, self._done = context.Event(), context.Value("d", 0.0)
             given = (self.tokenizer, self.marker, self._stop, self._done)
             self._pool = ProcessPoolExecutor(self.workers, context, _begin, given)
         return self._pool.submit(_call, function, args)
@@ -310,8 +291,7 @@ class Encoder:
                 under_way.append(self.submit(Encoder.encode, block))
                 if len(under_way) > 2 * self.workers:
                     yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
+            yield from (future.result() for future in under_way)
 
 
 @contextlib.contextmanager
@@ -324,13 +304,6 @@ def broken_pool() -> Iterator[None]:
             "a worker of prepare was killed (out of memory?); "
             "what was finished is kept, the command can be repeated"
         ) from e
-
-
-def available_cores() -> int:
-    """Count the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # Of a worker process

@@ -257,14 +257,11 @@ def encode_pieces(encoder: Encoder, pieces: Iterable[Piece], cache: Cache) -> No
     todo = [p for p in pieces if not cache.has(p.target) and not cache.has(p.store)]
     todo.sort(key=lambda p: -math.inf if p.bytes is None else -p.bytes)
     sizes = [p.bytes for p in todo]
-    rest = None if None in sizes else sum(filter(None, sizes))
+    left = sum(filter(None, sizes))
+    total = None if None in sizes else left / 1e6
     title = "prepare " + ", ".join(dict.fromkeys(p.label for p in todo))
-    alone = encoder.workers == 1 or (rest is not None and rest <= SMALL * BLOCK)
-    with (
-        Progress(title[:40], rest and rest / 1e6, "MB") as progress,
-        broken_pool(),
-    ):
-        left = sum(filter(None, sizes))
+    alone = encoder.workers == 1 or (total is not None and left <= SMALL * BLOCK)
+    with Progress(title[:40], total, "MB") as progress, broken_pool():
         pending: set[Future[None]] = set()
         for number, piece in enumerate(todo):
             size = piece.bytes

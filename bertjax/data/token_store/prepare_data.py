@@ -74,7 +74,6 @@ class Inputs(NamedTuple):
     train: dict[str, list[Source]]
     valid: dict[str, list[Source]]
     tokenizer: Tokenizer | None
-    cache: Cache
 
 
 class Prepared(NamedTuple):
@@ -93,10 +92,7 @@ class Prepared(NamedTuple):
 def check_inputs(**given: Any) -> Inputs:
     """Look at every path and at the vocabulary, and build nothing.
 
-    Takes the fields of `DataConfig`.
-
-    Raises:
-      UserError: naming the config key and what is wrong with it.
+    Takes the fields of `DataConfig`. Raises UserError, which names the config key.
     """
     config = DataConfig(**given)
     train = _sources(config, "train")
@@ -114,7 +110,8 @@ def check_inputs(**given: Any) -> Inputs:
                 f"data.vocab_size={config.vocab_size} is too small; "
                 f"the least is {train_vocab.LEAST}"
             )
-    return Inputs(train, valid, tokenizer, open_cache(config.cache))
+    open_cache(config.cache)
+    return Inputs(train, valid, tokenizer)
 
 
 def _sources(config: DataConfig, role: str) -> dict[str, list[Source]]:
@@ -135,32 +132,38 @@ def _sources(config: DataConfig, role: str) -> dict[str, list[Source]]:
 class Work:
     """Everything that is to be prepared: an encoder, and all components.
 
-    sources: of each component of "train" and "valid".
+    given: the fields of `DataConfig`. tokenizer: of a run, whose data.valid alone is
+    prepared; None: one is loaded or trained, and both texts are prepared.
     """
 
     def __init__(
         self,
-        config: DataConfig,
-        tokenizer: Tokenizer,
-        sources: dict[str, dict[str, list[Source]]],
+        given: dict[str, Any],
         workers: int | None,
         say: Callable[[str], None],
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        self.cache = open_cache(config.cache)
-        self.say = say
-        marker = make_marker(tokenizer, config.segmenter, bool(config.entity_field))
-        self.encoder = Encoder(tokenizer, marker, workers)
-        settings = {
-            "max_line_bytes": config.max_line_bytes,
-            "group_field": config.group_field,
-        }
-        self.all = [
-            Component(
-                name, own, self.encoder, self.cache, role=role, say=say, **settings
-            )
-            for role, named in sources.items()
-            for name, own in named.items()
-        ]
+        config = DataConfig(**given)
+        inputs = check_inputs(**given) if tokenizer is None else None
+        self.cache, self.say = open_cache(config.cache), say
+        with self.cache.sharing_hashes():
+            if inputs is not None:
+                tokenizer = inputs.tokenizer or trained_tokenizer(
+                    inputs.train, self.cache, config, say
+                )
+                sources = {"train": inputs.train, "valid": inputs.valid}
+                for role, named in sources.items():
+                    for own in named.values():
+                        report_repeats((s.name for s in own), f"data.{role}", say)
+            else:
+                sources = {"valid": _sources(config, "valid")}
+            marker = make_marker(tokenizer, config.segmenter, bool(config.entity_field))
+            self.encoder = Encoder(tokenizer, marker, workers)
+            self.all = [
+                Component(name, own, self.encoder, self.cache, config, role, say)
+                for role, named in sources.items()
+                for name, own in named.items()
+            ]
 
     def pieces(self) -> list[Piece]:
         """Every piece; a number of shards deals them out in turn."""
@@ -200,36 +203,8 @@ class Work:
             self.say(line)
 
 
-def make_work(
-    given: dict[str, Any], workers: int | None, say: Callable[[str], None]
-) -> Work:
-    """Look at the inputs and load or train the tokenizer."""
-    config = DataConfig(**given)
-    inputs = check_inputs(**given)
-    with inputs.cache.sharing_hashes():
-        tokenizer = inputs.tokenizer or trained_tokenizer(
-            inputs.train,
-            inputs.cache,
-            kind=config.tokenizer_kind,
-            vocab_size=config.vocab_size,
-            lower_case=config.lower_case,
-            max_line_bytes=config.max_line_bytes,
-            alpha=config.vocab_alpha,
-            weights=config.vocab_weights,
-            say=say,
-        )
-        sources = {"train": inputs.train, "valid": inputs.valid}
-        for role, named in sources.items():
-            for own in named.values():
-                report_repeats((source.name for source in own), f"data.{role}", say)
-        return Work(config, tokenizer, sources, workers, say)
-
-
 def prepare_data(
-    *,
-    workers: int | None = None,
-    say: Callable[[str], None] = print,
-    **given: Any,
+    *, workers: int | None = None, say: Callable[[str], None] = print, **given: Any
 ) -> Prepared:
     """Load or train the tokenizer, build the stores, or reuse what lies in `cache`.
 
@@ -238,25 +213,17 @@ def prepare_data(
       say: is called with each line that people should read.
       given: the fields of `DataConfig`.
 
-    Raises:
-      UserError: the user's input is at fault; nothing unfinished is left behind that
-        could be taken for a store.
+    Raises UserError where the user's input is at fault; nothing unfinished is left
+    behind that could be taken for a store.
     """
-    return make_work(given, workers, say).finish()
+    return Work(given, workers, say).finish()
 
 
 def prepare_valid(
-    tokenizer: Tokenizer,
-    *,
-    say: Callable[[str], None] = print,
-    **given: Any,
+    tokenizer: Tokenizer, *, say: Callable[[str], None] = print, **given: Any
 ) -> dict[str, Store]:
     """Prepare or reuse the stores of data.valid alone, as `prepare_data` does."""
-    config = DataConfig(**given)
-    sources = {"valid": _sources(config, "valid")}
-    with open_cache(config.cache).sharing_hashes():
-        work = Work(config, tokenizer, sources, None, say)
-    return work.finish().valid
+    return Work(given, None, say, tokenizer).finish().valid
 
 
 def prepare_shard(
@@ -271,7 +238,7 @@ def prepare_shard(
 
     Finished pieces are not done again, whatever the number of shards was.
     """
-    work = make_work(given, workers, say)
+    work = Work(given, workers, say)
     with work.encoder:
         mine = work.pieces()[index::count]
         encode_pieces(work.encoder, mine, work.cache)
@@ -287,10 +254,10 @@ def merge_shards(
 ) -> Prepared:
     """Make the stores of the pieces that shards have encoded.
 
-    Raises:
-      UserError: pieces are lacking; names them and the shards of `count` to run.
+    Raises UserError where pieces are lacking: names them and the shards of `count` to
+    run.
     """
-    work = make_work(given, workers, say)
+    work = Work(given, workers, say)
     has = work.cache.has
     pieces = work.pieces()
     lacking = {

@@ -65,10 +65,9 @@ class Store:
         """The share of tokens that are the unknown one."""
         return self.meta["unknowns"] / self.meta["tokens"]
 
-    def lines(self, title: str = "") -> list[str]:
+    def lines(self, title: str) -> list[str]:
         """Say what is in the store and what was repaired on the way into it."""
         m = self.meta
-        title = title or m["label"]
         lines = [
             f"{title}: {counted(m['tokens'], 'token')}, "
             f"{counted(m['sentences'], 'sentence')}, "
@@ -94,9 +93,8 @@ class Store:
 def open_store(path: str | os.PathLike[str]) -> Store:
     """Open a store; read nothing but meta.json.
 
-    Raises:
-      UserError: there is none, it is of a later format, or a file has another size
-        than was written.
+    Raises UserError where there is none, it is of a later format, or a file has another
+    size than was written.
     """
     path = Path(path)
     try:
@@ -110,13 +108,11 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         raise UserError(f"{path} was written by a later version (format {version})")
     if not set(FILES) <= files.keys() or "content_hash" not in meta:
         raise _damaged(path, "meta.json", "cannot be read")
-    for name in files:
-        try:
-            size = (path / name).stat().st_size
-        except OSError:
-            raise _damaged(path, name, "is missing") from None
-        if size != files[name]["bytes"]:
-            why = f"holds {size} bytes, not {files[name]['bytes']}"
+    for name, expected in files.items():
+        if not (path / name).is_file():
+            raise _damaged(path, name, "is missing")
+        if (size := (path / name).stat().st_size) != expected["bytes"]:
+            why = f"holds {size} bytes, not {expected['bytes']}"
             raise _damaged(path, name, why)
     return Store(path, meta)
 
@@ -168,6 +164,11 @@ def hashed_files(path: Path, types: Mapping[str, str]) -> Iterator[dict[str, Has
         }
 
 
+def hash_json(value: Any) -> str:
+    """Return the sha256 of a value's JSON, the same for any order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def write_meta(path: Path, meta: dict[str, Any]) -> None:
     """Write meta.json, the last file of a directory."""
     (path / "meta.json").write_text(json.dumps(meta, indent=1), "utf-8")
@@ -192,8 +193,7 @@ def write_store(
         files = {name: file.facts() for name, file in out.items()}
     content = {n: f["sha256"] for n, f in files.items()}
     content |= {"dtype": dtype, "tokenizer": tokenizer.identity}
-    content_hash = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-    more = {"dtype": dtype, "files": files, "content_hash": content_hash.hexdigest()}
+    more = {"dtype": dtype, "files": files, "content_hash": hash_json(content)}
     write_meta(path, {**meta, **sizes, **more})
     return sizes["tokens"]
 

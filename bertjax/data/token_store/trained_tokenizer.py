@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tokenizer that is trained once on the training text and kept in the cache."""
 
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from bertjax import UserError
 from bertjax.data.corpus.documents import refuse_empty
@@ -17,6 +16,7 @@ from bertjax.data.progress import Progress
 from bertjax.data.token_store.cache import Cache
 from bertjax.data.token_store.components import full_name
 from bertjax.data.token_store.pieces import text_bytes
+from bertjax.data.token_store.store import hash_json
 from bertjax.data.tokenizers.fertility import report_tokenizer
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from bertjax.data.tokenizers.train_vocab import SAMPLE_CHARACTERS, Sample
@@ -30,21 +30,17 @@ FILL = 0.98  # of a sample; a larger one than SAMPLE_CHARACTERS would be thinned
 def trained_tokenizer(
     sources: Mapping[str, list[Source]],
     cache: Cache,
-    *,
-    kind: str,
-    vocab_size: int,
-    lower_case: bool | None,
-    max_line_bytes: int,
-    alpha: float | None = None,
-    weights: Mapping[str, float] | None = None,
+    data: Any,
     say: Callable[[str], None] = print,
 ) -> Tokenizer:
     """Train a tokenizer on sources into `cache`, or load the one that is there.
 
-    With `alpha` or `weights` each component of `sources`, and each group of documents,
-    has its share of the sample (`sample_mixture`); without, it is what it is of the
-    text. How a new one fits each of them goes to `say`.
+    `data` holds the config values data.*. With vocab_alpha or vocab_weights each
+    component of `sources`, and each group of documents, has its share of the sample
+    (`sample_mixture`); without, it is what it is of the text. How a new one fits each
+    of them goes to `say`.
     """
+    kind, max_line_bytes = data.tokenizer_kind, data.max_line_bytes
     root = os.fspath(cache.root)
     every = [source for own in sources.values() for source in own]
     settings = {
@@ -53,16 +49,15 @@ def trained_tokenizer(
         "cleaning": CLEANING,
         "max_line_bytes": max_line_bytes,
         "kind": kind,
-        "vocab_size": vocab_size,
-        "lower_case": lower_case,
+        "vocab_size": data.vocab_size,
+        "lower_case": data.lower_case,
     }
-    mixed = {"alpha": alpha} if alpha is not None else {}
-    mixed |= {"weights": dict(weights)} if weights else {}
+    mixed = {} if data.vocab_alpha is None else {"alpha": data.vocab_alpha}
+    mixed |= {"weights": dict(data.vocab_weights)} if data.vocab_weights else {}
     if mixed:
         numbers = {name: len(own) for name, own in sources.items()}
         settings |= {**mixed, "components": numbers}
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    name = f"tokenizer-{key[:16]}"
+    name = f"tokenizer-{hash_json(settings)[:16]}"
 
     def write(path: Path) -> None:
         samples: dict[str, Sample] = {}
@@ -71,7 +66,8 @@ def trained_tokenizer(
         chosen = (
             sample_mixture(texts, **mixed) if mixed else (text for _, text in texts)
         )
-        tokenizer = train_tokenizer(chosen, kind, vocab_size, lower_case, path)
+        how = kind, data.vocab_size, data.lower_case
+        tokenizer = train_tokenizer(chosen, *how, path)
         for source in every:
             source.refuse_changed()
         say("how it fits a sample of the text that it was trained on:")
@@ -81,7 +77,7 @@ def trained_tokenizer(
         (path / "identity").write_text(tokenizer.identity)
 
     if not cache.has(name):
-        say(f"training a {kind} tokenizer of {vocab_size:,} pieces")
+        say(f"training a {kind} tokenizer of {data.vocab_size:,} pieces")
         cache.make(name, write)
     target = cache.get(name)
     try:
@@ -134,11 +130,8 @@ def sample_mixture(
     of a large component are thinned evenly, those of a small one are repeated. One
     pass, bounded memory, no random numbers.
 
-    Args:
-      texts: (component, text), in any order.
-
-    Raises:
-      UserError: `weights` lack a component, or name one that has no text.
+    `texts` are (component, text), in any order. Raises UserError where `weights` lack a
+    component, or name one that has no text.
 
     >>> texts = [("en", "aaaa")] * 75 + [("sw", "bbbb")] * 25
     >>> Counter(sample_mixture(texts, alpha=0.0, characters=100))

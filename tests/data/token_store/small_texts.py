@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from bertjax.data.token_store import pieces
 from bertjax.data.token_store import prepare_data as text
 from bertjax.data.token_store.cache import Cache, open_cache
 from bertjax.data.token_store.components import Component, build_components
-from bertjax.data.token_store.encoding import Encoder, Marker
+from bertjax.data.token_store.encoding import Encoder
 from bertjax.data.token_store.store import Store, verify
 from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.data.tokenizers.word_starts import Marker
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "off"]
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", *WORDS]
@@ -115,9 +117,8 @@ def build_store(
     """
     place = open_cache(cache)
     with Encoder(tokenizer, marker, workers) as encoder:
-        component = Component(
-            label, sources, encoder, place, max_line_bytes=max_line_bytes, say=say
-        )
+        data = SimpleNamespace(max_line_bytes=max_line_bytes, group_field="")
+        component = Component(label, sources, encoder, place, data, say=say)
         (stores,) = build_components(
             [component], encoder, place, Cache(place.root), say
         )
