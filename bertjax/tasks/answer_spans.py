@@ -126,7 +126,5 @@ def texts(
 
     None: every question has an answer, as in SQuAD 1.1.
     """
-    return {
-        name: "" if threshold is not None and a.doubt > threshold else a.text
-        for name, a in answers.items()
-    }
+    most = np.inf if threshold is None else threshold
+    return {name: "" if a.doubt > most else a.text for name, a in answers.items()}

@@ -133,13 +133,6 @@ OF_NUMBERS: dict[str, Metric] = {"pearson": pearson, "spearman": spearman}
 METRICS = OF_CLASSES | OF_NUMBERS
 
 
-def score(
-    names: Sequence[str], predicted: np.ndarray, gold: np.ndarray
-) -> dict[str, float]:
-    """Compute the METRICS of these names: {name: score}."""
-    return {name: float(METRICS[name](predicted, gold)) for name in names}
-
-
 # ------------------------------------------------------------------ entities
 _TAG = re.compile(r"([BI])(?:-(.+))?")
 

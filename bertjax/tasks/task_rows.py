@@ -277,10 +277,7 @@ class Rows:
         keys = self.form.keys(labelled).items()
         return " of " + ", ".join(f"{k.removeprefix('task.')}={v}" for k, v in keys)
 
-    @property
-    def findings(self) -> Sequence[str]:
-        """Lines for a file: all of what was said of the text with few examples."""
-        return ()
+    findings = ()  # lines for a file: all of what was said with few examples
 
     def notes(self) -> Iterator[str]:
         """Yield what people should know of a layout."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data.rendering import decode
-from bertjax.tasks import metrics
+from bertjax.tasks.metrics import METRICS
 from bertjax.tasks.tables import NUMBER, Row, Say, report, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows, short
 
@@ -102,7 +102,7 @@ class Texts(Rows):
         """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""
         scores, gold = np.asarray(outputs["scores"]), self.labels[example]
         predicted = scores.argmax(-1) if self.label_names else scores.astype(np.float64)
-        return metrics.score(self.form.metrics, predicted, gold)
+        return {name: METRICS[name](predicted, gold) for name in self.form.metrics}
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
         """Yield {"label", "score"}, the score its probability; or {"value"}."""

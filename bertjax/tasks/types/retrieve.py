@@ -68,10 +68,6 @@ class CollectionRows(Rows):
             if is_part.any():
                 yield name, decode(tokenizer, row["input_ids"][is_part])
 
-    def names_of(self, example: int) -> Sequence[str]:
-        """Return what the texts of a row are."""
-        raise NotImplementedError
-
     def label_counts(self) -> dict[str, dict[str, float]]:
         grades = [grade for of in self.grades for grade in of.values()]
         answers = sum(grade > 0 for grade in grades)
@@ -179,6 +175,7 @@ class Pairs(CollectionRows):
         }
 
     def names_of(self, example: int) -> Sequence[str]:
+        """Return what the texts of a row are, for `tell`."""
         return "query", "passage", "negative"
 
     def for_scores(self) -> "Searched":

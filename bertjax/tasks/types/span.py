@@ -19,16 +19,9 @@ from bertjax import UserError, counted
 from bertjax.data.corpus import tfds_source
 from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
-from bertjax.tasks import tables
+from bertjax.tasks import squad_files, tables
 from bertjax.tasks.answer_spans import Answer, find_answers, texts
-from bertjax.tasks.squad_files import (
-    Question,
-    Questions,
-    Windows,
-    featurize,
-    parse_squad,
-    questions_of,
-)
+from bertjax.tasks.squad_files import Question, Questions, Windows
 from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
 from bertjax.tasks.tables import Columns, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Limits, Lines, Outputs, Ragged, Rows
@@ -74,7 +67,7 @@ def read_tfds(name: str, key: str) -> list[Questions]:
         if not paragraphs or paragraphs[-1]["context"] != cells["context"]:
             paragraphs.append({"context": cells["context"], "qas": []})
         paragraphs[-1]["qas"].append({**cells, "answers": golds})
-    return [questions_of({"data": [{"paragraphs": paragraphs}]}, name)]
+    return [squad_files.questions_of({"data": [{"paragraphs": paragraphs}]}, name)]
 
 
 def parse_text(text: str, name: str, columns: Columns, say: Say) -> list[Questions]:
@@ -86,7 +79,7 @@ def parse_one(text: str, name: str, say: tables.Say = tables.silent) -> Question
     """Read SQuAD's JSON, or JSON lines of questions with their contexts."""
     first = text.lstrip().partition("\n")[0]
     if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
-        return parse_squad(text, name)
+        return squad_files.parse_squad(text, name)
     read = Questions(source=name)
     rows = [*tables.parse_rows(text, "json", name, {}, say)]
     given = {str(row.cells["id"]) for row in rows if "id" in row.cells}
@@ -133,8 +126,9 @@ class QuestionRows(Rows):
 
     def plan(self, length: int) -> Self:
         if length not in self.layouts:
-            how = *self.form.limits[:2], self.form.separators
-            self.layouts[length] = featurize(self.asked, self.tokenizer, length, *how)
+            how = length, *self.form.limits[:2], self.form.separators
+            made = squad_files.featurize(self.asked, self.tokenizer, *how)
+            self.layouts[length] = made
         return replace(self, windows=self.layouts[length], length=length)
 
     def lengths(self) -> np.ndarray:
