@@ -127,8 +127,8 @@ class QuestionRows(Rows):
     def plan(self, length: int) -> Self:
         if length not in self.layouts:
             how = length, *self.form.limits[:2], self.form.separators
-            made = squad_files.featurize(self.asked, self.tokenizer, *how)
-            self.layouts[length] = made
+            windows = squad_files.featurize(self.asked, self.tokenizer, *how)
+            self.layouts[length] = windows
         return replace(self, windows=self.layouts[length], length=length)
 
     def lengths(self) -> np.ndarray:
