@@ -6,7 +6,7 @@ The methods are thin: the functions beneath are those of inference/ and scoring/
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,18 @@ from bertjax.scoring import pll
 from bertjax.tasks.task_type import get_task_type
 
 __all__ = ["Model"]
+
+
+def check_texts(texts: Any) -> list[str]:
+    """Return texts as a list. Raises UserError for one string, and for other things."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise UserError(f"texts={texts!r:.60} must be a list of strings")
+    for text in (found := list(texts)):
+        if not isinstance(text, str):
+            raise UserError(f"texts: {text!r:.60} must be a string")
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            raise UserError(f"texts: {text!r:.60} has a lone surrogate")
+    return found
 
 
 class Model(LoadedModel):
@@ -69,9 +81,16 @@ class Model(LoadedModel):
 
     @functools.cached_property
     def _finetuned(self) -> predict_rows.Finetuned:
+        where = str(self.checkpoint)
         return predict_rows.open_finetuned(
-            "", self.config.dtype, self.weights, "path", opened=self
+            where, self.config.dtype, self.weights, "model", opened=self
         )
+
+    def __repr__(self) -> str:
+        cfg = self.cfg
+        shape = f"{cfg.num_hidden_layers} layers of {cfg.hidden_size}"
+        pieces = f"{self.tokenizer.vocab_size:,} pieces"
+        return f"Model({str(self.checkpoint)!r}: {shape}, {pieces})"
 
     def fill_mask(self, texts: str | Sequence[str], top_k: int = 5) -> list[Any]:
         """Guess the blanks of texts, [MASK] or the tokenizer's own mask token.
@@ -80,7 +99,9 @@ class Model(LoadedModel):
         "probability", "sequence"}, as `bertjax.fill_mask --json` has them in `masks`;
         of a single string that list itself. Raises UserError for a text without one.
         """
-        several = [texts] if isinstance(texts, str) else list(texts)
+        several = check_texts([texts] if isinstance(texts, str) else texts)
+        if not isinstance(top_k, int) or top_k < 1:
+            raise UserError(f"top_k={top_k!r} must be a whole number from 1")
         params, cfg = self._masked_lm
         rows = [fill_blanks.encode(self.tokenizer, t, cfg.max_length) for t in several]
         top_k = min(top_k, self.tokenizer.vocab_size)
@@ -106,7 +127,9 @@ class Model(LoadedModel):
         """
         options = self.weights, pooling, normalize, max_length
         embedder = self._once(embed_texts.make_embedder, self, "the model", *options)
-        return embedder.embed(list(texts), batch_size)[0]
+        if not (texts := check_texts(texts)):
+            return np.zeros((0, self.cfg.hidden_size), np.float32)
+        return embedder.embed(texts, batch_size)[0]
 
     def _once(self, make: Any, *args: Any) -> Any:
         """Return make(*args), of the calls before where there was an equal one.
@@ -133,7 +156,9 @@ class Model(LoadedModel):
         max_length: longer texts are cut; None: the most that the model takes.
         """
         longest, tokenizer = max_length or self.cfg.max_length, self.tokenizer
-        rows, _ = embed_texts.tokenize(tokenizer, list(texts), longest)
+        rows, _ = embed_texts.tokenize(tokenizer, check_texts(texts), longest)
+        if not rows:
+            raise UserError("texts is empty: there is no batch of no text")
         sizes = np.array([len(row) for row in rows])
         mask = np.arange(sizes.max()) < sizes[:, None]
         ids = np.full(mask.shape, tokenizer.pad_id, np.int32)
@@ -165,7 +190,7 @@ class Model(LoadedModel):
         batch_size: int,
     ) -> list[np.ndarray]:
         longest, tokenizer = cfg.max_length, self.tokenizer
-        rows, _ = embed_texts.tokenize(tokenizer, list(texts), longest)
+        rows, _ = embed_texts.tokenize(tokenizer, check_texts(texts), longest)
         run = functools.partial(forward.make_forward(cfg, readout), placed)
         batches = forward.pad_batches(rows, tokenizer.pad_id, batch_size, longest)
         found: list[Any] = [None] * len(rows)
@@ -184,7 +209,9 @@ class Model(LoadedModel):
         "within_word" (Kauf and Ivanova 2023), as `bertjax.evaluate --what=pll` has it.
         """
         variant, (params, cfg) = pll.pick_variant(variant), self._masked_lm
-        scores = pll.score_texts(cfg, params, self.tokenizer, list(texts), variant)
+        scores = pll.score_texts(
+            cfg, params, self.tokenizer, check_texts(texts), variant
+        )
         return [one.score for one in scores]
 
     def predict(
@@ -196,6 +223,12 @@ class Model(LoadedModel):
         UserError for a model that was not finetuned, and for rows that lack a column.
         """
         model = self._finetuned
+        if isinstance(rows, str | Mapping) or not all(
+            isinstance(row, str | Mapping) for row in rows
+        ):
+            raise UserError("rows must be a list: an object by column, or a text, each")
+        if not rows:
+            return []
         columns = model.form.keys(labelled=False, flags=True)
         task_type = get_task_type(model.config.objective)
         first = next(iter(columns.values()))

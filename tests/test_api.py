@@ -145,3 +145,28 @@ def test_answers_are_those_of_the_command(finetuned, tmp_path, capsys):
         model.predict([{"text": "no such column"}])
     with pytest.raises(UserError, match="no masked-LM head"):
         model.fill_mask(BLANK)
+
+
+def test_what_is_refused(trained, tmp_path):
+    model = bertjax.load(trained)
+    assert repr(model).startswith("Model(") and "layers of" in repr(model)
+    assert model.embed([]).shape == (0, model.cfg.hidden_size)
+    for method in (model.embed, model.hidden, model.logits, model.score):
+        with pytest.raises(UserError, match="must be a list of strings"):
+            method("one text")
+        with pytest.raises(UserError, match="5 must be a string"):
+            method(["a text", 5])
+    for wrong in (0, "3", 2.5):
+        with pytest.raises(UserError, match="top_k="):
+            model.fill_mask(BLANK, top_k=wrong)
+    with pytest.raises(UserError, match=f"model={trained}.* was not finetuned"):
+        model.predict(["a row"])
+    with pytest.raises(UserError, match="config is a dict"):
+        bertjax.fit({}, str(tmp_path))
+    made = config.load_config("bert.py:smoke")
+    with pytest.raises(UserError, match="workdir is missing"):
+        bertjax.fit(made, "")
+    made.optim.foo = 1
+    with pytest.raises(UserError, match=r"config='optim\.foo' is unknown"):
+        bertjax.fit(made, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
