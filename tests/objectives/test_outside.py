@@ -196,7 +196,7 @@ def test_training_tells_the_tokenizer_s_tokens(arguments, vocabulary, monkeypatc
 
 # ---------------------------------------------------------------- FLOPs
 def test_without_flops_there_is_no_mfu(arguments, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bertjax.parallel.mesh.peak_flops", lambda mesh: 1e12)
+    monkeypatch.setattr("bertjax.assembly.train_loop.peak_flops", lambda mesh: 1e12)
     said = "no MFU: objective=lab.contrast does not say its FLOPs (Head.flops, "
     few = "total.steps=2", "data.valid="
     path = run(arguments, tmp_path / "run", "objective=lab.contrast", *few)
