@@ -131,12 +131,12 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         longest = model.cfg.max_length
         tasks.tell(config, *model.task, longest=min(limit or longest, longest))
     model.report(say)
-    meta = {"tokenizer": tokenizer.identity, "config": config.to_dict()}
-    meta["hf"] = model.raw
+    meta = {"tokenizer": tokenizer.identity, "hf": model.raw}
     if model.task:
         between = separators_of(tokenizer) or tasks.separators(config)
         task = {"labels": list(model.task.labels), "separators": between}
         meta["task"] = task | hf_task_config.from_json(model.raw, config, where)
+    meta["config"] = config.to_dict()  # to which from_json added
     return LoadedModel(config, tokenizer, model, meta)
 
 

@@ -165,7 +165,7 @@ def test_byte_bpe_keeps_the_space_between_sentences():
 
 
 def test_ids_outside_the_vocabulary_are_refused(tokenizer):
-    tokenizer.engine.encode_batch = lambda texts: [[5, 9] for _ in texts]
+    tokenizer.engine.encode_batch = lambda texts, *_: [[5, 9] for _ in texts]
     block = encoding.Block("", [["a"]], [True], [()], 1)
     with pytest.raises(UserError, match="id 9"):
         encoding.encode_block(tokenizer, block)
