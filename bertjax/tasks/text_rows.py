@@ -93,7 +93,7 @@ class Texts(Rows):
             yield "score", f"{row['labels']:g}"
 
     def label_counts(self) -> dict[str, dict[str, float]]:
-        if self.labels is None or self.form.labels:
+        if self.labels is None or self.label_names:
             return super().label_counts()
         names = "min", "mean", "max"
         return {"scores": {name: float(getattr(self.labels, name)()) for name in names}}

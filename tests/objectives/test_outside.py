@@ -17,6 +17,7 @@ from test_objectives import CFG, TOKENIZER, B, L, make_batch
 from bertjax import UserError, evaluate, train
 from bertjax.assembly import best_metric
 from bertjax.checkpoints import manifest
+from bertjax.config import schema
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.measuring import estimates, measurements
 from bertjax.models.config import flops_per_token
@@ -212,14 +213,14 @@ def test_flops_of_heads_add_up(capsys):
     found = counted.flops(length, predictions)
     everywhere = flops_per_token(cfg, length, predictions, everywhere=True)
     assert found == everywhere + 9 > plain.flops(length, predictions) + 9
-    assert measurements.flops_facts(None, counted, length, 20) == {
-        "flops_per_token": found
-    }
-    config = SimpleNamespace(objective="lab.blanks")
+    config = schema.base()
+    config.objective = "lab.blanks"
+    config.data.length, config.data.max_predictions = length, predictions
+    assert measurements.flops_facts(config, counted) == {"flops_per_token": found}
     for name in ("lab.blanks", "lab.contrast"):
         objective, _ = make_objective(name, CFG)
         assert objective.flops is None
-        assert measurements.flops_facts(config, objective, length, predictions) == {}
+        assert measurements.flops_facts(config, objective) == {}
     assert "no MFU: objective=lab.blanks" in capsys.readouterr().err
 
 
