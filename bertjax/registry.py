@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -98,9 +99,12 @@ def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) 
     Raises UserError when there is no such module.
     """
     if "." in name:
-        try:
+        try:  # which imports the packages that it lies in
             found = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
+        except Exception as e:
+            absent = isinstance(e, ImportError | ValueError)
+            if not absent or not name.startswith(getattr(e, "name", None) or name):
+                raise _import_error(key, name, e) from e
             found = None
         if found is None:
             raise UserError(
@@ -115,8 +119,30 @@ def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) 
 
 
 def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> ModuleType:
-    """Import the module that `check_module` finds."""
-    return importlib.import_module(check_module(key, name, package, hidden))
+    """Import the module that `check_module` finds.
+
+    Raises UserError where one from outside cannot be imported.
+    """
+    full = check_module(key, name, package, hidden)
+    try:
+        return importlib.import_module(full)
+    except Exception as e:
+        if "." not in name or isinstance(e, UserError):
+            raise
+        raise _import_error(key, name, e) from e
+
+
+def _import_error(key: str, name: str, error: Exception) -> UserError:
+    """Make the error for a module that fails while it is imported."""
+    if isinstance(error, SyntaxError):
+        reason, file, line = error.msg, error.filename, error.lineno
+    else:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason, file, line = " ".join(str(error).split()), frame.filename, frame.lineno
+    return UserError(
+        f"{key}={name!r} cannot be imported: {type(error).__name__}: {reason} "
+        f"({file}, line {line})"
+    )
 
 
 def is_outside(text: str) -> bool:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of what a config names: "name:option=value,option=value"."""
 
+import sys
+
 import pytest
 
 from bertjax import UserError
-from bertjax.registry import parse_options
+from bertjax.registry import load, parse_options
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,32 @@ def test_options_have_the_types_that_they_are_written_in(text, options):
 def test_an_option_without_a_value_is_refused_by_the_key_that_holds_it(option):
     with pytest.raises(UserError, match=f"^data.masking='m:a=1,{option}': '{option}'"):
         parse_options(f"m:a=1,{option}", "data.masking")
+
+
+@pytest.mark.parametrize("name", ["my_lab.plug", "my_lab"])
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("\ndef f(:\n", "SyntaxError: invalid syntax"),
+        ("import os\nimport no_such_module_x\n", "ModuleNotFoundError: No module"),
+        ("\n1 / 0\n", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_module_that_fails_is_refused_by_its_line(
+    tmp_path, monkeypatch, name, text, reason
+):
+    """Also where it is the package around the module that fails."""
+    folder = tmp_path / "my_lab"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "plug.py").write_text("")
+    file = folder / ("plug.py" if name == "my_lab.plug" else "__init__.py")
+    file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("my_lab", "my_lab.plug"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(UserError) as refused:
+        load("optim.name", "my_lab.plug", "")
+    message = str(refused.value)
+    assert message.startswith("optim.name='my_lab.plug' cannot be imported: " + reason)
+    assert message.endswith(f"({file}, line 2)")
