@@ -212,6 +212,8 @@ def _convert(where: str, value: Option, argument: inspect.Parameter) -> Any:
     kind = argument.annotation
     if kind not in (str, int, float, bool):
         kind = type(argument.default)
+        if kind is int:
+            kind = float if isinstance(value, str) else type(value)
         if kind not in (str, float, bool):
             return value
     if kind is str or type(value) is kind:

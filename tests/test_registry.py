@@ -2,11 +2,12 @@
 """Options of what a config names: "name:option=value,option=value"."""
 
 import sys
+import types
 
 import pytest
 
 from bertjax import UserError
-from bertjax.registry import load, parse_options
+from bertjax.registry import load, make, parse_options
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,19 @@ def test_a_module_that_fails_is_refused_by_its_line(
     message = str(refused.value)
     assert message.startswith("optim.name='my_lab.plug' cannot be imported: " + reason)
     assert message.endswith(f"({file}, line 2)")
+
+
+def plug_in(**functions):
+    """Return a module my_lab.plug that defines these functions."""
+    module = types.ModuleType("my_lab.plug")
+    vars(module).update(functions)
+    return module
+
+
+def test_a_default_that_is_a_whole_number_takes_numbers_and_no_text():
+    module = plug_in(make_plug=lambda cycles=3: (cycles, type(cycles)))
+    for value in (2, 1.0, 2.5, True):
+        found = make("optim.name", module, "make_plug", {"cycles": value})
+        assert found == (value, type(value))
+    with pytest.raises(UserError, match=r"my_lab\.plug: cycles=x is not a number$"):
+        make("optim.name", module, "make_plug", {"cycles": "x"})
