@@ -31,7 +31,7 @@ from typing import Any
 
 from absl import flags
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.assembly import command_line, models
 from bertjax.checkpoints.workdir import finite
 from bertjax.config import cli
@@ -76,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
     if not path:
         raise UserError("--workdir or --model is missing: what to evaluate")
     scores = scorer.score(args, models.at_step(path, args.step), flag)
+    registry.check_result("--what", scorer, "score", scores)
     if args.json:
         print("\n".join(json.dumps(finite(one)) for one in scores.objects))
         for note in scores.notes:

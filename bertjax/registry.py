@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import reprlib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
@@ -17,6 +18,33 @@ from bertjax import UserError
 __all__ = ["load", "load_outside", "make", "parse_options", "pick", "unknown"]
 
 Option = str | int | float | bool
+
+
+def _has(*names: str) -> Callable[[Any], bool]:
+    return lambda value: all(hasattr(value, name) for name in names)
+
+
+_LOSSES, _TRANSFORM = _has("init", "weights", "sums"), _has("init", "update")
+
+# Function of a plug-in -> what it must return, and whether a value is that.
+RETURNS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "make_attention": ("a function of q, k, v, mask, rate and rng", callable),
+    "make_head": ("a bertjax.objectives.base.Head", _LOSSES),
+    "make_masker": (
+        "a bertjax.data.masking.masker.Masker, with choose, corrupt, tables and rate",
+        _has("choose", "corrupt", "tables", "rate"),
+    ),
+    "make_objective": (
+        "a bertjax.objectives.base.Objective and an EncoderConfig",
+        lambda pair: isinstance(pair, tuple) and len(pair) == 2 and _LOSSES(pair[0]),
+    ),
+    "make_optimizer": (
+        "an optax transform, or a list of them",
+        lambda tx: all(map(_TRANSFORM, tx if isinstance(tx, list) else [tx])),
+    ),
+    "make_schedule": ("a function of the update", callable),
+    "score": ("bertjax.scoring.scorer.Scores", _has("objects", "lines", "notes")),
+}
 
 
 def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
@@ -179,7 +207,7 @@ def make(
 
     args: its first arguments. offered: passed where it has arguments of these names,
     which are no options. Raises UserError for an option that it does not have, or
-    that has another type than the option's default.
+    that has another type than the option's default, and for what `check_result` does.
     """
     function = _maker(key, module, maker)
     known = dict(list(inspect.signature(function).parameters.items())[len(args) :])
@@ -190,7 +218,23 @@ def make(
         if name not in known:
             raise unknown(where, name, known)
         given[name] = _convert(f"{where}: {name}", value, known[name])
-    return function(*args, **given)
+    try:
+        inspect.signature(function).bind(*args, **given)
+    except TypeError as e:
+        raise UserError(f"{key}: {module.__name__}.{maker}: {e}") from None
+    return check_result(key, module, maker, function(*args, **given))
+
+
+def check_result(key: str, module: ModuleType, function: str, value: Any) -> Any:
+    """Return what a plug-in's function returned. Raises UserError where RETURNS says
+    that it is something else."""
+    what, is_right = RETURNS.get(function, ("", lambda value: True))
+    if not is_right(value):
+        raise UserError(
+            f"{key}: {module.__name__}.{function} must return {what}, and returned "
+            f"{reprlib.repr(value)}"
+        )
+    return value
 
 
 def argument_names(key: str, module: ModuleType, maker: str) -> tuple[str, ...]:

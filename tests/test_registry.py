@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of what a config names: "name:option=value,option=value"."""
 
+import re
 import sys
 import types
 
 import pytest
 
 from bertjax import UserError
-from bertjax.registry import load, make, parse_options
+from bertjax.registry import RETURNS, load, make, parse_options
 
 
 @pytest.mark.parametrize(
@@ -76,3 +77,22 @@ def test_a_default_that_is_a_whole_number_takes_numbers_and_no_text():
         assert found == (value, type(value))
     with pytest.raises(UserError, match=r"my_lab\.plug: cycles=x is not a number$"):
         make("optim.name", module, "make_plug", {"cycles": "x"})
+
+
+@pytest.mark.parametrize("function", RETURNS)
+def test_a_plug_in_that_returns_another_thing_is_refused(function):
+    what = re.escape(f"KEY: my_lab.plug.{function} must return {RETURNS[function][0]}")
+    for wrong in (None, 3, [3], (3, 4)):
+        module = plug_in(**{function: lambda wrong=wrong: wrong})
+        with pytest.raises(UserError, match=what) as refused:
+            make("KEY", module, function, {})
+        assert str(refused.value).endswith(f", and returned {wrong}")
+
+
+def test_an_option_without_a_default_must_be_given():
+    module = plug_in(make_plug=lambda rate: rate)
+    with pytest.raises(
+        UserError, match=r"^KEY: my_lab\.plug\.make_plug: missing .*'rate'"
+    ):
+        make("KEY", module, "make_plug", {})
+    assert make("KEY", module, "make_plug", {"rate": 2}) == 2

@@ -238,7 +238,7 @@ def test_lines(run, tmp_path):
     assert "pseudo_perplexity" in totals and "bits_per_character" in totals
 
 
-def test_a_way_from_outside(run, trained, tmp_path):
+def test_a_way_from_outside(run, trained, tmp_path, monkeypatch):
     (tmp_path / "lines.txt").write_text("a list, 2.\nwords")
     given = "--what=lab.characters", f"--text={tmp_path}/lines.txt"
     found = run(*given, "--json", "--label=n")
@@ -251,6 +251,9 @@ def test_a_way_from_outside(run, trained, tmp_path):
         run(*given, "--rates=0.1")
     with pytest.raises(UserError, match=r"--what=json\.tool is no scorer"):
         run("--what=json.tool")
+    monkeypatch.setattr("lab.characters.score", lambda args, path, flag: 3)
+    with pytest.raises(UserError, match=r"lab\.characters\.score must .*Scores.* 3$"):
+        run(*given)
 
 
 def test_pairs(command, trained, tmp_path):
