@@ -9,7 +9,7 @@ tokens and key alone.
 """
 
 import dataclasses
-import inspect
+import numbers
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -102,29 +102,26 @@ def make_masker(
     an option of it, and replaces what stands in the name; None keeps that. The other
     refinements are those of `make_masking`, for presets alone.
 
-    Raises UserError for an unknown preset, module or option, or a rate that is none.
+    Raises UserError for an unknown preset, module or option, or a rate that is none, or
+    a module that returns no masker.
     """
-    if "." not in name.partition(":")[0]:
+    if not registry.is_outside(name):
         return make_masking(name, rate=rate, **refinements)
-    key = f"data.masking={name!r}"
-    module_name, options = registry.parse_options(name, "data.masking")
-    module = registry.load("data.masking", module_name, __package__)
-    if not hasattr(module, "make_masker"):
-        raise UserError(f"{key}: {module_name} has no function make_masker")
+    module, options = registry.load_outside("data.masking", name, "make_masker")
     if given := [refined for refined, value in refinements.items() if value]:
         raise UserError(
-            f"{key} is no preset, which data.{_KEYS.get(given[0], given[0])} refines: "
-            f"leave that out, and give options of {module_name}.make_masker"
+            f"data.masking={name!r} is no preset, which "
+            f"data.{_KEYS.get(given[0], given[0])} refines: leave that out, and give "
+            f"options of {module.__name__}.make_masker"
         )
     if rate is not None:
         options["rate"] = rate
-    try:
-        inspect.signature(module.make_masker).bind(**options)
-    except TypeError as e:
-        raise UserError(f"{key}: {module_name}.make_masker: {e}") from None
-    masker = module.make_masker(**options)
-    if not 0 < masker.rate <= 1:
-        raise UserError(f"{key}: its rate {masker.rate} is not above 0 and at most 1")
+    masker = registry.make("data.masking", module, "make_masker", options)
+    if not (isinstance(masker.rate, numbers.Real) and 0 < masker.rate <= 1):
+        raise UserError(
+            f"data.masking={name!r}: its rate {masker.rate} is not a number above 0 "
+            "and at most 1"
+        )
     return masker
 
 

@@ -74,9 +74,9 @@ def test_the_page_s_masker_draws_by_row_and_takes_options(lab):
     "name, more, words",
     [
         ("no_such_module.masker", {}, ["no_such_module.masker", "PYTHONPATH"]),
-        ("lab.blanks", {}, ["lab.blanks has no function make_masker"]),
-        ("lab.every_third:every=2", {}, ["every_third:every=2", "argument 'every'"]),
-        ("lab.every_third", {"rate": 0.2}, ["unexpected keyword argument 'rate'"]),
+        ("lab.blanks", {}, ["lab.blanks does not define make_masker"]),
+        ("lab.every_third:every=2", {}, ["option of lab.every_third='every' is unkn"]),
+        ("lab.every_third", {"rate": 0.2}, ["option of lab.every_third='rate' is unk"]),
         ("lab.every_third", {"unit": "word"}, ["data.mask_unit", "make_masker"]),
         ("lab.every_third", {"paper_compat": True}, ["data.paper_compat"]),
         ("lab.every_third:rate", {}, ["'rate' is not of the form OPTION=VALUE"]),
@@ -84,9 +84,31 @@ def test_the_page_s_masker_draws_by_row_and_takes_options(lab):
     ],
 )
 def test_what_is_refused(name, more, words):
-    with pytest.raises(UserError, match=r"data\.masking=") as e:
+    with pytest.raises(UserError, match=r"^data\.masking") as e:
         make_masker(name, **more)
     assert all(word in str(e.value) for word in words), e.value
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("kep=0.2", r"option of my_lab\.thirds='kep' is unknown; did you mean 'keep'"),
+        ("keep=abc", r"option of my_lab\.thirds: keep=abc is not a number"),
+        ("every=abc", r"option of my_lab\.thirds: every=abc is not a number"),
+        ("rate=2", "its rate 2 is not a number above 0 and at most 1"),
+        ("rate=abc", "its rate abc is not a number above 0 and at most 1"),
+    ],
+)
+def test_options_are_checked(lab, options, words):
+    with pytest.raises(UserError, match=words):
+        make_masker(f"{lab}:{options}")
+
+
+def test_what_is_no_masker_is_refused(monkeypatch):
+    monkeypatch.setattr("lab.every_third.make_masker", lambda: None)
+    words = r"^data\.masking: lab\.every_third\.make_masker must return .*rate.* None$"
+    with pytest.raises(UserError, match=words):
+        make_masker("lab.every_third")
 
 
 def test_more_predictions_than_there_is_room_for_are_refused():
