@@ -9,6 +9,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, counted
 from bertjax.checkpoints import workdir, workdir_kinds
 from bertjax.config import serialize
+from bertjax.interop import hf_directories
 from bertjax.storage.atomic import is_remote, write_file
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import Say
@@ -31,6 +32,12 @@ def check_place(path: Any) -> None:
     """Refuse a workdir that cannot be one: UserError."""
     if path.exists() and not path.is_dir():
         raise UserError(f"--workdir={path} is a file")
+    config = workdir.read_json(path / "config.json")
+    if hf_directories.is_directory(path) and "optim" not in config:
+        raise UserError(
+            f"--workdir={path} holds a Hugging Face model: take another workdir, with "
+            f"--config.init_from={path}"
+        )
     if not is_remote(path):
         parent = next(p for p in (path, *path.parents) if p.exists())
         try:

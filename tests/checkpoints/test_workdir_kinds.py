@@ -77,3 +77,16 @@ def test_damaged_results(tmp_path, text):
     (tmp_path / workdir_kinds.RESULTS).write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=r"sweep\.json cannot be read: "):
         workdir_kinds.read_results(tmp_path)
+
+
+@pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_a_hugging_face_model_is_no_workdir(tmp_path, weights, allow):
+    """Its config.json would be overwritten."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / weights).write_bytes(b"")
+    with pytest.raises(UserError, match=f"holds a Hugging .*init_from={tmp_path}$"):
+        workdirs.check_workdir(tmp_path, schema.base(), allow)
+    (tmp_path / "config.json").write_text(serialize.to_json(schema.base()))
+    (tmp_path / weights).unlink()
+    workdirs.check_workdir(tmp_path, schema.base(), allow)  # killed as it began
