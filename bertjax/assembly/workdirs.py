@@ -51,9 +51,11 @@ def check_place(path: Any) -> None:
 
 
 def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
-    """Refuse a workdir that holds a sweep, or a run of another config: UserError."""
+    """Refuse a workdir that holds a sweep, a run of another config, or a damaged
+    run.json or config.json: UserError."""
     check_place(path)
     workdir_kinds.check_run(path)
+    workdir_kinds.read_object(path / "run.json")  # says by which rules rows were made
     file = path / "config.json"
     if not file.exists():
         return

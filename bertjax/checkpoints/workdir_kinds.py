@@ -70,7 +70,11 @@ def read_meta(path: Any, step: int) -> dict[str, Any]:
 
 def read_results(path: Any) -> dict[str, Any]:
     """Return what sweep.json says; {} without one. Raises UserError: damaged."""
-    file = path / RESULTS
+    return read_object(path / RESULTS)
+
+
+def read_object(file: Any) -> dict[str, Any]:
+    """Return the object in a file; {} without the file. Raises UserError: damaged."""
     try:
         found = json.loads(file.read_text())
         if not isinstance(found, dict) or not found:

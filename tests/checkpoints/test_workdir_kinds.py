@@ -90,3 +90,12 @@ def test_a_hugging_face_model_is_no_workdir(tmp_path, weights, allow):
     (tmp_path / "config.json").write_text(serialize.to_json(schema.base()))
     (tmp_path / weights).unlink()
     workdirs.check_workdir(tmp_path, schema.base(), allow)  # killed as it began
+
+
+@pytest.mark.parametrize("text", ["", "{not json", "[]"])
+def test_a_damaged_run_json_is_named(tmp_path, text):
+    path = make(tmp_path, {"config": {}, "stores": {}})
+    workdirs.check_workdir(path, schema.base(), False)
+    (path / "run.json").write_text(text)
+    with pytest.raises(UserError, match=f"^{path}/run.json cannot be read: "):
+        workdirs.check_workdir(path, schema.base(), False)
