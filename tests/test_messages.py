@@ -126,6 +126,10 @@ CASES = {
         "deberta: models with model_type='deberta-v2' cannot be read; those "
         "that can: albert, bert, ",
     ),
+    "a flag near --config": (
+        lambda: learn("--confg=bert.py:smoke"),
+        "--confg is unknown; did you mean 'config'? known: allow_config_change, config",
+    ),
     "no config near": (
         lambda: learn("--config=nope.py"),
         "--config='nope.py' is unknown; known: albert.py",

@@ -109,7 +109,7 @@ def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
 
 def _unknown_flag(name: str, argv: Sequence[str], values: flags.FlagValues) -> str:
     """Name the flag, and the key or flag that was probably meant."""
-    own = [known for known in values if known.partition(".")[0] != "config"]
+    own = [known for known in values if not known.startswith("config.")]
     arg = next((a for a in argv if a.lstrip("-").partition("=")[0] == name), "")
     hint = suggest(name, arg.partition("=")[2]) if "config" in values else ""
     return f"--{name} is unknown{hint or registry.hint(name, own)}"
