@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from bertjax import UserError, config, registry
+from bertjax import UserError, config, registry, train
 from bertjax.assembly import command_line, resolve, validate
 from bertjax.config import arguments, durations, recipes, schema, serialize
 from bertjax.data.phases import place_phases
@@ -165,8 +166,11 @@ def test_a_config_is_loaded_from_python(tmp_path, monkeypatch):
     command_line.settle_config(loaded, {})
     assert loaded.to_dict() == parse().to_dict()
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def get_config(arg=4):\n    return arg\n")
-    found = [config.load_config(name) for name in ("mine.py", "mine.py:a")]
+    (tmp_path / "mine.py").write_text(
+        "from ml_collections import ConfigDict\n"
+        "def get_config(arg=4):\n    return ConfigDict({'arg': arg})\n"
+    )
+    found = [config.load_config(name).arg for name in ("mine.py", "mine.py:a")]
     assert found == [4, "a"]
     with pytest.raises(UserError, match=r"'bert\.pi'"):
         config.load_config("bert.pi")
@@ -508,3 +512,47 @@ def test_a_broken_config_file_is_one_line(tmp_path, text, words):
     with pytest.raises(UserError, match=words) as caught:
         validate.check(command_line.parse([f"--config={tmp_path}/broken.py"]).config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("more", [[], ["--config.seed=1"], ["--workdir=x"]])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("x = 1\n", "the file does not define get_config"),
+        (
+            "def get_config():\n    return 3\n",
+            "get_config must return a ConfigDict, and returned 3",
+        ),
+        (
+            "def get_config():\n    return None\n",
+            "get_config must return a ConfigDict, and returned None",
+        ),
+        (
+            "def get_config(arg):\n    return arg\n",
+            "get_config: missing a required argument: 'arg'",
+        ),
+    ],
+)
+def test_what_gives_no_config_is_refused_by_its_file(
+    tmp_path, monkeypatch, text, words, more
+):
+    # config_flags loads every file into this module: it keeps an earlier get_config.
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    for load in (
+        lambda: command_line.parse([f"--config={file}", *more], train.define_flags),
+        lambda: config.load_config(str(file)),
+    ):
+        with pytest.raises(UserError) as refused:
+            load()
+        assert str(refused.value) == f"--config={file}: {words}"
+
+
+def test_a_config_in_a_folder_that_is_not_there():
+    with pytest.raises(
+        UserError, match=r"^--config=nodir/x\.py: there is no such file$"
+    ):
+        arguments.find_config("nodir/x.py:mini")
+    with pytest.raises(UserError, match=r"did you mean 'finetune/classify\.py'"):
+        arguments.find_config("finetune/clasify.py")

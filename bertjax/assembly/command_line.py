@@ -13,7 +13,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.assembly.init_from import follow_init_from
 from bertjax.config import flag_errors, flag_help
-from bertjax.config.arguments import config_first
+from bertjax.config.arguments import check_type, config_first
 from bertjax.config.durations import resolve_durations
 from bertjax.config.schema import base
 from bertjax.config.serialize import flatten
@@ -57,8 +57,10 @@ def parse(
     elif len(rest) > 1:
         raise UserError(f"{rest[1]!r} is not a flag: write --name=value")
     if needs_config:
-        if values.config is None:
+        file = next((a for a in argv if a.startswith("--config=")), "")
+        if not file:
             raise UserError("--config is missing, for instance --config=bert.py:mini")
+        check_type(file.removeprefix("--config="), values.config)
         overrides = config_flags.get_override_values(values["config"])
         settle_config(values.config, overrides)
         flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the --config arguments of a command line: the file, and its overrides."""
 
+import inspect
 import re
+import reprlib
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import registry
+from bertjax import UserError, registry
 
 
 def find_config(path: str) -> str:
@@ -26,6 +29,9 @@ def find_config(path: str) -> str:
             return f"{folder / file}{colon}{arg}"
     known = [p for p in shipped.rglob("*.py") if p.stem != "__init__"]
     names = [p.relative_to(shipped).as_posix() for p in known]
+    folder = Path(file).parent
+    if folder != Path() and not (shipped / folder).is_dir():
+        raise UserError(f"--config={file}: there is no such file")
     raise registry.unknown("--config", file, names)
 
 
@@ -33,10 +39,28 @@ def load_config(path: str) -> ConfigDict:
     """Return what --config=PATH gives, without overrides.
 
     path: "my/config.py:ARG", or a file shipped in the package, "bert.py:mini". Raises
-    UserError when there is none.
+    UserError when there is none, and where the file does not give a ConfigDict.
     """
     file, colon, arg = find_config(path).partition(":")
-    return runpy.run_path(file)["get_config"](*([arg] if colon else []))
+    get_config = runpy.run_path(file).get("get_config")
+    if get_config is None:
+        raise UserError(f"--config={path}: the file does not define get_config")
+    given = [arg] if colon else []
+    try:
+        inspect.signature(get_config).bind(*given)
+    except TypeError as e:
+        raise UserError(f"--config={path}: get_config: {e}") from None
+    return check_type(path, get_config(*given))
+
+
+def check_type(path: str, config: Any) -> ConfigDict:
+    """Return what get_config of --config=PATH returned; UserError: no ConfigDict."""
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            f"--config={path}: get_config must return a ConfigDict, and returned "
+            f"{reprlib.repr(config)}"
+        )
+    return config
 
 
 def config_arguments(argv: Sequence[str]) -> list[str]:

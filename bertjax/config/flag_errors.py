@@ -10,7 +10,8 @@ from typing import Any
 from absl import flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import registry
+from bertjax import UserError, registry
+from bertjax.config.arguments import load_config
 from bertjax.config.durations import UNITS, durations
 from bertjax.config.schema import base
 
@@ -61,13 +62,21 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> str:
     """Name the flag at fault, or FILE:LINE of the config; values: the known flags."""
     given = (a.split("=", 1)[1] for a in argv if re.match("--?config=", a))
-    file = next(given, "").partition(":")[0]
+    config = next(given, "")
+    file = config.partition(":")[0]
     path = os.path.abspath(file)
     for cause in _chain(error):
         frames = traceback.extract_tb(cause.__traceback__)
         lines = [x.lineno for x in frames if os.path.abspath(x.filename) == path]
         if lines:
             return f"{file}:{lines[-1]}: {type(cause).__name__}: {_line(cause)}"
+    try:
+        if config:
+            load_config(config)
+    except UserError as e:
+        return _line(e)
+    except Exception:  # not the file's fault, as its lines say
+        pass
     if isinstance(error, (AttributeError, KeyError)):
         return _unknown_key(error, argv)
     if isinstance(error, flags.UnrecognizedFlagError):
