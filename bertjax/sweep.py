@@ -98,7 +98,7 @@ def run(
     workdirs.check_place(path)
     first = config.seed
     runs = [(seed, rate) for rate in rates for seed in range(first, first + seeds)]
-    with contextlib.closing(directories.lock(path)):
+    with directories.lock(path):
         return sweep(config, path, runs, at_once, overrides, stop)
 
 

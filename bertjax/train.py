@@ -99,7 +99,7 @@ def train(
     with contextlib.ExitStack() as stack:
         if primary and path is not None:
             # Keeps other processes of this machine out.
-            stack.enter_context(contextlib.closing(directories.lock(path)))
+            stack.enter_context(directories.lock(path))
             restored = manifest.newest_intact(path, cli.say)
             scored = bool(config.data.valid)
             finished = workdir.is_done(path, restored, scored, allow_config_change)

@@ -88,10 +88,10 @@ class TrainLoop(Loop):
         tasks.learn(self.meta, run.meta.get("task", {}))
         memory = functools.partial(peak_memory, run.mesh)
         self.meter = Meter(peak if run.objective.flops else None, memory)
-        where = path / "profile" if self.primary else None  # all run the same program
-        self.trace = Trace(where, done, **config.profile, say=log)
         self.pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
         self._open()
+        where = path / "profile" if self.primary else None  # all run the same program
+        self.trace = Trace(where, done, **config.profile, say=self.log)
 
     def _first_state(self) -> state.State:
         """Return the state of the workdir's checkpoint, else with the parameters of
@@ -137,6 +137,7 @@ class TrainLoop(Loop):
             budget = self.clock and self.clock.seconds
             progress = ProgressWriter(total, at, budget=budget)
             self.writers = [*make_writers(config.log.writers, self.path, at), progress]
+            self.log = progress.say  # which does not break the bar
         rows = functools.cache(functools.partial(feed.local_rows, mesh))
         self.source = stream(
             lambda i: course.batch(i, rows), at, total, config.data.engine

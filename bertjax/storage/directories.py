@@ -79,14 +79,14 @@ def read_directory(path: Any, read: Callable[[Path], T]) -> T:
         return read(Path(local))
 
 
-def lock(path: Any) -> IO[str] | None:
+def lock(path: Any) -> contextlib.AbstractContextManager:
     """Keep a second process of this machine out of a workdir, as long as it is open.
 
-    None for a remote one. Raises UserError when another process has it. The kernel lets
-    go when a process dies.
+    Nothing keeps it out of a remote one. Raises UserError when another process has it.
+    The kernel lets go when a process dies.
     """
     if is_remote(path):
-        return None
+        return contextlib.nullcontext()
     key = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
     name = f"bertjax-{os.getuid()}-{key}.lock"
     file = open(Path(tempfile.gettempdir()) / name, "w")  # noqa: SIM115

@@ -16,7 +16,6 @@ from bertjax.training import step
 
 
 def test_a_second_process_is_kept_out(tmp_path):
-    held = directories.lock(tmp_path)
     code = (
         "import pathlib, sys; from bertjax import UserError\n"
         "from bertjax.storage import directories\n"
@@ -24,9 +23,9 @@ def test_a_second_process_is_kept_out(tmp_path):
         "except UserError as e: print(e)"
     )
     args = [sys.executable, "-c", code, str(tmp_path)]
-    said = subprocess.run(args, capture_output=True, text=True, check=True).stdout
+    with directories.lock(tmp_path):
+        said = subprocess.run(args, capture_output=True, text=True, check=True).stdout
     assert "another process trains in it" in said and str(tmp_path) in said
-    held.close()
     assert subprocess.run(args, capture_output=True, check=True).stdout == b""
 
 
@@ -88,7 +87,9 @@ def test_a_bucket_holds_a_workdir(bucket):
     from bertjax.training.writer import JsonlWriter, TensorBoardWriter
 
     path = manifest.as_path("gs://bucket/run")
-    assert atomic.is_remote(path) and directories.lock(path) is None
+    assert atomic.is_remote(path)
+    with directories.lock(path), directories.lock(path):
+        pass  # nothing keeps a second process out of a remote one
 
     def save(folder):
         with open(f"{folder}/vocab.txt", "w") as f:
