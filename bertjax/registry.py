@@ -127,6 +127,7 @@ def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) 
     Raises UserError when there is no such module.
     """
     if "." in name:
+        importlib.invalidate_caches()  # a notebook may have written it just now
         try:  # which imports the packages that it lies in
             found = importlib.util.find_spec(name)
         except Exception as e:
