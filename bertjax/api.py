@@ -5,9 +5,12 @@ The methods are thin: the functions beneath are those of inference/ and scoring/
 """
 
 import functools
+import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +24,28 @@ from bertjax.scoring import pll
 from bertjax.tasks.task_type import get_task_type
 
 __all__ = ["Model"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def check_arguments(method: F) -> F:
+    """Refuse numbers that are none, and name arguments in errors as Python does."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        for name, least in ("top_k", 1), ("batch_size", 1), ("max_length", 3):
+            value = given.get(name)
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if value is not None and not (whole and value >= least):
+                raise UserError(f"{name}={value!r} must be a whole number from {least}")
+        try:
+            return method(*args, **kwargs)
+        except UserError as e:
+            raise UserError(re.sub(r"(?<!\S)--(?=\w+=)", "", str(e))) from e
+
+    return call  # type: ignore[return-value]
 
 
 def check_texts(texts: Any) -> list[str]:
@@ -49,11 +74,14 @@ class Model(LoadedModel):
     weights: str = ""
 
     @classmethod
+    @check_arguments
     def open(cls, path: str, dtype: str = "float32", weights: str = "") -> "Model":
         """Open what `--model` takes. Raises UserError where there is none."""
         model = cls(*models.open_model(str(path), "path"))
         model.config.dtype = dtype
         model.weights = weights
+        if weights:
+            models.params_part(model.checkpoint, weights)
         return model
 
     @functools.cached_property
@@ -92,6 +120,7 @@ class Model(LoadedModel):
         pieces = f"{self.tokenizer.vocab_size:,} pieces"
         return f"Model({str(self.checkpoint)!r}: {shape}, {pieces})"
 
+    @check_arguments
     def fill_mask(self, texts: str | Sequence[str], top_k: int = 5) -> list[Any]:
         """Guess the blanks of texts, [MASK] or the tokenizer's own mask token.
 
@@ -100,8 +129,6 @@ class Model(LoadedModel):
         of a single string that list itself. Raises UserError for a text without one.
         """
         several = check_texts([texts] if isinstance(texts, str) else texts)
-        if not isinstance(top_k, int) or top_k < 1:
-            raise UserError(f"top_k={top_k!r} must be a whole number from 1")
         params, cfg = self._masked_lm
         rows = [fill_blanks.encode(self.tokenizer, t, cfg.max_length) for t in several]
         top_k = min(top_k, self.tokenizer.vocab_size)
@@ -113,6 +140,7 @@ class Model(LoadedModel):
             found.append(masks)
         return found[0] if isinstance(texts, str) else found
 
+    @check_arguments
     def embed(
         self,
         texts: Sequence[str],
@@ -145,6 +173,7 @@ class Model(LoadedModel):
     def _cached(self) -> dict[Any, tuple[list[Any], Any]]:
         return {}
 
+    @check_arguments
     def make_batch(
         self, texts: Sequence[str], max_length: int | None = None
     ) -> dict[str, np.ndarray]:
@@ -165,6 +194,7 @@ class Model(LoadedModel):
         ids[mask] = np.concatenate(rows)
         return {"input_ids": ids, "attention_mask": mask.astype(np.int32)}
 
+    @check_arguments
     def hidden(self, texts: Sequence[str], batch_size: int = 32) -> list[np.ndarray]:
         """Return the last layer's hidden states of each text, f32 [length, D] each.
 
@@ -172,6 +202,7 @@ class Model(LoadedModel):
         """
         return self._run(forward.Hidden(), self._placed, self.cfg, texts, batch_size)
 
+    @check_arguments
     def logits(self, texts: Sequence[str], batch_size: int = 8) -> list[np.ndarray]:
         """Return the masked LM's logits of each text, f32 [length, V] each.
 
@@ -200,6 +231,7 @@ class Model(LoadedModel):
                     found[i] = row[: len(rows[i])]
         return found
 
+    @check_arguments
     def score(
         self, texts: Sequence[str], variant: str = "original"
     ) -> list[float | None]:
@@ -214,6 +246,7 @@ class Model(LoadedModel):
         )
         return [one.score for one in scores]
 
+    @check_arguments
     def predict(
         self, rows: Sequence[str | Mapping[str, Any]], batch_size: int = 32
     ) -> list[dict[str, Any]]:

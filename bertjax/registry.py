@@ -58,7 +58,7 @@ def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Say which known name is the nearest, and all of them."""
-    known = sorted(known)
+    known, name = sorted(known), str(name)
     near = [k for k in known if k.endswith(f"/{name}")]  # a file in a folder
     alike = 0.75 if len(name) > 3 else 0.65  # a wrong letter of three is a third
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=alike)

@@ -159,6 +159,17 @@ def test_what_is_refused(trained, tmp_path):
     for wrong in (0, "3", 2.5):
         with pytest.raises(UserError, match="top_k="):
             model.fill_mask(BLANK, top_k=wrong)
+    for method in (model.embed, model.hidden, model.logits):
+        with pytest.raises(UserError, match=r"^batch_size=-1 must be a whole number"):
+            method(["a text"], batch_size=-1)
+    with pytest.raises(UserError, match=r"^max_length=2 must be a whole number from 3"):
+        model.make_batch(["a text"], 2)
+    with pytest.raises(UserError, match=r"^pooling='max' is unknown"):  # not --pooling
+        model.embed(["a text"], pooling="max")
+    with pytest.raises(UserError, match=r"^weights=ema: .* has no moving average"):
+        bertjax.load(trained, weights="ema")
+    with pytest.raises(UserError, match=r"^path=.* --local-dir DIR"):
+        bertjax.load("no/such")
     with pytest.raises(UserError, match=f"model={trained}.* was not finetuned"):
         model.predict(["a row"])
     with pytest.raises(UserError, match="config is a dict"):
@@ -166,6 +177,8 @@ def test_what_is_refused(trained, tmp_path):
     made = config.load_config("bert.py:smoke")
     with pytest.raises(UserError, match="workdir is missing"):
         bertjax.fit(made, "")
+    with pytest.raises(UserError, match=r"duration='step' is unknown.* 'steps'"):
+        config.duration(step=3)
     made.optim.foo = 1
     with pytest.raises(UserError, match=r"config='optim\.foo' is unknown"):
         bertjax.fit(made, str(tmp_path / "run"))

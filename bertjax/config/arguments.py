@@ -41,6 +41,7 @@ def load_config(path: str) -> ConfigDict:
     path: "my/config.py:ARG", or a file shipped in the package, "bert.py:mini". Raises
     UserError when there is none, and where the file does not give a ConfigDict.
     """
+    path = str(path)
     file, colon, arg = find_config(path).partition(":")
     get_config = runpy.run_path(file).get("get_config")
     if get_config is None:

@@ -7,13 +7,15 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict, placeholder
 
-from bertjax import UserError
+from bertjax import UserError, registry
 
 UNITS = dict(steps=int, epochs=float, examples=int, tokens=int, percent=float)
 
 
 def duration(**given: float) -> ConfigDict:
     """Make a duration: one of steps, epochs, examples, tokens, percent (of the run)."""
+    for unit in given:
+        registry.pick("duration", unit, UNITS)
     return ConfigDict(
         {u: t(given[u]) if u in given else placeholder(t) for u, t in UNITS.items()}
     )
