@@ -136,7 +136,7 @@ def _train(
     from bertjax.parallel.mesh import make_mesh
 
     mesh = make_mesh(**config.mesh)
-    training_run.check_mesh(config, mesh)
+    training_run.check_before_text(config, mesh)
     prepared, hashes = training_run.prepare(config, log)
     meta = training_run.read_restored(
         config, path, restored, prepared.parts, hashes, finished

@@ -19,6 +19,7 @@ from bertjax.assembly import (
     train_step,
 )
 from bertjax.checkpoints import manifest, workdir
+from bertjax.config import durations
 from bertjax.data import phases
 from bertjax.models import attention
 from bertjax.models.encoder import count_params
@@ -31,14 +32,27 @@ from bertjax.training.budget import describe_budget
 Log = Callable[[str], None]
 
 
-def check_mesh(config: ConfigDict, mesh: Mesh) -> None:
-    """Refuse batches and objectives that the mesh cannot take, before text is read."""
-    sizes = {p.batch_size for p in resolve.wanted_phases(config)}
-    for size in {config.batch_size, *sizes}:
+def check_before_text(config: ConfigDict, mesh: Mesh) -> None:
+    """Refuse what the mesh cannot take, and optimizers, schedules and attention that
+    cannot be made, before text is read. Raises UserError."""
+    planned = resolve.wanted_phases(config)
+    for size in {config.batch_size, *(p.batch_size for p in planned)}:
         feed.check_batch_size(mesh, size, config.accumulate)
-    objective, _ = make_objective(config.objective, resolve.encoder_config(config, 1))
+    cfg = resolve.encoder_config(config, 1, jax.default_backend())
+    objective, cfg = make_objective(config.objective, cfg)
     resolve.check_plan(config, objective.needs)
     train_step.check_whole_batch(config, objective, mesh)
+    with jax.set_mesh(mesh):
+        attention.describe_backend(cfg, (p.length for p in planned))
+    unit, total = durations.unit_of(config, "total")
+    total = total if unit == "steps" else 2**31  # else known once the text is
+
+    def steps(name: str) -> int:
+        unit, number = durations.unit_of(config, name)
+        known = unit in ("steps", "percent")
+        return phases.steps_within(unit, number, (), total) if known else 0
+
+    train_step.make_tx(config, steps("optim.warmup"), total, steps("optim.decay"))
 
 
 def prepare(config: ConfigDict, log: Log) -> tuple[Any, dict[str, str]]:

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run refuses before it reads its text."""
+
+import jax
+import pytest
+from ml_collections import config_flags
+
+from bertjax import UserError
+from bertjax import config as c
+from bertjax.assembly.training_run import check_before_text
+from bertjax.parallel.mesh import make_mesh
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("optim.warmup", c.duration(steps=21), r"optim\.warmup is 21 steps, more than"),
+        ("optim.schedule", "lab.triangle:cycle=3", r"optim\.schedule: .*cycle"),
+        ("optim.name", "no.such", r"optim\.name='no\.such'"),
+        ("model.attention", "cudnn", r"model\.attention=cudnn: it drops no weights"),
+        ("accumulate", 3, "accumulate=3 does not divide batch_size=8"),
+    ],
+)
+def test_what_is_refused_before_the_text_is_read(key, value, message):
+    config = c.load_config("bert.py:smoke")
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    check_before_text(config, mesh)
+    config_flags.config_path.set_value(key, config, value)
+    with pytest.raises(UserError, match=message):
+        check_before_text(config, mesh)
+
+
+def test_lengths_in_other_units_than_steps_wait_for_the_text():
+    config = c.load_config("bert.py:smoke")
+    config.total, config.optim.warmup = c.duration(epochs=3), c.duration(steps=10**6)
+    check_before_text(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
