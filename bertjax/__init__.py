@@ -58,10 +58,7 @@ def fit(config: Any, workdir: str, *, allow_config_change: bool = False) -> int:
     """
     from ml_collections.config_dict import ConfigDict
 
-    from bertjax import registry
     from bertjax.assembly.command_line import settle_config
-    from bertjax.config.schema import base
-    from bertjax.config.serialize import flatten
     from bertjax.train import train
 
     if not isinstance(config, ConfigDict):
@@ -71,10 +68,6 @@ def fit(config: Any, workdir: str, *, allow_config_change: bool = False) -> int:
         )
     if not workdir or not str(workdir):
         raise UserError("workdir is missing: the directory the run lives in")
-    known = flatten(base())
-    for key in flatten(config).keys() - known.keys():
-        raise registry.unknown("config", key, known)
-
     config = config.copy_and_resolve_references()
     settle_config(config, {})
     return train(config, workdir, overrides={}, allow_config_change=allow_config_change)

@@ -505,6 +505,11 @@ def test_senseless_values_are_refused(override):
             "def get_config():\n    return ConfigDict({'seed': 1})\n",
             "lacks",
         ),
+        (
+            "from bertjax import config as c\ndef get_config():\n"
+            "    config = c.base()\n    config.data.trian = 'x'\n    return config\n",
+            r"^config='data\.trian' is unknown; did you mean 'data\.train'\?",
+        ),
     ],
 )
 def test_a_broken_config_file_is_one_line(tmp_path, text, words):

@@ -27,7 +27,7 @@ def test_shards_and_a_report(flags, tmp_path, capsys):
         assert prepare.main([*flags, f"--shard={shard}"]) == 0
     assert prepare.main([*flags, "--merge=2", "--report"]) == 0
     said = capsys.readouterr()
-    assert "shard 1/2: 1 of 3 pieces are there" in said.err
+    assert "shard 1/2: its 1 of 3 pieces are encoded" in said.err
     told = said.out.splitlines()
     lines = [line.split() for line in told]
     assert [line[0] for line in lines[:3]] == ["train/x", "train/y", "valid"]

@@ -10,7 +10,7 @@ from absl import flags
 from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.assembly.init_from import follow_init_from
 from bertjax.config import flag_errors, flag_help
 from bertjax.config.arguments import check_type, config_first
@@ -72,10 +72,15 @@ def settle_config(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     """Give a config the values that follow from others, in place.
 
     Durations keep one unit, a named task brings its columns, init_from its
-    architecture. overrides: {key: value} that stay. Raises UserError.
+    architecture. overrides: {key: value} that stay. Raises UserError, also where keys
+    are lacking or unknown.
     """
-    lacking = sorted(flatten(base()).keys() - flatten(config).keys())
-    if lacking:
+    known, given = flatten(base()).keys(), flatten(config).keys()
+    for key in sorted(given - known):
+        section = key.rpartition(".")[0]
+        beside = [k for k in known if k.rpartition(".")[0] == section]
+        raise registry.unknown("config", key, beside or known)
+    if lacking := sorted(known - given):
         raise UserError(
             f"the config lacks the keys {', '.join(lacking[:5])}: begin with "
             "bertjax.config.base()"

@@ -242,7 +242,8 @@ def prepare_shard(
     with work.encoder:
         mine = work.pieces()[index::count]
         encode_pieces(work.encoder, mine, work.cache)
-    say(f"shard {index}/{count}: {len(mine)} of {len(work.pieces())} pieces are there")
+    whole = len(work.pieces())
+    say(f"shard {index}/{count}: its {len(mine)} of {whole} pieces are encoded")
 
 
 def merge_shards(
