@@ -181,17 +181,11 @@ def test_another_config(tmp_path):
     made.data.alpha, made.optim.lr, made.optim.wd = 0.5, 1.0, 0.5
     with pytest.raises(UserError) as caught:
         workdirs.check_workdir(tmp_path, made, allow_change=False)
-    first, *lines = str(caught.value).split("\n")
-    assert "(accumulate, batch_size, data.alpha, data.length, optim.lr, and 2" in first
-    assert "--allow_config_change" in first
-    assert lines == [
-        "  accumulate: 1 -> 2",
-        "  batch_size: 8 -> 16",
-        "  data.alpha: None -> 0.5",
-        "  data.length: 64 -> 32",
-        "  optim.lr: 0.001 -> 1.0",
-        "  and 2 more",
-    ]
+    assert str(caught.value).endswith(
+        "another config: accumulate: 1 -> 2; batch_size: 8 -> 16; data.alpha: None -> "
+        "0.5; data.length: 64 -> 32; optim.lr: 0.001 -> 1.0; and 2 more; take another "
+        "workdir, or --allow_config_change to go on with this one"
+    )
     workdirs.check_workdir(tmp_path, made, allow_change=True)
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 

@@ -70,13 +70,9 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
 
 
 def tell_changes(changes: list[str], advice: str) -> str:
-    """Say what to do about "KEY: OLD -> NEW": one in this line, several a line each."""
-    if len(changes) == 1:
-        return f": {changes[0]}; {advice}"
-    first, more = changes[:FEW], len(changes) - FEW
-    keys = ", ".join(change.partition(":")[0] for change in first)
-    rest = [f"and {more} more"] if more > 0 else []
-    return "\n  ".join([f" ({', '.join([keys, *rest])}): {advice}", *first, *rest])
+    """Say in a line what changed, "KEY: OLD -> NEW" of each, and what to do."""
+    more = [f"and {len(changes) - FEW} more"] * (len(changes) > FEW)
+    return f": {'; '.join([*changes[:FEW], *more, advice])}"
 
 
 def names_its_text(path: Any, config: ConfigDict) -> bool:
