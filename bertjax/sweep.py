@@ -115,8 +115,14 @@ def read_rates(given: Sequence[str]) -> list[float]:
 def check(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     """Refuse what can be seen to be no sweep: UserError."""
     validate.check(config)
-    if not tasks.is_task(config) or not config.data.valid:
-        raise UserError("a sweep needs a task and data.valid, which says what is best")
+    if not tasks.is_task(config):
+        raise UserError(
+            f"objective={config.objective}: a sweep finetunes on labelled rows: take "
+            "such a config, for instance --config=finetune/classify.py, and name the "
+            "rows' columns (task.text, task.label) or a task (task.name)"
+        )
+    if not config.data.valid:
+        raise UserError("data.valid is empty: a sweep needs it to see which run is best")
     flat, usual = serialize.flatten(config), serialize.flatten(schema.base())
     for key in FOREIGN:
         if flat[key] != usual[key]:
