@@ -122,7 +122,9 @@ def check(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
             "rows' columns (task.text, task.label) or a task (task.name)"
         )
     if not config.data.valid:
-        raise UserError("data.valid is empty: a sweep needs it to see which run is best")
+        raise UserError(
+            "data.valid is empty: a sweep needs it to see which run is best"
+        )
     flat, usual = serialize.flatten(config), serialize.flatten(schema.base())
     for key in FOREIGN:
         if flat[key] != usual[key]:

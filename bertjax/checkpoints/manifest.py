@@ -25,11 +25,21 @@ META = "meta.json"
 
 
 def as_path(path: str | Path) -> Any:
-    """Return an absolute path object (orbax wants one); gs:// through etils."""
-    if "://" in str(path):
+    """Return an absolute path object (orbax wants one); gs:// through etils.
+
+    Raises UserError for other kinds of URLs.
+    """
+    if is_remote(path):
         from etils import epath
 
-        return epath.Path(path)
+        try:
+            return epath.Path(path)
+        except KeyError as e:
+            kind = e.args[0]
+            raise UserError(
+                f"{path}: {kind} is no kind of storage that is known here: give a "
+                "directory, or a bucket, gs://BUCKET/DIRECTORY"
+            ) from None
     return Path(path).expanduser().absolute()
 
 
