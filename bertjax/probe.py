@@ -17,7 +17,7 @@ from absl import flags
 from bertjax import UserError, registry
 from bertjax.assembly import command_line
 from bertjax.config import cli
-from bertjax.probing import labelled_spans, probe_table
+from bertjax.probing import labelled_examples, probe_table
 from bertjax.probing.labelled_examples import KINDS, TEXT_COLUMNS
 from bertjax.storage import atomic
 from bertjax.tasks import metrics
@@ -100,7 +100,7 @@ def check(args: flags.FlagValues) -> str:
     unused = "max_words" if kind == "label" else "text_pair"
     if args[unused].present:
         raise UserError(f"--{unused} has no effect with --{kind}: leave it out")
-    poolings = POOLINGS if kind == "label" else labelled_spans.POOLINGS
+    poolings = POOLINGS if kind == "label" else labelled_examples.POOLINGS
     registry.pick("--pooling", args.pooling, poolings)
     for name in args.probes:
         registry.pick("--probes", name, PROBES)

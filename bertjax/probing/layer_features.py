@@ -19,7 +19,7 @@ from bertjax.inference.forward import count_work, plan_batches
 from bertjax.models import encoder, stacked_layers
 from bertjax.models.config import EncoderConfig
 from bertjax.models.pooling import POOLINGS
-from bertjax.probing.labelled_spans import Spans
+from bertjax.probing.labelled_examples import Spans
 from bertjax.tasks.task_rows import Batch, Rows
 from bertjax.tasks.text_rows import Texts
 

@@ -2,6 +2,7 @@
 """From the flags of bertjax.probe to what the probes of all layers found."""
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import jax
@@ -11,13 +12,7 @@ from absl import flags
 from bertjax.assembly import models
 from bertjax.config import cli
 from bertjax.models import encoder
-from bertjax.probing import labelled_spans, layer_features, layer_scores, mdl, probes
-from bertjax.probing.labelled_examples import (
-    KINDS,
-    Examples,
-    example_ids,
-    read_examples,
-)
+from bertjax.probing import labelled_examples, layer_features, layer_scores, mdl, probes
 from bertjax.tasks import metrics, prepare_task
 
 PROBE_ROWS = 128  # rows of an update
@@ -32,7 +27,9 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
     model.config.dtype = args.dtype
     separators = prepare_task.separators(model.config)
     cfg, tokenizer = model.cfg, model.tokenizer
-    train, valid = read_examples(args, kind, separators, tokenizer, cfg.max_length)
+    train, valid = labelled_examples.read_examples(
+        args, kind, separators, tokenizer, cfg.max_length
+    )
     if args.pooling == "first":
         train, valid = (replace(part, first=True) for part in (train, valid))
     n, gold, classes = len(train.labels), valid.labels, len(train.form.labels)
@@ -41,7 +38,7 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
     cli.say(f"features: {layer_features.check_memory(n + len(gold), depth, width)}")
     metric = metrics.OF_CLASSES[args.metric]
     if kind == "tag" and args.metric == "f1":
-        metric = labelled_spans.entity_f1(valid.words)
+        metric = labelled_examples.entity_f1(valid.words)
     params = model.read_params(weights=args.weights)["encoder"]
     order = np.random.default_rng(args.seed).permutation(n)
     labels = train.labels[order]
@@ -86,7 +83,7 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
         "metric": args.metric,
         "pooling": args.pooling,
         "labels": list(train.form.labels),
-        "of": KINDS[kind],
+        "of": labelled_examples.KINDS[kind],
         "rows": {"train": n, "valid": len(gold)},
         "seed": args.seed,
         "seeds": args.seeds,
@@ -100,16 +97,12 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
 
 
 def make_control(
-    train: Examples, valid: Examples, order: np.ndarray, seed: int, seeds: int
+    train: Any, valid: Any, order: np.ndarray, seed: int, seeds: int
 ) -> np.ndarray:
-    """Draw a control task a seed: labels i32 [seeds, n + m].
-
-    They are of the training examples in their order i64 [n], then of the others.
-    """
-    ids = [ids for part in (train, valid) for ids in example_ids(part)]
-    types = mdl.text_types(ids)
+    """Draw a control task a seed: labels i32 [seeds, n + m], of the training examples
+    in their order i64 [n], then of the others."""
+    ids = map(labelled_examples.example_ids, (train, valid))
+    types, labels = mdl.text_types([*chain(*ids)]), train.labels[order]
     types[: len(order)] = types[order]
-    labels = train.labels[order]
-    return np.stack(
-        [mdl.control_labels(types, labels, seed, draw) for draw in range(seeds)]
-    )
+    draws = range(seeds)
+    return np.stack([mdl.control_labels(types, labels, seed, d) for d in draws])

@@ -12,7 +12,7 @@ import pytest
 from bertjax import UserError
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
-from bertjax.probing import labelled_spans, layer_features, mdl, targets
+from bertjax.probing import labelled_examples, layer_features, mdl
 from bertjax.tasks.task_rows import Form
 
 COLUMNS = {"--text": "1", "--tag": "-1"}
@@ -52,7 +52,9 @@ def read(folder, sentences=SENTENCES, most=100, seed=0, form=FORM, say=silent):
     text = "\n\n".join("\n".join("\t".join(w) for w in s) for s in sentences)
     (folder / "a.bio").write_text(text + "\n")
     values = {flag: str(folder / "a.bio") for flag in ("--train", "--valid")}
-    return labelled_spans.read_words(values, COLUMNS, form, Letters(), most, seed, say)
+    return labelled_examples.read_words(
+        values, COLUMNS, form, Letters(), most, seed, say
+    )
 
 
 def of_targets(folder, rows, most=100, say=silent):
@@ -60,11 +62,11 @@ def of_targets(folder, rows, most=100, say=silent):
     values = {flag: str(folder / "a.jsonl") for flag in ("--train", "--valid")}
     columns = {"--text": "text", "--targets": "targets"}
     told = (Letters(), most, 0, say)
-    return targets.read_spans(values, columns, FORM, *told)
+    return labelled_examples.read_spans(values, columns, FORM, *told)
 
 
 def target(*found, label="r"):
-    return {**dict(zip(targets.NAMES, found, strict=False)), "label": label}
+    return {**dict(zip(labelled_examples.NAMES, found, strict=False)), "label": label}
 
 
 PAIRS = [
@@ -151,17 +153,17 @@ def test_whole_sentences_are_taken_and_it_is_said(tmp_path):
     np.testing.assert_array_equal(train.labels, valid.labels)
     sizes = [3, 1, 5] * 20
     draws = [
-        labelled_spans.choose(sizes, 50, s, "--train", silent).tolist()
+        labelled_examples.choose(sizes, 50, s, "--train", silent).tolist()
         for s in (0, 0, 1)
     ]
     assert draws[0] == draws[1] != draws[2]
     with pytest.raises(UserError, match="--train: no sentence fits: --max_words=2"):
-        labelled_spans.choose([3, 4], 2, 0, "--train", silent)
+        labelled_examples.choose([3, 4], 2, 0, "--train", silent)
 
 
 def test_entities_are_scored_as_in_finetuning(tmp_path):
     part = read(tmp_path, form=FORM._replace(metrics=("f1",)))[0]
-    score, tags = labelled_spans.entity_f1(part.words), part.words.plan(48)
+    score, tags = labelled_examples.entity_f1(part.words), part.words.plan(48)
     assert score(part.labels, part.labels) == 1
     said = np.where(np.arange(9) % 4 == 2, 1, part.labels)
     rows = np.zeros((tags.n, 48), np.int64)
