@@ -50,15 +50,24 @@ def find_answers(
 
     Raises ValueError for logits of another number of rows, or too few columns.
     """
-    sizes = np.diff(windows.offsets)
-    if start_logits.shape != end_logits.shape or len(start_logits) != windows.n:
+    rows, length = len(windows.question), start_logits.shape[-1]
+    if start_logits.shape != end_logits.shape or len(start_logits) != rows:
         shapes = f"{start_logits.shape}, {end_logits.shape}"
-        raise ValueError(f"logits {shapes} for {windows.n} rows")
-    if windows.n and sizes.max() > start_logits.shape[1]:
-        raise ValueError(f"logits {start_logits.shape} for rows of {sizes.max()}")
+        raise ValueError(f"logits {shapes} for {rows} rows")
+    if rows and windows.lengths.max() > length:
+        raise ValueError(f"logits {start_logits.shape} for rows of {windows.lengths}")
+    place = np.arange(length) - windows.lead[:, None]
+    in_context = (place >= 0) & (place < windows.size[:, None])
+    max_context = in_context.copy()
+    max_context[in_context] = windows.max_context
     parts = [
-        _best_spans(start_logits[rows], end_logits[rows], windows, rows, top, longest)
-        for rows in (slice(a, a + ROWS) for a in range(0, windows.n, ROWS))
+        _best_spans(
+            np.where(max_context[some], start_logits[some], -np.inf),
+            np.where(in_context[some], end_logits[some], -np.inf),
+            top,
+            longest,
+        )
+        for some in (slice(a, a + ROWS) for a in range(0, rows, ROWS))
     ]
     score, first, last = (np.concatenate(p) for p in zip(*parts, strict=True))
     null = np.float64(start_logits[:, 0]) + end_logits[:, 0]
@@ -68,48 +77,34 @@ def find_answers(
     null = np.minimum.reduceat(null, begins)
     best = np.maximum.reduceat(score, begins)
     hits = np.flatnonzero(score == best[windows.question])
-    row = hits[np.searchsorted(windows.question[hits], np.arange(len(begins)))]
-    piece = windows.offsets[row]
-    cut = np.stack(
-        [windows.chars[piece + first[row], 0], windows.chars[piece + last[row], 1]], 1
-    )
-    return {
-        q.id: Answer(asked.contexts[q.context][a:b].strip(), float(s), float(n))
-        if s > -np.inf
-        else Answer("", float(n), float(n))
-        for q, (a, b), s, n in zip(asked.questions, cut, best, null, strict=True)
-    }
+    winners = hits[np.searchsorted(windows.question[hits], np.arange(len(begins)))]
+    answers = {}
+    for q, row, s, n in zip(asked.questions, winners, best, null, strict=True):
+        answers[q.id] = Answer("", float(n), float(n))
+        if s > -np.inf:
+            shift = windows.begin[row] - windows.lead[row]
+            a, b = windows.chars[[shift + first[row], shift + last[row]], [0, 1]]
+            text = asked.contexts[q.context][a:b].strip()
+            answers[q.id] = Answer(text, float(s), float(n))
+    return answers
 
 
 def _best_spans(
-    starts: np.ndarray,
-    ends: np.ndarray,
-    windows: Windows,
-    rows: slice,
-    top: int,
-    longest: int,
+    starts: np.ndarray, ends: np.ndarray, top: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return score f64, first and last piece i64 of the best span of some rows.
+    """Return score f64, first and last piece i64 of the best span of some rows, whose
+    logits are -inf where no span may begin, or end; the score is -inf where none is."""
 
-    The score is -inf where there is none.
-    """
-    offsets = windows.offsets[rows.start : rows.stop + 1]
-    sizes, flat = np.diff(offsets), slice(offsets[0], offsets[-1])
-    real = np.arange(starts.shape[1]) < sizes[:, None]
-
-    def best(logits: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-        chosen = np.zeros(real.shape, bool)
-        chosen[real] = allowed[flat]
-        logits = np.where(chosen, logits, -np.inf).astype(np.float64)
+    def best(logits: np.ndarray) -> np.ndarray:
         if top >= logits.shape[1]:
-            return logits
+            return logits.astype(np.float64)
         least = np.partition(logits, -top, axis=1)[:, -top, None]
-        return np.where(logits >= least, logits, -np.inf)  # equals stay together
+        # Equals stay together.
+        return np.where(logits >= least, logits, -np.inf).astype(np.float64)
 
-    starts = best(starts, windows.max_context)
-    ends = best(ends, windows.in_context)
-    score, size = starts + ends, np.zeros(real.shape, np.int64)
-    for more in range(1, min(longest, real.shape[1])):
+    starts, ends = best(starts), best(ends)
+    score, size = starts + ends, np.zeros(starts.shape, np.int64)
+    for more in range(1, min(longest, starts.shape[1])):
         found = starts[:, :-more] + ends[:, more:]
         better = found > score[:, :-more]
         score[:, :-more][better] = found[better]

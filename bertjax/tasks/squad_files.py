@@ -17,7 +17,8 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.corpus.line_repair import load_json
 from bertjax.data.tokenizers.tokenizer import Tokenizer
-from bertjax.tasks.task_rows import Limits, Ragged
+from bertjax.tasks.task_rows import Batch, Limits, Ragged
+from bertjax.tasks.text_rows import lay_out
 
 BATCH = 256  # contexts encoded at a time
 
@@ -159,59 +160,59 @@ def _find(context: str, answer: str, start: int) -> tuple[int, int] | None:
 # ------------------------------------------------------------------ rows
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Rows of questions, one after the other; row i is [offsets[i], offsets[i + 1]) of
-    the flat arrays. Rows are in the order of the questions, each of which has one.
+    """Rows of questions, in the order of the questions, each of which has one.
 
-    ids i32 [tokens]: special tokens and all. chars i32 [tokens, 2]: characters
-    [begin, end) of the context that a piece of it stands for, (0, 0) for others; may
-    begin with a space. in_context bool [tokens]: pieces of the context. max_context
-    bool [tokens]: those that see no more context on their shorter side in another row.
+    texts: pieces of the questions. pieces i32 [tokens]: of all contexts, one after the
+    other; chars i32 [tokens, 2]: characters [begin, end) of its context that each
+    stands for; may begin with a space.
 
-    Of rows, all [rows]: question i32, index of the question; second i32, the place
-    where the second segment begins (its token type is 1); start_positions,
-    end_positions i32, first and last piece of the answer, or (0, 0) where it is not
-    wholly in the row; has_answer bool; known bool, False where a question has answers
-    of which the context holds none, so that there is nothing to learn.
+    Of rows, all [rows]: question i32, index of the question; begin, size i64, the
+    window [begin, begin + size) of `pieces`; lead i64, the place where the window, and
+    with it the second segment, begins; start_positions, end_positions i32, first and
+    last piece of the answer, or (0, 0) where it is not wholly in the row; has_answer
+    bool; known bool, False where a question has answers of which the context holds
+    none, so that there is nothing to learn.
 
-    cut: ids of the questions that were longer than allowed.
+    max_context bool [sum of size]: pieces of the windows, one window after the other,
+    that see no more context on their shorter side in another row. cut: ids of the
+    questions that were longer than allowed.
     """
 
-    ids: np.ndarray
+    texts: Ragged
+    pieces: np.ndarray
     chars: np.ndarray
-    in_context: np.ndarray
-    max_context: np.ndarray
-    offsets: np.ndarray
+    separators: int
     question: np.ndarray
-    second: np.ndarray
+    begin: np.ndarray
+    size: np.ndarray
+    lead: np.ndarray
     start_positions: np.ndarray
     end_positions: np.ndarray
     has_answer: np.ndarray
     known: np.ndarray
+    max_context: np.ndarray
     cut: list[str]
 
     @property
-    def n(self) -> int:
-        """The number of rows."""
-        return len(self.question)
+    def lengths(self) -> np.ndarray:
+        """The tokens of each row: i64 [rows]."""
+        return self.lead + self.size + 1
 
-    def gather(
-        self, rows: np.ndarray, length: int, pad_id: int
-    ) -> dict[str, np.ndarray]:
+    def gather(self, rows: np.ndarray, length: int, specials: Any) -> Batch:
         """Make a batch: input_ids, attention_mask, token_type_ids i32 [b, L], and
         start_positions, end_positions i32 [b], example_weights f32 [b].
 
-        Worked example ([CLS] 1, [SEP] 2, padding 0): question 7, context 8 9, length
-        7 -> 1 7 2 8 9 2 0, types 0 0 0 1 1 1 0.
+        Question 7, context 8 9, length 7 ([CLS] 1, [SEP] 2, padding 0):
+
+            input_ids       1  7  2  8  9  2  0
+            token_type_ids  0  0  0  1  1  1  0
         """
-        begin, size = self.offsets[rows], np.diff(self.offsets)[rows]
-        place = np.arange(length)
-        mask = place < size[:, None]
-        where = np.where(mask, begin[:, None] + place, 0)
-        is_second = mask & (place >= self.second[rows][:, None])
+        places = zip(
+            self.question[rows], self.begin[rows], self.size[rows], strict=True
+        )
+        texts = [(self.texts[q], self.pieces[at : at + n]) for q, at, n in places]
         return {
-            "input_ids": np.where(mask, self.ids[where], np.int32(pad_id)),
-            "attention_mask": mask.astype(np.int32),
-            "token_type_ids": is_second.astype(np.int32),
+            **lay_out(texts, length, self.separators, specials),
             "start_positions": self.start_positions[rows],
             "end_positions": self.end_positions[rows],
             "example_weights": self.known[rows].astype(np.float32),
@@ -246,49 +247,35 @@ def featurize(
         )
     questions = asked.questions
     contexts, chars = _encode_contexts(asked.contexts, tokenizer)
-    asking = Ragged.of(tokenizer.encode_batch([q.text for q in questions]))
-
-    # Pieces of each question and of its context; the windows are the rows.
+    whole = tokenizer.encode_batch([q.text for q in questions])
+    texts = Ragged.of([ids[:question_length] for ids in whole])
     context = np.array([q.context for q in questions], np.int64)
-    q_size = np.minimum(asking.lengths, question_length)
-    c_size = contexts.lengths[context]
-    room = length - q_size - 2 - separators
-    of, begin, size = _slide(c_size, room, np.minimum(stride, room))
-    lead = 1 + q_size[of] + separators  # pieces before those of the context
-
-    # Every row is ranges of this pool: [CLS] question [SEP] context [SEP].
-    special = [tokenizer.cls_id, *[tokenizer.sep_id] * separators]
-    pool = np.concatenate([special, asking.tokens, contexts.tokens]).astype(np.int32)
-    first_q, first_c = len(special), len(special) + len(asking.tokens)
-    from_context = first_c + contexts.offsets[context][of] + begin
-    source = _ranges(
-        (0, 1),
-        (first_q + asking.offsets[:-1][of], q_size[of]),
-        (1, separators),
-        (from_context, size),
-        (1, 1),
-    )
-    in_context = source >= first_c
-    max_context = in_context.copy()
-    max_context[in_context] = _max_context(of, begin, size)
-    pool_chars = np.concatenate([np.zeros((first_c, 2), np.int32), chars])
-
+    room = length - texts.lengths - 2 - separators
+    step = np.minimum(stride, room)
+    of, begin, size = _slide(contexts.lengths[context], room, step)
+    lead = 1 + texts.lengths[of] + separators
     start, end = (x[of] for x in _answers(asked, contexts, chars))
     inside = (begin <= start) & (start <= end) & (end < begin + size)
     shift = lead - begin  # from a piece's place in the context to that in the row
     return Windows(
-        ids=pool[source],
-        chars=pool_chars[source],
-        in_context=in_context,
-        max_context=max_context,
-        offsets=np.append(0, np.cumsum(lead + size + 1)),
+        texts=texts,
+        pieces=contexts.tokens,
+        chars=chars,
+        separators=separators,
         question=of.astype(np.int32),
-        second=lead.astype(np.int32),
+        begin=contexts.offsets[context][of] + begin,
+        size=size,
+        lead=lead,
         start_positions=np.where(inside, start + shift, 0).astype(np.int32),
         end_positions=np.where(inside, end + shift, 0).astype(np.int32),
         has_answer=inside,
         known=np.array([not q.answers or q.span is not None for q in questions])[of],
-        cut=[questions[i].id for i in np.flatnonzero(asking.lengths > question_length)],
+        max_context=_max_context(of, begin, size),
+        cut=[
+            q.id
+            for q, ids in zip(questions, whole, strict=True)
+            if len(ids) > question_length
+        ],
     )
 
 
@@ -365,16 +352,3 @@ def _max_context(of: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndar
 def _nth(sizes: np.ndarray) -> np.ndarray:
     """Number the members of groups: sizes [2, 3] give [0, 1, 0, 1, 2]."""
     return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-
-
-def _ranges(*parts: tuple[Any, Any]) -> np.ndarray:
-    """Join ranges, the parts of a row after each other: indices i64 [total].
-
-    parts: (begins, sizes), each of a number for all rows or of one a row.
-
-    >>> _ranges((np.array([5, 7]), 2), (0, 1)).tolist()
-    [5, 6, 0, 7, 8, 0]
-    """
-    flat = np.broadcast_arrays(*chain(*parts))
-    begins, sizes = (np.stack(flat[i::2], axis=1).ravel() for i in range(2))
-    return np.repeat(begins, sizes) + _nth(sizes)

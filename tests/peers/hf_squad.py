@@ -80,9 +80,10 @@ def ours(tokenizer, data, length, stride):
     windows = squad_files.featurize(
         squad_files.questions_of(data, "the file"), tokenizer, length, stride
     )
+    n = len(windows.question)
     parts = [
-        windows.gather(np.arange(a, min(a + CALL, windows.n)), length, tokenizer.pad_id)
-        for a in range(0, windows.n, CALL)
+        windows.gather(np.arange(a, min(a + CALL, n)), length, tokenizer)
+        for a in range(0, n, CALL)
     ]
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 

@@ -3,7 +3,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,7 +74,7 @@ def test_questions_without_answers(tokenizer):
     assert scores["exact"] == scores["best_f1"] == 1
     assert scores["threshold"] < 20
     assert [*scores] == [*rows.scores, "threshold"]
-    batch = rows.gather(np.arange(rows.n), None, SimpleNamespace(pad_id=0))
+    batch = rows.gather(np.arange(rows.n), None, tokenizer)
     where = rows.windows.question == 1
     assert (batch["start_positions"][where] == 0).all()
 

@@ -128,11 +128,16 @@ def asked_of(*pairs):
     )
 
 
+def chars_of(found, row):
+    """Return the characters of the pieces of a row's window."""
+    return found.chars[found.begin[row] : found.begin[row] + found.size[row]]
+
+
 def test_rows_by_hand(letters):
     asked = asked_of(("a b c d e f", "q r s", (6, 9)), ("", "z", None))
     found = featurize(asked, letters, 8, stride=2, question_length=2)
-    assert found.cut == ["0"] and found.n == 4
-    batch = found.gather(np.arange(4), 9, pad_id=letters.pad_id)
+    assert found.cut == ["0"] and len(found.question) == 4
+    batch = found.gather(np.arange(4), 9, letters)
     rows = [[letters.pieces[i] for i in row if i] for row in batch["input_ids"]]
     assert [" ".join(row) for row in rows] == [
         "[CLS] q r [SEP] a b c [SEP]",
@@ -146,20 +151,18 @@ def test_rows_by_hand(letters):
     assert batch["end_positions"].tolist() == [0, 6, 0, 0]
     assert found.has_answer.tolist() == [False, True, False, False]
     assert found.question.tolist() == [0, 0, 0, 1]
-    assert found.chars[found.offsets[1] : found.offsets[2]].tolist() == [
-        *([[0, 0]] * 4 + [[4, 5], [6, 7], [8, 9], [0, 0]])
-    ]
+    assert chars_of(found, 1).tolist() == [[4, 5], [6, 7], [8, 9]]
     # As many pieces on the shorter side: the longer row, then the first.
-    marked = np.flatnonzero(found.max_context) - found.offsets[[0, 0, 0, 1, 1, 2]]
-    assert marked.tolist() == [4, 5, 6, 5, 6, 5]
+    assert found.max_context.tolist() == [1, 1, 1, 0, 1, 1, 0, 1]
     two = featurize(asked, letters, 9, 2, 2, separators=2)
-    assert two.ids[:9].tolist()[3:5] == [letters.sep_id] * 2 and two.second[0] == 5
+    ids = two.gather(np.arange(1), 9, letters)["input_ids"][0]
+    assert ids[3:5].tolist() == [letters.sep_id] * 2 and two.lead[0] == 5
 
 
 def test_a_question_without_a_right_answer_teaches_nothing(letters):
     asked = asked_of(("a b", "q", (0, 1)), ("a", "q", None))
     asked.questions.append(squad_files.Question("lost", "q", 0, ("z",), None))
-    batch = featurize(asked, letters, 9, 2, 2).gather(np.arange(3), 9, 0)
+    batch = featurize(asked, letters, 9, 2, 2).gather(np.arange(3), 9, letters)
     assert batch["example_weights"].tolist() == [1, 1, 0]
 
 
@@ -179,23 +182,22 @@ def test_each_piece_has_its_most_context_in_one_row(letters, sizes, length, stri
         *((" ".join("ab"[i % 2] for i in range(n)), "q", None) for n in sizes)
     )
     found = featurize(asked, letters, length, stride, question_length=3)
-    assert np.diff(found.offsets).max() <= length
-    where = np.repeat(np.arange(found.n), np.diff(found.offsets))
+    assert found.lengths.max() <= length
+    each = range(len(found.question))
+    words = np.concatenate([chars_of(found, r)[:, 0] // 2 for r in each])
+    where = np.repeat(each, found.size)
     for n, size in enumerate(sizes):
         rows = np.flatnonzero(found.question == n)
-        mine = np.isin(where, rows)
-        chosen = mine & found.max_context
-        assert sorted(found.chars[chosen, 0] // 2) == list(range(size))
+        chosen = np.isin(where, rows) & found.max_context
+        assert sorted(words[chosen]) == list(range(size))
         # google-research/bert's rule, piece by piece
-        spans = [
-            np.sort(found.chars[(where == r) & found.in_context, 0] // 2) for r in rows
-        ]
+        spans = [words[where == r] for r in rows]
         for piece in range(size):
             score = [
                 min(piece - s[0], s[-1] - piece) + 0.01 * len(s) if piece in s else -1
                 for s in spans
             ]
-            got = where[chosen & (found.chars[:, 0] == 2 * piece)]
+            got = where[chosen & (words == piece)]
             assert got.tolist() == [rows[int(np.argmax(score))]]
 
 
@@ -216,7 +218,7 @@ def test_answers_come_back_from_their_pieces(kind):
     found = featurize(asked, tokenizer, 40, stride=16, question_length=8)
     rows = np.flatnonzero(found.has_answer)
     assert set(found.question[rows]) == set(range(len(asked.questions)))
-    start, end = np.zeros((2, found.n, 40), np.float32)
+    start, end = np.zeros((2, len(found.question), 40), np.float32)
     start[rows, found.start_positions[rows]] = 1
     end[rows, found.end_positions[rows]] = 1
     # An answer at a border is found only where its start has its most context.
@@ -237,17 +239,17 @@ def test_answers_by_brute_force(letters):
     asked = asked_of((" ".join(words), "q", None), ("", "q", None), ("a b", "q", None))
     found = featurize(asked, letters, 16, 5, 3)
     # Whole numbers, so that many are equal.
-    start, end = rng.integers(0, 6, (2, found.n, 16)).astype(np.float32)
+    shape = 2, len(found.question), 16
+    start, end = rng.integers(0, 6, shape).astype(np.float32)
     for top, longest in ((20, 30), (3, 4), (1, 1)):
         answers = find_answers(start, end, found, asked, top, longest)
         for n, question in enumerate(asked.questions):
             best, text, null = -np.inf, "", np.inf
             for row in np.flatnonzero(found.question == n):
-                flat = found.offsets[row]
                 null = min(null, start[row, 0] + end[row, 0])
-                size = found.offsets[row + 1] - flat
-                pieces = [i for i in range(size) if found.in_context[flat + i]]
-                begins = [i for i in pieces if found.max_context[flat + i]]
+                lead, flat = found.lead[row], found.size[:row].sum()
+                pieces = range(lead, lead + found.size[row])
+                begins = [i for i in pieces if found.max_context[flat + i - lead]]
 
                 def least(logits, chosen, top=top):
                     return sorted((logits[i] for i in chosen), reverse=True)[:top][-1:]
@@ -262,7 +264,8 @@ def test_answers_by_brute_force(letters):
                             continue
                         if start[row, s] + end[row, e] > best:
                             best = start[row, s] + end[row, e]
-                            a, b = found.chars[flat + s, 0], found.chars[flat + e, 1]
+                            chars = chars_of(found, row)
+                            a, b = chars[s - lead, 0], chars[e - lead, 1]
                             text = asked.contexts[n][a:b]
             got = answers[question.id]
             assert got == (text, best if best > -np.inf else null, null)

@@ -117,7 +117,7 @@ class QuestionRows(Rows):
     @property
     def n(self) -> int:
         """The number of rows."""
-        return self.windows.n
+        return len(self.windows.question)
 
     def arrays(self) -> list[np.ndarray | None]:
         questions = ", ".join(q.identity for q in self.asked.questions)
@@ -132,7 +132,7 @@ class QuestionRows(Rows):
         return replace(self, windows=self.layouts[length], length=length)
 
     def lengths(self) -> np.ndarray:
-        return np.diff(self.windows.offsets)
+        return self.windows.lengths
 
     def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
         return np.zeros_like(self.lengths()[example])
@@ -159,12 +159,12 @@ class QuestionRows(Rows):
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (squad.Windows.gather)."""
-        return self.windows.gather(example, self.length, specials.pad_id)
+        return self.windows.gather(example, self.length, specials)
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield question, context, and the pieces of the answer."""
         rows, asked = self.windows, self.asked
-        real, second = row["attention_mask"] > 0, int(rows.second[example])
+        real, second = row["attention_mask"] > 0, int(rows.lead[example])
         parts = np.arange(len(real)) < second
         yield "question", decode(tokenizer, row["input_ids"][real & parts])
         yield "context", decode(tokenizer, row["input_ids"][real & ~parts])
