@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple, Self
 
@@ -170,10 +171,24 @@ class Rows:
     shortest = 3
     label_kind = "labels"
 
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of every row the tokens that it holds, special ones included, and those that
+        it has no room for: i64 [n] each."""
+        raise NotImplementedError
+
     @property
     def n(self) -> int:
         """The number of rows."""
-        raise NotImplementedError
+        return len(self.lengths())
+
+    def lengths(self) -> np.ndarray:
+        """Return the tokens of every row, special ones included: i64 [n]."""
+        return self.sizes[0]
+
+    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
+        """Count the tokens that a row has no room for: i64 [b]."""
+        return self.sizes[1][example]
 
     def arrays(self) -> list[np.ndarray | None]:
         """List what decides batches, beside the form."""
@@ -186,14 +201,6 @@ class Rows:
                 f"data.length={length} is too short: rows need {self.shortest}"
             )
         return replace(self, length=length)
-
-    def lengths(self) -> np.ndarray:
-        """Return the tokens of every row, special ones included: i64 [n]."""
-        raise NotImplementedError
-
-    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
-        """Count the tokens that a row has no room for: i64 [b]."""
-        raise NotImplementedError
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows; labels are 0 where there are none."""
@@ -258,7 +265,7 @@ class Rows:
             "rows": self.n,
             "length": self.length,
             "row_tokens": quantiles(Counter(self.lengths().tolist())),
-            "truncated_rows": int((self.truncated(slice(None)) > 0).sum()),
+            "truncated_rows": int((self.sizes[1] > 0).sum()),
             **self.label_counts(),
         }
 
@@ -281,7 +288,7 @@ class Rows:
 
     def notes(self) -> Iterator[str]:
         """Yield what people should know of a layout."""
-        if cut := int((self.truncated(slice(None)) > 0).sum()):
+        if cut := int((self.sizes[1] > 0).sum()):
             yield f"{cut:,} of {self.n:,} rows are cut at {self.length}"
 
     @property

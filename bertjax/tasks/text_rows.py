@@ -10,6 +10,7 @@ run_classifier.py).
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -31,11 +32,6 @@ class Texts(Rows):
 
     texts: tuple[Ragged, ...]
 
-    @property
-    def n(self) -> int:
-        """The number of rows."""
-        return len(self.texts[0].offsets) - 1
-
     def arrays(self) -> list[np.ndarray | None]:
         return [*(a for text in self.texts for a in text.arrays), self.labels]
 
@@ -48,7 +44,7 @@ class Texts(Rows):
         """Special tokens in a row."""
         return 2 if len(self.texts) == 1 else 2 + self.form.separators
 
-    def kept(self, example: np.ndarray) -> np.ndarray:
+    def kept(self, example: Any) -> np.ndarray:
         """Return how many tokens of each text stand in a row: i64 [b, texts].
 
         >>> Texts(..., length=11).kept([0])  # 6 and 9 tokens, room for 8
@@ -57,12 +53,10 @@ class Texts(Rows):
         full = np.stack([t.lengths[example] for t in self.texts], axis=1)
         return kept_of(full, self.length - self.specials)
 
-    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
-        full = sum(t.lengths[example] for t in self.texts)
-        return full - self.kept(example).sum(axis=1)
-
-    def lengths(self) -> np.ndarray:
-        return self.kept(np.arange(self.n)).sum(axis=1) + self.specials
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        kept = self.kept(slice(None)).sum(axis=1)
+        return kept + self.specials, sum(t.lengths for t in self.texts) - kept
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], and labels.

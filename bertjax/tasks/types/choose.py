@@ -8,6 +8,7 @@ are. What an example has less choices than others is padding.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,6 @@ class Choices(text_rows.Texts):
     first: np.ndarray
     choices: int
 
-    @property
-    def n(self) -> int:
-        """The number of examples."""
-        return len(self.context)
-
     def arrays(self) -> list[np.ndarray | None]:
         *texts, labels = super().arrays()
         return [*texts, self.context, self.first, labels]
@@ -57,13 +53,12 @@ class Choices(text_rows.Texts):
             text_rows.kept_of(full, self.length - self.specials),
         )
 
-    def lengths(self) -> np.ndarray:
-        *_, kept = self._kept(np.arange(self.n))
-        return np.maximum.reduceat(kept.sum(1), self.first[:-1]) + self.specials
-
-    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
-        *_, full, kept = self._kept(np.arange(self.n))
-        return np.add.reduceat((full - kept).sum(1), self.first[:-1])[example]
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        *_, full, kept = self._kept(np.arange(len(self.context)))
+        longest = np.maximum.reduceat(kept.sum(1), self.first[:-1])
+        cut = np.add.reduceat((full - kept).sum(1), self.first[:-1])
+        return longest + self.specials, cut
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make examples: input_ids, attention_mask, token_type_ids i32 [b, C, L];

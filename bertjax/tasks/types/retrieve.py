@@ -89,11 +89,6 @@ class CollectionRows(Rows):
 class Pairs(CollectionRows):
     """A row a query and a passage that answers it; `for_scores` is what is searched."""
 
-    @property
-    def n(self) -> int:
-        """The number of rows."""
-        return len(self.pairs)
-
     @cached_property
     def pairs(self) -> np.ndarray:
         """i64 [n, 2], of `texts`: a query, and a passage that answers it."""
@@ -147,11 +142,9 @@ class Pairs(CollectionRows):
         rows = laid.kept[query] + laid.kept[passage] + longest[query]
         return replace(laid, length=_round_up(rows.max()))
 
-    def lengths(self) -> np.ndarray:
-        return self.kept[self.pairs].sum(axis=1)
-
-    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
-        return self.cut[self.pairs[example]].sum(axis=1)
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.kept[self.pairs].sum(axis=1), self.cut[self.pairs].sum(axis=1)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (`pack`), with passage_numbers i32 [b, S - 1], the identities of
@@ -191,11 +184,6 @@ class Searched(CollectionRows):
 
     starts: np.ndarray | None = None
 
-    @property
-    def n(self) -> int:
-        """The number of rows."""
-        return len(self.starts) - 1
-
     def plan(self, length: int) -> Self:
         laid = replace(super().plan(length), longest=length)
         width = _round_up(laid.kept.max())
@@ -208,11 +196,10 @@ class Searched(CollectionRows):
         starts.append(len(laid.kept))
         return replace(laid, starts=np.array(starts, np.int64), length=width)
 
-    def lengths(self) -> np.ndarray:
-        return np.add.reduceat(self.kept, self.starts[:-1])
-
-    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
-        return np.add.reduceat(self.cut, self.starts[:-1])[example]
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        begins = self.starts[:-1]
+        return np.add.reduceat(self.kept, begins), np.add.reduceat(self.cut, begins)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (`pack`)."""

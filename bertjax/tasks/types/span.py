@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, Self
 
@@ -114,11 +114,6 @@ class QuestionRows(Rows):
         """True where some questions have no answer."""
         return not all(self.asked.golds.values())
 
-    @property
-    def n(self) -> int:
-        """The number of rows."""
-        return len(self.windows.question)
-
     def arrays(self) -> list[np.ndarray | None]:
         questions = ", ".join(q.identity for q in self.asked.questions)
         text = f"({self.asked.contexts!r}, [{questions}])"
@@ -131,11 +126,10 @@ class QuestionRows(Rows):
             self.layouts[length] = windows
         return replace(self, windows=self.layouts[length], length=length)
 
-    def lengths(self) -> np.ndarray:
-        return self.windows.lengths
-
-    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
-        return np.zeros_like(self.lengths()[example])
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        lengths = self.windows.lengths
+        return lengths, np.zeros_like(lengths)
 
     @property
     def findings(self) -> Sequence[str]:

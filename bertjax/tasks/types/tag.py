@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
@@ -56,11 +57,6 @@ class Tags(Rows):
 
     label_kind = "tags"
 
-    @property
-    def n(self) -> int:
-        """The number of rows."""
-        return len(self.rows) - 1
-
     def arrays(self) -> list[np.ndarray | None]:
         return [*self.words.arrays, self.sentences, self.labels]
 
@@ -71,16 +67,12 @@ class Tags(Rows):
         begins = np.repeat(offsets[rows[:-1]], np.diff(rows))
         return replace(laid, rows=rows, firsts=1 + offsets[:-1] - begins)
 
-    def _full(self) -> np.ndarray:
-        """Return how many pieces the words of each row have: i64 [n]."""
-        return np.diff(self.words.offsets[self.rows])
-
-    def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
-        # Only a word that is longer than a row: it stands alone in one.
-        return np.maximum(self._full()[example] - (self.length - 2), 0)
-
-    def lengths(self) -> np.ndarray:
-        return np.minimum(self._full() + 2, self.length)
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        full = np.diff(self.words.offsets[self.rows])
+        # Only a word that is longer than a row is cut: it stands alone in one.
+        kept = np.minimum(full, self.length - 2)
+        return kept + 2, full - kept
 
     def notes(self) -> Iterator[str]:
         inside = np.setdiff1d(self.rows, self.sentences)
