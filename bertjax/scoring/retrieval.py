@@ -37,8 +37,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
         )
     sets = {}
     for name, part in named_sources(text, key).items():
-        collections = passages.read_collections(part, key, columns, cli.say)
-        collection = passages.join(collections)
+        (collection,) = passages.read_collections(part, key, columns, cli.say)
         sets[name] = search_scores(model, collection, args.batch_size or 32)
     return scores_of_sets(sets, args, model.meta)
 

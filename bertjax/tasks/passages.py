@@ -11,7 +11,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,13 +49,13 @@ class Collection:
 def read_collections(
     value: str, key: str, columns: Columns, say: Say
 ) -> list[Collection]:
-    """Read all folders and tables that a config value names.
+    """Read all folders and tables that a config value names: one collection of all.
 
     key: the config key that messages name, and that says a folder's role; columns: of
     pairs, {what asks: column}, in the order of COLUMNS. Says what is left out. Raises
     UserError, naming file and line.
     """
-    found = []
+    whole = Collection()
     for entry in split_sources(value):
         path = locate(entry, key)
         if folder := _folder(path):
@@ -73,22 +73,14 @@ def read_collections(
             say(f"{path}: {counted(empty, 'empty query', 'empty queries')}, kept")
         if empty := sum(not text.strip() for text in one.passages):
             say(f"{path}: {counted(empty, 'empty passage')}, kept")
-        found.append(one)
-    if not found:
-        raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
-    return found
-
-
-def join(read: Sequence[Collection]) -> Collection:
-    """Put collections one behind the other."""
-    whole = Collection()
-    for one in read:
         first = len(whole.passages)
         whole.passages += one.passages
         whole.queries += one.queries
         whole.grades += [{first + p: g for p, g in of.items()} for of in one.grades]
         whole.own += [first + p if p >= 0 else p for p in one.own]
-    return whole
+    if not whole.queries:
+        raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
+    return [whole]
 
 
 def locate(entry: str, key: str) -> str:

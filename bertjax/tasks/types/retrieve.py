@@ -21,7 +21,7 @@ from bertjax.data import counter_rng
 from bertjax.data.corpus.sources import named_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search
-from bertjax.tasks.passages import Collection, join
+from bertjax.tasks.passages import Collection
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import POOLINGS, TaskType
 
@@ -275,8 +275,8 @@ def pack(
 def make_pairs(
     read: Sequence[Collection], form: Form, tokenizer: Any, *_: Any
 ) -> Pairs:
-    """Encode collections as one."""
-    whole = join(read)
+    """Encode a collection, the only one."""
+    (whole,) = read
     texts = Ragged.of(tokenizer.encode_batch([*whole.queries, *whole.passages]))
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
     return Pairs(form, texts.counts(tokenizer), texts, grades, own)
