@@ -10,8 +10,6 @@ import dataclasses
 import re
 from pathlib import Path
 
-import numpy as np
-
 from bertjax import UserError
 from bertjax.interop.hf_read import Imported, few
 from bertjax.interop.stored_tensor import are_equal
@@ -40,32 +38,11 @@ class Pair(Imported):
         """The generator's width as a share of the discriminator's."""
         return self.generator.cfg.hidden_size / self.cfg.hidden_size
 
-    @property
-    def paths(self) -> list[str]:
-        own = [p for p in super().paths if p.startswith(("encoder/", "rtd/"))]
-        paths = [p for p in self.generator.paths if p.startswith(("encoder/", "mlm/"))]
-        own += [re.sub("^encoder/", "generator/", p) for p in paths if not is_shared(p)]
-        return own
-
-    def shape(self, path: str) -> tuple[int, ...]:
-        own = _path_in_generator(path)
-        return self.generator.shape(own) if own else super().shape(path)
-
-    def read(self, path: str) -> np.ndarray:
-        own = _path_in_generator(path)
-        return self.generator.read(own) if own else super().read(path)
-
 
 def is_shared(path: str) -> bool:
     """True for what both encoders read in the discriminator."""
     start = "encoder/embeddings/"
     return path.startswith(start) and not path.startswith(start + "projection/")
-
-
-def _path_in_generator(path: str) -> str:
-    """Return what the pair's leaf is called in the generator; "": it has none."""
-    own = path.startswith(("generator/", "mlm/"))
-    return re.sub("^generator/", "encoder/", path) if own else ""
 
 
 def join(discriminator: Imported, generator: Imported, root: Path, where: str) -> Pair:
@@ -85,10 +62,19 @@ def join(discriminator: Imported, generator: Imported, root: Path, where: str) -
             raise UserError(f"{where}: the {name} has no {head} head")
     _check_shared(discriminator, generator, where)
     _check_config(discriminator.cfg, generator.cfg, where)
+    own = ("encoder/", "rtd/")
+    leaves = {p: x for p, x in discriminator.leaves.items() if p.startswith(own)}
+    for path, leaf in generator.leaves.items():
+        if path.startswith(("encoder/", "mlm/")) and not is_shared(path):
+            names = [(f"generator:{name}", *part) for name, *part in leaf.tensors]
+            path = re.sub("^encoder/", "generator/", path)
+            leaves[path] = leaf._replace(tensors=names)
+    tensors = {f"generator:{name}": x for name, x in generator.tensors.items()}
     unexpected = [f"{k}: {n}" for k, half in halves.items() for n in half.unexpected]
-    fields = {**vars(discriminator), "where": where, "missing": ()}
-    fields["unexpected"] = tuple(unexpected)
-    return Pair(**fields, generator=generator, root=root)
+    fields = {**vars(discriminator), "where": where, "missing": (), "leaves": leaves}
+    fields |= {"tensors": {**discriminator.tensors, **tensors}}
+    fields |= {"unexpected": tuple(unexpected), "generator": generator, "root": root}
+    return Pair(**fields)
 
 
 def _check_shared(a: Imported, b: Imported, where: str) -> None:

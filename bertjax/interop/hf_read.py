@@ -36,8 +36,9 @@ class Imported:
     """A model of theirs: its family, sizes, and where its tensors lie.
 
     where: begins every message. raw: config.json. tensors: by their names in the
-    family; missing: leaves of ours that are not there (heads, pooler); unexpected:
-    tensors that are nothing of ours. task: what it was finetuned for.
+    family; leaves: those of ours that the files have, by path; missing: those that they
+    lack (heads, pooler); unexpected: tensors that are nothing of ours. task: what it
+    was finetuned for.
     """
 
     directory: Path
@@ -46,6 +47,7 @@ class Imported:
     raw: dict[str, Any]
     cfg: EncoderConfig
     tensors: Mapping[str, StoredTensor]
+    leaves: Mapping[str, layout.Leaf] = dataclasses.field(default_factory=dict)
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     task: Task | None = None
@@ -55,41 +57,31 @@ class Imported:
 
     @property
     def paths(self) -> list[str]:
-        """The leaves of ours that the files have."""
-        known = layout.leaves(self.family, self.cfg)
-        return [path for path in known if path not in self.missing]
+        """The paths of the leaves."""
+        return [*self.leaves]
 
     @property
     def heads(self) -> frozenset[str]:
         """The heads that the files have: "mlm", "nsp", ..."""
-        return layout.heads_of(self.paths)
-
-    @property
-    def classes(self) -> int:
-        """How many classes the task has."""
-        return self.task.classes if self.task else 2
-
-    def shape(self, path: str) -> tuple[int, ...]:
-        """Return the shape of one leaf, the layers stacked."""
-        return layout.shape_of(path, self.family, self.cfg, self.classes)
+        return layout.heads_of(self.leaves)
 
     def describe(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the leaves by path."""
-        return {p: self.shape(p) for p in self.paths}
+        return {path: leaf.shape for path, leaf in self.leaves.items()}
 
     def read(self, path: str) -> np.ndarray:
         """Read one leaf: f32, the layers stacked."""
-        out = layout.aligned(self.shape(path))
-        slots = out if "{}" in self.family.names[path] else out[None]
-        tensors = layout.tensors_of(path, self.family, self.cfg)
-        for slot, (name, part, parts) in zip(slots, tensors, strict=True):
-            self.tensors[name].fill(slot, layout.is_transposed(path), part, parts)
+        leaf = self.leaves[path]
+        out = layout.aligned(leaf.shape)
+        slots = out if leaf.is_stacked else out[None]
+        for slot, (name, part, parts) in zip(slots, leaf.tensors, strict=True):
+            self.tensors[name].fill(slot, leaf.is_transposed, part, parts)
         return out
 
     def params(self) -> dict[str, Any]:
         """Read all parameters: a nested dict of f32 arrays, each read to its place."""
         tree: dict[str, Any] = {}
-        for path in self.paths:
+        for path in self.leaves:
             layout.put(tree, path, self.read(path))
         return tree
 
@@ -97,7 +89,7 @@ class Imported:
         """Say what was matched, what is missing and what is not used."""
         layers, width = self.cfg.num_hidden_layers, self.cfg.hidden_size
         shape = f"{counted(layers, 'layer')} of {width}"
-        matched = f"{len(self.paths)} parameters matched"
+        matched = f"{len(self.leaves)} parameters matched"
         say(f"{self.where}: {self.family.model_type}, {shape}; {matched}")
         if self.missing:
             say(f"missing in the files: {', '.join(self.missing)}")
@@ -150,13 +142,14 @@ def check_tensors(
     config: where the sizes are from; name_in_file: of a tensor of the family's; both
     for messages. Raises UserError as `open_model` does.
     """
-    family, cfg, tensors, where = model.family, model.cfg, model.tensors, model.where
-    paths = layout.leaves(family, cfg)
+    family, tensors, where = model.family, model.tensors, model.where
+    classes = model.task.classes if model.task else 2
+    leaves = layout.leaves(family, model.cfg, classes)
     known, absent, lost, wrong = set(), set(), [], []
-    for path in paths:
-        for name, _, parts in layout.tensors_of(path, family, cfg):
+    for path, leaf in leaves.items():
+        for name, _, parts in leaf.tensors:
             known.add(name)
-            rows, *rest = layout.stored_shape(path, cfg, model.classes)
+            rows, *rest = leaf.stored_shape
             shape = (parts * rows, *rest)
             tensor = tensors.get(name)
             if tensor is None:
@@ -178,8 +171,13 @@ def check_tensors(
             f"{where}: tensors of layers that {config} does not have: {few(strange)}"
         )
     # A part of a head is no head.
-    missing = tuple(path for path in paths if _part_of(path) in absent)
-    return dataclasses.replace(model, missing=missing, unexpected=tuple(unexpected))
+    missing = tuple(path for path in leaves if _part_of(path) in absent)
+    return dataclasses.replace(
+        model,
+        leaves={path: leaf for path, leaf in leaves.items() if path not in missing},
+        missing=missing,
+        unexpected=tuple(unexpected),
+    )
 
 
 def _part_of(path: str) -> str:

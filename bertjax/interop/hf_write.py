@@ -59,10 +59,11 @@ def write_model(
         config |= task_heads.task_config(hf_class, labels)
     ours = dict(layout.walk(params))
     _adapt_embeddings(ours, cfg, written)
-    paths = [p for p in layout.leaves(family, written) if p in ours]
-    if left := sorted(ours.keys() - set(paths)):
+    known = layout.leaves(family, written, classes=-1)  # which reshape finds out
+    leaves = {path: leaf for path, leaf in known.items() if path in ours}
+    if left := sorted(ours.keys() - leaves.keys()):
         say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
-    heads = layout.heads_of(paths)
+    heads = layout.heads_of(leaves)
     class_name = next(
         family.class_prefix + ending
         for needed, ending in family.classes.items()
@@ -73,7 +74,7 @@ def write_model(
         config.pop(key, None)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / CONFIG).write_text(text, "utf-8")
-    tensors = _tensors({p: ours[p] for p in paths}, family, written)
+    tensors = _tensors(ours, leaves, family, written)
     save_file(tensors, directory / read_tensors.SINGLE, metadata={"format": "pt"})
     # safetensors lets the owner alone read what it writes.
     shutil.copymode(directory / CONFIG, directory / read_tensors.SINGLE)
@@ -154,20 +155,21 @@ def config_json(
 
 
 def _tensors(
-    ours: Mapping[str, Any], family: Family, cfg: EncoderConfig
+    ours: Mapping[str, Any],
+    leaves: Mapping[str, layout.Leaf],
+    family: Family,
+    cfg: EncoderConfig,
 ) -> dict[str, np.ndarray]:
     """Return leaves by path as the family's tensors by name, f32."""
-    headless = not layout.heads_of(ours)
+    headless = not layout.heads_of(leaves)
     stored: dict[str, dict[int, np.ndarray]] = {}
-    for path, leaf in ours.items():
-        leaf = np.asarray(leaf)
-        slots = leaf if "{}" in family.names[path] else leaf[None]
-        shape = layout.stored_shape(path, cfg, leaf.shape[-1])
+    for path, leaf in leaves.items():
+        values, shape = np.asarray(ours[path]), leaf.stored_shape
+        slots = values if leaf.is_stacked else values[None]
         outside = headless or path in family.outside or not path.startswith("encoder/")
         prefix = "" if outside else family.prefix
-        tensors = layout.tensors_of(path, family, cfg)
-        for slot, (name, part, _) in zip(slots, tensors, strict=True):
-            swap = layout.is_transposed(path)
+        for slot, (name, part, _) in zip(slots, leaf.tensors, strict=True):
+            swap = leaf.is_transposed
             tensor = slot.reshape(shape[::-1]).T if swap else slot.reshape(shape)
             stored.setdefault(prefix + name, {})[part] = tensor
     if not cfg.tie_word_embeddings:  # then each name is a tensor of its own

@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,22 @@ LAYOUTS = {
 }
 
 
+class Leaf(NamedTuple):
+    """A leaf of ours, and where it is in files.
+
+    shape: here, the stack's axis included. stored_shape: of one tensor, or of the part
+    of it that is this leaf's. is_transposed: [in, out] here, [out, in] there. tensors:
+    (name, part, parts) of each entry of the stack, whose rows are the part of that
+    number of the tensor's: of all, where parts is 1.
+    """
+
+    shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    is_transposed: bool
+    is_stacked: bool
+    tensors: list[tuple[str, int, int]]
+
+
 def layout_of(path: str) -> str:
     """Return the axes of a leaf, as LAYOUTS has them.
 
@@ -64,8 +80,11 @@ def layout_of(path: str) -> str:
     return axes.rpartition(">")[2] if leaf == "bias" else axes
 
 
-def leaves(family: Family, cfg: EncoderConfig) -> list[str]:
-    """List the paths of a model of this family and config, all its heads included."""
+def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Leaf]:
+    """Return the leaves of a model of this family and config, all its heads included.
+
+    classes: how many a task has.
+    """
     present = {
         "embeddings/position": cfg.position_embedding_type == "absolute",
         "embeddings/token_type": cfg.type_vocab_size,
@@ -81,28 +100,6 @@ def leaves(family: Family, cfg: EncoderConfig) -> list[str]:
         "mlm/bias": cfg.decoder_bias,
         "mlm/decoder": not cfg.tie_word_embeddings,
     }
-    absent = [pattern for pattern, is_present in present.items() if not is_present]
-    return [p for p in family.names if not any(re.search(a, p) for a in absent)]
-
-
-def tensors_of(
-    path: str, family: Family, cfg: EncoderConfig
-) -> list[tuple[str, int, int]]:
-    """List a leaf's tensors, one for each entry of its stack: (name, part, parts).
-
-    The leaf is the part of that number of the tensor's rows: of all, where parts is 1.
-    """
-    name, _, share = family.names[path].partition("@")
-    part, parts = map(int, (share or "0/1").split("/"))
-    layers = range(1)
-    if "{}" in name:
-        first = "/attention/norm/" in path and not cfg.first_attention_norm
-        layers = range(first, cfg.groups[-1] + 1)
-    return [(name.replace("{}", str(i)), part, parts) for i in layers]
-
-
-def _sizes(path: str, cfg: EncoderConfig, classes: int) -> list[list[int]]:
-    """Return the sizes of a leaf's axes, those that are one axis in a file together."""
     dims = {
         "V": cfg.vocab_size,
         "E": cfg.embedding_width,
@@ -116,34 +113,27 @@ def _sizes(path: str, cfg: EncoderConfig, classes: int) -> list[list[int]]:
         "S": classes,
         "O": 1,
     }
-    axes = layout_of(path).replace(">", ",").split(",")
-    return [[dims[letter] for letter in axis] for axis in axes]
-
-
-def shape_of(
-    path: str, family: Family, cfg: EncoderConfig, classes: int
-) -> tuple[int, ...]:
-    """Return the shape of a leaf of ours, the stack's axis included.
-
-    classes: how many a task has.
-    """
-    shape = tuple(itertools.chain(*_sizes(path, cfg, classes)))
-    stack = len(tensors_of(path, family, cfg))
-    return (stack, *shape) if "{}" in family.names[path] else shape
-
-
-def stored_shape(path: str, cfg: EncoderConfig, classes: int) -> tuple[int, ...]:
-    """Return the shape that one tensor of a leaf (its part of one) has in a file.
-
-    classes: how many a task has.
-    """
-    shape = tuple(map(math.prod, _sizes(path, cfg, classes)))
-    return shape[::-1] if is_transposed(path) else shape
-
-
-def is_transposed(path: str) -> bool:
-    """True where a leaf is [in, out] here and [out, in] in a file."""
-    return ">" in layout_of(path)
+    absent = [pattern for pattern, is_present in present.items() if not is_present]
+    found = {}
+    for path, name in family.names.items():
+        if any(re.search(pattern, path) for pattern in absent):
+            continue
+        name, _, share = name.partition("@")
+        part, parts = map(int, (share or "0/1").split("/"))
+        is_stacked, layers = "{}" in name, range(1)
+        if is_stacked:
+            first = "/attention/norm/" in path and not cfg.first_attention_norm
+            layers = range(first, cfg.groups[-1] + 1)
+        axes = layout_of(path)
+        sizes = [[dims[x] for x in axis] for axis in axes.replace(">", ",").split(",")]
+        found[path] = Leaf(
+            (*[len(layers)] * is_stacked, *itertools.chain(*sizes)),
+            tuple(map(math.prod, sizes[::-1] if ">" in axes else sizes)),
+            ">" in axes,
+            is_stacked,
+            [(name.replace("{}", str(i)), part, parts) for i in layers],
+        )
+    return found
 
 
 def heads_of(paths: Iterable[str]) -> frozenset[str]:

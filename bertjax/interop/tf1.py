@@ -24,7 +24,7 @@ from bertjax.interop import hf_read, read_tensors
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
 from bertjax.interop.stored_tensor import DTYPES, StoredTensor
-from bertjax.interop.tensor_layout import leaves, tensors_of
+from bertjax.interop.tensor_layout import leaves
 from bertjax.models.config import EncoderConfig
 
 INDEX = ".index"
@@ -147,7 +147,7 @@ def _names_in_file(
 ) -> dict[str, str]:
     """Return the family's names of a scope's tensors, and those in the checkpoint."""
     names = {}
-    tensors = (tensors_of(path, family, cfg) for path in leaves(family, cfg))
+    tensors = (leaf.tensors for leaf in leaves(family, cfg).values())
     for name, *_ in itertools.chain.from_iterable(tensors):
         own = name_in_file(name, family, scope)
         if len(scopes) > 1 and own.startswith(HEADS):
