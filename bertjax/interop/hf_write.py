@@ -113,7 +113,17 @@ def choose_family(
                 offset = roles["pad"] + 1
                 rows = dict(max_position_embeddings=cfg.max_length + offset)
                 written = dataclasses.replace(written, position_offset=offset, **rows)
-            config = config_json(written, family, roles)
+            options = dataclasses.asdict(written)
+            if written.hidden_act == "gelu_tanh":
+                options["hidden_act"] = "gelu_new"
+            act = options["classifier_activation"] or options["hidden_act"]
+            options["classifier_activation"] = act
+            config = {
+                "model_type": family.model_type,
+                **{key: roles[role] for key, role in family.special_ids.items()},
+                **{key: options[option] for option, key in family.keys.items()},
+                **family.write(options),
+            }
             back = read_config(config, family, CONFIG)
         except UserError:
             continue
@@ -134,24 +144,6 @@ def _comparable(cfg: EncoderConfig) -> dict[str, Any]:
         options["local_rope_theta"] = 0
     options["num_hidden_groups"] = cfg.num_hidden_groups or cfg.num_hidden_layers
     return options
-
-
-def config_json(
-    cfg: EncoderConfig, family: Family, roles: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return what this family's config.json says of an encoder."""
-    options = dataclasses.asdict(cfg)
-    if cfg.hidden_act == "gelu_tanh":
-        options["hidden_act"] = "gelu_new"
-    options["classifier_activation"] = (
-        cfg.classifier_activation or options["hidden_act"]
-    )
-    return {
-        "model_type": family.model_type,
-        **{key: roles[role] for key, role in family.special_ids.items()},
-        **{key: options[option] for option, key in family.keys.items()},
-        **family.write(options),
-    }
 
 
 def _tensors(

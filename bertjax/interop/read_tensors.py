@@ -36,11 +36,22 @@ def open_tensors(directory: Path, where: str) -> dict[str, StoredTensor]:
     """
     if (directory / SINGLE).exists():
         return open_safetensors(inside(directory, SINGLE, where), where)
-    if (directory / INDEX).exists():
-        return _shards(directory, where)
-    if (directory / PICKLE).exists():
+    if not (directory / INDEX).exists():
+        if not (directory / PICKLE).exists():
+            raise UserError(f"{where} holds no {SINGLE}, {INDEX} or {PICKLE}")
         return torch_pickle.read_index(inside(directory, PICKLE, where), where)
-    raise UserError(f"{where} holds no {SINGLE}, {INDEX} or {PICKLE}")
+    names = read_json(directory / INDEX, where).get("weight_map")
+    files = names.values() if isinstance(names, dict) else [None]
+    if not all(isinstance(file, str) for file in files):
+        raise UserError(f"{where}: {INDEX} has no weight_map of names to files")
+    tensors = {}
+    for file in sorted(set(files)):
+        shard = open_safetensors(inside(directory, file, where), where)
+        for name in (n for n, f in names.items() if f == file):
+            if name not in shard:
+                raise UserError(f"{where}: {file} lacks {name}, which {INDEX} names")
+            tensors[name] = shard[name]
+    return tensors
 
 
 def read_json(path: Path, where: str, required: bool = True) -> dict[str, Any]:
@@ -82,21 +93,6 @@ def inside(directory: Path, name: str, where: str) -> Path:
     if not real.is_file():
         raise UserError(f"{where} holds no {name}")
     return path
-
-
-def _shards(directory: Path, where: str) -> dict[str, StoredTensor]:
-    names = read_json(directory / INDEX, where).get("weight_map")
-    files = names.values() if isinstance(names, dict) else [None]
-    if not all(isinstance(file, str) for file in files):
-        raise UserError(f"{where}: {INDEX} has no weight_map of names to files")
-    tensors = {}
-    for file in sorted(set(files)):
-        shard = open_safetensors(inside(directory, file, where), where)
-        for name in (n for n, f in names.items() if f == file):
-            if name not in shard:
-                raise UserError(f"{where}: {file} lacks {name}, which {INDEX} names")
-            tensors[name] = shard[name]
-    return tensors
 
 
 def open_safetensors(path: Path, where: str) -> dict[str, StoredTensor]:

@@ -92,7 +92,12 @@ def read(directory: Path, where: str) -> Sentences:
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise UserError(f"{where}: {MODULES} is no list of modules ({e})") from e
     prompts = read_tensors.read_json(directory / PROMPTS, where, required=False)
-    prompt = _prompt(prompts, where)
+    prompt, key = "", prompts.get("default_prompt_name")
+    if key is not None:  # it stands before every text
+        texts = prompts.get("prompts") or {}
+        prompt = texts.get(key, 0) if isinstance(texts, dict) else 0
+        if not isinstance(prompt, str | None):
+            raise UserError(f"{where}: {PROMPTS} has no prompt {key!r}")
     pooling = "+".join(kinds) or "nothing"
     if kinds in (KINDS[:2], KINDS):
         model, folder = paths[:2]
@@ -115,18 +120,7 @@ def read(directory: Path, where: str) -> Sentences:
         longest = _length(name, key, value, where)
     lower = bool(limits.get("do_lower_case"))
     dot = prompts.get(SIMILARITY) == "dot"
-    return Sentences(pooling, "Normalize" in kinds, longest, lower, prompt, dot)
-
-
-def _prompt(options: Mapping[str, Any], where: str) -> str:
-    """Return the text that sentence-transformers puts before every text."""
-    name, prompts = options.get("default_prompt_name"), options.get("prompts") or {}
-    if name is None:
-        return ""
-    prompt = prompts.get(name, 0) if isinstance(prompts, dict) else 0
-    if not isinstance(prompt, str | None):
-        raise UserError(f"{where}: {PROMPTS} has no prompt {name!r}")
-    return prompt or ""
+    return Sentences(pooling, "Normalize" in kinds, longest, lower, prompt or "", dot)
 
 
 def write(directory: Path, sentences: Sentences, width: int, longest: int) -> None:

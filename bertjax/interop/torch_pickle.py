@@ -97,7 +97,17 @@ class Reader(pickle.Unpickler):
 def read_index(path: Path, where: str) -> dict[str, StoredTensor]:
     """Return the tensors of a pytorch_model.bin by name. Raises UserError."""
     try:
-        return _read_index(path)
+        with zipfile.ZipFile(path) as archive:
+            (index,) = [n for n in archive.namelist() if n.endswith("data.pkl")]
+            if archive.getinfo(index).file_size > LARGEST:
+                raise pickle.UnpicklingError("its index is too large")
+            with archive.open(index) as pickled:
+                folder = index.removesuffix("data.pkl") + "data/"
+                state = Reader(pickled, archive, folder).load()
+        if not isinstance(state, dict):
+            raise pickle.UnpicklingError("it holds no dictionary of tensors")
+        tensors = {str(name): value for name, value in state.items()}
+        return {n: t for n, t in tensors.items() if isinstance(t, PickledTensor)}
     except zipfile.BadZipFile:
         problem = "is no zip: cut short, or of the form before 2020"
     except pickle.UnpicklingError as e:
@@ -108,17 +118,3 @@ def read_index(path: Path, where: str) -> dict[str, StoredTensor]:
         f"{where}: {path.name} {problem}; nothing of it was run: save the model as "
         "model.safetensors where you trust it"
     )
-
-
-def _read_index(path: Path) -> dict[str, StoredTensor]:
-    with zipfile.ZipFile(path) as archive:
-        (index,) = [n for n in archive.namelist() if n.endswith("data.pkl")]
-        if archive.getinfo(index).file_size > LARGEST:
-            raise pickle.UnpicklingError("its index is too large")
-        with archive.open(index) as pickled:
-            folder = index.removesuffix("data.pkl") + "data/"
-            state = Reader(pickled, archive, folder).load()
-    if not isinstance(state, dict):
-        raise pickle.UnpicklingError("it holds no dictionary of tensors")
-    tensors = {str(name): value for name, value in state.items()}
-    return {n: t for n, t in tensors.items() if isinstance(t, PickledTensor)}
