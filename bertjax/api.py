@@ -200,7 +200,9 @@ class Model(LoadedModel):
 
         Position 0 is [CLS], the last one [SEP]; longer texts are cut.
         """
-        return self._run(forward.Hidden(), self._placed, self.cfg, texts, batch_size)
+        return self._run(
+            forward.hidden_states, self._placed, self.cfg, texts, batch_size
+        )
 
     @check_arguments
     def logits(self, texts: Sequence[str], batch_size: int = 8) -> list[np.ndarray]:
@@ -210,7 +212,7 @@ class Model(LoadedModel):
         """
         cfg = self._masked_lm[1]
         placed = self._placed_masked_lm
-        return self._run(forward.Logits(), placed, cfg, texts, batch_size)
+        return self._run(forward.mlm_logits, placed, cfg, texts, batch_size)
 
     def _run(
         self,

@@ -15,8 +15,6 @@ from bertjax.inference import forward
 from bertjax.interop import sentence_transformers
 from bertjax.tasks.task_type import POOLINGS
 
-__all__ = ["Embedder", "embed_rows", "make_embedder", "open_embedder", "tokenize"]
-
 BLOCK = 1000  # lines that are tokenized at a time
 
 

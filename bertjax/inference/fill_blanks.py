@@ -12,8 +12,6 @@ from bertjax.assembly.models import LoadedModel, check_masked_lm
 from bertjax.data import rendering
 from bertjax.inference import forward
 
-__all__ = ["add_sequences", "encode", "fill_texts", "make_filler", "masked_lm"]
-
 BLANKS = 8  # blanks that one pass fills
 Filler = Callable[[list[int]], list[list[dict[str, Any]]]]
 

@@ -14,26 +14,30 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "Hidden",
-    "Logits",
-    "Pooled",
-    "make_forward",
-    "pad_batches",
-    "place_params",
-    "run_batches",
-]
-
 LENGTHS = 5  # shapes that texts of all lengths are padded to
 
 
 # ---------------------------------------------------------------- what a pass returns
-@dataclasses.dataclass(frozen=True)
-class Hidden:
-    """The last layer's hidden states, f32 [B, L, D]."""
+# Functions of (params, cfg, hidden, batch), or what compares and is called like one.
+def hidden_states(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+    """Return the last layer's hidden states, f32 [B, L, D]."""
+    return hidden.astype("float32")
 
-    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
-        return hidden.astype("float32")
+
+def mlm_logits(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+    """Return the masked LM's logits at each hidden state, f32 [B, P, V]."""
+    from bertjax.models import heads
+
+    word = params["encoder"]["embeddings"]["word"]
+    return heads.mlm_logits(params["mlm"], word, cfg, hidden)
+
+
+def log_likelihoods(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+    """Return ln p of the ids `truth` i32 [B] at each row's one position, f32 [B]."""
+    from bertjax.models import heads
+
+    word, truth = params["encoder"]["embeddings"]["word"], batch["truth"]
+    return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +55,6 @@ class Pooled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Logits:
-    """The masked LM's logits at each hidden state, f32 [B, P, V]."""
-
-    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
-        from bertjax.models import heads
-
-        word = params["encoder"]["embeddings"]["word"]
-        return heads.mlm_logits(params["mlm"], word, cfg, hidden)
-
-
-@dataclasses.dataclass(frozen=True)
 class TopGuesses:
     """The masked LM's best guesses of one row: (probabilities, ids), [P, top_k].
 
@@ -75,23 +68,10 @@ class TopGuesses:
         import jax
         import jax.numpy as jnp
 
-        logits = Logits()(params, cfg, hidden, batch)
+        logits = mlm_logits(params, cfg, hidden, batch)
         likely = jax.nn.softmax(logits[0], axis=-1)
         beyond = np.arange(cfg.vocab_size) >= self.pieces
         return jax.lax.top_k(jnp.where(beyond, -1.0, likely), self.top_k)
-
-
-@dataclasses.dataclass(frozen=True)
-class LogLikelihoods:
-    """ln p of the ids `truth` i32 [B] at the one position of each row: f32 [B]."""
-
-    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
-        from bertjax.models import heads
-
-        word = params["encoder"]["embeddings"]["word"]
-        return heads.log_likelihoods(
-            params["mlm"], word, cfg, hidden[:, 0], batch["truth"]
-        )
 
 
 # ---------------------------------------------------------------- the compiled pass

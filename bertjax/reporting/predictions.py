@@ -161,7 +161,7 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
     params = jax.device_put({k: params[k] for k in ("encoder", "mlm")})
     beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
     top = min(TOP, tokenizer.vocab_size)
-    run = forward.make_forward(cfg, forward.Logits())
+    run = forward.make_forward(cfg, forward.mlm_logits)
     attend = jax.jit(lambda params, batch: attention_maps(params, cfg, batch)[:, 0])
 
     def view(ids: list[int]) -> dict[str, Any]:

@@ -85,10 +85,14 @@ def score_rows(
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
     params = models.read_params(checkpoint, head, args.weights)
-    sets = mlm_loss.evaluate(
-        config, tokenizer, params, read_counts(checkpoint), args.batch_size, rates
-    )
-    rows = describe_rows(config)
+    counts = None  # of each piece in the training text
+    if not isinstance(checkpoint, Imported):
+        file = checkpoint.parents[1] / "unigram.npy"
+        counts = np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
+    sets = mlm_loss.evaluate(config, tokenizer, params, counts, args.batch_size, rates)
+    # The mask rate is not said: an evaluation may have its own.
+    keys = [key for key in ("length", *COMMON) if key != "mask_rate"]
+    rows = {k: config.data[k] for k in keys if config.data[k] or k == "packed"}
     lines = [f"layout {layout}: " + "; ".join(f"{k} {v}" for k, v in rows.items())]
     for name, scores in sets.items():
         for rate, values in scores.items():
@@ -105,14 +109,6 @@ def score_rows(
     return Scores([join_sets(about, objects)], lines)
 
 
-def read_counts(checkpoint: Any) -> np.ndarray | None:
-    """Read how often each piece is in the training text, i64 [V]; None: unknown."""
-    if isinstance(checkpoint, Imported):
-        return None
-    file = checkpoint.parents[1] / "unigram.npy"
-    return np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
-
-
 def read_rates(text: str) -> tuple[float, ...]:
     """Return the mask rates of --rates, a comma list."""
     try:
@@ -126,12 +122,3 @@ def read_rates(text: str) -> tuple[float, ...]:
             "--rates=0.15,0.3"
         )
     return rates
-
-
-def describe_rows(config: Any) -> dict[str, Any]:
-    """Return the keys of config.data that decide rows and masks, without empty ones.
-
-    The mask rate is not among them: an evaluation may have its own.
-    """
-    keys = [key for key in ("length", *COMMON) if key != "mask_rate"]
-    return {k: config.data[k] for k in keys if config.data[k] or k == "packed"}

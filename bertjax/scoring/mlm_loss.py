@@ -177,8 +177,6 @@ class Tally:
     calibration: Calibration = dataclasses.field(default_factory=Calibration)
     # Of each row, [4, b]: weight, loss, right, characters.
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
-    # Guesses that are still on the device, and their batch.
-    pending: list[Any] = dataclasses.field(default_factory=list)
 
     def score(
         self, run: Callable[..., Any], params: Any, batches: Iterable[Any]
@@ -191,46 +189,40 @@ class Tally:
 
         from bertjax.training import step
 
+        pending: list[Any] = []  # batches, and guesses that are still on the device
+
         def evaluate(params: Any, batch: Any) -> Any:
-            self._count(batch)
             sums, guesses = run(params, jax.device_put(batch))
-            if guesses is not None:
-                self.pending.append((guesses, batch))
-                self._collect(keep=2)
+            pending.append((batch, guesses))
+            if len(pending) > 2:
+                self._count(*pending.pop(0))
             return sums
 
-        return step.run_eval(evaluate, params, batches)
+        means = step.run_eval(evaluate, params, batches)
+        for each in pending:
+            self._count(*each)
+        return means
 
-    def _count(self, batch: Mapping[str, np.ndarray]) -> None:
+    def _count(self, batch: Mapping[str, np.ndarray], guesses: Any) -> None:
         real = batch["example_weights"] > 0
         self.tokens += int(batch["attention_mask"][real].sum())
-        if "mlm_ids" in batch:
-            ids, weights = batch["mlm_ids"], batch["mlm_weights"]
-            self.predictions += int(weights.sum())
-            if self.log_unigram is not None:
-                self.cost -= float((weights * self.log_unigram[ids]).sum())
-
-    def _collect(self, keep: int) -> None:
-        import jax
-
-        while len(self.pending) > keep:
-            guesses, batch = self.pending.pop(0)
-            guesses = jax.device_get(guesses)
-            weight, ids = batch["mlm_weights"].astype(np.float64), batch["mlm_ids"]
-            size = (
-                np.zeros_like(ids) if self.characters is None else self.characters[ids]
-            )
-            each = np.stack(
-                [np.ones_like(ids), guesses["loss"], guesses["right"], size]
-            )
-            real = batch["example_weights"] > 0
-            self.rows.append((weight * each).sum(-1)[:, real])
-            confidence = guesses["confidence"].astype(np.float64)
-            self.calibration.add(confidence, guesses["right"], weight)
+        if "mlm_ids" not in batch:
+            return
+        ids, weight = batch["mlm_ids"], batch["mlm_weights"].astype(np.float64)
+        self.predictions += int(weight.sum())
+        if self.log_unigram is not None:
+            self.cost -= float((weight * self.log_unigram[ids]).sum())
+        if guesses is None:
+            return
+        guesses = {name: np.asarray(values) for name, values in guesses.items()}
+        size = np.zeros_like(ids) if self.characters is None else self.characters[ids]
+        each = np.stack([np.ones_like(ids), guesses["loss"], guesses["right"], size])
+        self.rows.append((weight * each).sum(-1)[:, real])
+        confidence = guesses["confidence"].astype(np.float64)
+        self.calibration.add(confidence, guesses["right"], weight)
 
     def results(self) -> dict[str, float]:
         """Return what was added up, without the means that the objective gives."""
-        self._collect(keep=0)
         out: dict[str, float] = {"tokens": self.tokens, "predictions": self.predictions}
         if self.log_unigram is not None and self.predictions:
             out["unigram_cross_entropy"] = self.cost / self.predictions

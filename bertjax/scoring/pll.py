@@ -138,7 +138,7 @@ def make_scorer(
     """
     params, cfg = fill_blanks.masked_lm(params, cfg)
     params = forward.place_params(params, cfg)
-    run = functools.partial(forward.make_forward(cfg, forward.LogLikelihoods()), params)
+    run = functools.partial(forward.make_forward(cfg, forward.log_likelihoods), params)
 
     def score(texts: Sequence[Sequence[int]]) -> list[float]:
         totals = np.zeros(len(texts))
