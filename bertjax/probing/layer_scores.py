@@ -43,7 +43,7 @@ def probe_layers(
     """
     n, probe = len(data.labels), probes.PROBES[kind]
     counts = mdl.portions(n)
-    seeds = len(control) if probe.draws else 1
+    seeds = len(control) if kind in probes.DRAWN else 1
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
     if control.size:  # one a seed; without seeds all of them
         tasks = np.concatenate([tasks, control[:, :n].reshape(seeds, -1, n)], axis=1)
@@ -91,8 +91,8 @@ def probe_mix(
     Rediscovers the Classical NLP Pipeline: the metrics).
     """
     sees = np.tri(len(data.train), dtype=bool)
-    probe, n = probes.MIXED[kind], len(data.labels)
-    seeds = seeds if probe.draws else 1
+    probe, n = probes.PROBES[kind], len(data.labels)
+    seeds = seeds if kind in probes.DRAWN else 1
     train, valid = (data.train, sees), (data.valid, sees)
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
     whole, key = mdl.portions(n)[-1:], jax.random.key(seed)

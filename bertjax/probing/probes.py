@@ -31,17 +31,6 @@ class Settings(NamedTuple):
     weight_decay: float
 
 
-class Probe(NamedTuple):
-    """init(key, D, C) -> params; take(data, begin, size) -> x of these rows;
-    logits(params, x) -> f32 [size, C]. draws: whether init uses its key: without that
-    all seeds train the same."""
-
-    init: Callable[[jax.Array, int, int], Any]
-    take: Callable[[Any, jax.Array, int], Any]
-    logits: Callable[[Any, Any], jax.Array]
-    draws: bool
-
-
 class Result(NamedTuple):
     """What `run` returns; before the axes named are those of `run`.
 
@@ -68,50 +57,40 @@ def init_mlp(key: jax.Array, width: int, classes: int) -> Any:
     return {"in": hidden, **init_linear(key, HIDDEN, classes)}
 
 
-def logits(params: Any, x: jax.Array) -> jax.Array:
-    """Return the logits f32 [b, C] of rows [b, D]."""
+# A probe is how it begins: init(key, D, C) -> params. Of those that draw nothing by the
+# key all seeds train the same.
+PROBES = {"linear": init_linear, "mlp": init_mlp}
+DRAWN = {"mlp"}
+
+
+def take_rows(data: Any, begin: jax.Array, size: int) -> Any:
+    """Take rows that lie together of features [..., n, D]: a gather is far slower.
+
+    data: the features, or, of a mix, those of all depths [depths, n, D] and which
+    depths it sees, bool [depths].
+    """
+    if isinstance(data, tuple):
+        return take_rows(data[0], begin, size), data[1]
+    return jax.lax.dynamic_slice_in_dim(data, begin, size, axis=-2)
+
+
+def logits(params: Any, x: Any) -> jax.Array:
+    """Return the logits f32 [b, C] of rows [b, D], or of a mix of depths.
+
+    A scalar mix before a probe (as in Tenney, Das and Pavlick 2019) learns the weights
+    softmax(a) of the depths, beginning at equal ones, and their scale gamma.
+    """
+    if "mix" in params:
+        weights = mix_weights(params["mix"], x[1])
+        x = params["scale"] * jnp.einsum("l,lbd->bd", weights, x[0])
     if "in" in params:
         x = jax.nn.relu(x @ params["in"]["kernel"] + params["in"]["bias"])
     return x @ params["out"]["kernel"] + params["out"]["bias"]
 
 
-def take_rows(data: jax.Array, begin: jax.Array, size: int) -> jax.Array:
-    """Take rows that lie together of features [..., n, D]: a gather is far slower."""
-    return jax.lax.dynamic_slice_in_dim(data, begin, size, axis=-2)
-
-
-def mixed(probe: Probe) -> Probe:
-    """Put a scalar mix before a probe (as in Tenney, Das and Pavlick 2019).
-
-    Its data are features [depths, n, D] and which depths it sees, bool [depths]; it
-    learns their weights softmax(a), beginning at equal ones, and their scale gamma.
-    """
-
-    def init(key: jax.Array, width: int, classes: int) -> Any:
-        return {**probe.init(key, width, classes), "scale": jnp.ones(())}
-
-    def take(data: tuple[jax.Array, jax.Array], begin: jax.Array, size: int) -> Any:
-        return take_rows(data[0], begin, size), data[1]
-
-    def logits(params: Any, x: tuple[jax.Array, jax.Array]) -> jax.Array:
-        weights = mix_weights(params["mix"], x[1])
-        return probe.logits(
-            params, params["scale"] * jnp.einsum("l,lbd->bd", weights, x[0])
-        )
-
-    return Probe(init, take, logits, probe.draws)
-
-
 def mix_weights(mix: jax.Array, sees: jax.Array) -> jax.Array:
     """Return s = softmax(a) over the depths that are seen, f32 [depths]."""
     return jax.nn.softmax(jnp.where(sees, mix, -jnp.inf))
-
-
-PROBES = {
-    "linear": Probe(init_linear, take_rows, logits, draws=False),
-    "mlp": Probe(init_mlp, take_rows, logits, draws=True),
-}
-MIXED = {name: mixed(probe) for name, probe in PROBES.items()}
 
 
 def penalty(params: Any) -> jax.Array:
@@ -128,7 +107,6 @@ def penalty(params: Any) -> jax.Array:
 
 
 def fit(
-    probe: Probe,
     start: Any,
     data: Any,
     labels: jax.Array,
@@ -148,8 +126,8 @@ def fit(
 
     def loss(params: Any, begin: jax.Array) -> jax.Array:
         gold = jax.lax.dynamic_slice_in_dim(labels, begin, size)
-        logits = probe.logits(params, probe.take(data, begin, size))
-        costs = optax.softmax_cross_entropy_with_integer_labels(logits, gold)
+        found = logits(params, take_rows(data, begin, size))
+        costs = optax.softmax_cross_entropy_with_integer_labels(found, gold)
         known = begin + jnp.arange(size) < count
         cost = jnp.where(known, costs, 0.0).sum() / known.sum()
         return cost + settings.weight_decay * penalty(params) / count
@@ -166,9 +144,7 @@ def fit(
     return params
 
 
-def score(
-    probe: Probe, params: Any, data: Any, labels: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def score(params: Any, data: Any, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return -ln p of the labels i32 [n], f32 [n], and the likeliest classes i32 [n].
 
     A block of rows at a time: the logits of all probes at once could take more memory
@@ -179,10 +155,10 @@ def score(
     begins = np.minimum(np.arange(0, n, size), n - size)
 
     def block(begin: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = probe.logits(params, probe.take(data, begin, size))
+        found = logits(params, take_rows(data, begin, size))
         gold = jax.lax.dynamic_slice_in_dim(labels, begin, size)
-        costs = optax.softmax_cross_entropy_with_integer_labels(logits, gold)
-        return costs, logits.argmax(-1).astype(jnp.int32)
+        costs = optax.softmax_cross_entropy_with_integer_labels(found, gold)
+        return costs, found.argmax(-1).astype(jnp.int32)
 
     rows = np.arange(n)
     at = rows // size, rows - begins[rows // size]
@@ -191,10 +167,10 @@ def score(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("probe", "classes", "axes", "seeds", "settings")
+    jax.jit, static_argnames=("init", "classes", "axes", "seeds", "settings")
 )
 def run(
-    probe: Probe,
+    init: Callable[[jax.Array, int, int], Any],
     classes: int,
     axes: Any,
     train: Any,
@@ -207,7 +183,8 @@ def run(
 ) -> Result:
     """Train and score probes for every amount of rows, seed, labelling and depth.
 
-    train, valid: the probe's data, of depth i along `axes` (as vmap has them).
+    init: of PROBES. train, valid: as `take_rows` has data, of depth i along `axes` (as
+    vmap has them).
     labels: i32 [seeds, labellings, n] of the training rows. counts: i32 [amounts, 2],
     how many rows a probe learns and the end of those that its bits are of.
     Returns a Result with leading axes [amounts, seeds, labellings, depths].
@@ -217,18 +194,18 @@ def run(
 
     def one(train: Any, valid: Any, labels: Any, key: Any, counts: Any) -> Result:
         begin, end = counts
-        start = probe.init(key, width, classes)
-        if isinstance(train, tuple):  # a mix
-            start["mix"] = jnp.zeros(len(train[1]))
-        params = fit(probe, start, train, labels, begin, draws, settings)
-        costs, guessed = score(probe, params, train, labels)
+        start = init(key, width, classes)
+        if isinstance(train, tuple):
+            start |= {"mix": jnp.zeros(len(train[1])), "scale": jnp.ones(())}
+        params = fit(start, train, labels, begin, draws, settings)
+        costs, guessed = score(params, train, labels)
         at = jnp.arange(n)
         coded = (at >= begin) & (at < end)
         right = (guessed == labels) & (at < begin)
         return Result(
             jnp.where(coded, costs, 0.0).sum() / math.log(2),
             right.sum() / begin,
-            score(probe, params, valid, jnp.zeros(m, jnp.int32))[1],
+            score(params, valid, jnp.zeros(m, jnp.int32))[1],
             params,
         )
 
