@@ -25,7 +25,7 @@ from bertjax import UserError
 from bertjax.config import cli
 from bertjax.data import counter_rng
 from bertjax.tasks import metrics, tables, tag_files
-from bertjax.tasks.tables import Row, Say
+from bertjax.tasks.tables import Columns, Row, Say
 from bertjax.tasks.tag_files import Sentence
 from bertjax.tasks.task_rows import Form, check_label
 from bertjax.tasks.text_rows import Texts, cell, make_texts, read_labels
@@ -112,54 +112,44 @@ def read_examples(
     )
     columns[f"--{kind}"] = form.label
     check_label(columns)
-    files = {"--train": args.train, "--valid": args.valid}
-    sample = (args.max_words, args.seed, cli.say)
-    if kind == "label":
-        parts: Sequence[Examples] = read_texts(files, columns, form, tokenizer)
-    elif kind == "tag":
-        parts = read_words(files, columns, form, tokenizer, *sample)
-    else:
-        parts = read_spans(files, columns, form, tokenizer, *sample)
-    for flag, part in zip(files, parts, strict=True):
+    read = {"label": read_texts, "tag": read_words, "targets": read_spans}[kind]
+    parts = read(args, columns, form, tokenizer)
+    for flag, part in zip(files_of(args), parts, strict=True):
         is_text = isinstance(part, Texts)
         for note in part.plan(longest).notes() if is_text else part.notes(longest):
             cli.say(f"{flag}: {note}")
     return parts
 
 
+def files_of(args: Any) -> dict[str, str]:
+    """Return {flag: files}, those of the training examples first."""
+    return {"--train": args.train, "--valid": args.valid}
+
+
 def read_texts(
-    files: Mapping[str, str], columns: Mapping[str, str], form: Form, tokenizer: Any
+    args: Any, columns: Columns, form: Form, tokenizer: Any, say: Say = cli.say
 ) -> list[Texts]:
-    """Read texts out of tables: {flag: files}, the training rows' first."""
-    parts = [tables.read_rows(v, flag, columns, cli.say) for flag, v in files.items()]
+    """Read texts out of tables, which have the columns {flag: column}: UserError."""
+    files = files_of(args).items()
+    parts = [tables.read_rows(value, flag, columns, say) for flag, value in files]
     if not form.labels:
         labels = read_labels(parts[0], form.label, SCORES, "--label")
         form = form._replace(labels=labels)
-    return [
-        make_texts(rows, form, tokenizer, True, cli.say, "--labels") for rows in parts
-    ]
+    return [make_texts(rows, form, tokenizer, True, say, "--labels") for rows in parts]
 
 
 def read_words(
-    values: Mapping[str, str],
-    columns: Mapping[str, str],
-    form: Form,
-    tokenizer: Any,
-    most: int,
-    seed: int,
-    say: Say,
+    args: Any, columns: Columns, form: Form, tokenizer: Any, say: Say = cli.say
 ) -> list[Spans]:
-    """Read tagged sentences, each of whose words is an example.
+    """Read tagged sentences, each of whose words is an example: UserError.
 
-    values: {flag: files}, of the training sentences and then of others. columns: {flag:
-    column}, of the words and of the tags. most: words of each, see `choose`. Raises
-    UserError.
+    columns: {flag: column}, of the words and of the tags. See `choose` for how many.
     """
     parts = []
-    for flag, value in values.items():
+    for flag, value in files_of(args).items():
         sentences = tag_files.read_sentences(value, flag, columns, say)
         form = tag.find_tags(sentences, form, ASKING)  # the training sentences'
-        taken = choose([len(s.words) for s in sentences], most, seed, flag, say)
+        taken = choose([len(s.words) for s in sentences], args, flag, say)
         some = [sentences[i] for i in taken]
         words = tag.make_tags(some, form, tokenizer, True, say, ASKING)
         at = np.arange(len(words.labels))
@@ -175,13 +165,7 @@ class Target(NamedTuple):
 
 
 def read_spans(
-    values: Mapping[str, str],
-    columns: Mapping[str, str],
-    form: Form,
-    tokenizer: Any,
-    most: int,
-    seed: int,
-    say: Say,
+    args: Any, columns: Columns, form: Form, tokenizer: Any, say: Say = cli.say
 ) -> list[Spans]:
     """Read sentences with targets, each of which is an example, as `read_words` does.
 
@@ -189,8 +173,8 @@ def read_spans(
     the place.
     """
     (_, text), (flag_of_targets, column) = columns.items()
-    read, parts = [], []
-    for flag, value in values.items():
+    files, read, parts = files_of(args), [], []
+    for flag, value in files.items():
         rows = tables.read_rows(value, flag, columns, say)
         parsed = [parse(row, text, column) for row in rows]
         if not any(targets for _, targets in parsed):
@@ -203,8 +187,8 @@ def read_spans(
         rows = [target.row for _, targets in read[0] for target in targets]
         labels = read_labels(rows, "label", SCORES, flag_of_targets)
         form = form._replace(label="label", labels=labels)
-    for flag, parsed in zip(values, read, strict=True):
-        taken = choose([len(targets) for _, targets in parsed], most, seed, flag, say)
+    for flag, parsed in zip(files, read, strict=True):
+        taken = choose([len(targets) for _, targets in parsed], args, flag, say)
         some = [parsed[i] for i in taken]
         words = tag.make_tags([s for s, _ in some], form, tokenizer, False, say)
         at = np.repeat(words.sentences[:-1], [len(targets) for _, targets in some])
@@ -249,13 +233,14 @@ def parse_target(target: Mapping[str, Any], place: str, words: int) -> Target:
     return Target(tuple(spans), Row(target, place))
 
 
-def choose(sizes: list[int], most: int, seed: int, flag: str, say: Say) -> np.ndarray:
-    """Choose whole sentences of at most `most` examples together: indices, rising.
+def choose(sizes: list[int], args: Any, flag: str, say: Say) -> np.ndarray:
+    """Choose whole sentences of --max_words examples together: indices, rising.
 
-    sizes: examples of each. They are drawn by the seed; says how many are left out, and
+    sizes: examples of each. They are drawn by --seed; says how many are left out, and
     raises UserError where all are.
     """
-    order = np.argsort(counter_rng.fold(seed, "choose", np.arange(len(sizes))))
+    most = args.max_words
+    order = np.argsort(counter_rng.fold(args.seed, "choose", np.arange(len(sizes))))
     taken = np.sort(order[np.cumsum(np.array(sizes)[order]) <= most])
     n, total = sum(sizes[i] for i in taken), sum(sizes)
     if not n:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What probes on every depth say together: scores, controls, code lengths, the mix."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,28 +8,23 @@ import numpy as np
 
 from bertjax.probing import mdl, probes
 from bertjax.probing.probes import Settings
+from bertjax.tasks.metrics import Metric
 
 
 class Data(NamedTuple):
-    """Features f32 [N + 1, n, D] and classes i32 [n] of training and other rows."""
+    """Features f32 [N + 1, n, D] and classes i32 [n] of training and other rows, how
+    many classes there are, and what scores the classes that a probe gives."""
 
     train: np.ndarray
     labels: np.ndarray
     valid: np.ndarray
     gold: np.ndarray
-
-
-Metric = Callable[[np.ndarray, np.ndarray], float]
+    classes: int
+    metric: Metric
 
 
 def probe_layers(
-    kind: str,
-    data: Data,
-    classes: int,
-    control: np.ndarray,
-    metric: Metric,
-    seed: int,
-    settings: Settings,
+    kind: str, data: Data, control: np.ndarray, seed: int, settings: Settings
 ) -> list[dict[str, Any]]:
     """Probe every depth: a row each, means over seeds.
 
@@ -47,7 +41,7 @@ def probe_layers(
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
     if control.size:  # one a seed; without seeds all of them
         tasks = np.concatenate([tasks, control[:, :n].reshape(seeds, -1, n)], axis=1)
-    key = jax.random.key(seed)
+    key, classes, metric = jax.random.key(seed), data.classes, data.metric
     bits, fitted, predicted, _ = probes.run(
         probe, classes, 0, data.train, data.valid, tasks, counts, seeds, key, settings
     )
@@ -75,13 +69,7 @@ def probe_layers(
 
 
 def probe_mix(
-    kind: str,
-    data: Data,
-    classes: int,
-    seeds: int,
-    metric: Metric,
-    seed: int,
-    settings: Settings,
+    kind: str, data: Data, seeds: int, seed: int, settings: Settings
 ) -> dict[str, Any]:
     """Probe scalar mixes of the depths 0 to l, for every l.
 
@@ -97,10 +85,10 @@ def probe_mix(
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
     whole, key = mdl.portions(n)[-1:], jax.random.key(seed)
     result = probes.run(
-        probe, classes, (None, 0), train, valid, tasks, whole, seeds, key, settings
+        probe, data.classes, (None, 0), train, valid, tasks, whole, seeds, key, settings
     )
     predicted = np.asarray(result.predicted)[0, :, 0]  # [seeds, mixes, m]
-    scores = [[metric(p, data.gold) for p in mixes] for mixes in predicted]
+    scores = [[data.metric(p, data.gold) for p in mixes] for mixes in predicted]
     cumulative = np.mean(scores, axis=0)
     mixes = result.params["mix"][0, :, 0, -1]  # of all depths
     weights = jax.vmap(probes.mix_weights, (0, None))(mixes, sees[-1])

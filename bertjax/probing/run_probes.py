@@ -57,14 +57,14 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
         for layer in x:  # one after the other, so that there is no copy of all
             layer[:] = layer[order]
         probes.standardise(x, other)
-        return layer_scores.Data(x, labels, other, gold)
+        return layer_scores.Data(x, labels, other, gold, classes, metric)
 
     data = read(params)
-    probe = (metric, args.seed, settings)
+    probe = (args.seed, settings)
     results = {
         name: {
-            "layers": layer_scores.probe_layers(name, data, classes, control, *probe),
-            "mix": layer_scores.probe_mix(name, data, classes, args.seeds, *probe),
+            "layers": layer_scores.probe_layers(name, data, control, *probe),
+            "mix": layer_scores.probe_mix(name, data, args.seeds, *probe),
         }
         for name in args.probes
     }
@@ -74,7 +74,7 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
         data = read(encoder.init(jax.random.key(args.seed), small))
         none = control[:, :0]
         for name, result in results.items():
-            rows = layer_scores.probe_layers(name, data, classes, none, *probe)
+            rows = layer_scores.probe_layers(name, data, none, *probe)
             for row, random in zip(result["layers"], rows, strict=True):
                 row |= {"random": random["score"], "random_bits": random["bits"]}
     largest = np.bincount(labels).argmax()

@@ -51,18 +51,17 @@ def silent(text):
 def read(folder, sentences=SENTENCES, most=100, seed=0, form=FORM, say=silent):
     text = "\n\n".join("\n".join("\t".join(w) for w in s) for s in sentences)
     (folder / "a.bio").write_text(text + "\n")
-    values = {flag: str(folder / "a.bio") for flag in ("--train", "--valid")}
-    return labelled_examples.read_words(
-        values, COLUMNS, form, Letters(), most, seed, say
-    )
+    values = {flag: str(folder / "a.bio") for flag in ("train", "valid")}
+    args = SimpleNamespace(**values, max_words=most, seed=seed)
+    return labelled_examples.read_words(args, COLUMNS, form, Letters(), say)
 
 
 def of_targets(folder, rows, most=100, say=silent):
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    values = {flag: str(folder / "a.jsonl") for flag in ("--train", "--valid")}
+    values = {flag: str(folder / "a.jsonl") for flag in ("train", "valid")}
+    args = SimpleNamespace(**values, max_words=most, seed=0)
     columns = {"--text": "text", "--targets": "targets"}
-    told = (Letters(), most, 0, say)
-    return labelled_examples.read_spans(values, columns, FORM, *told)
+    return labelled_examples.read_spans(args, columns, FORM, Letters(), say)
 
 
 def target(*found, label="r"):
@@ -152,13 +151,14 @@ def test_whole_sentences_are_taken_and_it_is_said(tmp_path):
     assert sum(line.startswith("--valid: ") for line in said) == 1
     np.testing.assert_array_equal(train.labels, valid.labels)
     sizes = [3, 1, 5] * 20
-    draws = [
-        labelled_examples.choose(sizes, 50, s, "--train", silent).tolist()
-        for s in (0, 0, 1)
-    ]
+    draws = []
+    for seed in (0, 0, 1):
+        args = SimpleNamespace(max_words=50, seed=seed)
+        draws.append(labelled_examples.choose(sizes, args, "--train", silent).tolist())
     assert draws[0] == draws[1] != draws[2]
     with pytest.raises(UserError, match="--train: no sentence fits: --max_words=2"):
-        labelled_examples.choose([3, 4], 2, 0, "--train", silent)
+        few = SimpleNamespace(max_words=2, seed=0)
+        labelled_examples.choose([3, 4], few, "--train", silent)
 
 
 def test_entities_are_scored_as_in_finetuning(tmp_path):

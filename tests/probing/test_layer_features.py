@@ -124,12 +124,12 @@ def test_probes_alone_are_trained(model, monkeypatch):
         return layer_features.read_texts(reader, make_texts(), Specials, cfg, 3)
 
     train, labels = read(), np.array([0, 1, 0, 1, 1, 0, 1], np.int32)
-    data = layer_scores.Data(train.copy(), labels, train.copy(), labels)
+    data = layer_scores.Data(train.copy(), labels, train.copy(), labels, 2, accuracy)
     probes.standardise(data.train, data.valid)
     settings = probes.Settings(steps=3, batch_size=4, lr=0.1, weight_decay=0.1)
-    none, told = np.zeros((1, 0), np.int32), (accuracy, 0, settings)
-    layer_scores.probe_layers("linear", data, 2, none, *told)
-    layer_scores.probe_mix("linear", data, 2, 1, accuracy, 0, settings)
+    none, told = np.zeros((1, 0), np.int32), (0, settings)
+    layer_scores.probe_layers("linear", data, none, *told)
+    layer_scores.probe_mix("linear", data, 1, *told)
     own = {"kernel": (16, 2), "bias": (2,)}
     assert trained == [{"out": own}, {"out": own, "mix": (4,), "scale": ()}]
     np.testing.assert_array_equal(read(), train)

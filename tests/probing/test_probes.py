@@ -20,7 +20,7 @@ def make_data(seed=0, from_layer=KNOWN):
     x[from_layer:, :, 0] += 8 * gold
     train, valid = x[:, :N].copy(), x[:, N:].copy()
     probes.standardise(train, valid)
-    return layer_scores.Data(train, gold[:N], valid, gold[N:])
+    return layer_scores.Data(train, gold[:N], valid, gold[N:], 2, accuracy)
 
 
 DATA = make_data()
@@ -30,7 +30,7 @@ CONTROL = np.stack(
 
 
 def probe(kind="linear", data=DATA, seed=0):
-    return layer_scores.probe_layers(kind, data, 2, CONTROL, accuracy, seed, SETTINGS)
+    return layer_scores.probe_layers(kind, data, CONTROL, seed, SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_linear_probes_find_the_layer(rows):
 def test_seeds_of_a_linear_probe_differ_in_the_control_alone(rows):
     """Both controls at once are those of each."""
     each = [
-        layer_scores.probe_layers("linear", DATA, 2, one[None], accuracy, 0, SETTINGS)
+        layer_scores.probe_layers("linear", DATA, one[None], 0, SETTINGS)
         for one in CONTROL
     ]
     for both, first, second in zip(rows, *each, strict=True):
@@ -85,7 +85,7 @@ def test_same_seed_same_numbers(rows):
 
 
 def test_a_mix_finds_the_layer():
-    mix = layer_scores.probe_mix("linear", DATA, 2, 2, accuracy, 0, SETTINGS)
+    mix = layer_scores.probe_mix("linear", DATA, 2, 0, SETTINGS)
     assert sum(mix["weights"]) == pytest.approx(1)
     assert min(mix["weights"][KNOWN:]) > 2 * max(mix["weights"][:KNOWN])
     assert 3 < mix["centre_of_gravity"] < 4
@@ -134,9 +134,7 @@ def test_code_length_by_hand():
 def test_bits_are_minus_log_probabilities():
     """A probe that has learned nothing codes each row in log2(C) bits."""
     still = SETTINGS._replace(steps=1, lr=0.0)
-    found = layer_scores.probe_layers(
-        "linear", DATA, 2, CONTROL[:, :0], accuracy, 0, still
-    )
+    found = layer_scores.probe_layers("linear", DATA, CONTROL[:, :0], 0, still)
     assert [r["bits"] for r in found] == pytest.approx([N] * DEPTHS, rel=1e-5)
     assert [r["compression"] for r in found] == pytest.approx([1] * DEPTHS, rel=1e-5)
     assert not {"control", "selectivity", "memorised"} & set(found[0])
