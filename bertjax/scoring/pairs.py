@@ -31,7 +31,10 @@ def score(args: Any, path: str, flag: str) -> Scores:
     pairs, empty = read_pairs(read_lines(args.text))
     cfg, params, tokenizer, meta = pll.open_masked_lm(args, path, flag)
     texts = [sentence for pair in pairs for sentence in pair.sentences]
-    refuse_empty(pairs, tokenizer.encode_batch(texts))
+    for i, ids in enumerate(tokenizer.encode_batch(texts)):
+        if not len(ids):  # what has no token has no likelihood
+            place, field = pairs[i // 2].place, SENTENCES[i % 2]
+            raise UserError(f"--text={place}: the field {field} has no token")
     scores = pll.score_texts(cfg, params, tokenizer, texts, variant, args.batch_size)
     likelihoods = [one.score for one in scores]
     results = compare(pairs, likelihoods[::2], likelihoods[1::2])
@@ -81,19 +84,6 @@ def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
     if not pairs:
         raise UserError("--text: there is no pair in it")
     return pairs, empty
-
-
-def refuse_empty(pairs: Sequence[Pair], encoded: Sequence[Sequence[int]]) -> None:
-    """Raise UserError naming a sentence without tokens: it has no likelihood.
-
-    encoded: the ids of the sentences, those of a pair one after the other.
-    """
-    for i, ids in enumerate(encoded):
-        if not len(ids):
-            pair, which = divmod(i, 2)
-            raise UserError(
-                f"--text={pairs[pair].place}: the field {SENTENCES[which]} has no token"
-            )
 
 
 def compare(

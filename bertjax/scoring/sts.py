@@ -6,7 +6,7 @@ correlation of the cosines of two texts' vectors with the scores that people gav
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,14 +30,6 @@ COLUMNS = {
 }
 
 
-class Pairs(NamedTuple):
-    """Texts beside each other, and how alike people find them, f64 [n]."""
-
-    first: list[str]
-    second: list[str]
-    scores: np.ndarray
-
-
 def score(args: Any, path: str, flag: str) -> Scores:
     """Score each set of --text, a table of pairs."""
     if not args.text:
@@ -54,47 +46,52 @@ def score(args: Any, path: str, flag: str) -> Scores:
     tables = {name: read_pairs(part, "--text", columns) for name, part in named}
     model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
     sets = {
-        name: correlations(model, pairs, args.batch_size or 32)
+        name: correlations(model, *pairs, args.batch_size or 32)
         for name, pairs in tables.items()
     }
     return scores_of_sets(sets, args, model.meta)
 
 
-def read_pairs(value: str, key: str, columns: Mapping[str, str]) -> Pairs:
-    """Read the tables that a flag names; columns: as COLUMNS.
+def read_pairs(
+    value: str, key: str, columns: Mapping[str, str]
+) -> tuple[list[str], np.ndarray]:
+    """Read the tables that a flag names: the first texts and then those beside them,
+    and how alike people find them, f64 [n]. columns: as COLUMNS.
 
     Says how many texts are empty. Raises UserError, naming file and line, for what is
     no such table, and where all scores are the same.
     """
     rows = read_rows(value, key, columns, cli.say)
     one, other, label = columns.values()
-    first, second = ([text_of(row, name) for row in rows] for name in (one, other))
+    texts = [text_of(row, name) for name in (one, other) for row in rows]
     scores = scores_of(rows, label).astype(np.float64)
     if len({*scores.tolist()}) < 2:
         raise UserError(
             f"{key}={value}: every row has the {label} {scores[0]:g}: there is nothing "
             "to correlate with"
         )
-    if empty := sum(not text.strip() for text in (*first, *second)):
+    if empty := sum(not text.strip() for text in texts):
         cli.say(f"{value}: {empty:,} texts are empty, and are kept")
-    return Pairs(first, second, scores)
+    return texts, scores
 
 
-def correlations(model: Any, pairs: Pairs, batch_size: int) -> dict[str, float]:
+def correlations(
+    model: Any, texts: list[str], scores: np.ndarray, batch_size: int
+) -> dict[str, float]:
     """Return the correlations, *_ci95 their intervals, and how many pairs there are.
 
-    model: an Embedder. Vectors are compared by the cosine, or by inner products
-    where the model was made for them, which the names of the correlations end in.
+    model: an Embedder; texts, scores: as `read_pairs` returns them. Vectors are compared
+    by the cosine, or by inner products where the model was made for them, which the
+    names of the correlations end in.
     """
-    texts = [*pairs.first, *pairs.second]
     vectors = comparable_vectors(model, texts, batch_size, np.float64)
     similarity = np.einsum("nd,nd->n", *np.split(vectors, 2))
     how = "dot" if model.how.dot else "cosine"
     values: dict[str, float] = {"pairs": len(similarity)}
     for name in ("spearman", "pearson"):
-        values[f"{name}_{how}"] = metrics.METRICS[name](similarity, pairs.scores)
+        values[f"{name}_{how}"] = metrics.METRICS[name](similarity, scores)
         ranked = name == "spearman"
-        width = correlation_half_width(similarity, pairs.scores, ranked)
+        width = correlation_half_width(similarity, scores, ranked)
         if width is not None:
             values[f"{name}_{how}_ci95"] = width
     return values

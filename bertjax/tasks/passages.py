@@ -205,11 +205,10 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     *first, (asking, negatives) = columns.items()
     needed = dict(first)
     passages: dict[str, int] = {}
-    queries: dict[str, int] = {}
-    graded: list[dict[int, int]] = []
+    queries: dict[str, dict[int, int]] = {}  # and their grades
     repeated: list[str] = []
     blank: list[str] = []
-    given: list[tuple[int, int, str]] = []  # negatives: query, passage, place
+    given: list[tuple[dict[int, int], int, str]] = []  # negatives: passage, place
     rows = tables.read_rows(entry, key, needed, say)
     is_named = key == "data.train" and negatives != COLUMNS[NEGATIVES]
     if is_named and not any(negatives in row.cells for row in rows):
@@ -224,10 +223,7 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
             raise UserError(
                 f"{row.place}: {what} have to be texts, the last a text or a list"
             )
-        query = queries.setdefault(texts[0], len(queries))
-        if query == len(graded):
-            graded.append({})
-        grades = graded[query]
+        grades = queries.setdefault(texts[0], {})
         positive = passages.setdefault(texts[1], len(passages))
         if grades.get(positive):
             repeated.append(row.place)
@@ -236,14 +232,14 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
         for other in filter(str.strip, others):
             negative = passages.setdefault(other, len(passages))
             grades.setdefault(negative, 0)
-            given.append((query, negative, row.place))
+            given.append((grades, negative, row.place))
     note = " with a query and its positive that came before, counted once"
     tables.report(say, repeated, "row", note, entry)
     tables.report(say, blank, "empty given negative", ", left out", entry)
-    both = [place for query, p, place in given if graded[query][p]]
+    both = [place for grades, p, place in given if grades[p]]
     note = " among the positives of the same query, left out"
     tables.report(say, both, "given negative", note, entry)
-    return Collection([*passages], [*queries], graded, [-1] * len(queries))
+    return Collection([*passages], [*queries], [*queries.values()], [-1] * len(queries))
 
 
 def _are_texts(*found: Any) -> bool:

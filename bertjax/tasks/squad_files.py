@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
-from bertjax.data.corpus.line_repair import load_json
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.tasks.task_rows import Batch, Limits, Ragged
 from bertjax.tasks.text_rows import lay_out
@@ -68,18 +67,13 @@ class Questions:
         return {q.id: q.answers for q in self.questions}
 
 
-def parse_squad(text: str, path: str) -> Questions:
-    """Read a text of SQuAD 1.1 or 2.0, or one of that form such as CMRC's.
+def questions_of(data: Any, path: str) -> Questions:
+    """Read the JSON of SQuAD 1.1 or 2.0, or what has that form such as CMRC's.
 
     path: what messages call it. A question without `answers`, as in a test set, has
-    none, and is `unlabelled`. Raises UserError, naming the place, for what is no such
-    text.
+    none, and is `unlabelled`. Raises UserError, naming the place, for what has another
+    form.
     """
-    return questions_of(load_json(text, path), path)
-
-
-def questions_of(data: Any, path: str) -> Questions:
-    """Read what such a file's JSON holds."""
     found = Questions(source=path)
     seen: set[str] = set()
     if not isinstance(data, dict):

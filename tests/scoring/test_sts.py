@@ -66,8 +66,8 @@ def test_a_model_for_inner_products_is_scored_by_them(capsys):
             assert texts == ["a", "b", "c", "d", "e", "f"]
             return vectors, 2
 
-    pairs = sts.Pairs(["a", "b", "c"], ["d", "e", "f"], np.array([3.0, 2.0, 1.0]))
-    found = sts.correlations(Model(), pairs, 4)  # products 6, 5, 1
+    scores = np.array([3.0, 2.0, 1.0])
+    found = sts.correlations(Model(), [*"abcdef"], scores, 4)  # products 6, 5, 1
     assert found["spearman_dot"] == 1 and "spearman_cosine" not in found
     assert found["pearson_dot"] == pytest.approx(metrics.pearson(
         np.array([6.0, 5, 1]), np.array([3.0, 2, 1])))  # fmt: skip

@@ -16,7 +16,7 @@ from bertjax.tasks.task_rows import Form, Limits
 from bertjax.tasks.types.span import (
     TASK_TYPE,
     make_question_rows,
-    parse_one,
+    parse_text,
     read_questions,
 )
 
@@ -54,7 +54,7 @@ def gold_logits(rows, length):
 
 @pytest.mark.parametrize("length", [76, 96])
 def test_what_the_labels_say_is_right(tokenizer, length):
-    read = [parse_one(squad(("a", "a file with statements"), ("b", "reads")), "f")]
+    read = parse_text(squad(("a", "a file with statements"), ("b", "reads")), "f")
     rows = make_question_rows(read, FORM, tokenizer, True).plan(length)
     said = gold_logits(rows, length)
     assert rows.score(said, np.arange(rows.n)) == {"exact": 1, "f1": 1, "cmrc_f1": 1}
@@ -68,7 +68,7 @@ def test_what_the_labels_say_is_right(tokenizer, length):
 
 
 def test_questions_without_answers(tokenizer):
-    read = [parse_one(squad(("a", "reads"), ("b", None)), "f")]
+    read = parse_text(squad(("a", "reads"), ("b", None)), "f")
     rows = make_question_rows(read, FORM, tokenizer, True).plan(96)
     scores = rows.score(gold_logits(rows, 96), np.arange(rows.n))
     assert scores["exact"] == scores["best_f1"] == 1
@@ -81,7 +81,7 @@ def test_questions_without_answers(tokenizer):
 
 def test_a_question_counts_when_all_its_rows_are_there(tokenizer):
     """As where an evaluation takes a part of the rows."""
-    read = [parse_one(squad(("a", "reads"), ("b", "reads")), "f")]
+    read = parse_text(squad(("a", "reads"), ("b", "reads")), "f")
     rows = make_question_rows(read, FORM, tokenizer, True).plan(96)
     said = gold_logits(rows, 96)
     mine = np.flatnonzero(rows.windows.question == 1)
@@ -91,11 +91,13 @@ def test_a_question_counts_when_all_its_rows_are_there(tokenizer):
 
 def test_lines_of_questions():
     lines = '{"question": "Who?", "context": "Ann."}\n'
-    found = parse_one(lines + '{"question": "Why?", "context": "b", "id": "x"}', "-")
+    (found,) = parse_text(
+        lines + '{"question": "Why?", "context": "b", "id": "x"}', "-"
+    )
     assert [(q.id, q.text) for q in found.questions] == [("0", "Who?"), ("x", "Why?")]
     assert found.contexts == ["Ann.", "b"]
     with pytest.raises(UserError, match="-:1: question and context"):
-        parse_one('{"question": 3, "context": "Ann."}', "-")
+        parse_text('{"question": 3, "context": "Ann."}', "-")
 
 
 def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
@@ -109,13 +111,13 @@ def test_files_and_what_is_said_of_them(tokenizer, tmp_path):
     with pytest.raises(UserError, match=r"again.json: the id 'a' occurs twice"):
         make_question_rows([*read, *more], FORM, tokenizer, True)
     with pytest.raises(UserError, match="f: no question's answer is in its context"):
-        make_question_rows([parse_one(squad(("a", None)), "f")], FORM, tokenizer, True)
+        make_question_rows(parse_text(squad(("a", None)), "f"), FORM, tokenizer, True)
     assert TASK_TYPE.make_rows is make_question_rows
 
 
 def test_empty_questions_are_kept_and_said(tokenizer):
     text = squad(("a", "reads"), ("b", "a file"))
-    said, read = [], [parse_one(text.replace("What is a module?", " ", 1), "f.json")]
+    said, read = [], parse_text(text.replace("What is a module?", " ", 1), "f.json")
     assert make_question_rows(read, FORM, tokenizer, True, said.append).plan(96).n == 2
     assert said == ["f.json: 1 empty question, kept: a"]
 
@@ -159,14 +161,14 @@ def test_the_ids_of_lines_are_free_ones():
     lines = '{"question": "a?", "context": "b", "id": 1}\n' + (
         '{"question": "a?", "context": "b"}\n' * 2
     )
-    assert [q.id for q in parse_one(lines, "-").questions] == ["1", "0", "2"]
+    assert [q.id for q in parse_text(lines, "-")[0].questions] == ["1", "0", "2"]
 
 
 def test_questions_of_which_no_answer_is_said(tokenizer):
     """As in a test set: fine for predictions, nothing to learn or to score."""
     whole = json.loads(squad(("a", "reads"), ("b", "a file")))
     del whole["data"][0]["paragraphs"][0]["qas"][1]["answers"]
-    read = [parse_one(json.dumps(whole), "f.json")]
+    read = parse_text(json.dumps(whole), "f.json")
     with pytest.raises(
         UserError, match=r"f.json: .*qas\[1\]: 1 of 2 questions have no"
     ):
@@ -176,7 +178,7 @@ def test_questions_of_which_no_answer_is_said(tokenizer):
 
 def test_a_part_of_the_rows_has_the_same_scores(tokenizer):
     """Where all that are evaluated have answers, and where none is there whole."""
-    read = [parse_one(squad(("a", "reads"), ("b", None), ("c", "reads")), "f")]
+    read = parse_text(squad(("a", "reads"), ("b", None), ("c", "reads")), "f")
     rows = make_question_rows(read, FORM, tokenizer, True).plan(80)
     said = gold_logits(rows, 80)
     for wanted, score in ([0, 2], 1), ([1], 1), ([], None):
@@ -189,7 +191,7 @@ def test_a_part_of_the_rows_has_the_same_scores(tokenizer):
 
 def test_limits(tokenizer):
     """They are the layout's and the answers', and the usual ones change no hash."""
-    read = [parse_one(squad(("a", "a file with statements"), ("b", "reads")), "f")]
+    read = parse_text(squad(("a", "a file with statements"), ("b", "reads")), "f")
     rows, few = (
         make_question_rows(read, FORM._replace(limits=limits), tokenizer, True)
         for limits in (Limits(), Limits(5, 3, 3))
@@ -205,14 +207,14 @@ def test_limits(tokenizer):
 
 
 def test_a_layout_is_made_once(tokenizer):
-    read = [parse_one(squad(("a", "reads")), "f")]
+    read = parse_text(squad(("a", "reads")), "f")
     rows = make_question_rows(read, FORM, tokenizer, True)
     assert rows.plan(96).windows is rows.plan(96).windows
     assert rows.plan(96).windows is not rows.plan(76).windows
 
 
 def test_predictions_say_nothing_where_the_doubt_is_great(tokenizer):
-    read = [parse_one(squad(("a", "reads"), ("b", None)), "f")]
+    read = parse_text(squad(("a", "reads"), ("b", None)), "f")
     rows = make_question_rows(read, FORM, tokenizer, True).plan(96)
     said = gold_logits(rows, 96)
 

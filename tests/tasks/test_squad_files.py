@@ -14,9 +14,10 @@ from bertjax import UserError
 from bertjax.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from bertjax.tasks import squad_files
 from bertjax.tasks.answer_spans import find_answers, texts
-from bertjax.tasks.squad_files import Questions, featurize, parse_squad
+from bertjax.tasks.squad_files import Questions, featurize
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import read_text
+from bertjax.tasks.types.span import parse_text
 
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefgh"), ".", "中"]
 TEXTS = [
@@ -69,7 +70,7 @@ def test_answers_that_are_not_where_the_file_says(tmp_path):
         tmp_path / "f.json.gz",
         {"a b c a b": [("x", "q?", answers), ("y", "?", []), ("z", "?", [("dog", 1)])]},
     )
-    found = parse_squad(read_text(str(path)), str(path))
+    (found,) = parse_text(read_text(str(path)), str(path))
     assert [q.span for q in found.questions] == [(6, 7), None, None]
     assert found.golds["y"] == () and found.golds["z"] == ("dog",)
     where = f"{path}: data[0].paragraphs[0].qas[0].answers"
@@ -110,7 +111,7 @@ def test_answers_that_are_not_where_the_file_says(tmp_path):
 )
 def test_files_that_are_broken(text, words):
     with pytest.raises(UserError) as caught:
-        parse_squad(text, "f.json")
+        parse_text(text, "f.json")
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words), message
 

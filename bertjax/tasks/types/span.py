@@ -17,7 +17,7 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.data.corpus import tfds_source
-from bertjax.data.corpus.line_repair import join_names
+from bertjax.data.corpus.line_repair import join_names, load_json
 from bertjax.data.rendering import decode
 from bertjax.tasks import squad_files, tables
 from bertjax.tasks.answer_spans import Answer, find_answers, texts
@@ -70,16 +70,14 @@ def read_tfds(name: str, key: str) -> list[Questions]:
     return [squad_files.questions_of({"data": [{"paragraphs": paragraphs}]}, name)]
 
 
-def parse_text(text: str, name: str, columns: Columns, say: Say) -> list[Questions]:
-    """Read the questions of one file, or of standard input."""
-    return [parse_one(text, name, say)]
-
-
-def parse_one(text: str, name: str, say: tables.Say = tables.silent) -> Questions:
-    """Read SQuAD's JSON, or JSON lines of questions with their contexts."""
+def parse_text(
+    text: str, name: str, columns: Columns | None = None, say: Say = silent
+) -> list[Questions]:
+    """Read SQuAD's JSON, or JSON lines of questions with their contexts: one file, or
+    standard input."""
     first = text.lstrip().partition("\n")[0]
     if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
-        return squad_files.parse_squad(text, name)
+        return [squad_files.questions_of(load_json(text, name), name)]
     read = Questions(source=name)
     rows = [*tables.parse_rows(text, "json", name, {}, say)]
     given = {str(row.cells["id"]) for row in rows if "id" in row.cells}
@@ -92,7 +90,7 @@ def parse_one(text: str, name: str, say: tables.Say = tables.silent) -> Question
         own = str(row.cells["id"]) if "id" in row.cells else next(free)
         read.questions.append(Question(own, question, i, (), None))
         read.unlabelled.append(row.place)
-    return read
+    return [read]
 
 
 @dataclass(frozen=True, eq=False)
