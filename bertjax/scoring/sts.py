@@ -80,9 +80,9 @@ def correlations(
 ) -> dict[str, float]:
     """Return the correlations, *_ci95 their intervals, and how many pairs there are.
 
-    model: an Embedder; texts, scores: as `read_pairs` returns them. Vectors are compared
-    by the cosine, or by inner products where the model was made for them, which the
-    names of the correlations end in.
+    model: an Embedder; texts, scores: as `read_pairs` returns them. Vectors are
+    compared by the cosine, or by inner products where the model was made for them,
+    which the names of the correlations end in.
     """
     vectors = comparable_vectors(model, texts, batch_size, np.float64)
     similarity = np.einsum("nd,nd->n", *np.split(vectors, 2))
