@@ -95,11 +95,9 @@ def tokenize(
     rows, cut = [], 0
     for begin in range(0, len(lines), BLOCK):
         block = lines[begin : begin + BLOCK]
-        plain = [not any(mark in line for mark in marks) for line in block]
-        batch = [line for line, is_plain in zip(block, plain, strict=True) if is_plain]
-        encoded = iter(tokenizer.encode_batch(batch))
-        for line, is_plain in zip(block, plain, strict=True):
-            ids = next(encoded) if is_plain else tokenizer.encode_with_masks(line)
+        for line, ids in zip(block, tokenizer.encode_batch(block), strict=True):
+            if any(mark in line for mark in marks):
+                ids = tokenizer.encode_with_masks(line)
             cut += len(ids) > longest - 2
             ids = [tokenizer.cls_id, *ids[: longest - 2], tokenizer.sep_id]
             rows.append(np.array(ids, np.int32))

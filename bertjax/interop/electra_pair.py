@@ -79,7 +79,7 @@ def join(discriminator: Imported, generator: Imported, root: Path, where: str) -
 
 def _check_shared(a: Imported, b: Imported, where: str) -> None:
     different = []
-    for path in filter(is_shared, dict.fromkeys([*a.paths, *b.paths])):
+    for path in filter(is_shared, dict.fromkeys([*a.leaves, *b.leaves])):
         both = [m.tensors.get(m.family.names[path]) for m in (a, b)]
         if None in both or not are_equal(*both):
             different.append(path.removeprefix("encoder/"))

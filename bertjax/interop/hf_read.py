@@ -56,11 +56,6 @@ class Imported:
         return str(self.directory)
 
     @property
-    def paths(self) -> list[str]:
-        """The paths of the leaves."""
-        return [*self.leaves]
-
-    @property
     def heads(self) -> frozenset[str]:
         """The heads that the files have: "mlm", "nsp", ..."""
         return layout.heads_of(self.leaves)
@@ -80,10 +75,7 @@ class Imported:
 
     def params(self) -> dict[str, Any]:
         """Read all parameters: a nested dict of f32 arrays, each read to its place."""
-        tree: dict[str, Any] = {}
-        for path in self.leaves:
-            layout.put(tree, path, self.read(path))
-        return tree
+        return layout.unflatten((path, self.read(path)) for path in self.leaves)
 
     def report(self, say: Callable[[str], None]) -> None:
         """Say what was matched, what is missing and what is not used."""
@@ -126,8 +118,15 @@ def open_model(directory: Path, where: str) -> Imported:
         tied[family.names["mlm/decoder"]] = family.names["encoder/embeddings/word"]
     for other, name in tied.items():
         if other in tensors:
-            if cfg.tie_word_embeddings and name in tensors:
-                _check_tied(tensors, other, name, where)
+            if cfg.tie_word_embeddings and (own := tensors.get(name)):
+                both = {other: tensors[other], name: own}
+                odd = {k: x.dtype for k, x in both.items() if x.dtype not in DTYPES}
+                _check_fit([f"{k} of type {dtype}" for k, dtype in odd.items()], where)
+                if not are_equal(*both.values()):
+                    raise UserError(
+                        f"{where}: {other} differs from {name}, though {CONFIG} ties "
+                        "them: tie_word_embeddings should be false"
+                    )
             # The decoder's own, which transformers 5 computes with.
             tensors[name] = tensors.pop(other)
     model = Imported(directory, where, family, raw, cfg, tensors, task=task)
@@ -188,17 +187,6 @@ def _part_of(path: str) -> str:
 def _check_fit(wrong: list[str], where: str, config: str = CONFIG) -> None:
     if wrong:
         raise UserError(f"{where}: tensors that do not fit {config}: {few(wrong)}")
-
-
-def _check_tied(tensors: Mapping[str, Any], name: str, other: str, where: str) -> None:
-    """Refuse a decoder that config.json ties to what it differs from."""
-    unknown = [n for n in (name, other) if tensors[n].dtype not in DTYPES]
-    _check_fit([f"{n} of type {tensors[n].dtype}" for n in unknown], where)
-    if not are_equal(tensors[name], tensors[other]):
-        raise UserError(
-            f"{where}: {name} differs from {other}, though {CONFIG} ties them: "
-            "tie_word_embeddings should be false"
-        )
 
 
 def few(items: Any, most: int = 6) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.interop.tensor_layout import put, walk
+from bertjax.interop.tensor_layout import unflatten, walk
 
 ROWS = ("embeddings/word", "mlm/bias", "mlm/decoder")  # leaves [V, ...]
 
@@ -20,19 +20,16 @@ def grow_rows(
     rows of padding are used first. origins: old ids of the new pieces, whose ids begin
     at `pieces`.
     """
-    grown: dict[str, Any] = {}
-    for path, leaf in walk(params):
+    leaves = dict(walk(params))
+    for path, leaf in leaves.items():
         if path.endswith(ROWS):
             new = [leaf[np.array(i)].mean(axis=0, dtype=np.float64) for i in origins]
             old, rest = leaf[:pieces], leaf[pieces + len(new) :]
-            leaf = np.concatenate([old, np.asarray(new, leaf.dtype), rest])
-        put(grown, path, leaf)
-    return grown
+            leaves[path] = np.concatenate([old, np.asarray(new, leaf.dtype), rest])
+    return unflatten(leaves.items())
 
 
 def drop_rows(params: Mapping[str, Any], pieces: int) -> dict[str, Any]:
     """Return parameters without the rows of leaves [V, ...] from `pieces` on."""
-    left: dict[str, Any] = {}
-    for path, leaf in walk(params):
-        put(left, path, leaf[:pieces] if path.endswith(ROWS) else leaf)
-    return left
+    leaves = walk(params)
+    return unflatten((p, x[:pieces] if p.endswith(ROWS) else x) for p, x in leaves)

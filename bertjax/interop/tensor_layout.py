@@ -149,12 +149,16 @@ def aligned(shape: tuple[int, ...]) -> np.ndarray:
     return memory[start : start + size].view(np.float32).reshape(shape)
 
 
-def put(tree: dict[str, Any], path: str, leaf: Any) -> None:
-    """Set a leaf of a nested dict by its path."""
-    *folders, name = path.split("/")
-    for folder in folders:
-        tree = tree.setdefault(folder, {})
-    tree[name] = leaf
+def unflatten(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a nested dict of (path, leaf), as `walk` yields them."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves:
+        *folders, name = path.split("/")
+        at = tree
+        for folder in folders:
+            at = at.setdefault(folder, {})
+        at[name] = leaf
+    return tree
 
 
 def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

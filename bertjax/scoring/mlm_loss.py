@@ -78,10 +78,8 @@ def evaluate(
             )
             examples = config.eval.examples or None
             ids = batches.eval_ids(examples)
-            documents = np.zeros(0, np.int64)
-            if guesses:
-                (plan,) = batches.plans
-                documents = plan.documents_of(ids)
+            none = np.zeros(0, np.int64)
+            documents = batches.plans[0].documents_of(ids) if guesses else none
             tally = Tally(documents, log_unigram, characters)
             rows = batches.eval_batches(whole or batch_size or 32, examples)
             values = tally.score(run, params, rows)

@@ -134,11 +134,6 @@ class Ragged:
         tokens = np.fromiter(chain.from_iterable(texts), np.int32, offsets[-1])
         return cls(tokens, offsets)
 
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both arrays."""
-        return self.tokens, self.offsets
-
     def __getitem__(self, i: int) -> np.ndarray:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class Texts(Rows):
     texts: tuple[Ragged, ...]
 
     def arrays(self) -> list[np.ndarray | None]:
-        return [*(a for text in self.texts for a in text.arrays), self.labels]
+        texts = chain.from_iterable((x.tokens, x.offsets) for x in self.texts)
+        return [*texts, self.labels]
 
     @property
     def shortest(self) -> int:

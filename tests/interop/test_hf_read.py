@@ -90,7 +90,7 @@ def test_layout_is_that_of_our_own_models(name, tmp_path):
 
     write(tmp_path / "a", name)
     model = hf_read.open_model(tmp_path / "a", "x")
-    pooled = "encoder/pooler/kernel" in model.paths
+    pooled = "encoder/pooler/kernel" in model.leaves
     cfg = dataclasses.replace(model.cfg, pooler=pooled)
     made = jax.eval_shape(lambda: encoder.init(jax.random.key(0), cfg))
     ours = {path: leaf.shape for path, leaf in tensor_layout.walk({"encoder": made})}
@@ -131,7 +131,7 @@ def test_old_names_buffers_prefixes(tmp_path):
     write(tmp_path / "b", "bert", change=old)
     a, b = (hf_read.open_model(tmp_path / n, n) for n in "ab")
     assert not b.unexpected and not b.missing
-    for path in a.paths:
+    for path in a.leaves:
         np.testing.assert_array_equal(a.read(path), b.read(path))
 
 
@@ -198,7 +198,7 @@ def test_shards(tmp_path):
     index = parts / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weights}))
     a, b = (hf_read.open_model(d, "x") for d in (whole, parts))
-    for path in a.paths:
+    for path in a.leaves:
         np.testing.assert_array_equal(a.read(path), b.read(path))
     for bad in ("../whole/model.safetensors", str(whole / "model.safetensors"), ".."):
         index.write_text(json.dumps({"weight_map": weights | {names[0]: bad}}))
@@ -494,8 +494,8 @@ def test_positions_begin_after_our_own_padding(tmp_path, pad):
     a = hf_read.open_model(tmp_path / "a", "x")
     b = with_padding(tmp_path / "b", a, pad)
     assert b.raw["pad_token_id"] == pad and b.cfg.position_offset == pad + 1
-    assert b.cfg.max_length == a.cfg.max_length and b.paths == a.paths
-    for path in a.paths:
+    assert b.cfg.max_length == a.cfg.max_length and [*b.leaves] == [*a.leaves]
+    for path in a.leaves:
         ours, theirs = a.read(path), b.read(path)
         if path == "encoder/embeddings/position":
             ours, theirs = ours[2:], theirs[pad + 1 :]

@@ -57,9 +57,14 @@ class CollectionRows(Rows):
         """Tokens of each text that are not: i64 [texts]."""
         return self.texts.lengths + 2 - self.kept
 
+    @cached_property
+    def graded(self) -> np.ndarray:
+        """i64 [grades, 3]: a query, a passage, its grade."""
+        graded = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
+        return np.array(graded, np.int64)
+
     def arrays(self) -> list[np.ndarray | None]:
-        grades = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
-        return [*self.texts.arrays, np.array(grades, np.int64), self.own]
+        return [self.texts.tokens, self.texts.offsets, self.graded, self.own]
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the texts of a row, each of which the model sees alone."""
@@ -69,11 +74,10 @@ class CollectionRows(Rows):
                 yield name, decode(tokenizer, row["input_ids"][is_part])
 
     def label_counts(self) -> dict[str, dict[str, float]]:
-        grades = [grade for of in self.grades for grade in of.values()]
-        answers = sum(grade > 0 for grade in grades)
+        answers = int((self.graded[:, 2] > 0).sum())
         counts = {"queries": self.queries, "answers": answers}
         counts["passages"] = len(self.texts.lengths) - self.queries
-        return {"texts": counts | {"given negatives": len(grades) - answers}}
+        return {"texts": counts | {"given negatives": len(self.graded) - answers}}
 
     def of_columns(self, labelled: bool) -> str:
         return ""  # of a folder there are none; what was read is said with its files
@@ -92,8 +96,7 @@ class Pairs(CollectionRows):
     @cached_property
     def pairs(self) -> np.ndarray:
         """i64 [n, 2], of `texts`: a query, and a passage that answers it."""
-        graded = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
-        return np.array([(q, self.queries + p) for q, p, grade in graded if grade > 0])
+        return self.graded[self.graded[:, 2] > 0, :2] + [0, self.queries]
 
     @cached_property
     def negatives(self) -> Ragged:

@@ -58,7 +58,7 @@ class Tags(Rows):
     label_kind = "tags"
 
     def arrays(self) -> list[np.ndarray | None]:
-        return [*self.words.arrays, self.sentences, self.labels]
+        return [self.words.tokens, self.words.offsets, self.sentences, self.labels]
 
     def plan(self, length: int) -> Self:
         laid, room = super().plan(length), length - 2
