@@ -17,30 +17,26 @@ import json
 import os
 from collections.abc import Sequence
 
-from absl import flags
-
 from bertjax import UserError, registry
 from bertjax.assembly import command_line, resolve, validate
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
 from bertjax.measuring.alternate import compare, serve, split
 from bertjax.measuring.measurements import MEASURES
 from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    string = functools.partial(flags.DEFINE_string, flag_values=values)
-    integer = functools.partial(flags.DEFINE_integer, flag_values=values, lower_bound=1)
-    boolean = functools.partial(flags.DEFINE_boolean, flag_values=values)
-    string("what", "step", "step, input, loop, packing, plan or fill_mask; see above")
-    string("peer", None, "another program to measure against")
-    integer("rounds", 5, "times that each is measured")
-    integer("sequences", 10**6, "plan: how many")
-    boolean("json", False, "")
-    boolean("serve", False, "answer a program that compares")
+FLAGS = {
+    "what": Flag("step, input, loop, packing, plan or fill_mask; see above", "step"),
+    "peer": Flag("another program to measure against"),
+    "rounds": Flag("times that each is measured", 5, least=1),
+    "sequences": Flag("plan: how many", 10**6, least=1),
+    **shared("json"),
+    "serve": Flag("answer a program that compares", False),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags)
+    args = command_line.parse(argv, FLAGS, __doc__)
     config = args.config
     validate.check(config)
     resolve.set_flags(config)

@@ -11,29 +11,26 @@ python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
 import functools
 from collections.abc import Sequence
 
-from absl import flags
-
 from bertjax import UserError, registry
 from bertjax.assembly import command_line
 from bertjax.assembly import models as open_models
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import FORMS, Read, check_target, save_model
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
 from bertjax.interop.hf_read import Imported
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    string = functools.partial(flags.DEFINE_string, flag_values=values)
-    string("from", None, "what to convert")
-    string("to", None, "the directory to write; it must be new")
-    string("format", "bertjax", "bertjax, what --model takes, or hf, for transformers")
-    string("add_words", None, "a file with a word a line, which the vocabulary gets")
-    string("weights", "", "")
-    flags.DEFINE_integer("step", None, "", flag_values=values)
+FLAGS = {
+    "from": Flag("what to convert"),
+    "to": Flag("the directory to write; it must be new"),
+    "format": Flag("bertjax, what --model takes, or hf, for transformers", "bertjax"),
+    "add_words": Flag("a file with a word a line, which the vocabulary gets"),
+    **shared("weights", "step"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     source, target = args["from"].value, args.to
     if not source or not target:
         raise UserError("--from and --to are needed: what to convert, and where to")

@@ -4,41 +4,38 @@
 python -m bertjax.embed --model=DIR --text=FILE|- --out=FILE.npy
 """
 
-import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import flags
 
 from bertjax import UserError, counted
 from bertjax.assembly import command_line
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus import files
 from bertjax.inference.embed_texts import open_embedder
 from bertjax.storage import atomic
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    string = functools.partial(flags.DEFINE_string, flag_values=values)
-    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
-    string("model", None, "")
-    string("text", None, "a sentence a line; - is standard input")
-    string("out", None, "the .npy to write, a row a line")
-    string("pooling", None, "mean or cls, unless given what the model was made for")
-    normalize = "make each vector of length 1"
-    flags.DEFINE_boolean("normalize", None, normalize, flag_values=values)
-    longest = "tokens of a line, special ones included; longer lines are cut; unless "
-    longest += "given what the model was made for"
-    integer("max_length", None, longest, lower_bound=3)
-    integer("batch_size", 32, "", lower_bound=1)
-    string("dtype", "float32", "")
-    string("weights", "", "")
+FLAGS = {
+    **shared("model"),
+    "text": Flag("a sentence a line; - is standard input"),
+    "out": Flag("the .npy to write, a row a line"),
+    "pooling": Flag("mean or cls, unless given what the model was made for"),
+    "normalize": Flag("make each vector of length 1", kind=bool),
+    "max_length": Flag(
+        "tokens of a line, special ones included; longer lines are cut; unless "
+        "given what the model was made for",
+        kind=int,
+        least=3,
+    ),
+    **shared("batch_size", "dtype", "weights"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if not args.model or not args.text or not args.out:
         raise UserError("--model, --text and --out are needed: see --help")
     out = atomic.check_out(args.out, "--out", ".npy")

@@ -24,41 +24,32 @@ the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL; of multiple choice
 --columns=TEXT[+QUESTION][,CHOICE...].
 """
 
-import functools
 import json
 from collections.abc import Collection, Sequence
 from typing import Any
-
-from absl import flags
 
 from bertjax import UserError, registry
 from bertjax.assembly import command_line, models
 from bertjax.checkpoints.workdir import finite
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
 from bertjax.scoring import own
 from bertjax.scoring.scorer import load_scorer, scorer_names
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    string = functools.partial(flags.DEFINE_string, flag_values=values)
-    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
-    string("model", None, "")
-    string("workdir", None, "")
-    integer("step", None, "")
-    text = "files to score instead of data.valid: globs, with commas, or named"
-    string("text", None, text)
-    string("what", None, "mlm, pll, pairs, retrieval or sts; see above")
-    string("rates", None, "mlm: mask rates, with commas")
-    string("mask_unit", None, "mlm: token or word")
-    string("variant", None, "pll and pairs: original, or within_word")
-    string("columns", None, "names of the texts' columns")
-    string("label", None, "name of the label's column")
-    integer("length", None, "mlm: tokens of a sequence", lower_bound=3)
-    integer("examples", None, "rows at most; 0 is all", lower_bound=0)
-    integer("batch_size", None, "", lower_bound=1)
-    string("dtype", "float32", "")
-    string("weights", "", "")
-    flags.DEFINE_boolean("json", False, "", flag_values=values)
+FLAGS = {
+    **shared("model", "workdir", "step"),
+    "text": Flag("files to score instead of data.valid: globs, with commas, or named"),
+    "what": Flag("mlm, pll, pairs, retrieval or sts; see above"),
+    "rates": Flag("mlm: mask rates, with commas"),
+    "mask_unit": Flag("mlm: token or word"),
+    "variant": Flag("pll and pairs: original, or within_word"),
+    "columns": Flag("names of the texts' columns"),
+    "label": Flag("name of the label's column"),
+    "length": Flag("mlm: tokens of a sequence", kind=int, least=3),
+    "examples": Flag("rows at most; 0 is all", kind=int, least=0),
+    "batch_size": Flag("rows at once", kind=int, least=1),
+    **shared("dtype", "weights", "json"),
+}
 
 
 # Flags that some scorers read and others do not.
@@ -66,7 +57,7 @@ REFINING = ("rates", "length", "mask_unit", "examples", "variant", "columns", "l
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     scorer = own if args.what is None else load_scorer(args.what)
     check_flags(args, scorer.FLAGS)
     if args.workdir and args.model:

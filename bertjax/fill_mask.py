@@ -8,29 +8,23 @@ token (the piece as the vocabulary has it), id, probability, and sequence, the t
 this one blank filled.
 """
 
-import functools
 import json
 from collections.abc import Sequence
-
-from absl import flags
 
 from bertjax import UserError
 from bertjax.assembly import command_line, models
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    string = functools.partial(flags.DEFINE_string, flag_values=values)
-    string("model", None, "")
-    top = "guesses for each blank"
-    flags.DEFINE_integer("top_k", 5, top, lower_bound=1, flag_values=values)
-    string("dtype", "float32", "")
-    string("weights", "", "")
-    flags.DEFINE_boolean("json", False, "", flag_values=values)
+FLAGS = {
+    **shared("model"),
+    "top_k": Flag("guesses for each blank", 5, least=1),
+    **shared("dtype", "weights", "json"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags, needs_config=False, words=True)
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False, words=True)
     if not args.model:
         raise UserError(
             "--model is missing: a workdir, or a directory of Hugging Face's"

@@ -18,12 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
 from bertjax import UserError, registry, sweep
 from bertjax.assembly import command_line
 from bertjax.config import cli
 from bertjax.config.arguments import config_arguments
+from bertjax.config.flag_help import Flag
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
 from bertjax.tasks import glue_files
@@ -40,17 +39,17 @@ TROUBLES = {  # key of glue.json -> what a message calls it
 }
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    sweep.define_flags(values)
-    what = "the folder with GLUE's own; unless given TensorFlow Datasets"
-    flags.DEFINE_string("data", "", what, values)
-    flags.DEFINE_list("tasks", list(GLUE), "some of them, with commas", values)
+FLAGS = {
+    **sweep.FLAGS,
+    "data": Flag("the folder with GLUE's own; unless given TensorFlow Datasets", ""),
+    "tasks": Flag("some of them, with commas", list(GLUE)),
+}
 
 
 def main(argv: Sequence[str]) -> int:
     stop = StopSignal()
     stop.install()
-    args = command_line.parse(argv, define_flags)
+    args = command_line.parse(argv, FLAGS, __doc__)
     for name in args.tasks:
         registry.pick("--tasks", name, GLUE)
     if not args.workdir:

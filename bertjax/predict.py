@@ -24,7 +24,6 @@ was best on the validation set of a model that has learnt that some questions ha
 answer (0 where it had none); of others each has one.
 """
 
-import functools
 import json
 import math
 import sys
@@ -32,37 +31,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
 from bertjax import UserError, registry
 from bertjax.assembly import command_line, models
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus.sources import expand_paths
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
 from bertjax.tasks import tables
 from bertjax.tasks.task_type import TaskType, get_task_type
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    string = functools.partial(flags.DEFINE_string, flag_values=values)
-    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
-    string("model", None, "")
-    string("input", None, "the rows to answer; - is standard input")
-    string("out", "-", "JSON lines, one a row; - is standard output")
-    string("format", None, "text: the input is a text a line, whatever its name")
-    integer("step", None, "")
-    columns = "names of the columns, where they are not those of the training"
-    string("columns", "", columns)
-    integer("batch_size", 32, "", lower_bound=1)
-    string("dtype", "float32", "")
-    string("weights", "", "")
-    threshold = "of questions: how much better no answer has to be"
-    flags.DEFINE_float("threshold", None, threshold, flag_values=values)
+FLAGS = {
+    **shared("model"),
+    "input": Flag("the rows to answer; - is standard input"),
+    "out": Flag("JSON lines, one a row; - is standard output", "-"),
+    "format": Flag("text: the input is a text a line, whatever its name"),
+    **shared("step"),
+    "columns": Flag(
+        "names of the columns, where they are not those of the training", ""
+    ),
+    **shared("batch_size", "dtype", "weights"),
+    "threshold": Flag("of questions: how much better no answer has to be", kind=float),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if not args.model or not args.input:
         raise UserError("--model and --input are needed: see --help")
     out = check_out(args.out)

@@ -21,25 +21,20 @@ Exit status 2 where the config does not fit.
 import json
 from collections.abc import Sequence
 
-from absl import flags
-
 from bertjax import UserError
 from bertjax.assembly import command_line, validate
 from bertjax.config import cli
 from bertjax.config.arguments import config_arguments
+from bertjax.config.flag_help import Flag, shared
 from bertjax.measuring import topologies
 from bertjax.training.signals import StopCommand, Stopped
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string(
-        "topology", None, "the slice, such as v5e:2x4; see above", flag_values=values
-    )
-    table = "write the shipped configs on several slices to this file"
-    flags.DEFINE_string("table", None, table, flag_values=values)
-    quick = "end before the compiler writes machine code"
-    flags.DEFINE_boolean("quick", False, quick, flag_values=values)
-    flags.DEFINE_boolean("json", False, "", flag_values=values)
+FLAGS = {
+    "topology": Flag("the slice, such as v5e:2x4; see above"),
+    "table": Flag("write the shipped configs on several slices to this file"),
+    "quick": Flag("end before the compiler writes machine code", False),
+    **shared("json"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 def show(argv: Sequence[str]) -> int:
     """Print what one config needs on one topology."""
-    args = command_line.parse(argv, define_flags)
+    args = command_line.parse(argv, FLAGS, __doc__)
     validate.check(args.config)
     topology = args.topology or topologies.DEFAULT
     topologies.parse(topology)
@@ -76,7 +71,7 @@ def write_table(argv: Sequence[str]) -> int:
     """Write the table of shipped configs; what was compiled before is not again."""
     if config_arguments(argv):
         raise UserError("--table takes the shipped configs: leave --config out")
-    args = command_line.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if args.json:
         raise UserError("--json does not go with --table, which is Markdown")
     topologies.prepare()

@@ -10,18 +10,16 @@ and when all are done one of them runs --merge=8. A shard that was killed is rep
 the same command and does what is left. The stores do not depend on any of this.
 """
 
-import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from absl import flags
-
 from bertjax import UserError
 from bertjax.assembly import command_line, prepared_text, validate
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag
 from bertjax.data.corpus.duplicates import report_corpus
 from bertjax.data.corpus.sources import Source
 from bertjax.data.token_store import prepare_data
@@ -32,14 +30,15 @@ from bertjax.data.tokenizers.fertility import report_tokenizer
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.train_vocab import Sample
 
-
-def define(values: flags.FlagValues) -> None:
-    string = functools.partial(flags.DEFINE_string, flag_values=values)
-    string("shard", None, "I/N: encode one of N shards, I from 0")
-    string("merge", None, "N: merge N finished shards")
-    report = "Also count each component's text, what is in it twice, and how the "
-    report += "vocabulary fits"
-    flags.DEFINE_bool("report", False, report, flag_values=values)
+FLAGS = {
+    "shard": Flag("I/N: encode one of N shards, I from 0"),
+    "merge": Flag("N: merge N finished shards"),
+    "report": Flag(
+        "Also count each component's text, what is in it twice, and how the "
+        "vocabulary fits",
+        False,
+    ),
+}
 
 
 def read_shard(value: str) -> tuple[int, int]:
@@ -98,7 +97,7 @@ def report_text(
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define)
+    args = command_line.parse(argv, FLAGS, __doc__)
     config = args.config
     prepared_text.refuse_task(config)
     validate.check(config)

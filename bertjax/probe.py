@@ -11,62 +11,52 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-
-from absl import flags
+from typing import Any
 
 from bertjax import UserError, registry
 from bertjax.assembly import command_line
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
 from bertjax.probing import labelled_examples, probe_table
 from bertjax.probing.labelled_examples import KINDS, TEXT_COLUMNS
 from bertjax.storage import atomic
 from bertjax.tasks import metrics
 from bertjax.tasks.task_type import POOLINGS
 
-STRINGS = {  # flag -> its default, what it is
-    "model": (None, ""),
-    "train": (None, "labelled files for the probes"),
-    "valid": (None, "labelled files for the scores"),
-    "out": (None, "a .json to write, which bertjax.report takes"),
-    "png": (None, "a picture to write"),
-    "text": ("", "the column of the text or the words"),
-    "text_pair": ("", "the column of a second text"),
-    "label": ("", "of texts: the column of the label"),
-    "tag": ("", "of words: the column of the tags"),
-    "targets": ("", "of spans: the column of the targets"),
-    "labels": ("", "the labels that count, with commas"),
-    "pooling": ("mean", "of texts and spans: mean, cls or first"),
-    "metric": ("accuracy", "accuracy, f1, macro_f1 or matthews"),
-    "dtype": ("float32", ""),
-    "weights": ("", ""),
+FLAGS = {
+    **shared("model"),
+    "train": Flag("labelled files for the probes"),
+    "valid": Flag("labelled files for the scores"),
+    "out": Flag("a .json to write, which bertjax.report takes"),
+    "png": Flag("a picture to write"),
+    "text": Flag("the column of the text or the words", ""),
+    "text_pair": Flag("the column of a second text", ""),
+    "label": Flag("of texts: the column of the label", ""),
+    "tag": Flag("of words: the column of the tags", ""),
+    "targets": Flag("of spans: the column of the targets", ""),
+    "labels": Flag("the labels that count, with commas", ""),
+    "pooling": Flag("of texts and spans: mean, cls or first", "mean"),
+    "metric": Flag("accuracy, f1, macro_f1 or matthews", "accuracy"),
+    **shared("dtype", "weights"),
+    "max_words": Flag(
+        "words for the probes, and for the scores, at most", 20_000, least=2
+    ),
+    "seeds": Flag("of each probe", 3, least=1),
+    "seed": Flag("the first of them", 0, least=0),
+    "steps": Flag("updates of a probe", 300, least=1),
+    **shared("batch_size"),
+    "lr": Flag("learning rate of the probes", 0.01, least=0.0),
+    "weight_decay": Flag("of the probes", 1.0, least=0.0),
+    "probes": Flag("linear, mlp, with commas", ["linear"]),
+    "random_encoder": Flag(
+        "probe an untrained encoder of the same size too; false leaves it out", True
+    ),
+    **shared("json"),
 }
-NUMBERS = {  # flag -> its default, its least value, what it is
-    "max_words": (20_000, 2, "words for the probes, and for the scores, at most"),
-    "seeds": (3, 1, "of each probe"),
-    "seed": (0, 0, "the first of them"),
-    "steps": (300, 1, "updates of a probe"),
-    "batch_size": (32, 1, ""),
-    "lr": (0.01, 0.0, "learning rate of the probes"),
-    "weight_decay": (1.0, 0.0, "of the probes"),
-}
-
-
-def define_flags(values: flags.FlagValues) -> None:
-    for name, (default, help) in STRINGS.items():
-        flags.DEFINE_string(name, default, help, flag_values=values)
-    for name, (default, least, help) in NUMBERS.items():
-        whole = isinstance(default, int)
-        define = flags.DEFINE_integer if whole else flags.DEFINE_float
-        define(name, default, help, lower_bound=least, flag_values=values)
-    kinds = "linear, mlp, with commas"
-    flags.DEFINE_list("probes", ["linear"], kinds, flag_values=values)
-    random = "probe an untrained encoder of the same size too; false leaves it out"
-    flags.DEFINE_boolean("random_encoder", True, random, flag_values=values)
-    flags.DEFINE_boolean("json", False, "", flag_values=values)
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags, needs_config=False)
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     kind = check(args)
     from bertjax.probing.run_probes import run_probes
 
@@ -82,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def check(args: flags.FlagValues) -> str:
+def check(args: Any) -> str:
     """Return the kind of examples, of KINDS; refuse flags that do not go together."""
     from bertjax.probing.probes import PROBES
 

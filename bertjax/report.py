@@ -11,34 +11,31 @@ The page is one file that needs no network. --fill, --sentence, --probes and --s
 can be repeated; guesses are computed on one device in float32.
 """
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
-
-from absl import flags
 
 from bertjax import UserError, counted
 from bertjax.assembly import command_line
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag
 from bertjax.probing.probe_table import check_plot
 from bertjax.reporting import page, probe_charts, read_runs, score_tables
 from bertjax.storage import atomic
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    string = functools.partial(flags.DEFINE_string, flag_values=values)
-    several = functools.partial(flags.DEFINE_multi_string, flag_values=values)
-    string("out", None, "the page to write")
-    string("png", None, "a folder for each chart as a picture")
-    several("fill", [], "a text with blanks, filled from every kept checkpoint")
-    sentence = "a text whose tokens are guessed one by one, and its attention"
-    several("sentence", [], sentence)
-    several("probes", [], "what bertjax.probe --out wrote")
-    several("scores", [], "what bertjax.evaluate --json printed")
+FLAGS = {
+    "out": Flag("the page to write"),
+    "png": Flag("a folder for each chart as a picture"),
+    "fill": Flag("a text with blanks, filled from every kept checkpoint", several=True),
+    "sentence": Flag(
+        "a text whose tokens are guessed one by one, and its attention", several=True
+    ),
+    "probes": Flag("what bertjax.probe --out wrote", several=True),
+    "scores": Flag("what bertjax.evaluate --json printed", several=True),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags, needs_config=False, words=True)
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False, words=True)
     if not args.words:
         raise UserError("no run: give one workdir or several")
     if not args.out:

@@ -9,35 +9,32 @@ too); `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
 `--hosts=N` makes each batch in N parts. Needs no accelerator and compiles nothing.
 """
 
-import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from bertjax import UserError
 from bertjax.assembly import batches, command_line, prepared_text, resolve, validate
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag
 from bertjax.storage import atomic
 from bertjax.tasks import prepare_task as tasks
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
-    integer("step", 0, "the first batch", lower_bound=0, upper_bound=2**40)
-    integer("batches", 1, "how many", lower_bound=1)
-    integer("hosts", 1, "make each batch in so many parts", lower_bound=1)
-    integer("examples", 3, "rows that are shown", lower_bound=0)
-    text = "print the statistics alone, with the hash of every batch"
-    flags.DEFINE_boolean("json", False, text, flag_values=values)
-    flags.DEFINE_string("html", None, "write it all as one page", flag_values=values)
+FLAGS = {
+    "step": Flag("the first batch", 0, least=0, most=2**40),
+    "batches": Flag("how many", 1, least=1),
+    "hosts": Flag("make each batch in so many parts", 1, least=1),
+    "examples": Flag("rows that are shown", 3, least=0),
+    "json": Flag("print the statistics alone, with the hash of every batch", False),
+    "html": Flag("write it all as one page"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    args = command_line.parse(argv, define_flags)
+    args = command_line.parse(argv, FLAGS, __doc__)
     config = args.config
     validate.check(config)
     prepared_text.check_inputs(config)

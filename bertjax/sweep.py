@@ -13,7 +13,6 @@ Repeat the command to resume.
 """
 
 import contextlib
-import functools
 import json
 import shutil
 import time
@@ -21,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
@@ -36,6 +34,7 @@ from bertjax.assembly import (
 from bertjax.checkpoints import workdir_kinds
 from bertjax.config import cli, schema, serialize
 from bertjax.config.arguments import config_arguments
+from bertjax.config.flag_help import Flag, shared
 from bertjax.storage import directories
 from bertjax.sweeps import score_spread
 from bertjax.tasks import prepare_task as tasks
@@ -47,21 +46,21 @@ FOREIGN = *FOREIGN, "guard.nonfinite"
 SILENT = "log.", "checkpoint.", "guard.rewinds"
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
-    flags.DEFINE_string("workdir", None, "", flag_values=values)
-    integer("seeds", 5, "runs of each learning rate", lower_bound=1)
-    rates = "learning rates, with commas; unless given optim.lr"
-    flags.DEFINE_list("lrs", [], rates, flag_values=values)
-    many = "runs side by side; unless given as many as fit"
-    integer("at_once", None, many, lower_bound=1)
-    flags.DEFINE_boolean("json", False, "", flag_values=values)
+FLAGS = {
+    **shared("workdir"),
+    "seeds": Flag("runs of each learning rate", 5, least=1),
+    "lrs": Flag("learning rates, with commas; unless given optim.lr", []),
+    "at_once": Flag(
+        "runs side by side; unless given as many as fit", kind=int, least=1
+    ),
+    **shared("json"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
     stop = StopSignal()
     stop.install()
-    args = command_line.parse(argv, define_flags)
+    args = command_line.parse(argv, FLAGS, __doc__)
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
     path = Path(args.workdir).expanduser().absolute()  # orbax wants one

@@ -5,13 +5,11 @@ Repeat the command to resume: the run ends with the same parameters, bit for bit
 """
 
 import contextlib
-import functools
 import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import flags
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
@@ -25,24 +23,25 @@ from bertjax.assembly import (
 )
 from bertjax.checkpoints import manifest, workdir
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
 from bertjax.parallel.watch import Watch
 from bertjax.storage import directories
 from bertjax.training.signals import StopSignal
 
-
-def define_flags(values: flags.FlagValues) -> None:
-    boolean = functools.partial(flags.DEFINE_boolean, flag_values=values)
-    flags.DEFINE_string("workdir", None, "", flag_values=values)
-    boolean("multihost", False, "one of several processes of a run, one a host")
-    boolean("dry_run", False, "build everything, print it and stop")
-    change = "go on in a workdir whose run had another config"
-    boolean("allow_config_change", False, change)
+FLAGS = {
+    **shared("workdir"),
+    "multihost": Flag("one of several processes of a run, one a host", False),
+    "dry_run": Flag("build everything, print it and stop", False),
+    "allow_config_change": Flag(
+        "go on in a workdir whose run had another config", False
+    ),
+}
 
 
 def main(argv: Sequence[str]) -> int:
     stop = StopSignal()
     stop.install()
-    args = command_line.parse(argv, define_flags)
+    args = command_line.parse(argv, FLAGS, __doc__)
     if not args.workdir and not args.dry_run:
         raise UserError("--workdir is missing: the directory the run lives in")
     with Watch(args.config.hosts.timeout) as watch:

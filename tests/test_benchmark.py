@@ -64,7 +64,7 @@ def run(capsys, *argv):
 
 
 def config_of(*argv):
-    return command_line.parse([*SMOKE, *argv], benchmark.define_flags).config
+    return command_line.parse([*SMOKE, *argv], benchmark.FLAGS).config
 
 
 def test_step_needs_no_data(capsys):

@@ -546,7 +546,7 @@ def test_what_gives_no_config_is_refused_by_its_file(
     file = tmp_path / "mine.py"
     file.write_text(text)
     for load in (
-        lambda: command_line.parse([f"--config={file}", *more], train.define_flags),
+        lambda: command_line.parse([f"--config={file}", *more], train.FLAGS),
         lambda: config.load_config(str(file)),
     ):
         with pytest.raises(UserError) as refused:

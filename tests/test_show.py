@@ -200,7 +200,7 @@ def test_rows_of_a_task(objective, task, tmp_path, capsys):
 def test_a_dry_run_tells_the_first_row(task, capsys):
     assert (
         train.train(
-            command_line.parse(task("classify"), train.define_flags).config,
+            command_line.parse(task("classify"), train.FLAGS).config,
             None,
             dry_run=True,
         )

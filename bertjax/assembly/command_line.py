@@ -3,7 +3,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from absl import flags
@@ -22,23 +23,22 @@ from bertjax.tasks import prepare_task as tasks
 
 def parse(
     argv: Sequence[str],
-    define: Callable[[flags.FlagValues], None] | None = None,
+    own: flag_help.Table = MappingProxyType({}),
+    doc: str | None = None,
     needs_config: bool = True,
     words: bool = False,
 ) -> flags.FlagValues:
-    """Read a command's flags; `define` adds the command's own.
+    """Read a command's flags; own: those that it has beside the config's.
 
-    With `words` the rest of the line is in the result's `words`. The result's `config`
-    is the resolved ConfigDict (durations with one unit each) and `overrides` what the
-    command line changed. Raises UserError in one line; --help ends the command.
+    doc: what --help begins with. With `words` the rest of the line is in the result's
+    `words`. The result's `config` is the resolved ConfigDict (durations with one unit
+    each) and `overrides` what the command line changed. Raises UserError in one line;
+    --help ends the command.
     """
-    values = flags.FlagValues()
-    if define:
-        define(values)
-        if {"--help", "-h"} & {*argv}:
-            doc = sys.modules[define.__module__].__doc__ or ""
-            print(flag_help.describe(doc, values, needs_config))
-            raise SystemExit(0)
+    values = flag_help.define_flags(own)
+    if doc and {"--help", "-h"} & {*argv}:
+        print(flag_help.describe(doc, own, needs_config))
+        raise SystemExit(0)
     if needs_config:
         argv = config_first(list(argv))
         config_flags.DEFINE_config_file(

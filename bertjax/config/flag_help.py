@@ -1,65 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What --help prints: a command's docstring, and each flag that it reads."""
+"""The flags of a command: a table of them, and what --help prints."""
 
 import textwrap
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from absl import flags
 
-# Help of the flags that several commands have; a command defines that of its own.
-SHARED = {
-    "model": "a workdir, one of its checkpoints, or a Hugging Face directory",
-    "workdir": "the directory that the run lives in",
-    "step": "of a workdir another checkpoint than its newest or best",
-    "batch_size": "rows at once",
-    "dtype": "of the computation: float32 or bfloat16",
-    "weights": "raw or ema: the parameters, or their moving average; unless given the "
-    "average where there is one",
-    "json": "print JSON",
+
+class Flag(NamedTuple):
+    """A flag: its help, its default, and the ends of what a number may be.
+
+    kind: its type, where it has no default that says it and takes no text.
+    """
+
+    help: str
+    default: Any = None
+    kind: type | None = None
+    least: float | None = None
+    most: float | None = None
+    several: bool = False
+
+    @property
+    def value_type(self) -> type:
+        return self.kind or (str if self.default is None else type(self.default))
+
+
+Table = Mapping[str, Flag]
+DEFINE = {
+    str: flags.DEFINE_string,
+    bool: flags.DEFINE_boolean,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    list: flags.DEFINE_list,
 }
-CONFIG = (
-    ("config=FILE[:ARG]", "a config file, or the name of one that is shipped: bert.py"),
-    ("config.KEY=VALUE", "change a key; bertjax/config/schema.py has them all"),
-)
-NO_HELP = "(no help available)"  # absl's word for ""
-REPEATED = ";\n    repeat this option"  # absl adds it to a flag that may be repeated
+
+# Flags that several commands have.
+SHARED = {
+    "model": Flag("a workdir, one of its checkpoints, or a Hugging Face directory"),
+    "workdir": Flag("the directory that the run lives in"),
+    "step": Flag("of a workdir another checkpoint than its newest or best", kind=int),
+    "batch_size": Flag("rows at once", 32, least=1),
+    "dtype": Flag("of the computation: float32 or bfloat16", "float32"),
+    "weights": Flag(
+        "raw or ema: the parameters, or their moving average; unless given the average "
+        "where there is one",
+        "",
+    ),
+    "json": Flag("print JSON", False),
+}
+CONFIG = {
+    "config=FILE[:ARG]": "a config file, or the name of one that is shipped: bert.py",
+    "config.KEY=VALUE": "change a key; bertjax/config/schema.py has them all",
+}
 WIDTH, COLUMN = 79, 26
 
 
-def describe(doc: str, values: flags.FlagValues, with_config: bool) -> str:
-    """Return the text of --help: a line or more for each flag in `values`."""
-    listed = [*CONFIG] if with_config else []
-    listed += [(_head(flag), help_of(flag)) for flag in own_flags(values)]
+def shared(*names: str) -> Table:
+    """Return those of SHARED."""
+    return {name: SHARED[name] for name in names}
+
+
+def define_flags(table: Table) -> flags.FlagValues:
+    """Define the flags of a table."""
+    values = flags.FlagValues()
+    for name, flag in table.items():
+        ends = {"lower_bound": flag.least, "upper_bound": flag.most}
+        bounds = ends if flag.value_type in (int, float) else {}
+        define = flags.DEFINE_multi_string if flag.several else DEFINE[flag.value_type]
+        define(name, flag.default, flag.help, flag_values=values, **bounds)
+    return values
+
+
+def describe(doc: str, table: Table, with_config: bool) -> str:
+    """Return the text of --help: a line or more for each flag of a table."""
+    listed = {**CONFIG} if with_config else {}
+    for name, flag in table.items():
+        listed[_head(name, flag)] = flag.help + " (can be repeated)" * flag.several
     lines = [doc.strip(), "", "flags:"]
-    for head, body in listed:
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * COLUMN)
+    for head, body in listed.items():
         head = f"  --{head}"
         if len(head) >= COLUMN:
             lines.append(head)
             head = ""
-        lines += textwrap.wrap(
-            body,
-            WIDTH,
-            initial_indent=head.ljust(COLUMN),
-            subsequent_indent=" " * COLUMN,
-        )
+        wrapper.initial_indent = head.ljust(COLUMN)
+        lines += wrapper.wrap(body)
     return "\n".join(lines)
 
 
-def own_flags(values: flags.FlagValues) -> list[flags.Flag]:
-    """Return the flags that a command defined, in that order."""
-    return [flag for own in values.flags_by_module_dict().values() for flag in own]
-
-
-def _head(flag: flags.Flag) -> str:
-    if flag.boolean:
-        return f"{flag.name}=false" if flag.default else flag.name
+def _head(name: str, flag: Flag) -> str:
+    if flag.value_type is bool:
+        return f"{name}=false" if flag.default else name
     default = flag.default
     if isinstance(default, list):
         default = ",".join(default)
-    return f"{flag.name}={'...' if default in (None, '') else default}"
-
-
-def help_of(flag: flags.Flag) -> str:
-    """Return the help of a flag."""
-    several = " (can be repeated)" * isinstance(flag, flags.MultiFlag)
-    help = "" if flag.help == NO_HELP else flag.help.partition(REPEATED)[0]
-    return (help or SHARED.get(flag.name, "")) + several
+    return f"{name}={'...' if default in (None, '') else default}"

@@ -9,11 +9,9 @@ import sys
 import tomllib
 
 import pytest
-from absl import flags
 from conftest import ROOT
 
 from bertjax import __main__ as commands
-from bertjax.config import flag_help
 
 WITH_CONFIG = {"train", "sweep", "glue", "prepare", "show", "preflight", "benchmark"}
 
@@ -50,12 +48,10 @@ def test_help_lists_every_flag(name, capsys):
     assert ended.value.code == 0 and said.startswith(module.__doc__.strip())
     assert all(len(line) <= 88 for line in said.splitlines())
     listed = said.partition("\nflags:\n")[2]
-    values = flags.FlagValues()
-    getattr(module, "define_flags", getattr(module, "define", None))(values)
-    assert reads(name) <= {flag.name for flag in flag_help.own_flags(values)}
-    for flag in flag_help.own_flags(values):
-        assert re.search(rf"^  --{flag.name}(=| |$)", listed, re.MULTILINE), flag.name
-        assert flag_help.help_of(flag), flag.name
+    assert reads(name) <= module.FLAGS.keys()
+    for flag, (about, *_) in module.FLAGS.items():
+        assert re.search(rf"^  --{flag}(=| |$)", listed, re.MULTILINE), flag
+        assert about.split()[0] in listed, flag
     assert "repeat this option" not in listed  # said once, in few words
     assert ("--config.KEY=VALUE" in listed) == (name in WITH_CONFIG)
 

@@ -20,11 +20,11 @@ import jax
 import numpy as np
 import torch
 import transformers as hf
-from absl import flags
 
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import command_line, prepared_text, resolve, train_step
 from bertjax.config import cli
+from bertjax.config.flag_help import Flag
 from bertjax.objectives.base import make_objective
 from bertjax.sweeps import score_spread
 from bertjax.tasks import prepare_task as tasks
@@ -38,13 +38,14 @@ CLASSES = {
 INPUTS = "input_ids", "attention_mask", "token_type_ids"
 
 
-def define_flags(values):
-    flags.DEFINE_string("model", None, "", flag_values=values)
-    flags.DEFINE_string("out", None, "", flag_values=values)
-    flags.DEFINE_integer("seeds", 5, "", flag_values=values)
-    flags.DEFINE_integer("steps", 0, "of each run; 0: all", flag_values=values)
-    flags.DEFINE_enum("head", "ours", ("ours", "torch"), "", flag_values=values)
-    flags.DEFINE_integer("threads", 1, "", flag_values=values)
+FLAGS = {
+    "model": Flag(""),
+    "out": Flag(""),
+    "seeds": Flag("", 5),
+    "steps": Flag("of each run; 0: all", 0),
+    "head": Flag("ours or torch", "ours"),
+    "threads": Flag("", 1),
+}
 
 
 def make_model(where, objective, form, seed):
@@ -114,7 +115,7 @@ def score(model, objective, batches, size):
 
 
 def main(argv):
-    args = command_line.parse(argv, define_flags)
+    args = command_line.parse(argv, FLAGS)
     config, objective = args.config, args.config.objective
     torch.set_num_threads(args.threads)
     form = tasks.make_form(config)

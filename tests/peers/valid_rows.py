@@ -14,10 +14,10 @@ import numpy as np
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import command_line, prepared_text
 from bertjax.config import cli
-from bertjax.train import define_flags
+from bertjax.train import FLAGS
 
 out, *argv = sys.argv[1:]
-config = command_line.parse(argv, define_flags).config
+config = command_line.parse(argv, FLAGS).config
 prepared = prepared_text.prepare(config, cli.say)
 tokenizer = prepared.tokenizer
 tables = run_batches.make_tables(
