@@ -137,9 +137,7 @@ def _train(
     mesh = make_mesh(**config.mesh)
     training_run.check_before_text(config, mesh)
     prepared, hashes = training_run.prepare(config, log)
-    meta = training_run.read_restored(
-        config, path, restored, prepared.parts, hashes, finished
-    )
+    meta = training_run.read_restored(path, restored, hashes)
     if finished:
         new = ", ".join(sorted(hashes.keys() - meta["stores"].keys()))
         left = f"; data.valid: {new}: not scored, bertjax.evaluate does" * bool(new)

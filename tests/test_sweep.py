@@ -187,7 +187,7 @@ def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
         run(wanted, path, runs=RUNS[:3])
     others = [(0, 3e-3), (2, 3e-3)]
     with pytest.raises(
-        UserError, match=r"seeds: 0, 1 -> 0, 2\n  rates: 0.003, 0.001 -> "
+        UserError, match=r"seeds: 0, 1 -> 0, 2; rates: 0.003, 0.001 -> "
     ):
         run(wanted, path, runs=others)
     (path / workdir_kinds.RESULTS).write_text("{")

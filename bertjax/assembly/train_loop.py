@@ -4,7 +4,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,16 +11,14 @@ from typing import Any
 import jax
 
 from bertjax import RunError, __version__
-from bertjax.assembly import prepared_text, train_step, workdirs
+from bertjax.assembly import prepared_text, train_step
 from bertjax.assembly.training_run import TrainingRun
-from bertjax.checkpoints import best, manifest, workdir
+from bertjax.checkpoints import manifest, workdir
 from bertjax.checkpoints.manager import Checkpoints, merge
-from bertjax.config import serialize
 from bertjax.data import phases
 from bertjax.data.loader import stream
-from bertjax.models.encoder import count_params
 from bertjax.parallel import feed, hosts
-from bertjax.parallel.mesh import machine, peak_flops, peak_memory
+from bertjax.parallel.mesh import peak_flops, peak_memory
 from bertjax.parallel.watch import Watch
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import multi_step, state, step
@@ -67,7 +64,14 @@ class TrainLoop(Loop):
             phases=[*map(dataclasses.asdict, run.batches.phases)],
             best=run.best,
         )
-        self._begin_workdir(overrides)
+        if self.primary:
+            facts = {
+                "total_steps": run.batches.total,
+                "row_rules": prepared_text.ROW_RULES,
+                **self.state.facts(),
+            }
+            run.begin_workdir(config, overrides, facts, log)
+        hosts.barrier("workdir")
         self.clock = make_clock(path, config.budget_minutes, run.mesh, done)
         if self.clock and done:
             log(f"{self.clock.elapsed() / 60:.1f} minutes of the budget are spent")
@@ -78,13 +82,7 @@ class TrainLoop(Loop):
         if peak and not run.objective.flops:
             log(train_step.no_mfu(config))
         self.evaluate_fn = jax.jit(train_step.make_evaluate(run.objective))
-        self.meta = {
-            "config": config.to_dict(),
-            "tokenizer": run.prepared.tokenizer.identity,
-            "stores": run.hashes,
-            "version": __version__,
-            **tasks.facts(config, run.prepared.parts),
-        }
+        self.meta = run.meta_of(config) | {"version": __version__}
         tasks.learn(self.meta, run.meta.get("task", {}))
         memory = functools.partial(peak_memory, run.mesh)
         self.meter = Meter(peak if run.objective.flops else None, memory)
@@ -105,28 +103,6 @@ class TrainLoop(Loop):
             params = merge(fresh.params, taken)
             fresh = state.with_params(fresh, params, abstract.ema)
         return fresh
-
-    def _begin_workdir(self, overrides: Mapping[str, Any] | None) -> None:
-        """Write what the workdir says of its run, before the first step."""
-        run = self.run
-        if self.primary:
-            texts = {
-                "config.json": serialize.to_json(run.config),
-                "overrides.json": json.dumps(overrides),
-            }
-            facts = {
-                "stores": run.hashes,
-                "parameters": count_params(run.update.shapes.params),
-                "total_steps": run.batches.total,
-                "row_rules": prepared_text.ROW_RULES,
-                best.GREATER: run.better,
-                **self.state.facts(),
-                **machine(run.mesh),
-            }
-            save_tokenizer = run.prepared.tokenizer.save
-            workdir.begin(self.path, texts, facts, save_tokenizer, run.counts)
-            workdirs.write_findings(self.path, run.prepared, self.log)
-        hosts.barrier("workdir")
 
     def _open(self) -> None:
         """Open writers and batches of what follows `state.step`."""
@@ -268,7 +244,7 @@ class TrainLoop(Loop):
         state.tokens = meta["tokens"]
         state.step, state.read, state.skipped_in_row = back, back, 0
         state.rewinds.append({"from": read, "to": back})
-        state.best.forget_after(back)
+        state.best.scores = [x for x in state.best.scores if x[0] <= back]
         if self.primary:
             workdir.amend_run(self.path, **state.facts())
         if self.clock:
@@ -292,7 +268,8 @@ class TrainLoop(Loop):
             row = {"step": state.step, "tokens": state.tokens, **scores}
             write(self.writers, row, self.path)
             if best.metric:
-                best.add(state.step, hosts.from_primary(scores[best.metric]))
+                score = hosts.from_primary(scores[best.metric])
+                best.scores.append((state.step, score))
             if best.out_of_patience:
                 self.log(
                     f"step {state.step}: the run ends (eval.patience): {best.best}"

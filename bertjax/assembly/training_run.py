@@ -2,7 +2,8 @@
 """From a config to a run that can be trained: text, batches, update."""
 
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,14 +18,16 @@ from bertjax.assembly import (
     prepared_text,
     resolve,
     train_step,
+    workdirs,
 )
-from bertjax.checkpoints import manifest, workdir
-from bertjax.config import durations
+from bertjax.checkpoints import best, manifest, workdir
+from bertjax.config import durations, serialize
 from bertjax.data import phases
 from bertjax.models import attention
 from bertjax.models.encoder import count_params
 from bertjax.objectives.base import make_objective
 from bertjax.parallel import feed, hosts
+from bertjax.parallel.mesh import machine
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import multi_step, state
 from bertjax.training.budget import describe_budget
@@ -71,25 +74,16 @@ def prepare(config: ConfigDict, log: Log) -> tuple[Any, dict[str, str]]:
 
 
 def read_restored(
-    config: ConfigDict,
-    path: Any,
-    restored: int | None,
-    parts: Any,
-    hashes: dict[str, str],
-    finished: bool,
+    path: Any, restored: int | None, hashes: dict[str, str]
 ) -> dict[str, Any]:
     """Return what the checkpoint of step `restored` says of itself; {} without one.
 
-    Raises UserError where the run began with other text, or where a run that is not
-    finished made its rows by older rules.
+    Raises UserError where the run began with other text.
     """
     if path is None or restored is None:
         return {}
     meta = manifest.read_meta(path / "checkpoints" / str(restored))
     workdir.check_text(path, meta["stores"], hashes)
-    if not finished:
-        rules = workdir.read_json(path / "run.json").get("row_rules", 1)
-        prepared_text.check_rows(config, parts, path, rules)
     return meta
 
 
@@ -100,7 +94,7 @@ class TrainingRun:
     one says of itself, {} without one. make_batches(config, past, at) -> the batches
     from step `at`, after `past` phases. lengths: of the schedule. abstract: shapes and
     shardings of the state. better: {loss: whether more of it is better}. Raises
-    UserError for what does not go together.
+    UserError for what does not go together, and for rows made by older rules.
     """
 
     def __init__(
@@ -117,6 +111,9 @@ class TrainingRun:
         self.restored, self.meta = restored, meta
         self.prepared, self.hashes = text
         tokenizer, parts = self.prepared.tokenizer, self.prepared.parts
+        if meta:
+            rules = workdir.read_json(path / "run.json").get("row_rules", 1)
+            prepared_text.check_rows(config, parts, path, rules)
         self.objective, self.cfg = train_step.make_config_objective(
             config, self.prepared
         )
@@ -167,6 +164,40 @@ class TrainingRun:
         return init_from.take(
             source, prepared.tokenizer, self.abstract.params, log, task
         )
+
+    def begin_workdir(
+        self,
+        config: ConfigDict,
+        overrides: Mapping[str, Any] | None,
+        facts: Mapping[str, Any],
+        log: Log,
+    ) -> None:
+        """Write what the workdir says of a run of `config`, before its first step.
+
+        overrides: what the command line changed. facts: what run.json says beside.
+        """
+        texts = {
+            "config.json": serialize.to_json(config),
+            "overrides.json": json.dumps(overrides),
+        }
+        known = {
+            "stores": self.hashes,
+            "parameters": count_params(self.update.shapes.params),
+            best.GREATER: self.better,
+            **machine(self.mesh),
+        }
+        save_tokenizer = self.prepared.tokenizer.save
+        workdir.begin(self.path, texts, known | facts, save_tokenizer, self.counts)
+        workdirs.write_findings(self.path, self.prepared, log)
+
+    def meta_of(self, config: ConfigDict) -> dict[str, Any]:
+        """Return what a checkpoint of a run of `config` says, whatever its step."""
+        return {
+            "config": config.to_dict(),
+            "tokenizer": self.prepared.tokenizer.identity,
+            "stores": self.hashes,
+            **tasks.facts(config, self.prepared.parts),
+        }
 
     def describe(self, log: Log) -> None:
         """Log what is trained: parameters, steps, mesh, attention and phases."""

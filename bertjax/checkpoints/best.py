@@ -5,6 +5,7 @@ There is one truth, the rows of metrics.jsonl: a run that goes on and a command 
 opens its workdir come to the same answer, whenever it was killed. No jax.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -113,6 +114,7 @@ def best_saved(path: Any, steps: Sequence[int]) -> Best | None:
     return find_best(metric, scores, known_directions(facts))
 
 
+@dataclasses.dataclass
 class BestTracker:
     """The evaluations of a run until now: `scores`, a (step, value) each.
 
@@ -121,23 +123,10 @@ class BestTracker:
     greater_is_better: as `falls` has it.
     """
 
-    def __init__(
-        self,
-        metric: str,
-        patience: int | None,
-        greater_is_better: Known = MappingProxyType({}),
-    ) -> None:
-        self.metric, self.patience = metric, patience
-        self.greater_is_better = greater_is_better
-        self.scores: list[tuple[int, float]] = []
-
-    def add(self, step: int, value: float) -> None:
-        """Take the score of an evaluation."""
-        self.scores.append((step, value))
-
-    def forget_after(self, step: int) -> None:
-        """Forget what came after a step."""
-        self.scores = [score for score in self.scores if score[0] <= step]
+    metric: str
+    patience: int | None
+    greater_is_better: Known = dataclasses.field(default_factory=dict)
+    scores: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
     @property
     def best(self) -> Best | None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bertjax import UserError
-from bertjax.checkpoints.best import GREATER, BestTracker, Known, falls
+from bertjax.checkpoints.best import GREATER, BestTracker, Known, find_best
 
 # Of a row, beside its metrics.
 ABOUT = {"step", "seed", "lr", "valid", "skipped", "tokens"}
@@ -51,9 +51,7 @@ class SweepScores:
         self.rows += rows
         for row in rows:
             if row["valid"] == self.valid:
-                value = row.get(self.metric)
-                tracker = self.trackers[row["seed"], row["lr"]]
-                tracker.add(row["step"], math.nan if value is None else value)
+                self.trackers[row["seed"], row["lr"]].scores.append(self._score(row))
         self.ended = {
             i for i, run in enumerate(self.runs) if self.trackers[run].out_of_patience
         }
@@ -80,15 +78,14 @@ class SweepScores:
     @property
     def best(self) -> dict[str, Any] | None:
         """The best of the rows that count: of equals the first step's, then run's."""
-        sign = 1 if falls(self.metric, self.greater_is_better) else -1
-        known = [
-            row
-            for row in self.counted
-            if row["valid"] == self.valid and row.get(self.metric) is not None
-        ]
-        if not known:
-            return None
-        return min(known, key=lambda row: (sign * row[self.metric], row["step"]))
+        rows = [row for row in self.counted if row["valid"] == self.valid]
+        scores = [*map(self._score, rows)]
+        best = find_best(self.metric, scores, self.greater_is_better)
+        return best and rows[scores.index((best.step, best.value))]
+
+    def _score(self, row: dict[str, Any]) -> tuple[int, float]:
+        value = row.get(self.metric)
+        return row["step"], math.nan if value is None else value
 
     def summarise(self) -> dict[str, Any]:
         """Return the scores that count, how they scatter, and which is best.

@@ -21,8 +21,6 @@ from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import cli, serialize
 from bertjax.data.loader import stream
 from bertjax.data.progress import Progress
-from bertjax.models.encoder import count_params
-from bertjax.parallel.mesh import machine
 from bertjax.parallel.sharding import batch_sharding
 from bertjax.storage.atomic import write_file
 from bertjax.sweeps import score_spread, stacked_runs
@@ -221,35 +219,18 @@ class SweepLoop(Loop):
         found: what sweep.json says. overrides: what the command line changed.
         """
         config, path = self.config.copy_and_resolve_references(), self.path
-        prepared, best, metric = self.prepared, found["best"], found["metric"]
-        config.seed, config.optim.lr = best["seed"], best["lr"]
+        best = found["best"]
+        run = config.seed, config.optim.lr = best["seed"], best["lr"]
         if self.scores.at_best:
-            params = self.groups.best
+            params, best_facts = self.groups.best, self.scores.trackers[run].facts
         else:
-            params = self.groups.params(self.runs.index((best["seed"], best["lr"])))
-        facts = {"stores": self.facts["stores"], GREATER: found[GREATER]}
-        if self.scores.at_best:  # as train says it
-            name = f"eval/{best['valid']}/{metric}"
-            value = {"metric": name, "step": best["step"], "value": best[metric]}
-            facts["best"] = value
-        sizes = {"parameters": count_params(params), "total_steps": found["steps"]}
-        texts = {
-            "config.json": serialize.to_json(config),
-            "overrides.json": json.dumps(overrides),
-        }
-        run_facts = facts | machine(self.mesh) | sizes
-        save_tokenizer, counts = prepared.tokenizer.save, self.base.counts
-        workdir.begin(path, texts, run_facts, save_tokenizer, counts)
-        workdirs.write_findings(path, prepared, cli.say)
+            params, best_facts = self.groups.params(self.runs.index(run)), {}
+        facts = best_facts | {"total_steps": found["steps"]}
+        self.base.begin_workdir(config, overrides, facts, cli.say)
         if best["step"] not in manifest.steps(path):  # else killed just after it
-            meta = {
-                "config": config.to_dict(),
-                "tokenizer": prepared.tokenizer.identity,
-                "runs": self.facts["runs"],  # by which a sweep knows its own
-                **facts,
-                **tasks.facts(config, prepared.parts),
-                "tokens": best.get("tokens", 0),
-            }
+            meta = self.base.meta_of(config) | best_facts
+            meta |= {GREATER: found[GREATER], "tokens": best.get("tokens", 0)}
+            meta["runs"] = self.facts["runs"]  # by which a sweep knows its own
             tasks.learn(meta, best)
             saved = Checkpoints(path, 2, None)
             saved.save(best["step"], {"params": params}, meta)

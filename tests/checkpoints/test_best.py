@@ -209,10 +209,10 @@ def test_scores():
     tracker = best.BestTracker("eval/v/f1", 2)
     over = []
     for step, value in up:
-        tracker.add(step, value)
+        tracker.scores.append((step, value))
         over.append(tracker.out_of_patience)
     assert over == [False, False, False, False, True]
-    tracker.forget_after(2)
+    tracker.scores = up[:2]
     assert tracker.step == 1 and tracker.facts["best"]["value"] == 0.2
     assert (
         not best.BestTracker("", None).out_of_patience
@@ -227,9 +227,7 @@ def test_a_term_that_a_run_knows_to_be_a_loss():
     assert [best.falls(name, known) for name in names] == [True, False, False, True]
     assert [best.falls(name) for name in names] == [False, True, False, True]
     scores = [(1, 3.0), (2, 1.0), (3, 2.0)]
-    tracker = best.BestTracker("eval/v/contrast", 2, known)
-    for score in scores:
-        tracker.add(*score)
+    tracker = best.BestTracker("eval/v/contrast", 2, known, scores)
     assert tracker.step == 2 and not tracker.out_of_patience
 
 

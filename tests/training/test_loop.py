@@ -85,7 +85,7 @@ def test_a_finished_run_does_nothing():
 
 def test_the_state_is_saved_and_restored_as_one_thing():
     best = BestTracker("eval/valid/f1", None)
-    best.add(4, 0.5)
+    best.scores.append((4, 0.5))
     state = LoopState(step=5, read=5, tokens=70, phases=[{"start": 0}], best=best)
     state.rewinds.append({"from": 4, "to": 2})
     meta = state.to_meta()
