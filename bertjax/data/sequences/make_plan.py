@@ -17,18 +17,17 @@ those of unpacked rows.
 
 import contextlib
 import hashlib
-import io
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from bertjax import UserError
-from bertjax.data.sequences import chunks, memory_maps, packing, sentence_pairs
+from bertjax.data.sequences import chunks, packing, sentence_pairs
 from bertjax.data.sequences.plan import Plan
 from bertjax.data.sequences.sentence_pairs import PAIR_RULES
 from bertjax.registry import pick
@@ -80,21 +79,20 @@ def make_plan(
     if packed and max_segments is not None and max_segments < 1:
         raise UserError(f"data.max_segments={max_segments} must be at least 1")
     cap = (max_segments or max(4, length // 16)) if packed else None
-    offsets = (np.asarray(a, np.int64) for a in (store.sentences, store.documents))
-    text = chunks.Text(len(store.tokens), *offsets)
-    if not text.tokens:
+    if not len(store.tokens):
         raise UserError("data.train or data.valid holds no text: not one token")
     counts, marks = getattr(store, "counts", None), getattr(store, "marks", None)
     nothing = np.zeros(0, np.int64)
     plan = Plan(
         kind, length, seed, short_seq_prob, pair_rule, cap,
         nothing, nothing, None, None, None, {},
-        np.asarray(store.tokens), text.sentences, text.documents,
+        np.asarray(store.tokens),
+        np.asarray(store.sentences, np.int64), np.asarray(store.documents, np.int64),
         None if counts is None else np.asarray(counts),
         None if marks is None else np.asarray(marks),
     )  # fmt: skip
     content = getattr(store, "content_hash", None)
-    if cache is not None and content is not None and text.tokens >= _SMALL:
+    if cache is not None and content is not None and len(plan.tokens) >= _SMALL:
         decides = [FORMAT, content, kind, length]
         decides += [seed, short_seq_prob, pair_rule] if kind == "pairs" else []
         decides += [seed, cap] if packed else []
@@ -104,9 +102,16 @@ def make_plan(
         arrays = _cached(Path(cache) / f"plan-{name}", plan)
         if arrays is not None:
             return replace(plan, **arrays)
-    text = chunks.without_empty(text)
-    plan = replace(plan, sentences=text.sentences, documents=text.documents)
-    return replace(plan, **_make_arrays(plan))
+    if not (chunks.is_clean(plan.sentences) and chunks.is_clean(plan.documents)):
+        # Without sentences that have no token, and documents that have no sentence.
+        sentences = np.unique(plan.sentences)
+        edges = plan.sentences[np.unique(plan.documents)]
+        documents = np.unique(np.searchsorted(sentences, edges))
+        plan = replace(plan, sentences=sentences, documents=documents)
+    columns: dict[str, list[np.ndarray]] = defaultdict(list)
+    skipped = _fill(plan, lambda name, values: columns[name].append(values))
+    whole = {name: np.concatenate(arrays) for name, arrays in columns.items()}
+    return replace(plan, **_arrays(whole, skipped))
 
 
 def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
@@ -119,7 +124,7 @@ def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
     arrays = _opened(path)
     if arrays is None:
         for array in offsets:
-            memory_maps.expect_order(array)
+            chunks.advise(array, "MADV_NORMAL")
         if not all(map(chunks.is_clean, offsets)):
             return None
         if _opened(path) is None:  # nobody has made it meanwhile
@@ -127,7 +132,7 @@ def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
         directories.make_whole(path, lambda part: _write_arrays(part, plan))
         arrays = _opened(path)
     for array in (plan.tokens, *offsets, plan.marks, *(arrays or {}).values()):
-        memory_maps.expect_disorder(array)
+        chunks.advise(array, "MADV_RANDOM")
     return arrays
 
 
@@ -153,56 +158,42 @@ def _arrays(columns: dict[str, np.ndarray], skipped: dict[str, int]) -> dict[str
     return columns | {"skipped": skipped}
 
 
-class _Columns:
-    """The arrays of a plan while they grow, in files that `open_file(name)` opens."""
-
-    def __init__(self, open_file: Callable[[str], Any]) -> None:
-        self.open_file = open_file
-        self.files: dict[str, tuple[Any, str]] = {}  # and the dtypes
-
-    def add(self, name: str, values: np.ndarray, dtype: str = "<i8") -> None:
-        if name not in self.files:
-            self.files[name] = self.open_file(name), dtype
-        self.files[name][0].write(values.astype(dtype, copy=False).data)
-
-
-def _make_arrays(plan: Plan) -> dict[str, Any]:
-    """Plan everything in memory."""
-    columns = _Columns(lambda name: io.BytesIO())
-    skipped = _fill(plan, columns)
-    files = columns.files.items()
-    return _arrays({n: np.frombuffer(f.getbuffer(), t) for n, (f, t) in files}, skipped)
-
-
 def _write_arrays(path: Path, plan: Plan) -> None:
     """Plan everything into the files of a directory."""
+    files: dict[str, IO[bytes]] = {}
+    sizes: dict[str, tuple[str, int]] = {}
     with contextlib.ExitStack() as stack:
-        columns = _Columns(
-            lambda name: stack.enter_context(open(path / f"{name}.bin", "wb"))
-        )
-        skipped = _fill(plan, columns)
-        files = columns.files.items()
-        sizes = {n: (t, f.tell() // np.dtype(t).itemsize) for n, (f, t) in files}
+
+        def add(name: str, values: np.ndarray) -> None:
+            if name not in files:
+                files[name] = stack.enter_context(open(path / f"{name}.bin", "wb"))
+            files[name].write(values.data)
+            sizes[name] = values.dtype.str, files[name].tell() // values.itemsize
+
+        skipped = _fill(plan, add)
     about = json.dumps({"columns": sizes, "skipped": skipped})
     (path / "plan.json").write_text(about, "utf-8")
 
 
-def _fill(plan: Plan, columns: _Columns) -> dict[str, int]:
+Add = Callable[[str, np.ndarray], None]  # appends values to the column of that name
+
+
+def _fill(plan: Plan, add: Add) -> dict[str, int]:
     """Plan everything into columns; return what was skipped."""
     skipped: Counter[str] = Counter()
-    slots = _sequences(plan, columns, skipped)
+    slots = _sequences(plan, add, skipped)
     if not plan.packed:
         for _ in slots:
             pass
         return dict(skipped)
-    columns.add("rows", np.zeros(1, np.int64))
+    add("rows", np.zeros(1, np.int64))
     done = 0
     for window, sizes in enumerate(_regrouped(slots, packing.WINDOW)):
         number, members = packing.pack(
             sizes, plan.length, plan.max_segments, plan.seed, window
         )
-        columns.add("rows", done + np.cumsum(number))
-        columns.add("members", done + members, _index(plan))
+        add("rows", done + np.cumsum(number))
+        add("members", (done + members).astype(_index(plan), copy=False))
         done += len(sizes)
     return dict(skipped)
 
@@ -216,13 +207,20 @@ def _index(plan: Plan) -> str:
     return "<u4" if most < 1 << 32 else "<i8"
 
 
-def _sequences(
-    plan: Plan, columns: _Columns, skipped: Counter[str]
-) -> Iterator[np.ndarray]:
+def _sequences(plan: Plan, add: Add, skipped: Counter[str]) -> Iterator[np.ndarray]:
     """Plan the sequences into columns; yield what they fill of a row, i64."""
     gaps = plan.pair_rule in sentence_pairs.SKIPS_SINGLE
     end = None
-    for block in _blocks(plan):
+    if plan.kind == "pairs":
+        blocks = chunks.pair_blocks(
+            plan, plan.length, plan.seed, plan.short_seq_prob, plan.pair_slots
+        )
+    elif plan.kind == "document":
+        blocks = chunks.document_blocks(plan, plan.length)
+    else:
+        cross = plan.kind == "full_sentences"
+        blocks = chunks.sentence_blocks(plan, plan.length, cross)
+    for block in blocks:
         if gaps:
             alone = block.stop - block.start == 1
             first = block.start[alone]  # a sentence alone, from here to the next
@@ -231,10 +229,10 @@ def _sequences(
                 skipped["chunks of one sentence"] += len(lost)
                 skipped["tokens in chunks of one sentence"] += int(lost.sum())
             block = chunks.Block(*(column[~alone] for column in block))
-            columns.add("stops", block.stop)
-        columns.add("starts", block.start)
+            add("stops", block.stop)
+        add("starts", block.start)
         if plan.kind in ("pairs", "full_sentences"):
-            columns.add("document", block.document, _index(plan))
+            add("document", block.document.astype(_index(plan), copy=False))
         if len(block.stop):
             end = block.stop[-1:]
         yield block.slots
@@ -244,18 +242,7 @@ def _sequences(
             f"sentences that {plan.pair_rule} needs"
         )
     if not gaps:
-        columns.add("starts", end)
-
-
-def _blocks(plan: Plan) -> Iterator[chunks.Block]:
-    text = chunks.Text(len(plan.tokens), plan.sentences, plan.documents)
-    if plan.kind == "document":
-        return chunks.document_blocks(text, plan.length)
-    if plan.kind != "pairs":
-        return chunks.sentence_blocks(text, plan.length, plan.kind == "full_sentences")
-    return chunks.pair_blocks(
-        text, plan.length, plan.seed, plan.short_seq_prob, plan.pair_slots
-    )
+        add("starts", end)
 
 
 def _regrouped(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:

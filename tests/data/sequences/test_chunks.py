@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import mmap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertjax.data.sequences import chunks, memory_maps
-from bertjax.data.sequences.chunks import Text
+from bertjax.data.sequences import chunks
 
 
 def texts(longest=14):
@@ -19,7 +19,7 @@ def texts(longest=14):
 def text_of(corpus):
     sentences = np.cumsum([0] + [n for d in corpus for n in d])
     documents = np.cumsum([0] + [len(d) for d in corpus])
-    return Text(int(sentences[-1]), sentences, documents)
+    return SimpleNamespace(sentences=sentences, documents=documents)
 
 
 def step_by_step(ends, limit, i, stop):
@@ -47,7 +47,7 @@ def test_a_walk_is_that_of_the_definition(sizes, room, i):
 @pytest.mark.parametrize("size", [1, 50, 63])
 def test_sentences_of_one_length(size):
     sentences = np.arange(40_001) * size
-    text = Text(40_000 * size, sentences, np.array([0, 40_000]))
+    text = SimpleNamespace(sentences=sentences, documents=np.array([0, 40_000]))
     [block] = chunks.sentence_blocks(text, 128, True)
     assert (np.diff(block.start) == 126 // size * size).all()
 
@@ -107,20 +107,21 @@ def test_blocks_know_their_documents(corpus, length, cross):
 
 def test_pages_of_maps_are_found_and_private_maps_left_alone(tmp_path, monkeypatch):
     np.arange(5000).tofile(tmp_path / "a")
-    monkeypatch.setattr(memory_maps, "LARGE", 0)
     for mode in ("r", "c"):
         array = np.memmap(tmp_path / "a", np.int64, mode)
         view = np.asarray(array)[7:]
-        assert isinstance(memory_maps._map(view), mmap.mmap) == (mode == "r")
         if mode == "c":
             array[9] = 5
-        for tell in (
-            memory_maps.expect_order,
-            memory_maps.expect_disorder,
-            memory_maps.release,
-        ):
-            tell(view)
+        for advice in ("MADV_NORMAL", "MADV_RANDOM", "MADV_DONTNEED"):
+            chunks.advise(view, advice, 0)
+            chunks.advise(view, advice)  # a small map is left alone
         assert view.tolist()[3:] == list(range(10, 5000))
         assert view[2] == (9 if mode == "r" else 5)
-    memory_maps.release(np.arange(3))
-    memory_maps.expect_disorder(None)
+    chunks.release(np.arange(3))
+    chunks.advise(None, "MADV_RANDOM")
+    unknown = SimpleNamespace(mmap=mmap.mmap, MADV_RANDOM=1_000_000)
+    monkeypatch.setattr(chunks, "mmap", unknown)
+    chunks.advise(view, "MADV_RANDOM", 0)  # of the private map: never called
+    shared = np.asarray(np.memmap(tmp_path / "a", np.int64, "r"))[7:]
+    with pytest.raises((OSError, ValueError)):
+        chunks.advise(shared, "MADV_RANDOM", 0)
