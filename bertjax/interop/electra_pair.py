@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bertjax import UserError
 from bertjax.interop.hf_read import Imported, few
-from bertjax.interop.stored_tensor import are_equal
+from bertjax.interop.read_tensors import are_equal
 from bertjax.models.config import RUNTIME, EncoderConfig, generator_config
 
 # What does not decide what a generator computes.

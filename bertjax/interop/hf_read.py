@@ -18,7 +18,7 @@ from bertjax.interop import read_tensors
 from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
-from bertjax.interop.stored_tensor import DTYPES, StoredTensor, are_equal
+from bertjax.interop.read_tensors import DTYPES, StoredTensor, are_equal
 from bertjax.interop.task_heads import Task, read_task, with_head
 from bertjax.models.config import EncoderConfig
 

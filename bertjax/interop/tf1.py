@@ -23,7 +23,7 @@ from bertjax import UserError
 from bertjax.interop import hf_read, read_tensors
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
-from bertjax.interop.stored_tensor import DTYPES, StoredTensor
+from bertjax.interop.read_tensors import DTYPES, StoredTensor
 from bertjax.interop.tensor_layout import leaves
 from bertjax.models.config import EncoderConfig
 

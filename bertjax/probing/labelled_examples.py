@@ -209,9 +209,7 @@ def parse(row: Row, text: str, column: str) -> tuple[Sentence, list[Target]]:
         raise UserError(f"{row.place}: {text} is no text, nor a list of words")
     if not isinstance(targets, list) or not all(isinstance(t, dict) for t in targets):
         raise UserError(f"{row.place}: {column} is no list of objects")
-    name, _, line = row.place.rpartition(":")
-    sentence = Sentence(words, None, name, int(line) if line.isdecimal() else 0)
-    return sentence, [
+    return Sentence(words, None, row.place), [
         parse_target(target, f"{row.place}, target {i}", len(words))
         for i, target in enumerate(targets, 1)
     ]

@@ -23,7 +23,7 @@ from bertjax.probing.labelled_examples import Spans
 from bertjax.tasks.task_rows import Batch, Rows
 from bertjax.tasks.text_rows import Texts
 
-Reader = Callable[[Batch], jax.Array]
+Reader = Callable[[Batch], np.ndarray]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -47,7 +47,7 @@ def make_reader(cfg: EncoderConfig, params: Any, pooling: str) -> Reader:
     params: the encoder's own; nothing here takes their gradient. pooling: "mean", over
     the real tokens, [CLS] and [SEP] too, or "cls", the first one; "spans" gives
     [N + 1, B, S, D] of the spans in the batch. Each layer is pooled where it is
-    computed, so that whole layers are never side by side.
+    computed, so that whole layers are never side by side. It raises UserError for NaN.
     """
     pool = POOLS[pooling]
     cfg = encoder.without_pooler(cfg)
@@ -59,20 +59,23 @@ def make_reader(cfg: EncoderConfig, params: Any, pooling: str) -> Reader:
             params, cfg, batch, lambda x: pool(x.astype(jnp.float32), batch)
         )
 
-    return lambda batch: run(params, batch)
+    def read(batch: Batch) -> np.ndarray:
+        features = np.asarray(run(params, batch))
+        if not np.isfinite(features).all():
+            raise UserError("--model: the outputs of its layers are not finite (NaN)")
+        return features
+
+    return read
 
 
 def read_texts(
     read: Reader, texts: Texts, tokenizer: Any, cfg: EncoderConfig, batch_size: int
 ) -> np.ndarray:
-    """Return the features of all rows, in order: f32 [N + 1, n, D].
-
-    Raises UserError for NaN.
-    """
+    """Return the features of all rows, in order: f32 [N + 1, n, D]."""
     plan, rows = texts.plan(cfg.max_length), np.arange(texts.n)
     out = np.empty((cfg.num_hidden_layers + 1, texts.n, cfg.hidden_size), np.float32)
     for which, batch in make_batches(plan, rows, tokenizer, batch_size):
-        out[:, which] = check_finite(np.asarray(read(batch))[:, : len(which)])
+        out[:, which] = read(batch)[:, : len(which)]
     return out
 
 
@@ -82,7 +85,7 @@ def read_spans(
     """Return the features of all examples, their k spans side by side, in order:
     f32 [N + 1, n, k * D].
 
-    Rows without a span are not read. Raises UserError for NaN.
+    Rows without a span are not read.
     """
     plan = spans.words.plan(cfg.max_length)
     row, begin, end = (x.ravel() for x in spans.locate(plan))
@@ -102,7 +105,7 @@ def read_spans(
         for name, places in (("begins", begin), ("ends", end)):
             batch[name] = np.zeros((shape[0], slots), np.int32)
             batch[name][at] = places[inside]
-        out[:, inside] = check_finite(np.asarray(read(batch))[:, *at])
+        out[:, inside] = read(batch)[:, *at]
     return out.reshape(len(out), len(spans.labels), -1)
 
 
@@ -125,13 +128,6 @@ def make_batches(
             batch = short.gather(filled[:batch_size], None, tokenizer)
             yield which, {name: batch[name] for name in INPUTS if name in batch}
             progress.add(len(which), work=len(which) * length)
-
-
-def check_finite(features: np.ndarray) -> np.ndarray:
-    """Return the features. Raises UserError for NaN or an infinity among them."""
-    if not np.isfinite(features).all():
-        raise UserError("--model: the outputs of its layers are not finite (NaN)")
-    return features
 
 
 def check_memory(rows: int, layers: int, width: int) -> str:

@@ -20,9 +20,8 @@ import io
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files, tfds_source
@@ -63,8 +62,7 @@ def report(
         say(f"{begin}{counted(len(places), what)}{note}: {join_names(places)}")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row: its cells by column, and the place it stands, "train.tsv:7"."""
 
     cells: Mapping[str, Any]

@@ -13,7 +13,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bertjax import UserError, counted
 from bertjax.tasks import tables
@@ -28,21 +28,20 @@ HEADER = "word words token tokens text form tag tags label labels pos upos ner p
 HEADER = {*f"{HEADER} pos_tags ner_tag ner_tags".split()}  # of columns, in any case
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """Words, and as many tags or None; it begins at name:line, a word a line or not."""
+class Sentence(NamedTuple):
+    """Words, and as many tags or None. begin: the place it stands, "train.jsonl:2"; or
+    the file, and the line of its first word, where each has a line."""
 
     words: Sequence[str]
     tags: Sequence[str] | None
-    name: str
-    line: int
-    tall: bool = False
+    begin: str
+    line: int | None = None
 
     def place(self, i: int) -> str:
         """Say where word i stands: "train.bio:7", "train.jsonl:2 (word 3)"."""
-        if self.tall:
-            return f"{self.name}:{self.line + i}"
-        return f"{self.name}:{self.line} (word {i + 1})"
+        if self.line is None:
+            return f"{self.begin} (word {i + 1})"
+        return f"{self.begin}:{self.line + i}"
 
 
 def read_sentences(value: str, key: str, columns: Columns, say: Say) -> list[Sentence]:
@@ -55,8 +54,8 @@ def read_sentences(value: str, key: str, columns: Columns, say: Say) -> list[Sen
     named = in_objects(columns)
 
     def read_tfds(entry: str) -> list[Sentence]:
-        rows = enumerate(tables.read_rows(entry, key, named))
-        return checked([sentence_of(row, named, entry, i) for i, row in rows], entry)
+        rows = tables.read_rows(entry, key, named)
+        return checked([sentence_of(row, named) for row in rows], entry)
 
     def read_path(path: str) -> list[Sentence]:
         suffix = SUFFIX.search(path)
@@ -97,7 +96,7 @@ def parse_sentences(
 ) -> Iterator[Sentence]:
     """Yield the sentences of plain text, a line each, words between spaces."""
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        yield Sentence(line.split(), None, name, number)
+        yield Sentence(line.split(), None, f"{name}:{number}")
 
 
 def parse_columns(
@@ -114,7 +113,7 @@ def parse_columns(
             if found:
                 words, *tags = ([row[i] for row in found] for i in where)
                 begin = number - len(found)
-                yield Sentence(words, tags[0] if tags else None, name, begin, tall=True)
+                yield Sentence(words, tags[0] if tags else None, name, begin)
                 found = []
             continue
         cells = line.split("\t") if "\t" in line else line.split()
@@ -170,7 +169,7 @@ def parse_json(text: str, name: str, columns: Columns, say: Say) -> Iterator[Sen
     """Yield the sentences of JSON lines."""
     named = in_objects(columns)
     for row in tables.parse_rows(text, "json", name, named, say):
-        yield sentence_of(row, named, name, int(row.place.rpartition(":")[2]))
+        yield sentence_of(row, named)
 
 
 def in_objects(columns: Columns) -> dict[str, str]:
@@ -179,9 +178,7 @@ def in_objects(columns: Columns) -> dict[str, str]:
     return {k: name if NUMBER.fullmatch(c) else c for (k, c), name in named}
 
 
-def sentence_of(
-    row: tables.Row, named: Mapping[str, str], name: str, line: int
-) -> Sentence:
+def sentence_of(row: tables.Row, named: Mapping[str, str]) -> Sentence:
     """Make a sentence of a row with lists of words and of tags. Raises UserError."""
     column, *of_tags = named.values()
     words, tags = row.cells[column], None
@@ -195,7 +192,7 @@ def sentence_of(
             counts = f"{counted(len(words), 'word')}, but {counted(len(tags), 'tag')}"
             raise UserError(f"{row.place}: {counts}")
         tags = [str(tag) for tag in tags]
-    return Sentence(words, tags, name, line)
+    return Sentence(words, tags, row.place)
 
 
 PARSERS = {"txt": parse_lines, "json": parse_json, "jsonl": parse_json}

@@ -17,7 +17,6 @@ from bertjax.interop import (
     hf_read,
     hf_write,
     read_tensors,
-    stored_tensor,
     tensor_layout,
 )
 from bertjax.models.families import FAMILIES as OURS
@@ -170,7 +169,7 @@ def test_tensors_are_read_in_blocks(tmp_path, monkeypatch, transpose):
     given = np.arange(50 * 6, dtype=np.float32).reshape(50, 6)
     save_file({"x": given}, tmp_path / "model.safetensors")
     tensor = read_tensors.open_tensors(tmp_path, "here")["x"]
-    monkeypatch.setattr(stored_tensor, "BLOCK", 8 * 6)
+    monkeypatch.setattr(read_tensors, "BLOCK", 8 * 6)
     lengths, rows = [], type(tensor).rows
     monkeypatch.setattr(
         type(tensor),
@@ -182,7 +181,7 @@ def test_tensors_are_read_in_blocks(tmp_path, monkeypatch, transpose):
     np.testing.assert_array_equal(out.T if transpose else out, given[25:])
     assert lengths == ([16, 9] if transpose else [8, 8, 8, 1])
     other = read_tensors.open_tensors(tmp_path, "here")["x"]
-    assert stored_tensor.are_equal(tensor, other)
+    assert read_tensors.are_equal(tensor, other)
 
 
 def test_shards(tmp_path):

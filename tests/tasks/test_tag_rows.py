@@ -249,7 +249,7 @@ def test_tags_of_tfds(monkeypatch):
     name = "tfds:conll2003:train"
     (found,) = read_sentences(name, "data.train", columns, print)
     assert (found.words, found.tags) == (["é", "x"], ["B-X", "O"])
-    assert found.place(1) == f"{name}:0 (word 2)"
+    assert found.place(1) == f"{name}[0] (word 2)"
 
 
 @pytest.mark.slow  # TensorFlow Datasets writes for ten seconds
