@@ -14,7 +14,7 @@ from bertjax import UserError, registry
 from bertjax.assembly import resolve
 from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.config import cli, schema, serialize
-from bertjax.interop import electra_pair, hf_directories, hf_read, sentence_transformers
+from bertjax.interop import hf_directories, hf_read, sentence_transformers
 from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.models.families import FAMILIES, size_name
 from bertjax.storage import directories
@@ -121,7 +121,7 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     config.model.update(sizes(model.cfg, model.family.model_type))
     config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
     config.objective = config.objective or "mlm"
-    if isinstance(model, electra_pair.Pair):
+    if isinstance(model, hf_directories.Pair):
         config.objective = f"electra:generator={model.share:g}"
     if "+" not in config.objective:
         config.data.plan = "full_sentences"

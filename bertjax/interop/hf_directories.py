@@ -2,17 +2,29 @@
 """Open a directory of another library's, whatever lies in it.
 
 config.json and tensors (hf_read.py); a TensorFlow 1 checkpoint (tf1.py); generator/ and
-discriminator/ of the first kind, which are one model (electra_pair.py).
+discriminator/ of the first kind: ELECTRA's two models, which are one, with the
+parameters of our objective of that name. {"encoder", "generator", "mlm", "rtd"}: the
+discriminator and its head, what is the generator's own, its head. The embeddings, but
+for the projection, are in "encoder" alone (bertjax/objectives/electra.py).
 """
 
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
-from bertjax.interop import electra_pair, hf_read, read_tensors, tf1
+from bertjax import UserError
+from bertjax.interop import hf_read, read_tensors, tf1
+from bertjax.interop.hf_read import Imported, few
+from bertjax.interop.read_tensors import are_equal
+from bertjax.models.config import RUNTIME, EncoderConfig, generator_config
 
 OURS = ("overrides.json", "checkpoints", "meta.json")
 THEIRS = (hf_read.CONFIG, read_tensors.SINGLE, read_tensors.INDEX, read_tensors.PICKLE)
 HALVES = ("discriminator", "generator")
+# What does not decide what a generator computes.
+FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+FREE += ("pooler", "dtype", *RUNTIME)
 
 
 def is_directory(path: Any) -> bool:
@@ -45,4 +57,93 @@ def open_model(directory: Path, where: str) -> hf_read.Imported:
         models = tf1.open_models(directory, where)
     if len(models) == 1:
         return models[0]
-    return electra_pair.join(*models, directory, where)
+    return join_pair(*models, directory, where)
+
+
+# ---------------------------------------------------------------- ELECTRA's pairs
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair(Imported):
+    """The discriminator, whose fields these are, with its generator.
+
+    root: the directory of both.
+    """
+
+    generator: Imported
+    root: Path
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    @property
+    def share(self) -> float:
+        """The generator's width as a share of the discriminator's."""
+        return self.generator.cfg.hidden_size / self.cfg.hidden_size
+
+
+def is_shared(path: str) -> bool:
+    """True for what both encoders read in the discriminator."""
+    start = "encoder/embeddings/"
+    return path.startswith(start) and not path.startswith(start + "projection/")
+
+
+def join_pair(
+    discriminator: Imported, generator: Imported, root: Path, where: str
+) -> Pair:
+    """Make one model of two.
+
+    Raises UserError when they are no pair: another family, a head that is missing,
+    embeddings that are not shared, a generator that our objective would make otherwise.
+    """
+    halves = {"discriminator": discriminator, "generator": generator}
+    for (name, half), head in zip(halves.items(), ("rtd", "mlm"), strict=True):
+        if half.family.model_type != "electra":
+            raise UserError(
+                f"{where}: the {name} is of the family {half.family.model_type}: only "
+                "ELECTRA's are pairs"
+            )
+        if head not in half.heads:
+            raise UserError(f"{where}: the {name} has no {head} head")
+    _check_shared(discriminator, generator, where)
+    _check_config(discriminator.cfg, generator.cfg, where)
+    own = ("encoder/", "rtd/")
+    leaves = {p: x for p, x in discriminator.leaves.items() if p.startswith(own)}
+    for path, leaf in generator.leaves.items():
+        if path.startswith(("encoder/", "mlm/")) and not is_shared(path):
+            names = [(f"generator:{name}", *part) for name, *part in leaf.tensors]
+            path = re.sub("^encoder/", "generator/", path)
+            leaves[path] = leaf._replace(tensors=names)
+    tensors = {f"generator:{name}": x for name, x in generator.tensors.items()}
+    unexpected = [f"{k}: {n}" for k, half in halves.items() for n in half.unexpected]
+    fields = {**vars(discriminator), "where": where, "missing": (), "leaves": leaves}
+    fields |= {"tensors": {**discriminator.tensors, **tensors}}
+    fields |= {"unexpected": tuple(unexpected), "generator": generator, "root": root}
+    return Pair(**fields)
+
+
+def _check_shared(a: Imported, b: Imported, where: str) -> None:
+    different = []
+    for path in filter(is_shared, dict.fromkeys([*a.leaves, *b.leaves])):
+        both = [m.tensors.get(m.family.names[path]) for m in (a, b)]
+        if None in both or not are_equal(*both):
+            different.append(path.removeprefix("encoder/"))
+    if different:
+        raise UserError(
+            f"{where}: generator and discriminator have different {few(different)}: a "
+            "pair that does not share its embeddings is not supported"
+        )
+
+
+def _check_config(cfg: EncoderConfig, small: EncoderConfig, where: str) -> None:
+    try:
+        if small.hidden_size > cfg.hidden_size:
+            raise UserError("the generator is wider than the discriminator")
+        supported = generator_config(cfg, small.hidden_size)
+    except UserError as e:
+        raise UserError(f"{where}: {e}") from e
+    for field in dataclasses.fields(EncoderConfig):
+        has, needs = (getattr(c, field.name) for c in (small, supported))
+        if field.name not in FREE and has != needs:
+            raise UserError(
+                f"{where}: the generator has {field.name}={has}; with this "
+                f"discriminator only {needs} is supported"
+            )

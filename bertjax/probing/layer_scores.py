@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What probes on every depth say together: scores, controls, code lengths, the mix."""
 
+import hashlib
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from bertjax.probing import mdl, probes
+from bertjax.data import counter_rng
+from bertjax.probing import probes
 from bertjax.probing.probes import Settings
 from bertjax.tasks.metrics import Metric
+
+# Those of Voita and Titov 2020: what of the rows each probe has learned from.
+SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 
 
 class Data(NamedTuple):
@@ -36,7 +41,7 @@ def probe_layers(
     training rows whose meaningless label the probe gives.
     """
     n, probe = len(data.labels), probes.PROBES[kind]
-    counts = mdl.portions(n)
+    counts = portions(n)
     seeds = len(control) if kind in probes.DRAWN else 1
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
     if control.size:  # one a seed; without seeds all of them
@@ -45,7 +50,7 @@ def probe_layers(
     bits, fitted, predicted, _ = probes.run(
         probe, classes, 0, data.train, data.valid, tasks, counts, seeds, key, settings
     )
-    bits = mdl.online_bits(np.asarray(bits), counts, classes)  # [seeds, tasks, depths]
+    bits = online_bits(np.asarray(bits), counts, classes)  # [seeds, tasks, depths]
     fitted, predicted = np.asarray(fitted)[-1], np.asarray(predicted)[-1]
     others = predicted[:, 1:].reshape(-1, *predicted.shape[2:])
     rows = []
@@ -57,7 +62,7 @@ def probe_layers(
             "sd": deviation(scores),
             "bits": float(bits[:, 0, layer].mean()),
         }
-        row["compression"] = mdl.uniform_bits(n, classes) / row["bits"]
+        row["compression"] = uniform_bits(n, classes) / row["bits"]
         if control.size:
             pairs = zip(others[:, layer], control[:, n:], strict=True)
             row["control"] = float(np.mean([metric(p, gold) for p, gold in pairs]))
@@ -83,7 +88,7 @@ def probe_mix(
     seeds = seeds if kind in probes.DRAWN else 1
     train, valid = (data.train, sees), (data.valid, sees)
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
-    whole, key = mdl.portions(n)[-1:], jax.random.key(seed)
+    whole, key = portions(n)[-1:], jax.random.key(seed)
     result = probes.run(
         probe, data.classes, (None, 0), train, valid, tasks, whole, seeds, key, settings
     )
@@ -120,3 +125,69 @@ def expected_layer(scores: np.ndarray) -> float | None:
 def deviation(values: Any) -> float | None:
     """Return the deviation of a sample, None of one value."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+# ---------------------------------------------------------------- codes and controls
+def portions(n: int) -> np.ndarray:
+    """Return (rows learned, end of the rows coded next): i32 [amounts, 2].
+
+    The last learns all n and codes nothing. Shares of few rows that are the same
+    number of rows are one.
+
+    >>> portions(40).tolist()
+    [[1, 3], [3, 5], [5, 10], [10, 20], [20, 40], [40, 40]]
+    """
+    ends = sorted({max(1, round(share * n)) for share in SHARES})
+    return np.array(list(zip(ends, [*ends[1:], n], strict=True)), np.int32)
+
+
+def uniform_bits(n: int, classes: int) -> float:
+    """Return what n labels take where each class is as likely."""
+    return float(n * np.log2(classes))
+
+
+def frequency_bits(labels: np.ndarray) -> float:
+    """Return what labels i32 [n] take where their frequencies alone are known.
+
+    >>> frequency_bits(np.array([0, 0, 0, 1, 2, 2, 2, 1]))
+    12.490224995673063
+    """
+    counts = np.bincount(labels)
+    counts = counts[counts > 0]
+    return float(-counts @ np.log2(counts / counts.sum()))
+
+
+def online_bits(bits: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
+    """Return the length of the online code (Voita and Titov 2020).
+
+    bits: [amounts, ...] of the rows from counts[i, 0] to counts[i, 1] under a probe of
+    those before. The first rows, which no probe has seen, cost log2(classes) each.
+    """
+    first = uniform_bits(int(counts[0, 0]), classes)
+    return first + np.asarray(bits, np.float64).sum(0)
+
+
+def text_types(texts: list[np.ndarray]) -> np.ndarray:
+    """Number what rows are, the same for the same ids: u64 [n].
+
+    texts: for each row its ids, of both texts.
+    """
+    return np.array(
+        [
+            int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8).digest())
+            for ids in texts
+        ],
+        np.uint64,
+    )
+
+
+def control_labels(
+    types: np.ndarray, labels: np.ndarray, seed: int, draw: int
+) -> np.ndarray:
+    """Draw a control task's labels (Hewitt and Liang 2019): i32 [n].
+
+    A label depends on the input's type alone and means nothing. Its distribution is
+    that of `labels`.
+    """
+    keys = counter_rng.fold(seed, "control", draw, types)
+    return labels[counter_rng.below(keys, 0, len(labels))]

@@ -12,7 +12,7 @@ from absl import flags
 from bertjax.assembly import models
 from bertjax.config import cli
 from bertjax.models import encoder
-from bertjax.probing import labelled_examples, layer_features, layer_scores, mdl, probes
+from bertjax.probing import labelled_examples, layer_features, layer_scores, probes
 from bertjax.tasks import metrics, prepare_task
 
 PROBE_ROWS = 128  # rows of an update
@@ -90,8 +90,8 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
         "settings": settings._asdict(),
         "majority": metric(np.full(len(gold), largest), gold),
         "majority_accuracy": float(np.mean(gold == largest)),
-        "uniform_bits": mdl.uniform_bits(n, classes),
-        "frequency_bits": mdl.frequency_bits(labels),
+        "uniform_bits": layer_scores.uniform_bits(n, classes),
+        "frequency_bits": layer_scores.frequency_bits(labels),
         "probes": results,
     }
 
@@ -102,7 +102,9 @@ def make_control(
     """Draw a control task a seed: labels i32 [seeds, n + m], of the training examples
     in their order i64 [n], then of the others."""
     ids = map(labelled_examples.example_ids, (train, valid))
-    types, labels = mdl.text_types([*chain(*ids)]), train.labels[order]
+    types, labels = layer_scores.text_types([*chain(*ids)]), train.labels[order]
     types[: len(order)] = types[order]
     draws = range(seeds)
-    return np.stack([mdl.control_labels(types, labels, seed, d) for d in draws])
+    return np.stack(
+        [layer_scores.control_labels(types, labels, seed, d) for d in draws]
+    )

@@ -12,7 +12,7 @@ import pytest
 from bertjax import UserError
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
-from bertjax.probing import labelled_examples, layer_features, mdl
+from bertjax.probing import labelled_examples, layer_features, layer_scores
 from bertjax.tasks.task_rows import Form
 
 COLUMNS = {"--text": "1", "--tag": "-1"}
@@ -177,7 +177,7 @@ def test_entities_are_scored_as_in_finetuning(tmp_path):
 def test_equal_words_are_of_one_type(tmp_path):
     """So that a control task gives each word type one label."""
     part = read(tmp_path)[0]
-    types = mdl.text_types([np.concatenate(part.pieces(i)) for i in range(9)])
+    types = layer_scores.text_types([np.concatenate(part.pieces(i)) for i in range(9)])
     names = [word for s in SENTENCES for word, _ in s]
     same = np.array(names)[:, None] == np.array(names)
     np.testing.assert_array_equal(types[:, None] == types, same)

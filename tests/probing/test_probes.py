@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.probing import layer_scores, mdl, probe_table, probes
+from bertjax.probing import layer_scores, probe_table, probes
 from bertjax.tasks.metrics import accuracy
 
 DEPTHS, N, M, D, KNOWN = 5, 200, 100, 8, 3
@@ -25,7 +25,7 @@ def make_data(seed=0, from_layer=KNOWN):
 
 DATA = make_data()
 CONTROL = np.stack(
-    [mdl.control_labels(np.arange(N + M), DATA.labels, 0, s) for s in range(2)]
+    [layer_scores.control_labels(np.arange(N + M), DATA.labels, 0, s) for s in range(2)]
 )
 
 
@@ -112,11 +112,11 @@ def test_expected_layer():
 
 # ---------------------------------------------------------------- the online code
 def test_portions_are_the_papers():
-    assert [b for b, _ in mdl.portions(1000)] == (
+    assert [b for b, _ in layer_scores.portions(1000)] == (
         [1, 2, 4, 8, 16, 32, 62, 125, 250, 500, 1000]
     )
     for n in (2, 7, 40, 999):
-        counts = mdl.portions(n)
+        counts = layer_scores.portions(n)
         assert counts[0, 0] == 1 and tuple(counts[-1]) == (n, n)
         assert (counts[1:, 0] == counts[:-1, 1]).all()
 
@@ -124,11 +124,11 @@ def test_portions_are_the_papers():
 def test_code_length_by_hand():
     """4 rows uniformly, 4 x log2(3), and 5 and 2.5 bits for the others."""
     counts = np.array([[4, 8], [8, 16], [16, 16]])
-    found = mdl.online_bits(np.array([5, 2.5, 0]), counts, 3)
+    found = layer_scores.online_bits(np.array([5, 2.5, 0]), counts, 3)
     assert found == pytest.approx(4 * np.log2(3) + 7.5)
-    assert mdl.uniform_bits(16, 3) == pytest.approx(16 * np.log2(3))
+    assert layer_scores.uniform_bits(16, 3) == pytest.approx(16 * np.log2(3))
     known = np.array([0] * 6 + [2] * 2, np.int32)  # 6 x log2(8 / 6) and 2 x 2
-    assert mdl.frequency_bits(known) == pytest.approx(6 * np.log2(8 / 6) + 4)
+    assert layer_scores.frequency_bits(known) == pytest.approx(6 * np.log2(8 / 6) + 4)
 
 
 def test_bits_are_minus_log_probabilities():
@@ -160,19 +160,20 @@ def test_rows_beyond_a_portion_teach_nothing():
 # ---------------------------------------------------------------- controls, scales
 def test_control_labels_belong_to_types():
     texts = [np.array(ids, np.int32) for ids in ([5, 6], [7], [5, 6], [6, 5])]
-    types = mdl.text_types(texts)
+    types = layer_scores.text_types(texts)
     assert types[0] == types[2] and len(set(types.tolist())) == 3
     labels = np.array([0, 1, 1, 1], np.int32)
-    many = mdl.control_labels(np.arange(4000), labels, 7, 0)
+    many = layer_scores.control_labels(np.arange(4000), labels, 7, 0)
     assert 0.72 < many.mean() < 0.78 and many.dtype == np.int32
     np.testing.assert_array_equal(
-        many, mdl.control_labels(np.arange(4000), labels, 7, 0)
+        many, layer_scores.control_labels(np.arange(4000), labels, 7, 0)
     )
     for other in (
-        mdl.control_labels(np.arange(4000), labels, *s) for s in ((8, 0), (7, 1))
+        layer_scores.control_labels(np.arange(4000), labels, *s)
+        for s in ((8, 0), (7, 1))
     ):
         assert 0.3 < (other != many).mean() < 0.45
-    found = mdl.control_labels(types, labels, 0, 0)
+    found = layer_scores.control_labels(types, labels, 0, 0)
     assert found[0] == found[2]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELECTRA: a generator or a discriminator; electra_pair.py makes one model of both."""
+"""ELECTRA: a generator or a discriminator; hf_directories.py makes a pair one model."""
 
 from bertjax.interop.families.bert import EMBEDDINGS, LAYERS
 from bertjax.interop.family import Family, Options, pooled, task_heads, tensors
