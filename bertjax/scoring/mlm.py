@@ -16,7 +16,6 @@ from bertjax.assembly import models
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.masking.presets import UNITS
 from bertjax.interop.hf_read import Imported
-from bertjax.scoring import mlm_loss
 from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
 
 FLAGS = ("rates", "length", "mask_unit", "examples")
@@ -85,6 +84,8 @@ def score_rows(
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
     params = models.read_params(checkpoint, head, args.weights)
+    from bertjax.scoring import mlm_loss  # which needs jax
+
     counts = None  # of each piece in the training text
     if not isinstance(checkpoint, Imported):
         file = checkpoint.parents[1] / "unigram.npy"

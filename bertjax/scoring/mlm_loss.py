@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bertjax import UserError
@@ -14,7 +16,11 @@ from bertjax.assembly import prepared_text, resolve
 from bertjax.config import cli
 from bertjax.data.tokenizers.tokenizer import BYTES
 from bertjax.inference import fill_blanks
+from bertjax.models import encoder, heads
+from bertjax.objectives.base import TokenIds, make_objective
+from bertjax.objectives.mlm import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
+from bertjax.training import step
 
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, of rare characters
 
@@ -39,11 +45,6 @@ def evaluate(
     interval over documents; docs/evaluation.md has the rest. Raises UserError where a
     set has nothing to predict.
     """
-    import jax
-
-    from bertjax.objectives.base import TokenIds, make_objective
-    from bertjax.training import step
-
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     if config.objective == "mlm":
         params, cfg = fill_blanks.masked_lm(params, cfg)
@@ -101,10 +102,6 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
     loss: -ln p of the true token; confidence: the largest p; right: whether the true
     token has it. The head is computed in as many pieces as in training.
     """
-    import jax.numpy as jnp
-
-    from bertjax.models import encoder, heads
-    from bertjax.objectives.mlm import sum_in_chunks
 
     def guess(params: Any, batch: Any) -> dict[str, Any]:
         is_pair = "generator" in params
@@ -183,10 +180,6 @@ class Tally:
 
         Returns the means of the sums.
         """
-        import jax
-
-        from bertjax.training import step
-
         pending: list[Any] = []  # batches, and guesses that are still on the device
 
         def evaluate(params: Any, batch: Any) -> Any:

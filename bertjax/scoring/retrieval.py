@@ -19,7 +19,11 @@ FLAGS = ("columns",)
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
-    """Score each set of --text; of a model made for retrieval also its data.valid."""
+    """Score each set of --text; of a model made for retrieval also its data.valid.
+
+    Vectors are compared by their angle, or by inner products where the model was made
+    for them.
+    """
     model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
     named, text, key = passages.COLUMNS, args.text, "--text"
     task_type = find_task_type(model.config.objective)
@@ -35,33 +39,23 @@ def score(args: Any, path: str, flag: str) -> Scores:
         raise UserError(
             "--what=retrieval needs --text=FOLDER, in BEIR's layout, or --text=TABLE"
         )
-    sets = {}
+    sets: dict[str, dict[str, float]] = {}
     for name, part in named_sources(text, key).items():
         (collection,) = passages.read_collections(part, key, columns, cli.say)
-        sets[name] = search_scores(model, collection, args.batch_size or 32)
+        grades, texts = collection.grades, [*collection.queries, *collection.passages]
+        vectors = comparable_vectors(model, texts, args.batch_size or 32)
+        found = search.search(
+            *np.split(vectors, [len(collection.queries)]), leave=collection.own
+        )
+        sets[name] = {"queries": len(grades), "passages": len(collection.passages)}
+        # Queries with the same answer resemble each other: they are one draw.
+        same = np.array([min(p for p in of if of[p] > 0) for of in grades])
+        for measure, each in search.measure(found, grades).items():
+            sets[name][measure] = float(each.mean())
+            width = half_width(each, np.ones_like(each), same)
+            if width is not None:
+                sets[name][f"{measure}_ci95"] = width
     return scores_of_sets(sets, args, model.meta)
-
-
-def search_scores(model: Any, collection: Any, batch_size: int) -> dict[str, float]:
-    """Return measures over queries, *_ci95 their intervals, and how many there are.
-
-    model: an Embedder. Vectors are compared by their angle, or by inner products
-    where the model was made for them.
-    """
-    texts = [*collection.queries, *collection.passages]
-    vectors = comparable_vectors(model, texts, batch_size)
-    queries, passages = np.split(vectors, [len(collection.queries)])
-    ranked = search.search(queries, passages, leave=collection.own)
-    # Queries with the same answer resemble each other: they are one draw.
-    grades = collection.grades
-    same = np.array([min(p for p in graded if graded[p] > 0) for graded in grades])
-    values: dict[str, float] = {"queries": len(queries), "passages": len(passages)}
-    for measure, each in search.measure(ranked, grades).items():
-        values[measure] = float(each.mean())
-        width = half_width(each, np.ones_like(each), same)
-        if width is not None:
-            values[f"{measure}_ci95"] = width
-    return values
 
 
 def comparable_vectors(

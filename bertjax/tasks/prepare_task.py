@@ -222,7 +222,16 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
     """
     tokenizer, form = check(config), make_form(config)
     task_type = get_task_type(config.objective)
-    _report_repeats(config, say)
+    paths = [locate(config, side).values() for side in ("train", "valid")]
+    for key, parts in zip(("data.train", "data.valid"), paths, strict=True):
+        for part in parts:
+            report_repeats(part, key, say)
+    scored = {*chain(*paths[1])}
+    if both := [path for path in dict.fromkeys(chain(*paths[0])) if path in scored]:
+        say(
+            f"data.train and data.valid both read {join_names(both)}: the model is "
+            "scored on rows that it learns from"
+        )
     examples = [
         {
             name: task_type.read(part, key, form.keys(), say)
@@ -250,20 +259,6 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
         for line in (laid.read_as(tokenizer), *laid.notes()):
             say(f"{name}: {line}")
     return Prepared(tokenizer, train, valid)
-
-
-def _report_repeats(config: ConfigDict, say: Say) -> None:
-    """Say which files are read twice, and which both to learn and to score."""
-    train, valid = (locate(config, side).values() for side in ("train", "valid"))
-    for key, parts in (("data.train", train), ("data.valid", valid)):
-        for paths in parts:
-            report_repeats(paths, key, say)
-    scored = {*chain(*valid)}
-    if both := [path for path in dict.fromkeys(chain(*train)) if path in scored]:
-        say(
-            f"data.train and data.valid both read {join_names(both)}: the model is "
-            "scored on rows that it learns from"
-        )
 
 
 def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:

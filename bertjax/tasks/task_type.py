@@ -21,11 +21,6 @@ PACKAGE = "bertjax.tasks.types"
 POOLINGS = dict.fromkeys(("mean", "cls"))  # models/pooling.py, which needs jax
 
 
-def nothing(*args: Any) -> dict[str, Any]:
-    """Return {}."""
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaskType:
     """How the labelled rows of an objective are read, learnt from, scored and answered.
@@ -73,14 +68,14 @@ class TaskType:
     columns: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
-    check: Callable[[ConfigDict], Any] = nothing
-    imported: Callable[[Sequence[str]], Mapping[str, str]] = nothing
+    check: Callable[[ConfigDict], Any] = lambda config: None
+    imported: Callable[[Sequence[str]], Mapping[str, str]] = lambda labels: {}
     max_length: int | None = None
     text_columns: int = 2
     name_columns: Callable[[ConfigDict, list[str]], list[str]] = lambda config, x: x
-    head_options: Callable[[ConfigDict, Sequence[str]], dict[str, float]] = nothing
+    head_options: Callable[..., dict[str, float]] = lambda task, labels: {}
     several_sequences: bool = False
-    facts: Callable[[ConfigDict], dict[str, Any]] = nothing
+    facts: Callable[[ConfigDict], dict[str, Any]] = lambda config: {}
     makes_vectors: bool = False
     has_threshold: bool = False
     hf_class: str = ""
