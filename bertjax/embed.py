@@ -53,12 +53,11 @@ def main(argv: Sequence[str]) -> int:
     write(out, vectors)
     how = model.how
     line = f"{out}: {counted(len(lines), 'row')} of {vectors.shape[1]}, "
-    line += f"{how.pooling} pooling"
-    line += ", of length 1" * how.normalize
+    line += f"{how.pooling} pooling" + ", of length 1" * how.normalize
     line += f", each after {how.prompt!r}" * bool(how.prompt)
-    line += f"; {counted(cut, 'line')} cut at {how.longest} tokens" if cut else ""
+    line += f"; {counted(cut, 'line')} cut at {how.longest} tokens" * bool(cut)
     empty = sum(not line.strip() for line in lines)
-    cli.say(line + (f"; {counted(empty, 'empty line')}" if empty else ""))
+    cli.say(line + f"; {counted(empty, 'empty line')}" * bool(empty))
     return 0
 
 

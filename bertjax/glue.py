@@ -21,7 +21,7 @@ from typing import Any
 from bertjax import UserError, registry, sweep
 from bertjax.assembly import command_line
 from bertjax.config import cli
-from bertjax.config.arguments import config_arguments
+from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
             text = glue_files.train_arguments(task, folder, path / "text", cli.say)
             cli.say(f"{name}:")
             trouble = "failed"
-            given = config_arguments(argv)
+            given = part_arguments(argv)[0]
             given += [f"--config.task.name={name}", *text]
             found = sweep.run(given, args.seeds, args.lrs, args.at_once, own, stop)
             rows += table(name, task, found)

@@ -27,7 +27,7 @@ answer (0 where it had none); of others each has one.
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if not args.model or not args.input:
         raise UserError("--model and --input are needed: see --help")
-    out = check_out(args.out)
+    out = None if args.out == "-" else atomic.check_out(args.out, "--out")
     given = Path(args.input).expanduser()
     if out and out.exists() and given.exists() and out.samefile(given):
         raise UserError(f"--out={args.out} is --input, which it would replace")
@@ -75,13 +75,13 @@ def main(argv: Sequence[str]) -> int:
         model = model._replace(threshold=args.threshold)
     columns = model.form.keys(labelled=False, flags=True)
     read = read_input(args.input, columns, task_type, args.format)
-    write(out, answer(model, read, args.batch_size))
+    answers = answer(model, read, args.batch_size)
+    lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in answers)
+    if out is None:
+        sys.stdout.write(lines)
+    else:
+        atomic.write_file(out, lines, f"--out={out}")
     return 0
-
-
-def check_out(name: str) -> Path | None:
-    """Return the file to write, None for standard output. Raises UserError."""
-    return None if name == "-" else atomic.check_out(name, "--out")
 
 
 def read_input(
@@ -133,15 +133,6 @@ def _parse(
         if not bare or task_type.parse_lines is None or len(columns) > 1:
             raise
         raise UserError(f"{e}; --format=text reads a text a line") from e
-
-
-def write(out: Path | None, found: Iterator[dict[str, Any]]) -> None:
-    """Write JSON lines beside their place and rename them. Raises UserError."""
-    lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found)
-    if out is None:
-        sys.stdout.write(lines)
-        return
-    atomic.write_file(out, lines, f"--out={out}")
 
 
 if __name__ == "__main__":

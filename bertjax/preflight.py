@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from bertjax import UserError
 from bertjax.assembly import command_line, validate
 from bertjax.config import cli
-from bertjax.config.arguments import config_arguments
+from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
 from bertjax.measuring import topologies
 from bertjax.training.signals import StopCommand, Stopped
@@ -69,7 +69,7 @@ def show(argv: Sequence[str]) -> int:
 
 def write_table(argv: Sequence[str]) -> int:
     """Write the table of shipped configs; what was compiled before is not again."""
-    if config_arguments(argv):
+    if part_arguments(argv)[0]:
         raise UserError("--table takes the shipped configs: leave --config out")
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if args.json:

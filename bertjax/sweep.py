@@ -33,7 +33,7 @@ from bertjax.assembly import (
 )
 from bertjax.checkpoints import workdir_kinds
 from bertjax.config import cli, schema, serialize
-from bertjax.config.arguments import config_arguments
+from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
 from bertjax.storage import directories
 from bertjax.sweeps import score_spread
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
     path = Path(args.workdir).expanduser().absolute()  # orbax wants one
-    given = config_arguments(argv)
+    given = part_arguments(argv)[0]
     try:
         found = run(given, args.seeds, args.lrs, args.at_once, path, stop)
     except Stopped as e:

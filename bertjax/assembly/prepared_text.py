@@ -88,25 +88,17 @@ def _check_components(
 
 
 def inputs(config: ConfigDict) -> dict[str, Any]:
-    data = config.data
-    return dict(
-        train=data.train,
-        valid=data.valid,
-        vocab=str(Path(data.vocab).expanduser()) if data.vocab else "",
-        tokenizer_kind=data.tokenizer,
-        vocab_size=data.vocab_size,
-        lower_case=data.lower_case,
-        cache=data.cache,
-        max_line_bytes=data.max_line_bytes,
-        text_field=data.text_field,
-        group_field=data.group_field,
-        entity_field=data.entity_field,
-        segmenter=data.segmenter,
-        vocab_alpha=data.alpha if data.vocab_alpha is None else data.vocab_alpha,
-        vocab_weights=None
-        if data.vocab_alpha is not None
-        else mixture.read_weights(data.weights),
-    )
+    """Return what `prepare_data` takes of a config."""
+    data, keys = config.data, "train valid vocab_size lower_case cache max_line_bytes"
+    keys += " text_field group_field entity_field segmenter"
+    weighed = data.vocab_alpha is None
+    return {
+        **{key: data[key] for key in keys.split()},
+        "vocab": str(Path(data.vocab).expanduser()) if data.vocab else "",
+        "tokenizer_kind": data.tokenizer,
+        "vocab_alpha": data.alpha if weighed else data.vocab_alpha,
+        "vocab_weights": mixture.read_weights(data.weights) if weighed else None,
+    }
 
 
 def settle_cache(config: ConfigDict, say: Callable[[str], None]) -> None:

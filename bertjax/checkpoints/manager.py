@@ -12,8 +12,8 @@ import json
 import logging
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -43,8 +43,8 @@ class Checkpoints:
             raise UserError(f"{self.folder} is no directory")
         hush()
         self.saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-        self.finisher: threading.Thread | None = None
-        self.failed: tuple[str, BaseException] | None = None
+        self.thread = ThreadPoolExecutor(1)
+        self.saving: Future[None] | None = None
         if self.primary and self.folder.is_dir():
             for left in manifest.unfinished(workdir):  # of a killed run
                 _remove(left)
@@ -76,19 +76,13 @@ class Checkpoints:
             self.saver.save(temporary / "state", args=args, force=True)
         except (OSError, ValueError) as e:
             raise self._error(f"cannot write {self.folder}/{step}", e) from e
-        self.finisher = threading.Thread(
-            target=self._finish, args=(step, temporary, keep)
-        )
-        self.finisher.start()
+        self.saving = self.thread.submit(self._finish, step, temporary, keep)
 
     def wait(self) -> None:
         """Wait for the save under way. Raises RunError if it could not be written."""
-        if self.finisher is not None:
-            self.finisher.join()
-            self.finisher = None
-        if self.failed is not None:
-            (what, error), self.failed = self.failed, None
-            raise self._error(what, error) from error
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving.result()
 
     def _finish(self, step: int, temporary: Any, keep: Collection[int | None]) -> None:
         try:
@@ -97,18 +91,20 @@ class Checkpoints:
                 manifest.write_manifest(temporary)
                 if temporary.name != str(step):
                     temporary.rename(self.folder / str(step))
-        except BaseException as e:  # handed to the loop's thread
-            self.failed = (f"cannot write {self.folder}/{step}", e)
+        except BaseException as e:  # wait raises it in the loop's thread
             if self.primary:
                 with contextlib.suppress(OSError):
                     (temporary / manifest.MANIFEST).unlink(missing_ok=True)
                     _remove(temporary)
-            return
+            raise self._error(f"cannot write {self.folder}/{step}", e) from e
+        what = f"cannot delete an older checkpoint in {self.folder}"
         try:  # this one is whole, whatever becomes of older ones
-            if self.primary:
-                self._prune(keep)
+            for old in manifest.steps(self.workdir)[: -self.keep_last]:
+                every = self.keep_every and old % self.keep_every == 0
+                if self.primary and old not in keep and not every:
+                    self._delete(old)
         except BaseException as e:
-            self.failed = (f"cannot delete an older checkpoint in {self.folder}", e)
+            raise self._error(what, e) from e
 
     def _error(self, what: str, error: BaseException) -> BaseException:
         if is_broken_collective(error):  # another process is gone: watch.py says which
@@ -117,12 +113,6 @@ class Checkpoints:
         if len(reason) > 300:  # the reason stands at the end
             reason = f"{reason[:100]} ... {reason[-180:]}"
         return RunError(f"{what}: {reason}")
-
-    def _prune(self, keep: Collection[int | None]) -> None:
-        for step in manifest.steps(self.workdir)[: -self.keep_last]:
-            every = self.keep_every and step % self.keep_every == 0
-            if step not in keep and not every:
-                self._delete(step)
 
     def _delete(self, step: int) -> None:
         doomed = self.folder / str(step)
@@ -138,15 +128,14 @@ class Checkpoints:
         Raises UserError when the checkpoint is of another model or optimizer.
         """
         folder = self.folder / str(step)
-        saved_shapes = describe(folder)
-        asked = _shapes(abstract.params)
-        for name in sorted({*saved_shapes, *asked}):
-            if saved_shapes.get(name) != asked.get(name):
+        saved = _tree(folder)
+        theirs, ours = _shapes(saved["params"]), _shapes(abstract.params)
+        for name in sorted({*theirs, *ours}):
+            if theirs.get(name) != ours.get(name):
                 raise UserError(
                     f"{folder} is of another model: {name} has shape "
-                    f"{saved_shapes.get(name)} there, {asked.get(name)} here"
+                    f"{theirs.get(name)} there, {ours.get(name)} here"
                 )
-        saved = _tree(folder)
         if _shapes(saved["opt_state"]) != _shapes(abstract.opt_state):
             raise UserError(
                 f"{folder} is of another optimizer, whose moments fit no other: keep "
@@ -169,6 +158,7 @@ class Checkpoints:
         """Finish the save under way and stop."""
         self.wait()
         self.saver.close()
+        self.thread.shutdown()
 
 
 def hush() -> None:
@@ -189,8 +179,12 @@ def _tree(folder: Any) -> Any:
 
 
 def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(leaf.shape) for name, leaf in _leaves(params).items()}
+
+
+def _leaves(params: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+    return {path_name(path): leaf for path, leaf in leaves}
 
 
 def describe(folder: Any) -> dict[str, tuple[int, ...]]:
@@ -297,12 +291,10 @@ def _without(tree: dict[str, Any], missing: list[str], prefix: str = "") -> Any:
 
 def merge(params: dict[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
     """Return `params` with the leaves of `taken` in place of their own."""
-    return {
-        key: merge(value, taken[key])
-        if key in taken and isinstance(value, dict)
-        else taken.get(key, value)
-        for key, value in params.items()
-    }
+    leaves = _leaves(taken)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaves.get(path_name(path), leaf), params
+    )
 
 
 def _remove(folder: Any) -> None:

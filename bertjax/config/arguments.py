@@ -64,17 +64,8 @@ def check_type(path: str, config: Any) -> ConfigDict:
     return config
 
 
-def config_arguments(argv: Sequence[str]) -> list[str]:
-    """Return the arguments that name a config and change its keys.
-
-    >>> config_arguments(["--seeds=3", "--config", "a.py", "--config.seed=1"])
-    ['--config', 'a.py', '--config.seed=1']
-    """
-    return part_arguments(argv)[0]
-
-
 def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part the arguments into config_arguments and the others.
+    """Part the arguments into those that name a config or change its keys and others.
 
     >>> part_arguments(["--config.data.packed", "--n", "3", "--config.seed", "-3"])
     (['--config.data.packed', '--config.seed', '-3'], ['--n', '3'])

@@ -14,6 +14,7 @@ from bertjax import UserError, registry
 from bertjax.config.arguments import load_config
 from bertjax.config.durations import UNITS, durations
 from bertjax.config.schema import base
+from bertjax.config.serialize import flatten
 
 # Our keys and flags -> what Hugging Face, T5X, fairseq and Google's BERT call them.
 # Behind a semicolon: what our number means, where theirs means something else.
@@ -130,15 +131,16 @@ def suggest(name: str, value: str = "") -> str:
     >>> suggest("num_train_epochs", "3")
     '; did you mean --config.total.epochs=3?'
     """
-    name = name.lower()
+    name, lasting = name.lower(), durations(base()).keys()
     key, _, note = OURS.get(name, "").partition("; ")
     if not key:
-        keys = [k for k in _keys(base()) if k == name or k.endswith(f".{name}")]
+        known = {k for k in flatten(base()) if k.rpartition(".")[0] not in lasting}
+        keys = [k for k in known | lasting if f".{k}".endswith(f".{name}")]
         key = keys[0] if len(keys) == 1 else ""
     if not key:
         return ""
     flag = key if key.startswith("--") else f"--config.{key}"
-    if key in durations(base()):
+    if key in lasting:
         return f"; did you mean {duration_flag(flag, value)}?"
     if note or not value:
         return f"; did you mean {flag}?" + f" ({note})" * bool(note)
@@ -150,15 +152,6 @@ def duration_flag(flag: str, value: str) -> str:
     number = value if re.fullmatch(r"[\d.]+", value) else "N"
     others = ", ".join(f".{unit}" for unit in [*UNITS][1:])
     return f"{flag}.steps={number}, or {others} for .steps"
-
-
-def _keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of what has a value; a duration is one."""
-    for key, value in config.items():
-        if isinstance(value, ConfigDict) and not set(UNITS) <= set(value):
-            yield from _keys(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key
 
 
 def _wrong_value(error: Exception, values: flags.FlagValues) -> str:
