@@ -98,7 +98,7 @@ def read_input(
                 f"--format=text: lines of text have one column; this model's rows have "
                 f"{', '.join(columns.values())}: give {task_type.file_names}"
             )
-    path = Path(name).expanduser()
+    path, parse = Path(name).expanduser(), task_type.parse
     if name == "-" or path.is_fifo():
         source = "standard input" if name == "-" else name
         content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()
@@ -108,31 +108,20 @@ def read_input(
     else:
         paths = expand_paths(name, "--input", pattern="FILE")
         parts = [(tables.read_text(path), path) for path in paths]
-    if form is not None and task_type.parse_lines:
-        found = (
-            task_type.parse_lines(text, at, columns, cli.say)
-            for text, at in parts
-            if text
-        )
-        read = [row for part in found for row in part]
-    else:
-        read = _parse(*parts[0], columns, task_type)
-    if not read:
-        raise UserError(f"--input={name}: there are no rows")
-    return read
-
-
-def _parse(
-    text: str, source: str, columns: dict[str, str], task_type: TaskType
-) -> Sequence[Any]:
-    """Read the examples of a pipe or standard input, which `source` names."""
+    if form is not None:
+        parse = task_type.parse_lines
     try:
-        return task_type.parse(text, source, columns, cli.say) if text else []
+        found = [parse(text, at, columns, cli.say) for text, at in parts if text]
     except UserError as e:
-        bare = "\t" not in text and text.lstrip()[:1] != "{"
+        (text, _), *_ = parts
+        bare = form is None and "\t" not in text and text.lstrip()[:1] != "{"
         if not bare or task_type.parse_lines is None or len(columns) > 1:
             raise
         raise UserError(f"{e}; --format=text reads a text a line") from e
+    read = found[0] if len(found) == 1 else [row for part in found for row in part]
+    if not read:
+        raise UserError(f"--input={name}: there are no rows")
+    return read
 
 
 if __name__ == "__main__":

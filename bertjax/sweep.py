@@ -154,7 +154,7 @@ def sweep(
     from bertjax.parallel.mesh import make_mesh
     from bertjax.sweeps.trainer import SweepLoop, check_same
 
-    before = workdir_kinds.read_results(path)
+    before = workdir_kinds.read_object(path / workdir_kinds.RESULTS)
     if not before:
         workdir_kinds.check_sweep(path, runs)
     mesh = make_mesh(**config.mesh)

@@ -137,7 +137,10 @@ def _train(
     mesh = make_mesh(**config.mesh)
     training_run.check_before_text(config, mesh)
     prepared, hashes = training_run.prepare(config, log)
-    meta = training_run.read_restored(path, restored, hashes)
+    meta = {}
+    if restored is not None:
+        meta = manifest.read_meta(path / "checkpoints" / str(restored))
+        workdir.check_text(path, meta["stores"], hashes)
     if finished:
         new = ", ".join(sorted(hashes.keys() - meta["stores"].keys()))
         left = f"; data.valid: {new}: not scored, bertjax.evaluate does" * bool(new)

@@ -70,17 +70,6 @@ def _is_imported(path: Any) -> bool:
         return hf_directories.is_directory(path)
 
 
-def check_init_tokenizer(source: Any, tokenizer: Any) -> None:
-    """Refuse init_from's parameters where a token has another id in them."""
-    ours = not isinstance(source, hf_read.Imported)
-    if ours and manifest.read_meta(source)["tokenizer"] == tokenizer.identity:
-        return
-    theirs = open_model(str(source), "init_from", silent)[1]
-    ids = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (theirs, tokenizer)]
-    if ids[0] != ids[1]:
-        raise UserError(f"init_from={source} has another tokenizer")
-
-
 def take(
     path: str, tokenizer: Any, params: Any, say: Say, task: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -93,17 +82,18 @@ def take(
     from bertjax.checkpoints.manager import warm_start
 
     source = check_init_from(path, say)
-    check_init_tokenizer(source, tokenizer)
-    known, wanted = _labels(source), task.get("labels", [])
+    if not isinstance(source, hf_read.Imported):
+        meta = manifest.read_meta(source)
+    else:
+        meta = {"task": {"labels": [*source.task.labels]}} if source.task else {}
+    if meta.get("tokenizer") != tokenizer.identity:
+        theirs = open_model(str(source), "init_from", silent).tokenizer
+        ids = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (theirs, tokenizer)]
+        if ids[0] != ids[1]:
+            raise UserError(f"init_from={source} has another tokenizer")
+    known, wanted = meta.get("task", {}).get("labels", []), task.get("labels", [])
     heads = tuple(f"{part}/" for part in params if wanted and part != "encoder")
     fresh = heads if known and known != wanted else ()
     if fresh:
         say(f"init_from={path}: its labels are others, so their head begins anew")
     return warm_start(source, params, say, params_part(source), fresh, heads)
-
-
-def _labels(source: Any) -> list[str]:
-    """Return the labels of what init_from names, [] where it has none."""
-    if isinstance(source, hf_read.Imported):
-        return list(source.task.labels) if source.task else []
-    return manifest.read_meta(source).get("task", {}).get("labels", [])

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to the train step of a run: its schedule, optimizer, intervals.
+"""From a config to the train step of a run: its schedule, optimizer, intervals."""
 
-jax is imported only where it is needed.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import resolve
-from bertjax.config import durations
-from bertjax.data import phases
+from bertjax.objectives.base import TokenIds, make_objective
 from bertjax.tasks import prepare_task as tasks
+from bertjax.training import multi_step, optim, schedules, state, step
 
 
 def cost(objective: Any, stage: Any) -> tuple[int, float]:
@@ -68,10 +66,6 @@ class Update(NamedTuple):
 
 def make_config_objective(config: ConfigDict, prepared: Any) -> tuple[Any, Any]:
     """Make the objective of a config for its prepared text, and its EncoderConfig."""
-    import jax
-
-    from bertjax.objectives.base import TokenIds, make_objective
-
     tokenizer = prepared.tokenizer
     cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     name = tasks.objective_of(config, prepared.parts)
@@ -86,8 +80,6 @@ def make_tx(
     decay: the length of the last part of schedules that have one. lr: instead of the
     config's. Raises UserError for settings that do not go together.
     """
-    from bertjax.training import optim, schedules
-
     o = config.optim
     schedule = schedules.make_schedule(
         o.schedule, o.lr if lr is None else lr, warmup, total, decay, o.power
@@ -97,34 +89,10 @@ def make_tx(
     return schedule, optim.make_optimizer(o.name, schedule, **settings)
 
 
-def intervals(config: ConfigDict, first: phases.Phase, total: int) -> dict[str, int]:
-    """Return after how many steps a row, an evaluation, a checkpoint is due."""
-    names = "log", "eval", "checkpoint"
-    return {
-        n: max(1, durations.steps(config, f"{n}.every", first, total)) for n in names
-    }
-
-
-def schedule_lengths(
-    config: ConfigDict, placed: Sequence[phases.Phase], total: int
-) -> tuple[int, int, int]:
-    """Return warm-up, whole and decay of the schedule in steps, or of CLOCK_UPDATES."""
-    from bertjax.training.schedules import CLOCK_UPDATES
-
-    span = total if config.budget_minutes is None else CLOCK_UPDATES
-
-    def length(name: str, end: bool) -> int:
-        return phases.steps_within(*durations.unit_of(config, name), placed, span, end)
-
-    return length("optim.warmup", False), span, length("optim.decay", True)
-
-
 def make_function(
     config: ConfigDict, objective: Any, tx: Any, schedule: Any, seed: Any = None
 ) -> Callable[..., Any]:
     """Make update(state, batch) -> (state, metrics); seed: instead of the config's."""
-    from bertjax.training import step
-
     return step.make_train_step(
         objective.sums,
         objective.weights,
@@ -140,8 +108,6 @@ def make_function(
 
 def make_evaluate(objective: Any) -> Callable[[Any, Any], dict[str, Any]]:
     """Make evaluate(params, batch) -> the sums and weights of an objective's terms."""
-    from bertjax.training import step
-
     return step.make_eval_step(objective.sums, objective.weights, objective.evaluate)
 
 
@@ -157,10 +123,6 @@ def make_update(
 
     Raises UserError where the config does not go with the objective or the mesh.
     """
-    import jax
-
-    from bertjax.training import multi_step, state, step
-
     check_whole_batch(config, objective, mesh)
     schedule, tx = make_tx(config, warmup, total, decay)
 

@@ -13,14 +13,13 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.assembly import (
     batches,
-    best_metric,
     init_from,
     prepared_text,
     resolve,
     train_step,
     workdirs,
 )
-from bertjax.checkpoints import best, manifest, workdir
+from bertjax.checkpoints import best, workdir
 from bertjax.config import durations, serialize
 from bertjax.data import phases
 from bertjax.models import attention
@@ -29,9 +28,12 @@ from bertjax.objectives.base import make_objective
 from bertjax.parallel import feed, hosts
 from bertjax.parallel.mesh import machine
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import check_outputs
 from bertjax.training import multi_step, state
 from bertjax.training.budget import describe_budget
+from bertjax.training.schedules import CLOCK_UPDATES
 
+EVENTS = "log", "eval", "checkpoint"
 Log = Callable[[str], None]
 
 
@@ -73,18 +75,31 @@ def prepare(config: ConfigDict, log: Log) -> tuple[Any, dict[str, str]]:
     return prepared, hashes
 
 
-def read_restored(
-    path: Any, restored: int | None, hashes: dict[str, str]
-) -> dict[str, Any]:
-    """Return what the checkpoint of step `restored` says of itself; {} without one.
+def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
+    """Return {loss: whether more of it is better} of the terms that are optimised.
 
-    Raises UserError where the run began with other text.
+    That is where its coefficient is negative. params: shapes; batches: of a phase.
+    Everything is traced as a step does it, so that terms that do not go with each other
+    and outputs by which a task's rows cannot be scored are refused here: UserError.
     """
-    if path is None or restored is None:
-        return {}
-    meta = manifest.read_meta(path / "checkpoints" / str(restored))
-    workdir.check_text(path, meta["stores"], hashes)
-    return meta
+    batch = batches.batch(batches.start, slice(0, 1))
+    losses = jax.eval_shape(objective.weights, batch)
+    if objective.task_type:
+        terms, found = jax.eval_shape(objective.evaluate, params, batch)
+        check_outputs(objective.task_type, found)
+    else:
+        terms = jax.eval_shape(objective.sums, params, batch, None)
+    if lost := sorted(losses.keys() - terms.keys()):
+        raise UserError(
+            f"objective: weights() names {', '.join(lost)}, which sums() does not "
+            f"return; it returns {', '.join(terms)}"
+        )
+    if unknown := sorted(objective.coefficients.keys() - losses.keys()):
+        raise UserError(
+            f"objective: there are coefficients for {', '.join(unknown)}, which are no "
+            f"losses; weights() names {', '.join(losses)}"
+        )
+    return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
 
 
 class TrainingRun:
@@ -92,9 +107,11 @@ class TrainingRun:
 
     restored: the step of the checkpoint that it goes on from, or None; meta: what that
     one says of itself, {} without one. make_batches(config, past, at) -> the batches
-    from step `at`, after `past` phases. lengths: of the schedule. abstract: shapes and
-    shardings of the state. better: {loss: whether more of it is better}. Raises
-    UserError for what does not go together, and for rows made by older rules.
+    from step `at`, after `past` phases. every: steps from a row, an evaluation, a
+    checkpoint to the next. lengths: of warm-up, schedule and its decay, in steps or
+    CLOCK_UPDATES. abstract: shapes and shardings of the state. better: {loss: whether
+    more of it is better}. Raises UserError for what does not go together, and for rows
+    made by older rules.
     """
 
     def __init__(
@@ -120,13 +137,8 @@ class TrainingRun:
         needs = self.objective.needs
         self.counts = prepared_text.count_tokens(parts)
         tables = batches.make_tables(config, tokenizer, self.counts, log)
-        self.make_batches = functools.partial(
-            batches.make_run,
-            needs=needs,
-            tokenizer=tokenizer,
-            parts=parts,
-            tables=tables,
-        )
+        fixed = {"needs": needs, "tokenizer": tokenizer, "parts": parts}
+        self.make_batches = functools.partial(batches.make_run, **fixed, tables=tables)
         past, at = phases.from_plain(meta.get("phases", [])), restored or 0
         self.batches = run = self.make_batches(config, past=past, at=at, say=log)
         self.valid = batches.make_valid(
@@ -137,23 +149,55 @@ class TrainingRun:
                 f"total is {run.total} steps, and --workdir={path} is at step {at}: "
                 "give a longer total, or take another workdir"
             )
-        self.every = train_step.intervals(config, run.phases[0], run.total)
+        place = run.phases[0], run.total
+        steps = [durations.steps(config, f"{name}.every", *place) for name in EVENTS]
+        self.every = {name: max(1, n) for name, n in zip(EVENTS, steps, strict=True)}
         starts = *(stage.start for stage in run.course.stages), at
         every = (*self.every.values(),)
         self.calls = multi_step.Calls(config.steps_per_call, run.total, every, starts)
         self.calls.check()
-        self.lengths = train_step.schedule_lengths(config, run.phases, run.total)
+        span = run.total if config.budget_minutes is None else CLOCK_UPDATES
+        warmup, decay = (
+            phases.steps_within(*durations.unit_of(config, name), run.phases, span, end)
+            for name, end in (("optim.warmup", False), ("optim.decay", True))
+        )
+        self.lengths = warmup, span, decay
         self.update = train_step.make_update(
             config, self.objective, mesh, *self.lengths
         )
         self.abstract = state.with_shardings(self.update.shapes, self.update.shardings)
-        of_terms = self.objective, self.update.shapes.params
-        self.better = best_metric.directions(*of_terms, run.course.stages[0])
-        self.best = best_metric.make_tracker(
-            config, *of_terms, self.valid, path, restored, self.better
-        )
+        params, first = self.update.shapes.params, run.course.stages[0]
+        self.better = directions(self.objective, params, first)
+        self.best = self._make_tracker()
         if not self.valid:
             del self.every["eval"]
+
+    def _make_tracker(self) -> best.BestTracker:
+        """Make what tells the best evaluation (eval.best), as far as the run has come.
+
+        Without a name a task's first metric counts, else the loss that weighs most.
+        """
+        config, objective = self.config, self.objective
+        patience = config.eval.patience
+        if not config.eval.best and patience is None:
+            return best.BestTracker("", None)
+        batch = next(next(iter(self.valid.values())).eval_batches(1))
+        params = self.update.shapes.params
+        terms = jax.eval_shape(objective.sums, params, batch, None)
+        losses = jax.eval_shape(objective.weights, batch)
+        weigh = objective.coefficients
+        heaviest = sorted(losses, key=lambda term: -weigh.get(term, 1.0))
+        names = {}
+        for name, rows in self.valid.items():
+            metrics = rows.plans[0].scores if tasks.is_task(config) else ()
+            names[name] = [*dict.fromkeys([*metrics, *heaviest, *terms])]
+        metric = best.full_metric_name(config.eval.best, names)
+        tracker = best.BestTracker(metric, patience, self.better)
+        if self.restored is not None:
+            tracker.scores = hosts.from_primary(
+                hosts.is_primary() and best.read(self.path, metric, self.restored)
+            )
+        return tracker
 
     def read_init_from(self, log: Log) -> dict[str, Any]:
         """Read what parameters init_from gives; {} without one. Raises UserError."""

@@ -68,11 +68,6 @@ def read_meta(path: Any, step: int) -> dict[str, Any]:
     return read_json(path / "checkpoints" / str(step) / manifest.META)
 
 
-def read_results(path: Any) -> dict[str, Any]:
-    """Return what sweep.json says; {} without one. Raises UserError: damaged."""
-    return read_object(path / RESULTS)
-
-
 def read_object(file: Any) -> dict[str, Any]:
     """Return the object in a file; {} without the file. Raises UserError: damaged."""
     try:

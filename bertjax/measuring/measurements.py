@@ -14,7 +14,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import batches as run_batches
-from bertjax.assembly import prepared_text, resolve, train_step
+from bertjax.assembly import prepared_text, resolve
 from bertjax.config import cli, durations
 from bertjax.measuring.alternate import Pacer
 from bertjax.measuring.results import Measured, Peak, Seconds, memory_mb
@@ -76,6 +76,7 @@ def compile_step(
     """
     import jax
 
+    from bertjax.assembly import train_step
     from bertjax.models import attention
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh, peak_flops
@@ -143,6 +144,8 @@ def device_facts(mesh: Any, compiled: Any) -> dict[str, Any]:
 
 def flops_facts(config: ConfigDict, objective: Any) -> dict[str, float]:
     """Return {"flops_per_token": ...}; {}, and say why, where nobody knows them."""
+    from bertjax.assembly import train_step
+
     if objective.flops:
         length = config.data.length
         predictions = run_batches.predictions(config, length)

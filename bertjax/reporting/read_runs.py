@@ -110,7 +110,7 @@ def read_run(path: Any, name: str, log: Callable[[str], None]) -> Run:
         facts,
         text,
         read_metrics(path / "metrics.jsonl", log),
-        workdir_kinds.read_results(path),
+        workdir_kinds.read_object(path / workdir_kinds.RESULTS),
     )
 
 

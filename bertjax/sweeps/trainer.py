@@ -24,7 +24,6 @@ from bertjax.data.progress import Progress
 from bertjax.parallel.sharding import batch_sharding
 from bertjax.storage.atomic import write_file
 from bertjax.sweeps import score_spread, stacked_runs
-from bertjax.sweeps.groups import Groups
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import silent
 from bertjax.training.loop import Loop, LoopState, run_loop
@@ -72,7 +71,7 @@ class SweepLoop(Loop):
         # Real tokens that each run saw; None in a sweep of a version without them.
         self.tokens: list[int] | None = [0] * len(runs)
 
-    def make_groups(self, at_once: int | None) -> Groups:
+    def make_groups(self, at_once: int | None) -> stacked_runs.Groups:
         """Part the runs into groups, and return these. Raises UserError."""
         count = len(self.runs)
         size = saved_group_size(self.path, count, at_once)
@@ -81,7 +80,9 @@ class SweepLoop(Loop):
         runs, steps = counted(count, "run"), counted(self.state.total, "step")
         cli.say(f"{runs} of {steps}, {size} at once")
         folder, keeps = self.path / workdir_kinds.MEMBERS, self.scores.at_best
-        self.groups = Groups(self.programs, self.runs, size, self.mesh, folder, keeps)
+        self.groups = stacked_runs.Groups(
+            self.programs, self.runs, size, self.mesh, folder, keeps
+        )
         return self.groups
 
     def start(self) -> int:

@@ -73,10 +73,10 @@ def test_what_is_missing(tmp_path):
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "\xff"])
 def test_damaged_results(tmp_path, text):
-    assert workdir_kinds.read_results(tmp_path) == {}
+    assert workdir_kinds.read_object(tmp_path / workdir_kinds.RESULTS) == {}
     (tmp_path / workdir_kinds.RESULTS).write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=r"sweep\.json cannot be read: "):
-        workdir_kinds.read_results(tmp_path)
+        workdir_kinds.read_object(tmp_path / workdir_kinds.RESULTS)
 
 
 @pytest.mark.parametrize("allow", [False, True])

@@ -15,7 +15,7 @@ from lab import blanks, contrast
 from test_objectives import CFG, TOKENIZER, B, L, make_batch
 
 from bertjax import UserError, evaluate, train
-from bertjax.assembly import best_metric
+from bertjax.assembly.training_run import directions
 from bertjax.checkpoints import manifest
 from bertjax.config import schema
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
@@ -76,10 +76,10 @@ def test_terms_that_do_not_go_together(change, said):
     objective, _ = make_objective("mlm", CFG)
     params = jax.eval_shape(objective.init, jax.random.key(0))
     batches = SimpleNamespace(start=0, batch=lambda step, rows: make_batch())
-    assert best_metric.directions(objective, params, batches) == {"mlm_loss": False}
+    assert directions(objective, params, batches) == {"mlm_loss": False}
     wrong = dataclasses.replace(objective, **change)
     with pytest.raises(UserError, match=re.escape(said)):
-        best_metric.directions(wrong, params, batches)
+        directions(wrong, params, batches)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
