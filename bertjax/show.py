@@ -11,7 +11,6 @@ too); `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from bertjax import UserError
 from bertjax.assembly import batches, command_line, prepared_text, resolve, validate
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag
+from bertjax.data import rendering
 from bertjax.storage import atomic
 from bertjax.tasks import prepare_task as tasks
 
@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(
                 f"--hosts={args.hosts} does not divide {phase.batch_size} rows"
             )
-    page = atomic.check_out(args.html, "--html") if args.html else None
+    if args.html:
+        page = atomic.check_out(args.html, "--html")
 
     from bertjax.objectives.base import make_objective
     from bertjax.reporting.batch_preview import row_lines, set_lines
@@ -52,8 +53,12 @@ def main(argv: Sequence[str]) -> int:
     needs = make_objective(config.objective, resolve.encoder_config(config, 1))[0].needs
     resolve.check_plan(config, needs)
     results, rows = inspect_batches(args, needs)
-    if page:
-        write_page(page, args, results, rows)
+    if args.html:
+        markup = [(row.heading, row.markup) for row in rows]
+        legend = "" if tasks.is_task(config) else rendering.LEGEND
+        text = rendering.to_html("Batches", results, markup, legend)
+        atomic.write_file(page, text, f"--html={args.html}")
+        cli.say(f"wrote {page}")
     if args.json:
         examples = [{"row": row.heading} | dict(row.lines) for row in rows]
         shown = {"examples": examples} if tasks.is_task(config) else {}
@@ -78,17 +83,17 @@ def inspect_batches(
     from bertjax.data.batch_statistics import OF_TEXT, Statistics
     from bertjax.data.batches import batch_sha256
     from bertjax.data.loader import stream
-    from bertjax.reporting.batch_preview import preview_row, row_heading, set_summaries
+    from bertjax.reporting.batch_preview import preview_row, set_summaries
 
     config = args.config
     prepared = prepared_text.prepare(config, cli.say)
-    tokenizer, names = prepared.tokenizer, tuple(prepared.parts)
+    tokenizer = prepared.tokenizer
     counts = prepared_text.count_tokens(prepared.parts)
     tables = batches.make_tables(config, tokenizer, counts, cli.say)
     course = batches.make_run(
         config, needs, tokenizer, prepared.parts, tables, say=cli.say
     ).course
-    statistics, rows = Statistics(tokenizer, names), []
+    statistics, rows = Statistics(tokenizer, tuple(prepared.parts)), []
     steps = range(args.step, args.step + args.batches)
     make = make_batch_of_hosts(course, args.hosts)
     stream_of_batches = stream(make, steps.start, steps.stop, config.data.engine)
@@ -97,8 +102,7 @@ def inspect_batches(
         seen = phase.inspect(step)
         statistics.add(seen, batch_sha256(batch))
         for row in range(min(args.examples - len(rows), len(batch["input_ids"]))):
-            heading = row_heading(seen, step, row, names)
-            rows.append(preview_row(seen, phase.plans, tokenizer, row, heading))
+            rows.append(preview_row(seen, phase, prepared, step, row))
     results = statistics.results()
     if tasks.is_task(config):
         of_rows = {k: v for k, v in results.items() if k not in OF_TEXT}
@@ -119,19 +123,6 @@ def make_batch_of_hosts(
         return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
     return batch
-
-
-def write_page(
-    page: Path, args: Any, results: dict[str, Any], rows: Sequence[Any]
-) -> None:
-    """Write statistics and rows as the page of --html."""
-    from bertjax.data import rendering
-
-    markup = [(row.heading, row.markup) for row in rows]
-    legend = "" if tasks.is_task(args.config) else rendering.LEGEND
-    text = rendering.to_html("Batches", results, markup, legend)
-    atomic.write_file(page, text, f"--html={args.html}")
-    cli.say(f"wrote {page}")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from bertjax.config.flag_help import Flag, shared
 from bertjax.storage import directories
 from bertjax.sweeps import score_spread
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.tables import silent
 from bertjax.training.signals import Stopped, StopSignal
 
 # Keys of single runs: those that a sweep cannot follow, and those that tell it nothing.
@@ -150,6 +151,7 @@ def sweep(
     """
     import jax
 
+    from bertjax.assembly import training_run
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh
     from bertjax.sweeps.trainer import SweepLoop, check_same
@@ -159,17 +161,18 @@ def sweep(
         workdir_kinds.check_sweep(path, runs)
     mesh = make_mesh(**config.mesh)
     feed.check_batch_size(mesh, config.batch_size, config.accumulate)
-    prepared = prepared_text.prepare(config, cli.say)
-    hashes = prepared_text.content_hashes(config, prepared)
+    prepared, hashes = text = training_run.prepare(config, cli.say)
     facts = {"config": config.to_dict(), "runs": runs, "stores": hashes}
     facts = json.loads(json.dumps(facts | {"tokenizer": prepared.tokenizer.identity}))
     if before:
         check_same(path, before.get("facts"), facts, config)
         cli.say(f"{path} is done")
         return before
-    loop = SweepLoop(config, path, runs, prepared, facts, mesh, stop or StopSignal())
-    with jax.set_mesh(mesh), contextlib.closing(loop.make_groups(at_once)):
-        fresh = not loop.start()
+    base = training_run.TrainingRun(config, path, mesh, text, None, {}, silent)
+    loop = SweepLoop(base, runs, facts, stop or StopSignal())
+    with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
+        fresh = not loop.start(at_once)
+        stack.callback(loop.groups.close)
         begun = time.monotonic()
         loop.train()
         took = round(time.monotonic() - begun, 1)

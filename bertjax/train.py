@@ -153,10 +153,7 @@ def _train(
     if path is None:
         from bertjax.reporting.batch_preview import dry_run_lines
 
-        shapes, shardings = run.update.shapes.params, run.update.shardings.params
-        course = run.batches.course
-        lines = dry_run_lines(shapes, shardings, course, config, prepared)
-        print("\n".join(lines))
+        print("\n".join(dry_run_lines(run)))
         return 0
     loop = TrainLoop(run, stop, watch, overrides, log)
     loop.log(f"ready after {time.monotonic() - begun:.1f} s")

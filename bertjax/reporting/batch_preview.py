@@ -23,13 +23,15 @@ class RowPreview(NamedTuple):
 
 
 def preview_row(
-    seen: Any, plans: Sequence[Any], tokenizer: Any, row: int, heading: str
+    seen: Any, phase: Any, prepared: Any, step: int, row: int
 ) -> RowPreview:
     """Show a row of a batch: of text its stages, of a task the parts of its row.
 
-    seen, plans: the batch as `inspect` returns it, and the plans that it is made from.
+    seen: the batch of this step as `phase.inspect` returns it.
     """
-    plan = plans[seen.located.component[row]]
+    tokenizer = prepared.tokenizer
+    heading = row_heading(seen, step, row, [*prepared.parts])
+    plan = phase.plans[seen.located.component[row]]
     if isinstance(plan, Rows):
         batch = {name: values[row] for name, values in seen.batch.items()}
         lines = [*plan.tell(batch, int(seen.located.example[row]), tokenizer)]
@@ -82,27 +84,24 @@ def set_lines(sets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"  {say_counts(what, values, most=50)}"
 
 
-def dry_run_lines(
-    shapes: Any, shardings: Any, course: Any, config: Any, prepared: Any
-) -> Iterator[str]:
-    """Yield parameters, their shardings, the first batch and its first row."""
+def dry_run_lines(run: Any) -> Iterator[str]:
+    """Yield parameters, their shardings, the first batch and its first row.
+
+    run: a bertjax.assembly.training_run.TrainingRun.
+    """
     import jax
 
     from bertjax.parallel.sharding import path_name
 
-    for (path, leaf), sharding in zip(
-        jax.tree_util.tree_leaves_with_path(shapes),
-        jax.tree.leaves(shardings),
-        strict=True,
-    ):
-        yield f"{path_name(path):45} {leaf.shape!s:24} {sharding.spec}"
-    seen, tokenizer = course.at(0).inspect(0), prepared.tokenizer
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run.abstract.params):
+        yield f"{path_name(path):45} {leaf.shape!s:24} {leaf.sharding.spec}"
+    phase, prepared = run.batches.course.at(0), run.prepared
+    seen = phase.inspect(0)
     for name, values in seen.batch.items():
         yield f"{name:45} {values.shape!s:24} {values.dtype}"
-    if not tasks.is_task(config):
+    if not tasks.is_task(run.config):
         ids = seen.batch["input_ids"][0]
-        yield " ".join(tokenizer.pieces[i] for i in ids.ravel())
+        yield " ".join(prepared.tokenizer.pieces[i] for i in ids.ravel())
         return
-    heading = row_heading(seen, 0, 0, tuple(prepared.parts))
-    yield from row_lines(preview_row(seen, course.at(0).plans, tokenizer, 0, heading))
-    yield from set_lines(set_summaries(config, prepared))
+    yield from row_lines(preview_row(seen, phase, prepared, 0, 0))
+    yield from set_lines(set_summaries(run.config, prepared))

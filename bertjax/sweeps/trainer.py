@@ -25,7 +25,6 @@ from bertjax.parallel.sharding import batch_sharding
 from bertjax.storage.atomic import write_file
 from bertjax.sweeps import score_spread, stacked_runs
 from bertjax.tasks import prepare_task as tasks
-from bertjax.tasks.tables import silent
 from bertjax.training.loop import Loop, LoopState, run_loop
 from bertjax.training.signals import Stopped, StopSignal
 
@@ -39,63 +38,65 @@ class SweepLoop(Loop):
 
     def __init__(
         self,
-        config: ConfigDict,
-        path: Path,
+        base: TrainingRun,
         runs: Sequence[tuple[int, float]],
-        prepared: Any,
         facts: dict[str, Any],
-        mesh: Any,
         stop: StopSignal,
     ) -> None:
-        self.config, self.path, self.runs, self.facts = config, path, runs, facts
-        self.prepared, self.mesh, self.stop = prepared, mesh, stop
-        text = prepared, facts["stores"]
-        self.base = TrainingRun(config, path, mesh, text, None, {}, silent)
+        self.base, self.runs, self.facts, self.stop = base, runs, facts, stop
+        self.config, self.path, self.mesh = base.config, base.path, base.mesh
+        config = base.config
 
         def plan(seed: int) -> batches.Run:
             own = config.copy_and_resolve_references()
             own.seed = seed
-            return self.base.make_batches(own)
+            return base.make_batches(own)
 
-        self.planned = {config.seed: self.base.batches}
+        self.planned = {config.seed: base.batches}
         self.planned |= {s: plan(s) for s, _ in runs if s != config.seed}
-        self.state = LoopState(total=self.base.batches.total)
-        self.every = {"eval": self.base.every["eval"]}
-        self.programs = stacked_runs.make_programs(self.base)
-        metric, sets = self.base.best.metric, self.base.valid
-        usual = f"eval/{next(iter(sets))}/{tasks.make_form(config).metrics[0]}"
+        self.state = LoopState(total=base.batches.total)
+        self.every = {"eval": base.every["eval"]}
+        self.programs = stacked_runs.make_programs(base)
+        metric, patience = base.best.metric, config.eval.patience
+        usual = f"eval/{next(iter(base.valid))}/{tasks.make_form(config).metrics[0]}"
         self.scores = score_spread.SweepScores(
-            runs, metric or usual, bool(metric), config.eval.patience, self.base.better
+            runs, metric or usual, bool(metric), patience, base.better
         )
         self.lost: set[int] = set()  # runs that the guard gave up, and logged
         # Real tokens that each run saw; None in a sweep of a version without them.
         self.tokens: list[int] | None = [0] * len(runs)
 
-    def make_groups(self, at_once: int | None) -> stacked_runs.Groups:
-        """Part the runs into groups, and return these. Raises UserError."""
-        count = len(self.runs)
-        size = saved_group_size(self.path, count, at_once)
-        if size is None:
+    def start(self, at_once: int | None) -> int:
+        """Part the runs into groups; begin, or go on after the step that is returned.
+
+        Raises UserError, also where a sweep began with another number at once.
+        """
+        folder, count = self.path / workdir_kinds.MEMBERS, len(self.runs)
+        first = folder / "0"
+        if saved := manifest.steps(first):
+            newest = first / "checkpoints" / str(saved[-1])
+            size = manifest.read_meta(newest)["size"]
+            wanted = at_once and stacked_runs.group_size(count, lambda n: n <= at_once)
+            if wanted and wanted != size:
+                raise UserError(
+                    f"--at_once={at_once}: this sweep began with {size} at once"
+                )
+        else:
             size = stacked_runs.runs_at_once(self.programs, self.mesh, count, at_once)
         runs, steps = counted(count, "run"), counted(self.state.total, "step")
         cli.say(f"{runs} of {steps}, {size} at once")
-        folder, keeps = self.path / workdir_kinds.MEMBERS, self.scores.at_best
-        self.groups = stacked_runs.Groups(
-            self.programs, self.runs, size, self.mesh, folder, keeps
-        )
-        return self.groups
-
-    def start(self) -> int:
-        """Begin, or go on after the step that is returned. Raises UserError."""
+        where = self.mesh, folder, self.scores.at_best
+        self.groups = stacked_runs.Groups(self.programs, self.runs, size, *where)
         done = self.groups.newest
         if not done:
             self.groups.begin(self.base.read_init_from(cli.say))
             return 0
-        first = self.path / workdir_kinds.MEMBERS / "0"
         meta = manifest.read_meta(first / "checkpoints" / str(done))
         check_same(self.path, meta, self.facts, self.config)
         rules = meta.get("row_rules", 1)
-        prepared_text.check_rows(self.config, self.prepared.parts, self.path, rules)
+        prepared_text.check_rows(
+            self.config, self.base.prepared.parts, self.path, rules
+        )
         self.scores.add(meta["scores"])
         self.tokens = meta.get("tokens")
         self.groups.restore(done, meta.get("streaks", [0] * len(self.runs)))
@@ -238,21 +239,6 @@ class SweepLoop(Loop):
             saved.close()
         results = path / workdir_kinds.RESULTS
         write_file(results, json.dumps(found, indent=1) + "\n")
-
-
-def saved_group_size(path: Path, runs: int, at_once: int | None) -> int | None:
-    """Return how many runs of a sweep are in one checkpoint, if there is one.
-
-    Raises UserError where --at_once asks for another number.
-    """
-    first = path / workdir_kinds.MEMBERS / "0"
-    saved = manifest.steps(first)
-    if not saved:
-        return None
-    size = manifest.read_meta(first / "checkpoints" / str(saved[-1]))["size"]
-    if at_once and stacked_runs.group_size(runs, lambda n: n <= at_once) != size:
-        raise UserError(f"--at_once={at_once}: this sweep began with {size} at once")
-    return size
 
 
 def check_same(
