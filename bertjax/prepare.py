@@ -111,10 +111,10 @@ def main(argv: Sequence[str]) -> int:
     given = prepared_text.inputs(config)
 
     if shard is not None:
-        prepare_data.prepare_shard(*shard, say=cli.say, **given)
+        prepare_data.Work(given, None, cli.say).encode_shard(*shard)
         return 0
     if merge is not None:
-        prepared = prepare_data.merge_shards(merge, say=cli.say, **given)
+        prepared = prepare_data.Work(given, None, cli.say).merge_shards(merge)
     else:
         prepared = prepare_data.prepare_data(say=cli.say, **given)
     prepared = prepared_text.settle(config, prepared)

@@ -117,7 +117,7 @@ def prepare_valid(
     config: ConfigDict, tokenizer: Tokenizer, say: Callable[[str], None]
 ) -> dict[str, Store]:
     """Prepare or reuse the stores of data.valid alone: {name: store}."""
-    return text.prepare_valid(tokenizer, **inputs(config), say=say)
+    return text.Work(inputs(config), None, say, tokenizer).finish().valid
 
 
 def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str]:

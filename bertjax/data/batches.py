@@ -102,7 +102,10 @@ class Batches:
         gathered = self._gather(located)
         drawn = [np.zeros(0, np.int64)]
         batch = self._mask(dict(gathered), located.keys, drawn)
-        truncated = self.truncated(step)
+        truncated = np.zeros(self.batch_size, np.int64)
+        for plan, rows in self._by_plan(located.component):
+            example, keys = located.example[rows], located.keys[rows]
+            truncated[rows] = plan.truncated(example, keys)
         return Inspected(located, gathered, batch, np.concatenate(drawn), truncated)
 
     def located(self, step: int, rows: Rows = None) -> Located:
@@ -110,14 +113,6 @@ class Batches:
         index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
         position = self.first + (step - self.start) * self.batch_size + index
         return self.mixture.locate(self.seed, position)
-
-    def truncated(self, step: int) -> np.ndarray:
-        """Count the tokens cut off each row of batch `step`, i64 [B]."""
-        located = self.located(step)
-        out = np.zeros(self.batch_size, np.int64)
-        for plan, rows in self._by_plan(located.component):
-            out[rows] = plan.truncated(located.example[rows], located.keys[rows])
-        return out
 
     def eval_batches(
         self, batch_size: int, examples: int | None = None, rows: Rows = None

@@ -113,7 +113,17 @@ def place_phases(
     for phase in wanted:
         how = phase.batch_size, phase.length, phase.mask_rate
         placed.append(Phase(start, 0, sizes[phase.length], *how))
-        start += _steps(phase, total, sizes[phase.length])
+        a_step = {
+            "": 0.0,  # the last phase: the rest
+            "steps": 1.0,
+            "percent": 100 / max(total, 1),
+            "examples": phase.batch_size,
+            "tokens": phase.batch_size * phase.length,
+            "epochs": phase.batch_size / sizes[phase.length],
+        }[phase.unit]
+        if not a_step:
+            break
+        start += max(1, math.ceil(phase.extent / a_step - 1e-9))
         if start >= total:
             break
     return _carry_cursor(placed, 1)
@@ -127,20 +137,6 @@ def _carry_cursor(phases: Sequence[Phase], known: int) -> tuple[Phase, ...]:
         first = move_cursor(before.example(phase.start), before.n, phase.n)
         out.append(replace(phase, first=first))
     return tuple(out)
-
-
-def _steps(wanted: Wanted, total: int, n: int) -> float:
-    """Return how many steps a phase has, at least one."""
-    if not wanted.unit:
-        return math.inf
-    a_step = {
-        "steps": 1.0,
-        "percent": 100 / max(total, 1),
-        "examples": wanted.batch_size,
-        "tokens": wanted.batch_size * wanted.length,
-        "epochs": wanted.batch_size / n,
-    }[wanted.unit]
-    return max(1, math.ceil(wanted.extent / a_step - 1e-9))
 
 
 def move_cursor(example: int, n: int, other: int) -> int:

@@ -32,25 +32,19 @@ def corrupt(
         new = np.where(masked, tables.mask_id, truth)
         swap &= ~masked
     row, slot = np.nonzero(swap)
-    key = counter_rng.fold(keys, "replace")[row]
-    new[row, slot] = _random_tokens(key, chosen.column[row, slot], masking, tables)
-    return new
-
-
-def _random_tokens(
-    key: np.ndarray, column: np.ndarray, masking: Masking, tables: Tables
-) -> np.ndarray:
-    """Draw random tokens, i32 [n]."""
+    key, column = counter_rng.fold(keys, "replace")[row], chosen.column[row, slot]
     if masking.replacement == "unigram":
         if tables.unigram is None:
             raise UserError("data.replacement='unigram' needs the counts of a text")
         draw = counter_rng.uniform(key, column)
         index = np.searchsorted(tables.unigram, draw, "right")
     elif masking.random_from == "vocabulary":
-        return counter_rng.below(key, column, tables.vocab_size).astype(np.int32)
+        new[row, slot] = counter_rng.below(key, column, tables.vocab_size)
+        return new
     else:
         index = counter_rng.below(key, column, len(tables.replacement_ids))
-    return tables.replacement_ids[index]
+    new[row, slot] = tables.replacement_ids[index]
+    return new
 
 
 def _similar_words(

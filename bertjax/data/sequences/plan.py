@@ -138,9 +138,8 @@ class Plan:
         if self.kind != "pairs":
             return np.zeros(len(ids), np.int64)
         s = _sequences(self, ids, keys)
-        _, cut_a, cut_b = _draw_pairs(self, s)
-        lost = np.bincount(s.row, cut_a + cut_b, minlength=len(ids))
-        return lost.astype(np.int64)
+        _, cut = _draw_pairs(self, s)
+        return np.bincount(s.row, cut.sum(1), minlength=len(ids)).astype(np.int64)
 
     def documents_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the document that each of these rows begins in, i64 [n]."""
@@ -215,10 +214,8 @@ def _parts_by_document(plan: Plan, s: _Sequences) -> _Parts:
     return _Parts(start, np.where(last, stop[of], np.append(start[1:], 0)), of)
 
 
-def _draw_pairs(
-    plan: Plan, s: _Sequences
-) -> tuple[sentence_pairs.Pairs, np.ndarray, np.ndarray]:
-    """Return the pairs of chunks and how many tokens of A and of B do not fit."""
+def _draw_pairs(plan: Plan, s: _Sequences) -> tuple[sentence_pairs.Pairs, np.ndarray]:
+    """Return the pairs of chunks, and the tokens of A and B that do not fit [k, 2]."""
     start, stop = plan.starts[s.number], plan.stops[s.number]
     document = plan.document[s.number].astype(np.int64)
     m = stop - start
@@ -236,18 +233,20 @@ def _draw_pairs(
     rule = plan.pair_rule
     draw = sentence_pairs.PAIR_RULES[rule] if rule else sentence_pairs.in_order
     pair = draw(c)
-    sizes = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
-    return pair, *sentence_pairs.trim(*sizes, room)
+    a, b = (pair.stop - pair.start).T
+    return pair, np.stack(sentence_pairs.trim(a, b, room), 1)
 
 
 def _pair_parts(plan: Plan, s: _Sequences) -> tuple[_Parts, dict[str, np.ndarray]]:
-    pair, cut_a, cut_b = _draw_pairs(plan, s)
-    # Each removed token is one of the front or of the back, by a fair coin.
-    front_a = counter_rng.binomial_half(counter_rng.fold(s.keys, "front of a"), cut_a)
-    front_b = counter_rng.binomial_half(counter_rng.fold(s.keys, "front of b"), cut_b)
-    start = np.stack([pair.a_start + front_a, pair.b_start + front_b], 1)
-    stop = np.stack([pair.a_stop + front_a - cut_a, pair.b_stop + front_b - cut_b], 1)
-    present = np.stack([np.ones(len(start), bool), stop[:, 1] > start[:, 1]], 1)
+    pair, cut = _draw_pairs(plan, s)
+    front = np.empty_like(cut)
+    for half, name in enumerate(("front of a", "front of b")):
+        # Each removed token is one of the front or of the back, by a fair coin.
+        key = counter_rng.fold(s.keys, name)
+        front[:, half] = counter_rng.binomial_half(key, cut[:, half])
+    start, stop = pair.start + front, pair.stop + front - cut
+    present = stop > start
+    present[:, 0] = True
     return _Parts(start[present], stop[present], np.nonzero(present)[0]), pair.labels
 
 

@@ -2,8 +2,8 @@
 """From config values to a tokenizer and token stores; what train and prepare share.
 
 One process does it (`prepare_data`), or shards that share nothing but data.cache do
-(`prepare_shard`, any number of them, in any order), and then one process merges
-(`merge_shards`). The stores are the same bit for bit. Shards that find no trained
+(`Work.encode_shard`, any number of them, in any order), and then one process merges
+(`Work.merge_shards`). The stores are the same bit for bit. Shards that find no trained
 tokenizer each train it, from the same text and so the same one; the first to finish
 is kept and used by all.
 """
@@ -169,6 +169,43 @@ class Work:
         """Every piece; a number of shards deals them out in turn."""
         return [p for c in self.all for p in c.pieces]
 
+    def encode_shard(self, index: int, count: int) -> None:
+        """Encode the pieces of shard `index` of `count`: those whose number divides so.
+
+        Finished pieces are not done again, whatever the number of shards was.
+        """
+        pieces = self.pieces()
+        mine = pieces[index::count]
+        with self.encoder:
+            encode_pieces(self.encoder, mine, self.cache)
+        self.say(
+            f"shard {index}/{count}: {len(mine)} of {len(pieces)} pieces are there"
+        )
+
+    def merge_shards(self, count: int) -> Prepared:
+        """Make the stores of the pieces that shards have encoded.
+
+        Raises UserError where pieces are lacking: names them and the shards of `count`
+        to run.
+        """
+        has, pieces = self.cache.has, self.pieces()
+        lacking = {
+            str(piece): number
+            for number, piece in enumerate(pieces)
+            if not has(piece.store) and not has(piece.target)
+        }
+        if lacking:
+            shards = sorted({n % count for n in lacking.values()})
+            run = ", ".join(f"{i}/{count}" for i in shards[:NAMED])
+            run += " ..." if len(shards) > NAMED else ""
+            names = "; ".join(list(lacking)[:NAMED])
+            more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+            raise UserError(
+                f"--merge={count}: {len(lacking)} of {len(pieces)} pieces are not "
+                f"there, run --shard={run} first ({names}{more})"
+            )
+        return self.finish(self.cache)
+
     def finish(self, parts: Cache | None = None) -> Prepared:
         """Encode what is lacking in `parts` (None: in the cache of this machine alone),
         merge, and open the stores."""
@@ -217,63 +254,3 @@ def prepare_data(
     behind that could be taken for a store.
     """
     return Work(given, workers, say).finish()
-
-
-def prepare_valid(
-    tokenizer: Tokenizer, *, say: Callable[[str], None] = print, **given: Any
-) -> dict[str, Store]:
-    """Prepare or reuse the stores of data.valid alone, as `prepare_data` does."""
-    return Work(given, None, say, tokenizer).finish().valid
-
-
-def prepare_shard(
-    index: int,
-    count: int,
-    *,
-    workers: int | None = None,
-    say: Callable[[str], None] = print,
-    **given: Any,
-) -> None:
-    """Encode the pieces of shard `index` of `count`: those whose number divides so.
-
-    Finished pieces are not done again, whatever the number of shards was.
-    """
-    work = Work(given, workers, say)
-    with work.encoder:
-        mine = work.pieces()[index::count]
-        encode_pieces(work.encoder, mine, work.cache)
-    whole = len(work.pieces())
-    say(f"shard {index}/{count}: its {len(mine)} of {whole} pieces are encoded")
-
-
-def merge_shards(
-    count: int,
-    *,
-    workers: int | None = None,
-    say: Callable[[str], None] = print,
-    **given: Any,
-) -> Prepared:
-    """Make the stores of the pieces that shards have encoded.
-
-    Raises UserError where pieces are lacking: names them and the shards of `count` to
-    run.
-    """
-    work = Work(given, workers, say)
-    has = work.cache.has
-    pieces = work.pieces()
-    lacking = {
-        str(piece): number
-        for number, piece in enumerate(pieces)
-        if not has(piece.store) and not has(piece.target)
-    }
-    if lacking:
-        shards = sorted({n % count for n in lacking.values()})
-        run = ", ".join(f"{i}/{count}" for i in shards[:NAMED])
-        run += " ..." if len(shards) > NAMED else ""
-        names = "; ".join(list(lacking)[:NAMED])
-        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
-        raise UserError(
-            f"--merge={count}: {len(lacking)} of {len(pieces)} pieces are not there, "
-            f"run --shard={run} first ({names}{more})"
-        )
-    return work.finish(work.cache)

@@ -136,10 +136,8 @@ def test_groups_become_stores(given_, tmp_path):
     assert again == said and said[0].startswith("train en: ")
     sharded = {**given_, "cache": f"{tmp_path}/2"}
     for index in range(2):
-        text.prepare_shard(index, 2, **sharded, workers=1, say=quiet)
-    assert hashes(text.merge_shards(2, **sharded, workers=1, say=quiet)) == hashes(
-        first
-    )
+        text.Work(sharded, 1, quiet).encode_shard(index, 2)
+    assert hashes(text.Work(sharded, 1, quiet).merge_shards(2)) == hashes(first)
     given_["train"] = f"web={tmp_path}/d.jsonl"
     given_["valid"] = f"web={tmp_path}/d.jsonl,en={tmp_path}/d.jsonl"
     said.clear()

@@ -36,8 +36,8 @@ def test_shards_pools_and_one_process_give_the_same_stores(given_, tmp_path):
     )
     sharded = {**given_, "cache": f"{tmp_path}/3"}
     for index in (2, 0, 1):
-        text.prepare_shard(index, 3, **sharded, workers=1, say=quiet)
-    merged = text.merge_shards(3, **sharded, workers=1, say=quiet)
+        text.Work(sharded, 1, quiet).encode_shard(index, 3)
+    merged = text.Work(sharded, 1, quiet).merge_shards(3)
     assert hashes(one) == hashes(two) == hashes(merged)
     names = {s.path.name for s in one.parts.values()}
     assert names == {s.path.name for s in merged.parts.values()}
@@ -72,18 +72,18 @@ def test_the_pool_takes_pieces_and_blocks(given_, tmp_path, monkeypatch):
 
 
 def test_merging_too_early_names_what_is_lacking(given_, tmp_path):
-    text.prepare_shard(1, 3, **given_, workers=1, say=quiet)
+    text.Work(given_, 1, quiet).encode_shard(1, 3)
     with pytest.raises(UserError) as caught:
-        text.merge_shards(3, **given_, workers=1, say=quiet)
+        text.Work(given_, 1, quiet).merge_shards(3)
     said = str(caught.value)
     assert "--shard=0/3, 2/3" in said and "one piece 0 of" in said and "\n" not in said
     # Another number of shards goes on with what is there.
     for index in range(2):
-        text.prepare_shard(index, 2, **given_, workers=1, say=quiet)
-    text.merge_shards(2, **given_, workers=1, say=quiet)
+        text.Work(given_, 1, quiet).encode_shard(index, 2)
+    text.Work(given_, 1, quiet).merge_shards(2)
     # Late or repeated commands find nothing to do.
-    text.prepare_shard(0, 2, **given_, workers=1, say=quiet)
-    text.merge_shards(2, **given_, workers=1, say=quiet)
+    text.Work(given_, 1, quiet).encode_shard(0, 2)
+    text.Work(given_, 1, quiet).merge_shards(2)
     assert left(given_["cache"]) == {"fingerprints.json", "store"}
 
 
@@ -113,10 +113,10 @@ def test_pieces_cut_otherwise_are_not_merged(given_, tmp_path, monkeypatch):
     want = hashes(
         text.prepare_data(**{**given_, "cache": f"{tmp_path}/1"}, workers=1, say=quiet)
     )
-    text.prepare_shard(0, 2, **given_, workers=1, say=quiet)
+    text.Work(given_, 1, quiet).encode_shard(0, 2)
     monkeypatch.setattr(pieces.cut, "__defaults__", (9000,))
     with pytest.raises(UserError, match="5 of 5 pieces are not there"):
-        text.merge_shards(2, **given_, workers=1, say=quiet)
+        text.Work(given_, 1, quiet).merge_shards(2)
     assert hashes(text.prepare_data(**given_, workers=1, say=quiet)) == want
 
 
@@ -144,14 +144,14 @@ def test_a_damaged_piece_is_made_again(given_, tmp_path):
         text.prepare_data(**{**given_, "cache": f"{tmp_path}/1"}, workers=1, say=quiet)
     )
     for index in range(2):
-        text.prepare_shard(index, 2, **given_, workers=1, say=quiet)
+        text.Work(given_, 1, quiet).encode_shard(index, 2)
     found = sorted(Path(given_["cache"]).glob("parts-one-*/*/tokens.bin"))
     data = bytearray(found[1].read_bytes())
     data[4] ^= 1
     found[1].write_bytes(data)
     (found[2].parent / "meta.json").unlink()
     said: list[str] = []
-    merged = text.merge_shards(2, **given_, workers=1, say=said.append)
+    merged = text.Work(given_, 1, said.append).merge_shards(2)
     assert hashes(merged) == want
     damaged = [line for line in said if "damaged, it" in line]
     assert len(damaged) == 2 and str(found[1].parent) in damaged[0]
@@ -164,7 +164,7 @@ def test_a_source_that_one_shard_cannot_read(given_, tmp_path):
     failed = []
     for index in range(3):
         try:
-            text.prepare_shard(index, 3, **given_, workers=1, say=quiet)
+            text.Work(given_, 1, quiet).encode_shard(index, 3)
         except UserError as e:
             assert "bad.txt.gz" in str(e)
             failed.append(index)
@@ -172,7 +172,7 @@ def test_a_source_that_one_shard_cannot_read(given_, tmp_path):
     with pytest.raises(
         UserError, match=rf"--shard={failed[0]}/3 first .*valid piece 0"
     ):
-        text.merge_shards(3, **given_, workers=1, say=quiet)
+        text.Work(given_, 1, quiet).merge_shards(3)
 
 
 def test_components_without_text_are_refused(given_, tmp_path):
@@ -288,7 +288,7 @@ def test_killed_at_any_moment(given_, tmp_path):
 def test_pieces_that_nobody_goes_on_with_are_removed(given_, tmp_path):
     cache = Path(given_["cache"])
     for index in range(2):
-        text.prepare_shard(index, 2, **given_, workers=1, say=quiet)
+        text.Work(given_, 1, quiet).encode_shard(index, 2)
     parts = sorted(p.name for p in cache.glob("parts-*"))
     long_ago = time.time() - pieces.STALE - 60
     for path in cache.rglob("*"):
@@ -366,10 +366,10 @@ def test_shards_that_share_nothing_but_a_bucket(given_, tmp_path, bucket, monkey
     given_["cache"] = "gs://bucket/cache"
     for index in range(3):
         monkeypatch.setenv("BERTJAX_LOCAL_CACHE", str(tmp_path / f"m{index}"))
-        text.prepare_shard(index, 3, **given_, workers=1, say=quiet)
+        text.Work(given_, 1, quiet).encode_shard(index, 3)
         assert not [*(tmp_path / f"m{index}").rglob("tokens.bin")]
     monkeypatch.setenv("BERTJAX_LOCAL_CACHE", str(tmp_path / "merge"))
-    assert hashes(text.merge_shards(3, **given_, workers=1, say=quiet)) == want
+    assert hashes(text.Work(given_, 1, quiet).merge_shards(3)) == want
     assert left(bucket / "cache") == {"store"}
     assert not [*(tmp_path / "merge").rglob("parts-*/*")]
 
