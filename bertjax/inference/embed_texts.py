@@ -3,7 +3,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,13 @@ from bertjax.tasks.task_type import POOLINGS
 BLOCK = 1000  # lines that are tokenized at a time
 
 
+Encode = Callable[[dict[str, np.ndarray]], Any]
+
+
 class Embedder(NamedTuple):
     """A model that makes vectors; how: as `sentences` says, with nothing left open."""
 
-    encode: Callable[[dict[str, np.ndarray]], Any]
+    encode: Encode
     tokenizer: Any
     how: sentence_transformers.Sentences
     config: Any
@@ -104,9 +107,7 @@ def tokenize(
     return rows, cut
 
 
-def make_encoder(
-    cfg: Any, params: Any, pooling: str, normalize: bool
-) -> Callable[[dict[str, np.ndarray]], Any]:
+def make_encoder(cfg: Any, params: Any, pooling: str, normalize: bool) -> Encode:
     """Make encode(batch) -> vectors, f32 [B, D]; batch: as forward.pad_batches has it.
 
     The mean is over the real tokens, [CLS] and [SEP] included; "cls" is the first
@@ -118,11 +119,7 @@ def make_encoder(
 
 
 def embed_rows(
-    encode: Callable[[dict[str, np.ndarray]], Any],
-    rows: Sequence[np.ndarray],
-    pad_id: int,
-    batch_size: int,
-    longest: int,
+    encode: Encode, rows: list[np.ndarray], pad_id: int, batch_size: int, longest: int
 ) -> np.ndarray:
     """Return the vectors of rows of ids, in order: f32 [n, D]."""
     sizes = np.array([len(row) for row in rows])

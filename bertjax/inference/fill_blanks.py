@@ -109,11 +109,7 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Filler:
 
 
 def fill_texts(
-    model: LoadedModel,
-    texts: Sequence[str],
-    top_k: int = 5,
-    weights: str = "",
-    flag: str = "--model",
+    model: LoadedModel, texts: Sequence[str], top_k: int, weights: str, flag: str
 ) -> Iterator[tuple[list[int], list[list[dict[str, Any]]]]]:
     """Yield (ids, guesses for each blank) of each text, as `make_filler` has them.
 

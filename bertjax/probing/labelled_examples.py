@@ -27,14 +27,13 @@ from bertjax.data import counter_rng
 from bertjax.tasks import metrics, tables, tag_files
 from bertjax.tasks.tables import Columns, Row, Say
 from bertjax.tasks.tag_files import Sentence
-from bertjax.tasks.task_rows import Form, check_label
+from bertjax.tasks.task_rows import Asking, Form, check_label
 from bertjax.tasks.text_rows import Texts, cell, make_texts, read_labels
 from bertjax.tasks.types import tag
 
 KINDS = {"label": "rows", "tag": "words", "targets": "spans"}  # flag -> its examples
 # The text's column, where --text does not name one.
 TEXT_COLUMNS = {"tag": tag.TASK_TYPE.columns["text"], "targets": "text"}
-ASKING = tag.Asking("--tag", "--labels", "--metric")
 POOLINGS = dict.fromkeys(("mean", "first"))  # of a span's pieces
 NAMES = ("span1", "span2")
 SCORES = "a probe tells classes, and these look like scores"
@@ -109,6 +108,7 @@ def read_examples(
         labels=tuple(filter(None, args.labels.split(","))),
         separators=separators,
         metrics=(args.metric,),
+        asking=Asking(f"--{kind}", "--labels", "--metric"),
     )
     columns[f"--{kind}"] = form.label
     check_label(columns)
@@ -133,9 +133,9 @@ def read_texts(
     files = files_of(args).items()
     parts = [tables.read_rows(value, flag, columns, say) for flag, value in files]
     if not form.labels:
-        labels = read_labels(parts[0], form.label, SCORES, "--label")
+        labels = read_labels(parts[0], form.label, SCORES, form.asking.label)
         form = form._replace(labels=labels)
-    return [make_texts(rows, form, tokenizer, True, say, "--labels") for rows in parts]
+    return [make_texts(rows, form, tokenizer, True, say) for rows in parts]
 
 
 def read_words(
@@ -148,10 +148,10 @@ def read_words(
     parts = []
     for flag, value in files_of(args).items():
         sentences = tag_files.read_sentences(value, flag, columns, say)
-        form = tag.find_tags(sentences, form, ASKING)  # the training sentences'
+        form = tag.find_tags(sentences, form)  # the training sentences'
         taken = choose([len(s.words) for s in sentences], args, flag, say)
         some = [sentences[i] for i in taken]
-        words = tag.make_tags(some, form, tokenizer, True, say, ASKING)
+        words = tag.make_tags(some, form, tokenizer, True, say)
         at = np.arange(len(words.labels))
         parts.append(Spans(words, np.stack([at, at + 1], 1)[:, None], words.labels))
     return parts
@@ -195,7 +195,7 @@ def read_spans(
         targets = [target for _, targets in some for target in targets]
         places = np.array([target.spans for target in targets]) + at[:, None, None]
         names = ((cell(target.row, "label"), target.row.place) for target in targets)
-        labels = form.class_numbers(names, "--labels: the label")
+        labels = form.class_numbers(names, f"{form.asking.labels}: the label")
         parts.append(Spans(words, places, labels))
     return parts
 

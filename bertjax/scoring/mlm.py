@@ -5,17 +5,13 @@ What models are compared on depends on their tokenizer and the text alone, whate
 were trained with (docs/evaluation.md).
 """
 
-import io
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.masking.presets import UNITS
-from bertjax.interop.hf_read import Imported
 from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
 
 FLAGS = ("rates", "length", "mask_unit", "examples")
@@ -74,7 +70,7 @@ def score_rows(
     head: the one that the model must have. layout: the name of these rows, "own" where
     they are those of the run's training. Raises UserError without the head or a text.
     """
-    config, tokenizer, checkpoint, meta = opened
+    config, meta = opened.config, opened.meta
     config.dtype = args.dtype
     if args.text:
         for part in named_sources(args.text, "--text").values():
@@ -83,14 +79,10 @@ def score_rows(
         config.data.group_field = ""  # the text has what names the flag gives it
     if not config.data.valid:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
-    params = models.read_params(checkpoint, head, args.weights)
+    params = opened.read_params(head, args.weights)
     from bertjax.scoring import mlm_loss  # which needs jax
 
-    counts = None  # of each piece in the training text
-    if not isinstance(checkpoint, Imported):
-        file = checkpoint.parents[1] / "unigram.npy"
-        counts = np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
-    sets = mlm_loss.evaluate(config, tokenizer, params, counts, args.batch_size, rates)
+    sets = mlm_loss.evaluate(opened, params, args.batch_size, rates)
     # The mask rate is not said: an evaluation may have its own.
     keys = [key for key in ("length", *COMMON) if key != "mask_rate"]
     rows = {k: config.data[k] for k in keys if config.data[k] or k == "packed"}

@@ -2,6 +2,7 @@
 """Held-out loss with masks that depend on the example alone."""
 
 import dataclasses
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,9 +14,11 @@ import numpy as np
 from bertjax import UserError
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve
+from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli
 from bertjax.data.tokenizers.tokenizer import BYTES
 from bertjax.inference import fill_blanks
+from bertjax.interop.hf_read import Imported
 from bertjax.models import encoder, heads
 from bertjax.objectives.base import TokenIds, make_objective
 from bertjax.objectives.mlm import sum_in_chunks
@@ -26,25 +29,20 @@ BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, of rare charact
 
 
 def evaluate(
-    config: Any,
-    tokenizer: Any,
-    params: Any,
-    counts: np.ndarray | None,
-    batch_size: int | None = None,
-    rates: Sequence[float] = (),
+    opened: LoadedModel, params: Any, batch_size: int | None, rates: Sequence[float]
 ) -> dict[str, dict[float, dict[str, float]]]:
     """Score each named validation set at each mask rate: {name: {rate: scores}}.
 
     The objective, the rows and their masks are the config's (mlm.py has those that all
     models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
-    counts: i64 [V], of the training text, for the unigram model; None if unknown.
-    rates: none is the config's own. batch_size: 32 unless given. Computes in
-    config.dtype on one device.
+    batch_size: 32 unless given. rates: () is the config's own. Computes in config.dtype
+    on one device.
 
     mlm_loss is in nats a predicted token, *_ci95 the half-width of its 95% confidence
     interval over documents; docs/evaluation.md has the rest. Raises UserError where a
     set has nothing to predict.
     """
+    config, tokenizer, checkpoint, _ = opened
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     if config.objective == "mlm":
         params, cfg = fill_blanks.masked_lm(params, cfg)
@@ -61,7 +59,10 @@ def evaluate(
     # What the two have in common the compiler computes once: of mlm alone all.
     run = jax.jit(lambda params, x: (sums(params, x), guess and guess(params, x)))
     params = jax.device_put(params)
-    log_unigram = None
+    counts = log_unigram = None  # of each piece in the training text, if that is known
+    if not isinstance(checkpoint, Imported):
+        file = checkpoint.parents[1] / "unigram.npy"
+        counts = np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
     if counts is not None:  # one added to each so that none is impossible
         log_unigram = np.log((counts + 1) / (counts.sum() + len(counts)))
     characters = count_characters(tokenizer)

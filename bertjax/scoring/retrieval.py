@@ -44,9 +44,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
         (collection,) = passages.read_collections(part, key, columns, cli.say)
         grades, texts = collection.grades, [*collection.queries, *collection.passages]
         vectors = comparable_vectors(model, texts, args.batch_size or 32)
-        found = search.search(
-            *np.split(vectors, [len(collection.queries)]), leave=collection.own
-        )
+        queries, texts = np.split(vectors, [len(collection.queries)])
+        found = search.search(queries, texts, collection.own)
         sets[name] = {"queries": len(grades), "passages": len(collection.passages)}
         # Queries with the same answer resemble each other: they are one draw.
         same = np.array([min(p for p in of if of[p] > 0) for of in grades])

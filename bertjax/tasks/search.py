@@ -61,10 +61,7 @@ DEEPEST = 100  # of them
 
 
 def search(
-    queries: np.ndarray,
-    passages: np.ndarray,
-    k: int = DEEPEST,
-    leave: Sequence[int] | None = None,
+    queries: np.ndarray, passages: np.ndarray, leave: Sequence[int], k: int = DEEPEST
 ) -> list[np.ndarray]:
     """Return the k best passages of each query, best first: i64 [k] each.
 
@@ -72,7 +69,7 @@ def search(
     equals the earlier passage. leave: of each query a passage that is none of its
     results, or -1. What is no number is never found.
 
-    >>> search(np.eye(2), np.array([[1.0, 0], [0, 1], [2, 0]]), k=2)[0].tolist()
+    >>> search(np.eye(2), np.array([[1.0, 0], [0, 1], [2, 0]]), [-1, -1], 2)[0].tolist()
     [2, 0]
     """
     found = []
@@ -81,10 +78,9 @@ def search(
     for begin in range(0, len(queries), block):
         scores = queries[begin : begin + block] @ passages.T
         scores[np.isnan(scores)] = -np.inf
-        if leave is not None:
-            left = np.asarray(leave[begin : begin + block])
-            rows = np.flatnonzero(left >= 0)
-            scores[rows, left[rows]] = -np.inf
+        left = np.asarray(leave[begin : begin + block])
+        rows = np.flatnonzero(left >= 0)
+        scores[rows, left[rows]] = -np.inf
         least = np.partition(scores, len(passages) - k, axis=1)[:, len(passages) - k]
         for row, bound in zip(scores, least, strict=True):
             among = np.flatnonzero((row >= bound) & (row > -np.inf))

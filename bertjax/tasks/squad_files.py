@@ -16,7 +16,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data.tokenizers.tokenizer import Tokenizer
-from bertjax.tasks.task_rows import Batch, Limits, Ragged
+from bertjax.tasks.task_rows import Batch, Form, Ragged
 from bertjax.tasks.text_rows import lay_out
 
 BATCH = 256  # contexts encoded at a time
@@ -213,25 +213,14 @@ class Windows:
         }
 
 
-def featurize(
-    asked: Questions,
-    tokenizer: Tokenizer,
-    length: int,
-    stride: int = Limits().stride,
-    question_length: int = Limits().question_length,
-    separators: int = 1,
-) -> Windows:
-    """Make the rows of questions.
+def featurize(asked: Questions, tokenizer: Any, length: int, form: Form) -> Windows:
+    """Make the rows of questions, of `length` tokens at most, special ones included.
 
-    Args:
-      length: of a row at most, special tokens included.
-      stride: from the beginning of a window to that of the next; where a window has
-        no room for as many pieces, to its end.
-      question_length: pieces of a question at most; the rest is cut.
-      separators: between question and context, 2 for RoBERTa's family.
-
-    Raises UserError when a row has no room for a context.
+    A window begins `form.limits.stride` pieces after the one before, or where that one
+    ends; what is more of a question than the limits allow is cut. Raises UserError when
+    a row has no room for a context.
     """
+    (stride, question_length, _), separators = form.limits, form.separators
     spare = length - question_length - 2 - separators
     if spare < 1 or stride < 1 or question_length < 1:
         raise UserError(

@@ -38,13 +38,21 @@ class Limits(NamedTuple):
     answer_length: int = 30
 
 
+class Asking(NamedTuple):
+    """The keys, or flags, that messages name: of a column, its labels, the metrics."""
+
+    label: str = "task.label"
+    labels: str = "task.labels"
+    metrics: str = "--config.task.metrics"
+
+
 class Form(NamedTuple):
     """What a task's rows look like.
 
     columns: of the text, and of the second one; of choices those of the context, of the
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
-    metrics: names of the task type's. limits: of questions.
+    metrics: names of the task type's. limits: of questions. asking: for messages.
     """
 
     columns: tuple[str, ...]
@@ -53,6 +61,7 @@ class Form(NamedTuple):
     separators: int
     metrics: tuple[str, ...]
     limits: Limits = Limits()
+    asking: Asking = Asking()
 
     @property
     def identity(self) -> str:

@@ -205,20 +205,15 @@ def _two(labels: Iterable[str]) -> str:
 
 
 def make_texts(
-    rows: Sequence[Row],
-    form: Form,
-    tokenizer: Any,
-    labelled: bool,
-    say: Say = silent,
-    asking: str = "task.labels",
+    rows: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> Texts:
     """Encode rows; says which cells are empty. Raises UserError for labels that do not
-    go with the form, which `asking` gave them."""
+    go with the form."""
     texts = [encode_column(rows, c, tokenizer, say) for c in form.columns]
     labels = None
     if labelled and form.labels:
         cells = ((label_of(row, form.label), row.place) for row in rows)
-        labels = form.class_numbers(cells, f"{asking}: the label")
+        labels = form.class_numbers(cells, f"{form.asking.labels}: the label")
     elif labelled:
         labels = scores_of(rows, form.label)
     counts = sum(text.counts(tokenizer) for text in texts)

@@ -28,6 +28,7 @@ from absl import flags
 
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.tasks import squad_files, tables
+from bertjax.tasks.task_rows import Form, Limits
 
 CALL = 1000
 
@@ -77,9 +78,9 @@ def theirs(tokenizer, examples, length, overlap):
 
 def ours(tokenizer, data, length, stride):
     """Return the batch of all rows, in calls of as many."""
-    windows = squad_files.featurize(
-        squad_files.questions_of(data, "the file"), tokenizer, length, stride
-    )
+    asked = squad_files.questions_of(data, "the file")
+    form = Form(("question",), "answers", (), 1, (), Limits(stride))
+    windows = squad_files.featurize(asked, tokenizer, length, form)
     n = len(windows.question)
     parts = [
         windows.gather(np.arange(a, min(a + CALL, n)), length, tokenizer)

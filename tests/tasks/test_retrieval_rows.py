@@ -306,14 +306,17 @@ def test_search_is_exact_and_ties_go_to_the_first(monkeypatch):
     passages = draw.integers(-2, 3, (90, 4)).astype(np.float32)
     leave = draw.integers(-1, 90, 40)
     monkeypatch.setattr(search, "SCORES", 7 * 90)  # in blocks
-    found = search.search(queries, passages, 10, leave)
+    found = search.search(queries, passages, leave, 10)
     for i, got in enumerate(found):
         scores = passages @ queries[i]
         order = sorted(range(90), key=lambda p: (-scores[p], p))
         assert got.tolist() == [p for p in order if p != leave[i]][:10]
-    assert [len(f) for f in search.search(queries[:2], passages[:3], 10)] == [3, 3]
+    assert [len(f) for f in search.search(queries[:2], passages[:3], [-1, -1], 10)] == [
+        3,
+        3,
+    ]
     queries[0] = np.nan
-    assert len(search.search(queries, passages, 10)[0]) == 0
+    assert len(search.search(queries, passages, leave, 10)[0]) == 0
 
 
 def test_measures_by_hand():

@@ -14,9 +14,10 @@ from bertjax import UserError
 from bertjax.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from bertjax.tasks import squad_files
 from bertjax.tasks.answer_spans import find_answers, texts
-from bertjax.tasks.squad_files import Questions, featurize
+from bertjax.tasks.squad_files import Questions
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import read_text
+from bertjax.tasks.task_rows import Form, Limits
 from bertjax.tasks.types.span import parse_text
 
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefgh"), ".", "中"]
@@ -114,6 +115,12 @@ def test_files_that_are_broken(text, words):
         parse_text(text, "f.json")
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words), message
+
+
+def featurize(asked, tokenizer, length, stride=128, question_length=64, separators=1):
+    limits = Limits(stride, question_length)
+    form = Form(("question",), "answers", (), separators, (), limits)
+    return squad_files.featurize(asked, tokenizer, length, form)
 
 
 def asked_of(*pairs):

@@ -224,7 +224,7 @@ class Searched(CollectionRows):
             raise ValueError(f"{len(example)} of {self.n} rows: all are searched")
         vectors = np.asarray(outputs["vectors"])[self.members(example) >= 0]
         queries, passages = np.split(vectors, [self.queries])
-        found = search.search(queries, passages, leave=self.own)
+        found = search.search(queries, passages, self.own)
         measured = search.measure(found, self.grades, self.form.metrics)
         return {name: float(values.mean()) for name, values in measured.items()}
 

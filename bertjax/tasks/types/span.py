@@ -21,7 +21,7 @@ from bertjax.data.corpus.line_repair import join_names, load_json
 from bertjax.data.rendering import decode
 from bertjax.tasks import squad_files, tables
 from bertjax.tasks.answer_spans import Answer, find_answers, texts
-from bertjax.tasks.squad_files import Question, Questions, Windows
+from bertjax.tasks.squad_files import Question, Questions, Windows, featurize
 from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
 from bertjax.tasks.tables import Columns, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Limits, Lines, Outputs, Ragged, Rows
@@ -119,8 +119,7 @@ class QuestionRows(Rows):
 
     def plan(self, length: int) -> Self:
         if length not in self.layouts:
-            how = length, *self.form.limits[:2], self.form.separators
-            windows = squad_files.featurize(self.asked, self.tokenizer, *how)
+            windows = featurize(self.asked, self.tokenizer, length, self.form)
             self.layouts[length] = windows
         return replace(self, windows=self.layouts[length], length=length)
 
@@ -241,11 +240,7 @@ class QuestionRows(Rows):
 
 
 def make_question_rows(
-    read: Sequence[Questions],
-    form: Form,
-    tokenizer: Any,
-    labelled: bool,
-    say: Say = silent,
+    read: list[Questions], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> QuestionRows:
     """Put the questions of several files together; says which are empty.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,17 +28,6 @@ from bertjax.tasks.text_rows import lay_out
 
 OF_ENTITIES = ("f1", "precision", "recall")
 METRICS = (*OF_ENTITIES, "accuracy")
-
-
-class Asking(NamedTuple):
-    """The keys, or flags, that messages name: of the column, the tags, the metrics."""
-
-    label: str = "task.label"
-    labels: str = "task.labels"
-    metrics: str = "--config.task.metrics"
-
-
-CONFIG = Asking()
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,15 +190,14 @@ def split(sizes: np.ndarray, sentences: np.ndarray, room: int) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def find_tags(
-    sentences: Sequence[Sentence], form: Form, asking: Asking = CONFIG
-) -> Form:
+def find_tags(sentences: Sequence[Sentence], form: Form) -> Form:
     """Return the form with the tags of the training sentences, unless it has some: O,
     then by type, B- before I-.
 
     Raises UserError for an empty tag, where there is only one, and where entities are
     to be scored but the tags are none of BIO.
     """
+    asking = form.asking
     if not form.labels:
         tags: dict[str, None] = {}
         for sentence in sentences:
@@ -256,7 +244,6 @@ def make_tags(
     tokenizer: Any,
     labelled: bool,
     say: Say = silent,
-    asking: Asking = CONFIG,
 ) -> Tags:
     """Encode the words of sentences, each as in a running text.
 
@@ -279,7 +266,7 @@ def make_tags(
     labels = None
     if labelled:
         tags = ((tag, s.place(i)) for s in sentences for i, tag in enumerate(s.tags))
-        labels = form.class_numbers(tags, f"{asking.labels}: the tag")
+        labels = form.class_numbers(tags, f"{form.asking.labels}: the tag")
         if all(map(is_bio, form.labels)):
             broken = metrics.bio_violations([s.tags for s in sentences])
             places = [sentences[n].place(i) for n, i in broken]
