@@ -17,6 +17,7 @@ from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus import files
 from bertjax.inference.embed_texts import open_embedder
 from bertjax.storage import atomic
+from bertjax.tasks import tables
 
 FLAGS = {
     **shared("model"),
@@ -79,18 +80,12 @@ def read_lines(path: str) -> list[str]:
             content = file.read_bytes()
     except OSError as e:
         raise UserError(f"--text={path} cannot be read: {e.strerror}") from e
-    found = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if not found[-1]:
-        found.pop()  # what ends with a newline ends there
-    if not found:
+    lines = tables.decode(content, f"--text={path}").split("\n")
+    if not lines[-1]:
+        lines.pop()  # what ends with a newline ends there
+    if not lines:
         raise UserError(f"--text={path} is empty")
-    lines = []
-    for number, line in enumerate(found, 1):
-        try:
-            lines.append(line.removesuffix(b"\r").decode())
-        except UnicodeDecodeError as e:
-            raise UserError(f"--text={path}: line {number} is not UTF-8") from e
-    return lines
+    return [line.removesuffix("\r") for line in lines]
 
 
 def write(out: Path, vectors: np.ndarray) -> None:

@@ -25,8 +25,7 @@ the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL; of multiple choice
 """
 
 import json
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from bertjax import UserError, registry
 from bertjax.assembly import command_line, models
@@ -59,7 +58,16 @@ REFINING = ("rates", "length", "mask_unit", "examples", "variant", "columns", "l
 def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     scorer = own if args.what is None else load_scorer(args.what)
-    check_flags(args, scorer.FLAGS)
+    for name in REFINING:
+        if getattr(args, name) is None or name in scorer.FLAGS:
+            continue
+        readers = [x for x in scorer_names() if name in load_scorer(x).FLAGS]
+        ways = [f"with --what={x}" for x in readers]
+        ways += ["without --what"] * (name in own.FLAGS)
+        given = f"with --what={args.what}" if args.what else "without --what"
+        raise UserError(
+            f"--{name} has no use {given}: it is read {' or '.join(ways)}; leave it out"
+        )
     if args.workdir and args.model:
         raise UserError("--workdir and --model are both given: give one of them")
     flag = "--workdir" if args.workdir else "--model"
@@ -75,20 +83,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         print("\n".join(scores.lines))
     return 0
-
-
-def check_flags(args: Any, used: Collection[str]) -> None:
-    """Refuse a flag that the scorer does not read. used: the names of those it does."""
-    for name in REFINING:
-        if getattr(args, name) is None or name in used:
-            continue
-        readers = [x for x in scorer_names() if name in load_scorer(x).FLAGS]
-        ways = [f"with --what={x}" for x in readers]
-        ways += ["without --what"] * (name in own.FLAGS)
-        given = f"with --what={args.what}" if args.what else "without --what"
-        raise UserError(
-            f"--{name} has no use {given}: it is read {' or '.join(ways)}; leave it out"
-        )
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def read_input(
         if not bare or task_type.parse_lines is None or len(columns) > 1:
             raise
         raise UserError(f"{e}; --format=text reads a text a line") from e
-    read = found[0] if len(found) == 1 else [row for part in found for row in part]
+    read = [row for part in found for row in part] if form else next(iter(found), [])
     if not read:
         raise UserError(f"--input={name}: there are no rows")
     return read

@@ -54,13 +54,6 @@ def read_shard(value: str) -> tuple[int, int]:
     return index, count
 
 
-def read_merge(value: str) -> int:
-    """Read N, a number above 0."""
-    if not re.fullmatch(r"0*[1-9]\d{0,8}", value):
-        raise UserError(f"--merge={value}: write the number of shards, as in 8")
-    return int(value)
-
-
 def report_stores(stores: Mapping[str, Store]) -> list[str]:
     """Return a table with a line a component."""
     keys = ("documents", "sentences", "tokens", "unknowns")
@@ -106,7 +99,9 @@ def main(argv: Sequence[str]) -> int:
     if args.shard is not None and args.report:
         raise UserError("--report needs the whole text: give it with --merge")
     shard = None if args.shard is None else read_shard(args.shard)
-    merge = None if args.merge is None else read_merge(args.merge)
+    merge = args.merge
+    if merge is not None and not re.fullmatch(r"0*[1-9]\d{0,8}", merge):
+        raise UserError(f"--merge={merge}: write the number of shards, as in 8")
     prepared_text.check_inputs(config)
     given = prepared_text.inputs(config)
 
@@ -114,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
         prepare_data.Work(given, None, cli.say).encode_shard(*shard)
         return 0
     if merge is not None:
-        prepared = prepare_data.Work(given, None, cli.say).merge_shards(merge)
+        prepared = prepare_data.Work(given, None, cli.say).merge_shards(int(merge))
     else:
         prepared = prepare_data.prepare_data(say=cli.say, **given)
     prepared = prepared_text.settle(config, prepared)

@@ -41,7 +41,11 @@ def main(argv: Sequence[str]) -> int:
     if not args.out:
         raise UserError("--out is missing: the page to write, --out=FILE.html")
     out = atomic.check_out(args.out, "--out")
-    folder = check_png(args.png)
+    folder = Path(args.png).expanduser() if args.png else None
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--png={args.png} is a file: pictures go to a directory")
+        check_plot()
     notes: list[str] = []
 
     def note(line: str) -> None:
@@ -70,17 +74,6 @@ def main(argv: Sequence[str]) -> int:
             count += 1
         cli.say(f"{folder}: {counted(count, 'picture')}")
     return 0
-
-
-def check_png(name: str | None) -> Path | None:
-    """Return the directory of pictures. UserError without matplotlib."""
-    if not name:
-        return None
-    folder = Path(name).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--png={name} is a file: pictures go to a directory")
-    check_plot()
-    return folder
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_refusals_leave_what_was_there(trained, text, tmp_path):
         ({"text": tmp_path / "no.txt"}, ["--text", "no.txt", "No such file"]),
         ({"text": tmp_path}, ["--text", "directory"]),
         ({"text": "/dev/zero"}, ["--text=/dev/zero", "neither a file nor a pipe"]),
-        ({"text": bad}, ["bad.txt", "line 2", "UTF-8"]),
+        ({"text": bad}, ["bad.txt:2: ", "UTF-8"]),
         ({"text": none}, ["none.txt", "empty"]),
         ({"out": tmp_path / "out.txt"}, ["--out", ".npy"]),
         ({"out": tmp_path / "no/out.npy"}, ["--out", "directory"]),

@@ -118,7 +118,10 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         raise UserError(f"{where}: generator and discriminator differ in the tokenizer")
     hf_read.check_tokenizer(model, tokenizer, say)
     config = schema.base()
-    config.model.update(sizes(model.cfg, model.family.model_type))
+    family = model.family.model_type if model.family.model_type in FAMILIES else "bert"
+    keys = set(config.model) - {"family", "size", *RUNTIME}
+    shape = {k: getattr(model.cfg, k) for k in keys if hasattr(model.cfg, k)}
+    config.model.update({**shape, "family": family, "size": size_name(family, shape)})
     config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
     config.objective = config.objective or "mlm"
     if isinstance(model, hf_directories.Pair):
@@ -138,14 +141,6 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         meta["task"] = task | hf_task_config.from_json(model.raw, config, where)
     meta["config"] = config.to_dict()  # to which from_json added
     return LoadedModel(config, tokenizer, model, meta)
-
-
-def sizes(cfg: Any, family: str) -> dict[str, Any]:
-    """Return the keys of config.model that spell an encoder out; BERT's of others'."""
-    family = family if family in FAMILIES else "bert"
-    keys = set(schema.base().model) - {"family", "size", *RUNTIME}
-    shape = {k: getattr(cfg, k) for k in keys if hasattr(cfg, k)}
-    return {**shape, "family": family, "size": size_name(family, shape)}
 
 
 def params_part(checkpoint: Any, weights: str = "") -> str:

@@ -80,7 +80,7 @@ class TrainLoop(Loop):
             self.state.total = done
         peak = peak_flops(run.mesh)
         if peak and not run.objective.flops:
-            log(train_step.no_mfu(config))
+            log(train_step.NO_MFU.format(config.objective))
         self.evaluate_fn = jax.jit(train_step.make_evaluate(run.objective))
         self.meta = run.meta_of(config) | {"version": __version__}
         tasks.learn(self.meta, run.meta.get("task", {}))
@@ -135,7 +135,8 @@ class TrainLoop(Loop):
 
     def cost(self, step: int) -> tuple[int, float]:
         """Return an update's slots (B x L), and its FLOPs; 0 of unknown ones."""
-        return train_step.cost(self.run.objective, self.planned.course.at(step))
+        phase, flops = self.planned.course.at(step), self.run.objective.flops
+        return phase.slots, phase.slots * flops(phase.length, phase.P) if flops else 0.0
 
     @property
     def must_rewind(self) -> bool:
@@ -282,8 +283,7 @@ class TrainLoop(Loop):
         """Score each validation set: {set: {term: value}}; None if interrupted."""
         run, mesh = self.run, self.run.mesh
         params = state.eval_params(self.train_state, run.config.eval.ema)
-        size = train_step.eval_rows(run.config, run.objective)
-        examples, found = run.config.eval.examples or None, {}
+        size, examples, found = run.eval_rows, run.config.eval.examples or None, {}
         for name, rows in run.valid.items():
             host = rows.eval_batches(size, examples, feed.local_rows(mesh, size))
             fed = feed.to_devices(host, mesh, itertools.repeat(size))

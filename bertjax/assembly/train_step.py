@@ -13,19 +13,9 @@ from bertjax.objectives.base import TokenIds, make_objective
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import multi_step, optim, schedules, state, step
 
-
-def cost(objective: Any, stage: Any) -> tuple[int, float]:
-    """Return a step's slots, and its forward and backward FLOPs; 0 of unknown ones."""
-    each = objective.flops(stage.length, stage.P) if objective.flops else 0.0
-    return stage.slots, stage.slots * each
-
-
-def no_mfu(config: ConfigDict) -> str:
-    """Say why there is no MFU of an objective that does not say its FLOPs."""
-    return (
-        f"no MFU: objective={config.objective} does not say its FLOPs (Head.flops, "
-        "docs/add_an_objective.md)"
-    )
+NO_MFU = (
+    "no MFU: objective={} does not say its FLOPs (Head.flops, docs/add_an_objective.md)"
+)
 
 
 def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
@@ -45,11 +35,6 @@ def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
             f"objective={name} is evaluated on {objective.whole_batch} rows at once "
             f"(whole_batch), not divisible by the mesh's data x fsdp = {parts}"
         )
-
-
-def eval_rows(config: ConfigDict, objective: Any) -> int:
-    """Return the rows of a batch of evaluations, which fit in memory at once."""
-    return objective.whole_batch or config.batch_size // config.accumulate
 
 
 class Update(NamedTuple):

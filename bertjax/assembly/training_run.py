@@ -134,6 +134,10 @@ class TrainingRun:
         self.objective, self.cfg = train_step.make_config_objective(
             config, self.prepared
         )
+        # Of a batch of evaluations: as many as fit in memory at once.
+        self.eval_rows = (
+            self.objective.whole_batch or config.batch_size // config.accumulate
+        )
         needs = self.objective.needs
         self.counts = prepared_text.count_tokens(parts)
         tables = batches.make_tables(config, tokenizer, self.counts, log)

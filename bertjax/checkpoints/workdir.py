@@ -30,20 +30,16 @@ def read_json(path: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def finite(row: Mapping[str, Any]) -> dict[str, Any]:
+def finite(value: Any) -> Any:
     """Put None where a number is not finite, also within: JSON has no word for it.
 
     >>> finite({"loss": float("nan"), "step": 2})
     {'loss': None, 'step': 2}
     """
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return finite(value)
-        odd = isinstance(value, float) and not math.isfinite(value)
-        return None if odd else value
-
-    return {key: plain(value) for key, value in row.items()}
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    odd = isinstance(value, float) and not math.isfinite(value)
+    return None if odd else value
 
 
 def versions() -> dict[str, str]:

@@ -68,7 +68,8 @@ def define_flags(table: Table) -> flags.FlagValues:
         ends = {"lower_bound": flag.least, "upper_bound": flag.most}
         bounds = ends if flag.value_type in (int, float) else {}
         define = flags.DEFINE_multi_string if flag.several else DEFINE[flag.value_type]
-        define(name, flag.default, flag.help, flag_values=values, **bounds)
+        default = [] if flag.several else flag.default
+        define(name, default, flag.help, flag_values=values, **bounds)
     return values
 
 

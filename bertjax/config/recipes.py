@@ -16,8 +16,7 @@ def read_arg(arg: str | None, size: str, family: str = "bert") -> tuple[str, boo
     words = [w for w in (arg or "").split(",") if w]
     sizes = FAMILIES[family].sizes
     for word in words:
-        if word != "smoke" and word not in sizes:
-            raise registry.unknown("the config's ARG", word, [*sizes, "smoke"])
+        registry.pick("the config's ARG", word, {**sizes, "smoke": {}})
     smoke = "smoke" in words
     given = [w for w in words if w in sizes]
     return (given or ["tiny" if smoke else size])[-1], smoke

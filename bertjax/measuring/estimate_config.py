@@ -37,7 +37,7 @@ def estimate_config(
     config = with_choices(config, text)
     target = compile_steps.Target(config, vocab_size, topology, devices)
     if not target.objective.flops:
-        say(train_step.no_mfu(config))
+        say(train_step.NO_MFU.format(config.objective))
     phases = [
         {"attention": target.attention(shape)}
         | estimates.estimate(target, shape, say, quick, search)

@@ -150,7 +150,7 @@ def flops_facts(config: ConfigDict, objective: Any) -> dict[str, float]:
         length = config.data.length
         predictions = run_batches.predictions(config, length)
         return {"flops_per_token": objective.flops(length, predictions)}
-    cli.say(train_step.no_mfu(config))
+    cli.say(train_step.NO_MFU.format(config.objective))
     return {}
 
 

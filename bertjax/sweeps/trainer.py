@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
-from bertjax.assembly import batches, prepared_text, train_step, workdirs
+from bertjax.assembly import batches, prepared_text, workdirs
 from bertjax.assembly.training_run import TrainingRun
 from bertjax.checkpoints import manifest, workdir, workdir_kinds
 from bertjax.checkpoints.best import GREATER
@@ -193,8 +193,7 @@ class SweepLoop(Loop):
     def eval_batches(self, rows: Any, examples: int | None) -> Iterator[Any]:
         """Yield batches on the devices. Raises Stopped some seconds after a signal."""
         place = batch_sharding(self.mesh)
-        size = train_step.eval_rows(self.config, self.base.objective)
-        for batch in rows.eval_batches(size, examples):
+        for batch in rows.eval_batches(self.base.eval_rows, examples):
             if self.stop.overdue:
                 raise Stopped(self.stop.number)
             yield jax.device_put(batch, place)

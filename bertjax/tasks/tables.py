@@ -144,7 +144,7 @@ def decode(content: bytes, name: str) -> str:
     except UnicodeDecodeError as e:
         line = content[: e.start].count(b"\n") + 1
         wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        why = "is UTF-16, and tables have to be UTF-8" if wide else "is not UTF-8"
+        why = "is UTF-16, and text has to be UTF-8" if wide else "is not UTF-8"
         raise UserError(f"{name}:{line}: {why}") from None
 
 

@@ -184,7 +184,7 @@ def test_files(tmp_path):
     for name, said in {
         "none.tsv": "there are no rows",
         "bad.tsv": "bad.tsv:3: is not UTF-8",
-        "excel.tsv": "excel.tsv:1: is UTF-16, and tables have to be UTF-8",
+        "excel.tsv": "excel.tsv:1: is UTF-16, and text has to be UTF-8",
         "half.csv.gz": "damaged or truncated",
         "gone.tsv": "there is no such file",
         "a.txt": "there is no such file",
