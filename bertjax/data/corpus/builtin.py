@@ -9,6 +9,7 @@ train and valid with near-duplicates on one side, and written once to
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -77,24 +78,18 @@ def _python_files() -> list[str]:
 _COMMENTS = re.compile(r"(?:^[ \t]*#(?: .*)?\n){3,}", re.MULTILINE)
 
 
-def _texts(source: str) -> Iterator[str]:
-    """Yield the docstrings and other long strings of a module, then its comments."""
-    yield from _strings(source)
-    for block in _COMMENTS.findall(source):
-        yield re.sub(r"(?m)^[ \t]*# ?", "", block)
-
-
 _BODIES = ("body", "handlers", "orelse", "finalbody")
 
 
-def _strings(source: str) -> Iterator[str]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    waiting: list[ast.AST] = [tree]
+def _texts(source: str) -> Iterator[str]:
+    """Yield the docstrings and other long strings of a module, then its comments."""
+    waiting: list[ast.AST] = []
+    with (
+        warnings.catch_warnings(),
+        contextlib.suppress(SyntaxError, ValueError, RecursionError),
+    ):
+        warnings.simplefilter("ignore")
+        waiting.append(ast.parse(source))
     while waiting:  # statements only: expressions are most of a tree
         node = waiting.pop()
         inner = [n for part in _BODIES for n in getattr(node, part, ())]
@@ -105,6 +100,8 @@ def _strings(source: str) -> Iterator[str]:
         for arg in args:
             if isinstance(arg, ast.Constant) and isinstance(arg.value, str):
                 yield arg.value
+    for block in _COMMENTS.findall(source):
+        yield re.sub(r"(?m)^[ \t]*# ?", "", block)
 
 
 def _normal(text: str) -> str:
@@ -221,7 +218,7 @@ def split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]
     for i in order:
         if sides[i]:
             pairs = zip(documents[i], shingles[i], strict=True)
-            document = [paragraph for paragraph, a in pairs if is_new(a)]
+            document = [p for p, a in pairs if is_new(a)]
             if sum(map(len, document)) >= 100:
                 valid.append(document)
     return train, valid

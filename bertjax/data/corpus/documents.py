@@ -25,16 +25,16 @@ class Document(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Which fields (columns) of a record are read; "" reads none."""
+    """Which fields (columns) of a record are read, by config key; "" reads none."""
 
-    text: str = "text"
-    group: str = ""
-    entities: str = ""
+    text_field: str = "text"
+    group_field: str = ""
+    entity_field: str = ""
 
     def keys(self) -> dict[str, str]:
         """Return {field that is read: its config key}."""
-        named = zip(self, ("text_field", "group_field", "entity_field"), strict=True)
-        return {field: f"data.{key}" for field, key in named if field}
+        named = self._asdict().items()
+        return {field: f"data.{key}" for key, field in named if field}
 
     def suffix(self) -> str:
         """Return what a fingerprint ends with; "" for the defaults."""
@@ -50,12 +50,14 @@ class Source:
 
     `name` is for people; `seen` is what `fingerprint` saw of a file. Call that before
     `documents` and `split`: it also puts sources that are made (`builtin:docs`) in
-    place.
+    place. `start` and `end` are what is this one's of the whole, as `split` counts it.
     """
 
     name: str
     fields: Fields = TEXT
     seen: files.Seen | None = None
+    start: int = 0
+    end: int | None = None
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return a string that is another whenever the documents may be others."""
@@ -88,10 +90,6 @@ class Source:
         the file and of `piece_bytes` alone.
         """
         return [self]
-
-    def span(self) -> tuple[int, int | None]:
-        """Return what is this one's of the whole, as `split` counts it."""
-        return 0, None
 
     def text_bytes(self) -> int | None:
         """Estimate the bytes of its text, or None where nobody knows; reads no text."""
@@ -159,32 +157,38 @@ def make_document(
         return value or []
 
     group = ""
-    if fields.group:
-        value = record[fields.group]
-        group = str(value) if type(value) is int else text(value, fields.group).strip()
+    if fields.group_field:
+        value = record[fields.group_field]
+        group = (
+            str(value)
+            if type(value) is int
+            else text(value, fields.group_field).strip()
+        )
         if not 0 < len(group) <= LONGEST or not group.isprintable():
             raise UserError(
-                f"{where()}: `{fields.group}` is {group[: LONGEST + 1]!r}, but names "
-                f"of groups are 1 to {LONGEST} printable characters"
+                f"{where()}: `{fields.group_field}` is {group[: LONGEST + 1]!r}, but "
+                f"names of groups are 1 to {LONGEST} printable characters"
             )
     entities: list[str] = []
-    if fields.entities:
-        for value in as_list(record[fields.entities], fields.entities):
-            entities += [" ".join(text(value, fields.entities).split())]
-    parts = record[fields.text]
+    if fields.entity_field:
+        for value in as_list(record[fields.entity_field], fields.entity_field):
+            entities += [" ".join(text(value, fields.entity_field).split())]
+    parts = record[fields.text_field]
     if isinstance(parts, str | bytes):
         parts = [parts]
-    parts = as_list(parts, fields.text)
+    parts = as_list(parts, fields.text_field)
     if parts and all(type(part) is int for part in parts):
         parts = [parts]
     lines = []
     for part in parts:
         if isinstance(part, str | bytes):
-            lines += filter(None, map(str.strip, text(part, fields.text).split("\n")))
-        elif part := as_list(part, fields.text):
+            lines += filter(
+                None, map(str.strip, text(part, fields.text_field).split("\n"))
+            )
+        elif part := as_list(part, fields.text_field):
             if not all(type(number) is int for number in part):
                 raise UserError(
-                    f"{where()}: `{fields.text}` holds neither text nor integers"
+                    f"{where()}: `{fields.text_field}` holds neither text nor integers"
                 )
             lines.append(" ".join(map(str, part)))
     return Document(lines, group, tuple(e for e in dict.fromkeys(entities) if e))

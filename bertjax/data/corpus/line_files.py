@@ -2,6 +2,7 @@
 """Files of text and of JSON lines: cut into pieces, read as documents."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,9 +11,34 @@ from typing import IO
 
 from bertjax import UserError
 from bertjax.data.corpus import files
-from bertjax.data.corpus.boundaries import CUTS, SPAN, byte_range, json_edge, text_edge
 from bertjax.data.corpus.documents import Document, Source, make_document
-from bertjax.data.corpus.line_repair import Counts, group, json_lines, text_lines
+from bertjax.data.corpus.line_repair import (
+    DOCUMENT_LIMIT,
+    Counts,
+    group,
+    json_lines,
+    text_lines,
+)
+
+# Where a piece may begin: behind a line end and a blank line. The characters that
+# make a line blank are those that `line_repair.clean` and `strip` leave nothing of;
+# rarer ones and longer lines are missing, which costs a cut, never a document.
+_WHITE = rb"(?:[\x00-\x09\x0b\x0c\x0e-\x20]|\xc2\xa0|\xe3\x80\x80){0,99}[\r\n]"
+_BLANK = re.compile(rb"(?:\n|\r(?!\n))" + _WHITE)
+# The same where there is no \r; far faster, since it begins with one byte.
+_USUAL = re.compile(rb"\n(?=[\x00-\x20\xc2\xe3])" + _WHITE)
+_NEWLINE = re.compile(rb"\n")
+# Where nothing is blank for so long: behind a line end, or else between characters.
+# SPAN is as many bytes as DOCUMENT_LIMIT characters may have, so that no document is
+# cut there but those that are cut anyway; it is longer than a match of _BLANK.
+SPAN = 4 * DOCUMENT_LIMIT
+_PLACES = (re.compile(rb"[\r\n]"), re.compile(rb"[\x80-\xbf]{0,3}"))
+# Of WikiText: before a title, which `line_repair.group` takes for one; rarer ones are
+# missing here, too.
+_TITLE = re.compile(
+    rb"\n[ \t]{0,99}\r?\n(?= = [!-<>-~][ -~]{0,200} = \r?\n[ \t]{0,99}\r?\n)"
+)
+CUTS = "spans-1"  # names these rules
 
 
 @dataclass
@@ -24,8 +50,6 @@ class FileSource(Source):
     """
 
     titled: bool = False
-    start: int = 0
-    end: int | None = None
     path: str = ""  # where it lies, if that is not its name
 
     def __post_init__(self) -> None:
@@ -65,9 +89,6 @@ class FileSource(Source):
             size = files.stat(self.path)[0]
         places = [*range(0, max(size, 1), piece_bytes), size]
         return [replace(self, start=a, end=b) for a, b in pairwise(places)]
-
-    def span(self) -> tuple[int, int | None]:
-        return self.start, self.end
 
     def text_bytes(self) -> int | None:
         """Return the bytes, unpacked where the file says how many; None otherwise.
@@ -161,3 +182,56 @@ class BuiltinSource(FileSource):
         corpus = builtin.materialise(cache_dir, say)
         self.path = corpus[self.side]
         return f"builtin:{self.side}:{corpus['hash']}"
+
+
+def byte_range(raw: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes [start, end) of an open file, or what there is of them."""
+    raw.seek(start)
+    while start < end and (data := raw.read(min(files.CHUNK, end - start))):
+        start += len(data)
+        yield data
+
+
+def _search(
+    raw: IO[bytes], start: int, end: int, pattern: re.Pattern[bytes]
+) -> int | None:
+    """Return where the first match that begins in the bytes [start, end) ends."""
+    tail, at = b"", start
+    for chunk in byte_range(raw, start, end + 512):
+        tail += chunk
+        at += len(chunk)
+        usual = pattern is _BLANK and b"\r" not in tail
+        if match := (_USUAL if usual else pattern).search(tail):
+            begins, ends = (at - len(tail) + n for n in match.span())
+            return ends if begins < end else None
+        tail = tail[-512:]  # longer than a match: it may begin here
+    return None
+
+
+def text_edge(
+    raw: IO[bytes], at: int, size: int, titled: bool = False
+) -> tuple[int, bool]:
+    """Return where the piece that has `at` begins, and whether that cuts a document.
+
+    titled: documents begin at titles, as in WikiText, not behind blank lines.
+
+    A function of the bytes and `at` alone, which grows with `at`: where one piece ends
+    the next begins. Reads no further than 3 SPAN, however long a document is.
+    """
+    if at == 0:
+        return 0, False
+    whole = _TITLE if titled else _BLANK
+    for pattern in (whole, *_PLACES):
+        edge = _search(raw, at, min(at + SPAN, size), pattern)
+        if edge is not None:
+            return edge, pattern is not whole
+        at += SPAN
+    return size, False
+
+
+def json_edge(raw: IO[bytes], at: int, size: int) -> int:
+    """Return where the first line begins that does so at `at` or behind it."""
+    if at <= 1:
+        return 0
+    edge = _search(raw, at - 1, size, _NEWLINE)
+    return size if edge is None else edge

@@ -21,10 +21,8 @@ ROWS = 64  # decoded at once; a row may be a whole book
 
 @dataclass
 class ParquetSource(Source):
-    """A Parquet file, or its row groups `first` to `last` (without it)."""
+    """A Parquet file, or its row groups `start` to `end` (without it)."""
 
-    first: int = 0
-    last: int | None = None
     size: int | None = None  # the bytes of these row groups
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
@@ -56,17 +54,14 @@ class ParquetSource(Source):
     def split(self, piece_bytes: int) -> list[Source]:
         """Cut between row groups."""
         pieces: list[Source] = []
-        first = size = 0
+        start = size = 0
         with self._open() as file:
-            for last in range(1, file.num_row_groups + 1):
-                size += file.metadata.row_group(last - 1).total_byte_size
-                if size >= piece_bytes or last == file.num_row_groups:
-                    pieces.append(replace(self, first=first, last=last, size=size))
-                    first, size = last, 0
+            for end in range(1, file.num_row_groups + 1):
+                size += file.metadata.row_group(end - 1).total_byte_size
+                if size >= piece_bytes or end == file.num_row_groups:
+                    pieces.append(replace(self, start=start, end=end, size=size))
+                    start, size = end, 0
         return pieces
-
-    def span(self) -> tuple[int, int | None]:
-        return self.first, self.last
 
     def text_bytes(self) -> int | None:
         """Return the bytes of the row groups; of a whole file, its size."""
@@ -79,14 +74,14 @@ class ParquetSource(Source):
         counter = counts.of(self.name)
         columns = list(self.fields.keys())
         with self._open() as file:
-            last = file.num_row_groups if self.last is None else self.last
-            sizes = [file.metadata.row_group(g).num_rows for g in range(last)]
-            row = sum(sizes[: self.first])
+            end = file.num_row_groups if self.end is None else self.end
+            before = map(file.metadata.row_group, range(self.start))
+            row = sum(group.num_rows for group in before)
 
             def where() -> str:
                 return f"{self.name}, row {row}"
 
-            groups = range(self.first, last)
+            groups = range(self.start, end)
             for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
                 for record in _as_bytes(batch).to_pylist():
                     row += 1

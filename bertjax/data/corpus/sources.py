@@ -40,28 +40,20 @@ def split_sources(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def parse_sources(
-    value: str,
-    key: str,
-    role: str,
-    *,
-    text_field: str = "text",
-    group_field: str = "",
-    entity_field: str = "",
-) -> list[Source]:
+def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]:
     """Turn a config value into sources, patterns expanded in sorted order.
 
     `key` is the config key that messages name; `role` ("train" or "valid") is the side
-    of `builtin:docs` where the string names none. The fields are those of records: of
-    JSON lines, Parquet and TensorFlow Datasets.
+    of `builtin:docs` where the string names none. `given` are the `Fields` of records:
+    of JSON lines, Parquet and TensorFlow Datasets.
 
     Raises:
       UserError: an empty value, a missing or empty file, a directory or a pipe, a
         pattern that matches nothing, a field asked of plain text.
     """
-    if not text_field:
+    fields = Fields(**given)
+    if not fields.text_field:
         raise UserError("data.text_field= names no field")
-    fields = Fields(text_field, group_field, entity_field)
     sources: list[Source] = []
     for entry in split_sources(value):
         if entry.startswith("builtin:"):

@@ -81,10 +81,7 @@ def as_plain(value: Any) -> Any:
 
 @dataclass
 class TfdsSource(Source):
-    """A split, or the `piece`-th of `pieces` even ranges of it; nothing is loaded."""
-
-    piece: int = 0
-    pieces: int = 0  # 0: the whole
+    """A split, or number `start` of `end` even ranges of it; nothing is loaded."""
 
     def _open(self) -> tuple[Any, str]:
         return open_split(self.name, self.fields.keys())
@@ -105,17 +102,14 @@ class TfdsSource(Source):
         mean = sum(s.num_bytes for s in splits.values()) / max(examples, 1)
         number = splits[split].num_examples
         pieces = max(1, min(number, round(number * mean / piece_bytes)))
-        return [replace(self, piece=i, pieces=pieces) for i in range(pieces)]
-
-    def span(self) -> tuple[int, int | None]:
-        return self.piece, self.pieces
+        return [replace(self, start=i, end=pieces) for i in range(pieces)]
 
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         builder, split = self._open()
-        if self.pieces:
+        if self.end is not None:
             import tensorflow_datasets as tfds
 
-            split = tfds.even_splits(split, self.pieces)[self.piece]
+            split = tfds.even_splits(split, self.end)[self.start]
         counter = counts.of(self.name)
         for record in read_split(builder, split, self.fields.keys()):
             document = make_document(record, self.fields, lambda: self.name, counter)

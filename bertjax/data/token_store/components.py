@@ -117,7 +117,7 @@ class Component:
     @cached_property
     def parts(self) -> str:
         """The directory of its encoded pieces: other ones have another layout."""
-        spans = [[source.span() for source in own] for own, _ in self._cut]
+        spans = [[(source.start, source.end) for source in own] for own, _ in self._cut]
         return f"{pieces.PARTS}{self._name}-{hash_json(spans)[:8]}"
 
     @cached_property

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
+from bertjax.data.corpus.documents import Fields
 from bertjax.data.corpus.sources import (
     Source,
     named_sources,
@@ -116,17 +117,9 @@ def check_inputs(**given: Any) -> Inputs:
 
 def _sources(config: DataConfig, role: str) -> dict[str, list[Source]]:
     key = f"data.{role}"
-    return {
-        name: parse_sources(
-            value,
-            key,
-            role,
-            text_field=config.text_field,
-            group_field=config.group_field,
-            entity_field=config.entity_field,
-        )
-        for name, value in named_sources(getattr(config, role), key).items()
-    }
+    named = named_sources(getattr(config, role), key)
+    fields = {name: getattr(config, name) for name in Fields._fields}
+    return {n: parse_sources(v, key, role, **fields) for n, v in named.items()}
 
 
 class Work:

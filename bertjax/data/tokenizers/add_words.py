@@ -20,7 +20,7 @@ from bertjax import UserError, counted
 from bertjax.data.tokenizers import backends, export_tokenizer, tokenizer_files
 from bertjax.data.tokenizers.sentencepiece_json import NEVER
 from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
-from bertjax.data.tokenizers.tokenizer_options import json_files
+from bertjax.data.tokenizers.tokenizer_json import json_files
 from bertjax.data.tokenizers.vocab_files import read_lines
 
 # What a new word scores more than its n old pieces is n * n of this: also more than new

@@ -11,10 +11,9 @@ from bertjax.data.tokenizers import (
     backends,
     plain_ids,
     tokenizer_json,
-    tokenizer_options,
     vocab_files,
 )
-from bertjax.data.tokenizers.tokenizer_options import json_files
+from bertjax.data.tokenizers.tokenizer_json import json_files
 
 ROLES = {
     "pad": ("[PAD]", "<pad>"),
@@ -128,9 +127,9 @@ class Reader:
         config, tokens = self.beside(path, CONFIG), self.beside(path, TOKEN_MAP)
         family = self.beside(path, "config.json").get("model_type")
         try:
-            lstrip = tokenizer_options.mask_lstrip(config, tokens, family)
-            config = tokenizer_options.read_options(config, family)
-            return {**config, tokenizer_options.LSTRIP: lstrip}
+            lstrip = tokenizer_json.mask_lstrip(config, tokens, family)
+            config = tokenizer_json.read_options(config, family)
+            return {**config, tokenizer_json.LSTRIP: lstrip}
         except ValueError as e:
             self.refuse(f"{CONFIG}: {e}")
 
@@ -192,11 +191,11 @@ class Reader:
             data = json.loads(files["tokenizer.json"])
             kind, pieces, special = self.check_json(data)
             normalizer = data.get("normalizer")
-            own = tokenizer_options.lowers(normalizer)
+            own = tokenizer_json.lowers(normalizer)
             if lower is None or (self.lower_case is None and own is None):
                 lower = bool(own)
-            data["normalizer"] = tokenizer_options.set_lower(normalizer, lower)
-            files = json_files(tokenizer_options.set_options(data, config))
+            data["normalizer"] = tokenizer_json.set_lower(normalizer, lower)
+            files = json_files(tokenizer_json.set_options(data, config))
         elif "merges.txt" in files:
             vocab = json.loads(files["vocab.json"])
             kind, pieces, lower = "byte_bpe", list(vocab), bool(lower)
@@ -212,13 +211,13 @@ class Reader:
             self.refuse(f"{CONFIG}: add_prefix_space=false is not supported for {kind}")
         if "vocab.txt" in files or "vocab.json" in files:
             unk = pieces[roles["unk"]]
-            files = tokenizer_options.with_options(
+            files = tokenizer_json.with_options(
                 files, pieces, unk, lower, special, config
             )
         if kind != "ids":
             reserved = RESERVED.fullmatch
             special |= {i for i, p in enumerate(pieces) if not p or reserved(p)}
-        lstrip = kind != "byte_bpe" or config.get(tokenizer_options.LSTRIP, True)
+        lstrip = kind != "byte_bpe" or config.get(tokenizer_json.LSTRIP, True)
         return dict(
             kind=kind,
             pieces=pieces,

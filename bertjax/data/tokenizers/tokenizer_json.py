@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tokenizer.json holds, looked at before a library acts on it."""
+"""What a tokenizer.json holds: its pieces, what would harm, and options spelt out.
+
+Options of tokenizer_config.json change ids; which of them count is as in transformers 5
+(models/bert/tokenization_bert.py, .../roberta/tokenization_roberta.py): classes of
+BERT's and RoBERTa's families put their options in the place of what tokenizer.json
+says; to the class without a family tokenizer.json is all.
+"""
 
 import json
 from collections.abc import Iterator
@@ -11,6 +17,13 @@ ADDING = "Replace", "Prepend"  # steps that write what the file says
 GROWTH = 100  # characters that steps may make of one; Unicode's own make at most 18
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 ROOM = 1 << 16  # ids without a piece; more than ten times the pieces is a mistake
+# Options of BERT's classes -> of the library's BertNormalizer.
+NORMALIZING = {
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+PREFIX = "add_prefix_space"
+LSTRIP = "mask_lstrip"  # ours: whether the mask takes the space before it
 
 
 def read_pieces(data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
@@ -124,3 +137,137 @@ def steps(step: Any) -> Iterator[dict[str, Any]]:
     for name in ("normalizers", "decoders"):
         for inner in step.get(name) or ():
             yield from steps(inner)
+
+
+def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
+    """Return a tokenizer_config.json without what its class ignores, with its defaults.
+
+    family: config.json's model_type, which stands for a class that is not named.
+    Raises ValueError for what is not known.
+
+    >>> read_options({"do_lower_case": True}, "roberta")
+    {'add_prefix_space': False}
+    """
+    named = str(config.get("tokenizer_class") or family).lower().replace("-", "")
+    named = named.removesuffix("fast").removesuffix("tokenizer")
+    ignored: list[str] = []
+    if named in ("pretrained", "tokenizersbackend"):
+        ignored = ["do_lower_case", *NORMALIZING, PREFIX]
+    elif named in ("roberta", "xlmroberta", "gpt2"):
+        ignored = ["do_lower_case", *NORMALIZING]
+    config = {key: value for key, value in config.items() if key not in ignored}
+    if named in ("bert", "distilbert", "electra"):
+        config = {"strip_accents": None, "tokenize_chinese_chars": True, **config}
+    elif named in ("roberta", "gpt2"):
+        config = {PREFIX: False, **config}
+    if (words := config.get("word_tokenizer_type")) not in (None, "basic"):
+        raise ValueError(f"word_tokenizer_type={words!r} is not supported")
+    for key in (*NORMALIZING, PREFIX):
+        if not isinstance(config.get(key), bool | None):
+            raise ValueError(f"{key}={config[key]!r} is neither true nor false")
+    return config
+
+
+def mask_lstrip(
+    config: dict[str, Any], token_map: dict[str, Any], family: str | None
+) -> bool:
+    """Tell whether the mask takes the space before it, where no tokenizer.json does.
+
+    To transformers 5 it does so where its files say it, and those of RoBERTa as it was
+    released do not. To a vocabulary without a class, which is none of theirs, it does.
+
+    token_map: special_tokens_map.json.
+
+    >>> mask_lstrip({}, {}, "roberta"), mask_lstrip({}, {}, None)
+    (False, True)
+    """
+    mask = token_map.get("mask_token", config.get("mask_token"))
+    name = mask.get("content") if isinstance(mask, dict) else mask
+    decoder = config.get("added_tokens_decoder")
+    for token in decoder.values() if isinstance(decoder, dict) else ():
+        if isinstance(token, dict) and token.get("content") in (name, "<mask>"):
+            mask = token
+    if isinstance(mask, dict) and "lstrip" in mask:
+        return bool(mask["lstrip"])
+    return not (config.get("tokenizer_class") or family)
+
+
+def json_files(data: dict[str, Any]) -> dict[str, bytes]:
+    text = json.dumps(data, ensure_ascii=False, sort_keys=True)
+    return {"tokenizer.json": text.encode()}
+
+
+def set_options(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json that does what its tokenizer_config.json says."""
+    normalizer, words = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
+    if normalizer.get("type") == "BertNormalizer":
+        options = {to: config[key] for key, to in NORMALIZING.items() if key in config}
+        data = {**data, "normalizer": {**normalizer, **options}}
+    if words.get("type") == "ByteLevel" and "add_prefix_space" in config:
+        prefix = bool(config["add_prefix_space"])
+        data = {**data, "pre_tokenizer": {**words, "add_prefix_space": prefix}}
+    return data
+
+
+def with_options(
+    files: dict[str, bytes],
+    pieces: list[str],
+    unk: str,
+    lower: bool,
+    added: set[int],
+    config: dict[str, Any],
+) -> dict[str, bytes]:
+    """Return a vocabulary's files, as one tokenizer.json where options change its ids.
+
+    added: ids of the special pieces of added_tokens.json.
+    """
+    if "merges.txt" in files:
+        if not config.get("add_prefix_space"):
+            return files
+        merges = backends.read_merges(files["merges.txt"].decode())
+        engine = backends.byte_bpe_engine(pieces, merges, unk, lower)
+    else:
+        accents = config.get("strip_accents")
+        chinese = config.get("tokenize_chinese_chars", True)
+        if accents in (None, lower) and chinese:
+            return files
+        engine = backends.wordpiece_engine(pieces, unk, lower)
+    data = json.loads(engine.tokenizer.to_str())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    data["added_tokens"] = [
+        {"id": i, "content": pieces[i], "special": True, **flags} for i in sorted(added)
+    ]
+    return json_files(set_options(data, config))
+
+
+def lowers(normalizer: dict[str, Any] | None) -> bool | None:
+    """Tell whether a normalizer of tokenizer.json lower-cases; None: it has no say."""
+    for step in steps(normalizer):
+        if step["type"] == "BertNormalizer":
+            return bool(step["lowercase"])
+        if step["type"] == "Lowercase":
+            return True
+    return None
+
+
+def set_lower(normalizer: dict[str, Any] | None, lower: bool) -> dict[str, Any] | None:
+    """Return a normalizer that lower-cases, or does not.
+
+    >>> set_lower({"type": "Lowercase"}, False) is None
+    True
+    """
+    if bool(lowers(normalizer)) == lower:
+        return normalizer
+    if normalizer is None:
+        return {"type": "Lowercase"}
+    kind = normalizer["type"]
+    if kind == "BertNormalizer":
+        return {**normalizer, "lowercase": lower}
+    if kind == "Lowercase":
+        return None
+    inner = normalizer["normalizers"] if kind == "Sequence" else [normalizer]
+    if lowers(normalizer) is None:
+        inner = [{"type": "Lowercase"}, *inner]
+    else:
+        inner = [set_lower(n, lower) if lowers(n) is not None else n for n in inner]
+    return {"type": "Sequence", "normalizers": [n for n in inner if n]}

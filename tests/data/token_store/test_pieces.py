@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.data.corpus import boundaries, files, line_files
+from bertjax.data.corpus import files, line_files
 from bertjax.data.corpus.documents import Document, refuse_empty
 from bertjax.data.corpus.line_files import FileSource
 from bertjax.data.corpus.line_repair import Counts
@@ -143,23 +143,22 @@ def test_pieces_of_endless_documents_share_the_text_out(tmp_path_factory, drawn,
         return "".join(found).replace(" ", "").replace("\ufffd", "")
 
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(boundaries, "SPAN", 600)
+        m.setattr(line_files, "SPAN", 600)
         assert characters(parse(path).split(piece)) == characters([parse(path)])
 
 
 def test_a_file_without_blank_lines_is_read_once_or_so(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(b"A sentence a line.\n" * 9000)
-    monkeypatch.setattr(boundaries, "SPAN", 10_000)
+    monkeypatch.setattr(line_files, "SPAN", 10_000)
     monkeypatch.setattr(files, "CHUNK", 1000)
     taken = Counter()
 
-    def spy(raw, start, end, inner=boundaries.byte_range):
+    def spy(raw, start, end, inner=line_files.byte_range):
         for data in inner(raw, start, end):
             taken["bytes"] += len(data)
             yield data
 
-    monkeypatch.setattr(boundaries, "byte_range", spy)
     monkeypatch.setattr(line_files, "byte_range", spy)
     (source,) = parse_sources(str(path), "data.train", "train")
     found = [read([piece]) for piece in source.split(10_000)]
