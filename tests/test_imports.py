@@ -81,7 +81,7 @@ ROOMS = {
     ),
     "data/masking": (
         {"data.masking", "data.counter_rng", "data.token_flags", "registry"}
-        | {"data.tokenizers.tokenizer"},
+        | {"data.tokenizers.tokenizer", "data.tokenizers.vocab_files"},
         NO_JAX,
     ),
 }

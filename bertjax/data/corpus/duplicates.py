@@ -63,11 +63,9 @@ class RepeatedLines:
                 return
             line = self.lines[key] = Line(len(text), source, text[:SHOWN])
         line.count += 1
-        if len(self.lines) > self.capacity:
-            self._halve()
-
-    def _halve(self) -> None:
-        """Move the most frequent lines aside, and halve the space of the others."""
+        if len(self.lines) <= self.capacity:
+            return
+        # Move the most frequent lines aside, and halve the space of the others.
         both = self.frequent | self.lines
         most = heapq.nlargest(FREQUENT, both, key=lambda k: (both[k].count, -k))
         self.frequent = {key: both.pop(key) for key in most if both[key].count > 1}

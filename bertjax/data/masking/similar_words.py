@@ -8,6 +8,7 @@ at once. Only similar words of as many pieces are kept: rows do not change their
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.tokenizers.tokenizer import SPACELESS
+from bertjax.data.tokenizers.vocab_files import read_lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,23 +102,14 @@ def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
     """
     where = f"data.similar={os.fspath(path)}"
     listed: dict[str, dict[str, None]] = {}
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(f"{where}: not a regular file")
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    words = line.decode("utf-8-sig" if number == 1 else "utf-8").split()
-                except UnicodeDecodeError as e:
-                    raise UserError(f"{where}: line {number} is not UTF-8 ({e})") from e
-                if len(words) == 1:
-                    raise UserError(
-                        f"{where}: line {number} holds {words[0]!r} and no similar word"
-                    )
-                for word in words[1:]:
-                    listed.setdefault(words[0], {})[word] = None
-    except OSError as e:
-        raise UserError(f"{where} cannot be read ({e.strerror})") from e
+    for number, line in enumerate(read_lines(Path(path), where), 1):
+        words = line.split()
+        if len(words) == 1:
+            raise UserError(
+                f"{where}: line {number} holds {words[0]!r} and no similar word"
+            )
+        for word in words[1:]:
+            listed.setdefault(words[0], {})[word] = None
     if not listed:
         raise UserError(f"{where} holds no words")
     texts = [*dict.fromkeys(w for word in listed for w in (word, *listed[word]))]

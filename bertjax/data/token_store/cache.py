@@ -65,12 +65,20 @@ class Cache:
         path = self.root / name
         if not path.is_dir():
             directories.make_whole(path, write, f"data.cache={self.root}")
-        if self.url:
-            with self._reaching():
-                _upload(path, self._far(name))
-                (path / SAME).touch()
-            if not keep:
-                directories.remove(path)
+        if not self.url:
+            return
+        files = [p for p in path.rglob("*") if p.is_file() and p.name != SAME]
+        # What says that the directory is whole comes last.
+        files.sort(key=lambda p: (p.parent == path and p.name in LAST, str(p)))
+        with self._reaching():
+            for file in files:
+                to = self._far(name) / file.relative_to(path).as_posix()
+                to.parent.mkdir(parents=True, exist_ok=True)
+                with open(file, "rb") as source, to.open("wb") as sink:
+                    shutil.copyfileobj(source, sink, 1 << 22)
+            (path / SAME).touch()
+        if not keep:
+            directories.remove(path)
 
     def get(self, name: str, check: Callable[[Path], Any] = lambda path: None) -> Path:
         """Return where a directory lies on this machine.
@@ -149,17 +157,6 @@ def open_cache(cache: str | os.PathLike[str]) -> Cache:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"data.cache={where}: {existing} cannot be written to")
     return Cache(path, url)
-
-
-def _upload(path: Path, far: Any) -> None:
-    files = [p for p in path.rglob("*") if p.is_file() and p.name != SAME]
-    # What says that the directory is whole comes last.
-    files.sort(key=lambda p: (p.parent == path and p.name in LAST, str(p)))
-    for file in files:
-        to = far / file.relative_to(path).as_posix()
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "rb") as source, to.open("wb") as sink:
-            shutil.copyfileobj(source, sink, 1 << 22)
 
 
 def _download(far: Any, path: Path) -> None:

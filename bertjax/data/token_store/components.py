@@ -111,23 +111,21 @@ class Component:
         self.target = ("groups-" if self.grouped else "store-") + self._name
 
     @cached_property
-    def _cut(self) -> list[tuple[list[Source], int | None]]:
-        return pieces.cut(self.sources)
-
-    @cached_property
-    def parts(self) -> str:
-        """The directory of its encoded pieces: other ones have another layout."""
-        spans = [[(source.start, source.end) for source in own] for own, _ in self._cut]
-        return f"{pieces.PARTS}{self._name}-{hash_json(spans)[:8]}"
-
-    @cached_property
     def pieces(self) -> list[Piece]:
-        """What it is cut into."""
-        label, of, most = self.label, len(self._cut), self.max_line_bytes
+        """What it is cut into; other cuts lie in other directories."""
+        cut = pieces.cut(self.sources)
+        spans = [[(source.start, source.end) for source in own] for own, _ in cut]
+        parts = f"{pieces.PARTS}{self._name}-{hash_json(spans)[:8]}"
+        label, of, most = self.label, len(cut), self.max_line_bytes
         return [
-            Piece(label, i, of, own, most, size, f"{self.parts}/{i:06d}", self.target)
-            for i, (own, size) in enumerate(self._cut)
+            Piece(label, i, of, own, most, size, f"{parts}/{i:06d}", self.target)
+            for i, (own, size) in enumerate(cut)
         ]
+
+    @property
+    def parts(self) -> str:
+        """The directory of its encoded pieces."""
+        return os.path.dirname(self.pieces[0].target)
 
     def open(self, cache: Cache, say: Callable[[str], None]) -> dict[str, Store]:
         """Open its finished stores: {"": store}, or one a group; small ones verified.

@@ -26,10 +26,12 @@ def read_bytes(path: Path, place: str) -> bytes:
 
 def read_text(path: Path, place: str) -> str:
     """Read a file of UTF-8."""
+    content = read_bytes(path, place)
     try:
-        return read_bytes(path, place).decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as err:
-        raise UserError(f"{place}: not UTF-8 (byte {err.start})") from None
+        line = content.count(b"\n", 0, err.start) + 1
+        raise UserError(f"{place}: not UTF-8 (byte {err.start}, line {line})") from None
 
 
 def read_lines(path: Path, place: str) -> list[str]:

@@ -152,8 +152,12 @@ class Marker:
             if words[n]:
                 _begin_words(begins, where, words[n], len(sentence))
             marks = begins.astype(np.uint8) * BEGINS_WORD
-            for span in named[n]:
-                _mark_entity(marks, where, span)
+            for first, last in named[n]:
+                begun = False
+                for at, (start, end) in enumerate(where):
+                    if start < last and (end > first or start == first):
+                        marks[at] |= ENTITY if begun else ENTITY | BEGINS_ENTITY
+                        begun = True
             result.append((ids, marks))
         return result
 
@@ -194,11 +198,8 @@ def _whole(entity: str) -> str:
 def _begin_words(
     begins: np.ndarray, where: list[Span], words: list[Span], size: int
 ) -> None:
-    """Correct, in place, where words begin: `begins` bool [n], by the words' spans.
-
-    A token begins a word when one starts in what is new in its span. Outside of
-    `words` the pieces say it.
-    """
+    """Correct, in place, `begins` bool [n]: a token begins a word of `words` when one
+    starts in what is new in its span."""
     covered = np.zeros(size, np.bool_)
     first = np.zeros(size, np.bool_)
     for start, end in words:
@@ -211,16 +212,6 @@ def _begin_words(
             outside = new < end and begins[n] and not covered[new]
             begins[n] = outside or first[new:end].any()
         done = max(done, end)
-
-
-def _mark_entity(marks: np.ndarray, where: list[Span], entity: Span) -> None:
-    """Mark, in place, the tokens that stand for characters of `entity`."""
-    first, last = entity
-    begun = False
-    for n, (start, end) in enumerate(where):
-        if start < last and (end > first or start == first):
-            marks[n] |= ENTITY if begun else ENTITY | BEGINS_ENTITY
-            begun = True
 
 
 def make_marker(

@@ -134,15 +134,16 @@ def test_files_are_read_and_what_does_not_fit_is_counted(tmp_path, tokenizer):
     ("text", "message"),
     [
         ("big large\nsmall\n", r"similar.txt: line 2 holds 'small' and no similar"),
-        (b"big large\n\xff\xfe x\n", r"similar.txt: line 2 is not UTF-8"),
-        ("\n  \n", r"similar.txt holds no words"),
+        (b"big large\n\xff\xfe x\n", r"similar.txt: not UTF-8 .byte 10, line 2"),
+        ("\n\u3000\n", r"similar.txt holds no words"),
+        ("\n  \n", r"similar.txt: the file is empty"),
     ],
 )
 def test_bad_files_are_named_with_their_line(tmp_path, tokenizer, text, message):
     with pytest.raises(UserError, match=r"data.similar=.*" + message):
         read(tmp_path, text, tokenizer)
     with pytest.raises(
-        UserError, match=r"data.similar=.*none.txt cannot be read \(No s"
+        UserError, match=r"data.similar=.*none.txt: cannot be read \(No s"
     ):
         read_similar(tmp_path / "none.txt", tokenizer)
 
