@@ -19,7 +19,7 @@ from bertjax.assembly import command_line
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag
 from bertjax.probing.probe_table import check_plot
-from bertjax.reporting import page, probe_charts, read_runs, score_tables
+from bertjax.reporting import page, read_runs, score_files
 from bertjax.storage import atomic
 
 FLAGS = {
@@ -53,8 +53,8 @@ def main(argv: Sequence[str]) -> int:
         cli.say(line)
 
     runs = read_runs.read_runs(args.words, note)
-    probes = [probe_charts.read_probe(name) for name in args.probes]
-    scores = [(name, score_tables.read_scores(name)) for name in args.scores]
+    probes = [score_files.read_probe(name) for name in args.probes]
+    scores = [(name, score_files.read_scores(name)) for name in args.scores]
     blanks, views = [], []
     if args.fill or args.sentence:
         from bertjax.reporting import predictions  # which needs jax

@@ -20,15 +20,6 @@ MEDIANS = (
     "in use; on CPUs, the process.</p>"
 )
 LONG = 20  # rows of a table of scores that is shown folded
-SECTIONS = {
-    "train": "Training",
-    "eval": "Evaluation",
-    "optim": "Optimizer",
-    "perf": "Speed and memory",
-    "data": "Data",
-    "guard": "Guard",
-    "hosts": "Hosts",
-}
 
 
 def write_page(
@@ -41,13 +32,19 @@ def write_page(
 ) -> str:
     """Return the page.
 
-    notes: lines below the list of runs; blanks, views: of predictions.py; probes: of
-    probe_charts.py; scores: of score_tables.py.
+    notes: lines below the list of runs; blanks, views: of predictions.py; probes,
+    scores: of score_files.py.
     """
     names = [run.name for run in runs]
+    items = "".join(f"<li>{text(note)}</li>" for note in notes)
+    listed = f"<ul class='notes'>{items}</ul>" if items else ""
     charts: list[dict[str, Any]] = []  # what page.js is to draw
     curves = curves_section(runs, charts)
-    seeds = "".join(sweep_section(run, charts) for run in runs)
+    seeds = ""
+    for run in runs:
+        if titled := [(chart["key"], chart) for chart in sweep_charts(run)]:
+            seeds += f"<h3>Runs of the sweep {text(run.name)}</h3>"
+            seeds += figures(titled, charts)
     by_layer = "".join(probe_section(probe, charts) for probe in probes)
     data = {"runs": names, "charts": charts, "views": [v["attention"] for v in views]}
     configs = (
@@ -55,7 +52,7 @@ def write_page(
         for run in runs
     )
     sections = [
-        ("Runs", runs_section(runs, notes)),
+        ("Runs", render(run_tables.overview(runs), marks=True) + listed),
         ("Curves", curves),
         ("What differs", differing_section(runs)),
         ("Evaluations", evaluations_section(runs) + seeds),
@@ -74,8 +71,7 @@ def write_page(
             body += f"<section id='{slug}'><h2>{section}</h2>{inside}</section>"
     title = html.escape(", ".join(names) if len(runs) < 4 else f"{len(runs)} runs")
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    return fill_template(
-        "page.html",
+    return string.Template(read("page.html")).substitute(
         title=title,
         style=read("page.css"),
         time=html.escape(now),
@@ -89,11 +85,6 @@ def write_page(
 
 def read(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
-def fill_template(name: str, **values: str) -> str:
-    """Fill the $names of an HTML file beside this one."""
-    return string.Template(read(name)).substitute(values)
 
 
 class Markup(str):
@@ -141,12 +132,6 @@ def folded(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>{body}</details>"
 
 
-def runs_section(runs: Sequence[Run], notes: Sequence[str]) -> str:
-    items = "".join(f"<li>{text(note)}</li>" for note in notes)
-    listed = f"<ul class='notes'>{items}</ul>" if items else ""
-    return render(run_tables.overview(runs), marks=True) + listed
-
-
 def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
     """Place the charts; those that are not constant go to `charts`."""
     every = run_tables.charts(runs)
@@ -158,19 +143,22 @@ def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
         f"{dot(i)}{text(run.name)}</label>"
         for i, run in enumerate(runs)
     )
-    parts = [fill_template("curve_controls.html", chips=chips)]
+    parts = [string.Template(read("curve_controls.html")).substitute(chips=chips)]
     sections: dict[str, tuple[list[str], list[str]]] = {}
     for chart in every:
         name = chart.key.split("/")[0]
         boxes, constants = sections.setdefault(name, ([], []))
         if chart.constant is None:
-            boxes.append(figure(len(charts), chart, runs))
+            # Where others have the same metric, dots name its runs.
+            dots = "".join(f" {dot(i, runs[i].name)}" for i, _ in chart.curves)
+            title = text(", ".join((chart.key, *chart.same)))
+            boxes.append(figure(title + dots * (not chart.alone), len(charts)))
             curves = [{"run": i, **points(series)} for i, series in chart.curves]
             charts.append({"key": chart.key, "curves": curves})
         else:
             constants.append(f"{text(chart.key)} {text(chart.constant)}")
     for name, (boxes, constants) in sections.items():
-        title = text(SECTIONS.get(name, name))
+        title = text(run_tables.SECTIONS.get(name, name))
         parts.append(f"<h3>{title}</h3><div class='charts'>{''.join(boxes)}</div>")
         if constants:
             parts.append(f"<p class='quiet'>Constant: {', '.join(constants)}</p>")
@@ -182,13 +170,11 @@ def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
     return "".join(parts)
 
 
-def figure(index: int, chart: run_tables.Chart, runs: Sequence[Run]) -> str:
-    """Place a chart; where others have the same metric, dots name its runs."""
-    dots = "".join(f" {dot(i, runs[i].name)}" for i, _ in chart.curves)
-    names = text(", ".join((chart.key, *chart.same)))
+def figure(caption: str, index: int, below: str = "") -> str:
+    """Place a chart: its index in what page.js is to draw."""
     return (
-        f"<figure><figcaption>{names}{'' if chart.alone else dots}</figcaption>"
-        f"<div class='plot' data-chart='{index}'></div></figure>"
+        f"<figure><figcaption>{caption}</figcaption>"
+        f"<div class='plot' data-chart='{index}'></div>{below}</figure>"
     )
 
 
@@ -226,7 +212,7 @@ def key_table(config: Mapping[str, Any]) -> str:
 
 
 def probe_section(probe: dict[str, Any], charts: list[dict[str, Any]]) -> str:
-    """Show what probes of each kind found; what page.js is to draw goes to `charts`."""
+    """Show what probes of each kind found; their charts go to `charts`."""
     body = f"<h3>{text(probe['file'])}</h3><p>{text(probe['about'])}</p>"
     for kind, result in probe["kinds"].items():
         body += figures([(f"{kind}: {x['key']}", x) for x in result["charts"]], charts)
@@ -234,30 +220,19 @@ def probe_section(probe: dict[str, Any], charts: list[dict[str, Any]]) -> str:
     return body
 
 
-def sweep_section(run: Run, charts: list[dict[str, Any]]) -> str:
-    """Place the curves of a sweep's runs; what page.js is to draw goes to `charts`."""
-    titled = [(chart["key"], chart) for chart in sweep_charts(run)]
-    title = f"<h3>Runs of the sweep {text(run.name)}</h3>"
-    return title + figures(titled, charts) if titled else ""
-
-
 def figures(
     titled: Sequence[tuple[str, dict[str, Any]]], charts: list[dict[str, Any]]
 ) -> str:
     """Place charts that are no run's, each with its title and its names below.
 
-    Curves of one "group" share a name and a colour. The charts go to `charts`, all that
-    page.js is to draw.
+    Curves of one "group" share a name and a colour. The charts go to `charts`.
     """
     boxes = ""
     for title, chart in titled:
         groups = {c.get("group", c["name"]): c["run"] for c in chart["curves"]}
         names = (f"<small>{dot(i)}{text(name)}</small>" for name, i in groups.items())
-        boxes += (
-            f"<figure><figcaption>{text(title)}</figcaption>"
-            f"<div class='plot' data-chart='{len(charts)}'></div>"
-            f"<div class='chips'>{''.join(names)}</div></figure>"
-        )
+        below = f"<div class='chips'>{''.join(names)}</div>"
+        boxes += figure(text(title), len(charts), below)
         charts.append(chart)
     return f"<div class='charts'>{boxes}</div>"
 

@@ -21,7 +21,7 @@ def draw(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield (name of a file, PNG) for each chart of the page.
 
-    probes: as probe_charts reads them. Names are the metrics', after the kind of a
+    probes: as score_files reads them. Names are the metrics', after the kind of a
     probe or the name of a sweep, with "-" for what a file may not be called, and a
     number where several charts have one.
     """

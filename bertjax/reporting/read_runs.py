@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the runs of workdirs: config, facts and every metric; no jax."""
 
+import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -97,8 +97,9 @@ def read_run(path: Any, name: str, log: Callable[[str], None]) -> Run:
         raise UserError(f"{path} is no workdir: it has no config.json")
     config = read_config(file)
     facts = read_json(path / "run.json")
-    stores = facts.get("stores")
-    vocabulary = identify(path / "tokenizer")
+    stores, folder = facts.get("stores"), path / "tokenizer"
+    files = manifest.files(folder) if folder.is_dir() else {}
+    vocabulary = str({k: manifest.checksum(file) for k, file in files.items()})
     text = {"": vocabulary}
     for key, digest in stores.items() if isinstance(stores, dict) else ():
         text[key] = f"{vocabulary} {digest}"
@@ -124,16 +125,6 @@ def read_config(file: Any) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         why = " ".join(str(e).split())
         raise UserError(f"{file} is not the config of a run: {why}") from e
-
-
-def identify(folder: Any) -> str:
-    """Return a checksum of a tokenizer's files; "" where there are none."""
-    if not folder.is_dir():
-        return ""
-    digest = hashlib.sha256()
-    for name, file in manifest.files(folder).items():
-        digest.update(f"{name} {manifest.checksum(file)}\n".encode())
-    return digest.hexdigest()
 
 
 def read_metrics(file: Any, log: Callable[[str], None]) -> dict[str, Series]:
@@ -190,9 +181,9 @@ def number_of(row: dict[str, Any], key: str, where: str) -> float:
     value = row.get(key)
     if value is None and key not in CLOCK:
         return math.nan
-    try:
-        if type(value) in (int, float) and (key not in CLOCK or math.isfinite(value)):
-            return float(value) if math.isfinite(value) else math.nan
-        raise TypeError
-    except (TypeError, OverflowError):
-        raise UserError(f"{where}: {key}={value!r} is no number") from None
+    if type(value) in (int, float):
+        with contextlib.suppress(OverflowError):
+            number = float(value)
+            if key not in CLOCK or math.isfinite(number):
+                return number if math.isfinite(number) else math.nan
+    raise UserError(f"{where}: {key}={value!r} is no number")

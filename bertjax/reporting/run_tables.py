@@ -2,7 +2,6 @@
 """Tables of runs: what differs, speed, evaluations; and which curves share a chart."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -14,12 +13,18 @@ from bertjax.config import serialize
 from bertjax.reporting.read_runs import Run, Series
 
 # What a loss on masked tokens depends on, beside text and tokenizer: masks and rows.
-MASKS = ("masking", "mask_rate", "mask_unit", "mask_lengths", "corruption")
-MASKS = tuple(
-    f"data.{key}"
-    for key in (*MASKS, "replacement", "length", "plan", "packed", "short_seq_prob")
-)
-ORDER = ("train", "eval", "optim", "perf", "data", "guard", "hosts")
+MASKS = "masking mask_rate mask_unit mask_lengths corruption replacement length plan"
+MASKS = [f"data.{key}" for key in f"{MASKS} packed short_seq_prob".split()]
+# Of a metric's name the first part -> its section of the page, in this order.
+SECTIONS = {
+    "train": "Training",
+    "eval": "Evaluation",
+    "optim": "Optimizer",
+    "perf": "Speed and memory",
+    "data": "Data",
+    "guard": "Guard",
+    "hosts": "Hosts",
+}
 
 
 class Table(NamedTuple):
@@ -36,7 +41,7 @@ class Chart(NamedTuple):
     curves: list[tuple[int, Series]]
     constant: float | None  # the value that all of them have, if they do
     alone: bool  # no other runs have it
-    same: tuple[str, ...] = ()  # metrics of these runs with the very same curves
+    same: list[str]  # metrics of these runs with the very same curves
 
 
 def overview(runs: Sequence[Run]) -> Table:
@@ -93,14 +98,8 @@ def started(run: Run) -> str:
 
 
 # Of a vocabulary that a run trains: nothing where data.vocab gives one.
-TRAINED = {"data.tokenizer", "data.vocab_size", "data.vocab_alpha"}
+TRAINED = ("data.tokenizer", "data.vocab_size", "data.vocab_alpha")
 FIRST = "optim.lr", "data.length", "batch_size", "total", "seed"  # what is looked for
-
-
-def in_effect(run: Run) -> dict[str, Any]:
-    """Return a run's config without the keys that it does not use."""
-    idle = TRAINED if run.config.get("data.vocab") else set()
-    return {key: value for key, value in run.config.items() if key not in idle}
 
 
 def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
@@ -108,7 +107,12 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
 
     As serialize.NOT_COMPARED parts them for resuming, but that other text matters.
     """
-    configs = [in_effect(run) for run in runs]
+    configs = [
+        {k: v for k, v in run.config.items() if k not in TRAINED}
+        if run.config.get("data.vocab")
+        else run.config
+        for run in runs
+    ]
     whole = [serialize.with_model_defaults(config) for config in configs]
     rows: tuple[list[list[Any]], list[list[Any]]] = ([], [])
 
@@ -233,39 +237,33 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
 
     Without those of each host, hosts/3/...: a pod has dozens, whose worst is drawn.
     """
-    groups: dict[tuple[str, tuple], list[tuple[int, Series]]] = {}
+    groups: dict[str, dict[tuple, list[tuple[int, Series]]]] = {}
     for i, run in enumerate(runs):
         for key, series in run.series.items():
-            if re.match(r"hosts/\d+/", key):
-                continue
-            groups.setdefault((key, kind(run, key)), []).append((i, series))
-    keys = Counter(key for key, _ in groups)  # in the order of the rows
+            if not re.match(r"hosts/\d+/", key):
+                compared = groups.setdefault(key, {}).setdefault(kind(run, key), [])
+                compared.append((i, series))
+    order = {name: i for i, name in enumerate(SECTIONS)}
     every = []
-    for (key, _), curves in groups.items():
-        values = np.concatenate([s.values for _, s in curves])
-        # Even what never moves is a result of training and of evaluations.
-        is_result = key.split("/")[0] in ("train", "eval")
-        moves = is_result or np.any(values != values[0])
-        constant = None if moves else float(values[0])
-        every.append(Chart(key, curves, constant, keys[key] == 1))
-    order = {key: (rank(key), i) for i, key in enumerate(keys)}
-    every.sort(key=lambda chart: order[chart.key])
-    return join_equal(every)
-
-
-def join_equal(every: list[Chart]) -> list[Chart]:
-    """Draw a term once that is all of the loss of its runs: the sum has its curve."""
-    totals = {i: [] for i, chart in enumerate(every) if chart.key == "train/loss"}
-    left = {}
-    for at, chart in enumerate(every):
-        same = None
-        if chart.key.startswith("train/") and at not in totals:
-            same = next((i for i in totals if has_curves(every[i], chart)), None)
-        if same is None:
-            left[at] = chart
+    for key in sorted(groups, key=lambda k: order.get(k.split("/")[0], len(order))):
+        for curves in groups[key].values():
+            values = np.concatenate([s.values for _, s in curves])
+            # Even what never moves is a result of training and of evaluations.
+            is_result = key.split("/")[0] in ("train", "eval")
+            moves = is_result or np.any(values != values[0])
+            constant = None if moves else float(values[0])
+            every.append(Chart(key, curves, constant, len(groups[key]) == 1, []))
+    # A term that is all of the loss of its runs is drawn once: the sum has its curve.
+    totals = [chart for chart in every if chart.key == "train/loss"]
+    left = []
+    for chart in every:
+        is_term = chart.key.startswith("train/") and chart.key != "train/loss"
+        same = next((t for t in totals if is_term and has_curves(t, chart)), None)
+        if same:
+            same.same.append(chart.key)
         else:
-            totals[same].append(chart.key)
-    return [x._replace(same=tuple(totals.get(at, ()))) for at, x in left.items()]
+            left.append(chart)
+    return left
 
 
 def has_curves(chart: Chart, other: Chart) -> bool:
@@ -277,12 +275,6 @@ def has_curves(chart: Chart, other: Chart) -> bool:
         and np.allclose(mine[i].values, series.values, 1e-6, 0, equal_nan=True)
         for i, series in other.curves
     )
-
-
-def rank(key: str) -> int:
-    """Return the place of a metric's section on the page."""
-    head = key.split("/")[0]
-    return ORDER.index(head) if head in ORDER else len(ORDER)
 
 
 def kind(run: Run, key: str) -> tuple:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pages import make_probes, make_run, some_rows
-from test_score_tables import make_sweep
+from test_score_files import make_sweep
 
-from bertjax.reporting import page, probe_charts, read_runs
+from bertjax.reporting import page, read_runs, score_files
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
 TOKENS = ["[CLS]", "the", "<b>", "[SEP]"]
@@ -46,7 +46,7 @@ def written(tmp_path):
         read_runs.read_runs([*map(str, folders)], print),
         blanks=[blank],
         views=[view],
-        probes=[probe_charts.read_probe(str(make_probes(tmp_path / "probes.json")))],
+        probes=[score_files.read_probe(str(make_probes(tmp_path / "probes.json")))],
     )
     file = tmp_path / "page.html"
     file.write_text(text, encoding="utf-8")

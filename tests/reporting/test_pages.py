@@ -14,7 +14,7 @@ from conftest import refused, succeeded
 from pages import Page, make_probes, make_run, page_of, some_rows
 
 from bertjax import UserError, report
-from bertjax.reporting import plots, predictions, probe_charts, read_runs, run_tables
+from bertjax.reporting import plots, predictions, read_runs, run_tables, score_files
 
 
 # ---------------------------------------------------------------- what is in a page
@@ -254,7 +254,7 @@ def test_probes_by_layer(tmp_path):
 
 def test_probes_are_drawn_too(tmp_path):
     file = make_probes(tmp_path / "probes.json")
-    charts = [*plots.titled_charts([], [probe_charts.read_probe(str(file))])]
+    charts = [*plots.titled_charts([], [score_files.read_probe(str(file))])]
     assert [(title, chart["axis"]) for title, chart in charts] == [
         ("linear f1", "layer"),
         ("linear bits of the online code", "layer"),

@@ -9,7 +9,7 @@ from conftest import succeeded
 from pages import Page, make_run, page_of
 
 from bertjax import UserError, report
-from bertjax.reporting import curves, plots, read_runs, score_tables
+from bertjax.reporting import curves, plots, read_runs, score_files
 from bertjax.sweeps import score_spread
 
 
@@ -138,7 +138,7 @@ NO_TOKEN = LINE | {"text": "\u200b", "score": None, "tokens": 0, "words": 0}
 def test_what_evaluate_prints(tmp_path, objects, tables):
     file = tmp_path / "scores.json"
     file.write_text("".join(json.dumps(one) + "\n" for one in objects))
-    found = score_tables.read_scores(str(file))
+    found = score_files.read_scores(str(file))
     assert {title: table.rows for title, table in found} == tables
 
 
@@ -161,7 +161,7 @@ def test_scored_lines_of_several_models(tmp_path):
     file = tmp_path / "scores.jsonl"
     said = [LINE | {"model": m, "step": 2, "score": -3.0} for m in ("a", "b", "a")]
     file.write_text("\n".join(map(json.dumps, said)))
-    found = score_tables.read_scores(str(file))
+    found = score_files.read_scores(str(file))
     assert [(title, t.rows[:2]) for title, t in found] == [
         ("a", [["step", 2], ["lines", 2]]), ("b", [["step", 2], ["lines", 1]]),
     ]  # fmt: skip

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `bertjax.evaluate --json` and `bertjax.probe --out` wrote: tables and charts."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError, counted
+from bertjax.probing.probe_table import COLUMNS, describe_mix
+from bertjax.reporting.run_tables import Table
+from bertjax.scoring.lines import total
+
+LINE = {"text", "score", "tokens", "words", "unknown"}  # keys of --what=pll's objects
+Titled = tuple[str, Table]
+# Of each chart of probes: a key of the layers' rows -> what its curve is called.
+SCORES = {"score": "encoder", "random": "random encoder", "control": "random labels"}
+BITS = {"bits": "encoder", "random_bits": "random encoder"}
+
+
+def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
+    """Read (line, object) of a file: one in the whole of it, or one a line.
+
+    Raises UserError naming flag, file and line.
+    """
+    try:
+        text = Path(name).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{flag}={name}: there is no such file") from None
+    except OSError as e:
+        raise UserError(f"{flag}={name}: cannot be read ({e.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{flag}={name} is not text in UTF-8") from None
+    objects: list[tuple[int, Any]] = []
+    try:
+        objects.append((1, json.loads(text)))
+    except json.JSONDecodeError as whole:
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                if line.strip():
+                    objects.append((number, json.loads(line)))
+            except json.JSONDecodeError as e:
+                # Where no line is whole, an object lies on several.
+                at, fault = (number, e) if objects else (whole.lineno, whole)
+                raise UserError(
+                    f"{flag}={name}, line {at} is not JSON: {fault.msg}"
+                ) from None
+    for number, one in objects:
+        if not isinstance(one, dict):
+            raise UserError(f"{flag}={name}, line {number} is not a JSON object")
+    if not objects:
+        raise UserError(f"{flag}={name}: the file is empty")
+    return objects
+
+
+def read_scores(name: str) -> list[Titled]:
+    """Read a file's tables, titled by the model where the file names it.
+
+    A file has an object, or one a line: lines that were scored, which are added up, or
+    several evaluations. Raises UserError where it is none.
+    """
+    objects = read_objects(name, "--scores")
+    is_lines = all(one.keys() >= LINE for _, one in objects)
+    if is_lines:
+        models: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+        for _, one in objects:
+            models.setdefault((one.get("model"), one.get("step")), []).append(one)
+        try:
+            objects = [
+                (
+                    1,
+                    {
+                        "model": model,
+                        **({} if step is None else {"step": step}),
+                        **total(lines),
+                    },
+                )
+                for (model, step), lines in models.items()
+            ]
+        except (TypeError, AttributeError):
+            raise refusal(name, 1, "scored lines of another kind") from None
+    tables: list[Titled] = []
+    for number, one in objects:
+        if not is_lines and (len(one) < 2 or "step" not in one):
+            raise refusal(name, number, "no scores and their step in it")
+        try:
+            model = one.pop("model", None)
+            for title, table in lay_out(one):
+                tables.append((": ".join(filter(None, [model, title])), table))
+        except TypeError as e:
+            raise refusal(name, number, str(e)) from None
+    return tables
+
+
+def refusal(name: str, number: int, why: str) -> UserError:
+    """Make the error of a line that has no scores."""
+    what = "nothing that bertjax.evaluate --json printed"
+    return UserError(f"--scores={name}, line {number}: {what}: {why}")
+
+
+def lay_out(values: Mapping[str, Any], title: str = "") -> Iterator[Titled]:
+    """Yield (title, table): of an object's plain values, then of each of its parts.
+
+    Parts that have plain values stand beside each other: more of them than values, each
+    is a row, else a column. Raises TypeError for what scores are not made of.
+
+    >>> [(title, *t) for title, t in lay_out({"f1": 0.5, "types": {"A": {"f1": 0.5}}})]
+    [('', ['score', 'value'], [['f1', 0.5]]), ('types', ['', 'A'], [['f1', 0.5]])]
+    """
+    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
+    for key, value in plain.items():
+        if not isinstance(value, int | float | str | None):
+            raise TypeError(f"{key} is no score")
+    if plain:
+        yield title, Table(["score", "value"], [[k, v] for k, v in plain.items()])
+    for key, part in values.items():
+        if key in plain:
+            continue
+        name = f"{title} {key}".strip()
+        if not all(isinstance(one, dict) for one in part.values()):
+            yield from lay_out(part, name)
+            continue
+        keys = dict.fromkeys(
+            k for one in part.values() for k in one if not isinstance(one[k], dict)
+        )
+        rows = [[own, *map(one.get, keys)] for own, one in part.items()]
+        head = ["", *keys]
+        if len(rows) <= len(keys):
+            head, *rows = ([*column] for column in zip(head, *rows, strict=True))
+        if keys and rows:
+            yield name, Table(head, rows)
+        for own, one in part.items():
+            deeper = {k: v for k, v in one.items() if isinstance(v, dict)}
+            yield from lay_out(deeper, f"{name} {own}")
+
+
+def read_probe(name: str) -> dict[str, Any]:
+    """Read what `bertjax.probe --out` wrote. Raises UserError naming what is none.
+
+    Returns {"file", "about", "kinds": {kind: {"charts", "table", "mix"}}}.
+    """
+    (_, probe), *_ = read_objects(name, "--probes")
+    try:
+        rows = probe["rows"]
+        about = (
+            f"{probe['model']}: {len(probe['labels'])} classes, {rows['train']:,} "
+            f"{probe['of']} for the probes, {rows['valid']:,} for the "
+            f"scores, {probe['pooling']} pooling; means over "
+            f"{counted(probe['seeds'], 'seed')}."
+        )
+        kinds = {
+            kind: {
+                "charts": probe_charts(probe, result),
+                "table": probe_table(probe, result["layers"]),
+                "mix": describe_mix(result["mix"], probe["metric"]),
+            }
+            for kind, result in probe["probes"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+        lacks = isinstance(e, KeyError)
+        why = f"it has no {e}" if lacks else "a value in it is of another kind"
+        raise UserError(
+            f"--probes={name} was not written by bertjax.probe --out: {why}"
+        ) from e
+    return {"file": name, "about": about, "kinds": kinds}
+
+
+def probe_charts(probe: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return two charts by layer, as page.js draws them: scores, and code lengths."""
+    rows = result["layers"]
+    layers = [int(row["layer"]) for row in rows]
+
+    def chart(key: str, names: dict[str, str], more: dict[str, Any]) -> dict[str, Any]:
+        named = [(k, name) for k, name in names.items() if k in rows[0]]
+        drawn = {name: [float(row[k]) for row in rows] for k, name in named} | more
+        curves = [
+            {"run": i, "name": name, "layer": layers, "value": values}
+            for i, (name, values) in enumerate(drawn.items())
+        ]
+        return {"key": key, "axis": "layer", "curves": curves}
+
+    mix = {"mix of the layers 0 to l": [float(x) for x in result["mix"]["cumulative"]]}
+    majority = float(probe["majority"])  # 0: one class alone tells the metric nothing
+    common = {"largest class": [majority] * len(rows)} if majority else {}
+    uniform = {"each class as likely": [float(probe["uniform_bits"])] * len(rows)}
+    return [
+        chart(probe["metric"], SCORES, mix | common),
+        chart("bits of the online code", BITS, uniform),
+    ]
+
+
+def probe_table(probe: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
+    """Lay the layers' rows out under the heads that `bertjax.probe` prints."""
+    columns = {k: head for k, (head, _) in COLUMNS.items() if k in rows[0]}
+    heads = [head.format(metric=probe["metric"]) for head in columns.values()]
+    return Table(heads, [[row[k] for k in columns] for row in rows])
