@@ -15,7 +15,7 @@ from bertjax.interop.resize_embeddings import drop_rows
 from bertjax.storage import directories
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
-from bertjax.tasks.task_type import get_task_type, is_shipped
+from bertjax.tasks.task_type import get_task_type
 
 Read = Callable[[], dict[str, Any]]  # reads parameters: numpy arrays
 
@@ -92,7 +92,7 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
             cli.say,
             task.get("labels", ()),
             hf_task_config.to_json(task, config, raw),
-            "" if is_shipped(task_type) else task_type.hf_class,
+            task_type.hf_class if task_type else "",
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them

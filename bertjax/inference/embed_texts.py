@@ -11,7 +11,6 @@ import numpy as np
 from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.data.progress import Progress
-from bertjax.inference import forward
 from bertjax.interop import sentence_transformers
 from bertjax.tasks.task_type import POOLINGS
 
@@ -113,8 +112,10 @@ def make_encoder(cfg: Any, params: Any, pooling: str, normalize: bool) -> Encode
     The mean is over the real tokens, [CLS] and [SEP] included; "cls" is the first
     token's last hidden state, without a pooler (sentence-transformers' Pooling).
     """
+    from bertjax.inference import forward  # which needs jax
+
     placed = forward.place_params({"encoder": params["encoder"]}, cfg)
-    run = forward.make_forward(cfg, forward.Pooled(pooling, normalize))
+    run = forward.make_forward(cfg, forward.pooled_vectors, pooling, normalize)
     return functools.partial(run, placed)
 
 
@@ -122,6 +123,8 @@ def embed_rows(
     encode: Encode, rows: list[np.ndarray], pad_id: int, batch_size: int, longest: int
 ) -> np.ndarray:
     """Return the vectors of rows of ids, in order: f32 [n, D]."""
+    from bertjax.inference import forward
+
     sizes = np.array([len(row) for row in rows])
     work = forward.count_work(forward.plan_batches(sizes, batch_size, longest)[1])
     vectors = np.empty((0, 0), np.float32)

@@ -10,7 +10,6 @@ from bertjax import UserError
 from bertjax.assembly import models
 from bertjax.assembly.models import LoadedModel, check_masked_lm
 from bertjax.data import rendering
-from bertjax.inference import forward
 
 BLANKS = 8  # blanks that one pass fills
 Filler = Callable[[list[int]], list[list[dict[str, Any]]]]
@@ -79,9 +78,12 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Filler:
     """
     import jax
 
+    from bertjax.inference import forward
+
     params, cfg = masked_lm(params, cfg)
     params = forward.place_params(params, cfg)
-    run = forward.make_forward(cfg, forward.TopGuesses(tokenizer.vocab_size, top_k))
+    shown = tokenizer.vocab_size, top_k
+    run = forward.make_forward(cfg, forward.top_guesses, *shown)
     lengths = forward.bucket_lengths(cfg.max_length)
 
     def guess(token: int, probability: float) -> dict[str, Any]:

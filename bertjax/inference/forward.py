@@ -5,20 +5,23 @@ Texts are padded to one of a few lengths (`plan_batches`), a model is compiled o
 each (`make_forward`), and one batch computes while the next is made (`run_batches`).
 """
 
-import dataclasses
 import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from bertjax.models import encoder, heads, stacked_layers
+from bertjax.models.pooling import POOLINGS, normalize_vectors
 
 LENGTHS = 5  # shapes that texts of all lengths are padded to
 
 
 # ---------------------------------------------------------------- what a pass returns
-# Functions of (params, cfg, hidden, batch), or what compares and is called like one.
 def hidden_states(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
     """Return the last layer's hidden states, f32 [B, L, D]."""
     return hidden.astype("float32")
@@ -26,69 +29,48 @@ def hidden_states(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
 
 def mlm_logits(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
     """Return the masked LM's logits at each hidden state, f32 [B, P, V]."""
-    from bertjax.models import heads
-
     word = params["encoder"]["embeddings"]["word"]
     return heads.mlm_logits(params["mlm"], word, cfg, hidden)
 
 
 def log_likelihoods(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
     """Return ln p of the ids `truth` i32 [B] at each row's one position, f32 [B]."""
-    from bertjax.models import heads
-
     word, truth = params["encoder"]["embeddings"]["word"], batch["truth"]
     return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
 
 
-@dataclasses.dataclass(frozen=True)
-class Pooled:
-    """A vector a row, f32 [B, D]; pooling: a name of models/pooling.py."""
-
-    pooling: str
-    normalize: bool
-
-    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
-        from bertjax.models.pooling import POOLINGS, normalize_vectors
-
-        vectors = POOLINGS[self.pooling](hidden.astype("float32"), batch)
-        return normalize_vectors(vectors) if self.normalize else vectors
+def pooled_vectors(
+    params: Any, cfg: Any, hidden: Any, batch: Any, pooling: str, normalize: bool
+) -> Any:
+    """Return a vector a row, f32 [B, D]; pooling: a name of models/pooling.py."""
+    vectors = POOLINGS[pooling](hidden.astype("float32"), batch)
+    return normalize_vectors(vectors) if normalize else vectors
 
 
-@dataclasses.dataclass(frozen=True)
-class TopGuesses:
-    """The masked LM's best guesses of one row: (probabilities, ids), [P, top_k].
+def top_guesses(
+    params: Any, cfg: Any, hidden: Any, batch: Any, pieces: int, top_k: int
+) -> Any:
+    """Return the masked LM's best guesses of one row: (probabilities, ids), [P, top_k].
 
     pieces: ids from there on are padding of the vocabulary, and no guesses.
     """
-
-    pieces: int
-    top_k: int
-
-    def __call__(self, params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
-        import jax
-        import jax.numpy as jnp
-
-        logits = mlm_logits(params, cfg, hidden, batch)
-        likely = jax.nn.softmax(logits[0], axis=-1)
-        beyond = np.arange(cfg.vocab_size) >= self.pieces
-        return jax.lax.top_k(jnp.where(beyond, -1.0, likely), self.top_k)
+    likely = jax.nn.softmax(mlm_logits(params, cfg, hidden, batch)[0], axis=-1)
+    beyond = np.arange(cfg.vocab_size) >= pieces
+    return jax.lax.top_k(jnp.where(beyond, -1.0, likely), top_k)
 
 
 # ---------------------------------------------------------------- the compiled pass
 @functools.lru_cache(maxsize=32)
-def make_forward(cfg: Any, readout: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """Make run(params, batch) -> readout(params, cfg, hidden, batch), jitted.
+def make_forward(
+    cfg: Any, readout: Callable[..., Any], *options: Any
+) -> Callable[[Any, Any], Any]:
+    """Make run(params, batch) -> readout(params, cfg, hidden, batch, *options), jitted.
 
-    The same function for an equal cfg and readout, so that another checkpoint of a
+    The same function for equal arguments, so that another checkpoint of a
     model, or a later call, compiles nothing. batch: input_ids i32 [B, L]; sizes i32
     [B], the real tokens of each row; with mlm_positions i32 [B, P] the last layer is
     computed there alone, and hidden is [B, P, D]. params: what `place_params` returns.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from bertjax.models import encoder
-
     cfg = encoder.without_pooler(cfg)
 
     @jax.jit
@@ -99,17 +81,13 @@ def make_forward(cfg: Any, readout: Callable[..., Any]) -> Callable[[Any, Any], 
         at = batch.get("mlm_positions")
         inputs = {"input_ids": ids, "attention_mask": real}
         hidden = encoder.apply(params["encoder"], cfg, inputs, at=at).hidden
-        return readout(params, cfg, hidden, batch)
+        return readout(params, cfg, hidden, batch, *options)
 
     return run
 
 
 def place_params(params: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
     """Put parameters on the device, the encoder's layers each apart."""
-    import jax
-
-    from bertjax.models import encoder, stacked_layers
-
     layers = stacked_layers.unstack(params["encoder"], encoder.without_pooler(cfg))
     return jax.device_put({**params, "encoder": layers})
 
@@ -183,7 +161,6 @@ def run_batches(
 
     run(batch) -> a tree of arrays [B, ...]. One batch computes while the next is made.
     """
-    import jax
 
     def finish(which: np.ndarray, length: int, outputs: Any) -> tuple[np.ndarray, Any]:
         outputs = jax.tree.map(lambda x: np.asarray(x)[: len(which)], outputs)

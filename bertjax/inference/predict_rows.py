@@ -12,7 +12,6 @@ from bertjax import UserError
 from bertjax.assembly import models, resolve
 from bertjax.config import cli
 from bertjax.data.progress import Progress
-from bertjax.inference import forward
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_rows import Form, Rows
 from bertjax.tasks.task_type import get_task_type, shipped_task_type
@@ -95,6 +94,7 @@ def predict(
     Rows go by falling length through at most five shapes. Raises UserError for outputs
     that are not finite.
     """
+    from bertjax.inference import forward
     from bertjax.objectives.base import TokenIds
 
     tokenizer = model.tokenizer

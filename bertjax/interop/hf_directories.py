@@ -103,7 +103,16 @@ def join_pair(
             )
         if head not in half.heads:
             raise UserError(f"{where}: the {name} has no {head} head")
-    _check_shared(discriminator, generator, where)
+    different = []
+    for path in filter(is_shared, {**discriminator.leaves, **generator.leaves}):
+        both = [x.tensors.get(x.family.names[path]) for x in halves.values()]
+        if None in both or not are_equal(*both):
+            different.append(path.removeprefix("encoder/"))
+    if different:
+        raise UserError(
+            f"{where}: generator and discriminator have different {few(different)}: a "
+            "pair that does not share its embeddings is not supported"
+        )
     _check_config(discriminator.cfg, generator.cfg, where)
     own = ("encoder/", "rtd/")
     leaves = {p: x for p, x in discriminator.leaves.items() if p.startswith(own)}
@@ -118,19 +127,6 @@ def join_pair(
     fields |= {"tensors": {**discriminator.tensors, **tensors}}
     fields |= {"unexpected": tuple(unexpected), "generator": generator, "root": root}
     return Pair(**fields)
-
-
-def _check_shared(a: Imported, b: Imported, where: str) -> None:
-    different = []
-    for path in filter(is_shared, dict.fromkeys([*a.leaves, *b.leaves])):
-        both = [m.tensors.get(m.family.names[path]) for m in (a, b)]
-        if None in both or not are_equal(*both):
-            different.append(path.removeprefix("encoder/"))
-    if different:
-        raise UserError(
-            f"{where}: generator and discriminator have different {few(different)}: a "
-            "pair that does not share its embeddings is not supported"
-        )
 
 
 def _check_config(cfg: EncoderConfig, small: EncoderConfig, where: str) -> None:

@@ -6,6 +6,7 @@ and transformers.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,7 +68,11 @@ class Imported:
     def read(self, path: str) -> np.ndarray:
         """Read one leaf: f32, the layers stacked."""
         leaf = self.leaves[path]
-        out = layout.aligned(leaf.shape)
+        # Uninitialised, and aligned so that jax can take it on a CPU without a copy.
+        size = 4 * math.prod(leaf.shape)
+        memory = np.empty(size + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        out = memory[start : start + size].view(np.float32).reshape(leaf.shape)
         slots = out if leaf.is_stacked else out[None]
         for slot, (name, part, parts) in zip(slots, leaf.tensors, strict=True):
             self.tensors[name].fill(slot, leaf.is_transposed, part, parts)

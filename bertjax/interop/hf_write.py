@@ -42,8 +42,9 @@ def write_model(
     first; raw: the config.json that the model was once imported with, whose other keys
     are kept; labels: names of the classes of a task's head; more: keys of config.json
     that only bertjax reads; hf_class: what ends the name of the class that opens it, of
-    a head from outside the package (TaskType.hf_class). Says which parameters have no
-    place there. Raises UserError when no family has such an encoder, or task.
+    a task's head that task_heads.CLASSES lacks (TaskType.hf_class). Says which
+    parameters have no place there. Raises UserError when no family has such an encoder,
+    or task.
     """
     family, written, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bertjax.interop.family import Family
 from bertjax.models.config import EncoderConfig
 
@@ -139,14 +137,6 @@ def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Le
 def heads_of(paths: Iterable[str]) -> frozenset[str]:
     """Return the heads that have leaves here."""
     return frozenset(p.split("/")[0] for p in paths) - {"encoder"}
-
-
-def aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Make an uninitialised f32 array that jax can take on a CPU without a copy."""
-    size = 4 * math.prod(shape)
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(np.float32).reshape(shape)
 
 
 def unflatten(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:

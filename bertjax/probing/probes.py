@@ -126,8 +126,8 @@ def fit(
 
     def loss(params: Any, begin: jax.Array) -> jax.Array:
         gold = jax.lax.dynamic_slice_in_dim(labels, begin, size)
-        found = logits(params, take_rows(data, begin, size))
-        costs = optax.softmax_cross_entropy_with_integer_labels(found, gold)
+        values = logits(params, take_rows(data, begin, size))
+        costs = optax.softmax_cross_entropy_with_integer_labels(values, gold)
         known = begin + jnp.arange(size) < count
         cost = jnp.where(known, costs, 0.0).sum() / known.sum()
         return cost + settings.weight_decay * penalty(params) / count
@@ -155,10 +155,10 @@ def score(params: Any, data: Any, labels: jax.Array) -> tuple[jax.Array, jax.Arr
     begins = np.minimum(np.arange(0, n, size), n - size)
 
     def block(begin: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = logits(params, take_rows(data, begin, size))
+        values = logits(params, take_rows(data, begin, size))
         gold = jax.lax.dynamic_slice_in_dim(labels, begin, size)
-        costs = optax.softmax_cross_entropy_with_integer_labels(found, gold)
-        return costs, found.argmax(-1).astype(jnp.int32)
+        costs = optax.softmax_cross_entropy_with_integer_labels(values, gold)
+        return costs, values.argmax(-1).astype(jnp.int32)
 
     rows = np.arange(n)
     at = rows // size, rows - begins[rows // size]

@@ -11,7 +11,6 @@ from bertjax import UserError
 from bertjax.assembly import models, resolve
 from bertjax.checkpoints import manifest
 from bertjax.inference import fill_blanks as filling
-from bertjax.inference import forward
 from bertjax.reporting.read_runs import Run
 
 TOP = 5  # guesses of a blank
@@ -154,6 +153,7 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
     import jax
     import jax.numpy as jnp
 
+    from bertjax.inference import forward
     from bertjax.models import encoder
     from bertjax.models.attention_maps import attention_maps
 

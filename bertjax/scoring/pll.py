@@ -16,7 +16,7 @@ from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.data.corpus.line_files import FileSource
 from bertjax.data.progress import Progress
-from bertjax.inference import fill_blanks, forward
+from bertjax.inference import fill_blanks
 from bertjax.scoring.lines import read_lines, total
 from bertjax.scoring.scorer import Scores, identify, value_lines
 
@@ -136,6 +136,8 @@ def make_scorer(
     computed at the hidden token alone. batch_size: rows at once at most, by default as
     many as is quick.
     """
+    from bertjax.inference import forward  # which needs jax
+
     params, cfg = fill_blanks.masked_lm(params, cfg)
     params = forward.place_params(params, cfg)
     run = functools.partial(forward.make_forward(cfg, forward.log_likelihoods), params)
@@ -175,15 +177,11 @@ def batches(
         ids = np.full((len(mine), length), tokenizer.pad_id, np.int32)
         words = np.zeros((len(mine), length), np.int32)
         for row, numbers, k in zip(ids, words, mine, strict=True):
-            inner = slice(1, sizes[k] - 1)
-            row[0], row[inner], row[sizes[k] - 1] = (
-                tokenizer.cls_id, texts[k], tokenizer.sep_id,
-            )  # fmt: skip
-            numbers[inner] = (
-                find_words(texts[k], tokenizer.word_starts)
-                if variant == "within_word"
-                else np.arange(1, sizes[k] - 1)
-            )
+            row[: sizes[k]] = [tokenizer.cls_id, *texts[k], tokenizer.sep_id]
+            each = np.arange(1, sizes[k] - 1)
+            if variant == "within_word":
+                each = find_words(texts[k], tokenizer.word_starts)
+            numbers[1 : sizes[k] - 1] = each
         text = np.repeat(np.arange(len(mine)), sizes[mine] - 2)
         at = np.nonzero(words)[1].astype(np.int32)
         # Parts of equal size: a last one that has to be filled up costs as the others.

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From config values to a tokenizer and the labelled rows of each source."""
 
-import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -292,5 +290,5 @@ def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
     rows = [part.facts for part in parts.values() if isinstance(part, Rows)]
     if not rows:
         return {}
-    task = functools.reduce(operator.or_, rows)
+    task = {key: value for facts in rows for key, value in facts.items()}
     return {"task": task, **get_task_type(config.objective).facts(config)}

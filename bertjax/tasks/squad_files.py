@@ -88,7 +88,7 @@ def questions_of(data: Any, path: str) -> Questions:
             if name in seen:
                 raise UserError(f"{place}: the id {name!r} occurs twice")
             seen.add(name)
-            golds, spans = [], []
+            golds, first = [], None
             if "answers" not in qa and not qa.get("is_impossible"):
                 found.unlabelled.append(place)
             for answer, where in _each(qa, "answers", place, ()):
@@ -99,12 +99,9 @@ def questions_of(data: Any, path: str) -> Questions:
                     found.lost.append(f"{line} is not in the context")
                 elif span[0] != start:
                     found.moved.append(f"{line} is at {span[0]}, not at {start}")
-                spans += [span] if span else []
-            question, at_context = _get(qa, "question", str, place), len(found.contexts)
-            first = spans[0] if spans else None
-            found.questions.append(
-                Question(name, question, at_context - 1, tuple(golds), first)
-            )
+                first = first or span
+            question, n = _get(qa, "question", str, place), len(found.contexts) - 1
+            found.questions.append(Question(name, question, n, tuple(golds), first))
     if not found.questions:
         raise UserError(f"{path}: there are no questions")
     return found

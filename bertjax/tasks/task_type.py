@@ -105,11 +105,6 @@ def shipped_task_type(objective: str) -> TaskType | None:
     return load_task_type(objective) if objective in task_type_names() else None
 
 
-def is_shipped(task_type: TaskType | None) -> bool:
-    """True for a type of the package, and where there is none."""
-    return task_type in (None, *map(load_task_type, task_type_names()))
-
-
 def find_task_type(objective: str) -> TaskType | None:
     """Return the type of the rows that an objective learns from; None: no labels.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of questions about a context, and the answers that their logits give.
 
-Files are SQuAD's JSON (squad.py) or JSON lines with `question` and `context`, which
-have no answers; or SQuAD as TensorFlow Datasets has it.
+Files are SQuAD's JSON (squad_files.py) or JSON lines with `question` and `context`,
+which have no answers; or SQuAD as TensorFlow Datasets has it.
 """
 
 import math
@@ -95,7 +95,7 @@ def parse_text(
 
 @dataclass(frozen=True, eq=False)
 class QuestionRows(Rows):
-    """Questions; laid out, their windows (squad.Windows).
+    """Questions; laid out, their windows (squad_files.Windows).
 
     threshold: `answers` says "" of those that doubt more; None: there is an answer.
     layouts: the windows by length, which all that came of one object share.
@@ -149,7 +149,7 @@ class QuestionRows(Rows):
             )
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
-        """Make rows (squad.Windows.gather)."""
+        """Make rows, as `Windows.gather` does."""
         return self.windows.gather(example, self.length, specials)
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:

@@ -123,40 +123,34 @@ class Tags(Rows):
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Score the entities of the sentences that are given whole, and their words;
         nan where there are none."""
-        classes, whole = self._whole(outputs, example)
-        if not whole:
-            return dict.fromkeys(self.form.metrics, math.nan)
-        words = np.concatenate([np.arange(a, b) for a, b in whole])
-        scores = self._entities(classes, whole)
-        scores["accuracy"] = metrics.accuracy(classes[words], self.labels[words])
-        return {name: float(scores[name]) for name in self.form.metrics}
+        scores = self._scores(outputs, example)
+        return {name: float(scores.get(name, math.nan)) for name in self.form.metrics}
 
     def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
         """Score each type of entities: {"types": {TYPE: {"precision", ...}}}."""
-        scores = self._entities(*self._whole(outputs, example))
-        return {"types": scores["types"]} if scores else {}
+        scores = self._scores(outputs, example)
+        return {key: scores[key] for key in ("types",) if key in scores}
 
-    def _whole(
-        self, outputs: Outputs, example: np.ndarray
-    ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """Return the class of each word, and the sentences with words that are given
-        whole."""
-        classes = self.joined(outputs, example)
-        pairs = pairwise(self.sentences.tolist())
-        return classes, [(a, b) for a, b in pairs if b > a and min(classes[a:b]) >= 0]
-
-    def _entities(
-        self, classes: np.ndarray, whole: Sequence[tuple[int, int]]
-    ) -> dict[str, Any]:
-        """Score entities, where a metric is of them."""
-        if not {*self.form.metrics} & {*OF_ENTITIES}:
-            return {}
-        names = np.array(self.form.labels, object)
-        guessed, gold = (
-            [names[tags[a:b]].tolist() for a, b in whole]
-            for tags in (classes, self.labels)
+    def _scores(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+        """Score words and, where a metric is of them, entities, all in one."""
+        classes, pairs = (
+            self.joined(outputs, example),
+            pairwise(self.sentences.tolist()),
         )
-        return metrics.entity_scores(guessed, gold)
+        whole = [(a, b) for a, b in pairs if b > a and min(classes[a:b]) >= 0]
+        scores: dict[str, Any] = {}
+        if {*self.form.metrics} & {*OF_ENTITIES}:
+            names = np.array(self.form.labels, object)
+            guessed, gold = (
+                [names[tags[a:b]].tolist() for a, b in whole]
+                for tags in (classes, self.labels)
+            )
+            scores = metrics.entity_scores(guessed, gold)
+        if not whole:
+            return {"types": {}} if scores else {}
+        words = np.concatenate([np.arange(a, b) for a, b in whole])
+        accuracy = metrics.accuracy(classes[words], self.labels[words])
+        return {**scores, "accuracy": accuracy}
 
     def answers(self, outputs: Outputs, read: Sequence[Sentence]) -> Iterator[Any]:
         """Yield {"tokens", "tags", "scores"} of each sentence: of each tag its
@@ -199,12 +193,11 @@ def find_tags(sentences: Sequence[Sentence], form: Form) -> Form:
     """
     asking = form.asking
     if not form.labels:
-        tags: dict[str, None] = {}
         for sentence in sentences:
             if "" in sentence.tags:
                 place = sentence.place(sentence.tags.index(""))
                 raise UserError(f"{place}: the tag is empty")
-            tags |= dict.fromkeys(sentence.tags)
+        tags = dict.fromkeys(tag for s in sentences for tag in s.tags)
         words = sum(len(s.words) for s in sentences)
         if len(tags) < 2:
             raise UserError(f"{asking.label}={form.label}: every word has the same tag")
@@ -276,11 +269,6 @@ def make_tags(
     return Tags(form, pieces.counts(tokenizer), pieces, begins, labels=labels)
 
 
-def _imported(labels: Sequence[str]) -> dict[str, str]:
-    """Score words, where the tags of a model from elsewhere name no entities."""
-    return {} if all(map(is_bio, labels)) else {"metrics": "accuracy"}
-
-
 TASK_TYPE = TaskType(
     read=tag_files.read_sentences,
     parse=tag_files.parse_text,
@@ -292,7 +280,8 @@ TASK_TYPE = TaskType(
     outputs=("tags", "probability"),
     columns={"text": "1", "label": "-1"},  # the first column and the last
     unused={"text_pair": "", "choices": ""},
-    imported=_imported,
+    # Words are scored where the tags of a model from elsewhere name no entities.
+    imported=lambda tags: {} if all(map(is_bio, tags)) else {"metrics": "accuracy"},
     text_columns=1,
     head_options=class_option,
     hf_class="ForTokenClassification",
