@@ -79,8 +79,7 @@ def answer(
     rows = rows.plan(min(model.config.data.length, longest))
     if model.threshold is not None:
         # A field of the rows whose TaskType has_threshold.
-        threshold: dict[str, Any] = {"threshold": model.threshold}
-        rows = dataclasses.replace(rows, **threshold)
+        rows = dataclasses.replace(rows, threshold=model.threshold)
     for line in (rows.read_as(model.tokenizer, labelled=False), *rows.notes()):
         cli.say(line)
     return rows.answers(predict(model, rows, batch_size), read)

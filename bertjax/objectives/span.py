@@ -29,7 +29,7 @@ def loss(logits: jax.Array, batch: Batch) -> Sum:
 
 
 def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-    """Return `start_logits` and `end_logits` f32 [B, L], for tasks/answer_spans.py."""
+    """Return `start_logits` and `end_logits` f32 [B, L], for tasks/types/span.py."""
     starts, ends = mask_padding(logits, batch)
     return {"start_logits": starts, "end_logits": ends}
 

@@ -25,10 +25,9 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
     """
     model = models.open_model(args.model, "--model")
     model.config.dtype = args.dtype
-    separators = prepare_task.separators(model.config)
     cfg, tokenizer = model.cfg, model.tokenizer
     train, valid = labelled_examples.read_examples(
-        args, kind, separators, tokenizer, cfg.max_length
+        args, kind, prepare_task.separators(model.config), tokenizer, cfg.max_length
     )
     if args.pooling == "first":
         train, valid = (replace(part, first=True) for part in (train, valid))

@@ -80,8 +80,19 @@ def read_rows(value: str, key: str, columns: Columns, say: Say = silent) -> list
     >>> read_rows("dev.tsv", "data.valid", {"task.text": "sentence"})[0]
     Row(cells={'sentence': 'good fun', 'label': '1'}, place='dev.tsv:2')
     """
-    read = partial(_tfds, columns=columns), partial(read_file, columns=columns, say=say)
-    return read_entries(value, key, WANTED, "rows", *read)
+
+    def read_tfds(entry: str) -> list[Row]:
+        wanted = {column: key for key, column in columns.items()}
+        builder, split = tfds_source.open_split(entry, wanted)
+        features = builder.info.features
+        rows = enumerate(tfds_source.read_split(builder, split, wanted))
+        return [
+            Row({k: decoded(v, features[k]) for k, v in row.items()}, f"{entry}[{i}]")
+            for i, row in rows
+        ]
+
+    read_path = partial(read_file, columns=columns, say=say)
+    return read_entries(value, key, WANTED, "rows", read_tfds, read_path)
 
 
 Read = Callable[[str], Sequence[Any]]
@@ -296,16 +307,6 @@ def _bare_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row
         )
     for number, line in _lines(text):
         yield Row({column: line}, f"{name}:{number}")
-
-
-def _tfds(entry: str, columns: Columns) -> list[Row]:
-    wanted = {column: key for key, column in columns.items()}
-    builder, split = tfds_source.open_split(entry, wanted)
-    features = builder.info.features
-    return [
-        Row({k: decoded(v, features[k]) for k, v in record.items()}, f"{entry}[{i}]")
-        for i, record in enumerate(tfds_source.read_split(builder, split, wanted))
-    ]
 
 
 def decoded(value: Any, feature: Any = None) -> Any:

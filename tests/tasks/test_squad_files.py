@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from bertjax import UserError
 from bertjax.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from bertjax.tasks import squad_files
-from bertjax.tasks.answer_spans import find_answers, texts
 from bertjax.tasks.squad_files import Questions
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import read_text
 from bertjax.tasks.task_rows import Form, Limits
-from bertjax.tasks.types.span import parse_text
+from bertjax.tasks.types.span import find_answers, parse_text, texts
 
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefgh"), ".", "中"]
 TEXTS = [

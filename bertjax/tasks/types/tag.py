@@ -133,10 +133,8 @@ class Tags(Rows):
 
     def _scores(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
         """Score words and, where a metric is of them, entities, all in one."""
-        classes, pairs = (
-            self.joined(outputs, example),
-            pairwise(self.sentences.tolist()),
-        )
+        classes = self.joined(outputs, example)
+        pairs = pairwise(self.sentences.tolist())
         whole = [(a, b) for a, b in pairs if b > a and min(classes[a:b]) >= 0]
         scores: dict[str, Any] = {}
         if {*self.form.metrics} & {*OF_ENTITIES}:
