@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
-from bertjax.assembly import models
 from bertjax.assembly.models import LoadedModel, check_masked_lm
 from bertjax.data import rendering
 
@@ -30,12 +29,6 @@ def add_sequences(
         for guess in blank:
             filled = [*ids[1:i], guess["id"], *ids[i + 1 : -1]]
             guess["sequence"] = tokenizer.decode(filled)
-
-
-def read_params(checkpoint: Any, cfg: Any, weights: str = "") -> tuple[Any, Any]:
-    """Return (config, parameters) of the masked LM in a checkpoint, or UserError."""
-    params, cfg = masked_lm(models.read_params(checkpoint, "mlm", weights), cfg)
-    return cfg, params
 
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
@@ -121,7 +114,7 @@ def fill_texts(
     check_masked_lm(model, flag)
     tokenizer, cfg = model.tokenizer, model.cfg
     rows = [encode(tokenizer, text, cfg.max_length) for text in texts]
-    cfg, params = read_params(model.checkpoint, cfg, weights)
+    params, cfg = masked_lm(model.read_params("mlm", weights), cfg)
     fill = make_filler(cfg, params, tokenizer, min(top_k, tokenizer.vocab_size))
     for ids in rows:
         masks = fill(ids)

@@ -108,8 +108,7 @@ def with_head(family: Family, head: str, hf_class: str = "") -> Family:
     end = hf_class or CLASSES[head]
     names = family.task_heads[end]
     own = {path.replace("task/", f"{head}/"): name for path, name in names.items()}
-    paths = [p for p in family.names if re.match("encoder/(?!pooler/)", p)]
-    body = {path: family.names[path] for path in paths}
+    body = {p: n for p, n in family.names.items() if re.match("encoder/(?!pooler/)", p)}
     return dataclasses.replace(
         family,
         names={**body, **own},

@@ -103,7 +103,8 @@ def open_checkpoints(
             if not ids:
                 break
             try:
-                cfg, params = filling.read_params(checkpoint, cfg)
+                read = models.read_params(checkpoint, "mlm")
+                params, cfg = filling.masked_lm(read, cfg)
             except UserError:  # nor have the other checkpoints of this run a head
                 headless.append(run.name)
                 break

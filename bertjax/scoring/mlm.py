@@ -108,8 +108,7 @@ def read_rates(text: str) -> tuple[float, ...]:
         rates = tuple(map(float, text.split(",")))
     except ValueError:
         rates = ()
-    in_range = rates and all(0 < rate <= 1 for rate in rates)
-    if not in_range or len({*rates}) < len(rates):
+    if not rates or len({rate for rate in rates if 0 < rate <= 1}) < len(rates):
         raise UserError(
             f"--rates={text}: give different shares above 0 and at most 1, such as "
             "--rates=0.15,0.3"

@@ -71,8 +71,9 @@ def open_masked_lm(args: Any, path: str, flag: str) -> tuple[Any, Any, Any, Any]
     then = "without --what its task is scored"
     models.check_masked_lm(opened, f"--what={args.what}: {path}", then)
     opened.config.dtype = args.dtype
-    found = fill_blanks.read_params(opened.checkpoint, opened.cfg, args.weights)
-    return *found, opened.tokenizer, opened.meta
+    params = opened.read_params("mlm", args.weights)
+    params, cfg = fill_blanks.masked_lm(params, opened.cfg)
+    return cfg, params, opened.tokenizer, opened.meta
 
 
 class Score(NamedTuple):

@@ -442,7 +442,8 @@ def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypat
     monkeypatch.setattr(predictions.manifest, "steps", lambda path: [1, 2])
     monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)
     monkeypatch.setattr(predictions.filling, "encode", encode)
-    monkeypatch.setattr(predictions.filling, "read_params", lambda *told: told)
+    monkeypatch.setattr(predictions.models, "read_params", lambda *told: {})
+    monkeypatch.setattr(predictions.filling, "masked_lm", lambda *told: told)
     monkeypatch.setattr(predictions.filling, "make_filler", lambda *told: len)
     notes = []
     found = predictions.fill_blanks(runs, ["a [MASK]", "a <mask>"], notes.append)
@@ -459,10 +460,10 @@ def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatc
     runs = [make_run(tmp_path / name) for name in ("fine", "tuned", "pretrained")]
     runs = read_runs.read_runs([*map(str, runs)], print)
 
-    def read_params(checkpoint, cfg):
+    def read_params(checkpoint, head):
         if checkpoint != "pretrained":
             raise UserError(f"{checkpoint} has no masked-LM head")
-        return cfg, {}
+        return {}
 
     tokenizer = SimpleNamespace(vocab_size=9)
     cfg = SimpleNamespace(max_length=9)
@@ -471,7 +472,8 @@ def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatc
     monkeypatch.setattr(predictions.manifest, "steps", lambda path: [*range(1, 6)])
     monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)
     monkeypatch.setattr(predictions.filling, "encode", lambda *told, longest: [1])
-    monkeypatch.setattr(predictions.filling, "read_params", read_params)
+    monkeypatch.setattr(predictions.models, "read_params", read_params)
+    monkeypatch.setattr(predictions.filling, "masked_lm", lambda *told: told)
     monkeypatch.setattr(predictions.filling, "make_filler", lambda *told: len)
     notes = []
     found = predictions.fill_blanks(runs, ["a [MASK]", "b [MASK]"], notes.append)
