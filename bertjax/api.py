@@ -160,10 +160,7 @@ class Model(LoadedModel):
         return embedder.embed(texts, batch_size)[0]
 
     def _once(self, make: Any, *args: Any) -> Any:
-        """Return make(*args), of the calls before where there was an equal one.
-
-        What is made holds parameters on the device: one of each kind is kept.
-        """
+        # What is made holds parameters on the device: one of each kind is kept.
         key = [arg for arg in args if isinstance(arg, (str, int, bool, type(None)))]
         if self._cached.get(make, (None,))[0] != key:
             self._cached[make] = key, make(*args)

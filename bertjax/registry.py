@@ -162,7 +162,6 @@ def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> Modul
 
 
 def _import_error(key: str, name: str, error: Exception) -> UserError:
-    """Make the error for a module that fails while it is imported."""
     if isinstance(error, SyntaxError):
         reason, file, line = error.msg, error.filename, error.lineno
     else:

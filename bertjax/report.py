@@ -25,12 +25,12 @@ from bertjax.storage import atomic
 FLAGS = {
     "out": Flag("the page to write"),
     "png": Flag("a folder for each chart as a picture"),
-    "fill": Flag("a text with blanks, filled from every kept checkpoint", several=True),
+    "fill": Flag("a text with blanks, filled from every kept checkpoint", ()),
     "sentence": Flag(
-        "a text whose tokens are guessed one by one, and its attention", several=True
+        "a text whose tokens are guessed one by one, and its attention", ()
     ),
-    "probes": Flag("what bertjax.probe --out wrote", several=True),
-    "scores": Flag("what bertjax.evaluate --json printed", several=True),
+    "probes": Flag("what bertjax.probe --out wrote", ()),
+    "scores": Flag("what bertjax.evaluate --json printed", ()),
 }
 
 

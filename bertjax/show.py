@@ -10,7 +10,7 @@ too); `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,14 @@ def inspect_batches(
     ).course
     statistics, rows = Statistics(tokenizer, tuple(prepared.parts)), []
     steps = range(args.step, args.step + args.batches)
-    make = make_batch_of_hosts(course, args.hosts)
+
+    def make(step: int) -> dict[str, np.ndarray]:  # of the parts of the hosts
+        phase = course.at(step)
+        share = phase.batch_size // args.hosts
+        slices = [slice(h * share, (h + 1) * share) for h in range(args.hosts)]
+        parts = [phase.batch(step, rows) for rows in slices]
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
     stream_of_batches = stream(make, steps.start, steps.stop, config.data.engine)
     for step, batch in zip(steps, stream_of_batches, strict=True):
         phase = course.at(step)
@@ -108,21 +115,6 @@ def inspect_batches(
         of_rows = {k: v for k, v in results.items() if k not in OF_TEXT}
         results = {"sets": set_summaries(config, prepared), **of_rows}
     return results, rows
-
-
-def make_batch_of_hosts(
-    course: Any, hosts: int
-) -> Callable[[int], dict[str, np.ndarray]]:
-    """Make batch(step): the global batch, put together from the parts of the hosts."""
-
-    def batch(step: int) -> dict[str, np.ndarray]:
-        phase = course.at(step)
-        share = phase.batch_size // hosts
-        slices = [slice(h * share, (h + 1) * share) for h in range(hosts)]
-        parts = [phase.batch(step, rows) for rows in slices]
-        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-
-    return batch
 
 
 if __name__ == "__main__":

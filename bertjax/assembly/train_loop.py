@@ -92,8 +92,7 @@ class TrainLoop(Loop):
         self.trace = Trace(where, done, **config.profile, say=self.log)
 
     def _first_state(self) -> state.State:
-        """Return the state of the workdir's checkpoint, else with the parameters of
-        init_from, else drawn ones."""
+        """Return the state of a checkpoint, or one with init_from's parameters."""
         run, update, abstract = self.run, self.run.update, self.run.abstract
         if run.restored is not None:
             self.log(f"resuming after step {run.restored}")

@@ -96,7 +96,6 @@ def _check_range(key: str, value: float | None, least: float, most: float) -> No
 
 
 def _check_run(config: ConfigDict) -> None:
-    """Refuse a run of no length, and what would keep or skip the wrong things."""
     if config.checkpoint.keep_last < 2:
         raise UserError(
             f"checkpoint.keep_last={config.checkpoint.keep_last} must be at least 2: a "
@@ -126,7 +125,6 @@ def _check_run(config: ConfigDict) -> None:
 
 
 def _check_optimizer(config: ConfigDict) -> None:
-    """Refuse unknown names, and settings that optimizer or schedule does not read."""
     flat = serialize.flatten(config.optim)
     defaults = serialize.flatten(schema.base().optim)
     for choice, (known, _) in CHOICES.items():
@@ -146,7 +144,6 @@ def _check_optimizer(config: ConfigDict) -> None:
 
 
 def _check_budget(config: ConfigDict) -> None:
-    """Refuse durations that mean nothing where the clock ends a run."""
     if config.budget_minutes is None:
         return
     if config.steps_per_call != 1:
@@ -174,7 +171,6 @@ def _check_budget(config: ConfigDict) -> None:
 
 
 def _check_phases(config: ConfigDict) -> None:
-    """Refuse phases whose length, batch size or mask rate no run can have."""
     planned = resolve.wanted_phases(config)
     rates = [("phases: mask_rate", p.mask_rate) for p in planned if config.phases]
     rates.append(("eval.mask_rate", config.eval.mask_rate))
@@ -189,11 +185,9 @@ def _check_phases(config: ConfigDict) -> None:
 
 
 def _check_data(config: ConfigDict) -> None:
-    """Refuse values of data.* that do not go together."""
     data = config.data
     if not data.cache:
         raise UserError("data.cache is empty: give a directory for token stores")
-    _check_masking(config)
     if data.max_segments is not None and not data.packed:
         raise UserError(
             f"data.max_segments={data.max_segments} is not used without data.packed: "
@@ -202,11 +196,7 @@ def _check_data(config: ConfigDict) -> None:
     mixture.read_weights(data.weights)
     if data.weights and data.alpha is not None:
         raise UserError("data.weights and data.alpha are both given: give one of them")
-
-
-def _check_masking(config: ConfigDict) -> None:
-    """Refuse a masking that is none, or that lacks what it reads."""
-    data, chosen = config.data, resolve.make_masking(config)
+    chosen = resolve.make_masking(config)
     similar = getattr(chosen, "similar", False)  # a masker from outside has none
     if similar and not data.similar:
         raise UserError(

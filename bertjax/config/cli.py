@@ -17,12 +17,9 @@ def command(main: Callable[[Sequence[str]], int | None]) -> None:
     """Run a command and leave with its status; a UserError is one line and status 2."""
     try:
         status = main(sys.argv[1:]) or 0
-    except UserError as e:
+    except (UserError, RunError) as e:
         say(f"error: {e}")
-        status = 2
-    except RunError as e:
-        say(f"error: {e}")
-        status = 1
+        status = 2 if isinstance(e, UserError) else 1
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:  # head, less and the like have read enough

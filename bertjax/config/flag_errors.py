@@ -4,7 +4,7 @@
 import os
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -66,7 +66,10 @@ def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> 
     config = next(given, "")
     file = config.partition(":")[0]
     path = os.path.abspath(file)
-    for cause in _chain(error):
+    causes = [error]
+    while causes[0].__context__ is not None:
+        causes.insert(0, causes[0].__context__)
+    for cause in causes:
         frames = traceback.extract_tb(cause.__traceback__)
         lines = [x.lineno for x in frames if os.path.abspath(x.filename) == path]
         if lines:
@@ -81,19 +84,15 @@ def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> 
     if isinstance(error, (AttributeError, KeyError)):
         return _unknown_key(error, argv)
     if isinstance(error, flags.UnrecognizedFlagError):
-        return _unknown_flag(error.flagname, argv, values)
+        name, own = error.flagname, [x for x in values if not x.startswith("config.")]
+        arg = next((a for a in argv if a.lstrip("-").partition("=")[0] == name), "")
+        hint = suggest(name, arg.partition("=")[2]) if "config" in values else ""
+        return f"--{name} is unknown{hint or registry.hint(name, own)}"
     if isinstance(error, flags.IllegalFlagValueError):
         return _wrong_value(error, values)
     if isinstance(error, (flags.Error, TypeError, ValueError, OSError)):
         return _line(error)
     return f"the config file: {type(error).__name__}: {_line(error)}"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield what led to an error, the first cause first, and the error itself."""
-    if error is not None:
-        yield from _chain(error.__context__)
-        yield error
 
 
 def _line(error: BaseException) -> str:
@@ -115,14 +114,6 @@ def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
                 return f"{flag} is unknown{hint}"
             known = known[name]
     return f"the config file: {_line(error)}"
-
-
-def _unknown_flag(name: str, argv: Sequence[str], values: flags.FlagValues) -> str:
-    """Name the flag, and the key or flag that was probably meant."""
-    own = [known for known in values if not known.startswith("config.")]
-    arg = next((a for a in argv if a.lstrip("-").partition("=")[0] == name), "")
-    hint = suggest(name, arg.partition("=")[2]) if "config" in values else ""
-    return f"--{name} is unknown{hint or registry.hint(name, own)}"
 
 
 def suggest(name: str, value: str = "") -> str:

@@ -11,7 +11,8 @@ from absl import flags
 class Flag(NamedTuple):
     """A flag: its help, its default, and the ends of what a number may be.
 
-    kind: its type, where it has no default that says it and takes no text.
+    kind: its type, where it has no default that says it and takes no text. A tuple is
+    of a flag that can be repeated, a list has commas.
     """
 
     help: str
@@ -19,7 +20,6 @@ class Flag(NamedTuple):
     kind: type | None = None
     least: float | None = None
     most: float | None = None
-    several: bool = False
 
     @property
     def value_type(self) -> type:
@@ -33,6 +33,7 @@ DEFINE = {
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
     list: flags.DEFINE_list,
+    tuple: flags.DEFINE_multi_string,
 }
 
 # Flags that several commands have.
@@ -53,6 +54,7 @@ CONFIG = {
     "config=FILE[:ARG]": "a config file, or the name of one that is shipped: bert.py",
     "config.KEY=VALUE": "change a key; bertjax/config/schema.py has them all",
 }
+REPEATED = " (can be repeated)"
 WIDTH, COLUMN = 79, 26
 
 
@@ -67,9 +69,8 @@ def define_flags(table: Table) -> flags.FlagValues:
     for name, flag in table.items():
         ends = {"lower_bound": flag.least, "upper_bound": flag.most}
         bounds = ends if flag.value_type in (int, float) else {}
-        define = flags.DEFINE_multi_string if flag.several else DEFINE[flag.value_type]
-        default = [] if flag.several else flag.default
-        define(name, default, flag.help, flag_values=values, **bounds)
+        define = DEFINE[flag.value_type]
+        define(name, flag.default, flag.help, flag_values=values, **bounds)
     return values
 
 
@@ -77,7 +78,7 @@ def describe(doc: str, table: Table, with_config: bool) -> str:
     """Return the text of --help: a line or more for each flag of a table."""
     listed = {**CONFIG} if with_config else {}
     for name, flag in table.items():
-        listed[_head(name, flag)] = flag.help + " (can be repeated)" * flag.several
+        listed[_head(name, flag)] = flag.help + REPEATED * (flag.default == ())
     lines = [doc.strip(), "", "flags:"]
     wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * COLUMN)
     for head, body in listed.items():
@@ -94,6 +95,6 @@ def _head(name: str, flag: Flag) -> str:
     if flag.value_type is bool:
         return f"{name}=false" if flag.default else name
     default = flag.default
-    if isinstance(default, list):
+    if isinstance(default, list | tuple):
         default = ",".join(default)
     return f"{name}={'...' if default in (None, '') else default}"

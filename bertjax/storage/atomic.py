@@ -26,12 +26,9 @@ def write_file(
     On a disk the content goes to a draft beside the file, which takes its place once it
     is on the disk. Object stores make a file appear whole, and have no cheap rename.
 
-    Args:
-      path: a pathlib.Path, or etils.epath's of a URL.
-      content: bytes, text (UTF-8), or a function that writes to an open file.
-      what: names the file in the UserError that an OSError becomes.
-
-    Raises OSError, or UserError "WHAT cannot be written: REASON".
+    path: a pathlib.Path, or etils.epath's of a URL. content: text is UTF-8; a function
+    writes to an open file. Raises OSError; with `what`, which names the file, UserError
+    "WHAT cannot be written: REASON".
     """
 
     def write(file: IO[bytes]) -> None:

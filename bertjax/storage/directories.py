@@ -118,7 +118,6 @@ def _draft(target: Path, what: str | None = None) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Have a file or the names in a directory written to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,10 +6,11 @@ ones that the run saw until then), metric: value}, a value None where it was not
 No jax.
 """
 
+import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from bertjax import UserError
@@ -19,32 +20,27 @@ from bertjax.checkpoints.best import GREATER, BestTracker, Known, find_best
 ABOUT = {"step", "seed", "lr", "valid", "skipped", "tokens"}
 
 
+@dataclasses.dataclass
 class SweepScores:
     """The evaluations of all runs until now, `rows`, and what they decide.
 
     runs: (seed, rate) of each. metric: "eval/SET/METRIC", by which they are compared:
-    at their best evaluations where `best` is asked for, else at their last ones.
+    at their best evaluations where `at_best` says so, else at their last ones.
     patience: so many evaluations of a run without a better one end it; None: none do.
     greater_is_better: as best.falls has it.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[tuple[int, float]],
-        metric: str,
-        best: bool,
-        patience: int | None,
-        greater_is_better: Known = MappingProxyType({}),
-    ) -> None:
-        self.runs, self.at_best = runs, best
-        self.greater_is_better = greater_is_better
-        _, self.valid, self.metric = metric.split("/", 2)
-        self.trackers = {
-            run: BestTracker(metric, patience, greater_is_better) for run in runs
-        }
-        self.rows: list[dict[str, Any]] = []
-        # Places in `runs` of those whose better score is waited for no more.
-        self.ended: set[int] = set()
+    runs: Sequence[tuple[int, float]]
+    metric: str
+    at_best: bool
+    patience: int | None
+    greater_is_better: Known = dataclasses.field(default_factory=dict)
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        options = self.metric, self.patience, self.greater_is_better
+        self.trackers = {run: BestTracker(*options) for run in self.runs}
+        _, self.valid, self.metric = self.metric.split("/", 2)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Take the rows of an evaluation, or of several in their order."""
@@ -52,9 +48,12 @@ class SweepScores:
         for row in rows:
             if row["valid"] == self.valid:
                 self.trackers[row["seed"], row["lr"]].scores.append(self._score(row))
-        self.ended = {
-            i for i, run in enumerate(self.runs) if self.trackers[run].out_of_patience
-        }
+
+    @property
+    def ended(self) -> set[int]:
+        """The places in `runs` of those whose better score is waited for no more."""
+        over = [self.trackers[run].out_of_patience for run in self.runs]
+        return {*itertools.compress(range(len(over)), over)}
 
     @property
     def step(self) -> int:

@@ -205,7 +205,7 @@ class Groups:
     """All runs of a sweep, in groups that the same programs go through one by one.
 
     runs: (seed, rate) of each. size: runs of a group. keeps: whether one run's
-    parameters are held beside, in `best` (`keep`). `done`: the steps that were trained.
+    parameters are held beside, in `best`. `done`: the steps that were trained.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Groups:
             self.states = [give_params(s, params) for s in self.states]
         self._count([0] * len(self.runs))
         if self.keeps:
-            self.keep(0)
+            self.best = self.params(0)
 
     def restore(self, step: int, streaks: Sequence[int]) -> None:
         """Go on after a saved step, and forget later ones, which some may lack."""
@@ -308,10 +308,6 @@ class Groups:
         """Return the parameters of a run as numpy arrays."""
         group, at = divmod(run, self.size)
         return jax.device_get(take(self.states[group].params, at))
-
-    def keep(self, run: int) -> None:
-        """Hold the parameters that a run has now, in the place of those before."""
-        self.best = self.params(run)
 
     def save(self, meta: dict[str, Any]) -> None:
         """Save everything at this step; returns when it is copied."""

@@ -165,7 +165,8 @@ class SweepLoop(Loop):
             cli.say(f"{self.run_name(i)} ends here (eval.patience): {reason}")
         best = self.scores.best
         if self.scores.at_best and best and best["step"] == self.state.step:
-            self.groups.keep(self.runs.index((best["seed"], best["lr"])))
+            run = self.runs.index((best["seed"], best["lr"]))
+            self.groups.best = self.groups.params(run)
         self._end_if_all_ended()
         self.state.stopping |= bool(self.stop.number)
         return True

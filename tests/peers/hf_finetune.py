@@ -172,7 +172,7 @@ def main(argv):
     metric = form.metrics[0]
     runs = [(row["seed"], row["lr"]) for row in rows]
     metric = f"eval/{next(iter(valid))}/{metric}"
-    standings = score_spread.SweepScores(runs, metric, best=False, patience=None)
+    standings = score_spread.SweepScores(runs, metric, at_best=False, patience=None)
     standings.add(rows)
     found = standings.summarise() | {"step_seconds": statistics.median(walls)}
     found |= {"step_cpu_seconds": statistics.median(cpus), "losses": losses}
