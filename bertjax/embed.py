@@ -41,15 +41,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--model, --text and --out are needed: see --help")
     out = atomic.check_out(args.out, "--out", ".npy")
     lines = read_lines(args.text)
-    model = open_embedder(
-        args.model,
-        "--model",
-        args.dtype,
-        args.weights,
-        pooling=args.pooling,
-        normalize=args.normalize,
-        max_length=args.max_length,
-    )
+    options = args.weights, args.pooling, args.normalize, args.max_length
+    model = open_embedder(args.model, "--model", args.dtype, *options)
     vectors, cut = model.embed(lines, args.batch_size)
     write(out, vectors)
     how = model.how

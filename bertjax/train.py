@@ -46,26 +46,9 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--workdir is missing: the directory the run lives in")
     with Watch(args.config.hosts.timeout) as watch:
         stop.leave = watch.leave
-        return train(
-            args.config,
-            args.workdir,
-            overrides=json.loads(args.overrides),
-            multihost=args.multihost,
-            dry_run=args.dry_run,
-            allow_config_change=args.allow_config_change,
-            stop=stop,
-            watch=watch,
-        )
-
-
-def check(config: ConfigDict, path: Any, allow_config_change: bool) -> None:
-    """Refuse what can be seen to be wrong before jax is imported. Raises UserError."""
-    validate.check(config)
-    if config.init_from and not (path and manifest.steps(path)):
-        init_from.check_init_from(config.init_from)
-    prepared_text.check_inputs(config)
-    if path is not None:
-        workdirs.check_workdir(path, config, allow_config_change)
+        given = {name: args[name].value for name in FLAGS}
+        given |= {"overrides": json.loads(args.overrides), "stop": stop, "watch": watch}
+        return train(args.config, given.pop("workdir"), **given)
 
 
 def train(
@@ -87,7 +70,13 @@ def train(
     stop, watch = stop or StopSignal(), watch or Watch(config.hosts.timeout)
     begun, primary = time.monotonic(), True
     path = None if dry_run else manifest.as_path(directory)
-    check(config, path, allow_config_change)
+    # What can be seen to be wrong is refused before jax is imported.
+    validate.check(config)
+    if config.init_from and not (path and manifest.steps(path)):
+        init_from.check_init_from(config.init_from)
+    prepared_text.check_inputs(config)
+    if path is not None:
+        workdirs.check_workdir(path, config, allow_config_change)
     resolve.set_flags(config)
     if multihost:
         from bertjax.parallel import hosts

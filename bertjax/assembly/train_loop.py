@@ -57,13 +57,9 @@ class TrainLoop(Loop):
         keep = config.checkpoint
         self.checkpoints = Checkpoints(path, keep.keep_last, keep.keep_every)
         self.train_state = self._first_state()
-        self.state = LoopState.from_meta(
-            run.meta,
-            done,
-            total=run.batches.total,
-            phases=[*map(dataclasses.asdict, run.batches.phases)],
-            best=run.best,
-        )
+        placed = [*map(dataclasses.asdict, run.batches.phases)]
+        begun = {"total": run.batches.total, "phases": placed, "best": run.best}
+        self.state = LoopState.from_meta(run.meta, done, **begun)
         if self.primary:
             facts = {
                 "total_steps": run.batches.total,

@@ -39,12 +39,12 @@ class Embedder(NamedTuple):
 
 
 def open_embedder(
-    path: str, flag: str, dtype: str = "float32", weights: str = "", **options: Any
+    path: str, flag: str, dtype: str = "float32", weights: str = "", *options: Any
 ) -> Embedder:
     """Open a model for its vectors; options: make_embedder's. Raises UserError."""
     model = models.open_model(path, flag)
     model.config.dtype = dtype
-    return make_embedder(model, f"{flag}={path}", weights, **options)
+    return make_embedder(model, f"{flag}={path}", weights, *options)
 
 
 def make_embedder(

@@ -9,8 +9,8 @@ No jax.
 import dataclasses
 import itertools
 import math
-import statistics
 from collections.abc import Iterator, Sequence
+from statistics import fmean, median, stdev
 from typing import Any
 
 from bertjax import UserError
@@ -121,12 +121,10 @@ def scatter(values: Sequence[float | None]) -> dict[str, Any]:
     Of the values that are not None, which n counts; `lost` are the others.
     """
     known = [value for value in values if value is not None]
-    found: dict[str, Any] = {"n": len(known), "lost": len(values) - len(known)}
-    names = "median", "mean", "min", "max"
-    how = statistics.median, statistics.fmean, min, max
-    for name, function in zip(names, how, strict=True):
-        found[name] = function(known) if known else None
-    return found | {"std": statistics.stdev(known) if len(known) > 1 else None}
+    how = {"median": median, "mean": fmean, "min": min, "max": max}
+    found = {name: of(known) if known else None for name, of in how.items()}
+    found["std"] = stdev(known) if len(known) > 1 else None
+    return {"n": len(known), "lost": len(values) - len(known), **found}
 
 
 def describe(found: dict[str, Any]) -> Iterator[str]:
