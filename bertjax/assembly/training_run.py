@@ -141,8 +141,9 @@ class TrainingRun:
         needs = self.objective.needs
         self.counts = prepared_text.count_tokens(parts)
         tables = batches.make_tables(config, tokenizer, self.counts, log)
-        fixed = {"needs": needs, "tokenizer": tokenizer, "parts": parts}
-        self.make_batches = functools.partial(batches.make_run, **fixed, tables=tables)
+        fixed = dict(needs=needs, tokenizer=tokenizer, parts=parts, tables=tables)
+        make: Callable[..., batches.Run] = functools.partial(batches.make_run, **fixed)
+        self.make_batches = make
         past, at = phases.from_plain(meta.get("phases", [])), restored or 0
         self.batches = run = self.make_batches(config, past=past, at=at, say=log)
         self.valid = batches.make_valid(
