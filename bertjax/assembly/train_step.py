@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to the train step of a run: its schedule, optimizer, intervals."""
+"""From a config to the train step of a run: its schedule, optimizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +9,8 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import resolve
+from bertjax.config import durations
+from bertjax.data import phases
 from bertjax.objectives.base import TokenIds, make_objective
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import multi_step, optim, schedules, state, step
@@ -72,6 +74,18 @@ def make_tx(
     settings = {k: o[k] for k in ("wd", "b1", "b2", "eps", "clip")}
     settings |= {k: o[k] for k in ("bias_correction", "layer_decay")}
     return schedule, optim.make_optimizer(o.name, schedule, **settings)
+
+
+def schedule_lengths(
+    config: ConfigDict, placed: Sequence[phases.Phase], total: int
+) -> tuple[int, int, int]:
+    """Return warm-up, whole and decay of the schedule in steps, or of CLOCK_UPDATES."""
+    span = total if config.budget_minutes is None else schedules.CLOCK_UPDATES
+    warmup, decay = (
+        phases.steps_within(*durations.unit_of(config, name), placed, span, end)
+        for name, end in (("optim.warmup", False), ("optim.decay", True))
+    )
+    return warmup, span, decay
 
 
 def make_function(

@@ -31,7 +31,6 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import check_outputs
 from bertjax.training import multi_step, state
 from bertjax.training.budget import describe_budget
-from bertjax.training.schedules import CLOCK_UPDATES
 
 EVENTS = "log", "eval", "checkpoint"
 Log = Callable[[str], None]
@@ -108,10 +107,9 @@ class TrainingRun:
     restored: the step of the checkpoint that it goes on from, or None; meta: what that
     one says of itself, {} without one. make_batches(config, past, at) -> the batches
     from step `at`, after `past` phases. every: steps from a row, an evaluation, a
-    checkpoint to the next. lengths: of warm-up, schedule and its decay, in steps or
-    CLOCK_UPDATES. abstract: shapes and shardings of the state. better: {loss: whether
-    more of it is better}. Raises UserError for what does not go together, and for rows
-    made by older rules.
+    checkpoint to the next. lengths: train_step.schedule_lengths. abstract: shapes and
+    shardings of the state. better: {loss: whether more of it is better}. Raises
+    UserError for what does not go together, and for rows made by older rules.
     """
 
     def __init__(
@@ -161,12 +159,7 @@ class TrainingRun:
         every = (*self.every.values(),)
         self.calls = multi_step.Calls(config.steps_per_call, run.total, every, starts)
         self.calls.check()
-        span = run.total if config.budget_minutes is None else CLOCK_UPDATES
-        warmup, decay = (
-            phases.steps_within(*durations.unit_of(config, name), run.phases, span, end)
-            for name, end in (("optim.warmup", False), ("optim.decay", True))
-        )
-        self.lengths = warmup, span, decay
+        self.lengths = train_step.schedule_lengths(config, run.phases, run.total)
         self.update = train_step.make_update(
             config, self.objective, mesh, *self.lengths
         )
