@@ -42,9 +42,28 @@ def base() -> ConfigDict:
             log=dict(every=duration(steps=50), writers="jsonl,tensorboard"),
             # A trace of `steps` updates, after `start` of them; 0: none.
             profile=dict(start=10, steps=0),
-            eval=eval_keys(),
-            guard=guard_keys(),
-            checkpoint=checkpoint_keys(),
+            eval=dict(
+                every=duration(percent=10),
+                examples=2048,  # a fixed subset of each validation set; 0: all
+                mask_rate=placeholder(float),  # empty: data.mask_rate's or the preset's
+                ema=True,  # score, and use later, the moving average where there is one
+                # Keep the checkpoint that is best by this score: accuracy, or
+                # eval/SET/METRIC; auto: a task's first metric, else the loss
+                best="",
+                patience=placeholder(int),  # evaluations without a better one: the end
+            ),
+            # Updates that could ruin a run (docs/training.md).
+            guard=dict(
+                nonfinite="skip",  # a loss or gradient that is not finite; stop: end
+                factor=0.0,  # skip gradients so many times larger than of late; 0: none
+                patience=10,  # skipped in a row, before going back to a checkpoint
+                rewinds=3,  # then the run ends
+            ),
+            checkpoint=dict(
+                every=duration(percent=5),
+                keep_last=2,
+                keep_every=placeholder(int),  # every m-th step is kept for ever
+            ),
         )
     )
 
@@ -144,37 +163,4 @@ def optim_keys() -> dict[str, Any]:
         power=1.0,  # of polynomial
         decay=duration(percent=10),  # of wsd, before the end
         ema=0.0,  # decay of the parameters' moving average; 0: none
-    )
-
-
-def eval_keys() -> dict[str, Any]:
-    """Evaluations, and the best checkpoint."""
-    return dict(
-        every=duration(percent=10),
-        examples=2048,  # a fixed subset of each validation set; 0: all
-        mask_rate=placeholder(float),  # empty: data.mask_rate's or the preset's
-        ema=True,  # score, and use later, the moving average where there is one
-        # Keep the checkpoint that is best by this score: accuracy, or
-        # eval/SET/METRIC; auto: a task's first metric, else the loss
-        best="",
-        patience=placeholder(int),  # evaluations without a better one: the end
-    )
-
-
-def guard_keys() -> dict[str, Any]:
-    """Updates that could ruin a run (docs/training.md)."""
-    return dict(
-        nonfinite="skip",  # a loss or gradient that is not finite; stop: end
-        factor=0.0,  # skip gradients so many times larger than of late; 0: none
-        patience=10,  # skipped in a row, before going back to a checkpoint
-        rewinds=3,  # then the run ends
-    )
-
-
-def checkpoint_keys() -> dict[str, Any]:
-    """What is saved, and kept."""
-    return dict(
-        every=duration(percent=5),
-        keep_last=2,
-        keep_every=placeholder(int),  # every m-th step is kept for ever
     )
