@@ -55,11 +55,9 @@ def show(argv: Sequence[str]) -> int:
     topologies.prepare()
     if not args.topology:
         cli.say(f"no --topology: {topology}, eight chips of the smallest kind")
-    from bertjax.measuring import estimate_config, estimates_text
+    from bertjax.measuring import estimates, estimates_text
 
-    results = estimate_config.estimate_config(
-        args.config, topology, cli.say, args.quick
-    )
+    results = estimates.estimate_config(args.config, topology, cli.say, args.quick)
     if args.json:
         print(json.dumps(results))
     else:

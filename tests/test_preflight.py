@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, refused
 
 from bertjax import UserError, preflight
-from bertjax.measuring import estimate_config, estimates_table
+from bertjax.measuring import estimates, estimates_table
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -270,7 +270,7 @@ import json, sys
 from bertjax.measuring import topologies
 topologies.prepare()
 from bertjax.assembly import command_line
-from bertjax.measuring.estimate_config import estimate_config
+from bertjax.measuring.estimates import estimate_config
 topology, *flags = sys.argv[1:]
 config = command_line.parse(flags).config
 say = lambda text: print(text, file=sys.stderr)
@@ -372,7 +372,7 @@ def test_tensorflow_is_looked_at_without_loading_it(
     )
     monkeypatch.setattr(metadata, "version", version)
     before = "tensorflow" in sys.modules
-    assert estimate_config.describe_tensorflow(config) == said
+    assert estimates.describe_tensorflow(config) == said
     assert ("tensorflow" in sys.modules) == before
 
 
@@ -389,7 +389,7 @@ def test_rows_of_several_texts_are_looked_at(tmp_path):
     given |= {"task.text": "q", "task.choices": "x,y", "task.label": "right"}
     flags = [f"--config.{key}={value}" for key, value in given.items()]
     config = command_line.parse(["--config=finetune/choose.py:smoke", *flags]).config
-    size, (facts,) = estimate_config.sample_text(config, print)
+    size, (facts,) = estimates.sample_text(config, print)
     assert (size, facts["sequences_per_row"]) == (9, 2)
     # [CLS] q [SEP] choice [SEP], of the two rows over and over.
     assert facts["fill"] * facts["length"] == pytest.approx((6 + 6 + 7 + 5) / 4)

@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -197,7 +198,7 @@ class TrainLoop(Loop):
             )
         if self.clock:
             values["budget/share"] = self.clock.see(values.pop("at"))
-        wrong = ", ".join(step.non_finite(values))
+        wrong = ", ".join(k for k in sorted(values) if not math.isfinite(values[k]))
         if wrong and self.guard.nonfinite == "stop":
             self.checkpoints.close()
             last = (manifest.steps(self.path) or ["none"])[-1]

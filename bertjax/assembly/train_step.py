@@ -135,7 +135,8 @@ def make_update(
     )
     update = make_function(config, objective, tx, schedule)
     one, many = (
-        step.compile_train_step(function, shardings)
+        # The state is donated and stays where its shardings say.
+        jax.jit(function, donate_argnums=0, out_shardings=(shardings, None))
         for function in (update, multi_step.many_steps(update))
     )
     return Update(init, tx, shapes, shardings, one, many)

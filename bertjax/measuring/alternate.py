@@ -31,6 +31,7 @@ from bertjax.measuring.results import (
     summarise,
 )
 from bertjax.measuring.synthetic_data import VOCAB_SIZE, one_phase
+from bertjax.training.writer import Writer
 
 SETTLE = 3  # steps of the loop that are not counted after a pause
 
@@ -40,7 +41,7 @@ def speak(reply: dict[str, Any]) -> None:
     print(json.dumps(reply), flush=True)
 
 
-class Pacer:
+class Pacer(Writer):
     """A writer of metrics that lets the loop run as many steps as stdin says.
 
     The steps in flight and batches made ahead while it stood still are not counted.
@@ -76,11 +77,6 @@ class Pacer:
         import jax
 
         jax.block_until_ready(jax.live_arrays())
-
-    def close(self) -> None:
-        pass
-
-    flush = close
 
 
 def serve(measured: Measured) -> None:

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From compiled programs to figures: memory, the largest batch, time. All estimates."""
+"""What a config needs and takes on a slice, by its compiled programs. All estimates."""
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
-from bertjax.measuring.compile_steps import Target
+from ml_collections.config_dict import ConfigDict
+
+from bertjax.assembly import batches as run_batches
+from bertjax.assembly import prepared_text, resolve, train_step
+from bertjax.measuring import topologies
+from bertjax.measuring.compile_steps import Target, versions
 from bertjax.measuring.hlo import Kernel
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES, early_facts, memory_bytes
-from bertjax.measuring.synthetic_data import Shape
+from bertjax.measuring.synthetic_data import Shape, with_choices
 from bertjax.models.config import EncoderConfig, keys_seen
+from bertjax.objectives.base import make_objective
 from bertjax.parallel.chips import Chip
 
 Say = Callable[[str], None]
@@ -21,6 +29,107 @@ NEAR = 0.03  # it ends this near to a full memory or to a batch that does not fi
 # scores again, and the gradients of weights, q, k and v. Where the gradient of q has a
 # kernel of its own, both make scores and the weights' gradient.
 PRODUCTS = {"fwd": 2, "dkv": 5, "dkv beside dq": 4, "dq": 3}
+# Of each phase so many batches are read, and of each at most so many rows.
+SAMPLE_BATCHES, SAMPLE_ROWS = 4, 256
+
+
+def estimate_config(
+    config: ConfigDict,
+    topology: str,
+    say: Say,
+    quick: bool = False,
+    search: bool = True,
+) -> dict[str, Any]:
+    """Return what `preflight --json` prints: the phase that needs most memory, and all.
+
+    quick, search: see estimate.
+    Raises UserError when the config and the topology do not go together.
+    """
+    if config.data.train:
+        prepared_text.check_inputs(config)
+    devices = topologies.find_devices(topology)
+    vocab_size, text = sample_text(config, say)
+    config = with_choices(config, text)
+    target = Target(config, vocab_size, topology, devices)
+    if not target.objective.flops:
+        say(train_step.NO_MFU.format(config.objective))
+    phases = [
+        {"attention": target.attention(shape)}
+        | estimate(target, shape, say, quick, search)
+        for shape in target.shapes()
+    ]
+    largest = max(phases, key=lambda phase: (not phase["fits"], phase["hbm_gib"] or 0))
+    return {
+        "topology": topology,
+        "devices": len(devices),
+        "chips": len(devices) // target.chip.devices,
+        "hosts": target.hosts,
+        "mesh": dict(target.mesh.shape),
+        "accumulate": config.accumulate,
+        **largest,
+        "phases": phases,
+        "data": text,
+        "tensorflow": describe_tensorflow(config),
+        "versions": versions(),
+    }
+
+
+def sample_text(
+    config: ConfigDict, say: Say
+) -> tuple[int, list[dict[str, Any]] | None]:
+    """Return the vocabulary's size, and for each phase how full rows of data.train are.
+
+    Without data.train the size is the config's own, and None takes the phases' place.
+    """
+    if not config.data.train:
+        return config.model.vocab_size or config.data.vocab_size, None
+    tokenizer, parts, *_ = prepared_text.prepare(config, say)
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+    needs = make_objective(config.objective, cfg)[0].needs
+    counts = prepared_text.count_tokens(parts)
+    tables = run_batches.make_tables(config, tokenizer, counts)
+    run = run_batches.make_run(config, needs, tokenizer, parts, tables)
+    phases = []
+    for stage in run.course.stages:
+        batches = [
+            stage.batch(stage.start + i, slice(0, SAMPLE_ROWS))
+            for i in range(SAMPLE_BATCHES)
+        ]
+        rows = sum(len(b["input_ids"]) for b in batches)
+        slots = sum(b["input_ids"].size for b in batches)
+        tokens = sum(int(b["attention_mask"].sum()) for b in batches)
+        predicted = sum(int((b["mlm_weights"] > 0).sum()) for b in batches if stage.P)
+        phases.append(
+            {
+                "start": stage.start,
+                "length": stage.length,
+                "batch_size": stage.batch_size,
+                "rows_an_epoch": stage.n,
+                "sequences_per_row": slots // (rows * stage.length),
+                "fill": tokens / slots,
+                "slots_per_row": stage.P,
+                "predictions_per_row": predicted / rows,
+            }
+        )
+    return tokenizer.vocab_size, phases
+
+
+def describe_tensorflow(config: ConfigDict) -> str:
+    """Say whether TensorFlow, which stays unimported, might take the accelerator."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return "not installed"
+    engine = "" if config.data.engine == "tf" else ", and data.engine does not load it"
+    verdicts = {
+        "tensorflow-cpu": "{} knows no accelerator",
+        "tensorflow-tpu": "WARNING: {} takes the TPU: install tensorflow-cpu" + engine,
+        "tensorflow": "{}: GPUs are hidden from it" + engine,
+    }
+    for name, verdict in verdicts.items():
+        try:
+            return verdict.format(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return f"a build of its own: WARNING, it may take the accelerator{engine}"
 
 
 def estimate(

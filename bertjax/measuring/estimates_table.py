@@ -12,7 +12,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.measuring import topologies
-from bertjax.measuring.estimate_config import estimate_config
+from bertjax.measuring.estimates import estimate_config
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.storage import atomic
 

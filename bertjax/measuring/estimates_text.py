@@ -24,7 +24,25 @@ def describe(results: dict[str, Any]) -> list[str]:
         values = phase_values(phase)
         lines += ["", f"{head}, {phase['rows_per_device']} rows a device at once"]
         lines += [f"  {name:26} {value}" for name, value in values]
-    return [*lines, "", *_describe_text(results), "", verdict(results)]
+    lines.append("")
+    if results["data"] is None:
+        lines.append("text: data.train is empty, so padding is not known")
+    lines += [
+        f"text: rows of {phase['length']} are {phase['fill']:.1%} full, padding is "
+        f"{1 - phase['fill']:.1%}; {phase['predictions_per_row']:.1f} of "
+        f"{phase['slots_per_row']} positions a row are predicted; "
+        f"{phase['rows_an_epoch']:,} rows an epoch"
+        for phase in results["data"] or ()
+    ]
+    hosts = results["hosts"]
+    return [
+        *lines,
+        f"hosts: each of {hosts} makes {results['batch_size'] / hosts:g} rows a step "
+        "and reads all of the token store",
+        f"TensorFlow: {results['tensorflow']}",
+        "",
+        verdict(results),
+    ]
 
 
 def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
@@ -61,25 +79,6 @@ def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
         sent = f"{n['count']} a step, {n['bytes'] / 2**20:,.1f} MiB (not in the time)"
         values.append((kind, sent))
     return values
-
-
-def _describe_text(results: dict[str, Any]) -> list[str]:
-    hosts = results["hosts"]
-    lines = [
-        f"text: rows of {phase['length']} are {phase['fill']:.1%} full, padding is "
-        f"{1 - phase['fill']:.1%}; {phase['predictions_per_row']:.1f} of "
-        f"{phase['slots_per_row']} positions a row are predicted; "
-        f"{phase['rows_an_epoch']:,} rows an epoch"
-        for phase in results["data"] or ()
-    ]
-    if results["data"] is None:
-        lines.append("text: data.train is empty, so padding is not known")
-    return [
-        *lines,
-        f"hosts: each of {hosts} makes {results['batch_size'] / hosts:g} rows a step "
-        "and reads all of the token store",
-        f"TensorFlow: {results['tensorflow']}",
-    ]
 
 
 def verdict(results: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve
 from bertjax.config import cli, durations
 from bertjax.measuring.alternate import Pacer
-from bertjax.measuring.results import Measured, Peak, Seconds, memory_mb
+from bertjax.measuring.results import Measured, Seconds, memory_mb, watch_memory
 from bertjax.measuring.synthetic_data import (
     VOCAB_SIZE,
     Shape,
@@ -186,14 +186,17 @@ def measure_plan(config: ConfigDict, sequences: int) -> Measured:
     facts: dict[str, Any] = {"tokens": len(store.tokens), "added_rss_mb": 0.0}
 
     def make_plan(step: int) -> None:
-        with tempfile.TemporaryDirectory(dir=folder.name) as cache, Peak() as peak:
+        with (
+            tempfile.TemporaryDirectory(dir=folder.name) as cache,
+            watch_memory() as most,
+        ):
             plan = run_batches.make_plans(
                 config, frozenset({"mlm"}), {"train": store}, config.data.length,
                 cache=Path(cache),
             )["train"]  # fmt: skip
             facts["sequences"], facts["rows"] = plan.sequences, plan.n
             del plan
-        facts["added_rss_mb"] = max(facts["added_rss_mb"], peak.mb - before)
+        facts["added_rss_mb"] = max(facts["added_rss_mb"], most() - before)
 
     return Measured(facts, lambda steps: {"step": mean_seconds(make_plan, steps)})
 

@@ -142,15 +142,15 @@ def read_early(folder: Path) -> dict[str, Any] | None:
 
 def _compile_into(compile_step: CompileStep, parent: int, folder: str) -> None:
     """Compile in a process of its own; the compiler reports into the folder."""
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
     # Nobody waits for the result once the command has ended, however it did.
-    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
     facts = early_facts(compile_step(options))
     Path(folder, RESULT).write_text(json.dumps(facts))
-
-
-def _end_with(parent: int, folder: str) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)

@@ -7,7 +7,7 @@ import resource
 import statistics
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 ROUND_SECONDS = 4.0  # a round is as many steps as fill this
@@ -89,20 +89,20 @@ def memory_mb() -> float:
         return int(file.read().split()[1]) * resource.getpagesize() / 1e6
 
 
-class Peak(contextlib.AbstractContextManager):
-    """Looks at the memory every few milliseconds while it is open; `mb` is the most."""
+@contextlib.contextmanager
+def watch_memory() -> Iterator[Callable[[], float]]:
+    """Look at the memory every few milliseconds; gives a function of the most, MB."""
+    most, over = memory_mb(), threading.Event()
 
-    def __enter__(self) -> "Peak":
-        self.mb = memory_mb()
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._watch)
-        self.thread.start()
-        return self
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(0.02):
+            most = max(most, memory_mb())
 
-    def _watch(self) -> None:
-        while not self.over.wait(0.02):
-            self.mb = max(self.mb, memory_mb())
-
-    def __exit__(self, *error: object) -> None:
-        self.over.set()
-        self.thread.join()
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lambda: most
+    finally:
+        over.set()
+        thread.join()

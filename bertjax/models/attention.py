@@ -41,7 +41,7 @@ def attend(
     ValueError for mask.query_positions with another.
     """
     rate = 0.0 if rng is None else rate
-    name = choose_backend(backend, k.shape, rate, q.dtype)
+    name, _ = choose_backend(backend, k.shape, rate, q.dtype)
     if mask.query_positions is not None and name != "xla":
         raise ValueError(f"attention={name} takes a query for each key, and no others")
     run = BACKENDS.get(name) or _outside_backend(name)
@@ -54,18 +54,12 @@ def choose_backend(
     shape: tuple[int, int, int, int],
     rate: float,
     dtype: jnp.dtype = jnp.bfloat16,
-) -> str:
+) -> tuple[str, dict[str, str]]:
     """Return the backend that serves q, k, v of shape [B, L, H, K].
 
-    Raises UserError when `backend` is one, and does not take them.
+    And why those that are preferred to it do not take them. Raises UserError when
+    `backend` is one, and does not take them.
     """
-    return _choose(backend, shape, rate, dtype)[0]
-
-
-def _choose(
-    backend: str, shape: tuple[int, int, int, int], rate: float, dtype: jnp.dtype
-) -> tuple[str, dict[str, str]]:
-    """Return the backend, and why those before it do not take the shapes."""
     refused: dict[str, str] = {}
     for name in PREFERENCES.get(backend, (backend,)):
         reason = _refuse(name, shape, rate, dtype)
@@ -114,7 +108,7 @@ def describe_backend(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
     for length in sorted({*lengths}):
         shape = (1, length, cfg.num_attention_heads, cfg.head_dim)
         rate, dtype = cfg.attention_probs_dropout_prob, jnp.dtype(cfg.dtype)
-        name, refused = _choose(cfg.attention, shape, rate, dtype)
+        name, refused = choose_backend(cfg.attention, shape, rate, dtype)
         why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
         chosen.setdefault(name + f" ({why})" * bool(why), []).append(str(length))
     if len(chosen) == 1:

@@ -105,10 +105,6 @@ def affine(
     return y if bias is None else y + bias.astype(x.dtype)
 
 
-def _affine_forward(x, kernel, bias, axes):
-    return affine(x, kernel, bias, axes), (x, kernel, bias)
-
-
 def _affine_backward(axes, saved, dy):
     x, kernel, bias = saved
     flat = kernel.reshape(x.shape[-1], -1)
@@ -121,7 +117,7 @@ def _affine_backward(axes, saved, dy):
     return dx, dw.astype(kernel.dtype), db
 
 
-affine.defvjp(_affine_forward, _affine_backward)
+affine.defvjp(lambda *args: (affine(*args), args[:3]), _affine_backward)
 
 
 def take_at(x: jax.Array, at: jax.Array) -> jax.Array:
@@ -140,17 +136,13 @@ def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, ids, axis=0, mode="clip").astype(jnp.float32)
 
 
-def _lookup_forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, Any]:
-    return lookup(table, ids), (table, ids)
-
-
 def _lookup_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, None]:
     table, ids = saved
     sums = jnp.zeros(table.shape, jnp.float32).at[ids].add(dy, mode="clip")
     return sums.astype(table.dtype), None
 
 
-lookup.defvjp(_lookup_forward, _lookup_backward)
+lookup.defvjp(lambda *args: (lookup(*args), args), _lookup_backward)
 
 
 def layer_norm(

@@ -66,7 +66,7 @@ def apply_layer(
     b, length, d = x.shape
     heads = (b, -1, cfg.num_attention_heads, cfg.head_dim)
     rate = 0.0 if rng is None else cfg.attention_probs_dropout_prob
-    backend = choose_backend(cfg.attention, (b, length, *heads[2:]), rate, x.dtype)
+    backend, _ = choose_backend(cfg.attention, (b, length, *heads[2:]), rate, x.dtype)
     # Kernels take a query for each key; "xla" takes those at the positions alone.
     query_positions = positions if backend == "xla" else None
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)

@@ -242,7 +242,9 @@ class CombinedHeads:
     def __init__(self, heads: Sequence[Head], cfg: EncoderConfig) -> None:
         self.heads, self.cfg = heads, cfg
         self.needs = frozenset().union(*(head.needs for head in heads))
-        self.shardings = tuple(row for head in heads for row in _shardings(head))
+        # Of a task's head that says none, those of heads.init_task.
+        own = (h.shardings or task_shardings(h.name) * bool(h.task_type) for h in heads)
+        self.shardings = tuple(itertools.chain.from_iterable(own))
         reads = dict.fromkeys(head.reads for head in heads)
         self.positions = [name for name in reads if name not in (EVERYWHERE, NOWHERE)]
         is_mean = cfg.pooler and cfg.classifier_pooling == "mean"
@@ -330,13 +332,6 @@ class CombinedHeads:
                     )
                 owners[key] = head.name
         return {key: value for part in parts for key, value in part.items()}
-
-
-def _shardings(head: Head) -> tuple[tuple[str, str], ...]:
-    """Return a head's rows; of a task's that says none, those of heads.init_task."""
-    if head.task_type and not head.shardings:
-        return task_shardings(head.name)
-    return head.shardings
 
 
 def flatten_sequences(batch: Batch) -> Batch:

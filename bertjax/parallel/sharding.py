@@ -172,16 +172,12 @@ def _gather(leaf: jax.Array, axes: str, dtype: str | None) -> jax.Array:
     return _pin(rounded, spec(axes))
 
 
-def _gather_forward(leaf, axes, dtype):
-    return _gather(leaf, axes, dtype), ()
-
-
 def _gather_backward(axes, dtype, saved, grad):
     summed = not axes.startswith("layers")  # one by one, in the loop (layers.affine)
     return (keep_gradient(grad.astype(jnp.float32), axes, summed),)
 
 
-_gather.defvjp(_gather_forward, _gather_backward)
+_gather.defvjp(lambda *args: (_gather(*args), ()), _gather_backward)
 
 
 def keep_gradient(grad: jax.Array, axes: str, summed: bool = True) -> jax.Array:

@@ -31,7 +31,7 @@ SIGNS = re.compile(
 )
 
 
-class Watch:
+class Watch(contextlib.AbstractContextManager):
     """Ends this process when another is lost; a context that tells others of its end.
 
     limit: seconds without a sign of life of a process, or without a step while it
@@ -84,9 +84,6 @@ class Watch:
         self.ticked = None
 
     # ------------------------------------------------------------ the end of a process
-    def __enter__(self) -> "Watch":
-        return self
-
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.ticked = None
         self.leaving.set()

@@ -82,10 +82,6 @@ def muon(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
     """
     numbers = optax.contrib.MuonDimensionNumbers
 
-    def is_mine(path: Path, leaf: Any) -> bool:
-        named = layerwise.is_stacked(path) and path[-1].key == "kernel"
-        return named and layerwise.is_matrix(path, leaf)
-
     def dimensions(tree: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
             lambda path, x: numbers(*layerwise.matrix_axes(path, x.ndim)), tree
@@ -99,9 +95,11 @@ def muon(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
         return jax.tree_util.tree_map_with_path(one, updates)
 
     def labels(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: "muon" if is_mine(path, x) else "adam", params
-        )
+        def one(path: Path, leaf: Any) -> str:
+            named = layerwise.is_stacked(path) and path[-1].key == "kernel"
+            return "muon" if named and layerwise.is_matrix(path, leaf) else "adam"
+
+        return jax.tree_util.tree_map_with_path(one, params)
 
     orthogonal = optax.chain(
         optax.contrib.scale_by_muon(weight_dimension_numbers=dimensions),

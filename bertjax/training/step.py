@@ -193,14 +193,6 @@ def make_eval_step(
     return evaluate
 
 
-def compile_train_step(
-    update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
-    shardings: State,
-) -> Any:
-    """Jit an update: the state is donated and stays where its shardings say."""
-    return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
-
-
 def run_eval(
     evaluate: Callable[[Any, Batch], Sums],
     params: Any,
@@ -247,7 +239,3 @@ def mean_on_host(sums: Any) -> float:
     if hasattr(sums, "mean"):
         return float(sums.mean())
     return float(sums[0] / sums[1]) if sums[1] else math.nan
-
-
-def non_finite(metrics: Mapping[str, Any]) -> list[str]:
-    return [k for k, v in sorted(metrics.items()) if not math.isfinite(v)]

@@ -12,7 +12,7 @@ import jax
 from bertjax.storage.atomic import copy_files, is_remote
 
 
-class Trace:
+class Trace(contextlib.AbstractContextManager):
     """Traces `steps` updates into the directory `path`, after `start` from `done` on.
 
     A context manager around the loop: leaving it ends a trace that is under way. What
@@ -34,9 +34,6 @@ class Trace:
         self.end = self.start + steps if path is not None else self.start
         self.first: int | None = None  # the first update of a trace under way
         self.last = 0
-
-    def __enter__(self) -> "Trace":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._stop(jax.live_arrays)

@@ -27,6 +27,8 @@ Row = dict[str, Any]
 
 
 class Writer(Protocol):
+    """What a writer does; one that inherits from it may leave flush and close out."""
+
     def write(self, row: Row) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
@@ -41,7 +43,7 @@ def write(writers: Sequence[Writer], row: Row, workdir: Any) -> None:
         raise RunError(f"--workdir={workdir} cannot be written: {e}") from e
 
 
-class JsonlWriter:
+class JsonlWriter(Writer):
     """metrics.jsonl: one object a line, each on disk before the next step's.
 
     Rows of later steps than the one restored, and an unfinished last line, are
@@ -80,7 +82,7 @@ class JsonlWriter:
             self.file.close()
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(Writer):
     """TensorBoard event files in WORKDIR/tb; later rows than `step` are hidden."""
 
     def __init__(self, workdir: Any, step: int) -> None:
@@ -110,7 +112,7 @@ class TensorBoardWriter:
             copy_files(self.local, self.target)
 
 
-class WandbWriter:
+class WandbWriter(Writer):
     """Weights & Biases (pip install wandb); its own environment variables configure it.
 
     The run's id is made of the workdir's path: a resumed run goes on in place.
@@ -127,9 +129,6 @@ class WandbWriter:
 
     def write(self, row: Row) -> None:
         self.run.log(row, step=row["step"])
-
-    def flush(self) -> None:
-        pass
 
     def close(self) -> None:
         self.run.finish()
@@ -168,7 +167,7 @@ def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
         raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
 
 
-class ProgressWriter:
+class ProgressWriter(Writer):
     """A bar with loss, tokens/s and time left on a terminal; else plain lines.
 
     budget: seconds after which a run ends, of which rows' budget/share is spent.
@@ -229,9 +228,6 @@ class ProgressWriter:
             print(text, file=sys.stderr, flush=True)
         else:
             self.bar.write(text, file=sys.stderr)
-
-    def flush(self) -> None:
-        pass
 
     def close(self) -> None:
         self.bar.close()

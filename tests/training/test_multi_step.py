@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import itertools
 import shutil
 
@@ -62,8 +63,10 @@ def run():
     update = step.make_train_step(
         objective.sums, objective.weights, objective.coefficients, tx, schedule, seed=1
     )
-    one = step.compile_train_step(update, shardings)
-    many = step.compile_train_step(multi_step.many_steps(update), shardings)
+    compiled = functools.partial(
+        jax.jit, donate_argnums=0, out_shardings=(shardings, None)
+    )
+    one, many = compiled(update), compiled(multi_step.many_steps(update))
 
     def run(sizes):
         current = jax.device_put(first, shardings)
