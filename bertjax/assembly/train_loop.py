@@ -23,7 +23,7 @@ from bertjax.parallel.mesh import peak_flops, peak_memory
 from bertjax.parallel.watch import Watch
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import multi_step, state, step
-from bertjax.training.budget import make_clock
+from bertjax.training.budget import Clock
 from bertjax.training.loop import Loop, LoopState, run_loop
 from bertjax.training.meter import Meter
 from bertjax.training.signals import StopSignal
@@ -69,7 +69,9 @@ class TrainLoop(Loop):
             }
             run.begin_workdir(config, overrides, facts, log)
         hosts.barrier("workdir")
-        self.clock = make_clock(path, config.budget_minutes, run.mesh, done)
+        budget, self.clock = config.budget_minutes, None
+        if budget is not None:
+            self.clock = Clock(path, 60 * budget, run.mesh, done)
         if self.clock and done:
             log(f"{self.clock.elapsed() / 60:.1f} minutes of the budget are spent")
         over = self.clock and hosts.from_primary(self.clock.over)

@@ -48,12 +48,7 @@ class Instruction(NamedTuple):
     @property
     def operands(self) -> list[str]:
         """The names between the op's parentheses."""
-        depth = 1
-        for end, letter in enumerate(self.text):
-            depth += (letter == "(") - (letter == ")")
-            if not depth:
-                return re.findall(r"%([\w.\-]+(?:#\d+)?)", self.text[:end])
-        return []
+        return re.findall(r"%([\w.\-]+(?:#\d+)?)", " ".join(parts(self.text)))
 
 
 Computation = dict[str, Instruction]  # by name, in the order of the text
@@ -100,7 +95,7 @@ def read(text: str) -> Program:
             for whole, index in _ELEMENT.findall(lines):
                 element = f"{whole}#{index}"
                 if whole in known and element not in known:
-                    shape = parts(known[whole].shape)[int(index)]
+                    shape = parts(known[whole].shape[1:])[int(index)]
                     rest = f"%{whole}), index={index}"
                     get = Instruction(element, shape, "get-tuple-element", rest)
                     known[element] = get
@@ -261,15 +256,17 @@ def kernels(program: Program) -> list[Kernel]:
     return out
 
 
-def parts(shape: str) -> list[str]:
-    """Split the shape of a tuple into those of its elements.
+def parts(text: str) -> list[str]:
+    """Split what follows an opening parenthesis into its elements, up to its end.
 
-    >>> parts("(f32[2]{0:T(8,128)}, (s32[], /*index=1*/u32[]))")
+    >>> parts("f32[2]{0:T(8,128)}, (s32[], /*index=1*/u32[])), more")
     ['f32[2]{0:T(8,128)}', '(s32[], /*index=1*/u32[])']
     """
     elements, depth = [""], 0
-    for letter in shape[1:-1]:
+    for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
+        if depth < 0:
+            break
         if letter == "," and not depth:
             elements.append("")
         else:

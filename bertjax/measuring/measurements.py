@@ -203,15 +203,22 @@ def measure_plan(config: ConfigDict, sequences: int) -> Measured:
 
 def measure_input(config: ConfigDict) -> Measured:
     """Time the host's batch function, and masking alone, in one thread."""
+    from bertjax.data import counter_rng
     from bertjax.data.masking.masker import mask_tokens
 
-    stage = input_batches(config)
-    unmasked = [_unmasked(stage, i) for i in range(4)]
-    at = itertools.count()
+    stage, at = input_batches(config), itertools.count()
+    unmasked = []  # what mask_tokens takes: ids, real-token flags, keys
+    for step in range(4):
+        batch = stage.batch(step)
+        ids = batch["input_ids"].copy()
+        row, slot = np.nonzero(batch["mlm_weights"])
+        ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_ids"][row, slot]
+        keys = counter_rng.fold(stage.seed, "benchmark", np.arange(len(ids)) + step)
+        unmasked.append((ids, batch["attention_mask"], keys))
 
     def mask(step: int) -> None:
-        ids, real, keys = unmasked[step % len(unmasked)]
-        mask_tokens(ids, real, keys, stage.masking, stage.tables, stage.P)
+        inputs = unmasked[step % len(unmasked)]
+        mask_tokens(*inputs, stage.masking, stage.tables, stage.P)
 
     def run(steps: int) -> Seconds:
         seconds = mean_seconds(lambda step: stage.batch(next(at)), steps)
@@ -283,18 +290,6 @@ def input_batches(config: ConfigDict) -> Any:
     tables = run_batches.make_tables(config, tokenizer, counts)
     run = run_batches.make_run(config, needs, tokenizer, parts, tables)
     return run.course.stages[0]
-
-
-def _unmasked(stage: Any, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Make rows that mask_tokens takes: ids, real-token flags, keys."""
-    from bertjax.data import counter_rng
-
-    batch = stage.batch(step)
-    ids = batch["input_ids"].copy()
-    row, slot = np.nonzero(batch["mlm_weights"])
-    ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_ids"][row, slot]
-    keys = counter_rng.fold(stage.seed, "benchmark", np.arange(len(ids)) + step)
-    return ids, batch["attention_mask"], keys
 
 
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:

@@ -86,36 +86,33 @@ def sweep_charts(run: Run) -> list[dict[str, Any]]:
     Runs of one rate have one colour; with one rate for all, each has its own. Raises
     UserError where sweep.json is damaged.
     """
+    # By metric and by (seed, rate), the (step, value) of each row.
+    charts: dict[str, dict[tuple[int, float], list[tuple[int, float | None]]]] = {}
     try:
-        return _sweep_charts(run.sweep.get("curve", []))
+        rows = run.sweep.get("curve", [])
+        for row in rows:
+            for key in (k for k in row if k not in ABOUT):
+                curves = charts.setdefault(f"eval/{row['valid']}/{key}", {})
+                curve = curves.setdefault((row["seed"], row["lr"]), [])
+                curve.append((row["step"], row[key]))
+        rates = [*dict.fromkeys(row["lr"] for row in rows)]
+        seeds = [*dict.fromkeys(row["seed"] for row in rows)]
+
+        def draw(seed: int, rate: float, curve: list[Any]) -> dict[str, Any]:
+            steps, values = np.array(curve, np.float64).T  # None: nan
+            several = len(rates) > 1
+            return {
+                "run": rates.index(rate) if several else seeds.index(seed),
+                "name": f"seed {seed}, lr {rate:g}",
+                "group": f"lr {rate:g}" if several else f"seed {seed}",
+                **points(Series(steps, steps, values)),
+            }
+
+        return [
+            {"key": key, "axis": "step", "curves": [draw(*k, c) for k, c in of.items()]}
+            for key, of in charts.items()
+        ]
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise UserError(
             f"{run.path}/sweep.json holds no curve of a sweep: {type(e).__name__}: {e}"
         ) from e
-
-
-def _sweep_charts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rates = [*dict.fromkeys(row["lr"] for row in rows)]
-    seeds = [*dict.fromkeys(row["seed"] for row in rows)]
-    keys = [(row["valid"], key) for row in rows for key in row if key not in ABOUT]
-    several = len(rates) > 1
-    drawn = []
-    for valid, key in dict.fromkeys(keys):
-        of: dict[tuple[int, float], list[dict[str, Any]]] = {}
-        for row in rows:
-            if row["valid"] == valid and key in row:
-                of.setdefault((row["seed"], row["lr"]), []).append(row)
-        curves = []
-        for (seed, rate), mine in of.items():
-            steps = np.array([row["step"] for row in mine], np.float64)
-            values = np.array([row[key] for row in mine], np.float64)  # None: nan
-            curves.append(
-                {
-                    "run": rates.index(rate) if several else seeds.index(seed),
-                    "name": f"seed {seed}, lr {rate:g}",
-                    "group": f"lr {rate:g}" if several else f"seed {seed}",
-                    **points(Series(steps, steps, values)),
-                }
-            )
-        drawn.append({"key": f"eval/{valid}/{key}", "axis": "step", "curves": curves})
-    return drawn

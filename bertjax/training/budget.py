@@ -22,17 +22,6 @@ from bertjax.storage.atomic import is_remote, write_file
 from bertjax.training.schedules import CLOCK_UPDATES
 
 
-def make_clock(
-    workdir: Any, minutes: float | None, mesh: Mesh, step: int
-) -> "Clock | None":
-    """Open the clock of a run that goes on from update `step`; None: no budget."""
-    if minutes is None:
-        return None
-    clock = Clock(workdir, minutes * 60, mesh)
-    clock.start(step)
-    return clock
-
-
 def describe_budget(minutes: float, total: int) -> str:
     """Say at the start of a run what its budget means."""
     return (
@@ -43,28 +32,26 @@ def describe_budget(minutes: float, total: int) -> str:
 
 
 class Clock:
-    """The time of a budget of `seconds`; process 0's counts for all."""
+    """The time of a budget of `seconds`, from update `step` on; process 0's counts."""
 
     def __init__(
         self,
         workdir: Any,
         seconds: float,
         mesh: Mesh,
+        step: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = workdir / "clock.txt"
         self.seconds, self.mesh, self.now = seconds, mesh, now
         self.primary = jax.process_index() == 0
-        self.over = False
         self.lines: list[float] = []
         if self.primary and self.path.exists():
             whole = self.path.read_text().rpartition("\n")[0]  # no unfinished line
             self.lines = [float(line) for line in whole.split()]
         self.base, self.begun = (self.lines or [0.0])[-1], now()
         self.file: Any = None
-
-    def start(self, step: int) -> None:
-        """Begin with update `step`: the budget may be over already."""
+        # The budget may be over already.
         self.over = step > 0 and self.lines[step - 1 : step] >= [self.seconds]
         self._rewrite()
 

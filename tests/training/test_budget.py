@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.budget import Clock, describe_budget, make_clock
+from bertjax.training.budget import Clock, describe_budget
 from bertjax.training.schedules import CLOCK_UPDATES
 
 
@@ -21,8 +21,7 @@ class Time:
 @pytest.fixture
 def clock(tmp_path):
     def open_clock(step, now):
-        made = Clock(tmp_path, 10.0, make_mesh(devices=jax.devices()[:1]), now)
-        made.start(step)
+        made = Clock(tmp_path, 10.0, make_mesh(devices=jax.devices()[:1]), step, now)
         return made
 
     return open_clock
@@ -65,11 +64,6 @@ def test_going_back_spends_time(clock):
     take(made, now, 0, [0, 2, 2])
     made.cut(1)
     assert take(made, now, 1, [3, 1]) == pytest.approx([7, 8])
-
-
-def test_no_budget(tmp_path):
-    assert make_clock(tmp_path, None, None, 0) is None
-    assert not (tmp_path / "clock.txt").exists()
 
 
 def test_a_budget_is_said():
