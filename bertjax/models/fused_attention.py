@@ -10,8 +10,6 @@ tokens costs more than the attention itself.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,25 +61,24 @@ def fused_attention(
     return _forward_rule(*inputs, heads, rate, window, interpret)[0]
 
 
-def _forward_rule(q, k, v, keys, queries, seeds, heads, rate, window, interpret):
-    kernel = functools.partial(_forward_kernel, rate=rate, window=window)
-    (y,) = _call(kernel, (q, k, v), 1, keys, queries, seeds, heads, interpret, flops=4)
-    return y, (q, k, v, keys, queries, seeds)
+def _forward_rule(q, k, v, *inputs):
+    (y,) = _call(_forward, (q, k, v), 1, *inputs)
+    return y, (q, k, v, *inputs[:3])
 
 
 def _backward_rule(heads, rate, window, interpret, saved, dy):
-    q, k, v, keys, queries, seeds = saved
-    kernel = functools.partial(_backward_kernel, rate=rate, window=window)
-    arrays = q, k, v, dy
-    grads = _call(kernel, arrays, 3, keys, queries, seeds, heads, interpret, flops=10)
-    return *grads, None, None, None
+    q, k, v, *others = saved
+    inputs = *others, heads, rate, window, interpret
+    return *_call(_backward, (q, k, v, dy), 3, *inputs), None, None, None
 
 
 fused_attention.defvjp(_forward_rule, _backward_rule)
 
 
-def _call(kernel, arrays, results, keys, queries, seeds, heads, interpret, flops):
-    """Run a kernel over rows and groups of heads; `results` arrays like the first."""
+def _call(
+    attend, arrays, results, keys, queries, seeds, heads, rate, window, interpret
+):
+    """Attend to rows and groups of heads; gives `results` arrays like the first."""
     b, length, d = arrays[0].shape
     width = d // heads
     group = max(LANES, width)
@@ -101,7 +98,14 @@ def _call(kernel, arrays, results, keys, queries, seeds, heads, interpret, flops
     size = arrays[0].dtype.itemsize
     return pl.pallas_call(
         functools.partial(
-            kernel, width=width, packed=queries is not None, groups=a_step
+            _for_groups,
+            attend,
+            width=width,
+            packed=queries is not None,
+            groups=a_step,
+            rate=rate,
+            window=window,
+            results=results,
         ),
         grid=(b, groups // a_step),
         in_specs=[*specs, *[wide] * len(arrays)],
@@ -109,14 +113,14 @@ def _call(kernel, arrays, results, keys, queries, seeds, heads, interpret, flops
         out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * results,
         interpret=interpret,
         cost_estimate=pl.CostEstimate(
-            flops=flops * b * length * length * d,
+            flops=(4 if results == 1 else 10) * b * length * length * d,
             transcendentals=b * length * length * heads,
             bytes_accessed=(len(arrays) + results) * b * length * d * size,
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=48 * 2**20
         ),
-        name="fused_attention" if flops == 4 else "fused_attention_backward",
+        name="fused_attention" if results == 1 else "fused_attention_backward",
     )(*given, *arrays)
 
 
@@ -125,6 +129,7 @@ class _Row:
 
     def __init__(self, seeds, keys, queries, length, width, rate, window):
         self.seeds, self.width, self.rate = seeds, width, rate
+        self.each = max(1, LANES // width)  # heads of a group
         visible = keys[0] if queries is None else queries[0] == keys[0]
         visible = visible > 0 if queries is None else visible
         self.lane = jax.lax.broadcasted_iota(jnp.int32, (length, max(LANES, width)), 1)
@@ -165,70 +170,58 @@ class _Row:
         return bits >= np.uint32(round(self.rate * 2**32))
 
 
-def _open(refs: tuple[Any, ...], packed: bool, rate: float, window: int, width: int):
+def _for_groups(attend, *refs, width, packed, groups, rate, window, results):
+    """Run attend(row, arrays, first head) -> results for each group of heads of a row.
+
+    In a loop: unrolled it compiles for long.
+    """
     seeds, keys, *rest = refs
     queries = rest.pop(0)[...] if packed else None
-    length = keys.shape[-1]
-    return _Row(seeds, keys[...], queries, length, width, rate, window), rest
-
-
-def _for_groups(groups: int, group: int, body: Callable[[Any, Any], None]) -> None:
-    """Run body(g, lanes) for each group, in a loop: unrolled it compiles for long."""
+    length, group = keys.shape[-1], max(LANES, width)
+    row = _Row(seeds, keys[...], queries, length, width, rate, window)
 
     def one(g: jax.Array, _: None) -> None:
-        body(g, pl.ds(pl.multiple_of(g * group, group), group))
+        lanes = pl.ds(pl.multiple_of(g * group, group), group)
+        arrays = [ref[0, :, lanes] for ref in rest[:-results]]
+        first = row.first(groups * row.each) + g * row.each
+        values = attend(row, arrays, first)
+        for ref, value in zip(rest[-results:], values, strict=True):
+            ref[0, :, lanes] = value.astype(ref.dtype)
 
     jax.lax.fori_loop(0, groups, one, None)
 
 
-def _forward_kernel(*refs, width, packed, groups, rate, window):
-    row, (q_ref, k_ref, v_ref, y_ref) = _open(refs, packed, rate, window, width)
-    group = max(LANES, width)
-    each = group // width
-
-    def attend(g, lanes):
-        q, k, v = (ref[0, :, lanes] for ref in (q_ref, k_ref, v_ref))
-        first = row.first(groups * each) + g * each
-        y = 0.0
-        for h in range(each):
-            weights, total = row.weights(row.own(q, h), k)
-            if rate:
-                is_kept = row.is_kept(first + h)
-                weights = jnp.where(is_kept, weights * (1 / (1 - rate)), 0)
-            y = y + row.own(dot_f32(weights.astype(v.dtype), v, 1, 0) / total, h)
-        y_ref[0, :, lanes] = y.astype(y_ref.dtype)
-
-    _for_groups(groups, group, attend)
-
-
-def _backward_kernel(*refs, width, packed, groups, rate, window):
-    row, rest = _open(refs, packed, rate, window, width)
-    q_ref, k_ref, v_ref, dy_ref, *out_refs = rest
-    group = max(LANES, width)
-    each = group // width
-
-    def attend(g, lanes):
-        q, k, v, dy = (ref[0, :, lanes] for ref in (q_ref, k_ref, v_ref, dy_ref))
-        first = row.first(groups * each) + g * each
-        sums = [0.0, 0.0, 0.0]
-        for h in range(each):
-            own_q, own_dy = row.own(q, h), row.own(dy, h)
-            weights, total = row.weights(own_q, k)
-            weights = weights / total
-            dropped, d_weights = weights, dot_f32(own_dy, v, 1, 1)
-            if rate:
-                scale = jnp.where(row.is_kept(first + h), 1 / (1 - rate), 0.0)
-                dropped, d_weights = weights * scale, d_weights * scale
-            inner = jnp.sum(weights * d_weights, axis=-1, keepdims=True)
-            d_scores = weights * (d_weights - inner) * width**-0.5
-            d_scores = d_scores.astype(q.dtype)
-            parts = (
-                row.own(dot_f32(d_scores, k, 1, 0), h),
-                dot_f32(d_scores, own_q, 0, 0),
-                dot_f32(dropped.astype(dy.dtype), own_dy, 0, 0),
+def _forward(row, arrays, first):
+    q, k, v = arrays
+    y = 0.0
+    for h in range(row.each):
+        weights, total = row.weights(row.own(q, h), k)
+        if row.rate:
+            weights = jnp.where(
+                row.is_kept(first + h), weights * (1 / (1 - row.rate)), 0
             )
-            sums = [a + b for a, b in zip(sums, parts, strict=True)]
-        for ref, value in zip(out_refs, sums, strict=True):
-            ref[0, :, lanes] = value.astype(ref.dtype)
+        y = y + row.own(dot_f32(weights.astype(v.dtype), v, 1, 0) / total, h)
+    return [y]
 
-    _for_groups(groups, group, attend)
+
+def _backward(row, arrays, first):
+    q, k, v, dy = arrays
+    sums = [0.0, 0.0, 0.0]
+    for h in range(row.each):
+        own_q, own_dy = row.own(q, h), row.own(dy, h)
+        weights, total = row.weights(own_q, k)
+        weights = weights / total
+        dropped, d_weights = weights, dot_f32(own_dy, v, 1, 1)
+        if row.rate:
+            scale = jnp.where(row.is_kept(first + h), 1 / (1 - row.rate), 0.0)
+            dropped, d_weights = weights * scale, d_weights * scale
+        inner = jnp.sum(weights * d_weights, axis=-1, keepdims=True)
+        d_scores = weights * (d_weights - inner) * row.width**-0.5
+        d_scores = d_scores.astype(q.dtype)
+        parts = (
+            row.own(dot_f32(d_scores, k, 1, 0), h),
+            dot_f32(d_scores, own_q, 0, 0),
+            dot_f32(dropped.astype(dy.dtype), own_dy, 0, 0),
+        )
+        sums = [a + b for a, b in zip(sums, parts, strict=True)]
+    return sums
