@@ -19,7 +19,7 @@ from bertjax.assembly import command_line
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag
 from bertjax.probing.probe_table import check_plot
-from bertjax.reporting import page, read_runs, score_files
+from bertjax.reporting import charts, page, read_runs, score_files
 from bertjax.storage import atomic
 
 FLAGS = {
@@ -66,10 +66,8 @@ def main(argv: Sequence[str]) -> int:
     atomic.write_file(out, text.encode(errors="replace"), f"--out={args.out}")
     cli.say(f"{out}: {', '.join(run.name for run in runs)}")
     if folder is not None:
-        from bertjax.reporting import plots
-
         count = 0
-        for name, picture in plots.draw(runs, probes):
+        for name, picture in charts.draw(runs, probes):
             atomic.write_file(folder / name, picture, f"--png={args.png}")
             count += 1
         cli.say(f"{folder}: {counted(count, 'picture')}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from bertjax.config import serialize
 from bertjax.reporting import run_tables
-from bertjax.reporting.curves import points, sweep_charts
+from bertjax.reporting.charts import SECTIONS, group_curves, run_chart, sweep_charts
 from bertjax.reporting.read_runs import Run
 from bertjax.reporting.run_tables import Table
 
@@ -134,7 +134,7 @@ def folded(title: str, body: str) -> str:
 
 def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
     """Place the charts; those that are not constant go to `charts`."""
-    every = run_tables.charts(runs)
+    every = group_curves(runs)
     if not every:  # as in sweeps, whose curves stand by themselves
         alone = all(run.sweep for run in runs)
         return "" if alone else "<p>No rows of metrics.jsonl yet.</p>"
@@ -153,12 +153,11 @@ def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
             dots = "".join(f" {dot(i, runs[i].name)}" for i, _ in chart.curves)
             title = text(", ".join((chart.key, *chart.same)))
             boxes.append(figure(title + dots * (not chart.alone), len(charts)))
-            curves = [{"run": i, **points(series)} for i, series in chart.curves]
-            charts.append({"key": chart.key, "curves": curves})
+            charts.append(run_chart(chart, runs))
         else:
             constants.append(f"{text(chart.key)} {text(chart.constant)}")
     for name, (boxes, constants) in sections.items():
-        title = text(run_tables.SECTIONS.get(name, name))
+        title = text(SECTIONS.get(name, name))
         parts.append(f"<h3>{title}</h3><div class='charts'>{''.join(boxes)}</div>")
         if constants:
             parts.append(f"<p class='quiet'>Constant: {', '.join(constants)}</p>")
@@ -223,10 +222,8 @@ def probe_section(probe: dict[str, Any], charts: list[dict[str, Any]]) -> str:
 def figures(
     titled: Sequence[tuple[str, dict[str, Any]]], charts: list[dict[str, Any]]
 ) -> str:
-    """Place charts that are no run's, each with its title and its names below.
-
-    Curves of one "group" share a name and a colour. The charts go to `charts`.
-    """
+    """Place charts that are no run's, each with its title and its names below; all go
+    to `charts`."""
     boxes = ""
     for title, chart in titled:
         groups = {c.get("group", c["name"]): c["run"] for c in chart["curves"]}

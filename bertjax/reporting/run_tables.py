@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of runs: what differs, speed, evaluations; and which curves share a chart."""
+"""Tables of runs: what differs, speed, evaluations."""
 
-import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -10,21 +9,8 @@ import numpy as np
 
 from bertjax.checkpoints.best import falls, known_directions
 from bertjax.config import serialize
-from bertjax.reporting.read_runs import Run, Series
-
-# What a loss on masked tokens depends on, beside text and tokenizer: masks and rows.
-MASKS = "masking mask_rate mask_unit mask_lengths corruption replacement length plan"
-MASKS = [f"data.{key}" for key in f"{MASKS} packed short_seq_prob".split()]
-# Of a metric's name the first part -> its section of the page, in this order.
-SECTIONS = {
-    "train": "Training",
-    "eval": "Evaluation",
-    "optim": "Optimizer",
-    "perf": "Speed and memory",
-    "data": "Data",
-    "guard": "Guard",
-    "hosts": "Hosts",
-}
+from bertjax.reporting.charts import group_curves
+from bertjax.reporting.read_runs import Run
 
 
 class Table(NamedTuple):
@@ -32,16 +18,6 @@ class Table(NamedTuple):
 
     head: list[str]
     rows: list[list[Any]]
-
-
-class Chart(NamedTuple):
-    """One metric of the runs that can be compared in it: (index of run, series)."""
-
-    key: str
-    curves: list[tuple[int, Series]]
-    constant: float | None  # the value that all of them have, if they do
-    alone: bool  # no other runs have it
-    same: list[str]  # metrics of these runs with the very same curves
 
 
 def overview(runs: Sequence[Run]) -> Table:
@@ -195,7 +171,7 @@ def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
     """
     rows: list[list[Any]] = []
     leading = set()
-    for chart in charts(runs):
+    for chart in group_curves(runs):
         if not chart.key.startswith("eval/") or chart.key.endswith("/threshold"):
             continue
         drawn = [runs[i].facts for i, _ in chart.curves]
@@ -230,68 +206,3 @@ def sweeps(runs: Sequence[Run]) -> Table:
         for row in run.sweep.get("spread", [])
     ]
     return Table(["run", "set", *keys[1:]], rows)
-
-
-def charts(runs: Sequence[Run]) -> list[Chart]:
-    """Lay curves that compare over each other: one chart a metric and kind of run.
-
-    Without those of each host, hosts/3/...: a pod has dozens, whose worst is drawn.
-    """
-    groups: dict[str, dict[tuple, list[tuple[int, Series]]]] = {}
-    for i, run in enumerate(runs):
-        for key, series in run.series.items():
-            if not re.match(r"hosts/\d+/", key):
-                compared = groups.setdefault(key, {}).setdefault(kind(run, key), [])
-                compared.append((i, series))
-    order = {name: i for i, name in enumerate(SECTIONS)}
-    every = []
-    for key in sorted(groups, key=lambda k: order.get(k.split("/")[0], len(order))):
-        for curves in groups[key].values():
-            values = np.concatenate([s.values for _, s in curves])
-            # Even what never moves is a result of training and of evaluations.
-            is_result = key.split("/")[0] in ("train", "eval")
-            moves = is_result or np.any(values != values[0])
-            constant = None if moves else float(values[0])
-            every.append(Chart(key, curves, constant, len(groups[key]) == 1, []))
-    # A term that is all of the loss of its runs is drawn once: the sum has its curve.
-    totals = [chart for chart in every if chart.key == "train/loss"]
-    left = []
-    for chart in every:
-        is_term = chart.key.startswith("train/") and chart.key != "train/loss"
-        same = next((t for t in totals if is_term and has_curves(t, chart)), None)
-        if same:
-            same.same.append(chart.key)
-        else:
-            left.append(chart)
-    return left
-
-
-def has_curves(chart: Chart, other: Chart) -> bool:
-    """True where the runs of another chart have the same curves in this one."""
-    mine = dict(chart.curves)
-    return all(
-        i in mine
-        and np.array_equal(mine[i].steps, series.steps)
-        and np.allclose(mine[i].values, series.values, 1e-6, 0, equal_nan=True)
-        for i, series in other.curves
-    )
-
-
-def kind(run: Run, key: str) -> tuple:
-    """Return what has to be equal for a metric to compare between runs.
-
-    Losses and scores of one tokenizer, with equal masks and lengths, in evaluations
-    on one text; what is learnt from, train/loss, of one objective too: it is a sum of
-    other terms in each. Everything else always compares.
-    """
-    head, *middle, _ = key.split("/") if "/" in key else (key, "")
-    if head not in ("train", "eval"):
-        return ()
-    masks = {name: run.config.get(name) for name in MASKS}
-    if head == "train":
-        own = run.config["objective"] if key == "train/loss" else ""
-        return run.text[""], own, *masks.values(), run.config["phases"]
-    rate = run.config["eval.mask_rate"]
-    masks["data.mask_rate"] = masks["data.mask_rate"] if rate is None else rate
-    name = "/".join(middle)
-    return run.text.get(name, run.text[""]), *masks.values()

@@ -14,7 +14,7 @@ from conftest import refused, succeeded
 from pages import Page, make_probes, make_run, page_of, some_rows
 
 from bertjax import UserError, report
-from bertjax.reporting import plots, predictions, read_runs, run_tables, score_files
+from bertjax.reporting import charts, predictions, read_runs, run_tables, score_files
 
 
 # ---------------------------------------------------------------- what is in a page
@@ -254,12 +254,12 @@ def test_probes_by_layer(tmp_path):
 
 def test_probes_are_drawn_too(tmp_path):
     file = make_probes(tmp_path / "probes.json")
-    charts = [*plots.titled_charts([], [score_files.read_probe(str(file))])]
-    assert [(title, chart["axis"]) for title, chart in charts] == [
+    titled = [*charts.titled_charts([], [score_files.read_probe(str(file))])]
+    assert [(title, chart["axis"]) for title, chart in titled] == [
         ("linear f1", "layer"),
         ("linear bits of the online code", "layer"),
     ]
-    curve, *_ = plots.curves_of(charts[0][1])
+    curve, *_ = charts.curves_of(titled[0][1])
     assert curve == (0, "encoder", [0, 1, 2], [0.5] * 3)
 
 

@@ -9,7 +9,7 @@ from conftest import succeeded
 from pages import Page, make_run, page_of
 
 from bertjax import UserError, report
-from bertjax.reporting import curves, plots, read_runs, score_files
+from bertjax.reporting import charts, read_runs, score_files
 from bertjax.sweeps import score_spread
 
 
@@ -73,13 +73,13 @@ def test_a_sweep_among_the_runs(tmp_path):
 
 def test_pictures_of_a_sweep(tmp_path):
     runs = read_runs.read_runs([str(make_sweep(tmp_path / "a"))], print)
-    ((title, chart),) = plots.titled_charts(runs, [])
+    ((title, chart),) = charts.titled_charts(runs, [])
     assert (title, chart["axis"]) == ("a eval/dev/accuracy", "step")
-    assert [name for _, name, *_ in plots.curves_of(chart)] == [
+    assert [name for _, name, *_ in charts.curves_of(chart)] == [
         "lr 2e-05", "_lr 2e-05", "lr 3e-05", "_lr 3e-05",
     ]  # fmt: skip
     pytest.importorskip("matplotlib")
-    (name,) = (name for name, _ in plots.draw(runs, []))
+    (name,) = (name for name, _ in charts.draw(runs, []))
     assert name == "a-eval-dev-accuracy.png"
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_sweep(tmp_path):
     with pytest.raises(
         UserError, match=r"a/sweep.json holds no curve of a sweep: KeyErr"
     ):
-        curves.sweep_charts(read_runs.read_runs([str(folder)], print)[0])
+        charts.sweep_charts(read_runs.read_runs([str(folder)], print)[0])
     (folder / "sweep.json").write_text("{")
     with pytest.raises(UserError, match=r"a/sweep.json cannot be read: "):
         read_runs.read_runs([str(folder)], print)

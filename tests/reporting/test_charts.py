@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertjax.reporting import curves
+from bertjax.reporting import charts
 from bertjax.reporting.read_runs import Series
 
 VALUES = st.floats(allow_infinity=False, width=32)
@@ -20,7 +20,7 @@ VALUES = st.floats(allow_infinity=False, width=32)
 def test_every_bucket_keeps_its_extremes_ends_and_gaps(points, buckets):
     steps = np.cumsum([gap for gap, _ in points]).astype(float)
     values = np.array([value for _, value in points])
-    kept = curves.thin(steps, values, buckets)
+    kept = charts.thin(steps, values, buckets)
     assert np.all(np.diff(kept) > 0)
     assert {0, len(steps) - 1} <= {*kept.tolist()}
     if len(steps) <= 4 * buckets:
@@ -41,8 +41,8 @@ def test_a_spike_in_a_hundred_thousand_rows_stays():
     values = np.full(100_000, 2.0)
     values[54_321], values[77_777], values[88_888] = 900.0, -1.0, np.nan
     steps = np.arange(1, 100_001) * 10.0
-    drawn = curves.points(Series(steps, steps * 7, values))
-    assert len(drawn["step"]) <= 5 * curves.BUCKETS
+    drawn = charts.points(Series(steps, steps * 7, values))
+    assert len(drawn["step"]) <= 5 * charts.BUCKETS
     at = drawn["value"].index(900)
     assert drawn["step"][at] == 543_220 and drawn["tokens"][at] == 7 * 543_220
     assert drawn["value"].count(-1) == 1
@@ -53,8 +53,8 @@ def test_a_spike_in_a_hundred_thousand_rows_stays():
 def test_smoothing_is_the_mean_of_a_window_that_skips_gaps(n):
     values = np.random.default_rng(n).normal(size=n)
     values[3:9] = np.nan
-    got = curves.smooth(values)
-    half = max(1, round(n * curves.SPAN / 2))
+    got = charts.smooth(values)
+    half = max(1, round(n * charts.SPAN / 2))
     for i in range(n):
         reach = min(half, i, n - 1 - i)
         window = values[i - reach : i + reach + 1]
@@ -66,5 +66,5 @@ def test_smoothing_is_the_mean_of_a_window_that_skips_gaps(n):
 
 
 def test_short_series_are_drawn_as_they_are():
-    drawn = curves.points(Series(*np.array([[1.0, 2], [8, 16], [0.5, 1 / 3]])))
+    drawn = charts.points(Series(*np.array([[1.0, 2], [8, 16], [0.5, 1 / 3]])))
     assert drawn == {"step": [1, 2], "tokens": [8, 16], "value": [0.5, 0.333333]}
