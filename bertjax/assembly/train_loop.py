@@ -280,7 +280,9 @@ class TrainLoop(Loop):
     def _score(self) -> dict[str, dict[str, float]] | None:
         """Score each validation set: {set: {term: value}}; None if interrupted."""
         run, mesh = self.run, self.run.mesh
-        params = state.eval_params(self.train_state, run.config.eval.ema)
+        params, average = self.train_state.params, self.train_state.ema
+        if run.config.eval.ema and average is not None:
+            params = average
         size, examples, found = run.eval_rows, run.config.eval.examples or None, {}
         for name, rows in run.valid.items():
             host = rows.eval_batches(size, examples, feed.local_rows(mesh, size))

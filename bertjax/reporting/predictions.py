@@ -3,7 +3,7 @@
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +18,6 @@ LONGEST = 64  # tokens of a sentence whose attention can still be read
 Log = Callable[[str], None]
 
 
-class Opened(NamedTuple):
-    """A checkpoint that fills blanks; ids: of each text that its tokenizer can read."""
-
-    run: Run
-    step: int
-    cfg: Any
-    params: Any
-    tokenizer: Any
-    ids: dict[str, list[int]]
-
-
 def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any]:
     """Fill the blanks of texts by every kept checkpoint of every run.
 
@@ -37,11 +26,13 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any
     for texts that have a blank for none.
     """
     rows: dict[tuple[str, str], list[Any]] = {}
-    for model in open_checkpoints(runs, texts, manifest.steps, filling.encode, log):
-        top = min(TOP, model.tokenizer.vocab_size)
-        fill = filling.make_filler(model.cfg, model.params, model.tokenizer, top)
-        for text, ids in model.ids.items():
-            rows.setdefault((model.run.name, text), []).append((model.step, fill(ids)))
+    for run, step, cfg, params, tokenizer, ids in open_checkpoints(
+        runs, texts, manifest.steps, filling.encode, log
+    ):
+        top = min(TOP, tokenizer.vocab_size)
+        fill = filling.make_filler(cfg, params, tokenizer, top)
+        for text, one in ids.items():
+            rows.setdefault((run.name, text), []).append((step, fill(one)))
     return [{"run": run, "text": t, "rows": some} for (run, t), some in rows.items()]
 
 
@@ -74,9 +65,10 @@ def open_checkpoints(
     find_steps: Callable[[Any], Sequence[int]],
     encode: Callable[..., list[int]],
     log: Log,
-) -> Iterator[Opened]:
-    """Yield the checkpoints, at find_steps(workdir), that fill blanks and read a text.
+) -> Iterator[tuple[Run, int, Any, Any, Any, dict[str, list[int]]]]:
+    """Yield (run, step, cfg, params, tokenizer, ids of each text that it can read).
 
+    Of the checkpoints at find_steps(workdir) those that fill blanks and read a text.
     encode(tokenizer, text, longest=N) raises UserError for a text that it cannot read;
     the first such error is raised at the end for a text that no run could.
     """
@@ -108,7 +100,7 @@ def open_checkpoints(
             except UserError:  # nor have the other checkpoints of this run a head
                 headless.append(run.name)
                 break
-            yield Opened(run, step, cfg, params, tokenizer, ids)
+            yield run, step, cfg, params, tokenizer, ids
         if ids is None:
             log(f"{run.name}: no checkpoint that fills blanks")
     if headless:  # such as finetuned ones

@@ -108,8 +108,3 @@ def with_params(current: State, params: Any, wanted: Any) -> State:
     places = jax.tree.map(lambda s: s.sharding, wanted)
     copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=places)
     return current._replace(params=params, ema=copy(params))
-
-
-def eval_params(current: State, ema: bool) -> Any:
-    """Return the parameters to score: their average where there is one, if `ema`."""
-    return current.ema if ema and current.ema is not None else current.params
