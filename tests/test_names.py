@@ -22,7 +22,7 @@ A_TYPE_HAS_AN_OBJECTIVE = "a task type and the objective that it trains, one nam
 SHARED_STEMS = {
     "choose": (
         {"tasks/types/choose", "objectives/choose", "data/masking/choose"},
-        f"{A_TYPE_HAS_AN_OBJECTIVE}; masking's is the first of choose and corrupt",
+        f"{A_TYPE_HAS_AN_OBJECTIVE}; a masker chooses, then corrupts",
     ),
     "classify": (
         {"tasks/types/classify", "objectives/classify"},

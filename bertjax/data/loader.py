@@ -15,6 +15,7 @@ from bertjax import UserError
 from bertjax.registry import pick
 
 Batch = dict[str, np.ndarray]
+PREFETCH, WORKERS = 2, 2  # batches made ahead, threads
 _WARM_UP = 2  # batches consumed before tensorflow's import may compete for the cores
 _WORTH_TF = 64  # steps: a shorter stream is over before tensorflow is imported
 
@@ -24,8 +25,6 @@ def stream(
     start: int,
     stop: int,
     engine: str = "python",
-    prefetch: int = 2,
-    workers: int = 2,
 ) -> Iterator[Batch]:
     """Yield make(start), ..., make(stop - 1) in order, working ahead in threads.
 
@@ -38,17 +37,17 @@ def stream(
     run = pick("data.engine", engine, ENGINES)
     if engine == "tf" and importlib.util.find_spec("tensorflow") is None:
         raise UserError("data.engine='tf' needs tensorflow; use data.engine='python'")
-    return run(make, start, stop, prefetch, workers)
+    return run(make, start, stop)
 
 
 def _python(
-    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
+    make: Callable[[int], Batch], start: int, stop: int, workers: int | None = None
 ) -> Iterator[Batch]:
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="batches")
+    pool = ThreadPoolExecutor(workers or WORKERS, thread_name_prefix="batches")
     ahead: collections.deque = collections.deque()
     try:
         for step in range(start, stop):
-            while len(ahead) <= prefetch and step + len(ahead) < stop:
+            while len(ahead) <= PREFETCH and step + len(ahead) < stop:
                 ahead.append(pool.submit(make, step + len(ahead)))
             yield ahead.popleft().result()
     finally:
@@ -56,11 +55,11 @@ def _python(
 
 
 def _tf_after_import(
-    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
+    make: Callable[[int], Batch], start: int, stop: int
 ) -> Iterator[Batch]:
     """Yield from the python engine until tensorflow is there, then from tf.data."""
     step, importing = start, None
-    with contextlib.closing(_python(make, start, stop, prefetch, workers)) as batches:
+    with contextlib.closing(_python(make, start, stop)) as batches:
         for batch in batches:
             yield batch
             step += 1
@@ -71,7 +70,7 @@ def _tf_after_import(
                 importing.result()  # raises what the import raised
                 break
     if step < stop:
-        yield from _tf_data(make, step, stop, prefetch, workers)
+        yield from _tf_data(make, step, stop)
 
 
 def _import_tensorflow() -> Any:
@@ -86,9 +85,7 @@ def _import_tensorflow() -> Any:
     return tf
 
 
-def _tf_data(
-    make: Callable[[int], Batch], start: int, stop: int, prefetch: int, workers: int
-) -> Iterator[Batch]:
+def _tf_data(make: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
     tf = _import_tensorflow()
     first = make(start)
     names = sorted(first)
@@ -108,10 +105,10 @@ def _tf_data(
 
     options = tf.data.Options()
     options.autotune.enabled = False
-    options.threading.private_threadpool_size = workers
+    options.threading.private_threadpool_size = WORKERS
     data = tf.data.Dataset.range(start, stop)
-    data = data.map(load, num_parallel_calls=workers, deterministic=True)
-    values = data.prefetch(prefetch).with_options(options).as_numpy_iterator()
+    data = data.map(load, num_parallel_calls=WORKERS, deterministic=True)
+    values = data.prefetch(PREFETCH).with_options(options).as_numpy_iterator()
 
     def take(step: int) -> Batch:
         return dict(zip(names, next(values), strict=True))
@@ -119,7 +116,7 @@ def _tf_data(
     try:
         # `next` wakes threads of tensorflow's, which queue for a core behind those of
         # the step in flight: one thread more waits for them, and the loop does not.
-        yield from _python(take, start, stop, prefetch, workers=1)
+        yield from _python(take, start, stop, workers=1)
     except tf.errors.OpError:
         if not failed:
             raise

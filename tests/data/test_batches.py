@@ -199,12 +199,14 @@ def test_hash_depends_on_names_types_and_values():
 @pytest.mark.parametrize(
     ("prefetch", "workers"), [(0, 1), (2, 2), (9, 4)], ids=["none", "usual", "many"]
 )
-def test_python_engine_keeps_order_and_ends_its_threads(prefetch, workers):
+def test_python_engine_keeps_order_and_ends_its_threads(prefetch, workers, monkeypatch):
+    monkeypatch.setattr(engines, "PREFETCH", prefetch)
+    monkeypatch.setattr(engines, "WORKERS", workers)
     b, before = batches(), threading.active_count()
-    got = list(stream(b.batch, 7, 20, "python", prefetch, workers))
+    got = list(stream(b.batch, 7, 20, "python"))
     assert len(got) == 13
     assert all(same(g, b.batch(7 + i)) for i, g in enumerate(got))
-    early = stream(b.batch, 0, 10**12, "python", prefetch, workers)
+    early = stream(b.batch, 0, 10**12, "python")
     assert same(next(early), b.batch(0))
     early.close()
     assert threading.active_count() == before
@@ -264,7 +266,7 @@ def test_tf_engine_yields_the_same_batches_after_an_exact_seek():
     b = batches()
     wanted = [batch_sha256(b.batch(s)) for s in range(3, 90)]
     assert [batch_sha256(g) for g in stream(b.batch, 3, 90, "tf")] == wanted
-    direct = engines._tf_data(b.batch, 30, 50, 2, 2)
+    direct = engines._tf_data(b.batch, 30, 50)
     assert [batch_sha256(g) for g in direct] == wanted[27:47]
 
 
@@ -272,10 +274,10 @@ def test_tf_engine_yields_the_same_batches_after_an_exact_seek():
 def test_tf_engine_lets_errors_surface_as_they_are_and_closes_early():
     got = []
     with pytest.raises(KeyError, match="step 70"):
-        for batch in engines._tf_data(broken, 60, 99, 2, 2):
+        for batch in engines._tf_data(broken, 60, 99):
             got.append(int(batch["step"][0]))
     assert got == list(range(60, 70))
-    early = engines._tf_data(lambda step: {"a": np.ones(2)}, 0, 2**62, 2, 2)
+    early = engines._tf_data(lambda step: {"a": np.ones(2)}, 0, 2**62)
     next(early)
     # The loop takes batches from a thread of ours: tf.data's own wake up too late.
     assert [t for t in threading.enumerate() if t.name.startswith("batches")]

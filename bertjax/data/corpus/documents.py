@@ -69,7 +69,7 @@ class Source:
         Raises UserError naming the file (and line) where it cannot be read or is
         damaged. It may hold none: who has read all there is calls `refuse_empty`.
         """
-        counter = counts.of(self.name)
+        counter = counts[self.name]
         for document in self.read(counts, max_line_bytes):
             if not document.paragraphs:
                 counter["empty_documents"] += 1
@@ -110,7 +110,7 @@ class Source:
 
 def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
     """Raise UserError where `counts` has no document of any of the sources."""
-    counters = [counts.of(source.name) for source in sources]
+    counters = [counts[source.name] for source in sources]
     if not any(counter["documents"] for counter in counters):
         long = sum(counter["long_records"] for counter in counters)
         lines = counted(long, "JSON line")

@@ -157,7 +157,7 @@ class FileSource(Source):
         return self.name
 
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
-        counter = counts.of(self.name)
+        counter = counts[self.name]
         chunks = counts.reading(self._chunks(counter))
         if self.is_json:
             skipped = self._lines_before if self.start else int

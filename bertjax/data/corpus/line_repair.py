@@ -4,7 +4,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -37,7 +37,7 @@ def join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:SOME]) + more
 
 
-class Counts:
+class Counts(dict[str, Counter[str]]):
     """Count documents, paragraphs and repairs (the names in REPAIRS) of each source.
 
     read: is called with the megabytes of text that were read, also where nothing comes
@@ -46,12 +46,15 @@ class Counts:
 
     def __init__(
         self,
-        by_source: dict[str, dict[str, int]] | None = None,
+        by_source: Mapping[str, Mapping[str, int]] | None = None,
         read: Callable[[float], None] = float,
     ) -> None:
-        given = by_source or {}
-        self.by_source = {name: Counter(kinds) for name, kinds in given.items()}
+        given = (by_source or {}).items()
+        super().__init__({name: Counter(kinds) for name, kinds in given})
         self.read = read
+
+    def __missing__(self, source: str) -> Counter[str]:
+        return self.setdefault(source, Counter())
 
     def reading(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Pass chunks on, and tell of them."""
@@ -59,18 +62,9 @@ class Counts:
             self.read(len(chunk) / 1e6)
             yield chunk
 
-    def of(self, source: str) -> Counter[str]:
-        """Return the counter of one source, to add to."""
-        return self.by_source.setdefault(source, Counter())
-
-    def merge(self, other: "Counts") -> None:
-        """Add what another process or source counted."""
-        for name, kinds in other.by_source.items():
-            self.of(name).update(kinds)
-
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Return plain dicts for JSON; `Counts(d)` reads them back."""
-        return {name: dict(+kinds) for name, kinds in self.by_source.items()}
+        return {name: dict(+kinds) for name, kinds in self.items()}
 
     def lines(self) -> list[str]:
         """Say what was repaired, one line a repair and source; blank files at once.
@@ -80,11 +74,11 @@ class Counts:
         """
         lines = [
             f"{counted(kinds[kind], what)} {words} ({name})"
-            for name, kinds in self.by_source.items()
+            for name, kinds in self.items()
             for kind, (what, words) in REPAIRS.items()
             if kinds[kind] and kind != "empty_files"
         ]
-        blank = [name for name, kinds in self.by_source.items() if kinds["empty_files"]]
+        blank = [name for name, kinds in self.items() if kinds["empty_files"]]
         if blank:
             number = counted(len(blank), "file")
             lines.append(f"{number} without text ({join_names(blank)})")
@@ -180,8 +174,7 @@ def _blocks(
     """Regroup chunks into (block, part), in a way that does not depend on the chunks.
 
     Blocks of WHOLE lines end at a line end. A line over `limit` bytes comes in blocks
-    of its own: parts that go ON, and its LAST one. With `mac` a lone \\r is a line end
-    as well.
+    of its own: parts that go ON, and its LAST one. mac: a lone \\r is a line end, too.
     """
     rest = bytearray()
     inside = False  # a part of the line has been given out

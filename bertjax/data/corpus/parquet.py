@@ -71,7 +71,7 @@ class ParquetSource(Source):
             return None
 
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
-        counter = counts.of(self.name)
+        counter = counts[self.name]
         columns = list(self.fields.keys())
         with self._open() as file:
             end = file.num_row_groups if self.end is None else self.end

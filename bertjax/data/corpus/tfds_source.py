@@ -110,7 +110,7 @@ class TfdsSource(Source):
             import tensorflow_datasets as tfds
 
             split = tfds.even_splits(split, self.end)[self.start]
-        counter = counts.of(self.name)
+        counter = counts[self.name]
         for record in read_split(builder, split, self.fields.keys()):
             document = make_document(record, self.fields, lambda: self.name, counter)
             counts.read(sum(map(len, document.paragraphs)) / 1e6)

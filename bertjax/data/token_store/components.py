@@ -198,13 +198,14 @@ class Component:
         """Add up what was repaired; refuse where no source has a document."""
         repairs = Counts()
         for _, meta in metas:
-            repairs.merge(Counts(meta["repairs"]))
+            for name, kinds in meta["repairs"].items():
+                repairs[name].update(kinds)
         refuse_empty(self.sources, repairs)
         if not any(m["files"]["tokens.bin"]["bytes"] for _, m in metas):
             names = join_names([s.name for s in self.sources])
             raise UserError(f"{names}: no document holds a token ({self.label})")
         for source in self.sources:
-            counter = repairs.of(source.name)
+            counter = repairs[source.name]
             counter["empty_files"] = 0 if counter["documents"] else 1
         return repairs
 

@@ -36,7 +36,7 @@ def read(path, limit=LIMIT):
 
 
 def total(counts):
-    return sum(counts.by_source.values(), Counter())
+    return sum(counts.values(), Counter())
 
 
 def write(path, data):
@@ -87,8 +87,9 @@ def test_repairs_are_counted(tmp_path):
     }
     assert len(counts.lines()) == 4 and "UTF-8" in counts.lines()[0]
     again = pickle.loads(pickle.dumps(counts))
-    again.merge(Counts(json.loads(json.dumps(counts.as_dict()))))
-    assert total(again)["bad_utf8"] == 4 and total(again)["documents"] == 4
+    assert again == counts == Counts(json.loads(json.dumps(counts.as_dict())))
+    again["another"]["bad_utf8"] += 2
+    assert total(again)["bad_utf8"] == 4 and total(again)["documents"] == 2
 
 
 def test_half_pairs_in_json_are_replaced(tmp_path):

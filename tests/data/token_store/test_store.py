@@ -37,7 +37,7 @@ class Memory(Source):
 
     def documents(self, counts, max_line_bytes):
         self.read += 1
-        counter = counts.of(self.name)
+        counter = counts[self.name]
         counter["bad_utf8"] += 2
         counter["documents"] += len(self.found)
         yield from self.found
