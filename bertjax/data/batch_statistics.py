@@ -65,7 +65,15 @@ class Statistics:
         ids = before["input_ids"]
         chosen_at = np.zeros(ids.shape, bool)
         chosen_at[row, at] = True
-        words = number_words(ids, before.get("marks"), self.tokenizer, self.special)
+        # Words are numbered: a special token is one, and behind it one begins.
+        alone, marks = self.special[ids], before.get("marks")
+        starts = (
+            self.tokenizer.word_starts[ids] if marks is None else marks & BEGINS_WORD
+        )
+        starts = (starts > 0) | alone
+        starts[:, 1:] |= alone[:, :-1]
+        starts[:, 0] = True
+        words = np.cumsum(starts.ravel()).reshape(ids.shape) - 1
         pieces = np.bincount(words[real], minlength=words[-1, -1] + 1)
         taken = np.bincount(words[real & chosen_at], minlength=len(pieces))
         n["partial_words"] += int(((taken > 0) & (taken < pieces)).sum())
@@ -115,21 +123,6 @@ def sequence_lengths(batch: Batch) -> np.ndarray:
     counts = np.bincount((ids + rows).ravel(), minlength=width * len(ids))
     counts = counts.reshape(-1, width)[:, 1:]
     return counts[counts > 0]
-
-
-def number_words(
-    ids: np.ndarray, marks: np.ndarray | None, tokenizer: Any, special: np.ndarray
-) -> np.ndarray:
-    """Number the words of ids [b, L] through all rows: i64 [b, L].
-
-    A special token is a word, and behind one a word begins.
-    """
-    alone = special[ids]
-    starts = tokenizer.word_starts[ids] if marks is None else marks & BEGINS_WORD > 0
-    starts = starts | alone
-    starts[:, 1:] |= alone[:, :-1]
-    starts[:, 0] = True
-    return np.cumsum(starts.ravel()).reshape(ids.shape) - 1
 
 
 def quantiles(counted: Counter[int]) -> dict[str, float]:

@@ -197,12 +197,9 @@ def make_document(
 def refuse_missing(
     keys: Mapping[str, str], present: Iterable[str], place: str, noun: str = "field"
 ) -> None:
-    """Raise UserError for a field that is not present.
+    """Raise UserError, which begins with the place, for a field that is not present.
 
-    Args:
-      keys: {field: the config key that names it}.
-      place: the file, and the line; begins the message.
-      noun: what a field is called there.
+    keys: {field: the config key that names it}; noun: what a field is called there.
     """
     names = ", ".join(f"`{name}`" for name in present) or "none"
     for field, key in keys.items():

@@ -183,15 +183,11 @@ def _shingles(units: list[str]) -> list[bytes]:
 
 
 def report_corpus(documents: Iterable[tuple[str, Document]]) -> list[str]:
-    """Say what is in a corpus more than once; deterministic, in bounded memory.
+    """Say what is in a corpus, (name of the source, document) in order, more than once.
 
-    Args:
-      documents: (name of the source, document), in order.
-
-    Returns:
-      lines for people: the share of repeated lines and the most frequent ones; the
-      share of near-duplicate documents and some pairs (they need datasketch, the extra
-      `dedup`). Both shares are estimates where the corpus is large, and say so.
+    The share of repeated lines and the most frequent ones; the share of near-duplicate
+    documents and some pairs (they need datasketch, the extra `dedup`). Both shares are
+    estimates where the corpus is large, and say so.
 
     >>> twice = Document(["See also", "A long line."])
     >>> report_corpus([("a.txt", twice), ("b.txt", twice)])[:2]

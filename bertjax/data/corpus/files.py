@@ -80,8 +80,7 @@ class _RemoteFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def readinto(self, buffer: Any) -> int:
         data = self.inner.read(len(buffer))

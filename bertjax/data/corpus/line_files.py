@@ -74,10 +74,7 @@ class FileSource(Source):
         return f"{'wikitext' if self.titled else 'text'}{self.pack}:{digest}"
 
     def cut_rule(self) -> str:
-        """Name the rule for large text: a document over SPAN is cut where pieces are.
-
-        `fingerprint` comes first.
-        """
+        """Name the rule that cuts documents over SPAN; `fingerprint` comes first."""
         large = self.seen is not None and self.seen.stamp[0] > SPAN
         return CUTS if large and not (self.is_json or self.pack) else ""
 

@@ -115,11 +115,8 @@ def make_plan(
 
 
 def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
-    """Open a plan's arrays; make them when they are missing or damaged.
-
-    None where the text has empty sentences, which no store of ours has: such a plan
-    has offsets of its own.
-    """
+    """Open a plan's arrays, made when they are missing or damaged; None where the text
+    has empty sentences (no store of ours): such a plan has offsets of its own."""
     offsets = plan.sentences, plan.documents
     arrays = _opened(path)
     if arrays is None:
@@ -199,10 +196,8 @@ def _fill(plan: Plan, add: Add) -> dict[str, int]:
 
 
 def _index(plan: Plan) -> str:
-    """Return a type for the numbers of sequences, and so of documents.
-
-    A sequence has a token at least, and no sentence more pieces than this.
-    """
+    """Return a type for the numbers of sequences, and so of documents."""
+    # A sequence has a token at least, and no sentence more pieces than this.
     most = len(plan.sentences) + len(plan.tokens) // plan.room
     return "<u4" if most < 1 << 32 else "<i8"
 

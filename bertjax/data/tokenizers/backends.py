@@ -293,10 +293,8 @@ def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _with_spaces(data: dict[str, Any]) -> dict[str, Any]:
-    """Let spaces, of which WhitespaceSplit leaves none, be the "▁" of later words.
-
-    XLM-R splits at them and puts "▁" before each word, which without a prefix none has.
-    """
+    """Let spaces be the "▁" of later words: XLM-R splits at them and puts "▁" before
+    each word, which without a prefix none has."""
     steps = (data.get("pre_tokenizer") or {}).get("pretokenizers", ())
     if {"WhitespaceSplit", "Metaspace"} - {s["type"] for s in steps}:
         return data

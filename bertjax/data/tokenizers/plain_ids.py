@@ -24,9 +24,8 @@ _INTEGERS = re.compile(r"(?:[0-9]{1,18}(?![0-9])|\s)*")
 def read(value: str, key: str = "data.vocab") -> bytes:
     """Read "ids:N" or "ids:FILE" into the content of ids.json.
 
-    Raises:
-      UserError: N is no number above 0, or FILE cannot be read, is empty, or has a
-        name that is empty, has a space, stands twice or is a special piece.
+    Raises UserError where N is no number above 0, or FILE cannot be read, is empty, or
+    has a name that is empty, has a space, stands twice or is a special piece.
 
     >>> read("ids:20")
     b'{"count": 20}'

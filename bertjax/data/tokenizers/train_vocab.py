@@ -66,8 +66,7 @@ def train(
 ) -> dict[str, bytes]:
     """Learn a vocabulary; return the tokenizer's files (see `Tokenizer.files`).
 
-    Raises:
-      UserError: unknown kind, no text, or `vocab_size` too small.
+    Raises UserError for an unknown kind, no text, or too small a `vocab_size`.
     """
     maker = registry.pick("data.tokenizer", kind, MAKERS)
     chosen = sample(t for t in texts if t.strip())

@@ -241,10 +241,8 @@ def make_segmenter(segmenter: str) -> Jieba | None:
     if not name:
         return None
     _jieba()
-    return Jieba(_read_dictionary(path, segmenter) if path else None)
-
-
-def _read_dictionary(path: str, segmenter: str) -> bytes:
+    if not path:
+        return Jieba(None)
     where = f"data.segmenter={segmenter}"
     content = read_bytes(Path(path), where)
     try:
@@ -258,4 +256,4 @@ def _read_dictionary(path: str, segmenter: str) -> bytes:
             raise UserError(f"{where}, line {number}: not a word and its frequency")
     if not content.strip():
         raise UserError(f"{where}: the file is empty")
-    return content
+    return Jieba(content)
