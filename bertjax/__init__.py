@@ -56,18 +56,6 @@ def fit(config: Any, workdir: str, *, allow_config_change: bool = False) -> int:
     interrupt (KeyboardInterrupt) ends it as it stands; the same call goes on from the
     last checkpoint. Raises UserError and RunError, whose text is what the command says.
     """
-    from ml_collections.config_dict import ConfigDict
+    from bertjax import api
 
-    from bertjax.assembly.command_line import settle_config
-    from bertjax.train import train
-
-    if not isinstance(config, ConfigDict):
-        raise UserError(
-            f"config is a {type(config).__name__}: give a ConfigDict, for instance "
-            "bertjax.config.load_config('bert.py:mini')"
-        )
-    if not workdir or not str(workdir):
-        raise UserError("workdir is missing: the directory the run lives in")
-    config = config.copy_and_resolve_references()
-    settle_config(config, {})
-    return train(config, workdir, overrides={}, allow_config_change=allow_config_change)
+    return api.fit(config, workdir, allow_config_change)

@@ -7,15 +7,18 @@ The methods are thin: the functions beneath are those of inference/ and scoring/
 import functools
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
+from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import models
+from bertjax.assembly.command_line import settle_config
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import save_model
 from bertjax.data.progress import Progress
@@ -29,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check_arguments(method: F) -> F:
-    """Refuse numbers that are none, and name arguments in errors as Python does."""
+    """Refuse what is no number or path, and name arguments in errors as Python does."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -40,10 +43,15 @@ def check_arguments(method: F) -> F:
             whole = isinstance(value, Integral) and not isinstance(value, bool)
             if value is not None and not (whole and value >= least):
                 raise UserError(f"{name}={value!r} must be a whole number from {least}")
+        for name in given.keys() & {"path", "directory", "workdir"}:
+            value = given[name]
+            if not isinstance(value, str | os.PathLike) or not str(value).strip():
+                raise UserError(f"{name}={value!r} must be a path")
         try:
             return method(*args, **kwargs)
-        except UserError as e:
-            raise UserError(re.sub(r"(?<!\S)--(?=\w+=)", "", str(e))) from e
+        except UserError as e:  # flags are arguments here
+            text = re.sub(r"(?<!\S)--(?=\w+(?![\w-]))", "", str(e))
+            raise UserError(text) from None
 
     return call  # type: ignore[return-value]
 
@@ -58,6 +66,21 @@ def check_texts(texts: Any) -> list[str]:
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             raise UserError(f"texts: {text!r:.60} has a lone surrogate")
     return found
+
+
+@check_arguments
+def fit(config: Any, workdir: str, allow_config_change: bool) -> int:
+    """Train as `bertjax.fit` says."""
+    from bertjax.train import train
+
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            f"config is a {type(config).__name__}: give a ConfigDict, for instance "
+            "bertjax.config.load_config('bert.py:mini')"
+        )
+    config = config.copy_and_resolve_references()
+    settle_config(config, {})
+    return train(config, workdir, overrides={}, allow_config_change=allow_config_change)
 
 
 class Model(LoadedModel):
@@ -269,6 +292,7 @@ class Model(LoadedModel):
         examples = task_type.parse(lines, "rows", columns, lambda text: None)
         return list(predict_rows.answer(model, examples, batch_size))
 
+    @check_arguments
     def save(self, directory: str, format: str = "hf") -> None:
         """Write the model as a new directory: "hf" for transformers, or "bertjax".
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from bertjax import UserError, registry, sweep
 from bertjax.assembly import command_line
+from bertjax.checkpoints import manifest
 from bertjax.config import cli
 from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(args.data).expanduser() if args.data else None
     if folder and not folder.is_dir():
         raise UserError(f"--data={args.data} is no directory")
-    path = Path(args.workdir).expanduser().absolute()
+    path = manifest.local_path(args.workdir, "--workdir")
     rows: list[dict[str, Any]] = []
     troubles: dict[str, dict[str, str]] = {what: {} for what in TROUBLES}
     for name in args.tasks:

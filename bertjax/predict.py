@@ -67,11 +67,12 @@ def main(argv: Sequence[str]) -> int:
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
     task_type = get_task_type(model.config.objective)
     if args.threshold is not None:
-        if not task_type.has_threshold or not math.isfinite(args.threshold):
+        if not task_type.has_threshold:
             raise UserError(
-                f"--threshold={args.threshold}: it has to be a finite number, and is "
-                "for models of questions alone"
+                f"--threshold={args.threshold} is for models of questions: leave it out"
             )
+        if not math.isfinite(args.threshold):
+            raise UserError(f"--threshold={args.threshold} must be a finite number")
         model = model._replace(threshold=args.threshold)
     columns = model.form.keys(labelled=False, flags=True)
     read = read_input(args.input, columns, task_type, args.format)

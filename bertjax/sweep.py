@@ -31,7 +31,7 @@ from bertjax.assembly import (
     validate,
     workdirs,
 )
-from bertjax.checkpoints import workdir_kinds
+from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.config import cli, schema, serialize
 from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__)
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
-    path = Path(args.workdir).expanduser().absolute()  # orbax wants one
+    path = manifest.local_path(args.workdir, "--workdir")
     given = part_arguments(argv)[0]
     try:
         found = run(given, args.seeds, args.lrs, args.at_once, path, stop)

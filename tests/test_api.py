@@ -175,11 +175,18 @@ def test_what_is_refused(trained, tmp_path):
     with pytest.raises(UserError, match="config is a dict"):
         bertjax.fit({}, str(tmp_path))
     made = config.load_config("bert.py:smoke")
-    with pytest.raises(UserError, match="workdir is missing"):
+    with pytest.raises(UserError, match="workdir='' must be a path"):
         bertjax.fit(made, "")
     with pytest.raises(UserError, match=r"duration='step' is unknown.* 'steps'"):
         config.duration(step=3)
     made.optim.foo = 1
-    with pytest.raises(UserError, match=r"config='optim\.foo' is unknown"):
+    with pytest.raises(UserError, match=r"config: key='optim\.foo' is unknown"):
         bertjax.fit(made, str(tmp_path / "run"))
+    del made.optim.foo
+    made.optim.lr = None
+    with pytest.raises(UserError, match=r"config: optim\.lr is None; its default is"):
+        bertjax.fit(made, str(tmp_path / "run"))
+    for method in (bertjax.load, model.save):
+        with pytest.raises(UserError, match="=3 must be a path"):
+            method(3)
     assert not (tmp_path / "run").exists()

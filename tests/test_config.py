@@ -507,8 +507,18 @@ def test_senseless_values_are_refused(override):
         ),
         (
             "from bertjax import config as c\ndef get_config():\n"
+            "    return c.duration(stps=3)\n",
+            r"broken\.py:3: duration='stps' is unknown",
+        ),
+        (
+            "from bertjax import config as c\ndef get_config():\n"
+            "    config = c.base()\n    config.seed = None\n    return config\n",
+            r"broken\.py: seed is None; its default is 0",
+        ),
+        (
+            "from bertjax import config as c\ndef get_config():\n"
             "    config = c.base()\n    config.data.trian = 'x'\n    return config\n",
-            r"^config='data\.trian' is unknown; did you mean 'data\.train'\?",
+            r"broken\.py: key='data\.trian' is unknown; did you mean 'data\.train'\?",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from conftest import read_rows
 
 import bertjax
-from bertjax import UserError, evaluate
+from bertjax import UserError, evaluate, glue, sweep
 from bertjax import config as c
 from bertjax.checkpoints import manifest
 
@@ -66,5 +66,8 @@ def test_a_run_in_a_bucket(orbax_bucket, corpus, vocabulary, tmp_path, capfd):
 
 
 def test_other_kinds_of_urls_are_refused():
-    with pytest.raises(UserError, match=r"file:///run: file:// is no kind of storage"):
+    with pytest.raises(UserError, match=r"file:///run cannot be reached"):
         manifest.as_path("file:///run")
+    for command in (sweep, glue):
+        with pytest.raises(UserError, match=r"--workdir=s3://b/run: give a directory"):
+            command.main(["--config=finetune/classify.py", "--workdir=s3://b/run"])

@@ -15,7 +15,7 @@ from bertjax import UserError, registry
 from bertjax.assembly.init_from import follow_init_from
 from bertjax.config import flag_errors, flag_help
 from bertjax.config.arguments import check_type, config_first
-from bertjax.config.durations import resolve_durations
+from bertjax.config.durations import UNITS, resolve_durations
 from bertjax.config.schema import base
 from bertjax.config.serialize import flatten
 from bertjax.tasks import prepare_task as tasks
@@ -46,8 +46,6 @@ def parse(
         )
     try:
         rest = values([sys.argv[0], *argv])
-    except UserError:
-        raise
     except Exception as e:  # whatever a config file may do
         raise UserError(flag_errors.explain(e, argv, values)) from e
     if words:
@@ -62,29 +60,35 @@ def parse(
             raise UserError("--config is missing, for instance --config=bert.py:mini")
         check_type(file.removeprefix("--config="), values.config)
         overrides = config_flags.get_override_values(values["config"])
-        settle_config(values.config, overrides)
+        settle_config(values.config, overrides, file)
         flags.DEFINE_string("overrides", json.dumps(overrides), "", flag_values=values)
         values.mark_as_parsed()
     return values
 
 
-def settle_config(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+def settle_config(
+    config: ConfigDict, overrides: Mapping[str, Any], where: str = "config"
+) -> None:
     """Give a config the values that follow from others, in place.
 
     Durations keep one unit, a named task brings its columns, init_from its
-    architecture. overrides: {key: value} that stay. Raises UserError, also where keys
-    are lacking or unknown.
+    architecture. overrides: {key: value} that stay. where: begins messages. Raises
+    UserError, also where keys are lacking or unknown, or have no value.
     """
-    known, given = flatten(base()).keys(), flatten(config).keys()
-    for key in sorted(given - known):
+    known, given = flatten(base()), flatten(config)
+    for key in sorted(given.keys() - known.keys()):
         section = key.rpartition(".")[0]
         beside = [k for k in known if k.rpartition(".")[0] == section]
-        raise registry.unknown("config", key, beside or known)
-    if lacking := sorted(known - given):
+        raise registry.unknown(f"{where}: key", key, beside or known)
+    if lacking := sorted(known.keys() - given.keys()):
         raise UserError(
-            f"the config lacks the keys {', '.join(lacking[:5])}: begin with "
+            f"{where} lacks the keys {', '.join(lacking[:5])}: begin with "
             "bertjax.config.base()"
         )
+    for key, default in known.items():
+        empty = given[key] is None and default is not None
+        if empty and key.rpartition(".")[2] not in UNITS:
+            raise UserError(f"{where}: {key} is None; its default is {default!r}")
     resolve_durations(config, overrides)
     tasks.settle(config, overrides)
     follow_init_from(config, overrides)

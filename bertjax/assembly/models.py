@@ -77,7 +77,11 @@ def find_checkpoint(path: str, flag: str, say: Say) -> tuple[Any, Any]:
         why = workdir_kinds.why_no_checkpoint(folder, path)
         raise UserError(f"{flag}={path}: {why}") from None
     if wrong := manifest.problem(checkpoint):
-        raise UserError(f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}")
+        whole = manifest.newest_before(directory, int(checkpoint.name) - 1)
+        instead = f": {directory}/checkpoints/{whole} is whole" if whole else ""
+        raise UserError(
+            f"{flag}={path}: checkpoints/{checkpoint.name}: {wrong}{instead}"
+        )
     return directory, checkpoint
 
 

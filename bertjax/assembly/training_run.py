@@ -127,6 +127,12 @@ class TrainingRun:
         self.prepared, self.hashes = text
         tokenizer, parts = self.prepared.tokenizer, self.prepared.parts
         if meta:
+            if not (path / "run.json").exists():
+                raise UserError(
+                    f"--workdir={path}: run.json is missing, which says by which rules "
+                    "its rows were made: put it back, or take another workdir, with "
+                    f"--config.init_from={path}"
+                )
             rules = workdir.read_json(path / "run.json").get("row_rules", 1)
             prepared_text.check_rows(config, parts, path, rules)
         self.objective, self.cfg = train_step.make_config_objective(

@@ -27,19 +27,28 @@ META = "meta.json"
 def as_path(path: str | Path) -> Any:
     """Return an absolute path object (orbax wants one); gs:// through etils.
 
-    Raises UserError for other kinds of URLs.
+    Raises UserError for other kinds of URLs, and where one cannot be reached.
     """
     if is_remote(path):
         from etils import epath
 
         try:
-            return epath.Path(path)
-        except KeyError as e:
-            kind = e.args[0]
+            found = epath.Path(path)
+            found.exists()
+        except Exception as e:  # each kind of storage has its own
+            reason = " ".join(str(e).split())[:200]
             raise UserError(
-                f"{path}: {kind} is no kind of storage that is known here: give a "
-                "directory, or a bucket, gs://BUCKET/DIRECTORY"
+                f"{path} cannot be reached ({type(e).__name__}: {reason}): give a "
+                "directory, or a bucket that you can read, gs://BUCKET/DIRECTORY"
             ) from None
+        return found
+    return Path(path).expanduser().absolute()
+
+
+def local_path(path: str, flag: str) -> Path:
+    """Return an absolute path on a disk of this machine. Raises UserError of a URL."""
+    if is_remote(path):
+        raise UserError(f"{flag}={path}: give a directory on a disk of this machine")
     return Path(path).expanduser().absolute()
 
 

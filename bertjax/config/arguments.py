@@ -30,7 +30,7 @@ def find_config(path: str) -> str:
     known = [p for p in shipped.rglob("*.py") if p.stem != "__init__"]
     names = [p.relative_to(shipped).as_posix() for p in known]
     folder = Path(file).parent
-    if folder != Path() and not (shipped / folder).is_dir():
+    if folder.is_absolute() or not (shipped / folder).is_dir():
         raise UserError(f"--config={file}: there is no such file")
     raise registry.unknown("--config", file, names)
 

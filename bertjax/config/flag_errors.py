@@ -73,7 +73,10 @@ def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> 
         frames = traceback.extract_tb(cause.__traceback__)
         lines = [x.lineno for x in frames if os.path.abspath(x.filename) == path]
         if lines:
-            return f"{file}:{lines[-1]}: {type(cause).__name__}: {_line(cause)}"
+            kind = "" if isinstance(cause, UserError) else f"{type(cause).__name__}: "
+            return f"{file}:{lines[-1]}: {kind}{_line(cause)}"
+    if isinstance(error, UserError):
+        return str(error)
     try:
         if config:
             load_config(config)

@@ -136,6 +136,8 @@ def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:
         try:
             lock = open(f"{temporary}.lock", "xb")  # noqa: SIM115
         except FileNotFoundError:  # somebody has just removed the empty parent
+            if parent.exists():  # or nothing can be made in it, as in /proc
+                raise
             parent.mkdir(parents=True, exist_ok=True)
             continue
         try:

@@ -2,6 +2,7 @@
 """Files that are there whole or not at all, on a disk and in a bucket."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,3 +54,8 @@ def test_a_directory_that_cannot_be_made_takes_its_new_parents_along(tmp_path):
     with pytest.raises(UserError, match=r"^--to=x cannot be written: disk full"):
         directories.make_whole(tmp_path / "new/parents/x", fail, "--to=x")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_place_where_nothing_can_be_made_is_refused_at_once():
+    with pytest.raises(UserError, match=r"^--to=/proc/x cannot be written: No such"):
+        directories.make_whole(Path("/proc/x"), lambda draft: None, "--to=/proc/x")
