@@ -113,23 +113,7 @@ def join_pair(
             f"{where}: generator and discriminator have different {few(different)}: a "
             "pair that does not share its embeddings is not supported"
         )
-    _check_config(discriminator.cfg, generator.cfg, where)
-    own = ("encoder/", "rtd/")
-    leaves = {p: x for p, x in discriminator.leaves.items() if p.startswith(own)}
-    for path, leaf in generator.leaves.items():
-        if path.startswith(("encoder/", "mlm/")) and not is_shared(path):
-            names = [(f"generator:{name}", *part) for name, *part in leaf.tensors]
-            path = re.sub("^encoder/", "generator/", path)
-            leaves[path] = leaf._replace(tensors=names)
-    tensors = {f"generator:{name}": x for name, x in generator.tensors.items()}
-    unexpected = [f"{k}: {n}" for k, half in halves.items() for n in half.unexpected]
-    fields = {**vars(discriminator), "where": where, "missing": (), "leaves": leaves}
-    fields |= {"tensors": {**discriminator.tensors, **tensors}}
-    fields |= {"unexpected": tuple(unexpected), "generator": generator, "root": root}
-    return Pair(**fields)
-
-
-def _check_config(cfg: EncoderConfig, small: EncoderConfig, where: str) -> None:
+    cfg, small = discriminator.cfg, generator.cfg
     try:
         if small.hidden_size > cfg.hidden_size:
             raise UserError("the generator is wider than the discriminator")
@@ -143,3 +127,16 @@ def _check_config(cfg: EncoderConfig, small: EncoderConfig, where: str) -> None:
                 f"{where}: the generator has {field.name}={has}; with this "
                 f"discriminator only {needs} is supported"
             )
+    own = ("encoder/", "rtd/")
+    leaves = {p: x for p, x in discriminator.leaves.items() if p.startswith(own)}
+    for path, leaf in generator.leaves.items():
+        if path.startswith(("encoder/", "mlm/")) and not is_shared(path):
+            names = [(f"generator:{name}", *part) for name, *part in leaf.tensors]
+            path = re.sub("^encoder/", "generator/", path)
+            leaves[path] = leaf._replace(tensors=names)
+    tensors = {f"generator:{name}": x for name, x in generator.tensors.items()}
+    unexpected = [f"{k}: {n}" for k, half in halves.items() for n in half.unexpected]
+    fields = {**vars(discriminator), "where": where, "missing": (), "leaves": leaves}
+    fields |= {"tensors": {**discriminator.tensors, **tensors}}
+    fields |= {"unexpected": tuple(unexpected), "generator": generator, "root": root}
+    return Pair(**fields)

@@ -30,7 +30,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
         raise UserError("--what=pairs compares pairs: give --text=FILE, JSON lines")
     pairs, empty = read_pairs(read_lines(args.text))
     cfg, params, tokenizer, meta = pll.open_masked_lm(args, path, flag)
-    texts = [sentence for pair in pairs for sentence in pair.sentences]
+    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     for i, ids in enumerate(tokenizer.encode_batch(texts)):
         if not len(ids):  # what has no token has no likelihood
             place, field = pairs[i // 2].place, SENTENCES[i % 2]
@@ -50,11 +50,6 @@ class Pair(NamedTuple):
     bad: str
     about: Mapping[str, str]  # "UID", the paradigm, and those of WIDER that are there
     place: str = ""  # file and line, for messages
-
-    @property
-    def sentences(self) -> tuple[str, str]:
-        """The good one and the bad one, as SENTENCES names them."""
-        return self.good, self.bad
 
 
 def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:

@@ -58,7 +58,6 @@ MNLI = ("entailment", "neutral", "contradiction")
 ENTAILMENT = ("entailment", "not_entailment")
 PARAPHRASE = ("not_equivalent", "equivalent")
 DUPLICATE = ("not_duplicate", "duplicate")
-MATCHED = "m={0}:validation_matched,mm={0}:validation_mismatched"
 NUMBERS = ("0", "1")
 PAIR = ("sentence1", "sentence2")
 ENTITIES = ("PER", "ORG", "LOC", "MISC")
@@ -103,7 +102,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "mnli": Task(
         "tfds:glue/mnli:train",
-        MATCHED.format("tfds:glue/mnli"),
+        "m=tfds:glue/mnli:validation_matched,mm=tfds:glue/mnli:validation_mismatched",
         ("premise", "hypothesis"),
         MNLI,
         files=Files(

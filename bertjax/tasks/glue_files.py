@@ -33,12 +33,11 @@ def train_arguments(
         drop_uneven_rows(find_table(folder / files.folder / name), copies, say)
         for name in ("train.tsv", *files.valid.values())
     )
-    named = [f"{k}={v}" for k, v in zip(files.valid, valid, strict=True)]
+    names = [f"{name}=" * (len(valid) > 1) for name in files.valid]
+    named = [f"{name}{file}" for name, file in zip(names, valid, strict=True)]
     keys = dict(zip(("task.text", "task.text_pair"), files.columns, strict=False))
     keys |= {"task.label": files.label, "task.labels": ",".join(files.labels)}
     keys |= {"data.train": train, "data.valid": ",".join(named)}
-    if len(valid) == 1:
-        keys["data.valid"] = valid[0]
     return [f"--config.{key}={value}" for key, value in keys.items() if value]
 
 

@@ -7,7 +7,7 @@ google-research/bert's run_squad.py; here each context is encoded once, and wind
 made by arithmetic on flat arrays.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
-from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.tasks.task_rows import Batch, Form, Ragged
 from bertjax.tasks.text_rows import lay_out
 
@@ -226,7 +225,15 @@ def featurize(asked: Questions, tokenizer: Any, length: int, form: Form) -> Wind
             f"{2 + separators} special ones"
         )
     questions = asked.questions
-    contexts, chars = _encode_contexts(asked.contexts, tokenizer)
+    pieces: list[list[int]] = []
+    of_pieces = [np.zeros((0, 2), np.int32)]
+    for at in range(0, len(asked.contexts), BATCH):
+        for ids, spans in tokenizer.encode_with_offsets(
+            asked.contexts[at : at + BATCH]
+        ):
+            pieces.append(ids)
+            of_pieces.append(np.array(spans, np.int32).reshape(-1, 2))
+    contexts, chars = Ragged.of(pieces), np.concatenate(of_pieces)
     whole = tokenizer.encode_batch([q.text for q in questions])
     texts = Ragged.of([ids[:question_length] for ids in whole])
     context = np.array([q.context for q in questions], np.int64)
@@ -274,19 +281,6 @@ def _slide(
     of = np.repeat(np.arange(len(sizes)), count)
     begin = _nth(count) * step[of]
     return of, begin, np.minimum(room[of], sizes[of] - begin)
-
-
-def _encode_contexts(
-    contexts: Sequence[str], tokenizer: Tokenizer
-) -> tuple[Ragged, np.ndarray]:
-    """Return the pieces of each context, and their characters i32 [pieces, 2]."""
-    ids: list[list[int]] = []
-    chars = [np.zeros((0, 2), np.int32)]
-    for at in range(0, len(contexts), BATCH):
-        for pieces, spans in tokenizer.encode_with_offsets(contexts[at : at + BATCH]):
-            ids.append(pieces)
-            chars.append(np.array(spans, np.int32).reshape(-1, 2))
-    return Ragged.of(ids), np.concatenate(chars)
 
 
 def _answers(

@@ -206,7 +206,9 @@ def test_packing_by_hand():
 def test_rows_to_train_on(tokenizer, tmp_path):
     read_, _ = read(write(tmp_path))
     rows = make_pairs(read_, FORM, tokenizer, True).plan(32)
-    assert rows.pairs.tolist() == [[0, 3], [1, 4], [2, 4]] and rows.slots == 3
+    assert (
+        rows.pairs.tolist() == [[0, 3], [1, 4], [2, 4]] and rows.negatives.tokens.size
+    )
     keys = counter_rng.fold(0, np.arange(3))
     batch = rows.gather(np.arange(3), keys, tokenizer)
     assert batch["input_ids"].shape == (3, rows.length) and rows.length % 16 == 0

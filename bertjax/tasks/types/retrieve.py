@@ -130,11 +130,6 @@ class Pairs(CollectionRows):
             row[: len(same[name])] = sorted(same[name])
         return out
 
-    @property
-    def slots(self) -> int:
-        """Texts of a row: 2, or 3 with given negatives."""
-        return 2 + bool(len(self.negatives.tokens))
-
     def plan(self, length: int) -> Self:
         laid = replace(super().plan(length), longest=length)
         query, passage = self.pairs.T
@@ -152,10 +147,11 @@ class Pairs(CollectionRows):
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (`pack`), with passage_numbers i32 [b, S - 1], the identities of
         their passages, -1 where there is none, and relevant_numbers i32 [b, R]."""
-        members = np.full((len(example), self.slots), -1, np.int64)
+        slots = 2 + bool(len(self.negatives.tokens))  # texts of a row
+        members = np.full((len(example), slots), -1, np.int64)
         members[:, :2] = self.pairs[example]
         query = members[:, 0]
-        if self.slots > 2:
+        if slots > 2:
             count = self.negatives.lengths[query]
             draw = counter_rng.fold(keys, "negative")
             drawn = counter_rng.below(draw, 0, np.maximum(count, 1))
