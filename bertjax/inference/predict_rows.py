@@ -79,7 +79,8 @@ def answer(
     rows = rows.plan(min(model.config.data.length, longest))
     if model.threshold is not None:
         # A field of the rows whose TaskType has_threshold.
-        rows = dataclasses.replace(rows, threshold=model.threshold)
+        threshold: dict[str, Any] = {"threshold": model.threshold}
+        rows = dataclasses.replace(rows, **threshold)
     for line in (rows.read_as(model.tokenizer, labelled=False), *rows.notes()):
         cli.say(line)
     return rows.answers(predict(model, rows, batch_size), read)
