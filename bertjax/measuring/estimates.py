@@ -212,15 +212,10 @@ def time_estimate(
     The time of collectives is not in it: they are counted, and run beside the rest as
     far as the compiler can arrange it.
     """
-    out: dict[str, Any] = {
-        "estimated_step_ms": None,
-        "estimated_kernel_ms": None,
-        "estimated_tokens_per_second_per_chip": None,
-        "estimated_mfu": None,
-        "collectives": facts.get("collectives", {}),
-        "kernels": 0,
-        "uncounted_loops": [],
-    }
+    unknown = "step_ms", "kernel_ms", "tokens_per_second_per_chip", "mfu"
+    out: dict[str, Any] = {f"estimated_{key}": None for key in unknown}
+    sent = facts.get("collectives", {})
+    out |= {"collectives": sent, "kernels": 0, "uncounted_loops": []}
     if "cycles" not in facts:
         return out
     share = share_of_keys(target.cfg, shape.length)
