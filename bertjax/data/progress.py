@@ -18,9 +18,8 @@ class Progress:
       work: what all units cost together, where one costs more than another, for
         example padded tokens of lines: the time left follows the work that is done.
 
-    Example:
-      >>> with Progress("prepare", total=72, unit="MB") as progress:
-      ...     progress.add(1)
+    >>> with Progress("prepare", total=72, unit="MB") as progress:
+    ...     progress.add(1)
     """
 
     def __init__(

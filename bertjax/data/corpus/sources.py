@@ -47,9 +47,8 @@ def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]
     of `builtin:docs` where the string names none. `given` are the `Fields` of records:
     of JSON lines, Parquet and TensorFlow Datasets.
 
-    Raises:
-      UserError: an empty value, a missing or empty file, a directory or a pipe, a
-        pattern that matches nothing, a field asked of plain text.
+    Raises UserError for an empty value, a missing or empty file, a directory or a pipe,
+    a pattern that matches nothing, a field asked of plain text.
     """
     fields = Fields(**given)
     if not fields.text_field:
@@ -146,8 +145,7 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
     >>> named_sources("*=multilingual/*.txt.gz", "data.train")
     {'en': 'multilingual/en.txt.gz', 'zh': 'multilingual/zh.txt.gz'}
 
-    Raises:
-      UserError: a name given twice, or given to some of the parts alone.
+    Raises UserError for a name given twice, or given to some of the parts alone.
     """
     parts: dict[str, list[str]] = {}
     name = ""

@@ -263,8 +263,7 @@ def load_tokenizer(
         tenth, where a TensorFlow checkpoint lies beside it).
       key: the config key or flag to name in messages.
 
-    Raises:
-      UserError: the file is missing, empty, broken or lacks a special token.
+    Raises UserError for a file that is missing, empty, broken or lacks a special token.
     """
     reader = tokenizer_files.Reader(f"{key}={os.fspath(path)}", lower_case)
     if os.fspath(path).startswith("ids:"):
@@ -307,8 +306,7 @@ def train_tokenizer(
       lower_case: None is True except for byte_bpe.
       out_dir: where to save it, or None.
 
-    Raises:
-      UserError: unknown kind, no text, or a vocabulary too small for its characters.
+    Raises UserError for an unknown kind, no text, or a `vocab_size` too small for it.
     """
     from bertjax.data.tokenizers import train_vocab
 

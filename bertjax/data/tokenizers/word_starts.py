@@ -219,13 +219,10 @@ def make_marker(
 ) -> Marker | None:
     """Make a marker, or None where the tokenizer's own table says everything.
 
-    Args:
-      segmenter: "" (none), "jieba", or "jieba:FILE" with a dictionary of lines "word
-        frequency", also .gz.
-      entities: whether documents have entities.
+    segmenter: "" (none), "jieba", or "jieba:FILE" with a dictionary of lines "word
+    frequency", also .gz. entities: whether documents have entities.
 
-    Raises:
-      UserError: an unknown segmenter, a missing package, a file that is no dictionary.
+    Raises UserError for an unknown segmenter, a missing package, no dictionary.
     """
     chosen = make_segmenter(segmenter)
     if not chosen and not entities and not tokenizer.joins_with_space:
