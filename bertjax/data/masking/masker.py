@@ -100,11 +100,12 @@ class _PresetMasker:
         swap = draws < masking.mask_share + masking.random_share
         swap &= used
         if masking.similar:
-            new, replaced = _similar_words(truth, used & masked, chosen, keys, tables)
-            swap &= ~replaced
+            similar = _similar_words(truth, used & masked, chosen, keys, tables)
+            masked = similar >= 0  # a random token stands in where there is none
+            new = np.where(masked, similar, truth)
         else:
             new = np.where(masked, tables.mask_id, truth)
-            swap &= ~masked
+        swap &= ~masked
         row, slot = np.nonzero(swap)
         key, column = counter_rng.fold(keys, "replace")[row], chosen.column[row, slot]
         if masking.replacement == "unigram":
@@ -127,22 +128,19 @@ def _similar_words(
     chosen: Chosen,
     keys: np.ndarray,
     tables: Tables,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Put similar words in place of the whole words `where`, bool [b, W]; return the
-    new ids, and where a similar word stands now."""
+) -> np.ndarray:
+    """Draw similar words for the words `where`, bool [b, W]: i32, -1 without one."""
     if tables.similar is None:
         raise UserError("data.masking='macbert' needs data.similar, a table of words")
-    new, replaced = truth.copy(), np.zeros(truth.shape, bool)
+    new = np.full(truth.shape, -1, np.int32)
     row, slot = np.nonzero(where)
     column, word = chosen.column[row, slot], chosen.word[row, slot]
     first = np.flatnonzero(column == word)
     size = np.diff(first, append=len(word))
     key = counter_rng.fold(keys, "similar")[row[first]]
-    similar = tables.similar.draw(truth[row, slot], first, size, key, word[first])
-    hit = similar >= 0
-    row, slot = row[hit], slot[hit]
-    new[row, slot], replaced[row, slot] = similar[hit], True
-    return new, replaced
+    ids = truth[row, slot]
+    new[row, slot] = tables.similar.draw(ids, first, size, key, word[first])
+    return new
 
 
 def make_masker(
