@@ -171,9 +171,8 @@ class Work:
         mine = pieces[index::count]
         with self.encoder:
             encode_pieces(self.encoder, mine, self.cache)
-        self.say(
-            f"shard {index}/{count}: {len(mine)} of {len(pieces)} pieces are there"
-        )
+        numbers = f"{len(mine)} of {len(pieces)}"
+        self.say(f"shard {index}/{count}: its {numbers} pieces are encoded")
 
     def merge_shards(self, count: int) -> Prepared:
         """Make the stores of the pieces that shards have encoded.
