@@ -253,6 +253,14 @@ def _apply(
     np.multiply(truth, used, out=out.mlm_ids[:, :width])
     weight = used if chosen.weight is None else np.where(used, chosen.weight, 0)
     out.mlm_weights[:, :width] = weight
-    new = masker.corrupt(truth, chosen, rows, tables)
+    new = np.asarray(masker.corrupt(truth, chosen, rows, tables))
+    right = new.shape == truth.shape and new.dtype.kind in "iu"
+    new = new[used] if right else new
+    if not right or (new.size and not 0 <= new.min() <= new.max() < tables.vocab_size):
+        raise UserError(
+            f"data.masking: the masker's corrupt must return ids from 0 to "
+            f"{tables.vocab_size - 1}, i32 {list(truth.shape)}, and returned "
+            f"{new.dtype} {list(new.shape)}" + f" up to {new.max()}" * right
+        )
     ids = out.input_ids.reshape(-1)
-    ids[at[used]] = new[used]
+    ids[at[used]] = new

@@ -151,3 +151,15 @@ def test_the_page_on_adding_a_masker(lab, command, arguments, tmp_path):
         name = module.removeprefix("bertjax.")
         succeeded(command(name, *flags, *rest, env=env))
     assert read_rows(tmp_path / "run")[-1]
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda t: t + 10**6, lambda t: -t, lambda t: t * 1.5, lambda t: t[:1]]
+)
+def test_ids_that_the_vocabulary_has_not_are_refused(wrong, monkeypatch):
+    masker = make_masker("lab.every_third")
+    monkeypatch.setattr(
+        type(masker), "corrupt", lambda self, truth, *_: wrong(truth), raising=False
+    )
+    with pytest.raises(UserError, match="corrupt must return ids from 0 to 49, i32"):
+        mask(masker)
