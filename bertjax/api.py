@@ -26,7 +26,7 @@ from bertjax.inference import embed_texts, fill_blanks, forward, predict_rows
 from bertjax.scoring import pll
 from bertjax.tasks.task_type import get_task_type
 
-__all__ = ["Model"]
+__all__ = ["Model", "fit"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

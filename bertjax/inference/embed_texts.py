@@ -17,6 +17,8 @@ from bertjax.tasks.task_type import POOLINGS
 BLOCK = 1000  # lines that are tokenized at a time
 
 
+__all__ = ["Embedder", "embed_rows", "make_embedder", "open_embedder", "tokenize"]
+
 Encode = Callable[[dict[str, np.ndarray]], Any]
 
 

@@ -10,6 +10,8 @@ from bertjax import UserError
 from bertjax.assembly.models import LoadedModel, check_masked_lm
 from bertjax.data import rendering
 
+__all__ = ["add_sequences", "encode", "fill_texts", "make_filler", "masked_lm"]
+
 BLANKS = 8  # blanks that one pass fills
 Filler = Callable[[list[int]], list[list[dict[str, Any]]]]
 

@@ -18,6 +18,18 @@ import numpy as np
 from bertjax.models import encoder, heads, stacked_layers
 from bertjax.models.pooling import POOLINGS, normalize_vectors
 
+__all__ = [
+    "hidden_states",
+    "log_likelihoods",
+    "make_forward",
+    "mlm_logits",
+    "pad_batches",
+    "place_params",
+    "pooled_vectors",
+    "run_batches",
+    "top_guesses",
+]
+
 LENGTHS = 5  # shapes that texts of all lengths are padded to
 
 

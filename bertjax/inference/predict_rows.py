@@ -16,6 +16,8 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_rows import Form, Rows
 from bertjax.tasks.task_type import get_task_type, shipped_task_type
 
+__all__ = ["Finetuned", "answer", "make_forward", "open_finetuned", "predict"]
+
 
 class Finetuned(NamedTuple):
     """A model that answers; threshold: how much better no answer has to be, or None."""
