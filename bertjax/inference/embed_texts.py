@@ -14,11 +14,9 @@ from bertjax.data.progress import Progress
 from bertjax.interop import sentence_transformers
 from bertjax.tasks.task_type import POOLINGS
 
-BLOCK = 1000  # lines that are tokenized at a time
-
-
 __all__ = ["Embedder", "embed_rows", "make_embedder", "open_embedder", "tokenize"]
 
+BLOCK = 1000  # lines that are tokenized at a time
 Encode = Callable[[dict[str, np.ndarray]], Any]
 
 
