@@ -142,6 +142,7 @@ def _train(
     if path is None:
         from bertjax.reporting.batch_preview import dry_run_lines
 
+        run.trace_update()
         print("\n".join(dry_run_lines(run)))
         return 0
     loop = TrainLoop(run, stop, watch, overrides, log)

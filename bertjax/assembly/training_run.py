@@ -3,6 +3,7 @@
 
 import functools
 import json
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -246,6 +247,22 @@ class TrainingRun:
             "stores": self.hashes,
             **tasks.facts(config, self.prepared.parts),
         }
+
+    def trace_update(self) -> None:
+        """Trace an update: what its parts return has to fit together. Raises UserError,
+        which names the line of a part from outside that does not."""
+        batch = self.batches.course.batch(self.restored or 0)
+        try:
+            with jax.set_mesh(self.mesh):
+                jax.eval_shape(self.update.step, self.abstract, batch)
+        except Exception as e:  # whatever a part from outside may do
+            frame = traceback.extract_tb(e.__traceback__)[-1]
+            reason = " ".join(str(e).split())
+            raise UserError(
+                f"objective={self.config.objective}, optim.name="
+                f"{self.config.optim.name}: an update cannot be made: "
+                f"{type(e).__name__}: {reason} ({frame.filename}, line {frame.lineno})"
+            ) from e
 
     def describe(self, log: Log) -> None:
         """Log what is trained: parameters, steps, mesh, attention and phases."""

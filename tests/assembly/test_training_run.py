@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run refuses before it reads its text."""
 
+import importlib
+
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 from ml_collections import config_flags
 
-from bertjax import UserError
+from bertjax import UserError, train
 from bertjax import config as c
 from bertjax.assembly.training_run import check_before_text
 from bertjax.parallel.mesh import make_mesh
@@ -34,3 +38,32 @@ def test_lengths_in_other_units_than_steps_wait_for_the_text():
     config = c.load_config("bert.py:smoke")
     config.total, config.optim.warmup = c.duration(epochs=3), c.duration(steps=10**6)
     check_before_text(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+
+
+@pytest.mark.parametrize(
+    "key, fault",
+    [("objective", "contrast.sums"), ("optim.name", "momentum.make_optimizer")],
+)
+def test_a_dry_run_finds_parts_that_do_not_fit(
+    key, fault, arguments, monkeypatch, tmp_path
+):
+    """A loss that fails in training alone, an optimizer that forgets parameters."""
+    module, _, function = fault.partition(".")
+    module = importlib.import_module(f"lab.{module}")
+    if function == "sums":
+        sums = module.sums
+
+        def wrong(params, cfg, encoded, batch, rng):
+            if rng is not None:  # of training alone
+                encoded.hidden @ jnp.ones(3)
+            return sums(params, cfg, encoded, batch, rng)
+
+    else:
+
+        def wrong(*args, **kw):
+            return optax.GradientTransformation(lambda p: {}, lambda g, s, p: ({}, s))
+
+    monkeypatch.setattr(module, function, wrong)
+    given = [*arguments, f"--config.{key}=lab.{module.__name__[4:]}", "--dry_run"]
+    with pytest.raises(UserError, match=r"an update cannot be made: .*line \d+\)$"):
+        train.main(given)
