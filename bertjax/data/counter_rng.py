@@ -22,17 +22,21 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads small co
 _PART = np.uint64(0xD1B54A32D192ED03)  # keeps fold's inputs apart from those of bits
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S32, _S11 = (np.uint64(s) for s in (27, 30, 31, 32, 11))
+# Constants of numpy: a Python number beside a small array costs a conversion a call.
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S1 = np.uint64(1)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
     """Scramble a u64 array in place and return it."""
-    t = x >> 30
+    t = x >> _S30
     x ^= t
     x *= _M1
-    np.right_shift(x, 27, out=t)
+    np.right_shift(x, _S27, out=t)
     x ^= t
     x *= _M2
-    np.right_shift(x, 31, out=t)
+    np.right_shift(x, _S31, out=t)
     x ^= t
     return x
 
@@ -79,14 +83,14 @@ def fold(seed: ArrayLike, *parts: ArrayLike | str) -> np.ndarray:
 
 def bits(key: ArrayLike, slot: ArrayLike) -> np.ndarray:
     """Return 64 random bits for each (key, slot), broadcast together."""
-    return _shaped(_mix(_u64(key) + (_u64(slot) + 1) * _GOLDEN), key, slot)
+    return _shaped(_mix(_u64(key) + (_u64(slot) + _S1) * _GOLDEN), key, slot)
 
 
 def _below(word: np.ndarray, n: np.ndarray) -> np.ndarray:
     """Scale u64 words to [0, n): the high word of the 64 x 32 bit product."""
-    high = (word >> 32) * n
-    low = (word & 0xFFFFFFFF) * n >> 32
-    return (high + low) >> 32
+    high = (word >> _S32) * n
+    low = (word & _LOW32) * n >> _S32
+    return (high + low) >> _S32
 
 
 def below(key: ArrayLike, slot: ArrayLike, n: ArrayLike) -> np.ndarray:
@@ -95,13 +99,14 @@ def below(key: ArrayLike, slot: ArrayLike, n: ArrayLike) -> np.ndarray:
     The whole 64-bit word is multiplied by n and the high word kept, so that no value
     is likelier than another by more than n / 2^64 relatively.
     """
-    word = _u64(bits(key, slot))
+    word = _mix(_u64(key) + (_u64(slot) + _S1) * _GOLDEN)
     return _shaped(_below(word, _u64(n)).astype(np.int64), key, slot, n)
 
 
 def uniform(key: ArrayLike, slot: ArrayLike) -> np.ndarray:
     """Draw f64 in [0, 1), multiples of 2^-53."""
-    return (bits(key, slot) >> 11).astype(np.float64) * 2.0**-53
+    word = _mix(_u64(key) + (_u64(slot) + _S1) * _GOLDEN)
+    return _shaped((word >> _S11).astype(np.float64) * 2.0**-53, key, slot)
 
 
 def binomial_half(key: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -142,10 +147,10 @@ def permute(index: ArrayLike, n: int, key: ArrayLike) -> np.ndarray:
     b = -(-n // a)
     sides = np.uint64(a), np.uint64(b)
     rounds = 24 if n < 4096 else 6  # tiny sides mix slowly: chi-square tests need 24
-    x = _u64(index)
+    x = np.array(_u64(index))
+    keys = np.broadcast_to(_u64(key), x.shape)
     todo = np.arange(x.size)
-    value = x.reshape(-1)
-    key_now = np.broadcast_to(_u64(key), x.shape).reshape(-1)
+    value, key_now = x.reshape(-1), keys.reshape(-1)
     out = value.copy()
     while todo.size:
         half = [value % sides[0], value // sides[0]]

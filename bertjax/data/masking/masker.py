@@ -253,14 +253,21 @@ def _apply(
     np.multiply(truth, used, out=out.mlm_ids[:, :width])
     weight = used if chosen.weight is None else np.where(used, chosen.weight, 0)
     out.mlm_weights[:, :width] = weight
-    new = np.asarray(masker.corrupt(truth, chosen, rows, tables))
-    right = new.shape == truth.shape and new.dtype.kind in "iu"
-    new = new[used] if right else new
-    if not right or (new.size and not 0 <= new.min() <= new.max() < tables.vocab_size):
+    new = masker.corrupt(truth, chosen, rows, tables)
+    if not isinstance(masker, _PresetMasker):
+        _check_ids(np.asarray(new), truth.shape, used, tables.vocab_size)
+    ids = out.input_ids.reshape(-1)
+    ids[at[used]] = new[used]
+
+
+def _check_ids(
+    new: np.ndarray, shape: tuple[int, ...], used: np.ndarray, vocab_size: int
+) -> None:
+    """Refuse what `corrupt` of a masker from outside returned, unless it is ids."""
+    right = new.shape == shape and new.dtype.kind in "iu"
+    if not right or not np.all((new[used] >= 0) & (new[used] < vocab_size)):
         raise UserError(
             f"data.masking: the masker's corrupt must return ids from 0 to "
-            f"{tables.vocab_size - 1}, i32 {list(truth.shape)}, and returned "
-            f"{new.dtype} {list(new.shape)}" + f" up to {new.max()}" * right
+            f"{vocab_size - 1}, i32 {list(shape)}, and returned {new.dtype} "
+            f"{list(new.shape)}" + f" up to {new.max()}" * right
         )
-    ids = out.input_ids.reshape(-1)
-    ids[at[used]] = new
