@@ -29,6 +29,10 @@ _LOSSES, _TRANSFORM = _has("init", "weights", "sums"), _has("init", "update")
 # Function of a plug-in -> what it must return, and whether a value is that.
 RETURNS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "make_attention": ("a function of q, k, v, mask, rate and rng", callable),
+    "make_features": (
+        "a bertjax.data.features.base.Features",
+        _has("specs", "make", "tell", "raw"),
+    ),
     "make_head": ("a bertjax.objectives.base.Head", _LOSSES),
     "make_masker": (
         "a bertjax.data.masking.masker.Masker, with choose, corrupt, tables and rate",

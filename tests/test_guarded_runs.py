@@ -24,7 +24,8 @@ BAD = [int(x) for x in os.environ["POISON"].split()]
 
 def sums(params, cfg, encoded, batch, rng):
     spoils = jnp.isin(jnp.sum(batch["mlm_ids"]), jnp.array(BAD)) & (rng is not None)
-    value, weight = (found := mlm.sums(params, cfg, encoded, batch, rng))["mlm_loss"]
+    found = mlm.make_head().sums(params, cfg, encoded, batch, rng)
+    value, weight = found["mlm_loss"]
     return found | {"mlm_loss": (value * jnp.where(spoils, jnp.nan, 1.0), weight)}
 
 def make_head():

@@ -79,6 +79,11 @@ ROOMS = {
         {"data.sequences", "data.counter_rng", "storage", "registry"},
         NO_JAX,
     ),
+    "data/features": (
+        {"data.features", "data.masking", "data.counter_rng", "data.token_flags"}
+        | {"registry"},
+        NO_JAX,
+    ),
     "data/masking": (
         {"data.masking", "data.counter_rng", "data.token_flags", "registry"}
         | {"data.tokenizers.tokenizer", "data.tokenizers.vocab_files"},

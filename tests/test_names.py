@@ -19,7 +19,13 @@ VAGUE = {"told", "said", "lived", "held", "made", "there"}
 
 # File stems that occur more than once -> the files, relative to bertjax/, and why.
 A_TYPE_HAS_AN_OBJECTIVE = "a task type and the objective that it trains, one name"
+HALVES = "the host half and the device half of an objective"
 SHARED_STEMS = {
+    "base": ({"data/features/base", "objectives/base"}, HALVES),
+    "mlm": (
+        {"data/features/mlm", "objectives/mlm", "scoring/mlm"},
+        f"{HALVES}; `evaluate --what=mlm` finds the scorer by the objective's name",
+    ),
     "choose": (
         {"tasks/types/choose", "objectives/choose", "data/masking/choose"},
         f"{A_TYPE_HAS_AN_OBJECTIVE}; a masker chooses, then corrupts",
@@ -38,10 +44,6 @@ SHARED_STEMS = {
     "electra": (
         {"interop/families/electra", "objectives/electra"},
         "a family of models is found by the model_type of its config.json",
-    ),
-    "mlm": (
-        {"objectives/mlm", "scoring/mlm"},
-        "`evaluate --what=mlm` finds the scorer of the objective by its name",
     ),
     "batches": (
         {"data/batches", "assembly/batches"},

@@ -12,6 +12,7 @@ from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
 from bertjax.assembly import command_line, resolve
 from bertjax.checkpoints import manifest
+from bertjax.data.masking.masker import read_masker
 
 PAGE = ROOT / "docs/add_an_objective.md"
 
@@ -26,7 +27,7 @@ def test_the_recipe_of_albert():
     cfg = resolve.encoder_config(made, 30_000)
     assert (cfg.hidden_size, cfg.embedding_width, cfg.groups) == (4096, 128, (0,) * 12)
     assert cfg.hidden_dropout_prob == cfg.attention_probs_dropout_prob == 0
-    masking = resolve.make_masking(made)
+    masking = read_masker(made.data)
     assert [round(11 * share) for share in masking.lengths] == [6, 3, 2]
     assert (made.batch_size, made.data.length, made.total.steps) == (4096, 512, 125_000)
     assert (made.optim.name, made.optim.lr, made.objective) == (
@@ -52,7 +53,7 @@ def test_the_recipes_of_electra(size, batch, length, lr, rate, generator):
     made = parse(f"electra.py:{size}")
     cfg = resolve.encoder_config(made, 30_522)
     assert (made.batch_size, made.data.length, made.optim.lr) == (batch, length, lr)
-    assert resolve.make_masking(made).rate == rate
+    assert read_masker(made.data, made.data.mask_rate).rate == rate
     share = parse_objective(made.objective)[0][1]["generator"]
     small = electra.generator_config(cfg, round(cfg.hidden_size * share))
     assert small.hidden_size == generator

@@ -12,8 +12,10 @@ from bertjax import UserError
 from bertjax.assembly import resolve
 from bertjax.config import durations
 from bertjax.data import batches, mixture, phases
+from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import vocab_tables
-from bertjax.data.masking.presets import Masking, predictions_per_sequence
+from bertjax.data.masking.masker import read_masker
+from bertjax.data.masking.presets import Masking
 from bertjax.data.masking.similar_words import read_similar
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.plan import Plan
@@ -66,41 +68,26 @@ def make_run(
     for repeat in phases.find_repeats(placed):
         if repeat.phase not in past:  # else it was said when the run began
             say(str(repeat))
+    ends = [*(phase.start for phase in placed[1:]), total]
     stages = [
         batches.Batches(
             plans=tuple(plans[phase.length].values()),
             mixture=mixtures[phase.length],
-            masking=resolve.make_masking(config, phase.mask_rate),
-            tables=tables,
+            features=resolve.make_features(
+                config, needs, tokenizer, tables, phase.length, phase.mask_rate,
+                phases.rates_of_shape(placed, phase),
+            ),
             specials=tokenizer,
             batch_size=phase.batch_size,
             seed=config.seed,
-            needs=needs,
-            max_predictions=slots(config, placed, phase),
             start=phase.start,
             first=phase.first,
+            end=end,
         )
-        for phase in placed
+        for phase, end in zip(placed, ends, strict=True)
         if phase.start >= at or phase is [p for p in placed if p.start <= at][-1]
-    ]
+    ]  # fmt: skip
     return Run(batches.Course(tuple(stages)), total, placed)
-
-
-def slots(
-    config: ConfigDict, placed: Sequence[phases.Phase], phase: phases.Phase
-) -> int:
-    """Return P of a phase: enough for the highest rate of all phases of its shape."""
-    shape = phase.length, phase.batch_size
-    rates = {p.mask_rate for p in placed if (p.length, p.batch_size) == shape}
-    return max(predictions(config, phase.length, rate) for rate in rates)
-
-
-def predictions(config: ConfigDict, length: int, rate: float | None = None) -> int:
-    """Return P, the prediction slots of a row of this length."""
-    if config.data.max_predictions is not None:
-        return min(config.data.max_predictions, length)
-    masking = resolve.make_masking(config, rate)
-    return predictions_per_sequence(masking, length)
 
 
 def make_eval_batches(
@@ -115,19 +102,18 @@ def make_eval_batches(
     """Make the batches of a validation store, the same for every run on this text:
     one length and mask rate in all phases, and rows whatever the seed."""
     resolve.check_plan(config, needs)
-    seed = batches.EVAL_SEED
-    length = config.data.length
+    seed, length = batches.EVAL_SEED, config.data.length
+    rate = resolve.eval_mask_rate(config)
     plans = make_plans(config, needs, {name: store}, length, say, seed=seed)
     return batches.Batches(
         plans=tuple(plans.values()),
         mixture=mixture.make_mixture({name: p.n for name, p in plans.items()}),
-        masking=resolve.make_masking(config, config.eval.mask_rate),
-        tables=tables,
+        features=resolve.make_features(
+            config, needs, tokenizer, tables, length, rate, is_evaluation=True
+        ),
         specials=tokenizer,
         batch_size=config.batch_size,
         seed=seed,
-        needs=needs,
-        max_predictions=config.data.max_predictions,
     )
 
 
@@ -155,7 +141,7 @@ def make_tables(
 
     Reads data.similar, and says which of its words cannot be used.
     """
-    masking = resolve.make_masking(config)
+    masking = read_masker(config.data)
     if not isinstance(masking, Masking):
         return masking.tables(tokenizer, counts)
     data = config.data
@@ -186,7 +172,7 @@ def make_plans(
         return {name: rows.plan(length) for name, rows in stores.items()}
     data = config.data
     cache = cache or open_cache(data.cache).root
-    rule = batches.pair_rule(needs)
+    rule = split_needs(needs).pair_rule
     plans = {}
     for name, store in stores.items():
         try:

@@ -54,7 +54,7 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         found = own if own.is_dir() else hf_directories.tokenizer_folders(folder)[0]
         config.data.vocab = str(found)
     # A generator's width is a size, though the objective tells it.
-    (name, options), *_ = objectives.parse(config.objective)
+    (name, options, _), *_ = objectives.parse(config.objective)
     if name == "electra" and source.objective.startswith("electra:"):
         options |= objectives.parse(source.objective)[0][1]
         # As floats, which is how runs begun by earlier versions recorded them.

@@ -2,13 +2,17 @@
 """From a ConfigDict to frozen values: the encoder's config, phases, masking."""
 
 import os
+from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
-from bertjax.data import batches, phases
-from bertjax.data.masking import masker
-from bertjax.data.masking.presets import Masking
+from bertjax.config import schema
+from bertjax.data import phases
+from bertjax.data.features import make_features as features
+from bertjax.data.features.base import KEYS, Features, Settings
+from bertjax.data.features.make_features import split_needs
+from bertjax.data.masking import mask_rates
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import FAMILIES
 
@@ -71,36 +75,59 @@ def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
     )
 
 
-def make_masking(
-    config: ConfigDict, rate: float | None = None
-) -> Masking | masker.Masker:
-    """Make what data.masking and its refinements name, at `rate` where given."""
-    data = config.data
-    return masker.make_masker(
-        data.masking,
-        rate=data.mask_rate if rate is None else rate,
-        unit=data.mask_unit,
-        lengths=data.mask_lengths,
-        corruption=data.corruption,
-        replacement=data.replacement,
-        paper_compat=data.paper_compat,
-    )
+def make_features(
+    config: ConfigDict,
+    needs: frozenset[str],
+    tokenizer: Any,
+    tables: Any,
+    length: int,
+    mask_rate: Any,
+    rates: tuple[Any, ...] = (),
+    is_evaluation: bool = False,
+) -> Features:
+    """Make the host half that an objective needs; without one rows stay as they are.
+
+    mask_rate: of the phase; rates: of all phases of its shape (that one alone). Raises
+    UserError, for keys too that say nothing to it.
+    """
+    needed = split_needs(needs)
+    rates = rates or (mask_rate,)
+    rows = 1 if is_evaluation else config.accumulate
+    settings = Settings(config, tokenizer, tables, length, mask_rate, rates, rows)
+    if needed.features is None:
+        return Features(settings)
+    half = features.make_features(needed.features, settings)
+    defaults = schema.base().data
+    for key in sorted(KEYS - half.keys):
+        if (value := config.data[key]) != defaults[key]:
+            raise UserError(
+                f"data.{key}={value} says nothing to objective={config.objective}: "
+                f"leave it out (default: {defaults[key] or 'empty'})"
+            )
+    return half
+
+
+def eval_mask_rate(config: ConfigDict) -> float | None:
+    """Return the mask rate of evaluations: of a ramp the last."""
+    rate = config.eval.mask_rate
+    return mask_rates.last(config.data.mask_rate if rate is None else rate)
 
 
 def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
     """Refuse an objective that needs what the plan cannot give."""
     labelled = bool(config.task.text)
-    if "labels" in needs and not labelled:
+    needed = split_needs(needs)
+    if needed.labels and not labelled:
         raise UserError(
             f"objective={config.objective!r} learns from labelled rows: name their "
             "columns, task.text and task.label"
         )
-    if labelled and "labels" not in needs:
+    if labelled and not needed.labels:
         raise UserError(
             f"objective={config.objective!r} learns from running text, not from the "
             f"rows of a table: leave task.text={config.task.text} out"
         )
-    if batches.pair_rule(needs) and config.data.plan != "pairs":
+    if needed.pair_rule and config.data.plan != "pairs":
         raise UserError(
             f"objective={config.objective!r} needs sentence pairs: give "
             f"data.plan=pairs, not {config.data.plan!r}"

@@ -134,7 +134,7 @@ class TrainLoop(Loop):
     def cost(self, step: int) -> tuple[int, float]:
         """Return an update's slots (B x L), and its FLOPs; 0 of unknown ones."""
         phase, flops = self.planned.course.at(step), self.run.objective.flops
-        return phase.slots, phase.slots * flops(phase.length, phase.P) if flops else 0.0
+        return phase.slots, phase.slots * flops(phase.specs) if flops else 0.0
 
     @property
     def must_rewind(self) -> bool:

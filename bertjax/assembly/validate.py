@@ -9,6 +9,8 @@ from bertjax import UserError, registry
 from bertjax.assembly import resolve
 from bertjax.config import durations, schema, serialize
 from bertjax.data import mixture
+from bertjax.data.masking import mask_rates
+from bertjax.data.masking.masker import read_masker
 from bertjax.data.sequences import make_plan
 from bertjax.data.tokenizers import train_vocab
 from bertjax.objectives import SUPPORT
@@ -65,8 +67,8 @@ RANGES = {
 
 def check(config: ConfigDict) -> None:
     """Refuse what can be seen to be wrong without data and without jax."""
-    for name, _ in parse_objective(config.objective):
-        registry.check_module("objective", name, "bertjax.objectives", SUPPORT)
+    for part in parse_objective(config.objective):
+        registry.check_module("objective", part.name, "bertjax.objectives", SUPPORT)
     registry.pick("data.engine", config.data.engine, dict.fromkeys(("tf", "python")))
     flat = serialize.flatten(config)
     for key, ends in RANGES.items():
@@ -172,12 +174,10 @@ def _check_budget(config: ConfigDict) -> None:
 
 def _check_phases(config: ConfigDict) -> None:
     planned = resolve.wanted_phases(config)
-    rates = [("phases: mask_rate", p.mask_rate) for p in planned if config.phases]
-    rates.append(("eval.mask_rate", config.eval.mask_rate))
-    for key, rate in rates:
-        if rate is not None and not 0 < rate <= 1:
-            raise UserError(f"{key}={rate} must be above 0 and at most 1")
+    mask_rates.read(config.data.mask_rate)
+    mask_rates.read(config.eval.mask_rate, "eval.mask_rate")
     for phase in planned:
+        mask_rates.read(phase.mask_rate, "phases: mask_rate")
         _check_range("phases: length", phase.length, *RANGES["data.length"])
         _check_range("phases: batch_size", phase.batch_size, *RANGES["batch_size"])
     longest = max(p.length for p in planned)
@@ -196,7 +196,7 @@ def _check_data(config: ConfigDict) -> None:
     mixture.read_weights(data.weights)
     if data.weights and data.alpha is not None:
         raise UserError("data.weights and data.alpha are both given: give one of them")
-    chosen = resolve.make_masking(config)
+    chosen = read_masker(data, mask_rates.last(data.mask_rate))
     similar = getattr(chosen, "similar", False)  # a masker from outside has none
     if similar and not data.similar:
         raise UserError(

@@ -111,7 +111,7 @@ def data_keys() -> dict[str, Any]:
         # refined by the next keys; or a module of one's own with make_masker,
         # my.module:rate=0.2 (docs/add_a_masker.md).
         masking="bert",
-        mask_rate=placeholder(float),
+        mask_rate=placeholder(object),  # 0.15, or a ramp over a phase: 0.3:0.15
         mask_unit=placeholder(str),  # token, word, ngram, span, entity
         # Law of the units' lengths: 0.4,0.3,0.2,0.1 or geometric:0.2:10
         mask_lengths=placeholder(str),

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.batches import Batch, Inspected
-from bertjax.data.token_flags import BEGINS_WORD
 
 # Of `results`, what is said of masked text alone.
 OF_TEXT = "selected_rate mask_rate random_rate keep_rate special_selected"
 OF_TEXT += " special_replacements partial_words rows_without_predictions unit_lengths"
 OF_TEXT = (*f"{OF_TEXT} pair_labels".split(),)
+
+# Counts that `results` makes rates of; what else a host half tells is listed as it is.
+COUNTS = "rows slots tokens truncated unknown selected idle masked kept"
+COUNTS = (*f"{COUNTS} special_selected special_replacements partial_words".split(),)
 
 
 class Statistics:
@@ -20,8 +23,6 @@ class Statistics:
 
     def __init__(self, tokenizer: Any, names: tuple[str, ...]) -> None:
         self.tokenizer, self.names = tokenizer, names
-        self.special = np.zeros(tokenizer.vocab_size, bool)
-        self.special[tokenizer.special_ids] = True
         self.n: Counter[str] = Counter()
         self.labels: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()  # of sequences, in tokens
@@ -42,41 +43,10 @@ class Statistics:
         self.components.update(self.names[k] for k in seen.located.component)
         self.lengths.update(sequence_lengths(batch).tolist())
         self.drawn.update(seen.drawn.tolist())
-        if "mlm_ids" in batch:
-            self._count_masks(before, batch, real)
+        self.n.update(seen.counts)
         present = batch.get("cls_weights", np.ones(len(real))) > 0
         for name in {"nsp_labels", "sop_labels"} & batch.keys():
             self.labels.update(map(str, batch[name][present].tolist()))
-
-    def _count_masks(self, before: Batch, batch: Batch, real: np.ndarray) -> None:
-        n = self.n
-        chosen = batch["mlm_weights"] > 0
-        row = np.nonzero(chosen)[0]
-        at, true = batch["mlm_positions"][chosen], batch["mlm_ids"][chosen]
-        seen = batch["input_ids"][row, at]
-        masked, kept = seen == self.tokenizer.mask_id, seen == true
-        drawn = ~masked & ~kept
-        n["selected"] += true.size
-        n["idle"] += int((~chosen.any(axis=1)).sum())
-        n["masked"] += int(masked.sum())
-        n["kept"] += int(kept.sum())
-        n["special_selected"] += int(self.special[true].sum())
-        n["special_replacements"] += int(self.special[seen[drawn]].sum())
-        ids = before["input_ids"]
-        chosen_at = np.zeros(ids.shape, bool)
-        chosen_at[row, at] = True
-        # Words are numbered: a special token is one, and behind it one begins.
-        alone, marks = self.special[ids], before.get("marks")
-        starts = (
-            self.tokenizer.word_starts[ids] if marks is None else marks & BEGINS_WORD
-        )
-        starts = (starts > 0) | alone
-        starts[:, 1:] |= alone[:, :-1]
-        starts[:, 0] = True
-        words = np.cumsum(starts.ravel()).reshape(ids.shape) - 1
-        pieces = np.bincount(words[real], minlength=words[-1, -1] + 1)
-        taken = np.bincount(words[real & chosen_at], minlength=len(pieces))
-        n["partial_words"] += int(((taken > 0) & (taken < pieces)).sum())
 
     def results(self) -> dict[str, Any]:
         """Return rates and counts by name; `*_rate`s of masking are shares of what was
@@ -104,6 +74,7 @@ class Statistics:
             "truncated": n["truncated"] / n["rows"],
             "pair_labels": {k: self.labels[k] for k in sorted(self.labels)},
             "components": {k: self.components[k] for k in self.names},
+            **{name: count for name, count in n.items() if name not in COUNTS},
             "batch_sha256": self.hashes,
         }
 

@@ -7,6 +7,7 @@ other draws are addressed by (seed, epoch, example). So seeking costs nothing, a
 hosts, threads, prefetching and the engine cannot change a batch.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.masking.masker import Masker, mask_tokens
-from bertjax.data.masking.presets import Masking, predictions_per_sequence
+from bertjax.data.features.base import (
+    Batch,
+    Features,
+    GatheredRows,
+    Spec,
+    predictions,
+)
 from bertjax.data.mixture import Located, Mixture
-from bertjax.data.sequences.plan import Plan
+from bertjax.data.sequences.plan import Plan, row_specs
 
-Batch = dict[str, np.ndarray]
 Rows = slice | np.ndarray | None  # of the global batch; None: all
 EVAL_SEED = 20181011  # evaluations of all runs share their masks
 
@@ -31,32 +35,26 @@ EVAL_SEED = 20181011  # evaluations of all runs share their masks
 class Batches:
     """The batches of one phase: B = `batch_size` rows, global over all hosts.
 
-    `plans` are the mixture's components in its order. `masking` and `tables` may be
-    None where no objective predicts masked tokens; `specials` has pad_id, cls_id and
-    sep_id, as a Tokenizer does; `needs` names what the objectives want: "mlm" masks,
-    any other name is the plans' pair rule. `max_predictions` is P; None derives it from
-    the masking. From step `start` on, whose first row is number `first` of the run.
-    Raises UserError when a store holds an id that the vocabulary of `tables` lacks.
+    `plans` are the mixture's components in its order; `features` is the host half of
+    the objective; `specials` has pad_id, cls_id, sep_id and vocab_size, as a Tokenizer
+    does. From step `start` on, whose first row is number `first` of the run, and before
+    step `end`.
+    Raises UserError when a store holds an id that the vocabulary lacks.
     """
 
     plans: tuple[Plan, ...]
     mixture: Mixture
-    masking: Masking | Masker | None
-    tables: Any
+    features: Features
     specials: Any
     batch_size: int
     seed: int
-    needs: frozenset[str] = frozenset({"mlm", "nsp"})
-    max_predictions: int | None = None
     start: int = 0
     first: int = 0
+    end: int | None = None
 
     def __post_init__(self) -> None:
-        if "mlm" in self.needs and (self.masking is None or self.tables is None):
-            raise ValueError("masked tokens are needed: give a masking and its tables")
-        if self.tables is not None:
-            for plan in self.plans:
-                plan.check_ids(self.tables.vocab_size)
+        for plan in self.plans:
+            plan.check_ids(self.specials.vocab_size)
 
     @property
     def n(self) -> int:
@@ -66,7 +64,7 @@ class Batches:
     @property
     def length(self) -> int:
         """L."""
-        return self.plans[0].length
+        return self.features.length
 
     @property
     def slots(self) -> int:
@@ -76,16 +74,27 @@ class Batches:
     @property
     def P(self) -> int:
         """The number of prediction slots in a row; 0 where no token is predicted."""
-        if "mlm" not in self.needs:
-            return 0
-        if self.max_predictions is not None:
-            return self.max_predictions
-        return predictions_per_sequence(self.masking, self.length)
+        return predictions(self.specs)
+
+    @functools.cached_property
+    def specs(self) -> dict[str, Spec]:
+        """Every array of a batch, but the `example_weights` of evaluations."""
+        plan = self.plans[0]
+        if isinstance(plan, Plan):
+            return batch_specs(self.features, plan.max_segments, plan.pair_rule)
+        row = plan.gather(np.zeros(1, int), np.zeros(1, np.uint64), self.specials)
+        row_of_task = {k: Spec(a.shape[1:], a.dtype.name) for k, a in row.items()}
+        return self.features.specs(row_of_task)
+
+    @functools.cached_property
+    def loss_weights(self) -> list[str]:
+        """The arrays that weigh predictions."""
+        return [name for name, spec in self.specs.items() if spec.loss]
 
     def batch(self, step: int, rows: Rows = None) -> Batch:
         """Make the rows `rows` (default: all) of batch `step`.
 
-        Returns the arrays of `plan.gather` and `masking.mask_tokens` by name.
+        Returns the arrays of `specs` by name, [b, ...].
 
         Worked example, n = 10, B = 4, step 3:
 
@@ -93,26 +102,31 @@ class Batches:
             epoch             1  1  1  1
             slot              2  3  4  5    -> permute(slot, 10, fold(seed, "order", 1))
         """
-        located = self.located(step, rows)
-        return self._mask(self._gather(located), located.keys)
+        return self.features.make(self.gathered(step, rows))
+
+    def gathered(self, step: int, rows: Rows = None) -> GatheredRows:
+        """Gather rows of batch `step`, of which `features.make` makes its arrays."""
+        return self._rows(step, rows)[1]
 
     def inspect(self, step: int) -> "Inspected":
         """Make batch `step` and keep what it was made from, for people to look at."""
-        located = self.located(step)
-        gathered = self._gather(located)
+        located, gathered = self._rows(step, None)
         drawn = [np.zeros(0, np.int64)]
-        batch = self._mask(dict(gathered), located.keys, drawn)
+        batch = self.features.make(gathered, drawn)
         truncated = np.zeros(self.batch_size, np.int64)
         for plan, rows in self._by_plan(located.component):
             example, keys = located.example[rows], located.keys[rows]
             truncated[rows] = plan.truncated(example, keys)
-        return Inspected(located, gathered, batch, np.concatenate(drawn), truncated)
-
-    def located(self, step: int, rows: Rows = None) -> Located:
-        """Find the components and examples of rows of batch `step`."""
-        index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
-        position = self.first + (step - self.start) * self.batch_size + index
-        return self.mixture.locate(self.seed, position)
+        return Inspected(
+            located,
+            gathered.arrays,
+            batch,
+            np.concatenate(drawn),
+            truncated,
+            self.features.tell(gathered.arrays, batch),
+            self.features.predicted(batch),
+            self.features.origin(batch),
+        )
 
     def eval_batches(
         self, batch_size: int, examples: int | None = None, rows: Rows = None
@@ -120,7 +134,7 @@ class Batches:
         """Yield one pass in natural order over all examples, or a fixed subset of them.
 
         Draws depend on the example alone: never on batch size, run seed or host. The
-        last batch is filled up with copies of its last row, with mlm_weights 0.
+        last batch is filled up with copies of its last row, where losses weigh 0.
         `example_weights` f32 [b] is 0 for copies, and else 1, or what the row has (0
         where nothing says what is right). There must be a single component.
         """
@@ -131,11 +145,13 @@ class Batches:
             example = ids[np.minimum(low + mine, len(ids) - 1)]
             keys = counter_rng.fold(EVAL_SEED, "eval", example)
             located = Located(np.zeros_like(example), example, keys)
-            batch = self._mask(self._gather(located), keys)
+            arrays = self._gather(located)
+            gathered = GatheredRows(arrays, keys, place=example, index=mine)
+            batch = self.features.make(gathered)
             known = batch.get("example_weights", np.float32(1))
-            batch["example_weights"] = real.astype(np.float32) * known
-            if "mlm_weights" in batch:
-                batch["mlm_weights"] *= batch["example_weights"][:, None]
+            weights = batch["example_weights"] = real.astype(np.float32) * known
+            for name in self.loss_weights:
+                batch[name] *= weights.reshape(-1, *(1,) * (batch[name].ndim - 1))
             yield batch
 
     def eval_ids(self, examples: int | None) -> np.ndarray:
@@ -185,17 +201,15 @@ class Batches:
                 batch[name][rows] = values
         return batch
 
-    def _mask(
-        self, batch: Batch, keys: np.ndarray, drawn: list[np.ndarray] | None = None
-    ) -> Batch:
-        marks = batch.pop("marks", None)
-        if "mlm" in self.needs:
-            masked = mask_tokens(
-                batch["input_ids"], batch["attention_mask"], keys, self.masking,
-                self.tables, self.P, marks, drawn,
-            )  # fmt: skip
-            batch |= masked._asdict()
-        return batch
+    def _rows(self, step: int, rows: Rows) -> tuple[Located, GatheredRows]:
+        """Locate and gather rows of batch `step`."""
+        index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
+        place = self.first + (step - self.start) * self.batch_size + index
+        located = self.mixture.locate(self.seed, place)
+        steps = max((self.end or 0) - self.start, 1)
+        progress = min((step - self.start) / steps, 1.0)
+        arrays = self._gather(located)
+        return located, GatheredRows(arrays, located.keys, place, index, progress)
 
 
 class Inspected(NamedTuple):
@@ -203,6 +217,8 @@ class Inspected(NamedTuple):
 
     gathered: the batch before masking; drawn: the lengths, in units, of what was
     chosen as one; truncated: the tokens that each row had no room for, i64 [B].
+    counts, predicted, origin: what `tell`, `predicted` and `origin` of the features
+    return.
     """
 
     located: Located
@@ -210,6 +226,9 @@ class Inspected(NamedTuple):
     batch: Batch
     drawn: np.ndarray
     truncated: np.ndarray
+    counts: dict[str, float]
+    predicted: np.ndarray
+    origin: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,10 +244,10 @@ class Course:
     def lines(self) -> Iterator[str]:
         """Yield a line a phase, for people."""
         for stage in self.stages:
-            predicted = f", {stage.masking.rate:.0%} predicted" if stage.P else ""
+            what = stage.features.describe()
             yield (
                 f"from step {stage.start:,}: {stage.batch_size:,} rows a step, of "
-                f"{stage.n:,}, each of {stage.length} tokens{predicted}"
+                f"{stage.n:,}, each of {stage.length} tokens" + f", {what}" * bool(what)
             )
 
     def batch(self, step: int, rows: Callable[[int], Rows] | None = None) -> Batch:
@@ -237,12 +256,12 @@ class Course:
         return stage.batch(step, rows and rows(stage.batch_size))
 
 
-def pair_rule(needs: frozenset[str]) -> str | None:
-    """Return what pairs are drawn by: the one name beside "mlm" and "labels"."""
-    rules = sorted(needs - {"mlm", "labels"})
-    if len(rules) > 1:
-        raise UserError(f"one pair objective at a time, not {' and '.join(rules)}")
-    return rules[0] if rules else None
+def batch_specs(
+    features: Features, max_segments: int | None, pair_rule: str | None
+) -> dict[str, Spec]:
+    """Return every array of a batch of text; the arguments are those of a Plan."""
+    gathered = row_specs(features.raw, max_segments, pair_rule)
+    return features.specs({name: Spec(*array) for name, array in gathered.items()})
 
 
 def batch_sha256(batch: Mapping[str, np.ndarray]) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from bertjax import UserError, registry
 
 EXTENTS = ("steps", "percent", "examples", "tokens", "epochs")
-SETTINGS = {"length": int, "batch_size": int, "mask_rate": float}
+SETTINGS = {"length": int, "batch_size": int, "mask_rate": str}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Wanted:
     extent: float
     batch_size: int
     length: int
-    mask_rate: float | None  # None: the masking's own
+    mask_rate: float | str | None  # a ramp is text, 0.3:0.15; None: the masking's own
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Phase:
     n: int
     batch_size: int
     length: int
-    mask_rate: float | None
+    mask_rate: float | str | None
 
     def example(self, step: int) -> int:
         """Return the number of the first row of a step of this phase."""
@@ -52,7 +52,7 @@ class Phase:
 
 
 def parse_phases(
-    text: str, batch_size: int, length: int, mask_rate: float | None
+    text: str, batch_size: int, length: int, mask_rate: float | str | None
 ) -> list[Wanted]:
     """Read the config's `phases`; an empty text is one phase of these settings.
 
@@ -70,15 +70,20 @@ def parse_phases(
         for word in words:
             key, _, value = word.partition("=")
             kind = registry.pick(where, key, dict.fromkeys(EXTENTS, float) | SETTINGS)
+            if key in given:
+                raise UserError(f"{where}: {word!r} is given twice")
+            if kind is str and ":" in value:  # what it may be its readers say
+                given[key] = value
+                continue
             try:
                 read = float(value)
                 if kind is int and read != int(read):
                     raise ValueError
             except (ValueError, OverflowError):
                 raise UserError(f"{where}: {word!r} is not {key}=NUMBER") from None
-            if not 0 < read < 1e15 or key in given:
-                raise UserError(f"{where}: {word!r} is out of range or given twice")
-            given[key] = kind(read)
+            if not 0 < read < 1e15:
+                raise UserError(f"{where}: {word!r} is out of range")
+            given[key] = read if kind is str else kind(read)
         extents = [u for u in EXTENTS if u in given]
         last = number == len(parts) - 1
         if len(extents) != (not last):
@@ -137,6 +142,12 @@ def _carry_cursor(phases: Sequence[Phase], known: int) -> tuple[Phase, ...]:
         first = move_cursor(before.example(phase.start), before.n, phase.n)
         out.append(replace(phase, first=first))
     return tuple(out)
+
+
+def rates_of_shape(placed: Sequence[Phase], phase: Phase) -> tuple[Any, ...]:
+    """Return the mask rates of all phases of this one's shape: they share P."""
+    shape = phase.length, phase.batch_size
+    return tuple({p.mask_rate for p in placed if (p.length, p.batch_size) == shape})
 
 
 def move_cursor(example: int, n: int, other: int) -> int:

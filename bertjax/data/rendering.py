@@ -33,12 +33,12 @@ class Shown(NamedTuple):
 
 def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
     """Return the real tokens of a row; of choices one after the other."""
-    before, batch = seen.gathered["input_ids"][row].ravel(), seen.batch
-    after, parts = (batch[n][row].ravel() for n in ("input_ids", "token_type_ids"))
+    batch, names = seen.batch, ("input_ids", "token_type_ids")
+    after, parts = (batch[name][row].ravel() for name in names)
+    before = seen.gathered["input_ids"][row]
+    before = (before[seen.origin[row]] if before.ndim == 1 else before).ravel()
     real = batch["attention_mask"][row].ravel() > 0
-    chosen = np.zeros(real.shape, bool)
-    if "mlm_ids" in batch:
-        chosen[batch["mlm_positions"][row][batch["mlm_weights"][row] > 0]] = True
+    chosen = seen.predicted[row].ravel()
     segments = batch.get("segment_ids", batch["attention_mask"])[row].ravel()
     special = set(tokenizer.special_ids.tolist()) - {tokenizer.unk_id}
     out = []

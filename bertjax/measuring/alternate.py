@@ -21,7 +21,8 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
-from bertjax.assembly import batches, prepared_text, resolve
+from bertjax.assembly import prepared_text, resolve
+from bertjax.data.masking import mask_rates
 from bertjax.measuring.results import (
     Measured,
     Seconds,
@@ -209,7 +210,9 @@ def describe_shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[st
     return {name: getattr(cfg, name) for name in names.split()} | {
         "batch_size": config.batch_size,
         "length": config.data.length,
-        "predictions": batches.predictions(config, config.data.length),
+        "predictions": mask_rates.predictions(
+            config.data, config.data.length, (config.data.mask_rate,)
+        ),
         "lr": config.optim.lr,
         "wd": config.optim.wd,
     }

@@ -18,11 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
-from bertjax.assembly import batches, resolve, train_step
+from bertjax.assembly import resolve, train_step
 from bertjax.config import schema, serialize
+from bertjax.data.features.base import Spec
 from bertjax.measuring import hlo, memory_analysis, topologies
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
-from bertjax.measuring.synthetic_data import Shape, make_batches
+from bertjax.measuring.synthetic_data import Shape, batch_specs
 from bertjax.models import attention
 from bertjax.objectives.base import make_objective
 from bertjax.parallel import feed
@@ -84,36 +85,34 @@ class Target:
         Raises UserError when the mesh does not divide a batch.
         """
         feed.check_batch_size(self.mesh, self.config.batch_size, self.config.accumulate)
-        predictions: dict[tuple[int, int], int] = {}
+        rates: dict[tuple[int, int], dict[Any, None]] = {}
         for phase in resolve.wanted_phases(self.config):
             feed.check_batch_size(self.mesh, phase.batch_size, self.config.accumulate)
             key = phase.batch_size, phase.length
-            n = batches.predictions(self.config, phase.length, phase.mask_rate)
-            predictions[key] = max(predictions.get(key, 0), n)
-        shapes = [Shape(*key, n) for key, n in predictions.items()]
+            rates.setdefault(key, {})[phase.mask_rate] = None
+        shapes = [Shape(*key, (*of_shape,)) for key, of_shape in rates.items()]
         return sorted(shapes, key=lambda s: (-s.length, -s.batch_size))
 
     @property
     def eval_shape(self) -> Shape:
         """The batches of an evaluation, which do not depend on the phase."""
-        length = self.config.data.length
-        rate = self.config.eval.mask_rate
-        predictions = batches.predictions(self.config, length, rate)
-        return Shape(self.config.batch_size, length, predictions)
+        rates = (resolve.eval_mask_rate(self.config),)
+        return Shape(self.config.batch_size, self.config.data.length, rates)
 
-    def specs(self, shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shape and dtype of each array of a batch [B, ...], and labels'."""
-        rows, one = shape.batch_size, shape._replace(batch_size=1)
-        row = make_batches(self.config, self.objective.needs, one).batch(0)
-        specs = {
-            name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
-            for name, array in row.items()
+    def specs(self, shape: Shape) -> dict[str, Spec]:
+        """Return every array of a batch, without B."""
+        return batch_specs(self.config, self.objective, shape)
+
+    def arrays(self, shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape and dtype of each array of a batch [B, ...]."""
+        return {
+            name: jax.ShapeDtypeStruct((shape.batch_size, *spec.shape), spec.dtype)
+            for name, spec in self.specs(shape).items()
         }
-        return specs | self.objective.labels(rows, shape.length)
 
     def tokens(self, shape: Shape) -> int:
         """Return the token slots of a batch, of all choices of a row."""
-        return math.prod(self.specs(shape)["input_ids"].shape)
+        return shape.batch_size * math.prod(self.specs(shape)["input_ids"].shape)
 
     def attention(self, shape: Shape) -> str:
         """Name the attention backend of a step, and say why it is no other."""
@@ -143,11 +142,11 @@ class Target:
             if step == "eval":
                 rows = shape.batch_size // config.accumulate
                 rows = self.objective.whole_batch or rows
-                specs = self.specs(shape._replace(batch_size=rows))
+                specs = self.arrays(shape._replace(batch_size=rows))
                 specs["example_weights"] = jax.ShapeDtypeStruct((rows,), jnp.float32)
                 evaluate = jax.jit(train_step.make_evaluate(self.objective))
                 return evaluate.lower(given.params, self._place(specs, where))
-            specs = self.specs(shape)
+            specs = self.arrays(shape)
             if config.steps_per_call == 1:
                 return self.update.step.lower(given, self._place(specs, where))
             where = multi_step.call_sharding(self.mesh)

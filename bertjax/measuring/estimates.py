@@ -11,6 +11,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve, train_step
+from bertjax.data.features import base as features
 from bertjax.measuring import topologies
 from bertjax.measuring.compile_steps import Target, versions
 from bertjax.measuring.hlo import Kernel
@@ -98,7 +99,8 @@ def sample_text(
         rows = sum(len(b["input_ids"]) for b in batches)
         slots = sum(b["input_ids"].size for b in batches)
         tokens = sum(int(b["attention_mask"].sum()) for b in batches)
-        predicted = sum(int((b["mlm_weights"] > 0).sum()) for b in batches if stage.P)
+        weights = [b[name] for b in batches for name in stage.loss_weights]
+        predicted = sum(int((values > 0).sum()) for values in weights)
         phases.append(
             {
                 "start": stage.start,
@@ -171,7 +173,7 @@ def estimate(
     return {
         "batch_size": shape.batch_size,
         "length": shape.length,
-        "predictions": shape.predictions,
+        "predictions": features.predictions(target.specs(shape)),
         "rows_per_device": rows,
         "eval_fits": eval_fits,
         "eval_hbm_gib": eval_gib,
@@ -223,7 +225,7 @@ def time_estimate(
     seconds = facts["cycles"] / (1e9 * chip.ghz) + of_kernels
     tokens = target.tokens(shape) / target.mesh.devices.size  # a device
     if target.objective.flops:
-        flops = tokens * target.objective.flops(shape.length, shape.predictions)
+        flops = tokens * target.objective.flops(target.specs(shape))
         out["estimated_mfu"] = flops / chip.flops / seconds
     # The first one goes through the updates of a call: a round of it is a step.
     calls = target.config.steps_per_call > 1

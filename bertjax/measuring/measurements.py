@@ -21,6 +21,7 @@ from bertjax.measuring.results import Measured, Seconds, memory_mb, watch_memory
 from bertjax.measuring.synthetic_data import (
     VOCAB_SIZE,
     Shape,
+    batch_specs,
     one_phase,
     synthetic_batch,
     synthetic_store,
@@ -50,7 +51,7 @@ def measure_step(config: ConfigDict) -> Measured:
         cli.say(f"of the phases the longest is measured: {size}")
     vocab_size = config.model.vocab_size or VOCAB_SIZE
     objective, _ = make_objective(config, vocab_size, jax.default_backend())
-    shape = Shape(config.batch_size, length, run_batches.predictions(config, length))
+    shape = Shape(config.batch_size, length, (config.data.mask_rate,))
     batch = synthetic_batch(config, objective, shape, vocab_size)
     run, facts = compile_step(config, [batch], vocab_size)
     return Measured(facts, lambda steps: {"step": run(steps)})
@@ -147,9 +148,9 @@ def flops_facts(config: ConfigDict, objective: Any) -> dict[str, float]:
     from bertjax.assembly import train_step
 
     if objective.flops:
-        length = config.data.length
-        predictions = run_batches.predictions(config, length)
-        return {"flops_per_token": objective.flops(length, predictions)}
+        shape = Shape(config.batch_size, config.data.length, (config.data.mask_rate,))
+        specs = batch_specs(config, objective, shape)
+        return {"flops_per_token": objective.flops(specs)}
     cli.say(train_step.NO_MFU.format(config.objective))
     return {}
 
@@ -165,7 +166,7 @@ def measure_packing(config: ConfigDict) -> Measured:
     for config.data.packed in (False, True):
         stage = input_batches(config)
         batches = [stage.batch(step) for step in range(4)]
-        run, facts = compile_step(config, batches, stage.tables.vocab_size)
+        run, facts = compile_step(config, batches, stage.specials.vocab_size)
         runs.append(run)
         fills.append(float(np.mean([b["attention_mask"].mean() for b in batches])))
     padded, packed = runs
@@ -202,30 +203,19 @@ def measure_plan(config: ConfigDict, sequences: int) -> Measured:
 
 
 def measure_input(config: ConfigDict) -> Measured:
-    """Time the host's batch function, and masking alone, in one thread."""
-    from bertjax.data import counter_rng
-    from bertjax.data.masking.masker import mask_tokens
-
+    """Time the host's batch function, and its host half alone, in one thread."""
     stage, at = input_batches(config), itertools.count()
-    unmasked = []  # what mask_tokens takes: ids, real-token flags, keys
-    for step in range(4):
-        batch = stage.batch(step)
-        ids = batch["input_ids"].copy()
-        row, slot = np.nonzero(batch["mlm_weights"])
-        ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_ids"][row, slot]
-        keys = counter_rng.fold(stage.seed, "benchmark", np.arange(len(ids)) + step)
-        unmasked.append((ids, batch["attention_mask"], keys))
+    gathered = [stage.gathered(step) for step in range(4)]
 
-    def mask(step: int) -> None:
-        inputs = unmasked[step % len(unmasked)]
-        mask_tokens(*inputs, stage.masking, stage.tables, stage.P)
+    def make(step: int) -> None:
+        stage.features.make(gathered[step % len(gathered)])
 
     def run(steps: int) -> Seconds:
         seconds = mean_seconds(lambda step: stage.batch(next(at)), steps)
-        return {"step": seconds, "masking": mean_seconds(mask, steps)}
+        return {"step": seconds, "masking": mean_seconds(make, steps)}
 
     run(1)
-    return Measured(_facts(config, stage.tables.vocab_size), run)
+    return Measured(_facts(config, stage.specials.vocab_size), run)
 
 
 def measure_loop(config: ConfigDict) -> Measured:
@@ -285,10 +275,10 @@ def input_batches(config: ConfigDict) -> Any:
     else:
         tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
         parts = {"train": store}
-    needs = frozenset({"mlm", "nsp", "sop"} & {"mlm", *config.objective.split("+")})
+    objective, _ = make_objective(config, tokenizer.vocab_size)
     counts = prepared_text.count_tokens(parts)
     tables = run_batches.make_tables(config, tokenizer, counts)
-    run = run_batches.make_run(config, needs, tokenizer, parts, tables)
+    run = run_batches.make_run(config, objective.needs, tokenizer, parts, tables)
     return run.course.stages[0]
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs made up for measuring: rows, a text, its tokenizer."""
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,13 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax.assembly import resolve
-from bertjax.data.batches import Batches, pair_rule
+from bertjax.data import batches
+from bertjax.data.batches import Batches
+from bertjax.data.features.base import Features, Spec
+from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
-from bertjax.data.sequences.make_plan import make_plan
+from bertjax.data.sequences.make_plan import limit_segments, make_plan
 from bertjax.tasks.task_type import find_task_type, with_options
 
 VOCAB_SIZE = 30522  # of synthetic rows, unless model.vocab_size says otherwise
@@ -23,11 +25,11 @@ SEQUENCES = 4  # of a packed row, if it may hold so many
 
 
 class Shape(NamedTuple):
-    """A batch: B rows of L tokens with P predictions each."""
+    """A batch: B rows of L tokens; mask_rates: those that it has room for."""
 
     batch_size: int
     length: int
-    predictions: int
+    mask_rates: tuple[Any, ...]
 
 
 def one_phase(config: ConfigDict) -> ConfigDict:
@@ -62,6 +64,36 @@ def with_choices(
     return config
 
 
+def make_features(
+    config: ConfigDict, needs: frozenset[str], shape: Shape, vocab_size: int
+) -> Features:
+    """Make the host half that an objective needs, of a made-up vocabulary."""
+    tokenizer = synthetic_tokenizer(vocab_size)
+    tables = make_tables(tokenizer, np.ones(vocab_size))
+    config = config.copy_and_resolve_references()
+    if config.data.masking == "macbert":
+        # A table of similar words would be of a vocabulary that is not made up.
+        config.data.masking = "bert"
+    rates = shape.mask_rates
+    return resolve.make_features(
+        config, needs, tokenizer, tables, shape.length, rates[0], rates
+    )
+
+
+def batch_specs(
+    config: ConfigDict, objective: Any, shape: Shape, vocab_size: int = VOCAB_SIZE
+) -> dict[str, Spec]:
+    """Return every array of a batch, labels of tasks' rows included."""
+    data, needed = config.data, split_needs(objective.needs)
+    features = make_features(config, objective.needs, shape, vocab_size)
+    segments = limit_segments(features.raw, data.packed, data.max_segments)
+    specs = batches.batch_specs(features, segments, needed.pair_rule)
+    return specs | {
+        name: Spec(spec.shape[1:], spec.dtype.name)
+        for name, spec in objective.labels(shape.batch_size, shape.length).items()
+    }
+
+
 def make_batches(
     config: ConfigDict,
     needs: frozenset[str],
@@ -74,8 +106,9 @@ def make_batches(
     and data.max_segments let them.
     """
     data = config.data
+    features = make_features(config, needs, shape, vocab_size)
     sequences = min(data.max_segments or SEQUENCES, SEQUENCES) if data.packed else 1
-    document = max(shape.length // sequences - 3, 2)
+    document = max(features.raw // sequences - 3, 2)
     if not data.packed:
         document *= 8  # a document ends where a row does, or far behind
     # Sentences of a token, so that rows end nowhere but at their last slot.
@@ -84,24 +117,20 @@ def make_batches(
     plan = make_plan(
         store,
         data.plan,
-        shape.length,
+        features.raw,
         config.seed,
         short_seq_prob=0.0,
-        pair_rule=pair_rule(needs),
+        pair_rule=split_needs(needs).pair_rule,
         packed=data.packed,
         max_segments=data.max_segments,
     )
     return Batches(
         plans=(plan,),
         mixture=make_mixture({"synthetic": plan.n}),
-        # A table of similar words would be of a vocabulary that is not made up.
-        masking=dataclasses.replace(resolve.make_masking(config), similar=False),
-        tables=make_tables(tokenizer, store.counts),
+        features=features,
         specials=tokenizer,
         batch_size=shape.batch_size,
         seed=config.seed,
-        needs=needs,
-        max_predictions=shape.predictions,
     )
 
 
@@ -134,7 +163,18 @@ def synthetic_text(
     ids = (4 + (vocab_size - 4) ** draws).astype(np.int32)
     sentences = np.arange(0, ids.size + 1, sentence)
     n = sentences.size - 1
-    tokenizer = SimpleNamespace(
+    store = SimpleNamespace(
+        tokens=ids[: sentences[-1]].astype(np.uint32),
+        sentences=sentences,
+        documents=np.append(np.arange(0, n, document // sentence), n),
+        counts=np.bincount(ids, minlength=vocab_size),
+    )
+    return synthetic_tokenizer(vocab_size), store
+
+
+def synthetic_tokenizer(vocab_size: int) -> Any:
+    """Make what batches read of a tokenizer; the five special ids come first."""
+    return SimpleNamespace(
         vocab_size=vocab_size,
         pad_id=0,
         unk_id=1,
@@ -145,13 +185,6 @@ def synthetic_text(
         replacement_ids=np.arange(5, vocab_size, dtype=np.int32),
         word_starts=np.arange(vocab_size) % 4 > 0,
     )
-    store = SimpleNamespace(
-        tokens=ids[: sentences[-1]].astype(np.uint32),
-        sentences=sentences,
-        documents=np.append(np.arange(0, n, document // sentence), n),
-        counts=np.bincount(ids, minlength=vocab_size),
-    )
-    return tokenizer, store
 
 
 def synthetic_store(folder: Path, config: ConfigDict, sequences: int) -> Any:

@@ -239,10 +239,22 @@ def flops_per_token(
 ) -> float:
     """Count floating point operations of forward and backward per token slot.
 
-    6 for each weight of a matrix product a token goes through, 12 D for each key of
-    each layer for the attention scores and their use, and the head at `predictions`
-    of `length` slots. everywhere: the last layer's result is read at every slot, not
-    at the predictions and a first token alone; what is not read needs no queries.
+    Those of the encoder, and of a masked LM's head at `predictions` of `length` slots.
+    """
+    d, e = cfg.hidden_size, cfg.embedding_width
+    head = (d * e + cfg.vocab_size * e) * predictions / length
+    return encoder_flops(cfg, length, predictions, everywhere) + 6.0 * head
+
+
+def encoder_flops(
+    cfg: EncoderConfig, length: int, predictions: int, everywhere: bool = True
+) -> float:
+    """Count floating point operations of forward and backward per token slot.
+
+    6 for each weight of a matrix product a token goes through, and 12 D for each key of
+    each layer for the attention scores and their use. everywhere: the last layer's
+    result is read at every slot, not at the predictions and a first token alone; what
+    is not read needs no queries.
     """
     d, m, e = cfg.hidden_size, cfg.intermediate_size, cfg.embedding_width
     matrices = 3 if cfg.mlp_type == "glu" else 2
@@ -252,5 +264,4 @@ def flops_per_token(
     layers = cfg.num_hidden_layers * (2 * d * d + own) - (1 - read) * own
     seen = sum(keys) - (1 - read) * keys[-1]
     projection = e * d if cfg.embedding_size else 0
-    head = (d * e + cfg.vocab_size * e) * predictions / length
-    return 6.0 * (layers + 2 * seen * d + projection + head)
+    return 6.0 * (layers + 2 * seen * d + projection)

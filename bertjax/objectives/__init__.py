@@ -1,19 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every module here but these is an objective that a config can name."""
 
-from bertjax import registry
+import re
+from typing import NamedTuple
 
-SUPPORT = ("base", "losses", "metrics", "pair", "task_head")
+from bertjax import UserError, registry
+
+SUPPORT = ("base", "losses", "metrics", "pair", "task_head", "token_head")
 
 
-def parse(objective: str) -> list[tuple[str, dict[str, registry.Option]]]:
+class Part(NamedTuple):
+    """A part of config.objective: a module, its options, and of a mixture by rows how
+    many rows of a group are its own; None: all rows."""
+
+    name: str
+    options: dict[str, registry.Option]
+    rows: int | None = None
+
+
+def parse(objective: str) -> list[Part]:
     """Read config.objective: module names joined by +, each with options after a colon.
 
     >>> parse("mlm+sop"), parse("electra:generator=0.25,discriminator_weight=50")
-    ([('mlm', {}), ('sop', {})], [('electra', {'generator': 0.25, ...: 50})])
+    ([Part(name='mlm', ...), Part(name='sop', ...)], [Part(name='electra', ...)])
+    >>> [(part.name, part.rows) for part in parse("mntp*15+clm*1")]
+    [('mntp', 15), ('clm', 1)]
 
     The options are arguments of the module's make_head or make_objective. Raises
-    UserError where one is not OPTION=VALUE.
+    UserError where one is not OPTION=VALUE, or some parts have rows and some have none.
     """
-    parts = objective.split("+")
-    return [registry.parse_options(part, "objective") for part in parts]
+    parts = []
+    for text in objective.split("+"):
+        mixed = re.fullmatch(r"(.+)\*(\d+)", text)
+        one = registry.parse_options(mixed[1] if mixed else text, "objective")
+        parts.append(Part(*one, int(mixed[2]) if mixed else None))
+    counts = {part.rows for part in parts}
+    if counts == {0} or (None in counts and counts != {None}):
+        raise UserError(
+            f"objective={objective!r}: in a mixture by rows each part says how many "
+            "rows of a group are its own, such as mntp*15+clm*1"
+        )
+    return parts

@@ -10,6 +10,7 @@ options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`),
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,13 +20,14 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.models import attention, encoder
-from bertjax.models.config import EncoderConfig, flops_per_token
+from bertjax.models.config import EncoderConfig, encoder_flops
 from bertjax.models.heads import task_shardings
 from bertjax.models.layers import Params, take_at
 from bertjax.objectives import SUPPORT, parse
 from bertjax.parallel.sharding import constrain, gather_params
 
 Batch = Mapping[str, jax.Array]
+Specs = Mapping[str, Any]  # of the arrays of a batch; each has a `shape`, without B
 PACKAGE = "bertjax.objectives"
 SEQUENCES = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -100,8 +102,12 @@ class Head:
     metrics alone.
     reads: where it reads encoded.hidden: EVERYWHERE, [B, L, D]; NOWHERE; or the name of
     an array of the batch, i32 [B, P], that holds positions, [B, P, D].
-    needs: what the host has to make ("mlm": masked positions, "nsp" or "sop": pairs
-    with labels). pooled: whether it reads the pooled vector.
+    needs: what the host has to make: "mlm" or another module of data/features, or a
+    dotted name, with its options ("diffusion:schedule=cosine"); "nsp" or "sop": pairs
+    with labels. pooled: whether it reads the pooled vector. causal: it learns from rows
+    whose tokens see none after them, so that no head beside it can pool a vector.
+    params: the name of its part of the parameters, which heads may share; "": its own.
+    rows: set by `mix_by_rows`: which rows of a group, and how many a group has.
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
     keeps of every row.
     labels(B, L) -> {name: shape and dtype}: what a batch holds for it, beside tokens
@@ -110,7 +116,8 @@ class Head:
     shardings: rows for parameters that parallel/sharding.py does not know; a task's
     head that has none is one of heads.init_task.
     flops(cfg, L, P) -> those that it adds to the encoder's, of a token slot, forward
-    and backward; None: of a head from outside nobody knows them.
+    and backward, P being the predictions of a row (`<name>_ids`, else those of
+    "mlm_ids"); None: of a head from outside nobody knows them.
     whole_batch: where rows are compared with each other (in-batch negatives), the rows
     that an evaluation takes at once, so that its figures depend on no batch size; 0
     where they do not anyway. A step's batch is not parted then (accumulate). None: each
@@ -137,6 +144,9 @@ class Head:
     flops: Callable[[EncoderConfig, int, int], float] | None = None
     whole_batch: int | None = None
     task_type: str | None = None
+    causal: bool = False
+    params: str = ""
+    rows: tuple[slice, int] | None = None
     at: dataclasses.InitVar[str | None] = None
 
     def __post_init__(self, at: str | None) -> None:
@@ -154,8 +164,10 @@ class Objective:
 
     init(rng) -> params; weights(batch); sums(params, batch, rng). evaluate(params,
     batch) -> (sums, outputs), where there are outputs. everywhere: what the last layer
-    makes of every token is read. flops(L, P) -> those of a token slot, forward and
-    backward; None where nobody knows them. whole_batch, task_type: as a Head has them.
+    makes of every token is read. flops(specs) -> those of a token slot, forward and
+    backward, by the arrays of a batch; None where nobody knows them. whole_batch,
+    task_type: as a Head has them. group: of a mixture by rows, how many neighbouring
+    rows make a group, which lie on one device.
     """
 
     init: Callable[[jax.Array], Params]
@@ -167,9 +179,10 @@ class Objective:
     evaluate: Callable[[Params, Batch], tuple[dict[str, Term], Any]] | None = None
     labels: Labels = lambda rows, length: {}
     everywhere: bool = True
-    flops: Callable[[int, int], float] | None = None
+    flops: Callable[[Specs], float] | None = None
     whole_batch: int | None = None
     task_type: str | None = None
+    group: int = 1
 
 
 def make_objective(
@@ -181,9 +194,10 @@ def make_objective(
     Raises UserError on an unknown name or option, or parts that cannot be combined.
     """
     attention.import_backend(cfg.attention)
+    named = [part for part in parse(name) if part.rows != 0]
     parts = [
-        (registry.load("objective", n, PACKAGE, SUPPORT), options)
-        for n, options in parse(name)
+        (registry.load("objective", part.name, PACKAGE, SUPPORT), part.options)
+        for part in named
     ]
     if whole := [part for part in parts if hasattr(part[0], "make_objective")]:
         module, options = whole[0]
@@ -199,7 +213,9 @@ def make_objective(
         if len({h.name for h in heads}) < len(heads):
             raise UserError(f"objective={name!r} names a head twice")
         cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
-        objective = combine(heads, cfg)
+        rows = [part.rows for part in named] if len(named) > 1 else [None]
+        check_causal(name, heads, cfg, mixed=rows[0] is not None)
+        objective = combine(heads, cfg, rows)
         for (module, _), head in zip(parts, heads, strict=True):
             if head.flops is None and not module.__name__.startswith(f"{PACKAGE}."):
                 objective = dataclasses.replace(objective, flops=None)
@@ -214,12 +230,40 @@ def make_objective(
     return dataclasses.replace(objective, needs=needs), cfg
 
 
-def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
+def check_causal(
+    name: str, heads: Sequence[Head], cfg: EncoderConfig, mixed: bool
+) -> None:
+    """Refuse what does not go with rows whose tokens see none after them."""
+    causal = [h.name for h in heads if h.causal]
+    others = [h.name for h in heads if not (h.causal or h.task_type)]
+    if getattr(cfg, "is_decoder", False) and others:
+        raise UserError(
+            f"model.is_decoder=True: objective={name} has {' and '.join(others)}, "
+            "whose tokens see those after them: leave model.is_decoder out"
+        )
+    if pooled := [h.name for h in heads if h.pooled and causal and not mixed]:
+        raise UserError(
+            f"objective={name}: {' and '.join(causal)} lets the first token see itself "
+            f"alone, of which {' and '.join(pooled)} would be told: leave one of the "
+            "two out"
+        )
+
+
+def combine(
+    heads: Sequence[Head], cfg: EncoderConfig, rows: Sequence[int | None] = (None,)
+) -> Objective:
     """Put heads on one encoder.
 
-    Raises UserError when it is traced where two heads return what has one name.
+    rows: of a mixture, how many neighbouring rows of a group are each head's; else all
+    are everybody's. Raises UserError when it is traced where two heads return what has
+    one name.
     """
+    mixed = rows[0] is not None
+    if mixed:
+        heads, needs, group = mix_by_rows(heads, rows)
     both = CombinedHeads(heads, cfg)
+    if mixed:
+        both.needs = needs
     return Objective(
         init=both.init,
         weights=both.weights,
@@ -233,7 +277,36 @@ def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
         flops=both.flops,
         whole_batch=_whole_batch(heads),
         task_type=next((h.task_type for h in heads if h.task_type), None),
+        group=group if mixed else 1,
     )
+
+
+def mix_by_rows(
+    heads: Sequence[Head], rows: Sequence[int]
+) -> tuple[list[Head], frozenset[str], int]:
+    """Give each head rows of its own: of each group of neighbouring rows the first
+    rows[0], the next rows[1], and so on.
+
+    Returns the heads, what they need of the host together, and the rows of a group. A
+    loss counts by its share of the rows. Raises UserError for a head that is no head of
+    predictions.
+    """
+    divisor = math.gcd(*rows)
+    counts = [n // divisor for n in rows]
+    group, first, mixed, needs = sum(counts), 0, [], []
+    for head, n in zip(heads, counts, strict=True):
+        if len(head.needs) != 1 or head.pooled or head.task_type or head.outputs:
+            raise UserError(
+                f"objective: {head.name} cannot have rows of its own: a mixture by "
+                "rows is of heads that predict tokens, such as mntp*15+clm*1"
+            )
+        needs.append(f"{next(iter(head.needs))}*{n}")
+        losses = {f"{head.name}_loss": 1.0} | dict(head.coefficients)
+        share = {term: factor * n / group for term, factor in losses.items()}
+        part = slice(first, first + n), group
+        first += n
+        mixed.append(dataclasses.replace(head, coefficients=share, rows=part))
+    return mixed, frozenset({"+".join(needs)}), group
 
 
 class CombinedHeads:
@@ -248,14 +321,16 @@ class CombinedHeads:
         reads = dict.fromkeys(head.reads for head in heads)
         self.positions = [name for name in reads if name not in (EVERYWHERE, NOWHERE)]
         is_mean = cfg.pooler and cfg.classifier_pooling == "mean"
-        self.everywhere = is_mean or EVERYWHERE in reads
+        self.mixed = any(head.rows for head in heads)
+        self.everywhere = is_mean or EVERYWHERE in reads or self.mixed
 
     def init(self, rng: jax.Array) -> Params:
         rngs = jax.random.split(rng, len(self.heads) + 1)
         params = {"encoder": encoder.init(rngs[0], self.cfg)}
         for head, key in zip(self.heads, rngs[1:], strict=True):
-            if own := head.init(key, self.cfg):
-                params[head.name] = own
+            name = head.params or head.name
+            if name not in params and (own := head.init(key, self.cfg)):
+                params[name] = own
         return params
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -282,12 +357,19 @@ class CombinedHeads:
         outputs = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in outputs.items()}
         return self._add_up(params, encoded, batch, None), outputs
 
-    def flops(self, length: int, predictions: int) -> float:
-        """Count the encoder and a masked LM's head, and what heads say of their own."""
-        predicted = predictions if "mlm" in self.needs else 0
-        whole = flops_per_token(self.cfg, length, predicted, self.everywhere)
-        own = [h.flops(self.cfg, length, predictions) for h in self.heads if h.flops]
-        return whole + sum(own)
+    def flops(self, specs: Specs) -> float:
+        """Count the encoder, and what heads say of their own."""
+        length = specs["input_ids"].shape[-1]
+        read = sum(specs[name].shape[-1] for name in self.positions if name in specs)
+        whole = encoder_flops(self.cfg, length, read, self.everywhere)
+        for head in self.heads:
+            ids = specs.get(f"{head.name}_ids", specs.get("mlm_ids"))
+            predictions = ids.shape[-1] if ids else 0
+            if head.flops:
+                rows, of = head.rows or (slice(0, 1), 1)
+                share = (rows.stop - rows.start) / of
+                whole += share * head.flops(self.cfg, length, predictions)
+        return whole
 
     def _encode(
         self, params: Params, batch: Batch, rng: jax.Array | None
@@ -298,6 +380,9 @@ class CombinedHeads:
         encode = functools.partial(
             encoder.apply, params["encoder"], self.cfg, batch, rng
         )
+        if self.mixed:
+            encoded = encode()
+            return params, [self._own(head, encoded, batch) for head in self.heads]
         if self.everywhere:
             encoded = encode()
             x = encoded.hidden
@@ -313,11 +398,23 @@ class CombinedHeads:
         hidden |= {NOWHERE: x[:, :0], EVERYWHERE: x}
         return params, [encoded._replace(hidden=hidden[h.reads]) for h in self.heads]
 
+    def _own(self, head: Head, encoded: Any, batch: Batch) -> encoder.Encoded:
+        """Take what a head of a mixture reads of its own rows."""
+        x = take_rows(head, encoded.hidden)
+        if head.reads == NOWHERE:
+            x = x[:, :0]
+        elif head.reads != EVERYWHERE:
+            x = take_at(x, take_rows(head, batch[head.reads]))
+        return encoded._replace(hidden=x)
+
     def _add_up(
         self, params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
     ) -> dict[str, Term]:
-        pairs = zip(self.heads, encoded, strict=True)
-        return self._merge([h.sums(params, self.cfg, e, batch, rng) for h, e in pairs])
+        terms = []
+        for head, own in zip(self.heads, encoded, strict=True):
+            rows = {name: take_rows(head, array) for name, array in batch.items()}
+            terms.append(head.sums(params, self.cfg, own, rows, rng))
+        return self._merge(terms)
 
     def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what each head returns into one dict; a name is one head's alone."""
@@ -332,6 +429,15 @@ class CombinedHeads:
                     )
                 owners[key] = head.name
         return {key: value for part in parts for key, value in part.items()}
+
+
+def take_rows(head: Head, x: jax.Array) -> jax.Array:
+    """Take the rows of x [B, ...] that are a head's: all, but in a mixture."""
+    if not head.rows:
+        return x
+    rows, group = head.rows
+    groups = x.reshape(-1, group, *x.shape[1:])[:, rows]
+    return groups.reshape(-1, *x.shape[1:])
 
 
 def flatten_sequences(batch: Batch) -> Batch:

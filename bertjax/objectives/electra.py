@@ -17,10 +17,10 @@ from bertjax import UserError
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig, flops_per_token, generator_config
 from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Objective, Term, row_keys
+from bertjax.objectives.base import Batch, Objective, Specs, Term, row_keys
 from bertjax.objectives.losses import binary_cross_entropy
 from bertjax.objectives.metrics import binary_metrics
-from bertjax.objectives.mlm import score_predictions, sum_in_chunks
+from bertjax.objectives.token_head import score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import PARAM_AXES, gather_params
 
 SHARED = ("word", "position", "token_type", "norm")
@@ -93,7 +93,7 @@ def sums(
 
     def guess(first, *arrays):
         with jax.named_scope("generator"):
-            terms, logits = score_predictions(mlm, small, *arrays)
+            terms, logits = score_tokens(mlm, small, *arrays)
         with jax.named_scope("sample"):
             return terms, sample(logits, batch, first)
 
@@ -110,11 +110,10 @@ def sums(
     return {**terms, **{f"rtd_{name}": term for name, term in own.items()}}
 
 
-def flops(
-    cfg: EncoderConfig, small: EncoderConfig, length: int, predictions: int
-) -> float:
+def flops(cfg: EncoderConfig, small: EncoderConfig, specs: Specs) -> float:
     """Count the generator, the discriminator and its head, which is everywhere."""
     d = cfg.hidden_size
+    length, predictions = (specs[k].shape[-1] for k in ("input_ids", "mlm_ids"))
     generator = flops_per_token(small, length, predictions, everywhere=False)
     return generator + flops_per_token(cfg, length, 0) + 6.0 * (d * d + d)
 

@@ -20,6 +20,15 @@ def cross_entropy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     return Sum(jnp.sum(weights * (norm - true)), jnp.sum(weights))
 
 
+def z_loss_of(logits: jax.Array, weights: jax.Array) -> Sum:
+    """Sum the weighted squares of ln of the sum of exp(logits), which keeps it near 0.
+
+    Shapes as in `cross_entropy`. (Chowdhery et al. 2022, PaLM, section 5.)
+    """
+    norm = jax.nn.logsumexp(logits, axis=-1)
+    return Sum(jnp.sum(weights * norm**2), jnp.sum(weights))
+
+
 def binary_cross_entropy(
     logits: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> Sum:

@@ -16,12 +16,13 @@ from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve
 from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli
+from bertjax.data.masking.masker import read_masker
 from bertjax.data.tokenizers.tokenizer import BYTES
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
 from bertjax.models import encoder, heads
 from bertjax.objectives.base import TokenIds, make_objective
-from bertjax.objectives.mlm import sum_in_chunks
+from bertjax.objectives.token_head import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
 from bertjax.training import step
 
@@ -66,7 +67,8 @@ def evaluate(
     if counts is not None:  # one added to each so that none is impossible
         log_unigram = np.log((counts + 1) / (counts.sum() + len(counts)))
     characters = count_characters(tokenizer)
-    rates = rates or (resolve.make_masking(config, config.eval.mask_rate).rate,)
+    own = resolve.eval_mask_rate(config)
+    rates = rates or (read_masker(config.data, own).rate,)
     prepared_text.settle_cache(config, cli.say)
     out: dict[str, dict[float, dict[str, float]]] = {}
     for name, store in prepared_text.prepare_valid(config, tokenizer, cli.say).items():

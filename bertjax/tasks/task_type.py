@@ -121,7 +121,7 @@ def find_task_type(objective: str) -> TaskType | None:
 
 
 def _is_outside(objective: str) -> bool:
-    (name, _), *more = objectives.parse(objective)
+    (name, *_), *more = objectives.parse(objective)
     return "." in name and not more
 
 

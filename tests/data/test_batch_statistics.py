@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from host_half import make_half
 
 from bertjax.data.batch_statistics import Statistics
 from bertjax.data.batches import Inspected
@@ -14,7 +15,7 @@ from bertjax.data.rendering import show_row, stages_html, surface, to_html, to_t
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat ##ch <b> sat".split()  # noqa: SIM905
 TOKENIZER = SimpleNamespace(
     vocab_size=10, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4, pieces=PIECES,
-    special_ids=np.arange(5), kind="wordpiece",
+    special_ids=np.arange(5), kind="wordpiece", replacement_ids=np.arange(5, 10),
     word_starts=np.array([not p.startswith("##") for p in PIECES]),
 )  # fmt: skip
 
@@ -39,7 +40,16 @@ def inspected(packed=False):
     batch["mlm_ids"] = np.array([[6, 8], [9, 0]], np.int32)
     batch["mlm_weights"] = np.array([[1, 1], [1, 0]], np.float32)
     found = Located(np.array([1, 0]), np.array([5, 7]), np.zeros(2, np.uint64))
-    return Inspected(found, gathered, batch, np.array([1, 1, 2]), np.array([0, 3]))
+    drawn, truncated = np.array([1, 1, 2]), np.array([0, 3])
+    return told(Inspected(found, gathered, batch, drawn, truncated, {}, None, None))
+
+
+def told(seen):
+    """Add what the host half of a masked LM tells."""
+    half = make_half("mlm", TOKENIZER, 6)
+    predicted, origin = half.predicted(seen.batch), half.origin(seen.batch)
+    counts = half.tell(seen.gathered, seen.batch)
+    return seen._replace(counts=counts, predicted=predicted, origin=origin)
 
 
 def test_counts_by_hand():
@@ -87,7 +97,8 @@ def test_marks_decide_where_words_begin():
     marks = np.zeros((2, 6), np.uint8)
     marks[0, [1, 3]] = marks[1, [1, 2]] = 1
     statistics = Statistics(TOKENIZER, ("en", "sw"))
-    statistics.add(seen._replace(gathered=seen.gathered | {"marks": marks}), "x")
+    seen = told(seen._replace(gathered=seen.gathered | {"marks": marks}))
+    statistics.add(seen, "x")
     assert statistics.results()["partial_words"] == 2
 
 

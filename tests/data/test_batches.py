@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from host_half import make_half
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax import UserError
 from bertjax.data import loader as engines
-from bertjax.data.batches import Batches, batch_sha256, pair_rule
+from bertjax.data.batches import Batches, batch_sha256
+from bertjax.data.features.make_features import split_needs
 from bertjax.data.loader import stream
-from bertjax.data.masking.presets import make_masking
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
@@ -49,9 +50,9 @@ def batches(kind="pairs", preset="bert", B=8, seed=11, store=None, length=32, **
     rule = "nsp" if kind == "pairs" else None
     plan = make_plan(store or corpus(400, 23), kind, length, 5, pair_rule=rule)
     needs = frozenset({"mlm", rule} - {None})
-    masking = make_masking(preset, **how)
+    features = make_half(needs, TOKENIZER, length, masking=preset, **how)
     mixture = make_mixture({"train": plan.n})
-    return Batches((plan,), mixture, masking, TABLES, TOKENIZER, B, seed, needs)
+    return Batches((plan,), mixture, features, TOKENIZER, B, seed)
 
 
 def join(parts):
@@ -67,7 +68,7 @@ def test_golden_hashes():
     hashes = {
         "pairs": batches().batch(1000),
         "full": batches("full_sentences", "roberta").batch(1000),
-        "doc": batches("doc_sentences", unit="word").batch(1000),
+        "doc": batches("doc_sentences", mask_unit="word").batch(1000),
         "eval": next(batches().eval_batches(8)),
     }
     assert {k: batch_sha256(b)[:16] for k, b in hashes.items()} == {
@@ -108,7 +109,7 @@ def test_names_shapes_and_types():
 def test_an_epoch_shows_each_example_once_in_an_order_of_its_own(B):
     b = batches("doc_sentences", B=B)
     needed = -(-2 * b.n // B)
-    plain = dataclasses.replace(b, needs=frozenset())
+    plain = dataclasses.replace(b, features=make_half("", TOKENIZER, 32))
     rows = join([plain.batch(s) for s in range(needed)])["input_ids"]
     first, second = rows[: b.n].tolist(), rows[b.n : 2 * b.n].tolist()
     everything = join(list(plain.eval_batches(B)))["input_ids"][: b.n].tolist()
@@ -160,15 +161,18 @@ def test_eval_takes_a_fixed_subset_in_natural_order():
 
 
 def test_one_pair_objective_at_a_time():
-    assert pair_rule(frozenset({"mlm"})) is None
-    assert pair_rule(frozenset({"mlm", "sop"})) == "sop"
+    assert split_needs(frozenset({"mlm"})) == ("mlm", None, False)
+    assert split_needs(frozenset({"mlm", "sop"})) == ("mlm", "sop", False)
     with pytest.raises(UserError, match="not nsp and sop"):
-        pair_rule(frozenset({"nsp", "sop"}))
+        split_needs(frozenset({"nsp", "sop"}))
+    with pytest.raises(UserError, match=r"objective=clm\*1\+mlm\*1"):
+        split_needs(frozenset({"clm", "mlm"}))
 
 
 def test_max_predictions_sets_the_slots():
-    b = dataclasses.replace(batches(), max_predictions=2)
+    b = batches(max_predictions=2)
     assert b.batch(0)["mlm_ids"].shape == (8, 2)
+    assert b.specs["mlm_ids"].shape == (2,)
 
 
 @pytest.mark.parametrize("kind", ["pairs", "full_sentences"])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from host_half import make_half
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from odd_corpora import Corpus, integers, texts
@@ -17,7 +18,7 @@ from odd_corpora import Corpus, integers, texts
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.batches import Batches, batch_sha256
-from bertjax.data.masking.presets import PRESETS, make_masking
+from bertjax.data.masking.presets import PRESETS
 from bertjax.data.masking.similar_words import read_similar
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
@@ -261,22 +262,17 @@ def check_choice(choice: Choice, store: Store, vocabulary: Vocabulary) -> None:
     apart = choice.packed and kind != "pairs"
     other = make_plan(store, kind, **how) if apart else None
     check_rows(plan, store, tokenizer, other)
+    similar = read_similar(vocabulary.similar, tokenizer)
+    tables = make_tables(tokenizer, store.counts, similar)
+    needs, keys = frozenset({"mlm", rule} - {None}), dict(masking=choice.preset)
+    keys["mask_unit"] = choice.unit
     try:
-        masking = make_masking(choice.preset, unit=choice.unit)
+        features = make_half(needs, tokenizer, choice.length, tables, **keys)
     except UserError as error:
         assert "does not go with" in str(error)
         return
-    similar = read_similar(vocabulary.similar, tokenizer)
-    batches = Batches(
-        (plan,),
-        make_mixture({"train": plan.n}),
-        masking,
-        make_tables(tokenizer, store.counts, similar),
-        tokenizer,
-        B,
-        11,
-        frozenset({"mlm", rule} - {None}),
-    )
+    mixture = make_mixture({"train": plan.n})
+    batches = Batches((plan,), mixture, features, tokenizer, B, 11)
     try:
         seen = batches.inspect(choice.step)
     except UserError as error:

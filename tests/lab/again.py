@@ -12,7 +12,8 @@ def init(rng, cfg):
 
 
 def sums(params, cfg, encoded, batch, rng):
-    return mlm.sums({**params, "mlm": params["again"]}, cfg, encoded, batch, rng)
+    params = {**params, "mlm": params["again"]}
+    return mlm.make_head().sums(params, cfg, encoded, batch, rng)
 
 
 def make_head():
@@ -22,4 +23,5 @@ def make_head():
         ("again/bias", "vocab"),
     )
     made = mlm.make_head()
-    return dataclasses.replace(made, name="again", init=init, sums=sums, shardings=rows)
+    own = dict(name="again", params="", init=init, sums=sums, shardings=rows)
+    return dataclasses.replace(made, **own)

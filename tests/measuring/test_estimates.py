@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh
 
 from bertjax import UserError
 from bertjax.assembly import command_line, resolve, train_step
+from bertjax.data.features.base import Spec
 from bertjax.measuring import (
     compile_steps,
     estimates,
@@ -42,6 +43,7 @@ class Fake:
         self.says: bool | None = True
         self.code = 0.1  # GiB
         self.evaluation = {"fits": True, "needed": 0}
+        self.specs = lambda shape: {"mlm_weights": Spec((20,), "float32", loss=True)}
 
     def rows(self, shape: Shape) -> int:
         return shape.batch_size // self.config.accumulate // self.parts
@@ -72,7 +74,7 @@ class Fake:
         return {"fits": fits, **found}
 
     def search(self, batch_size: int) -> int:
-        shape = Shape(batch_size, 128, 20)
+        shape = Shape(batch_size, 128, (None,))
         facts = self.memory("train", shape)
         said: list[str] = []
         return estimates.search_largest(self, shape, facts, said.append)
@@ -96,7 +98,7 @@ def test_the_largest_batch_is_one_that_was_compiled(rows, slope, says):
 def test_what_may_not_fit_with_its_code_is_compiled_to_the_end(code, fits):
     target = Fake(state=1.0, fixed=0.0, slope=0.9)
     target.code = code
-    shape = Shape(8 * 16, 128, 20)  # 15.4 GiB without the code
+    shape = Shape(8 * 16, 128, (None,))  # 15.4 GiB without the code
     found = estimates.estimate(target, shape, lambda text: None, quick=True)
     assert found["hbm_gib"] == pytest.approx(15.4) and not found["fits"]
     assert found["eval_fits"] and found["largest_batch_per_device"] == 15
@@ -114,7 +116,7 @@ def test_what_may_not_fit_with_its_code_is_compiled_to_the_end(code, fits):
 
 def test_the_search_leaves_room_for_a_large_program():
     target = Fake(state=1.0, fixed=0.0, slope=0.5)
-    shape = Shape(8 * 4, 128, 20)
+    shape = Shape(8 * 4, 128, (None,))
     target.code = 2.0
     found = estimates.estimate(target, shape, lambda text: None)
     # Of 25.5 rows; with half a GiB for the code it would be 28.5.
@@ -168,7 +170,7 @@ def test_not_even_a_row():
 def test_fewest_micro_batches_that_fit():
     target = Fake(state=1.0, fixed=0.0, slope=0.1)
     largest = target.search(8 * 1024)
-    shape = Shape(8 * 1024, 128, 20)
+    shape = Shape(8 * 1024, 128, (None,))
     assert 128 <= largest < 256
     assert estimates.accumulate_to_fit(target, shape, largest) == 8
     assert estimates.accumulate_to_fit(target, shape, 0) is None
@@ -176,7 +178,7 @@ def test_fewest_micro_batches_that_fit():
 
 def test_nothing_is_compiled_where_the_state_alone_is_too_large():
     target = Fake(state=40.0, fixed=0.0, slope=0.1)
-    found = estimates.estimate(target, Shape(256, 128, 20), lambda text: None)
+    found = estimates.estimate(target, Shape(256, 128, (None,)), lambda text: None)
     assert not found["fits"] and target.compiled == []
     assert found["hbm_gib"] == pytest.approx(40, rel=1e-6)
     assert found["largest_batch_per_device"] == 0 and found["estimated_mfu"] is None
@@ -218,7 +220,7 @@ def test_batches_have_the_arrays_that_the_pipeline_makes(packed, needs, tmp_path
     )
     stage = run.course.stages[0]
     target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
-    specs = target.specs(Shape(stage.batch_size, stage.length, stage.P))
+    specs = target.arrays(Shape(stage.batch_size, stage.length, (None,)))
     assert {k: (v.shape, v.dtype) for k, v in stage.batch(0).items()} == {
         name: (spec.shape, spec.dtype) for name, spec in specs.items()
     }
@@ -229,7 +231,7 @@ def test_labels_of_tasks_are_made_up(name):
     config = command_line.parse(["--config=finetune/classify.py:smoke"]).config
     config.objective = name
     objective, _ = make_objective(name, resolve.encoder_config(config, 1000))
-    shape = Shape(8, 64, 1)
+    shape = Shape(8, 64, (None,))
     batch = synthetic_data.synthetic_batch(config, objective, shape, 1000)
     params = jax.eval_shape(objective.init, jax.random.key(0))
     assert jax.eval_shape(objective.sums, params, batch, None).keys() == {

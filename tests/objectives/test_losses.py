@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives import mlm
+from bertjax.objectives import token_head
 from bertjax.objectives.base import make_objective
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy
@@ -91,7 +91,10 @@ def test_logits_in_pieces_change_nothing():
     }
     whole, _ = make_objective("mlm", cfg)
     limited = dataclasses.replace(cfg, max_logits_mb=1)
-    assert mlm.count_chunks(limited, 2, 7) == 4 and mlm.count_chunks(cfg, 2, 7) == 1
+    assert (
+        token_head.count_chunks(limited, 2, 7) == 4
+        and token_head.count_chunks(cfg, 2, 7) == 1
+    )
     pieces, _ = make_objective("mlm", limited)
     params = whole.init(jax.random.key(0))
 

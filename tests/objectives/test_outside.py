@@ -210,9 +210,11 @@ def test_flops_of_heads_add_up(capsys):
     plain, cfg = make_objective("mlm", CFG)
     counted, _ = make_objective("mlm+lab.contrast:flops=9", CFG)
     length, predictions = 128, 20
-    found = counted.flops(length, predictions)
+    sizes = {"input_ids": length, "mlm_ids": predictions, "mlm_positions": predictions}
+    specs = {name: SimpleNamespace(shape=(n,)) for name, n in sizes.items()}
+    found = counted.flops(specs)
     everywhere = flops_per_token(cfg, length, predictions, everywhere=True)
-    assert found == everywhere + 9 > plain.flops(length, predictions) + 9
+    assert found == everywhere + 9 > plain.flops(specs) + 9
     config = schema.base()
     config.objective = "lab.blanks"
     config.data.length, config.data.max_predictions = length, predictions
@@ -230,8 +232,10 @@ def test_preflight_has_no_mfu_either(name, known):
     target = SimpleNamespace(cfg=cfg, objective=objective, tokens=lambda shape: 1000)
     target.mesh = SimpleNamespace(devices=np.zeros(1))
     target.config = SimpleNamespace(steps_per_call=1)
+    names = "input_ids", "mlm_ids", "mlm_positions"
+    target.specs = lambda shape: {n: SimpleNamespace(shape=(128,)) for n in names}
     facts = {"cycles": 1e6, "kernels": [], "unknown_loops": []}
-    shape = SimpleNamespace(length=128, predictions=20)
+    shape = SimpleNamespace(length=128)
     chip = CHIPS["TPU v5 lite"]
     found = estimates.time_estimate(target, shape, facts, chip)
     assert found["estimated_step_ms"] > 0

@@ -175,6 +175,22 @@ def make_masker(
     return masker
 
 
+def read_masker(data: Any, rate: float | None = None) -> Masking | Masker:
+    """Make what data.masking and its refinements name, at `rate` where given.
+
+    data: config.data.
+    """
+    return make_masker(
+        data.masking,
+        rate=rate,
+        unit=data.mask_unit,
+        lengths=data.mask_lengths,
+        corruption=data.corruption,
+        replacement=data.replacement,
+        paper_compat=data.paper_compat,
+    )
+
+
 def mask_tokens(
     input_ids: np.ndarray,
     attention_mask: np.ndarray,

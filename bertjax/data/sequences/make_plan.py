@@ -78,7 +78,7 @@ def make_plan(
             raise UserError(f"data.plan={kind!r} makes no pairs; use data.plan='pairs'")
     if packed and max_segments is not None and max_segments < 1:
         raise UserError(f"data.max_segments={max_segments} must be at least 1")
-    cap = (max_segments or max(4, length // 16)) if packed else None
+    cap = limit_segments(length, packed, max_segments)
     if not len(store.tokens):
         raise UserError("data.train or data.valid holds no text: not one token")
     counts, marks = getattr(store, "counts", None), getattr(store, "marks", None)
@@ -112,6 +112,11 @@ def make_plan(
     skipped = _fill(plan, lambda name, values: columns[name].append(values))
     whole = {name: np.concatenate(arrays) for name, arrays in columns.items()}
     return replace(plan, **_arrays(whole, skipped))
+
+
+def limit_segments(length: int, packed: bool, most: int | None) -> int | None:
+    """Return how many sequences a row of L tokens may hold; None: it is not packed."""
+    return (most or max(4, length // 16)) if packed else None
 
 
 def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:

@@ -160,6 +160,26 @@ class Plan:
             )
 
 
+def row_specs(
+    length: int, max_segments: int | None, pair_rule: str | None
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return what `gather` makes of a row but `marks`: {name: (shape, dtype)}.
+
+    max_segments: of packed rows, else None.
+    """
+    row, packed = (length,), max_segments is not None
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    names += ["segment_ids", "position_ids"] * packed
+    specs = dict.fromkeys(names, (row, "int32"))
+    sequences = (max_segments,) if packed else ()
+    if packed:
+        specs["cls_positions"] = sequences, "int32"
+        specs["cls_weights"] = sequences, "float32"
+    if pair_rule:
+        specs[f"{pair_rule}_labels"] = sequences, "int32"
+    return specs
+
+
 class _Sequences(NamedTuple):
     """The sequences of some rows in order, each array [k]: the row, from 0; which of
     the row's it is, from 0; its number in the plan; and its key."""

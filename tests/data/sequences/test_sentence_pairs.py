@@ -7,6 +7,7 @@ well above chance for NSP and at chance for SOP.
 
 import numpy as np
 import pytest
+from host_half import make_half
 from scipy import stats
 
 from bertjax.data.batches import Batches
@@ -38,8 +39,8 @@ def draw(text, rule):
     tokenizer, store = text
     plan = make_plan(store, "pairs", 128, 0, short_seq_prob=0.0, pair_rule=rule)
     made = Batches(
-        (plan,), make_mixture({"train": plan.n}), None, None, tokenizer, N, 0,
-        frozenset({rule}),
+        (plan,), make_mixture({"train": plan.n}), make_half(rule, tokenizer, 128),
+        tokenizer, N, 0,
     ).batch(0)  # fmt: skip
     ids, types = made["input_ids"], made["token_type_ids"]
     weight = np.log(len(store.tokens) / np.maximum(store.counts, 1))

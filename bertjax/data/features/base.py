@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host half of an objective: from gathered rows to the arrays of its batch.
+
+A module of this package (or any dotted name) exports `make_features(settings)`, which
+may take options, and an objective names it among its `needs`: "mlm", "my_lab.pairs",
+"diffusion:schedule=cosine". What it returns is a `Features`. Its `specs` state every
+array of a batch, so that what feeds, measures and compiles has to ask nobody else.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax.data.token_flags import BEGINS_WORD
+
+Batch = dict[str, np.ndarray]
+
+
+class Spec(NamedTuple):
+    """An array of a batch: its shape without B, and its dtype.
+
+    loss: a weight of predictions, 0 in rows that fill up a last batch of an evaluation.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "int32"
+    loss: bool = False
+
+
+Specs = Mapping[str, Spec]
+
+
+class Settings(NamedTuple):
+    """What a host half is made of: a config's keys, and the text's vocabulary.
+
+    config: the whole config; tables: what masking knows of the vocabulary (that of the
+    masker's `tables`); length: L of the batch; mask_rate: of the phase, as the config
+    has it; rates: of all phases of this shape, which share their shapes; rows: how
+    many neighbouring rows of a batch are of one kind (config.accumulate, since a
+    micro-batch takes every so many-th row).
+    """
+
+    config: Any
+    tokenizer: Any
+    tables: Any
+    length: int
+    mask_rate: Any = None
+    rates: tuple[Any, ...] = (None,)
+    rows: int = 1
+
+
+class GatheredRows(NamedTuple):
+    """Rows of text before anything is predicted.
+
+    arrays: what a plan gathers, [b, raw]; with `marks` u8 of a store that has them.
+    keys: u64 [b], which address the draws of each row (counter_rng.py). place: i64 [b],
+    the number of each row in the run, or of the example in an evaluation. index: i64
+    [b], its number in the batch. progress: the share of the phase that lies behind.
+    """
+
+    arrays: Batch
+    keys: np.ndarray
+    place: np.ndarray
+    index: np.ndarray
+    progress: float = 1.0
+
+
+class Features:
+    """The host half of an objective; a subclass changes what differs.
+
+    What `make` returns must depend on the row's own arrays, key and place alone, never
+    on other rows, so that batches depend on no host, device or batch size.
+    extras: special pieces that the tokenizer has to have ("[P]"). keys: the keys of
+    config.data, among KEYS, that it reads; others are refused where they are given.
+    """
+
+    extras: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()
+
+    def __init__(self, settings: Settings) -> None:
+        self.tokenizer, self.length = settings.tokenizer, settings.length
+
+    @property
+    def raw(self) -> int:
+        """Tokens, special ones included, that a row of text is planned with."""
+        return self.length
+
+    def specs(self, gathered: Specs) -> dict[str, Spec]:
+        """Return every array of a batch; gathered: those of the plan, [raw]."""
+        return dict(gathered)
+
+    def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
+        """Make the arrays of `specs`, [b, ...].
+
+        drawn: receives i64 arrays, the lengths in units of what was chosen as one.
+        """
+        return without_marks(rows.arrays)
+
+    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+        """Count what was done to a batch, for people; counts of batches are added up.
+
+        before: the gathered arrays, with `marks`; after: what `make` made of them.
+        """
+        return {}
+
+    def describe(self) -> str:
+        """Say in a few words what is predicted, for people; "": nothing."""
+        return ""
+
+    def predicted(self, batch: Batch) -> np.ndarray:
+        """Say which slots of input_ids show what is predicted: bool [b, L]."""
+        return np.zeros(batch["input_ids"].shape, bool)
+
+    def origin(self, batch: Batch) -> np.ndarray:
+        """Return the column of the gathered row that each slot stands for, [b, L]."""
+        columns = np.arange(batch["input_ids"].shape[-1])
+        return np.broadcast_to(columns, batch["input_ids"].shape)
+
+
+# Keys of config.data that host halves read or not. All read those of rows and text.
+KEYS = frozenset(
+    [
+        "masking",
+        "mask_rate",
+        "mask_unit",
+        "mask_lengths",
+        "corruption",
+        "replacement",
+        "similar",
+        "max_predictions",
+        "paper_compat",
+    ]
+)
+
+
+def without_marks(arrays: Batch) -> Batch:
+    """Leave out what is in a batch for masking alone."""
+    return {name: array for name, array in arrays.items() if name != "marks"}
+
+
+def prediction_specs(name: str, P: int) -> dict[str, Spec]:
+    """Return the arrays that say where, what and whether to predict, [P]."""
+    return {
+        f"{name}_positions": Spec((P,)),
+        f"{name}_ids": Spec((P,)),
+        f"{name}_weights": Spec((P,), "float32", loss=True),
+    }
+
+
+def predictions(specs: Specs) -> int:
+    """Return how many tokens a row can predict: the slots of all weights of a loss."""
+    return sum(int(np.prod(spec.shape)) for spec in specs.values() if spec.loss)
+
+
+def mark_columns(
+    shape: Sequence[int], positions: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return bool [b, L], true at the positions [b, P] whose weight is not 0."""
+    out = np.zeros(shape, bool)
+    row, slot = np.nonzero(weights)
+    out[row, positions[row, slot]] = True
+    return out
+
+
+def count_masks(
+    tokenizer: Any, before: Batch, ids: np.ndarray, chosen: np.ndarray
+) -> dict[str, int]:
+    """Count what became of the chosen tokens, bool [b, L], of `before`; ids: after."""
+    special = np.zeros(tokenizer.vocab_size, bool)
+    special[tokenizer.special_ids] = True
+    truth, real = before["input_ids"], before["attention_mask"] > 0
+    true, seen = truth[chosen], ids[chosen]
+    masked, kept = seen == tokenizer.mask_id, seen == true
+    drawn = ~masked & ~kept
+    # Words are numbered: a special token is one, and behind it one begins.
+    alone, marks = special[truth], before.get("marks")
+    starts = tokenizer.word_starts[truth] if marks is None else marks & BEGINS_WORD
+    starts = (starts > 0) | alone
+    starts[:, 1:] |= alone[:, :-1]
+    starts[:, 0] = True
+    words = np.cumsum(starts.ravel()).reshape(truth.shape) - 1
+    pieces = np.bincount(words[real], minlength=words[-1, -1] + 1)
+    taken = np.bincount(words[real & chosen], minlength=len(pieces))
+    return {
+        "selected": true.size,
+        "idle": int((~chosen.any(axis=1)).sum()),
+        "masked": int(masked.sum()),
+        "kept": int(kept.sum()),
+        "special_selected": int(special[true].sum()),
+        "special_replacements": int(special[seen[drawn]].sum()),
+        "partial_words": int(((taken > 0) & (taken < pieces)).sum()),
+    }

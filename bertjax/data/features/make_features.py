@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what an objective needs of the host to its host half, by name."""
+
+from typing import NamedTuple
+
+from bertjax import UserError, registry
+from bertjax.data.features.base import Features, Settings
+from bertjax.data.features.mixed import MixedFeatures
+
+PACKAGE = "bertjax.data.features"
+SUPPORT = ("base", "mixed", "make_features")  # modules that are no host half by name
+PAIR_RULES = ("nsp", "sop")  # needs that the rows' plan draws
+LABELS = "labels"  # the need of objectives that learn from a task's rows
+
+
+class Needs(NamedTuple):
+    """What an objective needs of the host: at most one of each.
+
+    features: a name with its options, or a mixture of them by rows, "a*15+b*1".
+    pair_rule: by which pairs are drawn. labels: the rows of a task.
+    """
+
+    features: str | None
+    pair_rule: str | None
+    labels: bool
+
+
+def split_needs(needs: frozenset[str]) -> Needs:
+    """Part the names that an objective's heads need. Raises UserError for several."""
+    rules = sorted(needs & {*PAIR_RULES})
+    halves = sorted(needs - {*PAIR_RULES, LABELS})
+    if len(rules) > 1:
+        raise UserError(f"one pair objective at a time, not {' and '.join(rules)}")
+    if len(halves) > 1:
+        raise UserError(
+            f"objective: {' and '.join(halves)} each prepare the rows of text in their "
+            f"own way: mix them by rows, objective={'+'.join(f'{h}*1' for h in halves)}"
+        )
+    one = halves[0] if halves else None
+    return Needs(one, rules[0] if rules else None, LABELS in needs)
+
+
+def make_features(name: str, settings: Settings) -> Features:
+    """Make the host half of a name in an objective's needs. Raises UserError."""
+    if "*" in name:
+        parts = [text.rpartition("*") for text in name.split("+")]
+        counted = [(make_features(one, settings), int(n)) for one, _, n in parts]
+        return MixedFeatures(name, counted, settings)
+    module_name, options = registry.parse_options(name, "objective: needs")
+    module = registry.load("objective: needs", module_name, PACKAGE, SUPPORT)
+    return registry.make("objective", module, "make_features", options, settings)

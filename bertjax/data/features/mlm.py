@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked language models: tokens are chosen, corrupted and predicted in place."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from bertjax.data.features import base
+from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+from bertjax.data.masking import mask_rates
+from bertjax.data.masking.masker import mask_tokens, read_masker
+
+
+class MlmFeatures(base.Features):
+    """Rows as they are gathered, corrupted; P predictions a row, `mlm_*`."""
+
+    keys = base.KEYS
+    name = "mlm"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        data = settings.config.data
+        self.tables = settings.tables
+        self.rate = mask_rates.read(settings.mask_rate)
+        self.masker_at = functools.lru_cache(2)(functools.partial(read_masker, data))
+        self.predictions = mask_rates.predictions(data, settings.length, settings.rates)
+
+    @property
+    def masking(self) -> Any:
+        """The masking at the end of the phase."""
+        return self.masker_at(self.rate and self.rate.last)
+
+    def specs(self, gathered: Specs) -> dict[str, Spec]:
+        return {**gathered, **base.prediction_specs(self.name, self.predictions)}
+
+    def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
+        batch = base.without_marks(rows.arrays)
+        masked = mask_tokens(
+            batch["input_ids"], batch["attention_mask"], rows.keys,
+            self.masker_at(self.rate and self.rate.at(rows.progress)),
+            self.tables, self.predictions, rows.arrays.get("marks"), drawn,
+        )  # fmt: skip
+        return batch | masked._asdict()
+
+    def describe(self) -> str:
+        ends = self.rate or (self.masking.rate,)
+        return f"{' to '.join(f'{end:.0%}' for end in dict.fromkeys(ends))} predicted"
+
+    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+        chosen = self.predicted(after)
+        return base.count_masks(self.tokenizer, before, after["input_ids"], chosen)
+
+    def predicted(self, batch: Batch) -> np.ndarray:
+        positions, weights = batch["mlm_positions"], batch["mlm_weights"]
+        return base.mark_columns(batch["input_ids"].shape, positions, weights)
+
+
+def make_features(settings: Settings) -> MlmFeatures:
+    return MlmFeatures(settings)

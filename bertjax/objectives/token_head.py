@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One head for every objective that predicts ids.
+
+The hidden state at a position predicts an id with a weight: what these three are is the
+host's affair (data/features). A masked LM predicts what stood at the position, a causal
+one the next token, a diffusion model weighs by the rate of its row.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded
+from bertjax.models.layers import Params
+from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
+from bertjax.objectives.losses import cross_entropy, z_loss_of
+from bertjax.objectives.metrics import accuracy
+from bertjax.parallel.sharding import size_along
+
+PARAMS = "mlm"  # of the matrix over the vocabulary, which all token heads share
+
+
+def make_token_head(
+    name: str,
+    needs: frozenset[str],
+    *,
+    everywhere: bool = False,
+    z_loss: float = 0.0,
+    never: int | None = None,
+    causal: bool = False,
+) -> Head:
+    """Make a head that predicts `<name>_ids` i32 [B, P] by params["mlm"].
+
+    It reads the hidden states at `<name>_positions` i32 [B, P]; everywhere: those at
+    all, P = L, without that array. Each prediction counts `<name>_weights` f32 [B, P].
+    The loss is their sum over `<name>_norm` f32 [B], where the batch has it, else over
+    the sum of the weights.
+
+    z_loss: the weight of the mean square of the logits' logsumexp, as a term
+    `<name>_z_loss`. never: an id of no probability. causal: see Head.
+    """
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        norm = f"{name}_norm"
+        total = jnp.sum(batch[norm if norm in batch else f"{name}_weights"])
+        return dict.fromkeys([f"{name}_loss", *z_terms], total)
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]:
+        ids = batch[f"{name}_ids"]
+        if encoded.hidden.shape[:2] != ids.shape:
+            raise ValueError(
+                f"hidden has shape {encoded.hidden.shape}, {name}_ids {ids.shape}: the "
+                f'head needs reads="{reads}"'
+            )
+
+        def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
+            return score_tokens(params, cfg, *arrays, name, z_loss, never)[0], ()
+
+        arrays = encoded.hidden, ids, batch[f"{name}_weights"]
+        return sum_in_chunks(score, cfg, arrays)[0]
+
+    def flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
+        d, e = cfg.hidden_size, cfg.embedding_width
+        dense = d * e if getattr(cfg, "classifier_transform", True) else 0
+        return 6.0 * ((dense + cfg.vocab_size * e) * predictions / length)
+
+    z_terms = [f"{name}_z_loss"] if z_loss else []
+    reads = EVERYWHERE if everywhere else f"{name}_positions"
+    return Head(
+        name,
+        heads.init_mlm,
+        weights,
+        sums,
+        reads,
+        needs,
+        params=PARAMS,
+        coefficients=dict.fromkeys(z_terms, z_loss),
+        flops=flops,
+        causal=causal,
+    )
+
+
+def score_tokens(
+    params: Params,
+    cfg: EncoderConfig,
+    hidden: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    name: str = "mlm",
+    z_loss: float = 0.0,
+    never: int | None = None,
+) -> tuple[dict[str, Sum], jax.Array]:
+    """Predict ids [B, P] from hidden [B, P, D]: loss, accuracy and f32 logits."""
+    word = params["encoder"]["embeddings"]["word"]
+    logits = heads.mlm_logits(params[PARAMS], word, cfg, hidden)
+    if never is not None:
+        is_never = jnp.arange(logits.shape[-1]) == never
+        logits = jnp.where(is_never, heads.NEVER, logits)
+    with jax.named_scope(f"{name}_loss"):
+        terms = {f"{name}_loss": cross_entropy(logits, ids, weights)}
+        if z_loss:
+            terms[f"{name}_z_loss"] = z_loss_of(logits, weights)
+        terms[f"{name}_accuracy"] = accuracy(logits, ids, weights)
+    return terms, logits
+
+
+def sum_in_chunks(
+    score: Callable[..., tuple[Any, Any]],
+    cfg: EncoderConfig,
+    arrays: Sequence[jax.Array],
+) -> tuple[Any, Any]:
+    """Run score(first, *arrays) on as many of the P slots as cfg.max_logits_mb allows.
+
+    arrays [B, P, ...], zeros in slots that fill up the last piece; first: the number of
+    a piece's first slot, None where there is one piece. It returns (what is added up
+    over pieces, what is kept of each slot, [B, w, ...]); so does this, [B, P, ...]. The
+    backward pass makes the logits again.
+    """
+    b, p = arrays[0].shape[:2]
+    pieces = count_chunks(cfg, -(-b // size_along("batch")), p)
+    if pieces == 1:
+        return score(None, *arrays)
+    wide = -(-p // pieces)
+    firsts = jnp.arange(0, pieces * wide, wide)
+    parts = firsts, *(cut(x, pieces, wide) for x in arrays)
+
+    def add(total: Any, part: Any) -> tuple[Any, Any]:
+        terms, each = jax.checkpoint(score)(*part)
+        return jax.tree.map(jnp.add, total, terms), each
+
+    one = jax.eval_shape(score, *(x[0] for x in parts))[0]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), one)
+    total, each = jax.lax.scan(add, zeros, parts)
+
+    def join(x: jax.Array) -> jax.Array:
+        return x.swapaxes(0, 1).reshape(b, pieces * wide, *x.shape[3:])[:, :p]
+
+    return total, jax.tree.map(join, each)
+
+
+def cut(x: jax.Array, pieces: int, wide: int) -> jax.Array:
+    """Cut x [B, P, ...] into pieces [pieces, B, wide, ...], zeros behind its end."""
+    b, p, *rest = x.shape
+    x = jnp.pad(x, ((0, 0), (0, pieces * wide - p), *((0, 0) for _ in rest)))
+    return x.reshape(b, pieces, wide, *rest).swapaxes(0, 1)
+
+
+def count_chunks(cfg: EncoderConfig, rows: int, predictions: int) -> int:
+    """Return in how many pieces a device makes its logits, [rows, P, V] in f32."""
+    if not cfg.max_logits_mb:
+        return 1
+    size = 4 * rows * predictions * cfg.vocab_size
+    return min(predictions, -(-size // (cfg.max_logits_mb * 2**20)))

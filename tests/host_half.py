@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host halves for tests: of a config's keys, without a config file."""
+
+from bertjax.assembly import resolve
+from bertjax.config.schema import base
+from bertjax.data.masking.vocab_tables import make_tables
+
+
+def make_half(needs, tokenizer, length, tables=None, rate=None, rates=(), **keys):
+    """Make the features of `needs` ("mlm", "nsp", ...); keys: of config.data."""
+    config = base()
+    config.data.update(keys)
+    rate = config.data.mask_rate if rate is None else rate
+    needs = frozenset(needs.split()) if isinstance(needs, str) else needs
+    tables = tables or make_tables(tokenizer)
+    return resolve.make_features(config, needs, tokenizer, tables, length, rate, rates)
