@@ -50,8 +50,9 @@ class Family:
     prefix: stands before the encoder's names in files of models with a head.
     class_prefix: begins the names of transformers' classes. classes: pretraining heads
     ("mlm+nsp", "": none) -> what ends the name; the first whose heads are all there
-    counts. task_heads: what ends the name -> tensors of a task's head, and of the
-    dense layer before it where that is no part of the encoder there.
+    counts. decoder_classes: the same of models with is_decoder; empty where config.json
+    knows no such key. task_heads: what ends the name -> tensors of a task's head, and
+    of the dense layer before it where that is no part of the encoder there.
     defaults: option of EncoderConfig -> its value where config.json lacks the key.
     renamed: option -> key of config.json, where the key has another name. fixed:
     options that all of the family have. read(config.json), write(options): options,
@@ -71,6 +72,7 @@ class Family:
     class_prefix: str
     classes: Mapping[str, str]
     task_heads: Mapping[str, Mapping[str, str]]
+    decoder_classes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=lambda: DEFAULTS)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)

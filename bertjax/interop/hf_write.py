@@ -65,9 +65,11 @@ def write_model(
     if left := sorted(ours.keys() - leaves.keys()):
         say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
     heads = layout.heads_of(leaves)
+    is_decoder = written.is_decoder and family.decoder_classes and not task
+    classes = family.decoder_classes if is_decoder else family.classes
     class_name = next(
         family.class_prefix + ending
-        for needed, ending in family.classes.items()
+        for needed, ending in classes.items()
         if heads.issuperset(filter(None, needed.split("+")))
     )
     config |= {"architectures": [class_name], "dtype": "float32", **(more or {})}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import UserError, registry
-from bertjax.models.attention_mask import AttentionMask
+from bertjax.models.attention_mask import FULL, AttentionMask, MaskKind, mask_kind
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import dropout
 from bertjax.parallel.sharding import index_along, per_device, size_along
@@ -41,7 +41,7 @@ def attend(
     ValueError for mask.query_positions with another.
     """
     rate = 0.0 if rng is None else rate
-    name, _ = choose_backend(backend, k.shape, rate, q.dtype)
+    name, _ = choose_backend(backend, k.shape, rate, q.dtype, mask.kind)
     if mask.query_positions is not None and name != "xla":
         raise ValueError(f"attention={name} takes a query for each key, and no others")
     run = BACKENDS.get(name) or _outside_backend(name)
@@ -54,15 +54,16 @@ def choose_backend(
     shape: tuple[int, int, int, int],
     rate: float,
     dtype: jnp.dtype = jnp.bfloat16,
+    kind: MaskKind = FULL,
 ) -> tuple[str, dict[str, str]]:
-    """Return the backend that serves q, k, v of shape [B, L, H, K].
+    """Return the backend that serves q, k, v of shape [B, L, H, K] under such a mask.
 
     And why those that are preferred to it do not take them. Raises UserError when
     `backend` is one, and does not take them.
     """
     refused: dict[str, str] = {}
     for name in PREFERENCES.get(backend, (backend,)):
-        reason = _refuse(name, shape, rate, dtype)
+        reason = _refuse(name, shape, rate, dtype, kind)
         if not reason:
             return name, refused
         refused[name] = reason
@@ -70,10 +71,18 @@ def choose_backend(
 
 
 def _refuse(
-    name: str, shape: tuple[int, int, int, int], rate: float, dtype: jnp.dtype
+    name: str,
+    shape: tuple[int, int, int, int],
+    rate: float,
+    dtype: jnp.dtype,
+    kind: MaskKind,
 ) -> str:
-    """Say why a backend does not take q, k, v of this shape; "" where it does."""
+    """Say why a backend does not take such arguments; "" where it does."""
     _, length, heads, width = shape
+    if name in ("fused", "splash", "cudnn") and kind.causal:
+        return "it takes no causal mask (model.is_decoder=True)"
+    if name in ("fused", "splash", "cudnn") and kind.steps:
+        return "it takes no attention_steps"
     if name == "fused":
         from bertjax.models import fused_attention as fused
 
@@ -96,10 +105,13 @@ def _refuse(
     return ""
 
 
-def describe_backend(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
+def describe_backend(
+    cfg: EncoderConfig, lengths: Iterable[int], steps: bool = False
+) -> str:
     """Say in a line which backend trains on rows of these lengths, and why no other.
 
-    Under the mesh of the run. Raises UserError as `attend` does.
+    Under the mesh of the run. steps: whether its batches have attention_steps. Raises
+    UserError as `attend` does.
 
     >>> describe_backend(cfg, [128])  # on a GPU
     'xla (not cudnn: it drops no weights: model.attention_probs_dropout_prob=0.1)'
@@ -108,7 +120,8 @@ def describe_backend(cfg: EncoderConfig, lengths: Iterable[int]) -> str:
     for length in sorted({*lengths}):
         shape = (1, length, cfg.num_attention_heads, cfg.head_dim)
         rate, dtype = cfg.attention_probs_dropout_prob, jnp.dtype(cfg.dtype)
-        name, refused = choose_backend(cfg.attention, shape, rate, dtype)
+        kind = mask_kind(cfg, steps)
+        name, refused = choose_backend(cfg.attention, shape, rate, dtype, kind)
         why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
         chosen.setdefault(name + f" ({why})" * bool(why), []).append(str(length))
     if len(chosen) == 1:

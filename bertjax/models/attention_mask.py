@@ -1,13 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which token attends to which: padding, packed sequences, windows."""
+"""Which token attends to which: padding, packed sequences, windows, steps.
 
-from typing import NamedTuple
+`attention_steps` of a batch, i32 [B, L], says who sees whom with one signed number a
+token. 0 is context. +j is visible from step j on. -j is visible at step j alone. A
+query q sees a key k of its sequence where k == q or 0 <= k <= |q| - (q < 0):
+
+    a prefix LM             prefix 0 0 0, response 1 2 3
+    pseudo-masked LM        context 0, originals of block j +j, their [P] -j
+    block diffusion         noised block b -b, clean block b +b
+    two-stream attention    content at order j +j, the query stream's copy -j
+
+(Bao et al. 2020, UniLMv2; Arriola et al. 2025, BD3-LM; Yang et al. 2019, XLNet, section
+2.3. The signs are those of microsoft/unilm's s2s-ft.)
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import number_rows, take_at
+
+
+def is_visible(query: Any, key: Any) -> Any:
+    """Say whether tokens of step `query` see tokens of step `key`: boolean.
+
+    Both are arrays of signed int that broadcast, of numpy, jax or a kernel. A token
+    sees its own step, so none is left without a key.
+
+    >>> is_visible(np.array([-2, 2, 0])[:, None], np.array([0, 1, 2, -2])).astype(int)
+    array([[1, 1, 0, 1],
+           [1, 1, 1, 0],
+           [1, 0, 0, 0]])
+    """
+    last = abs(query) - (query < 0)
+    return (key == query) | ((key >= 0) & (key <= last))
+
+
+class MaskKind(NamedTuple):
+    """What is static of a mask, by which backends take it or refuse it."""
+
+    causal: bool = False
+    steps: bool = False
+    window: bool = False
+
+
+FULL = MaskKind()
+
+
+def mask_kind(cfg: EncoderConfig, steps: bool) -> MaskKind:
+    """Return what backends must take for an encoder: all its layers use the same.
+
+    steps: whether its batches have attention_steps.
+    """
+    return MaskKind(cfg.is_decoder, steps, not all(cfg.is_global))
 
 
 class AttentionMask(NamedTuple):
@@ -15,38 +63,75 @@ class AttentionMask(NamedTuple):
 
     keys i32 [B, L]: 1 = real, 0 = padding; in packed rows the number of the sequence, 0
     = padding. window: 0, or a query sees the keys at most window // 2 places away.
-    query_positions: None for a query at every position, else i32 [B, P].
+    query_positions: None for a query at every position, else i32 [B, P]. steps: i32
+    [B, L] as is_visible reads them, or None. positions: None, or i32 [B, L], by which a
+    window is then measured: with steps copies of a token lie far from it in memory.
+    causal: a query sees no key behind it in the row.
     """
 
     keys: jax.Array
     packed: bool = False
     window: int = 0
     query_positions: jax.Array | None = None
+    steps: jax.Array | None = None
+    positions: jax.Array | None = None
+    causal: bool = False
+
+    @property
+    def kind(self) -> MaskKind:
+        return MaskKind(self.causal, self.steps is not None, self.window > 0)
+
+    @property
+    def compares_sequences(self) -> bool:
+        """True where a query sees keys of its own number alone: padding sees padding.
+
+        So it is with steps and causal masks in unpacked rows too: padding in front of a
+        causal row would see no key at all.
+        """
+        return self.packed or self.causal or self.steps is not None
 
     @property
     def boolean(self) -> jax.Array:
         """Boolean, broadcasts to [B, H, L, L], or to [B, H, P, L].
 
         Queries that are padding look at the real keys too, so no row has every key
-        hidden (their results are never used). In packed rows a query sees the keys of
-        its own sequence alone, and padding sees padding. With a window a query sees
-        itself, padding or not.
+        hidden (their results are never used). In packed rows, with steps and in causal
+        masks a query sees the keys of its own sequence alone, and padding sees padding.
+        With a window a query sees itself, padding or not.
         """
-        if self.packed:
-            own = self.keys
-            if self.query_positions is not None:
-                own = take_at(self.keys, self.query_positions)
-            mask = own[:, None, :, None] == self.keys[:, None, None, :]
+        if self.compares_sequences:
+            mask = self._of_queries(self.keys) == self.keys[:, None, None, :]
         else:
             mask = (self.keys > 0)[:, None, None, :]
+        if self.steps is not None:
+            keys = self.steps[:, None, None, :]
+            mask = mask & is_visible(self._of_queries(self.steps), keys)
+        if self.causal or (self.window and self.positions is None):
+            return self._by_place(mask)
         if not self.window:
             return mask
+        away = self._of_queries(self.positions) - self.positions[:, None, None, :]
+        return mask & (abs(away) <= self.window // 2)
+
+    def _by_place(self, mask: jax.Array) -> jax.Array:
+        """Leave of a mask what causality and the window do, by places in the row."""
         at = np.arange(self.keys.shape[1])
         if self.query_positions is None:
-            distance = abs(at[:, None] - at)
+            own = at[:, None]
         else:
-            distance = abs(self.query_positions[:, None, :, None] - at)
+            own = self.query_positions[:, None, :, None]
+        if self.causal:
+            mask = mask & (at <= own)
+        if not self.window:
+            return mask
+        distance = abs(own - at)
         return (mask & (distance <= self.window // 2)) | (distance == 0)
+
+    def _of_queries(self, x: jax.Array) -> jax.Array:
+        """Take of x [B, L] what belongs to the queries: [B, 1, P, 1]."""
+        if self.query_positions is not None:
+            x = take_at(x, self.query_positions)
+        return x[:, None, :, None]
 
     def rows(self, heads: int) -> jax.Array | None:
         """Number the queries as rows of [B, H, L, L]: u32 [B, H, P, 1]; None: all."""
@@ -57,10 +142,27 @@ class AttentionMask(NamedTuple):
         return first + self.query_positions[:, None, :, None].astype(jnp.uint32)
 
 
-def make_attention_mask(batch: dict[str, jax.Array], window: int = 0) -> AttentionMask:
-    """Take attention_mask i32 [B, L], of packed rows segment_ids i32 [B, L]."""
+def make_attention_mask(
+    batch: dict[str, jax.Array], window: int = 0, causal: bool = False
+) -> AttentionMask:
+    """Take attention_mask i32 [B, L], of packed rows segment_ids i32 [B, L].
+
+    With attention_steps i32 [B, L] a window is measured by position_ids, where the
+    batch has them. Raises ValueError for other shapes, and for steps in a causal mask.
+    """
     packed = "segment_ids" in batch
     keys = batch["segment_ids" if packed else "attention_mask"]
     if keys.ndim != 2:
         raise ValueError(f"attention_mask has shape {keys.shape}, not [B, L]")
-    return AttentionMask(keys, packed, window)
+    steps = batch.get("attention_steps")
+    if steps is None:
+        return AttentionMask(keys, packed, window, causal=causal)
+    if causal:
+        raise ValueError(
+            "the batch has attention_steps and model.is_decoder=True: both say who "
+            "sees whom; drop the steps, or set model.is_decoder=False"
+        )
+    if steps.shape != keys.shape:
+        raise ValueError(f"attention_steps has shape {steps.shape}, not {keys.shape}")
+    positions = batch.get("position_ids") if window else None
+    return AttentionMask(keys, packed, window, steps=steps, positions=positions)

@@ -76,6 +76,9 @@ class EncoderConfig:
     first_attention_norm: bool = True  # of pre alone
     final_norm: bool = False  # after the last layer
     attention_bias: bool = True
+    # Tokens see those before them alone, in every layer: a language model from left to
+    # right. With a window: those at most half of it behind.
+    is_decoder: bool = False
     # Full width of the window: a token sees those at most half of it away. 0: all.
     local_attention: int = 0
     # Every n-th layer, beginning with the first, sees all; 0: none does.
@@ -84,13 +87,16 @@ class EncoderConfig:
     mlp_bias: bool = True
     # Sets of layer parameters; layer l uses floor(l groups / layers). 0: one a layer.
     num_hidden_groups: int = 0
-    # The masked-LM head: dense, activation, norm, then the embeddings or its own.
+    # The masked-LM head: dense, activation, norm, then the embeddings or its own
+    # matrix; False: the matrix alone, as in GPT.
+    classifier_transform: bool = True
     classifier_bias: bool = True
     classifier_activation: str = ""  # empty: hidden_act
     tie_word_embeddings: bool = True
     decoder_bias: bool = True
-    # What classes of a whole text are computed of: the first token (cls) or the mean of
-    # them all, through a dense layer and this activation; empty: through neither.
+    # What classes of a whole text are computed of: the first token (cls), the last one
+    # or the mean of them all, through a dense layer and this activation; empty: through
+    # neither.
     classifier_pooling: str = "cls"
     pooler_activation: str = "tanh"
     # The head of a task begins as the masked LM's does: dense, activation, norm.
@@ -108,7 +114,7 @@ class EncoderConfig:
             ("hidden_act", ACTIVATIONS),
             ("classifier_activation", ("", *ACTIVATIONS)),
             ("remat", ("none", "full", "dots")),
-            ("classifier_pooling", ("cls", "mean")),
+            ("classifier_pooling", ("cls", "mean", "last")),
             ("pooler_activation", ("", "tanh", "gelu", "relu")),
             ("position_embedding_type", ("absolute", "rope", "none")),
             ("norm_position", ("post", "pre")),
@@ -171,6 +177,12 @@ class EncoderConfig:
                 f"model.first_attention_norm=False and {groups}: the first layer lacks "
                 "what layers of its group have"
             )
+        if not self.classifier_transform and self.embedding_width != self.hidden_size:
+            yield (
+                f"model.embedding_size={self.embedding_size} needs "
+                "model.classifier_transform: without it hidden states meet embeddings "
+                f"of another width than model.hidden_size={self.hidden_size}"
+            )
         if self.num_hidden_groups > self.num_hidden_layers:
             layers = f"model.num_hidden_layers={self.num_hidden_layers}"
             yield f"{groups} is more than {layers}"
@@ -228,10 +240,19 @@ def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
     )
 
 
-def keys_seen(cfg: EncoderConfig, length: int) -> tuple[int, ...]:
-    """Return how many keys a query of each layer looks at, in rows of this length."""
-    window = min(length, 2 * (cfg.local_attention // 2) + 1)
-    return tuple(length if every else window for every in cfg.is_global)
+def keys_seen(cfg: EncoderConfig, length: int) -> tuple[float, ...]:
+    """Return how many keys a query of each layer looks at, in rows of this length.
+
+    In a decoder, whose first tokens see fewer, it is the mean: (length + 1) / 2.
+    """
+    near = cfg.local_attention // 2
+    if cfg.is_decoder:
+        whole = (length + 1) / 2
+        n = min(length, near + 1)
+        window = (n * (n + 1) / 2 + (length - n) * n) / length
+    else:
+        whole, window = length, min(length, 2 * near + 1)
+    return tuple(whole if every else window for every in cfg.is_global)
 
 
 def flops_per_token(
@@ -241,9 +262,15 @@ def flops_per_token(
 
     Those of the encoder, and of a masked LM's head at `predictions` of `length` slots.
     """
+    head = head_flops(cfg, length, predictions)
+    return encoder_flops(cfg, length, predictions, everywhere) + head
+
+
+def head_flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
+    """Count those of a masked LM's head, forward and backward, per token slot."""
     d, e = cfg.hidden_size, cfg.embedding_width
-    head = (d * e + cfg.vocab_size * e) * predictions / length
-    return encoder_flops(cfg, length, predictions, everywhere) + 6.0 * head
+    transform = d * e if cfg.classifier_transform else 0
+    return 6.0 * ((transform + cfg.vocab_size * e) * predictions / length)
 
 
 def encoder_flops(

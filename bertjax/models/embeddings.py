@@ -23,20 +23,24 @@ def embed(
     cfg: EncoderConfig,
     batch: dict[str, jax.Array],
     rng: jax.Array | None = None,
+    inputs: jax.Array | None = None,
 ) -> jax.Array:
     """Return what the first layer reads, [B, L, D] in cfg.dtype; rng: the encoder's.
 
-    Word, position and token type embeddings are added up in f32 [B, L, E].
+    Word, position and token type embeddings are added up in f32 [B, L, E]. inputs: [B,
+    L, E] in the place of the word embeddings; None: those of input_ids.
     """
-    ids = batch["input_ids"]
-    x = lookup(params["word"], ids)
+    if inputs is None:
+        x = lookup(params["word"], batch["input_ids"])
+    else:
+        x = inputs.astype(jnp.float32)
     if cfg.position_embedding_type == "absolute":
         offset = cfg.position_offset
         table = params["position"][offset:] if offset else params["position"]
         if "position_ids" in batch:
             x = x + lookup(table, batch["position_ids"])
         else:
-            x = x + table[: ids.shape[1]].astype(jnp.float32)
+            x = x + table[: x.shape[1]].astype(jnp.float32)
     if cfg.type_vocab_size:
         # Without token types in the batch everything is of type 0.
         x = x + (

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import embed
 from bertjax.models.layers import Params, draw, linear_specs, norm_specs, stack_specs
-from bertjax.models.pooling import pool
+from bertjax.models.pooling import last_positions, pool
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import make_attention_inputs, normalise
 
@@ -77,6 +77,7 @@ def apply(
     batch: dict[str, jax.Array],
     rng: jax.Array | None = None,
     at: jax.Array | None = None,
+    inputs: jax.Array | None = None,
 ) -> Encoded:
     """Encode a batch; `rng=None` means evaluation (no dropout).
 
@@ -84,14 +85,18 @@ def apply(
     and position_ids i32 [B, L]. Packed rows have segment_ids i32 [B, L] (0 = padding)
     and cls_positions i32 [B, S]. Returns hidden [B, L, D] in cfg.dtype and, with a
     pooler, pooled [B, D], or [B, S, D] of packed rows. Ids must be below the table
-    sizes: the host sees to it.
+    sizes: the host sees to it. attention_steps i32 [B, L] say who sees whom
+    (attention_mask.py); in a decoder each token sees those before it.
 
     at: i32 [B, P], the positions where alone hidden is wanted, [B, P, D]. The last
     layer is computed there (and where the pooler looks), but for its keys and values:
     what else it makes nobody reads. In a loop over the layers (cfg.unroll) it is
     computed everywhere. Raises ValueError where the pooler takes the mean of all.
+
+    inputs: [B, L, E] in the place of word embeddings (transformers' inputs_embeds);
+    positions and types are added to them, and input_ids are not read.
     """
-    return _apply(params, cfg, batch, rng, lambda x: None, at)[0]
+    return _apply(params, cfg, batch, rng, lambda x: None, at, inputs)[0]
 
 
 def apply_layers(
@@ -117,20 +122,25 @@ def _apply(
     rng: jax.Array | None,
     keep: Callable[[jax.Array], Any],
     at: jax.Array | None = None,
+    inputs: jax.Array | None = None,
 ) -> tuple[Encoded, tuple[Any, Any]]:
     """Run the encoder; also returns what is kept of the embeddings and the layers."""
     with jax.named_scope("embeddings"):
-        x = embed(params["embeddings"], cfg, batch, rng)
+        x = embed(params["embeddings"], cfg, batch, rng, inputs)
     first = keep(x)
-    inputs = make_attention_inputs(cfg, batch)
-    positions = at
+    seen = make_attention_inputs(cfg, batch)
+    positions, pooling = at, ""
     if at is not None and cfg.pooler:
         if cfg.classifier_pooling == "mean":
             raise ValueError("a mean is of all tokens: at does not go with it")
-        one = jnp.zeros((len(batch["input_ids"]), 1), jnp.int32)
-        firsts = batch.get("cls_positions", one)
-        positions = jnp.concatenate([firsts, at], axis=1)
-    x, results = run_layers(params["layers"], cfg, x, inputs, rng, keep, positions)
+        if cfg.classifier_pooling == "last":
+            pooled_at = last_positions(batch)
+        else:
+            one = jnp.zeros((len(x), 1), jnp.int32)
+            pooled_at = batch.get("cls_positions", one)
+        positions = jnp.concatenate([pooled_at, at], axis=1)
+        pooling = "cls"  # what x begins with then
+    x, results = run_layers(params["layers"], cfg, x, seen, rng, keep, positions)
     if cfg.final_norm:
         with jax.named_scope("final_norm"):
             x = normalise(params["final_norm"], cfg, x)
@@ -138,9 +148,9 @@ def _apply(
     if cfg.pooler:
         with jax.named_scope("pooler"):
             if positions is not None and "cls_positions" in batch:
-                b, s = batch["cls_positions"].shape  # what x begins with
+                b, s = batch["cls_positions"].shape
                 batch = {**batch, "cls_positions": jnp.tile(jnp.arange(s), (b, 1))}
-            pooled = pool(params, cfg, x, batch)
+            pooled = pool(params, cfg, x, batch, pooling)
     if at is not None:
         x = x[:, x.shape[1] - at.shape[1] :]
     return Encoded(x, pooled), (first, results)

@@ -25,13 +25,14 @@ NEVER = -1e9  # a logit of no probability, finite in bfloat16 too
 def init_mlm(rng: jax.Array, cfg: EncoderConfig) -> Params:
     """Make the masked-LM head: transform [D, E], norm, output bias [V].
 
-    Its matrix is tied, or "decoder" [V, E].
+    Its matrix is tied, or "decoder" [V, E]. A tied head without transform and bias
+    (GPT's) has no parameters: {}.
     """
     d, e = cfg.hidden_size, cfg.embedding_width
-    specs: dict[str, Any] = {
-        "transform": linear_specs(into=(d,), out=(e,), bias=cfg.classifier_bias),
-        "norm": norm_specs(e, cfg.norm_bias),
-    }
+    specs: dict[str, Any] = {}
+    if cfg.classifier_transform:
+        dense = linear_specs(into=(d,), out=(e,), bias=cfg.classifier_bias)
+        specs |= {"transform": dense, "norm": norm_specs(e, cfg.norm_bias)}
     if cfg.decoder_bias:
         specs["bias"] = ((cfg.vocab_size,), 0.0)
     if not cfg.tie_word_embeddings:
@@ -90,7 +91,12 @@ def output_bias(params: Params, cfg: EncoderConfig) -> jax.Array | None:
 
 
 def transform(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Run what stands before the masked LM's matrix on x [..., D]: [..., E]."""
+    """Run what stands before the masked LM's matrix on x [..., D]: [..., E].
+
+    x itself where the head has no such part.
+    """
+    if "transform" not in params:
+        return x
     act = cfg.classifier_activation or cfg.hidden_act
     x = activate(linear(params["transform"], x), act)
     return layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)

@@ -8,19 +8,29 @@ google-research/bert, modeling.py; what other families do: models/families.py.
 import jax
 import jax.numpy as jnp
 
+from bertjax import UserError
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, activate, linear, take_at
 
 
 def pool(
-    params: Params, cfg: EncoderConfig, x: jax.Array, batch: dict[str, jax.Array]
+    params: Params,
+    cfg: EncoderConfig,
+    x: jax.Array,
+    batch: dict[str, jax.Array],
+    pooling: str = "",
 ) -> jax.Array:
     """Return the vector of each sequence that classes are computed of.
 
-    x [B, L, D] -> [B, D], of packed rows [B, S, D].
+    x [B, L, D] -> [B, D], of packed rows [B, S, D]. pooling: of POOLINGS; empty: the
+    config's. Raises UserError for the first token of a decoder.
     """
-    one = means if cfg.classifier_pooling == "mean" else first_tokens
-    vectors = one(x, batch)
+    if cfg.is_decoder and cfg.classifier_pooling == "cls":
+        raise UserError(
+            "model.classifier_pooling=cls: with model.is_decoder=True the first token "
+            "sees itself alone; set model.classifier_pooling to last or mean"
+        )
+    vectors = POOLINGS[pooling or cfg.classifier_pooling](x, batch)
     if not cfg.pooler_activation:
         return vectors
     vectors = linear(params["pooler"], vectors)
@@ -29,13 +39,17 @@ def pool(
     return activate(vectors, cfg.pooler_activation)
 
 
+def _members(batch: dict[str, jax.Array]) -> jax.Array:
+    """Say which tokens are of which sequence: boolean [B, S, L]; S = 1 if unpacked."""
+    if "cls_positions" not in batch:
+        return batch["attention_mask"][:, None, :] > 0
+    number = 1 + jnp.arange(batch["cls_positions"].shape[1])
+    return batch["segment_ids"][:, None, :] == number[:, None]
+
+
 def means(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     """Average the tokens of each sequence: [B, D], of packed rows [B, S, D]."""
-    mine = batch["attention_mask"][:, None, :] > 0
-    if "cls_positions" in batch:
-        number = 1 + jnp.arange(batch["cls_positions"].shape[1])
-        mine = batch["segment_ids"][:, None, :] == number[:, None]
-    mine = mine.astype(jnp.float32)  # [B, S, L]
+    mine = _members(batch).astype(jnp.float32)
     # A TPU would round what it multiplies to 8 bits.
     precise = jax.lax.Precision.HIGHEST
     total = jnp.matmul(mine, x.astype(jnp.float32), precision=precise)
@@ -50,7 +64,27 @@ def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     return take_at(x, batch["cls_positions"])
 
 
-POOLINGS = {"mean": means, "cls": first_tokens}  # named in tasks/task_type.py too
+def last_positions(batch: dict[str, jax.Array]) -> jax.Array:
+    """Find the last token of each sequence: i32 [B, 1], of packed rows [B, S].
+
+    0 for a sequence that is not there.
+
+        attention_mask   0  1  1  1  0  ->  3
+        segment_ids      1  1  2  2  0  ->  1  3
+    """
+    mine = _members(batch)
+    place = jnp.arange(mine.shape[-1], dtype=jnp.int32)
+    return jnp.max(jnp.where(mine, place, 0), axis=-1)
+
+
+def last_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """Take the last token of each sequence: [B, D], of packed rows [B, S, D]."""
+    vectors = take_at(x, last_positions(batch))
+    return vectors if "cls_positions" in batch else vectors[:, 0]
+
+
+# Those of tasks are named in tasks/task_type.py too.
+POOLINGS = {"mean": means, "cls": first_tokens, "last": last_tokens}
 
 
 def normalize_vectors(vectors: jax.Array) -> jax.Array:

@@ -10,7 +10,11 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.models.attention import attend, choose_backend
-from bertjax.models.attention_mask import AttentionMask, make_attention_mask
+from bertjax.models.attention_mask import (
+    AttentionMask,
+    make_attention_mask,
+    mask_kind,
+)
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import Rope, apply_rope, rope_angles, take_rope
 from bertjax.models.layers import Params, activate, dropout, layer_norm, linear, take_at
@@ -27,12 +31,13 @@ def make_attention_inputs(
     cfg: EncoderConfig, batch: dict[str, jax.Array]
 ) -> tuple[AttentionInputs, ...]:
     """Make the inputs of global layers, of local ones, or both in this order."""
-    positions = batch.get("position_ids", np.arange(batch["input_ids"].shape[1]))
 
     def make(window: int, theta: float) -> AttentionInputs:
-        is_rope = cfg.position_embedding_type == "rope"
-        rope = rope_angles(positions, cfg.head_dim, theta) if is_rope else None
-        return AttentionInputs(make_attention_mask(batch, window), rope)
+        mask = make_attention_mask(batch, window, cfg.is_decoder)
+        if cfg.position_embedding_type != "rope":
+            return AttentionInputs(mask, None)
+        positions = batch.get("position_ids", np.arange(mask.keys.shape[1]))
+        return AttentionInputs(mask, rope_angles(positions, cfg.head_dim, theta))
 
     inputs = []
     if any(cfg.is_global):
@@ -66,7 +71,9 @@ def apply_layer(
     b, length, d = x.shape
     heads = (b, -1, cfg.num_attention_heads, cfg.head_dim)
     rate = 0.0 if rng is None else cfg.attention_probs_dropout_prob
-    backend, _ = choose_backend(cfg.attention, (b, length, *heads[2:]), rate, x.dtype)
+    kind = mask_kind(cfg, inputs[0].mask.steps is not None)
+    shape = (b, length, *heads[2:])
+    backend, _ = choose_backend(cfg.attention, shape, rate, x.dtype, kind)
     # Kernels take a query for each key; "xla" takes those at the positions alone.
     query_positions = positions if backend == "xla" else None
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)

@@ -236,7 +236,7 @@ def check_causal(
     """Refuse what does not go with rows whose tokens see none after them."""
     causal = [h.name for h in heads if h.causal]
     others = [h.name for h in heads if not (h.causal or h.task_type)]
-    if getattr(cfg, "is_decoder", False) and others:
+    if cfg.is_decoder and others:
         raise UserError(
             f"model.is_decoder=True: objective={name} has {' and '.join(others)}, "
             "whose tokens see those after them: leave model.is_decoder out"

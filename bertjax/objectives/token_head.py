@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.models import heads
-from bertjax.models.config import EncoderConfig
+from bertjax.models.config import EncoderConfig, head_flops
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
@@ -69,11 +69,6 @@ def make_token_head(
         arrays = encoded.hidden, ids, batch[f"{name}_weights"]
         return sum_in_chunks(score, cfg, arrays)[0]
 
-    def flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
-        d, e = cfg.hidden_size, cfg.embedding_width
-        dense = d * e if getattr(cfg, "classifier_transform", True) else 0
-        return 6.0 * ((dense + cfg.vocab_size * e) * predictions / length)
-
     z_terms = [f"{name}_z_loss"] if z_loss else []
     reads = EVERYWHERE if everywhere else f"{name}_positions"
     return Head(
@@ -85,7 +80,7 @@ def make_token_head(
         needs,
         params=PARAMS,
         coefficients=dict.fromkeys(z_terms, z_loss),
-        flops=flops,
+        flops=head_flops,
         causal=causal,
     )
 

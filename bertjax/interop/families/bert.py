@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """BERT, and the names that its relatives share with it."""
 
-from bertjax.interop.family import Family, pooled, task_heads, tensors
+from bertjax.interop.family import (
+    DEFAULTS,
+    REFUSED,
+    Family,
+    pooled,
+    task_heads,
+    tensors,
+)
 
 EMBEDDINGS = """
     encoder/embeddings/word         embeddings.word_embeddings.weight
@@ -43,7 +50,10 @@ FAMILY = Family(
         "nsp": "ForNextSentencePrediction",
         "": "Model",
     },
+    decoder_classes={"mlm": "LMHeadModel", "": "Model"},
     task_heads=task_heads(POOLED, POOLED),
+    defaults={**DEFAULTS, "is_decoder": False},
+    refused={k: v for k, v in REFUSED.items() if k != "is_decoder"},
     tf1_config="bert_config.json",
     tf1_names={
         r"predictions\.bias": "predictions.output_bias",

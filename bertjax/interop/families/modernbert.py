@@ -146,7 +146,10 @@ FAMILY = family.Family(
     read=read_attention,
     write=write_attention,
     special_ids={**family.ENDS, "cls_token_id": "cls", "sep_token_id": "sep"},
-    refused={"quantization_config": (None,)},
+    refused={
+        "quantization_config": (None,),
+        "classifier_pooling": (None, "cls", "mean"),
+    },
     class_prefix="ModernBert",
     classes={"mlm": "ForMaskedLM", "": "Model"},
     task_heads=dict.fromkeys(
