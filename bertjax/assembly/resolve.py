@@ -14,7 +14,7 @@ from bertjax.data.features.base import KEYS, Features, Settings
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import mask_rates
 from bertjax.models.config import EncoderConfig
-from bertjax.models.families import FAMILIES
+from bertjax.models.families import FAMILIES, in_effect
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
@@ -93,7 +93,10 @@ def make_features(
     needed = split_needs(needs)
     rates = rates or (mask_rate,)
     rows = 1 if is_evaluation else config.accumulate
-    settings = Settings(config, tokenizer, tables, length, mask_rate, rates, rows)
+    is_decoder = bool(in_effect(config.model)["is_decoder"])
+    settings = Settings(
+        config, tokenizer, tables, length, mask_rate, rates, rows, is_decoder
+    )
     if needed.features is None:
         return Features(settings)
     half = features.make_features(needed.features, settings)

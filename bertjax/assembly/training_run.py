@@ -41,10 +41,10 @@ def check_before_text(config: ConfigDict, mesh: Mesh) -> None:
     """Refuse what the mesh cannot take, and optimizers, schedules and attention that
     cannot be made, before text is read. Raises UserError."""
     planned = resolve.wanted_phases(config)
-    for size in {config.batch_size, *(p.batch_size for p in planned)}:
-        feed.check_batch_size(mesh, size, config.accumulate)
     cfg = resolve.encoder_config(config, 1, jax.default_backend())
     objective, cfg = make_objective(config.objective, cfg)
+    for size in {config.batch_size, *(p.batch_size for p in planned)}:
+        feed.check_batch_size(mesh, size, config.accumulate, objective.group)
     resolve.check_plan(config, objective.needs)
     train_step.check_whole_batch(config, objective, mesh)
     with jax.set_mesh(mesh):
@@ -82,7 +82,7 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
     Everything is traced as a step does it, so that terms that do not go with each other
     and outputs by which a task's rows cannot be scored are refused here: UserError.
     """
-    batch = batches.batch(batches.start, slice(0, 1))
+    batch = batches.batch(batches.start, slice(0, objective.group))
     losses = jax.eval_shape(objective.weights, batch)
     if objective.task_type:
         terms, found = jax.eval_shape(objective.evaluate, params, batch)
@@ -186,7 +186,7 @@ class TrainingRun:
         patience = config.eval.patience
         if not config.eval.best and patience is None:
             return best.BestTracker("", None)
-        batch = next(next(iter(self.valid.values())).eval_batches(1))
+        batch = next(next(iter(self.valid.values())).eval_batches(objective.group))
         params = self.update.shapes.params
         terms = jax.eval_shape(objective.sums, params, batch, None)
         losses = jax.eval_shape(objective.weights, batch)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes that config files make to the defaults: sizes, smoke runs, finetuning."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
@@ -11,10 +12,19 @@ from bertjax.config.schema import base
 from bertjax.models.families import FAMILIES
 
 
-def read_arg(arg: str | None, size: str, family: str = "bert") -> tuple[str, bool]:
-    """Read a config's ARG ("mini", "smoke", "mini,smoke"): (size, whether smoke)."""
+def read_arg(
+    arg: str | None,
+    size: str,
+    family: str = "bert",
+    sizes: Mapping[str, Any] | None = None,
+) -> tuple[str, bool]:
+    """Read a config's ARG ("mini", "smoke", "mini,smoke"): (size, whether smoke).
+
+    size: without one in ARG. sizes: those that there are, where they are not the
+    family's.
+    """
     words = [w for w in (arg or "").split(",") if w]
-    sizes = FAMILIES[family].sizes
+    sizes = sizes or FAMILIES[family].sizes
     for word in words:
         registry.pick("the config's ARG", word, {**sizes, "smoke": {}})
     smoke = "smoke" in words

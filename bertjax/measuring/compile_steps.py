@@ -84,10 +84,11 @@ class Target:
 
         Raises UserError when the mesh does not divide a batch.
         """
-        feed.check_batch_size(self.mesh, self.config.batch_size, self.config.accumulate)
+        how = self.config.accumulate, self.objective.group
+        feed.check_batch_size(self.mesh, self.config.batch_size, *how)
         rates: dict[tuple[int, int], dict[Any, None]] = {}
         for phase in resolve.wanted_phases(self.config):
-            feed.check_batch_size(self.mesh, phase.batch_size, self.config.accumulate)
+            feed.check_batch_size(self.mesh, phase.batch_size, *how)
             key = phase.batch_size, phase.length
             rates.setdefault(key, {})[phase.mask_rate] = None
         shapes = [Shape(*key, (*of_shape,)) for key, of_shape in rates.items()]

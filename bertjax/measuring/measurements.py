@@ -84,8 +84,9 @@ def compile_step(
     from bertjax.training import multi_step, state
 
     mesh = make_mesh(**config.mesh)
-    feed.check_batch_size(mesh, config.batch_size, config.accumulate)
     objective, cfg = make_objective(config, vocab_size, jax.default_backend())
+    group = objective.group
+    feed.check_batch_size(mesh, config.batch_size, config.accumulate, group)
     # Far from the end of any schedule: the arithmetic of a step is always the same.
     update = train_step.make_update(config, objective, mesh, 10_000, 1_000_000)
     current = state.init_sharded(update.init, update.tx, mesh, update.shardings)

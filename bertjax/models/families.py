@@ -113,6 +113,39 @@ FAMILIES: Mapping[str, Family] = {
             "large": shape(28, 1024, 16, intermediate_size=2624),
         },
     ),
+    # Radford et al. 2019, table 2; gpt1: Radford et al. 2018, section 4.1 (post-LN).
+    "gpt2": Family(
+        dict(
+            is_decoder=True,
+            max_position_embeddings=1024,
+            type_vocab_size=0,
+            layer_norm_eps=1e-5,
+            hidden_act="gelu_new",
+            embedding_norm=False,
+            norm_position="pre",
+            final_norm=True,
+            classifier_transform=False,
+            decoder_bias=False,
+            classifier_pooling="last",
+            pooler_activation="",
+        ),
+        {
+            "tiny": SIZES["tiny"],
+            "mini": SIZES["mini"],
+            "base": SIZES["base"],
+            "gpt1": shape(
+                12,
+                768,
+                12,
+                norm_position="post",
+                final_norm=False,
+                max_position_embeddings=512,
+            ),
+            "medium": shape(24, 1024, 16),
+            "large": shape(36, 1280, 20),
+            "xl": shape(48, 1600, 25),
+        },
+    ),
 }
 
 

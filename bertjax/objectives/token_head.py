@@ -97,7 +97,7 @@ def score_tokens(
 ) -> tuple[dict[str, Sum], jax.Array]:
     """Predict ids [B, P] from hidden [B, P, D]: loss, accuracy and f32 logits."""
     word = params["encoder"]["embeddings"]["word"]
-    logits = heads.mlm_logits(params[PARAMS], word, cfg, hidden)
+    logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
     if never is not None:
         is_never = jnp.arange(logits.shape[-1]) == never
         logits = jnp.where(is_never, heads.NEVER, logits)

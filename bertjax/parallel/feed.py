@@ -12,8 +12,13 @@ from bertjax import UserError
 from bertjax.parallel.sharding import batch_sharding
 
 
-def check_batch_size(mesh: Mesh, batch_size: int, accumulate: int) -> None:
-    """Refuse a batch that the mesh or accumulation does not divide."""
+def check_batch_size(
+    mesh: Mesh, batch_size: int, accumulate: int, group: int = 1
+) -> None:
+    """Refuse a batch that the mesh or accumulation does not divide.
+
+    group: rows that have to lie on one device, of an objective that mixes by rows.
+    """
     parts = math.prod(mesh.shape[axis] for axis in ("data", "fsdp"))
     if accumulate < 1 or batch_size % accumulate:
         raise UserError(f"{accumulate=} does not divide {batch_size=}")
@@ -22,6 +27,11 @@ def check_batch_size(mesh: Mesh, batch_size: int, accumulate: int) -> None:
         raise UserError(
             f"{batch_size=} over {accumulate=} is {rows} rows, not divisible by the "
             f"mesh's data x fsdp = {parts}"
+        )
+    if rows // parts % group:
+        raise UserError(
+            f"{batch_size=} is {rows // parts} rows a device and micro-batch, not "
+            f"divisible by the {group} of a group, of which each objective has its own"
         )
 
 

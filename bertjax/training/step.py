@@ -100,7 +100,8 @@ def make_train_step(
     weights_fn's alone, in the gradient and in the metrics; they come from the whole
     batch before the first micro-batch, so accumulation changes nothing. Dropout keys
     derive from (seed, step, micro-batch, layer). metrics: f32 scalars by the names of
-    metrics.jsonl, and `tokens` i32, the real tokens.
+    metrics.jsonl, and `tokens` i32, the real tokens: `text_tokens` i32 [B] of a batch
+    that has them, else those of its attention_mask.
 
     A state with a guard (guard.py) skips bad updates; of one with an average, ema is
     the decay d: average = d x average + (1 - d) x parameters, d at most
@@ -145,7 +146,8 @@ def make_train_step(
             "train/loss": loss,
             "optim/grad_norm": norm,
             "optim/lr": schedule(time),
-            "tokens": jnp.sum(batch["attention_mask"]),
+            # Rows that hold copies say themselves how much text is in them.
+            "tokens": jnp.sum(batch.get("text_tokens", batch["attention_mask"])),
         }
         if stop is not None:
             metrics["stop"] = jnp.sum(stop)

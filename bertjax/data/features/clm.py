@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causal language models: each token predicts the next one of its sequence."""
+
+import numpy as np
+
+from bertjax.data.features import base
+from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+
+
+class ClmFeatures(base.Features):
+    """Rows as they are gathered; `clm_ids` and `clm_weights` at every position.
+
+    A token sees itself and those before it: by `attention_steps`, or where the model is
+    a decoder by itself (model.is_decoder), without that array.
+
+    Of a row of two packed sequences:
+
+        input_ids         2 17 25  3  2 46  3  0
+        attention_steps   1  2  3  4  5  6  7  0
+        clm_ids          17 25  3  0 46  3  0  0
+        clm_weights       1  1  1  0  1  1  0  0
+    """
+
+    name = "clm"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.is_decoder = settings.is_decoder
+
+    def specs(self, gathered: Specs) -> dict[str, Spec]:
+        row = (self.length,)
+        specs = dict(gathered) | {f"{self.name}_ids": Spec(row)}
+        specs[f"{self.name}_weights"] = Spec(row, "float32", loss=True)
+        if not self.is_decoder:
+            specs["attention_steps"] = Spec(row)
+        return specs
+
+    def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
+        batch = base.without_marks(rows.arrays)
+        ids, weights = next_tokens(batch)
+        batch[f"{self.name}_ids"], batch[f"{self.name}_weights"] = ids, weights
+        if not self.is_decoder:
+            batch["attention_steps"] = self.steps(rows, batch)
+        return batch
+
+    def steps(self, rows: GatheredRows, batch: Batch) -> np.ndarray:
+        """Return which step each token is visible from, i32 [b, L]; 0 of padding."""
+        columns = np.arange(1, self.length + 1, dtype=np.int32)
+        return columns * (batch["attention_mask"] > 0)
+
+    def describe(self) -> str:
+        return "the next token predicted"
+
+    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+        return {"predicted": int((after[f"{self.name}_weights"] > 0).sum())}
+
+    def predicted(self, batch: Batch) -> np.ndarray:
+        weights = batch[f"{self.name}_weights"] > 0
+        return np.pad(weights[:, :-1], ((0, 0), (1, 0)))
+
+
+def next_tokens(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Return the id behind each token, i32 [b, L], and 1 where it is of the same
+    sequence, f32 [b, L]; else 0 and 0."""
+    ids = batch["input_ids"]
+    sequence = batch.get("segment_ids", batch["attention_mask"])
+    same = np.zeros(ids.shape, bool)
+    same[:, :-1] = (sequence[:, 1:] == sequence[:, :-1]) & (sequence[:, 1:] > 0)
+    following = np.zeros_like(ids)
+    np.multiply(ids[:, 1:], same[:, :-1], out=following[:, :-1])
+    return following, same.astype(np.float32)
+
+
+def make_features(settings: Settings) -> ClmFeatures:
+    return ClmFeatures(settings)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefix language models: a text begins with a context that sees all of itself."""
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data import counter_rng
+from bertjax.data.features.base import Batch, GatheredRows, Settings
+from bertjax.data.features.clm import ClmFeatures
+
+
+class PrefixFeatures(ClmFeatures):
+    """As a causal LM's, but the first tokens of each sequence are context: they see
+    each other, and are not predicted. (Raffel et al. 2020, section 3.2.1.)
+
+    How many is drawn for each sequence: a share of its tokens, uniform from `least` to
+    `most`, 1 token at least and all but one at most. Of 6 tokens, 3 of them context:
+
+        input_ids         2 17 25 31 46  3  0
+        attention_steps   0  0  0  4  5  6  0
+        prefix_ids        0  0 31 46  3  0  0
+        prefix_weights    0  0  1  1  1  0  0
+    """
+
+    name = "prefix"
+
+    def __init__(self, settings: Settings, least: float, most: float) -> None:
+        super().__init__(settings)
+        self.least, self.most = least, most
+        if not 0 <= least <= most <= 1:
+            raise UserError(
+                f"objective: prefix's least={least} and most={most} are not shares "
+                "with 0 <= least <= most <= 1"
+            )
+        if self.is_decoder:
+            raise UserError(
+                "model.is_decoder=True: in a prefix LM the context sees all of itself: "
+                "leave model.is_decoder out"
+            )
+
+    def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
+        batch = super().make(rows, drawn)
+        steps = batch["attention_steps"]
+        # The last token of the context predicts the first one behind it.
+        before = np.pad(steps[:, 1:], ((0, 0), (0, 1))) == 0
+        batch["prefix_weights"][before] = 0
+        batch["prefix_ids"][before] = 0
+        return batch
+
+    def steps(self, rows: GatheredRows, batch: Batch) -> np.ndarray:
+        sequence = batch.get("segment_ids", batch["attention_mask"])
+        width = int(sequence.max(initial=0)) + 1
+        number = sequence + np.arange(len(sequence))[:, None] * width
+        size = np.bincount(number.ravel(), minlength=len(sequence) * width)
+        key = counter_rng.fold(rows.keys, "prefix")[:, None]
+        draw = counter_rng.uniform(key, np.arange(width)).ravel()
+        share = self.least + (self.most - self.least) * draw
+        context = np.clip((share * size).astype(np.int64), 1, np.maximum(size - 1, 1))
+        place = batch.get("position_ids", np.arange(self.length))
+        return super().steps(rows, batch) * (place >= context[number])
+
+    def describe(self) -> str:
+        return f"a context of {self.least:.0%} to {self.most:.0%}, the rest predicted"
+
+
+def make_features(
+    settings: Settings, least: float = 0.0, most: float = 1.0
+) -> PrefixFeatures:
+    return PrefixFeatures(settings, least, most)
