@@ -10,7 +10,7 @@ too); `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,10 @@ def main(argv: Sequence[str]) -> int:
     if args.html:
         page = atomic.check_out(args.html, "--html")
 
-    from bertjax.objectives.base import make_objective
     from bertjax.reporting.batch_preview import row_lines, set_lines
 
     # Of a model with one piece: what can be refused before the text is read.
-    needs = make_objective(config.objective, resolve.encoder_config(config, 1))[0].needs
-    resolve.check_plan(config, needs)
+    needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
     results, rows = inspect_batches(args, needs)
     if args.html:
         markup = [(row.heading, row.markup) for row in rows]
@@ -74,11 +72,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def inspect_batches(
-    args: Any, needs: frozenset[str]
+    args: Any, needs: Mapping[str, frozenset[str]]
 ) -> tuple[dict[str, Any], list[Any]]:
     """Return statistics over the batches, and a RowPreview for each of the first rows.
 
-    needs: what the objective needs of a batch.
+    needs: what each objective of the phases needs of a batch.
     """
     from bertjax.data.batch_statistics import OF_TEXT, Statistics
     from bertjax.data.batches import batch_sha256

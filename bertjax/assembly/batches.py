@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a config and prepared text to the batches of a run."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from bertjax import UserError
 from bertjax.assembly import resolve
 from bertjax.config import durations
 from bertjax.data import batches, mixture, phases
+from bertjax.data.features.base import Features
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import vocab_tables
 from bertjax.data.masking.masker import read_masker
@@ -34,7 +36,7 @@ class Run(NamedTuple):
 
 def make_run(
     config: ConfigDict,
-    needs: frozenset[str],
+    needs: Mapping[str, frozenset[str]],
     tokenizer: Tokenizer,
     parts: Mapping[str, Any],
     tables: Any,
@@ -44,25 +46,39 @@ def make_run(
 ) -> Run:
     """Make the batch function of a run from its config and the stores of data.train.
 
-    past: the phases that led to step `at` where a run goes on with another config.
-    Raises UserError when the objective needs what the plan cannot give.
+    needs: of each objective of the phases (resolve.objectives_of). past: the phases
+    that led to step `at` where a run goes on with another config. Raises UserError when
+    an objective needs what the plan cannot give.
     """
-    resolve.check_plan(config, needs)
     wanted = resolve.wanted_phases(config)
     weights = mixture.read_weights(config.data.weights)
-    plans, mixtures = {}, {}
-    for length in {p.length for p in wanted}:
-        plans[length] = make_plans(config, needs, parts, length, say)
-        rows = {name: p.n for name, p in plans[length].items()}
-        mixtures[length] = mixture.make_mixture(rows, weights, config.data.alpha)
-        for line in mixtures[length].lines():
+
+    def make_half(phase: phases.Wanted | phases.Phase) -> Features:
+        rates = phases.rates_of_shape([*wanted, *past], phase)
+        how = tokenizer, tables, phase.length, phase.mask_rate, rates
+        return resolve.make_features(config, needs[phase.objective], *how)
+
+    @functools.cache
+    def plan_rows(raw: int, rule: str | None) -> tuple[Any, mixture.Mixture]:
+        plans = make_plans(config, rule, parts, raw, say)
+        rows = {name: p.n for name, p in plans.items()}
+        mixed = mixture.make_mixture(rows, weights, config.data.alpha)
+        for line in mixed.lines():
             say(line)
-    sizes = {length: m.n for length, m in mixtures.items()}
+        return tuple(plans.values()), mixed
+
+    def rows_of(phase: phases.Wanted | phases.Phase) -> tuple[Any, mixture.Mixture]:
+        rule = split_needs(needs[phase.objective]).pair_rule
+        return plan_rows(make_half(phase).raw, rule)
+
+    sizes = {phase.shape: rows_of(phase)[1].n for phase in wanted}
 
     def place(total: int) -> tuple[phases.Phase, ...]:
-        planned = phases.place_phases(wanted, total, sizes)
+        planned = phases.place_phases(wanted, total, lambda phase: sizes[phase.shape])
         return phases.change_phases(planned, past, at)
 
+    if any(split_needs(each).features for each in needs.values()):
+        resolve.check_keys(config, map(make_half, wanted))
     total = phases.count_steps(*durations.unit_of(config, "total"), place)
     placed = place(total)
     for repeat in phases.find_repeats(placed):
@@ -71,18 +87,15 @@ def make_run(
     ends = [*(phase.start for phase in placed[1:]), total]
     stages = [
         batches.Batches(
-            plans=tuple(plans[phase.length].values()),
-            mixture=mixtures[phase.length],
-            features=resolve.make_features(
-                config, needs, tokenizer, tables, phase.length, phase.mask_rate,
-                phases.rates_of_shape(placed, phase),
-            ),
+            *rows_of(phase),
+            features=make_half(phase),
             specials=tokenizer,
             batch_size=phase.batch_size,
             seed=config.seed,
             start=phase.start,
             first=phase.first,
             end=end,
+            objective=phase.objective,
         )
         for phase, end in zip(placed, ends, strict=True)
         if phase.start >= at or phase is [p for p in placed if p.start <= at][-1]
@@ -103,14 +116,15 @@ def make_eval_batches(
     one length and mask rate in all phases, and rows whatever the seed."""
     resolve.check_plan(config, needs)
     seed, length = batches.EVAL_SEED, config.data.length
-    rate = resolve.eval_mask_rate(config)
-    plans = make_plans(config, needs, {name: store}, length, say, seed=seed)
+    rate, rule = resolve.eval_mask_rate(config), split_needs(needs).pair_rule
+    half = resolve.make_features(
+        config, needs, tokenizer, tables, length, rate, is_evaluation=True
+    )
+    plans = make_plans(config, rule, {name: store}, half.raw, say, seed=seed)
     return batches.Batches(
         plans=tuple(plans.values()),
         mixture=mixture.make_mixture({name: p.n for name, p in plans.items()}),
-        features=resolve.make_features(
-            config, needs, tokenizer, tables, length, rate, is_evaluation=True
-        ),
+        features=half,
         specials=tokenizer,
         batch_size=config.batch_size,
         seed=seed,
@@ -157,7 +171,7 @@ def make_tables(
 
 def make_plans(
     config: ConfigDict,
-    needs: frozenset[str],
+    rule: str | None,
     stores: Mapping[str, Any],
     length: int,
     say: Callable[[str], None] = lambda text: None,
@@ -166,13 +180,13 @@ def make_plans(
 ) -> dict[str, Plan]:
     """Plan the rows of each store; say what the plan leaves out.
 
+    rule: by which pairs are drawn; length: of the rows, special tokens included.
     cache: of large plans; None: data.cache. seed: None is the config's.
     """
     if tasks.is_task(config):
         return {name: rows.plan(length) for name, rows in stores.items()}
     data = config.data
     cache = cache or open_cache(data.cache).root
-    rule = split_needs(needs).pair_rule
     plans = {}
     for name, store in stores.items():
         try:

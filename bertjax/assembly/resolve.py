@@ -2,6 +2,7 @@
 """From a ConfigDict to frozen values: the encoder's config, phases, masking."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
@@ -75,6 +76,24 @@ def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
     )
 
 
+def objectives_of(config: ConfigDict) -> dict[str, Any]:
+    """Make the objective of each phase, of a model with one piece: {as phases name it:
+    Objective}; "" is the config's own, and the last. Raises UserError."""
+    from bertjax.objectives.base import make_objective  # which needs jax
+
+    cfg = encoder_config(config, 1)
+    objectives = {}
+    for name in names_of(config):
+        objectives[name] = make_objective(name or config.objective, cfg)[0]
+        check_plan(config, objectives[name].needs)
+    return objectives
+
+
+def names_of(config: ConfigDict) -> list[str]:
+    """Return the objectives of the phases by their names; "", the config's, last."""
+    return sorted({p.objective for p in wanted_phases(config)} | {""}, reverse=True)
+
+
 def make_features(
     config: ConfigDict,
     needs: frozenset[str],
@@ -88,7 +107,7 @@ def make_features(
     """Make the host half that an objective needs; without one rows stay as they are.
 
     mask_rate: of the phase; rates: of all phases of its shape (that one alone). Raises
-    UserError, for keys too that say nothing to it.
+    UserError.
     """
     needed = split_needs(needs)
     rates = rates or (mask_rate,)
@@ -99,15 +118,19 @@ def make_features(
     )
     if needed.features is None:
         return Features(settings)
-    half = features.make_features(needed.features, settings)
+    return features.make_features(needed.features, settings)
+
+
+def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
+    """Refuse keys that say nothing to the host halves of any phase: UserError."""
+    read = frozenset().union(*(half.keys for half in halves))
     defaults = schema.base().data
-    for key in sorted(KEYS - half.keys):
+    for key in sorted(KEYS - read):
         if (value := config.data[key]) != defaults[key]:
             raise UserError(
                 f"data.{key}={value} says nothing to objective={config.objective}: "
                 f"leave it out (default: {defaults[key] or 'empty'})"
             )
-    return half
 
 
 def eval_mask_rate(config: ConfigDict) -> float | None:

@@ -78,13 +78,13 @@ class TrainLoop(Loop):
         if run.best.out_of_patience or over:
             self.state.total = done
         peak = peak_flops(run.mesh)
-        if peak and not run.objective.flops:
+        counted = all(part.objective.flops for part in run.parts.values())
+        if peak and not counted:
             log(train_step.NO_MFU.format(config.objective))
-        self.evaluate_fn = jax.jit(train_step.make_evaluate(run.objective))
         self.meta = run.meta_of(config) | {"version": __version__}
         tasks.learn(self.meta, run.meta.get("task", {}))
         memory = functools.partial(peak_memory, run.mesh)
-        self.meter = Meter(peak if run.objective.flops else None, memory)
+        self.meter = Meter(peak if counted else None, memory)
         self.pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
         self._open()
         where = path / "profile" if self.primary else None  # all run the same program
@@ -133,7 +133,8 @@ class TrainLoop(Loop):
 
     def cost(self, step: int) -> tuple[int, float]:
         """Return an update's slots (B x L), and its FLOPs; 0 of unknown ones."""
-        phase, flops = self.planned.course.at(step), self.run.objective.flops
+        phase = self.planned.course.at(step)
+        flops = self.run.parts[phase.objective].objective.flops
         return phase.slots, phase.slots * flops(phase.specs) if flops else 0.0
 
     @property
@@ -148,7 +149,8 @@ class TrainLoop(Loop):
 
     def update(self) -> None:
         state, first, run = self.state, self.state.step, self.run
-        update = run.update.many if run.config.steps_per_call > 1 else run.update.step
+        own = run.parts[self.planned.course.at(first).objective].update
+        update = own.many if run.config.steps_per_call > 1 else own.step
         count = self.calls.size(first)
         with self.trace.update(first, count, self.train_state):
             batch = self.meter.timed("waited", next, self.batches)
@@ -266,7 +268,7 @@ class TrainLoop(Loop):
             }
             row = {"step": state.step, "tokens": state.tokens, **scores}
             write(self.writers, row, self.path)
-            if best.metric:
+            if best.metric in scores:  # else of another phase's objective
                 score = hosts.from_primary(scores[best.metric])
                 best.scores.append((state.step, score))
             if best.out_of_patience:
@@ -284,11 +286,13 @@ class TrainLoop(Loop):
         if run.config.eval.ema and average is not None:
             params = average
         size, examples, found = run.eval_rows, run.config.eval.examples or None, {}
-        for name, rows in run.valid.items():
+        last = self.planned.course.at(max(self.state.step - 1, 0))
+        part = run.parts[last.objective]
+        for name, rows in part.valid.items():
             host = rows.eval_batches(size, examples, feed.local_rows(mesh, size))
             fed = feed.to_devices(host, mesh, itertools.repeat(size))
             values = step.run_eval(
-                self.evaluate_fn,
+                part.evaluate,
                 params,
                 feed.with_flag(fed, mesh, lambda: self.stop.overdue),
                 # Of several processes the signal travels with the batches.

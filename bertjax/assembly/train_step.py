@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a config to the train step of a run: its schedule, optimizer."""
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -51,12 +53,49 @@ class Update(NamedTuple):
     many: Any
 
 
-def make_config_objective(config: ConfigDict, prepared: Any) -> tuple[Any, Any]:
-    """Make the objective of a config for its prepared text, and its EncoderConfig."""
+def make_config_objective(
+    config: ConfigDict, prepared: Any, name: str = ""
+) -> tuple[Any, Any]:
+    """Make the objective of a config for its prepared text, and its EncoderConfig.
+
+    name: of a phase's objective; "": the config's.
+    """
     tokenizer = prepared.tokenizer
     cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
-    name = tasks.objective_of(config, prepared.parts)
+    name = name or tasks.objective_of(config, prepared.parts)
     return make_objective(name, cfg, TokenIds.of(tokenizer))
+
+
+def join_objectives(objectives: Sequence[Any]) -> list[Any]:
+    """Let the objectives of several phases train one set of parameters.
+
+    Each gets what any of them trains, from its own `init` or the others', and reads its
+    own part. With one objective it is returned as it is.
+    """
+    if len(objectives) == 1:
+        return [*objectives]
+    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    parts = [jax.eval_shape(objective.init, key).keys() for objective in objectives]
+    rows = itertools.chain.from_iterable(o.shardings for o in objectives)
+    shardings = tuple(dict.fromkeys(rows))
+
+    def init(rng: jax.Array) -> Any:
+        params: dict[str, Any] = {}
+        for objective in reversed(objectives):
+            fresh = objective.init(rng)
+            encoder = params.get("encoder", {}) | fresh["encoder"]
+            params |= fresh | {"encoder": encoder}
+        return params
+
+    def join(objective: Any, own: Any) -> Any:
+        def select(function: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda params, *rest: function({k: params[k] for k in own}, *rest)
+
+        evaluate = objective.evaluate and select(objective.evaluate)
+        changes = dict(init=init, sums=select(objective.sums), evaluate=evaluate)
+        return dataclasses.replace(objective, shardings=shardings, **changes)
+
+    return [join(*each) for each in zip(objectives, parts, strict=True)]
 
 
 def make_tx(

@@ -5,7 +5,7 @@ import functools
 import json
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -42,11 +42,11 @@ def check_before_text(config: ConfigDict, mesh: Mesh) -> None:
     cannot be made, before text is read. Raises UserError."""
     planned = resolve.wanted_phases(config)
     cfg = resolve.encoder_config(config, 1, jax.default_backend())
-    objective, cfg = make_objective(config.objective, cfg)
-    for size in {config.batch_size, *(p.batch_size for p in planned)}:
-        feed.check_batch_size(mesh, size, config.accumulate, objective.group)
-    resolve.check_plan(config, objective.needs)
-    train_step.check_whole_batch(config, objective, mesh)
+    cfg = make_objective(config.objective, cfg)[1]
+    for each in resolve.objectives_of(config).values():
+        for size in {config.batch_size, *(p.batch_size for p in planned)}:
+            feed.check_batch_size(mesh, size, config.accumulate, each.group)
+        train_step.check_whole_batch(config, each, mesh)
     with jax.set_mesh(mesh):
         attention.describe_backend(cfg, (p.length for p in planned))
     unit, total = durations.unit_of(config, "total")
@@ -102,6 +102,16 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
     return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
 
 
+class Part(NamedTuple):
+    """What belongs to one objective of a run: itself, its update, the batches of each
+    validation set, and the jitted evaluation of one of them."""
+
+    objective: Any
+    update: train_step.Update
+    valid: dict[str, Any]
+    evaluate: Callable[..., Any]
+
+
 class TrainingRun:
     """A run whose text, batches and update are made; nothing is allocated yet.
 
@@ -109,8 +119,10 @@ class TrainingRun:
     one says of itself, {} without one. make_batches(config, past, at) -> the batches
     from step `at`, after `past` phases. every: steps from a row, an evaluation, a
     checkpoint to the next. lengths: train_step.schedule_lengths. abstract: shapes and
-    shardings of the state. better: {loss: whether more of it is better}. Raises
-    UserError for what does not go together, and for rows made by older rules.
+    shardings of the state. parts: {objective of a phase: Part}; objective, update and
+    valid are those of the config's own, parts[""]. better: {loss: whether more of it is
+    better}. Raises UserError for what does not go together, and for rows made by older
+    rules.
     """
 
     def __init__(
@@ -136,14 +148,18 @@ class TrainingRun:
                 )
             rules = workdir.read_json(path / "run.json").get("row_rules", 1)
             prepared_text.check_rows(config, parts, path, rules)
-        self.objective, self.cfg = train_step.make_config_objective(
-            config, self.prepared
-        )
+        names = resolve.names_of(config)
+        pairs = [
+            train_step.make_config_objective(config, self.prepared, n) for n in names
+        ]
+        self.cfg = pairs[-1][1]
+        joined = train_step.join_objectives([objective for objective, _ in pairs])
+        objectives = dict(zip(names, joined, strict=True))
         # Of a batch of evaluations: as many as fit in memory at once.
         self.eval_rows = (
-            self.objective.whole_batch or config.batch_size // config.accumulate
+            joined[-1].whole_batch or config.batch_size // config.accumulate
         )
-        needs = self.objective.needs
+        needs = {name: objective.needs for name, objective in objectives.items()}
         self.counts = prepared_text.count_tokens(parts)
         tables = batches.make_tables(config, tokenizer, self.counts, log)
         fixed = dict(needs=needs, tokenizer=tokenizer, parts=parts, tables=tables)
@@ -151,9 +167,6 @@ class TrainingRun:
         self.make_batches = make
         past, at = phases.from_plain(meta.get("phases", [])), restored or 0
         self.batches = run = self.make_batches(config, past=past, at=at, say=log)
-        self.valid = batches.make_valid(
-            config, needs, tokenizer, self.prepared.valid, tables, log
-        )
         if at > run.total:
             raise UserError(
                 f"total is {run.total} steps, and --workdir={path} is at step {at}: "
@@ -167,12 +180,24 @@ class TrainingRun:
         self.calls = multi_step.Calls(config.steps_per_call, run.total, every, starts)
         self.calls.check()
         self.lengths = train_step.schedule_lengths(config, run.phases, run.total)
-        self.update = train_step.make_update(
-            config, self.objective, mesh, *self.lengths
-        )
+        self.parts = {
+            name: Part(
+                objective,
+                train_step.make_update(config, objective, mesh, *self.lengths),
+                batches.make_valid(
+                    config, needs[name], tokenizer, self.prepared.valid, tables, log
+                ),
+                jax.jit(train_step.make_evaluate(objective)),
+            )
+            for name, objective in objectives.items()
+        }
+        self.objective, self.update, self.valid, _ = self.parts[""]
         self.abstract = state.with_shardings(self.update.shapes, self.update.shardings)
-        params, first = self.update.shapes.params, run.course.stages[0]
-        self.better = directions(self.objective, params, first)
+        params = self.update.shapes.params
+        self.better = {}
+        for stage in run.course.stages:
+            objective = objectives[stage.objective]
+            self.better |= directions(objective, params, stage)
         self.best = self._make_tracker()
         if not self.valid:
             del self.every["eval"]
@@ -251,10 +276,12 @@ class TrainingRun:
     def trace_update(self) -> None:
         """Trace an update: what its parts return has to fit together. Raises UserError,
         which names the line of a part from outside that does not."""
-        batch = self.batches.course.batch(self.restored or 0)
         try:
-            with jax.set_mesh(self.mesh):
-                jax.eval_shape(self.update.step, self.abstract, batch)
+            for stage in self.batches.course.stages:
+                batch = stage.batch(stage.start)
+                with jax.set_mesh(self.mesh):
+                    update = self.parts[stage.objective].update
+                    jax.eval_shape(update.step, self.abstract, batch)
         except Exception as e:  # whatever a part from outside may do
             frame = traceback.extract_tb(e.__traceback__)[-1]
             reason = " ".join(str(e).split())

@@ -38,7 +38,7 @@ class Batches:
     `plans` are the mixture's components in its order; `features` is the host half of
     the objective; `specials` has pad_id, cls_id, sep_id and vocab_size, as a Tokenizer
     does. From step `start` on, whose first row is number `first` of the run, and before
-    step `end`.
+    step `end`. objective: of the phase; "": the config's.
     Raises UserError when a store holds an id that the vocabulary lacks.
     """
 
@@ -51,6 +51,7 @@ class Batches:
     start: int = 0
     first: int = 0
     end: int | None = None
+    objective: str = ""
 
     def __post_init__(self) -> None:
         for plan in self.plans:

@@ -13,14 +13,14 @@ rows lies behind. `find_repeats` says what that costs.
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
 
 EXTENTS = ("steps", "percent", "examples", "tokens", "epochs")
-SETTINGS = {"length": int, "batch_size": int, "mask_rate": str}
+SETTINGS = {"length": int, "batch_size": int, "mask_rate": str, "objective": str}
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class Wanted:
     batch_size: int
     length: int
     mask_rate: float | str | None  # a ramp is text, 0.3:0.15; None: the masking's own
+    objective: str = ""  # "": the config's
+
+    @property
+    def shape(self) -> tuple[int, int, str]:
+        """What phases have in common that share a compiled program."""
+        return self.length, self.batch_size, self.objective
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,12 @@ class Phase:
     batch_size: int
     length: int
     mask_rate: float | str | None
+    objective: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int, str]:
+        """As a Wanted has it."""
+        return self.length, self.batch_size, self.objective
 
     def example(self, step: int) -> int:
         """Return the number of the first row of a step of this phase."""
@@ -72,7 +84,8 @@ def parse_phases(
             kind = registry.pick(where, key, dict.fromkeys(EXTENTS, float) | SETTINGS)
             if key in given:
                 raise UserError(f"{where}: {word!r} is given twice")
-            if kind is str and ":" in value:  # what it may be its readers say
+            if key == "objective" or (kind is str and ":" in value):
+                # What it may be its readers say.
                 given[key] = value
                 continue
             try:
@@ -104,27 +117,28 @@ def parse_phases(
 
 
 def place_phases(
-    wanted: Sequence[Wanted], total: int, sizes: Mapping[int, int]
+    wanted: Sequence[Wanted], total: int, rows: Callable[[Wanted], int]
 ) -> tuple[Phase, ...]:
-    """Fix where phases begin; `sizes` are the rows of an epoch by length.
+    """Fix where phases begin; rows(phase) are those of an epoch of it.
 
     Phases that would begin at or after the `total` steps are left out.
 
-    Worked example (sizes {128: 1000, 512: 240}, batches of 100): after 15 steps at 128
+    Worked example (1,000 rows of 128, 240 of 512, batches of 100): after 15 at 128
     half of epoch 1 is seen, so the phase at 512 begins at row 240 + 120 = 360.
     """
     placed: list[Phase] = []
     start = 0
     for phase in wanted:
-        how = phase.batch_size, phase.length, phase.mask_rate
-        placed.append(Phase(start, 0, sizes[phase.length], *how))
+        n = rows(phase)
+        how = phase.batch_size, phase.length, phase.mask_rate, phase.objective
+        placed.append(Phase(start, 0, n, *how))
         a_step = {
             "": 0.0,  # the last phase: the rest
             "steps": 1.0,
             "percent": 100 / max(total, 1),
             "examples": phase.batch_size,
             "tokens": phase.batch_size * phase.length,
-            "epochs": phase.batch_size / sizes[phase.length],
+            "epochs": phase.batch_size / n,
         }[phase.unit]
         if not a_step:
             break
@@ -144,10 +158,11 @@ def _carry_cursor(phases: Sequence[Phase], known: int) -> tuple[Phase, ...]:
     return tuple(out)
 
 
-def rates_of_shape(placed: Sequence[Phase], phase: Phase) -> tuple[Any, ...]:
+def rates_of_shape(
+    every: Iterable[Wanted | Phase], phase: Wanted | Phase
+) -> tuple[Any, ...]:
     """Return the mask rates of all phases of this one's shape: they share P."""
-    shape = phase.length, phase.batch_size
-    return tuple({p.mask_rate for p in placed if (p.length, p.batch_size) == shape})
+    return tuple({p.mask_rate for p in every if p.shape == phase.shape})
 
 
 def move_cursor(example: int, n: int, other: int) -> int:

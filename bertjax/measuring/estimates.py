@@ -18,7 +18,6 @@ from bertjax.measuring.hlo import Kernel
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES, early_facts, memory_bytes
 from bertjax.measuring.synthetic_data import Shape, with_choices
 from bertjax.models.config import EncoderConfig, keys_seen
-from bertjax.objectives.base import make_objective
 from bertjax.parallel.chips import Chip
 
 Say = Callable[[str], None]
@@ -85,8 +84,7 @@ def sample_text(
     if not config.data.train:
         return config.model.vocab_size or config.data.vocab_size, None
     tokenizer, parts, *_ = prepared_text.prepare(config, say)
-    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
-    needs = make_objective(config.objective, cfg)[0].needs
+    needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
     counts = prepared_text.count_tokens(parts)
     tables = run_batches.make_tables(config, tokenizer, counts)
     run = run_batches.make_run(config, needs, tokenizer, parts, tables)

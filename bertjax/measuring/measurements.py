@@ -193,7 +193,7 @@ def measure_plan(config: ConfigDict, sequences: int) -> Measured:
             watch_memory() as most,
         ):
             plan = run_batches.make_plans(
-                config, frozenset({"mlm"}), {"train": store}, config.data.length,
+                config, None, {"train": store}, config.data.length,
                 cache=Path(cache),
             )["train"]  # fmt: skip
             facts["sequences"], facts["rows"] = plan.sequences, plan.n
@@ -276,10 +276,10 @@ def input_batches(config: ConfigDict) -> Any:
     else:
         tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
         parts = {"train": store}
-    objective, _ = make_objective(config, tokenizer.vocab_size)
+    needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
     counts = prepared_text.count_tokens(parts)
     tables = run_batches.make_tables(config, tokenizer, counts)
-    run = run_batches.make_run(config, objective.needs, tokenizer, parts, tables)
+    run = run_batches.make_run(config, needs, tokenizer, parts, tables)
     return run.course.stages[0]
 
 

@@ -60,7 +60,7 @@ def test_the_order_of_components_does_not_matter(corpus, vocabulary, tmp_path):
         )  # fmt: skip
         prepared = prepared_text.prepare(config, quiet)
         tables = run_batches.make_tables(config, prepared.tokenizer, None)
-        needs = frozenset({"mlm"})
+        needs = {"": frozenset({"mlm"})}
         run = run_batches.make_run(
             config, needs, prepared.tokenizer, prepared.parts, tables
         )
@@ -138,4 +138,4 @@ def test_a_text_without_pairs_is_named(tmp_path):
     config = command_line.parse(["--config=bert.py:smoke", *flags]).config
     parts = prepared_text.prepare(config, quiet).parts
     with pytest.raises(UserError, match=r"^the text `y`: no chunk of 128 tokens"):
-        run_batches.make_plans(config, frozenset(["mlm", "sop"]), parts, 128)
+        run_batches.make_plans(config, "sop", parts, 128)

@@ -31,6 +31,11 @@ from bertjax.data.sequences.make_plan import make_plan
 SIZES = {64: 900, 128: 1000, 512: 240}
 
 
+def rows_of(sizes):
+    """Rows of an epoch by the length alone."""
+    return lambda phase: sizes[phase.length]
+
+
 def wanted(text, **defaults):
     return parse_phases(text, **{"batch_size": 8, "length": 128, "mask_rate": None} | defaults)  # fmt: skip # noqa: E501
 
@@ -79,21 +84,23 @@ def test_bad_phases(text, word):
     ],
 )
 def test_where_a_phase_begins(extent, start):
-    placed = place_phases(wanted(f"{extent}; length=512"), 100, SIZES)
+    placed = place_phases(wanted(f"{extent}; length=512"), 100, rows_of(SIZES))
     assert [p.start for p in placed] == [0, start]
 
 
 def test_phases_beyond_the_end_are_left_out():
     three = wanted("steps=10; steps=10 length=512; length=64")
-    assert len(place_phases(three, 10, SIZES)) == 1
-    assert len(place_phases(three, 11, SIZES)) == 2
-    assert len(place_phases(three, 21, SIZES)) == 3
+    assert len(place_phases(three, 10, rows_of(SIZES))) == 1
+    assert len(place_phases(three, 11, rows_of(SIZES))) == 2
+    assert len(place_phases(three, 21, rows_of(SIZES))) == 3
 
 
 def test_the_cursor_counts_examples():
     """Same length: the next example is the next; another: the same share of it."""
     a, b, c = place_phases(
-        wanted("steps=15 batch_size=100; steps=5 batch_size=50; length=512"), 99, SIZES
+        wanted("steps=15 batch_size=100; steps=5 batch_size=50; length=512"),
+        99,
+        rows_of(SIZES),
     )
     assert (b.start, b.first) == (15, 1500)
     assert (c.start, c.first) == (20, 240 + 180)  # 1,750 rows: epoch 1, three quarters
@@ -117,7 +124,7 @@ def test_total_in_any_unit(total, unit):
     parts = wanted("percent=30; percent=30 batch_size=16; length=512 batch_size=2")
 
     def place(steps):
-        return place_phases(parts, steps, SIZES)
+        return place_phases(parts, steps, rows_of(SIZES))
 
     number = measure(unit, place(total), total)
     found = count_steps(unit, number, place)
@@ -129,7 +136,7 @@ def test_total_in_any_unit(total, unit):
 
 def test_total_without_phases_is_a_quotient():
     def place(steps):
-        return place_phases(wanted(""), steps, SIZES)
+        return place_phases(wanted(""), steps, rows_of(SIZES))
 
     assert count_steps("steps", 7, place) == 7
     assert count_steps("examples", 81, place) == 11
@@ -182,7 +189,7 @@ def seen_of(plan, positions):
 def test_what_a_change_of_length_repeats(text, expected):
     """The shares that are said are those of the tokens of a real plan."""
     plans, sizes = planned_at(64, 128, 256)
-    phases = place_phases(wanted(text, batch_size=1), 10**9, sizes)
+    phases = place_phases(wanted(text, batch_size=1), 10**9, rows_of(sizes))
     repeats = find_repeats(phases)
     said = np.array([(r.again, r.missed) for r in repeats])
     assert said == pytest.approx(np.array(expected), abs=0.01)
@@ -201,7 +208,7 @@ def test_what_a_change_of_length_repeats(text, expected):
 
 def test_the_line_of_a_repeat():
     [repeat] = find_repeats(
-        place_phases(wanted("steps=350; length=512", batch_size=5), 999, SIZES)
+        place_phases(wanted("steps=350; length=512", batch_size=5), 999, rows_of(SIZES))
     )
     assert str(repeat).startswith(
         "phases: rows change from 128 to 512 tokens at step 350, after 1.75 epochs: "
@@ -223,12 +230,12 @@ def test_the_line_of_a_repeat():
     ],
 )
 def test_nothing_is_repeated(text):
-    assert not find_repeats(place_phases(wanted(text), 999, SIZES))
+    assert not find_repeats(place_phases(wanted(text), 999, rows_of(SIZES)))
 
 
 def test_going_on_with_nothing_new_changes_nothing():
     parts = wanted("steps=15 batch_size=100; steps=5 batch_size=50; length=512")
-    placed = place_phases(parts, 99, SIZES)
+    placed = place_phases(parts, 99, rows_of(SIZES))
     for step in (0, 1, 14, 15, 16, 20, 50):
         assert change_phases(placed, placed, step) == placed
     assert from_plain([asdict(p) for p in placed]) == placed
@@ -236,8 +243,10 @@ def test_going_on_with_nothing_new_changes_nothing():
 
 def test_going_on_with_another_batch_size():
     """The cursor goes on in examples; what lies behind stays as it was."""
-    old = place_phases(wanted("steps=15; length=512"), 99, SIZES)
-    new = place_phases(wanted("steps=15; length=512", batch_size=16), 99, SIZES)
+    old = place_phases(wanted("steps=15; length=512"), 99, rows_of(SIZES))
+    new = place_phases(
+        wanted("steps=15; length=512", batch_size=16), 99, rows_of(SIZES)
+    )
     first, second, third = change_phases(new, old, 10)
     assert first == old[0]
     assert (second.start, second.first, second.batch_size) == (10, 80, 16)
@@ -250,8 +259,8 @@ def test_going_on_with_another_batch_size():
 
 
 def test_going_on_with_another_length():
-    old = place_phases(wanted(""), 99, SIZES)
-    new = place_phases(wanted("", length=512), 99, SIZES)
+    old = place_phases(wanted(""), 99, rows_of(SIZES))
+    new = place_phases(wanted("", length=512), 99, rows_of(SIZES))
     _, now = change_phases(new, old, 25)  # 200 of 1,000 rows were seen
     assert (now.start, now.first, now.n) == (25, 48, 240)
 
@@ -270,7 +279,7 @@ def test_going_on_with_another_length():
 )
 def test_durations_at_both_ends(unit, number, begin, end):
     """10 steps of 8 rows, then 10 of 32, 400 altogether."""
-    placed = place_phases(wanted("steps=10; batch_size=32"), 20, SIZES)
+    placed = place_phases(wanted("steps=10; batch_size=32"), 20, rows_of(SIZES))
     assert steps_within(unit, number, placed, 20) == begin
     assert steps_within(unit, number, placed, 20, end=True) == end
 
@@ -280,7 +289,7 @@ def test_a_batch_that_grows_with_the_tokens():
     parts = wanted(
         "tokens=10_240 batch_size=4; tokens=20480 batch_size=8; batch_size=16"
     )
-    placed = place_phases(parts, 100, SIZES)
+    placed = place_phases(parts, 100, rows_of(SIZES))
     assert [(p.start, p.batch_size) for p in placed] == [(0, 4), (20, 8), (40, 16)]
     assert measure("tokens", placed, 40) == 30_720
     assert [p.first for p in placed] == [0, 80, 240]
@@ -289,7 +298,7 @@ def test_a_batch_that_grows_with_the_tokens():
 def test_batches_are_skipped():
     """Back from step 25 to 12: the rows up to 25 are left out, now and when resumed."""
     parts = wanted("steps=10; steps=30 batch_size=32; length=512 batch_size=4")
-    planned = place_phases(parts, 100, SIZES)
+    planned = place_phases(parts, 100, rows_of(SIZES))
     again = skip_batches(planned, 12, 25)
     assert [p.start for p in again] == [0, 10, 12]
     assert again[-1].example(12) == planned[1].example(25)

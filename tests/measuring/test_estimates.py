@@ -216,7 +216,7 @@ def test_batches_have_the_arrays_that_the_pipeline_makes(packed, needs, tmp_path
     tokenizer, store = synthetic_text(1000)
     tables = batches.make_tables(config, tokenizer, store.counts)
     run = batches.make_run(
-        config, frozenset(needs), tokenizer, {"train": store}, tables
+        config, {"": frozenset(needs)}, tokenizer, {"train": store}, tables
     )
     stage = run.course.stages[0]
     target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])

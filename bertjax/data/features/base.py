@@ -73,11 +73,10 @@ class Features:
 
     What `make` returns must depend on the row's own arrays, key and place alone, never
     on other rows, so that batches depend on no host, device or batch size.
-    extras: special pieces that the tokenizer has to have ("[P]"). keys: the keys of
-    config.data, among KEYS, that it reads; others are refused where they are given.
+    keys: the keys of config.data, among KEYS, that it reads; others are refused where
+    they are given.
     """
 
-    extras: tuple[str, ...] = ()
     keys: frozenset[str] = frozenset()
 
     def __init__(self, settings: Settings) -> None:
