@@ -21,6 +21,8 @@ from bertjax.parallel.sharding import index_along, per_device, size_along
 Backend = Callable[..., jax.Array]
 # What "tpu" and "gpu" stand for: the first that takes the shapes at hand.
 PREFERENCES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
+# Of rows beyond SHORT tokens splash leaves out blocks that a mask without steps hides.
+SHORT, PREFERRED_BEYOND = 512, {"tpu": ("splash", "fused", "xla")}
 
 
 def attend(
@@ -62,7 +64,10 @@ def choose_backend(
     `backend` is one, and does not take them.
     """
     refused: dict[str, str] = {}
-    for name in PREFERENCES.get(backend, (backend,)):
+    names = PREFERENCES.get(backend, (backend,))
+    if shape[1] > SHORT and not kind.steps:
+        names = PREFERRED_BEYOND.get(backend, names)
+    for name in names:
         reason = _refuse(name, shape, rate, dtype, kind)
         if not reason:
             return name, refused
@@ -79,21 +84,12 @@ def _refuse(
 ) -> str:
     """Say why a backend does not take such arguments; "" where it does."""
     _, length, heads, width = shape
-    if name in ("fused", "splash", "cudnn") and kind.causal:
+    if name in ("splash", "cudnn") and kind.causal:
         return "it takes no causal mask (model.is_decoder=True)"
-    if name in ("fused", "splash", "cudnn") and kind.steps:
+    if name in ("splash", "cudnn") and kind.steps:
         return "it takes no attention_steps"
     if name == "fused":
-        from bertjax.models import fused_attention as fused
-
-        split = size_along("heads")
-        if heads % split == 0 and fused.fits(length, heads // split, width):
-            return ""
-        return (
-            f"rows of {length} tokens and {heads} heads of {width} on {split} devices: "
-            f"it takes up to {fused.LONGEST} tokens, a multiple of {fused.LANES}, and "
-            f"heads that fill {fused.LANES} lanes"
-        )
+        return _refuse_fused(length, heads, width, kind)
     if name in ("splash", "cudnn") and rate:
         return f"it drops no weights: model.attention_probs_dropout_prob={rate}"
     if name == "splash" and length % 128:
@@ -103,6 +99,21 @@ def _refuse(
     if name == "cudnn" and (width % 8 or width > 128):
         return f"heads of {width}"
     return ""
+
+
+def _refuse_fused(length: int, heads: int, width: int, kind: MaskKind) -> str:
+    from bertjax.models import fused_attention as fused
+
+    if kind.steps and kind.window:
+        return "it measures no windows by position_ids, as attention_steps need"
+    split, device = size_along("heads"), device_kind()
+    if heads % split == 0 and fused.fits(length, heads // split, width, device):
+        return ""
+    return (
+        f"rows of {length} tokens and {heads} heads of {width} on {split} devices: "
+        f"it takes up to {fused.longest(device)} tokens, a multiple of {fused.LANES}, "
+        f"and heads that fill {fused.LANES} lanes"
+    )
 
 
 def describe_backend(
@@ -179,19 +190,20 @@ def _fused(q, k, v, mask, rate, rng):
     b, length, heads, width = q.shape
     key = np.zeros(2, np.uint32) if rng is None else jax.random.key_data(rng)
 
-    def local(q, k, v, keys, key):
+    def local(q, k, v, keys, steps, key):
         rows, here = q.shape[0], q.shape[2] // width
         at = [index_along("batch") * rows, index_along("heads") * here, heads]
         seeds = jnp.concatenate([key, jnp.stack([jnp.uint32(i) for i in at])])
         return fused_attention(
-            q, k, v, keys, keys if mask.packed else None, seeds, here, rate,
-            mask.window, is_interpreted(),
+            q, k, v, keys, keys if mask.compares_sequences else None, steps, seeds,
+            here, rate, mask.window, mask.causal, is_interpreted(),
         )  # fmt: skip
 
-    wide = "batch length heads"
+    wide, row = "batch length heads", "batch length"
     flat = [x.reshape(b, length, heads * width) for x in (q, k, v)]
-    run = per_device(local, [wide, wide, wide, "batch length", "key"], wide)
-    return run(*flat, mask.keys, jnp.asarray(key).reshape(-1)[-2:]).reshape(q.shape)
+    run = per_device(local, [wide, wide, wide, row, row, "key"], wide)
+    key = jnp.asarray(key).reshape(-1)[-2:]
+    return run(*flat, mask.keys, mask.steps, key).reshape(q.shape)
 
 
 def _splash(q, k, v, mask, rate, rng):
@@ -260,6 +272,10 @@ BACKENDS: dict[str, Backend] = dict(
 
 def is_interpreted() -> bool:
     """True where TPU kernels are interpreted: the program is one for the CPU."""
+    return "tpu" not in (device_kind() or jax.default_backend()).lower()
+
+
+def device_kind() -> str:
+    """Return what devices of the mesh are called, "TPU v5 lite"; "" of none."""
     mesh = jax.sharding.get_abstract_mesh()
-    kind = getattr(mesh.abstract_device, "device_kind", "") if not mesh.empty else ""
-    return "tpu" not in (kind or jax.default_backend()).lower()
+    return "" if mesh.empty else getattr(mesh.abstract_device, "device_kind", "")

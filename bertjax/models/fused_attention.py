@@ -17,67 +17,83 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from bertjax.models.attention_mask import is_visible
 from bertjax.models.layers import dot_f32, mix
 
 LANES = 128
-LONGEST = 512  # beyond it the scores of a head exceed a v4's 16 MiB of vector memory
+# The longest rows by the kind of chip: scores of a head are to fit into vector memory.
+# Elsewhere, a v4 with its 16 MiB or a CPU that interprets, LONGEST_ELSEWHERE.
+LONGEST = dict.fromkeys(
+    ("TPU v5 lite", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU7x"), 1024
+)
+LONGEST_ELSEWHERE = 512
 NOTHING = float(np.finfo(np.float32).min)
 
 
-def fits(length: int, heads: int, width: int) -> bool:
+def longest(device_kind: str) -> int:
+    """Return the longest rows that the kernel takes on such a device."""
+    return LONGEST.get(device_kind, LONGEST_ELSEWHERE)
+
+
+def fits(length: int, heads: int, width: int, device_kind: str) -> bool:
     """Say whether the kernel takes rows of this length and heads of this width."""
     group = max(LANES, width)
     return (
         length % LANES == 0
-        and length <= LONGEST
+        and length <= longest(device_kind)
         and (LANES % width == 0 or width % LANES == 0)
         and heads * width % group == 0
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8, 9, 10, 11))
 def fused_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     keys: jax.Array,
     queries: jax.Array | None,
+    steps: jax.Array | None,
     seeds: jax.Array,
     heads: int,
     rate: float,
     window: int,
+    causal: bool,
     interpret: bool,
 ) -> jax.Array:
     """Attend within each row; the arrays are those of one device.
 
     q, k, v [B, L, H K], of which `heads` = H are here. keys i32 [B, L]: a key with 0 is
     hidden; with `queries` i32 [B, L] (segments) a query sees the keys of its number.
+    steps i32 [B, L]: None, or who sees whom (attention_mask.is_visible).
     seeds u32 [5]: the key of dropout at `rate`, the first row and the first head of
     this device, and how many heads there are on all. window: 0, or a query sees keys
-    at most window // 2 away, and itself.
+    at most window // 2 away, and itself. causal: it sees none behind it; all scores
+    are computed all the same, as rows are one block.
     Returns [B, L, H K].
     """
-    inputs = q, k, v, keys, queries, seeds
-    return _forward_rule(*inputs, heads, rate, window, interpret)[0]
+    inputs = q, k, v, keys, queries, steps, seeds
+    return _forward_rule(*inputs, heads, rate, window, causal, interpret)[0]
 
 
 def _forward_rule(q, k, v, *inputs):
     (y,) = _call(_forward, (q, k, v), 1, *inputs)
-    return y, (q, k, v, *inputs[:3])
+    return y, (q, k, v, *inputs[:4])
 
 
-def _backward_rule(heads, rate, window, interpret, saved, dy):
+def _backward_rule(heads, rate, window, causal, interpret, saved, dy):
     q, k, v, *others = saved
-    inputs = *others, heads, rate, window, interpret
-    return *_call(_backward, (q, k, v, dy), 3, *inputs), None, None, None
+    inputs = *others, heads, rate, window, causal, interpret
+    return *_call(_backward, (q, k, v, dy), 3, *inputs), None, None, None, None
 
 
 fused_attention.defvjp(_forward_rule, _backward_rule)
 
 
 def _call(
-    attend, arrays, results, keys, queries, seeds, heads, rate, window, interpret
-):
+    attend, arrays, results, keys, queries, steps, seeds, heads, rate, window, causal,
+    interpret,
+):  # fmt: skip
     """Attend to rows and groups of heads; gives `results` arrays like the first."""
     b, length, d = arrays[0].shape
     width = d // heads
@@ -87,14 +103,16 @@ def _call(
     groups = d // group
     a_step = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
     wide = pl.BlockSpec((1, length, a_step * group), lambda i, j: (i, 0, j))
-    specs = [
-        pl.BlockSpec(memory_space=pltpu.SMEM),
-        pl.BlockSpec((1, 1, length), lambda i, j: (i, 0, 0)),
-    ]
+    across = pl.BlockSpec((1, 1, length), lambda i, j: (i, 0, 0))
+    down = pl.BlockSpec((1, length, 1), lambda i, j: (i, 0, 0))
+    specs = [pl.BlockSpec(memory_space=pltpu.SMEM), across]
     given = [seeds.astype(jnp.int32), keys[:, None, :]]
     if queries is not None:
-        specs.append(pl.BlockSpec((1, length, 1), lambda i, j: (i, 0, 0)))
+        specs.append(down)
         given.append(queries[:, :, None])
+    if steps is not None:
+        specs += [across, down]
+        given += [steps[:, None, :], steps[:, :, None]]
     size = arrays[0].dtype.itemsize
     return pl.pallas_call(
         functools.partial(
@@ -102,9 +120,11 @@ def _call(
             attend,
             width=width,
             packed=queries is not None,
+            stepped=steps is not None,
             groups=a_step,
             rate=rate,
             window=window,
+            causal=causal,
             results=results,
         ),
         grid=(b, groups // a_step),
@@ -127,14 +147,19 @@ def _call(
 class _Row:
     """What the heads of a row share, and their scores."""
 
-    def __init__(self, seeds, keys, queries, length, width, rate, window):
+    def __init__(self, seeds, keys, queries, steps, width, rate, window, causal):
         self.seeds, self.width, self.rate = seeds, width, rate
         self.each = max(1, LANES // width)  # heads of a group
+        length = keys.shape[-1]
         visible = keys[0] if queries is None else queries[0] == keys[0]
         visible = visible > 0 if queries is None else visible
+        if steps is not None:
+            visible = visible & is_visible(query=steps[1][0], key=steps[0][0])
         self.lane = jax.lax.broadcasted_iota(jnp.int32, (length, max(LANES, width)), 1)
         self.at_q = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
         self.at_k = jax.lax.broadcasted_iota(jnp.int32, (length, length), 1)
+        if causal:
+            visible = visible & (self.at_k <= self.at_q)
         if window:
             away = jnp.abs(self.at_q - self.at_k)
             visible = (visible & (away <= window // 2)) | (away == 0)
@@ -170,15 +195,18 @@ class _Row:
         return bits >= np.uint32(round(self.rate * 2**32))
 
 
-def _for_groups(attend, *refs, width, packed, groups, rate, window, results):
+def _for_groups(
+    attend, *refs, width, packed, stepped, groups, rate, window, causal, results
+):
     """Run attend(row, arrays, first head) -> results for each group of heads of a row.
 
     In a loop: unrolled it compiles for long.
     """
     seeds, keys, *rest = refs
     queries = rest.pop(0)[...] if packed else None
-    length, group = keys.shape[-1], max(LANES, width)
-    row = _Row(seeds, keys[...], queries, length, width, rate, window)
+    steps = (rest.pop(0)[...], rest.pop(0)[...]) if stepped else None
+    group = max(LANES, width)
+    row = _Row(seeds, keys[...], queries, steps, width, rate, window, causal)
 
     def one(g: jax.Array, _: None) -> None:
         lanes = pl.ds(pl.multiple_of(g * group, group), group)

@@ -175,7 +175,13 @@ def test_a_choice_says_why():
     assert said == "xla (not cudnn: it takes no float32)"
     assert describe_backend(cfg("xla", 0.1), [128]) == "xla"
     said = describe_backend(cfg("tpu", 0.0), [1024, 128])
-    assert said.startswith("128 tokens: fused, 1024 tokens: splash (not fused: rows of")
+    assert said == "128 tokens: fused, 1024 tokens: splash"
+    said = describe_backend(cfg("tpu", 0.1), [1024])
+    assert said == (
+        f"xla (not splash: {drops}; not fused: rows of 1024 tokens and 12 heads of 64 "
+        "on 1 devices: it takes up to 512 tokens, a multiple of 128, and heads that "
+        "fill 128 lanes)"
+    )
     with pytest.raises(UserError, match=r"model\.attention=cudnn: it drops"):
         describe_backend(cfg("cudnn", 0.1), [128])
 
