@@ -301,6 +301,8 @@ class TrainingRun:
             log(describe_budget(self.config.budget_minutes, total))
         with jax.set_mesh(mesh):
             lengths = (stage.length for stage in course.stages)
-            log(f"attention: {attention.describe_backend(self.cfg, lengths)}")
+            steps = any("attention_steps" in stage.specs for stage in course.stages)
+            backend = attention.describe_backend(self.cfg, lengths, steps)
+            log(f"attention: {backend}")
         for line in course.lines():
             log(line)

@@ -118,7 +118,8 @@ class Target:
     def attention(self, shape: Shape) -> str:
         """Name the attention backend of a step, and say why it is no other."""
         with jax.set_mesh(self.mesh):
-            return attention.describe_backend(self.cfg, [shape.length])
+            steps = "attention_steps" in self.specs(shape)
+            return attention.describe_backend(self.cfg, [shape.length], steps)
 
     @functools.cached_property
     def evaluation(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 import functools
 import importlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,8 @@ Backend = Callable[..., jax.Array]
 PREFERENCES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
 # Of rows beyond SHORT tokens splash leaves out blocks that a mask without steps hides.
 SHORT, PREFERRED_BEYOND = 512, {"tpu": ("splash", "fused", "xla")}
+# Versions of jax whose splash attention was seen to take masks that a program computes.
+DYNAMIC_SPLASH = ("0.10.2", "0.12.0.1")
 
 
 def attend(
@@ -84,16 +87,15 @@ def _refuse(
 ) -> str:
     """Say why a backend does not take such arguments; "" where it does."""
     _, length, heads, width = shape
-    if name in ("splash", "cudnn") and kind.causal:
-        return "it takes no causal mask (model.is_decoder=True)"
-    if name in ("splash", "cudnn") and kind.steps:
-        return "it takes no attention_steps"
     if name == "fused":
         return _refuse_fused(length, heads, width, kind)
     if name in ("splash", "cudnn") and rate:
         return f"it drops no weights: model.attention_probs_dropout_prob={rate}"
     if name == "splash" and length % 128:
         return f"{length} tokens are no multiple of 128"
+    if name == "splash" and kind.steps and jax.__version__ not in DYNAMIC_SPLASH:
+        tried = " and ".join(DYNAMIC_SPLASH)
+        return f"attention_steps were tried with jax {tried}, not {jax.__version__}"
     if name == "cudnn" and dtype == jnp.float32:
         return "it takes no float32"
     if name == "cudnn" and (width % 8 or width > 128):
@@ -209,60 +211,94 @@ def _fused(q, k, v, mask, rate, rng):
 def _splash(q, k, v, mask, rate, rng):
     """Run jax's splash attention, for long rows on TPU.
 
-    It skips blocks outside the window. Padding sees padding, in unpacked rows too.
+    It skips blocks outside the window and behind a causal query; with steps those that
+    a row's mask, made for it, hides. Padding sees padding, in unpacked rows too.
     """
+    run_rows = _splash_static if mask.steps is None else _splash_dynamic
+    wide, row = "batch length heads head", "batch length"
+    inputs = mask.keys, mask.steps, mask.positions
+
+    def local(q, k, v, *inputs):
+        q, k, v = (x.swapaxes(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
+        own = dict(zip(("keys", "steps", "positions"), inputs, strict=True))
+        return run_rows(q, k, v, mask._replace(**own)).swapaxes(1, 2).astype(q.dtype)
+
+    run = per_device(local, [wide, wide, wide, row, row, row], wide)
+    return run(q, k, v, *inputs)
+
+
+def _splash_kernel(mask: Any, length: int) -> Any:
+    """Make jax's kernel for a mask of its own kinds, or boolean [heads, L, L]."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    length, near = q.shape[1], mask.window // 2
     block = max(n for n in (512, 384, 256, 128) if length % n == 0)
     parts = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
     blocks = splash.BlockSizes(
         **{f"block_{part}": block for part in parts}, use_fused_bwd_kernel=True
     )
+    return splash.make_splash_mha(
+        mask,
+        block_sizes=blocks,
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name="product",  # encoder.apply saves what is so named
+        interpret=is_interpreted(),
+    )
 
-    def local(q, k, v, keys):
-        one = (
-            splash.LocalMask((length, length), (near, near), 0)
-            if mask.window
-            else splash.FullMask((length, length))
-        )
-        kernel = splash.make_splash_mha(
-            splash.MultiHeadMask([one] * q.shape[2]),
-            block_sizes=blocks,
-            head_shards=1,
-            q_seq_shards=1,
-            residual_checkpoint_name="product",  # encoder.apply saves what is so named
-            interpret=is_interpreted(),
-        )
-        q, k, v = (x.swapaxes(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
-        y = jax.vmap(kernel)(q, k, v, splash.SegmentIds(keys, keys))
-        return y.swapaxes(1, 2).astype(q.dtype)
 
-    wide = "batch length heads head"
-    run = per_device(local, [wide, wide, wide, "batch length"], wide)
-    return run(q, k, v, mask.keys)
+def _splash_static(q, k, v, mask):
+    """Run it on q, k, v [B, H, L, K] with a mask known while the program is traced."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    shape, near = (q.shape[2], q.shape[2]), mask.window // 2
+    if mask.window:
+        one = splash.LocalMask(shape, (near, 0 if mask.causal else near), 0)
+    else:
+        one = splash.CausalMask(shape) if mask.causal else splash.FullMask(shape)
+    kernel = _splash_kernel(splash.MultiHeadMask([one] * q.shape[1]), q.shape[2])
+    return jax.vmap(kernel)(q, k, v, splash.SegmentIds(mask.keys, mask.keys))
+
+
+def _splash_dynamic(q, k, v, mask):
+    """Run it on q, k, v [B, H, L, K] row by row, with boolean masks [L, L]."""
+
+    def of_a_row(inputs):
+        q, k, v, *of_mask = inputs
+        own = [None if x is None else x[None] for x in of_mask]
+        names = ("keys", "steps", "positions")
+        seen = mask._replace(**dict(zip(names, own, strict=True))).boolean[0]
+        kernel = _splash_kernel(seen, q.shape[1])
+        # make_splash_mha traces this flag, on which the kernel branches in Python.
+        for name in ("fwd_mask_info", "dkv_mask_info"):
+            info = getattr(kernel, name)._replace(is_dynamic_mask=True)
+            setattr(kernel, name, info)
+        # Of one head: all have the same mask, which is then in memory once.
+        return jax.vmap(kernel)(*(x[:, None] for x in (q, k, v)))[:, 0]
+
+    return jax.lax.map(of_a_row, (q, k, v, mask.keys, mask.steps, mask.positions))
 
 
 def _cudnn(q, k, v, mask, rate, rng):
     """Run cuDNN's flash attention on NVIDIA GPUs.
 
     It skips padding, which must follow the real tokens; packed rows need a full mask,
-    and so do windows, of which it knows causal ones alone.
+    and so do steps, and windows, of which it knows causal ones alone.
     """
 
-    def local(q, k, v, keys):
-        seen = mask._replace(keys=keys)
-        if mask.packed or mask.window:
+    def local(q, k, v, keys, steps, positions):
+        seen = mask._replace(keys=keys, steps=steps, positions=positions)
+        if mask.packed or mask.window or steps is not None:
             shape = (len(q), 1, q.shape[1], q.shape[1])
             how = {"mask": jnp.broadcast_to(seen.boolean, shape)}
         else:
             real = jnp.maximum(jnp.sum(keys > 0, axis=1), 1).astype(jnp.int32)
             how = {"key_value_seq_lengths": real}
+            how |= {"is_causal": True} if mask.causal else {}
         return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **how)
 
-    wide = "batch length heads head"
-    run = per_device(local, [wide, wide, wide, "batch length"], wide)
-    return run(q, k, v, mask.keys)
+    wide, row = "batch length heads head", "batch length"
+    run = per_device(local, [wide, wide, wide, row, row, row], wide)
+    return run(q, k, v, mask.keys, mask.steps, mask.positions)
 
 
 BACKENDS: dict[str, Backend] = dict(

@@ -185,9 +185,13 @@ def test_nothing_is_compiled_where_the_state_alone_is_too_large():
 
 
 def test_windows_count_the_keys_they_see():
-    cfg = SimpleNamespace(local_attention=128, is_global=(True, False, False, False))
+    cfg = SimpleNamespace(
+        local_attention=128, is_global=(True, False, False, False), is_decoder=False
+    )
     assert estimates.share_of_keys(cfg, 1024) == (1024 + 3 * 129) / 4 / 1024
     assert estimates.share_of_keys(cfg, 64) == 1
+    cfg.is_decoder = True
+    assert estimates.share_of_keys(cfg, 64) == 65 / 2 / 64
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,6 @@ MASKS = {
 }
 # (backend, mask) -> what is said where it is refused; nothing else is.
 REFUSED = {("fused", "steps window"): "by position_ids"}
-for name in MASKS:
-    if "steps" in name:
-        REFUSED |= dict.fromkeys([(k, name) for k in ("splash", "cudnn")], "takes no")
-    if "causal" in name:
-        REFUSED |= dict.fromkeys([(k, name) for k in ("splash", "cudnn")], "takes no")
 
 
 def run(attention, *arrays):
@@ -149,3 +144,39 @@ def test_a_choice_says_why():
     said = describe_backend(cfg, [96], steps=True)
     assert said.startswith("xla (not fused: rows of 96 tokens")
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "name, window", [("causal", 0), ("causal", 200), ("steps", 0), ("steps", 200)]
+)
+def test_splash_leaves_out_blocks_of_long_rows(name, window):
+    """Five blocks of 128 a side, of which some are hidden as a whole."""
+    shape = (1, 640, 1, 128)
+    at = np.arange(640)
+    steps = at // 64 if name == "steps" else None
+    mask = AttentionMask(
+        jnp.asarray(at < 600, jnp.int32)[None],
+        window=window,
+        steps=None if steps is None else jnp.asarray(steps, jnp.int32)[None],
+        causal=name == "causal",
+    )
+    blocks = np.asarray(mask.boolean)[0, 0].reshape(5, 128, 5, 128)
+    assert not blocks.any(axis=(1, 3)).all()
+    arrays = jax.random.normal(jax.random.key(3), (4, *shape))
+
+    def of(backend):
+        return run(lambda q, k, v: attend(q, k, v, mask, 0.0, None, backend), *arrays)
+
+    for a, b in zip(of("splash"), of("xla"), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_steps_in_splash_wait_for_a_version_that_was_tried(monkeypatch):
+    kind = MASKS["steps"].kind
+    monkeypatch.setattr(jax, "__version__", "0.99.0")
+    name, refused = choose_backend("tpu", (8, 2048, 12, 64), 0.0, kind=kind)
+    assert name == "xla"
+    assert refused["splash"].endswith(", not 0.99.0")
+    assert (
+        choose_backend("splash", SHAPE, 0.0, kind=MASKS["causal"].kind)[0] == "splash"
+    )
