@@ -6,9 +6,13 @@ from bertjax.config.schema import base
 from bertjax.data.masking.vocab_tables import make_tables
 
 
-def make_half(needs, tokenizer, length, tables=None, rate=None, rates=(), **keys):
+def make_half(
+    needs, tokenizer, length, tables=None, rate=None, rates=(), is_decoder=False,
+    accumulate=1, **keys,
+):  # fmt: skip
     """Make the features of `needs` ("mlm", "nsp", ...); keys: of config.data."""
     config = base()
+    config.model.is_decoder, config.accumulate = is_decoder, accumulate
     config.data.update(keys)
     rate = config.data.mask_rate if rate is None else rate
     needs = frozenset(needs.split()) if isinstance(needs, str) else needs

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every host half promises, shipped ones and one from outside the package."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from host_half import make_half
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertjax import UserError
+from bertjax.data.batches import Batches, batch_sha256
+from bertjax.data.masking.vocab_tables import make_tables
+from bertjax.data.mixture import make_mixture
+from bertjax.data.sequences.make_plan import make_plan
+from bertjax.registry import names
+
+V = 300
+TOKENIZER = SimpleNamespace(
+    vocab_size=V, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4,
+    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
+    word_starts=np.arange(V) % 3 > 0,
+)  # fmt: skip
+TABLES = make_tables(TOKENIZER)
+B, L = 16, 32
+SHIPPED = [n for n in names("bertjax.data.features") if n not in {"base", "mixed"}]
+SHIPPED.remove("make_features")
+HALVES = [*SHIPPED, "lab.swap", "lab.swap:rate=0.9", "mlm*1+clm*3", "mntp*3+clm*1"]
+
+
+def corpus(sentences, documents):
+    number = np.arange(sentences, dtype=np.int64)
+    offsets = np.cumsum(np.append(0, number * 7919 % 23 + 2))
+    tokens = (np.arange(offsets[-1], dtype=np.int64) * 48271 % 2147483647) % (V - 5) + 5
+    starts = np.arange(documents) * sentences // documents
+    return SimpleNamespace(
+        tokens=tokens.astype(np.uint16), sentences=offsets,
+        documents=np.append(starts, sentences),
+    )  # fmt: skip
+
+
+def batches(name, packed=False, batch_size=B, seed=3, store=None, **keys):
+    half = make_half(frozenset({name}), TOKENIZER, L, TABLES, **keys)
+    store = store or corpus(400, 40)
+    plan = make_plan(store, "full_sentences", half.raw, 5, packed=packed)
+    return Batches((plan,), make_mixture({"x": plan.n}), half, TOKENIZER, batch_size, 3)
+
+
+@pytest.fixture(params=HALVES)
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_specs_state_every_array(name, packed):
+    made = batches(name, packed)
+    batch = made.batch(7)
+    assert {k: (v.shape[1:], v.dtype.name) for k, v in batch.items()} == {
+        k: (spec.shape, spec.dtype) for k, spec in made.specs.items()
+    }
+    assert made.loss_weights
+    assert all(made.specs[k].dtype == "float32" for k in made.loss_weights)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_row_depends_on_itself_alone(name, packed):
+    """In the batch and by itself, on one host and on four."""
+    made = batches(name, packed)
+    whole = made.batch(5)
+    for rows in (slice(4, 8), np.array([11])):
+        part = made.batch(5, rows)
+        assert all((part[k] == whole[k][rows]).all() for k in whole)
+
+
+def test_places_of_rows_do_not_depend_on_the_batch_size(name):
+    """Rows 32 to 47 of a run, as a batch of 16 and as half of one of 32."""
+    small, large = batches(name), batches(name, batch_size=2 * B)
+    a, b = small.batch(2), large.batch(1, slice(0, B))
+    assert all((a[k] == b[k]).all() for k in a)
+
+
+def test_evaluations_repeat_and_leave_out_what_fills_up(name):
+    made = batches(name, store=corpus(60, 6))
+    first, second = (list(made.eval_batches(B)) for _ in range(2))
+    assert [*map(batch_sha256, first)] == [*map(batch_sha256, second)]
+    fill = first[-1]["example_weights"] == 0
+    assert fill.any()
+    for weights in made.loss_weights:
+        assert (first[-1][weights][fill] == 0).all()
+        assert any((batch[weights] > 0).any() for batch in first)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_specials_are_never_predicted_nor_drawn(name, packed):
+    made = batches(name, packed)
+    if "clm" in name or name == "prefix":
+        return  # which predict where a text ends
+    for step in range(3):
+        seen = made.inspect(step)
+        origin = np.take_along_axis(seen.gathered["input_ids"], seen.origin, 1)
+        assert (origin[seen.predicted] >= 5).all()
+        after = seen.batch["input_ids"][seen.predicted]
+        assert ((after >= 5) | (after == TOKENIZER.mask_id)).all()
+
+
+def test_what_people_are_told(name):
+    made = batches(name)
+    seen = made.inspect(0)
+    assert made.features.describe()
+    assert seen.predicted.any() and seen.predicted.shape == seen.origin.shape
+    assert all(np.isfinite(count) for count in seen.counts.values())
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_rows_of_any_length(data):
+    """From a single token to a full row; everything within its room."""
+    name = data.draw(st.sampled_from(HALVES))
+    made = batches(name)
+    raw = made.features.raw
+    lengths = np.array(data.draw(st.lists(st.integers(1, raw), min_size=4, max_size=4)))
+    gathered = made.gathered(0, slice(0, 4))
+    real = (np.arange(raw) < lengths[:, None]).astype(np.int32)
+    arrays = {k: v * real for k, v in gathered.arrays.items()}
+    batch = made.features.make(gathered._replace(arrays=arrays))
+    for key in made.loss_weights:
+        weights = batch[key]
+        assert np.isfinite(weights).all() and (weights >= 0).all()
+        at = batch.get(key.replace("_weights", "_positions"))
+        if at is not None:
+            assert ((at >= 0) & (at < L)).all()
+            row, slot = np.nonzero(weights)
+            assert (batch["attention_mask"][row, at[row, slot]] == 1).all()
+    ids = batch["input_ids"]
+    assert ids.min() >= 0 and ids.max() < V
+
+
+HASHES = {
+    "clm": "dd109d938d8d86da",
+    "mlm": "9ee2efc0558629d6",
+    "mlm*1+clm*3": "da319938e0e9282c",
+    "mntp": "8ca229230ab7713e",
+    "mntp*3+clm*1": "c284065d136cd7e2",
+    "prefix": "3ab853e368d66452",
+}
+
+
+def test_golden_hashes():
+    """A run must be the same run after an upgrade: change these only with a reason."""
+    made = {n: batch_sha256(batches(n, n != "mlm").batch(9))[:16] for n in HASHES}
+    assert made == HASHES
+
+
+def test_a_ramp_goes_from_one_rate_to_the_other():
+    made = dataclasses.replace(batches("mlm", rate="0.5:0.1"), end=100)
+    assert made.P == 16  # of the higher rate
+    shares = []
+    for step in (0, 50, 99):
+        batch = made.batch(step)
+        shares.append(batch["mlm_weights"].sum() / batch["attention_mask"].sum())
+    assert shares == pytest.approx([0.5, 0.3, 0.1], abs=0.02)
+    assert (batches("mlm", rate=0.5).batch(0)["mlm_ids"] == made.batch(0)["mlm_ids"])[
+        :, :10
+    ].any()
+
+
+@pytest.mark.parametrize(
+    "rate, said", [("0.3:", "a ramp"), ("0.3:1.5", "above 0"), ("x", "give a rate")]
+)
+def test_rates_that_are_none(rate, said):
+    with pytest.raises(UserError, match=rf"data.mask_rate={rate}.*{said}"):
+        batches("mlm", rate=rate)
+
+
+def test_unknown_names_and_options():
+    with pytest.raises(UserError, match="needs='clmm' is unknown; did you mean 'clm'"):
+        batches("clmm")
+    with pytest.raises(UserError, match="option of lab.swap='share' is unknown"):
+        batches("lab.swap:share=1")
+    with pytest.raises(UserError, match="least=0.5 and most=0.1 are not shares"):
+        batches("prefix:least=0.5,most=0.1")

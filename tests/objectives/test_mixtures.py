@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causal, prefix and masked next-token prediction, and rows mixed in one step."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import train_steps
+from host_half import make_half
+from test_objectives import CFG, TOKENIZER
+
+from bertjax import UserError
+from bertjax.data.features.base import GatheredRows
+from bertjax.models import encoder
+from bertjax.models.heads import mlm_logits
+from bertjax.objectives.base import make_objective
+from bertjax.parallel.mesh import make_mesh
+
+V, B, L = CFG.vocab_size, 16, CFG.max_position_embeddings
+DEEP = dataclasses.replace(CFG, num_hidden_layers=3)
+
+
+def gathered(rows=B, packed=False, seed=0):
+    """Make rows of several lengths, some with two sequences."""
+    draw = np.random.default_rng(seed)
+    real = np.arange(L) < draw.integers(4, L + 1, rows)[:, None]
+    ids = np.where(real, draw.integers(5, V, (rows, L)), 0).astype(np.int32)
+    ids[:, 0] = 2
+    arrays = {
+        "input_ids": ids,
+        "attention_mask": real.astype(np.int32),
+        "token_type_ids": np.zeros_like(ids),
+    }
+    if packed:
+        cut = np.arange(L) >= L // 2
+        ids[:, L // 2] = np.where(real[:, L // 2], 2, 0)
+        arrays["segment_ids"] = (real * (1 + cut)).astype(np.int32)
+        arrays["position_ids"] = (np.arange(L) % (L // 2) * real).astype(np.int32)
+    index = np.arange(rows)
+    return GatheredRows(arrays, index.astype(np.uint64), index, index, 0.0)
+
+
+def make_batch(objective, packed=False, rows=B, seed=0, decoder=False, **keys):
+    needs = make_objective(objective, CFG)[0].needs
+    half = make_half(needs, TOKENIZER, L, is_decoder=decoder, **keys)
+    return half.make(gathered(rows, packed, seed))
+
+
+def value(objective, batch, cfg=CFG, params=None):
+    """Return losses, the loss that is optimised and its gradient."""
+    made, cfg = make_objective(objective, cfg)
+    params = params or made.init(jax.random.key(1))
+
+    def loss(params):
+        sums, weights = made.sums(params, batch, None), made.weights(batch)
+        terms = {t: sums[t].value / weights[t] for t in weights}
+        return sum(made.coefficients.get(t, 1.0) * x for t, x in terms.items()), terms
+
+    (total, terms), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    return total, terms, grads, params
+
+
+def close(a, b, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-4, atol), a, b)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype, atol", [("float32", 1e-5), ("bfloat16", 0.06)])
+def test_a_causal_loss_is_that_of_step_by_step(packed, dtype, atol):
+    """Each token by a run of its own on what stands before it, without steps or mask
+    beyond the real tokens."""
+    cfg = dataclasses.replace(DEEP, pooler=False, dtype=dtype)
+    batch = make_batch("clm", packed, rows=3)
+    _, terms, _, params = value("clm", batch, cfg)
+    word = params["encoder"]["embeddings"]["word"]
+    total = 0.0
+    ids, numbers = batch["input_ids"], batch.get("segment_ids", batch["attention_mask"])
+    for row in range(3):
+        for i in range(L - 1):
+            sequence = numbers[row] == numbers[row, i]
+            if not batch["clm_weights"][row, i]:
+                continue
+            own = np.flatnonzero(sequence & (np.arange(L) <= i))
+            alone = np.zeros((1, L), np.int32)
+            alone[0, : len(own)] = ids[row, own]
+            one = {"input_ids": alone, "attention_mask": (alone > 0).astype(np.int32)}
+            one["token_type_ids"] = np.zeros_like(alone)
+            # The last token of a causal row sees all that is there.
+            steps = np.arange(1, L + 1, dtype=np.int32) * one["attention_mask"]
+            x = ENCODE(params["encoder"], cfg, one | {"attention_steps": steps})
+            logits = mlm_logits(params["mlm"], word, cfg, x[:, len(own) - 1][:, None])
+            logp = jax.nn.log_softmax(logits[0, 0])
+            total -= float(logp[ids[row, i + 1]])
+    mean = total / batch["clm_weights"].sum()
+    np.testing.assert_allclose(float(terms["clm_loss"]), mean, atol=atol, rtol=1e-5)
+
+
+ENCODE = jax.jit(lambda p, cfg, b: encoder.apply(p, cfg, b).hidden, static_argnums=1)
+
+
+def test_a_decoder_is_its_steps():
+    """model.is_decoder and attention_steps: one loss, one gradient."""
+    steps, none = make_batch("clm"), make_batch("clm", decoder=True)
+    assert "attention_steps" in steps and "attention_steps" not in none
+    a, _, grads, params = value("clm", steps)
+    decoder = dataclasses.replace(CFG, is_decoder=True)
+    b, _, others, _ = value("clm", none, decoder, params)
+    close((a, grads), (b, others))
+
+
+def test_the_mask_at_a_place_is_told_from_the_place_before():
+    """MNTP is a masked LM whose head reads one place to the left."""
+    masked, shifted = make_batch("mlm"), make_batch("mntp")
+    assert (masked["input_ids"] == shifted["input_ids"]).all()
+    masked["mlm_positions"] = np.maximum(masked["mlm_positions"] - 1, 0)
+    a, _, grads, params = value("mlm", masked)
+    b, _, others, _ = value("mntp", shifted, params=params)
+    close((a, grads), (b, others))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("parts", [("mntp", "clm"), ("clm", "mlm"), ("prefix", "mlm")])
+def test_a_mixture_is_the_weighted_sum_of_its_parts(parts, packed):
+    """Loss and gradient, each part run alone on its own rows, by its own tokens."""
+    name = f"{parts[0]}*6+{parts[1]}*2"
+    batch = make_batch(name, packed)
+    total, terms, grads, params = value(name, batch)
+    kind = np.arange(B) % 4 == 3  # 3 : 1
+    wholes = []
+    for part, rows in zip(parts, (~kind, kind), strict=True):
+        own = make_batch(part, packed)
+        own = {k: v[rows] for k, v in own.items()}
+        assert all((batch[k][rows] == v).all() for k, v in own.items())
+        wholes.append(value(part, own, params=params))
+    shares = (0.75, 0.25)
+    loss = sum(s * w[0] for s, w in zip(shares, wholes, strict=True))
+    gradient = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, *(w[2] for w in wholes))
+    close((total, grads), (loss, gradient))
+    close(terms, wholes[0][1] | wholes[1][1])
+
+
+def test_a_ratio_of_1_to_0_is_that_part_bit_for_bit():
+    plain, zero = make_batch("mntp"), make_batch("mntp*1+clm*0")
+    assert plain.keys() == zero.keys()
+    a, b = value("mntp", plain), value("mntp*1+clm*0", zero)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_mixtures_on_any_mesh_and_in_micro_batches():
+    name = "mntp*1+clm*1"
+    objective, _ = make_objective(name, dataclasses.replace(CFG, unroll=1))
+    needs = objective.needs
+
+    def rows(accumulate):
+        half = make_half(needs, TOKENIZER, L, accumulate=accumulate)
+        return [half.make(gathered(32, seed=step % 2)) for step in range(4)]
+
+    one = make_mesh(devices=jax.devices()[:1])
+    metrics, params = train_steps(objective, one, rows(1), 1)
+    for mesh, accumulate in ((make_mesh(), 1), (make_mesh(data=4, fsdp=2), 2)):
+        others, ends = train_steps(objective, mesh, rows(1), 1)
+        close((metrics, params), (others, ends), 2e-4)
+    two = rows(2)
+    assert not (two[0]["mntp_weights"] == rows(1)[0]["mntp_weights"]).all()
+    whole = train_steps(objective, one, two, 2)
+    split = train_steps(objective, make_mesh(data=8), two, 2)
+    close(whole, split, 2e-4)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("clm+nsp", "clm lets the first token see itself alone, of which nsp would"),
+        ("mntp*3+clm", "each part says how many rows"),
+        ("mlm*0+clm*0", "each part says how many rows"),
+        ("mlm*1+nsp*1", "nsp cannot have rows of its own"),
+    ],
+)
+def test_what_cannot_be_mixed(name, said):
+    with pytest.raises(UserError, match=said):
+        make_objective(name, CFG)
+
+
+@pytest.mark.parametrize("name", ["mlm", "mntp*15+clm*1", "prefix"])
+def test_a_decoder_learns_causally_alone(name):
+    decoder = dataclasses.replace(CFG, is_decoder=True)
+    with pytest.raises(UserError, match="model.is_decoder=True"):
+        make_objective(name, decoder)
+    make_objective("clm", decoder)
+
+
+def test_a_causal_row_by_hand():
+    half = make_half("clm", TOKENIZER, 8)
+    ids = np.array([[2, 17, 25, 3, 2, 46, 3, 0]], np.int32)
+    arrays = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32)}
+    arrays["segment_ids"] = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
+    index = np.arange(1)
+    rows = GatheredRows(arrays, index.astype(np.uint64), index, index)
+    batch = half.make(rows)
+    assert batch["attention_steps"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 0]]
+    assert batch["clm_ids"].tolist() == [[17, 25, 3, 0, 46, 3, 0, 0]]
+    assert batch["clm_weights"].tolist() == [[1, 1, 1, 0, 1, 1, 0, 0]]
+    half = make_half("prefix:least=0.5,most=0.5", TOKENIZER, 8)
+    del arrays["segment_ids"]
+    ids[0] = [2, 17, 25, 31, 46, 3, 0, 0]
+    arrays["attention_mask"] = (ids > 0).astype(np.int32)
+    batch = half.make(rows)
+    assert batch["attention_steps"].tolist() == [[0, 0, 0, 4, 5, 6, 0, 0]]
+    assert batch["prefix_ids"].tolist() == [[0, 0, 31, 46, 3, 0, 0, 0]]
+    assert batch["prefix_weights"].tolist() == [[0, 0, 1, 1, 1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["clm", "prefix", "mntp*1+clm*1"])
+def test_what_is_predicted_leaks_nowhere(name, packed):
+    """Another token where one is predicted changes no prediction of it or before."""
+    cfg = dataclasses.replace(DEEP, pooler=False)
+    batch = make_batch(name, packed, rows=4)
+    params = encoder.init(jax.random.key(0), cfg)
+    first = np.asarray(ENCODE(params, cfg, batch))
+    steps = batch["attention_steps"]
+    for row in range(4):
+        for at in np.flatnonzero(steps[row] > 0)[1:]:
+            other = batch["input_ids"].copy()
+            other[row, at] = (other[row, at] - 5 + 7) % (V - 5) + 5
+            seen = np.asarray(ENCODE(params, cfg, batch | {"input_ids": other}))
+            hidden = steps[row] < steps[row, at]
+            if packed:
+                numbers = batch["segment_ids"][row]
+                hidden |= numbers != numbers[at]
+            assert np.abs(seen[row] - first[row])[hidden].max() < 2e-6
+            later = (steps[row] > steps[row, at]) & ~hidden
+            if later.any():
+                assert np.abs(seen[row] - first[row])[later].max() > 1e-4
+
+
+def test_z_loss_and_a_norm_of_the_rows():
+    batch = make_batch("clm")
+    total, terms, _, params = value("clm:z_loss=0.01", batch)
+    plain, own, _, _ = value("clm", batch, params=params)
+    x = encoder.apply(params["encoder"], CFG_PLAIN, batch).hidden
+    word = params["encoder"]["embeddings"]["word"]
+    logits = mlm_logits(params["mlm"], word, CFG_PLAIN, x)
+    squares = jax.nn.logsumexp(logits, -1) ** 2 * batch["clm_weights"]
+    z = jnp.sum(squares) / batch["clm_weights"].sum()
+    np.testing.assert_allclose(terms["clm_z_loss"], z, rtol=1e-5)
+    np.testing.assert_allclose(total, plain + 0.01 * z, rtol=1e-5)
+    normed = batch | {"clm_norm": np.full(B, 10, np.float32)}
+    _, other, _, _ = value("clm", normed, params=params)
+    whole = own["clm_loss"] * batch["clm_weights"].sum() / (10 * B)
+    np.testing.assert_allclose(other["clm_loss"], whole, rtol=1e-5)
+
+
+CFG_PLAIN = dataclasses.replace(CFG, pooler=False)

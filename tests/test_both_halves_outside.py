@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host half and a head from outside (tests/lab/swap.py), the package untouched."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import read_rows, timeless
+
+from bertjax import UserError, show, train
+from bertjax.assembly import command_line
+from bertjax.measuring import compile_steps, measurements
+
+pytestmark = pytest.mark.usefixtures("no_listener")
+SWAP = "--config.objective=lab.swap:rate=0.3"
+ROWS = ["--config.batch_size=16"]
+KINDS = "hidden_dropout", "attention_probs_dropout"
+ROWS += [f"--config.model.{kind}_prob=0.0" for kind in KINDS]
+
+
+def run(arguments, workdir, *more):
+    assert train.main([*arguments, *more, f"--workdir={workdir}"]) == 0
+    return read_rows(workdir)
+
+
+def test_it_trains_and_resumes_exactly(arguments, tmp_path):
+    rows = run(arguments, tmp_path / "whole", SWAP, *ROWS)
+    losses = [r["train/swap_loss"] for r in rows if "train/swap_loss" in r]
+    assert len(losses) == 12 and losses[-1] < losses[0]
+    evaluated = [r for r in rows if "eval/valid/swap_loss" in r]
+    assert evaluated and 0 <= evaluated[-1]["eval/valid/swap_auc"] <= 1
+    again = run(arguments, tmp_path / "again", SWAP, *ROWS, "--config.accumulate=2")
+    assert [r["train/swap_loss"] for r in again if "train/swap_loss" in r] == (
+        pytest.approx(losses, abs=1e-4)
+    )
+    assert timeless(run(arguments, tmp_path / "twice", SWAP, *ROWS)) == timeless(rows)
+
+
+def test_it_mixes_with_another_by_rows(arguments, tmp_path):
+    mixed = "--config.objective=mlm*3+lab.swap*1", "--config.batch_size=32"
+    rows = run(arguments, tmp_path / "run", *mixed)
+    row = next(r for r in rows if r["step"] == 1)
+    parts = 0.75 * row["train/mlm_loss"] + 0.25 * row["train/swap_loss"]
+    assert row["train/loss"] == pytest.approx(parts, rel=1e-6)
+
+
+def test_show_counts_and_colours_it(arguments, capsys):
+    hashes = set()
+    for hosts in (1, 2, 4):
+        show.main([*arguments, SWAP, "--batches=3", f"--hosts={hosts}", "--json"])
+        results = json.loads(capsys.readouterr().out)
+        hashes.add(tuple(results["batch_sha256"]))
+        assert 0.1 < results["swapped"] / results["tokens"] < 0.3
+    assert len(hashes) == 1
+    show.main([*arguments, SWAP, "--examples=1"])
+    assert "swapped" in capsys.readouterr().out
+
+
+def test_it_is_compiled_and_timed_by_its_specs(arguments):
+    import jax
+
+    config = command_line.parse([*arguments, SWAP]).config
+    config.model.attention = "xla"
+    target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
+    (shape,) = target.shapes()
+    arrays = target.arrays(shape)
+    assert arrays["swap_weights"].shape == (8, config.data.length)
+    _, batch = target.lower("train", shape).args_info[0]
+    assert batch["swap_labels"].dtype == np.int32
+    found = measurements.flops_facts(config, target.objective)
+    assert found["flops_per_token"] > 0
+
+
+def test_what_is_wrong_with_it_is_one_line(arguments, tmp_path):
+    for name, said in (
+        ("lab.swap:share=1", "option of lab.swap='share' is unknown"),
+        ("mlm+lab.swap", r"objective=lab.swap:rate=0.2\*1\+mlm\*1"),
+        ("lab.swap*2", None),
+    ):
+        given = [*arguments, f"--config.objective={name}", f"--workdir={tmp_path}/w"]
+        if said is None:
+            assert train.main([*given, "--dry_run"]) == 0
+            continue
+        with pytest.raises(UserError, match=said) as e:
+            train.main(given)
+        assert "\n" not in str(e.value)
+    with pytest.raises(UserError, match="data.mask_rate=0.4 says nothing to objective"):
+        train.main([*arguments, SWAP, "--config.data.mask_rate=0.4", "--dry_run"])
