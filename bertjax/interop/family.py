@@ -61,6 +61,8 @@ class Family:
     refused: key of config.json that changes what is computed -> values that are known.
     aliases: a tensor's other name -> its name in `names`.
     outside: paths of the encoder that are part of a head there: without the prefix.
+    swapped: a pattern of names of dense layers' weights that are [in, out] there, not
+    [out, in], as in transformers' Conv1D.
     after_padding: positions begin after the row of the padding piece's id.
     tf1_config: the file beside a TensorFlow 1 checkpoint. tf1_names: a pattern in a
     name of `names` -> what stands there in such a checkpoint, in order (tf1.py).
@@ -84,6 +86,7 @@ class Family:
     )
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     outside: frozenset[str] = frozenset()
+    swapped: str = ""
     after_padding: bool = False
     tf1_config: str = ""
     tf1_names: Mapping[str, str] | None = None
@@ -100,7 +103,7 @@ def tensors(table: str) -> dict[str, str]:
 
     A name that ends in .weight or .bias is a tensor. Others are a dense layer or,
     where the path ends in "norm", a norm. @1/3 at a name's end is the second third of
-    the tensor's rows.
+    the tensor's outputs.
 
     >>> tensors("mlm/norm head.norm")
     {'mlm/norm/scale': 'head.norm.weight', 'mlm/norm/bias': 'head.norm.bias'}

@@ -19,13 +19,20 @@ from bertjax.interop import read_tensors
 from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
-from bertjax.interop.read_tensors import DTYPES, StoredTensor, are_equal
+from bertjax.interop.read_tensors import (
+    DTYPES,
+    StoredTensor,
+    SwappedTensor,
+    are_equal,
+)
 from bertjax.interop.task_heads import Task, read_task, with_head
 from bertjax.models.config import EncoderConfig
 
 CONFIG = "config.json"
 # Buffers, no parameters, that some versions of transformers store.
-BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|inv_freq)")
+BUFFERS = re.compile(
+    r"(.*\.)?(position_ids|token_type_ids|inv_freq|attn\.(masked_)?bias)"
+)
 MOST_LAYERS = 10_000
 # Other names of activations in config.json -> ours; what they compute is the same.
 ACTIVATIONS = {"gelu_python": "gelu", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
@@ -59,7 +66,7 @@ class Imported:
     @property
     def heads(self) -> frozenset[str]:
         """The heads that the files have: "mlm", "nsp", ..."""
-        return layout.heads_of(self.leaves)
+        return layout.heads_of(self.leaves) | layout.bare_heads(self.family, self.cfg)
 
     def describe(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the leaves by path."""
@@ -80,7 +87,8 @@ class Imported:
 
     def params(self) -> dict[str, Any]:
         """Read all parameters: a nested dict of f32 arrays, each read to its place."""
-        return layout.unflatten((path, self.read(path)) for path in self.leaves)
+        heads = {head: {} for head in layout.bare_heads(self.family, self.cfg)}
+        return layout.unflatten((p, self.read(p)) for p in self.leaves) | heads
 
     def report(self, say: Callable[[str], None]) -> None:
         """Say what was matched, what is missing and what is not used."""
@@ -112,12 +120,15 @@ def open_model(directory: Path, where: str) -> Imported:
         )
     cfg = read_config(raw, family, f"{where}: {CONFIG}")
     if task := read_task(raw, f"{where}: {CONFIG}"):
-        family = with_head(family, task.head)
+        family = with_head(family, task.head, where=f"{where}: ")
     tensors: dict[str, StoredTensor] = {}
     for name, tensor in read_tensors.open_tensors(directory, where).items():
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-        if not BUFFERS.fullmatch(name):
-            tensors[name.removeprefix(family.prefix)] = tensor
+        if BUFFERS.fullmatch(name):
+            continue
+        name = name.removeprefix(family.prefix)
+        is_swapped = re.fullmatch(family.swapped, name)
+        tensors[name] = SwappedTensor.of(tensor) if is_swapped else tensor
     tied = dict(family.aliases)
     if cfg.tie_word_embeddings and "mlm/decoder" in family.names:
         tied[family.names["mlm/decoder"]] = family.names["encoder/embeddings/word"]

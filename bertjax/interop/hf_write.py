@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,13 @@ from bertjax import UserError
 from bertjax.interop import read_tensors, task_heads
 from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
-from bertjax.interop.family import Family
+from bertjax.interop.family import ENDS, Family
 from bertjax.interop.hf_read import CONFIG, few, read_config
 from bertjax.models.config import RUNTIME, EncoderConfig
 
 # What does not decide which family an encoder is of.
 FREE = ("pooler", "dtype", "pieces", *RUNTIME, *task_heads.OPTIONS)
+GENERATION = "generation_config.json"  # when transformers ends a text
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 
 
@@ -37,6 +39,8 @@ def write_model(
     hf_class: str = "",
 ) -> None:
     """Write config.json and model.safetensors into an existing directory.
+
+    Of a causal language model generation_config.json too.
 
     params: our tree (numpy); roles: role -> id of the special pieces; model_type: tried
     first; raw: the config.json that the model was once imported with, whose other keys
@@ -64,9 +68,9 @@ def write_model(
     leaves = {path: leaf for path, leaf in known.items() if path in ours}
     if left := sorted(ours.keys() - leaves.keys()):
         say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
-    heads = layout.heads_of(leaves)
-    is_decoder = written.is_decoder and family.decoder_classes and not task
-    classes = family.decoder_classes if is_decoder else family.classes
+    heads = layout.heads_of(leaves) | layout.bare_heads(family, written)
+    is_causal = written.is_decoder and not task
+    classes = (is_causal and family.decoder_classes) or family.classes
     class_name = next(
         family.class_prefix + ending
         for needed, ending in classes.items()
@@ -75,12 +79,19 @@ def write_model(
     config |= {"architectures": [class_name], "dtype": "float32", **(more or {})}
     for key in ("torch_dtype", "num_labels"):
         config.pop(key, None)
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (directory / CONFIG).write_text(text, "utf-8")
-    tensors = _tensors(ours, leaves, family, written)
+    _write_json(directory / CONFIG, config)
+    if is_causal:
+        ids = {key: roles[role] for key, role in ENDS.items()}
+        _write_json(directory / GENERATION, ids)
+    tensors = _tensors(ours, leaves, family, written, not heads)
     save_file(tensors, directory / read_tensors.SINGLE, metadata={"format": "pt"})
     # safetensors lets the owner alone read what it writes.
     shutil.copymode(directory / CONFIG, directory / read_tensors.SINGLE)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    path.write_text(text, "utf-8")
 
 
 def _adapt_embeddings(
@@ -154,9 +165,12 @@ def _tensors(
     leaves: Mapping[str, layout.Leaf],
     family: Family,
     cfg: EncoderConfig,
+    headless: bool,
 ) -> dict[str, np.ndarray]:
-    """Return leaves by path as the family's tensors by name, f32."""
-    headless = not layout.heads_of(leaves)
+    """Return leaves by path as the family's tensors by name, f32.
+
+    headless: the class has no head, so that no name has the prefix.
+    """
     stored: dict[str, dict[int, np.ndarray]] = {}
     for path, leaf in leaves.items():
         values, shape = np.asarray(ours[path]), leaf.stored_shape
@@ -171,8 +185,11 @@ def _tensors(
         for other, name in family.aliases.items():
             if name in stored:
                 stored[other] = stored[name]
-    # Contiguous, since safetensors writes memory as it lies.
-    return {
-        name: np.ascontiguousarray(np.concatenate([p[i] for i in sorted(p)]), "<f4")
-        for name, p in stored.items()
-    }
+    tensors = {}
+    for name, parts in stored.items():
+        tensor = np.concatenate([parts[i] for i in sorted(parts)])
+        if re.fullmatch(family.swapped, name.removeprefix(family.prefix)):
+            tensor = tensor.T
+        # Contiguous, since safetensors writes memory as it lies.
+        tensors[name] = np.ascontiguousarray(tensor, "<f4")
+    return tensors

@@ -76,6 +76,32 @@ class StoredTensor:
             target[begin:end] = rows.reshape(end - begin, width)
 
 
+@dataclasses.dataclass(frozen=True)
+class SwappedTensor(StoredTensor):
+    """A weight that reads as [out, in] and is [in, out] in the file, `stored`."""
+
+    stored: StoredTensor
+
+    @classmethod
+    def of(cls, stored: StoredTensor) -> "SwappedTensor":
+        return cls(stored.dtype, stored.shape[::-1], stored)
+
+    def shape_in_file(self, shape: tuple[int, ...]) -> list[int]:
+        return list(shape[::-1])
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        return self.stored.rows(0, self.shape[1])[:, begin:end].T
+
+    def fill(self, out: np.ndarray, transpose: bool, part: int, of: int) -> None:
+        """Read the file's own rows, a block at a time, of which a part is columns."""
+        count, width = self.shape[0] // of, self.shape[1]
+        target = out.reshape(width, count) if transpose else out.reshape(count, width).T
+        step = max(1, BLOCK // max(self.shape[0], 1))
+        for begin in range(0, width, step):
+            rows = self.stored.rows(begin, min(begin + step, width))
+            target[begin : begin + step] = rows[:, part * count : (part + 1) * count]
+
+
 def are_equal(a: StoredTensor, b: StoredTensor) -> bool:
     """Compare two tensors of any kind, a block of rows at a time."""
     if a.shape != b.shape or not a.shape:

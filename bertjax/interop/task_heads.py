@@ -100,12 +100,21 @@ def task_config(hf_class: str, labels: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def with_head(family: Family, head: str, hf_class: str = "") -> Family:
+def with_head(
+    family: Family, head: str, hf_class: str = "", where: str = "--format=hf: "
+) -> Family:
     """Return the family with a task's head in the place of its own heads.
 
     hf_class: what ends the name of its class there, of a head that CLASSES lacks.
+    where: begins the message of the UserError for a class that the family lacks.
     """
     end = hf_class or CLASSES[head]
+    if end not in family.task_heads:
+        classes = ", ".join(family.class_prefix + name for name in family.task_heads)
+        raise UserError(
+            f"{where}{family.class_prefix}{end} is not supported; of "
+            f"{family.model_type} these heads of tasks are: {classes or 'none'}"
+        )
     names = family.task_heads[end]
     own = {path.replace("task/", f"{head}/"): name for path, name in names.items()}
     body = {p: n for p, n in family.names.items() if re.match("encoder/(?!pooler/)", p)}

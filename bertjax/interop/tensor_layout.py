@@ -53,7 +53,8 @@ class Leaf(NamedTuple):
     shape: here, the stack's axis included. stored_shape: of one tensor, or of the part
     of it that is this leaf's. is_transposed: [in, out] here, [out, in] there. tensors:
     (name, part, parts) of each entry of the stack, whose rows are the part of that
-    number of the tensor's: of all, where parts is 1.
+    number of the tensor's: of all, where parts is 1. Of weights that a family has
+    swapped (family.py) shapes and rows are those of [out, in] all the same.
     """
 
     shape: tuple[int, ...]
@@ -137,6 +138,14 @@ def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Le
 def heads_of(paths: Iterable[str]) -> frozenset[str]:
     """Return the heads that have leaves here."""
     return frozenset(p.split("/")[0] for p in paths) - {"encoder"}
+
+
+def bare_heads(family: Family, cfg: EncoderConfig) -> frozenset[str]:
+    """Return the heads without a leaf of their own, which every such model has.
+
+    GPT-2's language model is one: its matrix is that of the embeddings.
+    """
+    return heads_of(family.names) - heads_of(leaves(family, cfg))
 
 
 def unflatten(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:

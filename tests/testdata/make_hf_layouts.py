@@ -22,6 +22,7 @@ SMALL = dict(
     intermediate_size=12,
     max_position_embeddings=20,
 )
+GPT2 = dict(vocab_size=40, n_embd=8, n_layer=3, n_head=2, n_positions=20)
 MODELS = {
     "bert": t.BertForPreTraining(t.BertConfig(**SMALL)),
     "bert_bare": t.BertModel(t.BertConfig(**SMALL)),
@@ -88,6 +89,20 @@ MODELS = {
             eos_token_id=3,
             cls_token_id=2,
             sep_token_id=3,
+        )
+    ),
+    "gpt2": t.GPT2LMHeadModel(
+        t.GPT2Config(**GPT2, pad_token_id=1, bos_token_id=2, eos_token_id=3)
+    ),
+    "gpt2_untied": t.GPT2LMHeadModel(
+        t.GPT2Config(
+            **GPT2,
+            n_inner=12,
+            activation_function="gelu",
+            tie_word_embeddings=False,
+            pad_token_id=1,
+            bos_token_id=2,
+            eos_token_id=3,
         )
     ),
 }
