@@ -62,7 +62,7 @@ class Masker(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class _PresetMasker:
+class PresetMasker:
     """The masker of a `Masking`."""
 
     masking: Masking
@@ -231,7 +231,7 @@ def mask_tokens(
         mlm_ids              25    46          0
         mlm_weights           1     1          0
     """
-    masker = _PresetMasker(masking) if isinstance(masking, Masking) else masking
+    masker = PresetMasker(masking) if isinstance(masking, Masking) else masking
     b, length = input_ids.shape
     predicted = (np.zeros((b, P), dtype) for dtype in (np.int32, np.int32, np.float32))
     out = Masked(input_ids.astype(np.int32), *predicted)
@@ -270,7 +270,7 @@ def _apply(
     weight = used if chosen.weight is None else np.where(used, chosen.weight, 0)
     out.mlm_weights[:, :width] = weight
     new = masker.corrupt(truth, chosen, rows, tables)
-    if not isinstance(masker, _PresetMasker):
+    if not isinstance(masker, PresetMasker):
         _check_ids(np.asarray(new), truth.shape, used, tables.vocab_size)
     ids = out.input_ids.reshape(-1)
     ids[at[used]] = new[used]
