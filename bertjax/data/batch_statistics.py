@@ -33,15 +33,15 @@ class Statistics:
     def add(self, seen: Inspected, sha256: str) -> None:
         """Count a batch."""
         n, batch, before = self.n, seen.batch, seen.gathered
-        real = batch["attention_mask"] > 0
+        real = before["attention_mask"] > 0
         self.hashes.append(sha256)
         n["rows"] += len(real)
-        n["slots"] += real.size
+        n["slots"] += batch["input_ids"].size
         n["tokens"] += int(real.sum())
         n["truncated"] += int((seen.truncated > 0).sum())
         n["unknown"] += int((before["input_ids"][real] == self.tokenizer.unk_id).sum())
         self.components.update(self.names[k] for k in seen.located.component)
-        self.lengths.update(sequence_lengths(batch).tolist())
+        self.lengths.update(sequence_lengths(before).tolist())
         self.drawn.update(seen.drawn.tolist())
         self.n.update(seen.counts)
         present = batch.get("cls_weights", np.ones(len(real))) > 0

@@ -96,7 +96,7 @@ def sample_text(
         ]
         rows = sum(len(b["input_ids"]) for b in batches)
         slots = sum(b["input_ids"].size for b in batches)
-        tokens = sum(int(b["attention_mask"].sum()) for b in batches)
+        tokens = sum(map(features.count_text, batches))
         weights = [b[name] for b in batches for name in stage.loss_weights]
         predicted = sum(int((values > 0).sum()) for values in weights)
         phases.append(

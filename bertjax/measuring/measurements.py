@@ -16,6 +16,7 @@ from bertjax import UserError
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve
 from bertjax.config import cli, durations
+from bertjax.data.features.base import count_text
 from bertjax.measuring.alternate import Pacer
 from bertjax.measuring.results import Measured, Seconds, memory_mb, watch_memory
 from bertjax.measuring.synthetic_data import (
@@ -170,7 +171,8 @@ def measure_packing(config: ConfigDict) -> Measured:
         batches = [stage.batch(step) for step in range(4)]
         run, facts = compile_step(config, batches, stage.specials.vocab_size)
         runs.append(run)
-        fills.append(float(np.mean([b["attention_mask"].mean() for b in batches])))
+        tokens = sum(map(count_text, batches))
+        fills.append(tokens / sum(b["input_ids"].size for b in batches))
     padded, packed = runs
     facts["tokens"] *= fills[1]
     facts |= {"fill": fills[1], "fill_padded": fills[0]}

@@ -140,6 +140,14 @@ def without_marks(arrays: Batch) -> Batch:
     return {name: array for name, array in arrays.items() if name != "marks"}
 
 
+def count_text(batch: Batch) -> int:
+    """Count the real tokens of a batch; copies of tokens are none.
+
+    Rows that hold copies say themselves how much text is in them, `text_tokens` [b].
+    """
+    return int(batch.get("text_tokens", batch["attention_mask"]).sum())
+
+
 def prediction_specs(name: str, P: int) -> dict[str, Spec]:
     """Return the arrays that say where, what and whether to predict, [P]."""
     return {
