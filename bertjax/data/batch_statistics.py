@@ -31,7 +31,7 @@ class Statistics:
         self.hashes: list[str] = []
 
     def add(self, seen: Inspected, sha256: str) -> None:
-        """Count a batch."""
+        """Count a batch: its rows of text, not what a host half puts beside them."""
         n, batch, before = self.n, seen.batch, seen.gathered
         real = before["attention_mask"] > 0
         self.hashes.append(sha256)

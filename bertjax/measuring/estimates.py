@@ -97,7 +97,8 @@ def sample_text(
         rows = sum(len(b["input_ids"]) for b in batches)
         slots = sum(b["input_ids"].size for b in batches)
         tokens = sum(map(features.count_text, batches))
-        weights = [b[name] for b in batches for name in stage.loss_weights]
+        names = features.prediction_weights(stage.specs)
+        weights = [b[name] for b in batches for name in names]
         predicted = sum(int((values > 0).sum()) for values in weights)
         phases.append(
             {

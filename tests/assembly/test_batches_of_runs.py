@@ -6,6 +6,7 @@ import pytest
 from bertjax import UserError
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import command_line, prepared_text
+from bertjax.data.batch_statistics import Statistics
 from bertjax.data.batches import batch_sha256
 
 
@@ -139,3 +140,32 @@ def test_a_text_without_pairs_is_named(tmp_path):
     parts = prepared_text.prepare(config, quiet).parts
     with pytest.raises(UserError, match=r"^the text `y`: no chunk of 128 tokens"):
         run_batches.make_plans(config, "sop", parts, 128)
+
+
+def test_rows_are_planned_with_what_the_host_half_leaves_for_text(
+    corpus, vocabulary, tmp_path
+):
+    """Half of the slots are copies: plan, batches and counts know of the text alone."""
+    config = configured(corpus, vocabulary, tmp_path, "data.plan=full_sentences")
+    prepared = prepared_text.prepare(config, quiet)
+    tables = run_batches.make_tables(config, prepared.tokenizer, None)
+    needs, tokenizer = frozenset({"lab.copies"}), prepared.tokenizer
+    run = run_batches.make_run(config, {"": needs}, tokenizer, prepared.parts, tables)
+    valid = run_batches.make_eval_batches(
+        config, needs, tokenizer, "valid", prepared.valid["valid"], tables
+    )
+    text, stage = config.data.length // 2, run.course.at(0)
+    assert {stage.plans[0].length, valid.plans[0].length} == {text}
+    *_, last = valid.eval_batches(valid.n - 1)
+    for batch in (run.course.batch(0), {k: last[k] for k in stage.specs}):
+        shapes = {name: array.shape[1:] for name, array in batch.items()}
+        assert shapes == {name: spec.shape for name, spec in stage.specs.items()}
+        ids = batch["input_ids"]
+        assert (ids[:, :text] == ids[:, text:]).all()
+    assert last["mlm_norm"].sum() == last["mlm_weights"].sum() == 1  # the rest fills up
+    assert stage.P == 1  # what a row is divided by is no prediction
+    statistics = Statistics(prepared.tokenizer, ("train",))
+    statistics.add(stage.inspect(0), "")
+    counted = statistics.results()
+    real = run.course.batch(0)["attention_mask"][:, :text]
+    assert counted["tokens"] == real.sum() and counted["fill"] == real.mean()

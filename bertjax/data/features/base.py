@@ -20,7 +20,8 @@ Batch = dict[str, np.ndarray]
 class Spec(NamedTuple):
     """An array of a batch: its shape without B, and its dtype.
 
-    loss: a weight of predictions, 0 in rows that fill up a last batch of an evaluation.
+    loss: a weight of predictions, or what a row's loss is divided by: 0 in rows that
+    fill up a last batch of an evaluation.
     """
 
     shape: tuple[int, ...]
@@ -158,8 +159,13 @@ def prediction_specs(name: str, P: int) -> dict[str, Spec]:
 
 
 def predictions(specs: Specs) -> int:
-    """Return how many tokens a row can predict: the slots of all weights of a loss."""
-    return sum(int(np.prod(spec.shape)) for spec in specs.values() if spec.loss)
+    """Return how many tokens a row can predict: the slots of `prediction_weights`."""
+    return sum(int(np.prod(specs[name].shape)) for name in prediction_weights(specs))
+
+
+def prediction_weights(specs: Specs) -> list[str]:
+    """Return the arrays that weigh predictions, not whole rows."""
+    return [name for name, spec in specs.items() if spec.loss and spec.shape]
 
 
 def mark_columns(
