@@ -38,7 +38,8 @@ def make_token_head(
     It reads the hidden states at `<name>_positions` i32 [B, P]; everywhere: those at
     all, P = L, without that array. Each prediction counts `<name>_weights` f32 [B, P].
     The loss is their sum over `<name>_norm` f32 [B], where the batch has it, else over
-    the sum of the weights.
+    the sum of the weights. With a norm the weights are no numbers of predictions, and
+    the accuracy counts each one that has a weight once.
 
     z_loss: the weight of the mean square of the logits' logsumexp, as a term
     `<name>_z_loss`. never: an id of no probability. causal: see Head.
@@ -64,8 +65,10 @@ def make_token_head(
             )
 
         def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
-            return score_tokens(params, cfg, *arrays, name, z_loss, never)[0], ()
+            how = name, z_loss, never, normed
+            return score_tokens(params, cfg, *arrays, *how)[0], ()
 
+        normed = f"{name}_norm" in batch
         arrays = encoded.hidden, ids, batch[f"{name}_weights"]
         return sum_in_chunks(score, cfg, arrays)[0]
 
@@ -94,8 +97,12 @@ def score_tokens(
     name: str = "mlm",
     z_loss: float = 0.0,
     never: int | None = None,
+    evenly: bool = False,
 ) -> tuple[dict[str, Sum], jax.Array]:
-    """Predict ids [B, P] from hidden [B, P, D]: loss, accuracy and f32 logits."""
+    """Predict ids [B, P] from hidden [B, P, D]: loss, accuracy and f32 logits.
+
+    evenly: the accuracy counts all predictions of any weight but 0 alike.
+    """
     word = params["encoder"]["embeddings"]["word"]
     logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
     if never is not None:
@@ -105,7 +112,8 @@ def score_tokens(
         terms = {f"{name}_loss": cross_entropy(logits, ids, weights)}
         if z_loss:
             terms[f"{name}_z_loss"] = z_loss_of(logits, weights)
-        terms[f"{name}_accuracy"] = accuracy(logits, ids, weights)
+        counted = (weights > 0).astype(weights.dtype) if evenly else weights
+        terms[f"{name}_accuracy"] = accuracy(logits, ids, counted)
     return terms, logits
 
 

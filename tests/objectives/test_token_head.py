@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the one head of all objectives that predict ids sums up."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from test_objectives import CFG, B, L, V, make_batch
+
+from bertjax.models import encoder
+from bertjax.objectives.base import combine
+from bertjax.objectives.token_head import make_token_head, score_tokens
+
+
+@pytest.mark.parametrize("mb", [0, 1])
+def test_a_norm_divides_the_loss_and_weights_do_not_count_in_the_accuracy(mb):
+    cfg = dataclasses.replace(CFG, pooler=False, max_logits_mb=mb)
+    objective = combine([make_token_head("own", frozenset(), everywhere=True)], cfg)
+    params = objective.init(jax.random.key(0))
+    batch = {k: v for k, v in make_batch().items() if not k.startswith("mlm")}
+    sums = jax.jit(lambda batch: objective.sums(params, batch, None))
+
+    hidden = encoder.apply(params["encoder"], cfg, batch).hidden
+    none = np.zeros((B, L), np.int32)
+    logits = score_tokens(params, cfg, hidden, none, none.astype("f4"))[1]
+    ids = np.array(logits.argmax(-1), np.int32)  # all right, but for one
+    ids[0, 2] = (ids[0, 2] + 1) % V
+
+    def score(weights, **more):
+        own = {"own_ids": ids, "own_weights": weights.astype("f4")}
+        sized = batch | own | more
+        return sums(sized), objective.weights(sized)["own_loss"]
+
+    even = np.zeros((B, L))
+    even[0, 1:4] = 1
+    uneven = even * np.arange(1, L + 1)
+    norm = np.full(B, 7.0, np.float32)
+    (plain, by_weights), (normed, by_norm) = score(uneven), score(uneven, own_norm=norm)
+    assert float(by_weights) == 2 + 3 + 4 and float(by_norm) == 7 * B
+    assert float(plain["own_loss"].value) == float(normed["own_loss"].value)
+    assert [float(x) for x in plain["own_accuracy"]] == [2 + 4, 2 + 3 + 4]
+    assert [float(x) for x in normed["own_accuracy"]] == [2, 3]
