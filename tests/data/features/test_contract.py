@@ -177,7 +177,7 @@ def test_rates_that_are_none(rate, said):
 def test_unknown_names_and_options():
     with pytest.raises(UserError, match="needs='clmm' is unknown; did you mean 'clm'"):
         batches("clmm")
-    with pytest.raises(UserError, match="option of lab.swap='share' is unknown"):
+    with pytest.raises(UserError, match=r"option of lab\.swap='share' is unknown"):
         batches("lab.swap:share=1")
-    with pytest.raises(UserError, match="least=0.5 and most=0.1 are not shares"):
+    with pytest.raises(UserError, match=r"least=0\.5 and most=0\.1 are not shares"):
         batches("prefix:least=0.5,most=0.1")
