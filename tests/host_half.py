@@ -7,12 +7,11 @@ from bertjax.data.masking.vocab_tables import make_tables
 
 
 def make_half(
-    needs, tokenizer, length, tables=None, rate=None, rates=(), is_decoder=False,
-    accumulate=1, **keys,
+    needs, tokenizer, length, tables=None, rate=None, rates=(), accumulate=1, **keys,
 ):  # fmt: skip
     """Make the features of `needs` ("mlm", "nsp", ...); keys: of config.data."""
     config = base()
-    config.model.is_decoder, config.accumulate = is_decoder, accumulate
+    config.accumulate = accumulate
     config.data.update(keys)
     rate = config.data.mask_rate if rate is None else rate
     needs = frozenset(needs.split()) if isinstance(needs, str) else needs

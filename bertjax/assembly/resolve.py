@@ -15,7 +15,7 @@ from bertjax.data.features.base import KEYS, Features, Settings
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import mask_rates
 from bertjax.models.config import EncoderConfig
-from bertjax.models.families import FAMILIES, in_effect
+from bertjax.models.families import FAMILIES
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
@@ -112,10 +112,7 @@ def make_features(
     needed = split_needs(needs)
     rates = rates or (mask_rate,)
     rows = 1 if is_evaluation else config.accumulate
-    is_decoder = bool(in_effect(config.model)["is_decoder"])
-    settings = Settings(
-        config, tokenizer, tables, length, mask_rate, rates, rows, is_decoder
-    )
+    settings = Settings(config, tokenizer, tables, length, mask_rate, rates, rows)
     if needed.features is None:
         return Features(settings)
     return features.make_features(needed.features, settings)

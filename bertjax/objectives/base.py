@@ -22,7 +22,7 @@ from bertjax import UserError, registry
 from bertjax.models import attention, encoder
 from bertjax.models.config import EncoderConfig, encoder_flops
 from bertjax.models.heads import task_shardings
-from bertjax.models.layers import Params, take_at
+from bertjax.models.layers import Params, fold_in, take_at
 from bertjax.objectives import SUPPORT, parse
 from bertjax.parallel.sharding import constrain, gather_params
 
@@ -104,10 +104,10 @@ class Head:
     an array of the batch, i32 [B, P], that holds positions, [B, P, D].
     needs: what the host has to make: "mlm" or another module of data/features, or a
     dotted name, with its options ("diffusion:schedule=cosine"); "nsp" or "sop": pairs
-    with labels. pooled: whether it reads the pooled vector. causal: it learns from rows
-    whose tokens see none after them, so that no head beside it can pool a vector.
+    with labels. pooled: whether it reads the pooled vector. causal: in its rows a
+    token sees itself and those before it alone (EncoderConfig.is_decoder is set), so
+    that no head beside it can pool a vector of the first one.
     params: the name of its part of the parameters, which heads may share; "": its own.
-    rows: set by `mix_by_rows`: which rows of a group, and how many a group has.
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
     keeps of every row.
     labels(B, L) -> {name: shape and dtype}: what a batch holds for it, beside tokens
@@ -146,7 +146,6 @@ class Head:
     task_type: str | None = None
     causal: bool = False
     params: str = ""
-    rows: tuple[slice, int] | None = None
     at: dataclasses.InitVar[str | None] = None
 
     def __post_init__(self, at: str | None) -> None:
@@ -215,7 +214,12 @@ def make_objective(
         cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
         rows = [part.rows for part in named] if len(named) > 1 else [None]
         check_causal(name, heads, cfg, mixed=rows[0] is not None)
-        objective = combine(heads, cfg, rows)
+        if all(head.causal for head in heads):
+            cfg = dataclasses.replace(cfg, is_decoder=True)
+        if rows[0] is None:
+            objective = combine(heads, cfg)
+        else:
+            objective = mix_by_rows(heads, cfg, rows)
         for (module, _), head in zip(parts, heads, strict=True):
             if head.flops is None and not module.__name__.startswith(f"{PACKAGE}."):
                 objective = dataclasses.replace(objective, flops=None)
@@ -249,21 +253,12 @@ def check_causal(
         )
 
 
-def combine(
-    heads: Sequence[Head], cfg: EncoderConfig, rows: Sequence[int | None] = (None,)
-) -> Objective:
+def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
     """Put heads on one encoder.
 
-    rows: of a mixture, how many neighbouring rows of a group are each head's; else all
-    are everybody's. Raises UserError when it is traced where two heads return what has
-    one name.
+    Raises UserError when it is traced where two heads return what has one name.
     """
-    mixed = rows[0] is not None
-    if mixed:
-        heads, needs, group = mix_by_rows(heads, rows)
     both = CombinedHeads(heads, cfg)
-    if mixed:
-        both.needs = needs
     return Objective(
         init=both.init,
         weights=both.weights,
@@ -277,23 +272,22 @@ def combine(
         flops=both.flops,
         whole_batch=_whole_batch(heads),
         task_type=next((h.task_type for h in heads if h.task_type), None),
-        group=group if mixed else 1,
     )
 
 
 def mix_by_rows(
-    heads: Sequence[Head], rows: Sequence[int]
-) -> tuple[list[Head], frozenset[str], int]:
+    heads: Sequence[Head], cfg: EncoderConfig, rows: Sequence[int]
+) -> Objective:
     """Give each head rows of its own: of each group of neighbouring rows the first
     rows[0], the next rows[1], and so on.
 
-    Returns the heads, what they need of the host together, and the rows of a group. A
-    loss counts by its share of the rows. Raises UserError for a head that is no head of
-    predictions.
+    A loss is divided by its own weight, and counts by its share of the rows. Each head
+    encodes its rows by itself, as if it were alone. Raises UserError for a head that is
+    no head of predictions.
     """
     divisor = math.gcd(*rows)
     counts = [n // divisor for n in rows]
-    group, first, mixed, needs = sum(counts), 0, [], []
+    group, first, parts, needs = sum(counts), 0, [], []
     for head, n in zip(heads, counts, strict=True):
         if len(head.needs) != 1 or head.pooled or head.task_type or head.outputs:
             raise UserError(
@@ -301,12 +295,47 @@ def mix_by_rows(
                 "rows is of heads that predict tokens, such as mntp*15+clm*1"
             )
         needs.append(f"{next(iter(head.needs))}*{n}")
-        losses = {f"{head.name}_loss": 1.0} | dict(head.coefficients)
-        share = {term: factor * n / group for term, factor in losses.items()}
-        part = slice(first, first + n), group
+        own = dataclasses.replace(cfg, is_decoder=cfg.is_decoder or head.causal)
+        parts.append((head, combine([head], own), slice(first, first + n)))
         first += n
-        mixed.append(dataclasses.replace(head, coefficients=share, rows=part))
-    return mixed, frozenset({"+".join(needs)}), group
+    together = CombinedHeads(heads, cfg)
+
+    def take(head: Head, rows: slice, batch: Batch) -> Batch:
+        # Steps of a causal head's rows are 0 where other rows have some.
+        return {
+            name: x.reshape(-1, group, *x.shape[1:])[:, rows].reshape(-1, *x.shape[1:])
+            for name, x in batch.items()
+            if not (head.causal and name == "attention_steps")
+        }
+
+    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
+        return together.merge(
+            [
+                part.sums(params, take(head, rows, batch), fold_in(rng, i))
+                for i, (head, part, rows) in enumerate(parts)
+            ]
+        )
+
+    coefficients = {}
+    for head, _, rows in parts:
+        each = {f"{head.name}_loss": 1.0, **head.coefficients}
+        share = (rows.stop - rows.start) / group
+        coefficients |= {term: share * factor for term, factor in each.items()}
+
+    def flops(specs: Specs) -> float:
+        each = (part.flops(specs) * (r.stop - r.start) / group for _, part, r in parts)
+        return sum(each)
+
+    return Objective(
+        init=together.init,
+        weights=together.weights,
+        sums=sums,
+        needs=frozenset({"+".join(needs)}),
+        coefficients=coefficients,
+        shardings=together.shardings,
+        flops=flops,
+        group=group,
+    )
 
 
 class CombinedHeads:
@@ -321,8 +350,7 @@ class CombinedHeads:
         reads = dict.fromkeys(head.reads for head in heads)
         self.positions = [name for name in reads if name not in (EVERYWHERE, NOWHERE)]
         is_mean = cfg.pooler and cfg.classifier_pooling == "mean"
-        self.mixed = any(head.rows for head in heads)
-        self.everywhere = is_mean or EVERYWHERE in reads or self.mixed
+        self.everywhere = is_mean or EVERYWHERE in reads
 
     def init(self, rng: jax.Array) -> Params:
         rngs = jax.random.split(rng, len(self.heads) + 1)
@@ -334,7 +362,7 @@ class CombinedHeads:
         return params
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
-        return self._merge([head.weights(batch) for head in self.heads])
+        return self.merge([head.weights(batch) for head in self.heads])
 
     def labels(self, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {k: v for h in self.heads for k, v in h.labels(rows, length).items()}
@@ -347,7 +375,7 @@ class CombinedHeads:
 
     def evaluate(self, params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
         params, encoded = self._encode(params, batch, None)
-        outputs = self._merge(
+        outputs = self.merge(
             [
                 head.outputs(params, self.cfg, own, batch) if head.outputs else {}
                 for head, own in zip(self.heads, encoded, strict=True)
@@ -366,9 +394,7 @@ class CombinedHeads:
             ids = specs.get(f"{head.name}_ids", specs.get("mlm_ids"))
             predictions = ids.shape[-1] if ids else 0
             if head.flops:
-                rows, of = head.rows or (slice(0, 1), 1)
-                share = (rows.stop - rows.start) / of
-                whole += share * head.flops(self.cfg, length, predictions)
+                whole += head.flops(self.cfg, length, predictions)
         return whole
 
     def _encode(
@@ -380,9 +406,6 @@ class CombinedHeads:
         encode = functools.partial(
             encoder.apply, params["encoder"], self.cfg, batch, rng
         )
-        if self.mixed:
-            encoded = encode()
-            return params, [self._own(head, encoded, batch) for head in self.heads]
         if self.everywhere:
             encoded = encode()
             x = encoded.hidden
@@ -398,25 +421,13 @@ class CombinedHeads:
         hidden |= {NOWHERE: x[:, :0], EVERYWHERE: x}
         return params, [encoded._replace(hidden=hidden[h.reads]) for h in self.heads]
 
-    def _own(self, head: Head, encoded: Any, batch: Batch) -> encoder.Encoded:
-        """Take what a head of a mixture reads of its own rows."""
-        x = take_rows(head, encoded.hidden)
-        if head.reads == NOWHERE:
-            x = x[:, :0]
-        elif head.reads != EVERYWHERE:
-            x = take_at(x, take_rows(head, batch[head.reads]))
-        return encoded._replace(hidden=x)
-
     def _add_up(
         self, params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
     ) -> dict[str, Term]:
-        terms = []
-        for head, own in zip(self.heads, encoded, strict=True):
-            rows = {name: take_rows(head, array) for name, array in batch.items()}
-            terms.append(head.sums(params, self.cfg, own, rows, rng))
-        return self._merge(terms)
+        pairs = zip(self.heads, encoded, strict=True)
+        return self.merge([h.sums(params, self.cfg, e, batch, rng) for h, e in pairs])
 
-    def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    def merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what each head returns into one dict; a name is one head's alone."""
         owners: dict[str, str] = {}
         for head, part in zip(self.heads, parts, strict=True):
@@ -429,15 +440,6 @@ class CombinedHeads:
                     )
                 owners[key] = head.name
         return {key: value for part in parts for key, value in part.items()}
-
-
-def take_rows(head: Head, x: jax.Array) -> jax.Array:
-    """Take the rows of x [B, ...] that are a head's: all, but in a mixture."""
-    if not head.rows:
-        return x
-    rows, group = head.rows
-    groups = x.reshape(-1, group, *x.shape[1:])[:, rows]
-    return groups.reshape(-1, *x.shape[1:])
 
 
 def flatten_sequences(batch: Batch) -> Batch:

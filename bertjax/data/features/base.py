@@ -39,8 +39,7 @@ class Settings(NamedTuple):
     masker's `tables`); length: L of the batch; mask_rate: of the phase, as the config
     has it; rates: of all phases of this shape, which share their shapes; rows: how
     many neighbouring rows of a batch are of one kind (config.accumulate, since a
-    micro-batch takes every so many-th row); is_decoder: the model lets no token see
-    those after it, whatever the batch says.
+    micro-batch takes every so many-th row).
     """
 
     config: Any
@@ -50,7 +49,6 @@ class Settings(NamedTuple):
     mask_rate: Any = None
     rates: tuple[Any, ...] = (None,)
     rows: int = 1
-    is_decoder: bool = False
 
 
 class GatheredRows(NamedTuple):

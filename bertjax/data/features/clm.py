@@ -10,43 +10,25 @@ from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Spec
 class ClmFeatures(base.Features):
     """Rows as they are gathered; `clm_ids` and `clm_weights` at every position.
 
-    A token sees itself and those before it: by `attention_steps`, or where the model is
-    a decoder by itself (model.is_decoder), without that array.
+    That a token sees itself and those before it alone is the device half's affair
+    (Head.causal). Of a row of two packed sequences:
 
-    Of a row of two packed sequences:
-
-        input_ids         2 17 25  3  2 46  3  0
-        attention_steps   1  2  3  4  5  6  7  0
-        clm_ids          17 25  3  0 46  3  0  0
-        clm_weights       1  1  1  0  1  1  0  0
+        input_ids        2 17 25  3  2 46  3  0
+        clm_ids         17 25  3  0 46  3  0  0
+        clm_weights      1  1  1  0  1  1  0  0
     """
 
     name = "clm"
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.is_decoder = settings.is_decoder
-
     def specs(self, gathered: Specs) -> dict[str, Spec]:
         row = (self.length,)
         specs = dict(gathered) | {f"{self.name}_ids": Spec(row)}
-        specs[f"{self.name}_weights"] = Spec(row, "float32", loss=True)
-        if not self.is_decoder:
-            specs["attention_steps"] = Spec(row)
-        return specs
+        return specs | {f"{self.name}_weights": Spec(row, "float32", loss=True)}
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
         batch = base.without_marks(rows.arrays)
         ids, weights = next_tokens(batch)
-        batch[f"{self.name}_ids"], batch[f"{self.name}_weights"] = ids, weights
-        if not self.is_decoder:
-            batch["attention_steps"] = self.steps(rows, batch)
-        return batch
-
-    def steps(self, rows: GatheredRows, batch: Batch) -> np.ndarray:
-        """Return which step each token is visible from, i32 [b, L]; 0 of padding."""
-        columns = np.arange(1, self.length + 1, dtype=np.int32)
-        return columns * (batch["attention_mask"] > 0)
+        return batch | {f"{self.name}_ids": ids, f"{self.name}_weights": weights}
 
     def describe(self) -> str:
         return "the next token predicted"

@@ -5,7 +5,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.features.base import Batch, GatheredRows, Settings
+from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
 from bertjax.data.features.clm import ClmFeatures
 
 
@@ -32,15 +32,13 @@ class PrefixFeatures(ClmFeatures):
                 f"objective: prefix's least={least} and most={most} are not shares "
                 "with 0 <= least <= most <= 1"
             )
-        if self.is_decoder:
-            raise UserError(
-                "model.is_decoder=True: in a prefix LM the context sees all of itself: "
-                "leave model.is_decoder out"
-            )
+
+    def specs(self, gathered: Specs) -> dict[str, Spec]:
+        return super().specs(gathered) | {"attention_steps": Spec((self.length,))}
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
         batch = super().make(rows, drawn)
-        steps = batch["attention_steps"]
+        steps = batch["attention_steps"] = self.steps(rows, batch)
         # The last token of the context predicts the first one behind it.
         before = np.pad(steps[:, 1:], ((0, 0), (0, 1))) == 0
         batch["prefix_weights"][before] = 0
@@ -48,6 +46,7 @@ class PrefixFeatures(ClmFeatures):
         return batch
 
     def steps(self, rows: GatheredRows, batch: Batch) -> np.ndarray:
+        """Return which step each token is visible from, i32 [b, L]; 0: the context."""
         sequence = batch.get("segment_ids", batch["attention_mask"])
         width = int(sequence.max(initial=0)) + 1
         number = sequence + np.arange(len(sequence))[:, None] * width
@@ -57,7 +56,8 @@ class PrefixFeatures(ClmFeatures):
         share = self.least + (self.most - self.least) * draw
         context = np.clip((share * size).astype(np.int64), 1, np.maximum(size - 1, 1))
         place = batch.get("position_ids", np.arange(self.length))
-        return super().steps(rows, batch) * (place >= context[number])
+        columns = np.arange(1, self.length + 1, dtype=np.int32)
+        return columns * ((place >= context[number]) & (sequence > 0))
 
     def describe(self) -> str:
         return f"a context of {self.least:.0%} to {self.most:.0%}, the rest predicted"
