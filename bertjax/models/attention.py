@@ -87,6 +87,8 @@ def _refuse(
 ) -> str:
     """Say why a backend does not take such arguments; "" where it does."""
     _, length, heads, width = shape
+    if name != "xla" and kind.bias:
+        return "it adds nothing to scores: model.relative_attention_num_buckets"
     if name == "fused":
         return _refuse_fused(length, heads, width, kind)
     if name in ("splash", "cudnn") and rate:
@@ -172,6 +174,8 @@ def _xla(q, k, v, mask, rate, rng):
     with jax.named_scope("scores"):
         q = q * (q.shape[-1] ** -0.5)
         scores = jnp.einsum("BQHK,BTHK->BHQT", q, k).astype(jnp.float32)
+        if mask.bias is not None:
+            scores = scores + mask.bias_of_queries
         scores = jnp.where(mask.boolean, scores, jnp.finfo(jnp.float32).min)
         peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
         weights = jnp.exp(scores - peak)

@@ -39,7 +39,7 @@ def attention_maps(
     params = unstack(params, cfg)
     x = embed(params["embeddings"], cfg, batch)
     b, length, d = x.shape
-    inputs = make_attention_inputs(cfg, batch)
+    inputs = make_attention_inputs(params["embeddings"], cfg, batch)
     maps = []
     for group, is_global in zip(cfg.groups, cfg.is_global, strict=True):
         layer, own = params["layers"][group], inputs[0 if is_global else -1]

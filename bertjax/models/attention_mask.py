@@ -45,6 +45,7 @@ class MaskKind(NamedTuple):
     causal: bool = False
     steps: bool = False
     window: bool = False
+    bias: bool = False
 
 
 FULL = MaskKind()
@@ -55,7 +56,8 @@ def mask_kind(cfg: EncoderConfig, steps: bool) -> MaskKind:
 
     steps: whether its batches have attention_steps.
     """
-    return MaskKind(cfg.is_decoder, steps, not all(cfg.is_global))
+    bias = cfg.relative_attention_num_buckets > 0
+    return MaskKind(cfg.is_decoder, steps, not all(cfg.is_global), bias)
 
 
 class AttentionMask(NamedTuple):
@@ -66,7 +68,8 @@ class AttentionMask(NamedTuple):
     query_positions: None for a query at every position, else i32 [B, P]. steps: i32
     [B, L] as is_visible reads them, or None. positions: None, or i32 [B, L], by which a
     window is then measured: with steps copies of a token lie far from it in memory.
-    causal: a query sees no key behind it in the row.
+    causal: a query sees no key after it in the row. bias: None, or f32 [1, H, L, L] or
+    [B, H, L, L], what is added to the scores of the keys that it sees.
     """
 
     keys: jax.Array
@@ -76,10 +79,12 @@ class AttentionMask(NamedTuple):
     steps: jax.Array | None = None
     positions: jax.Array | None = None
     causal: bool = False
+    bias: jax.Array | None = None
 
     @property
     def kind(self) -> MaskKind:
-        return MaskKind(self.causal, self.steps is not None, self.window > 0)
+        has_steps, has_bias = self.steps is not None, self.bias is not None
+        return MaskKind(self.causal, has_steps, self.window > 0, has_bias)
 
     @property
     def compares_sequences(self) -> bool:
@@ -132,6 +137,15 @@ class AttentionMask(NamedTuple):
         if self.query_positions is not None:
             x = take_at(x, self.query_positions)
         return x[:, None, :, None]
+
+    @property
+    def bias_of_queries(self) -> jax.Array:
+        """The bias of the queries alone: [1 or B, H, L, L], or [B, H, P, L]."""
+        if self.query_positions is None:
+            return self.bias
+        bias = jnp.broadcast_to(self.bias, (len(self.keys), *self.bias.shape[1:]))
+        at = self.query_positions[:, None, :, None]
+        return jnp.take_along_axis(bias, at, axis=2, mode="clip")
 
     def rows(self, heads: int) -> jax.Array | None:
         """Number the queries as rows of [B, H, L, L]: u32 [B, H, P, 1]; None: all."""

@@ -15,6 +15,7 @@ MOST = 2**31 - 1
 POSITIVE = "vocab_size hidden_size num_hidden_layers num_attention_heads"
 POSITIVE += " intermediate_size"
 NOT_NEGATIVE = "unroll type_vocab_size embedding_size position_offset local_attention"
+NOT_NEGATIVE += " relative_attention_num_buckets"
 NOT_NEGATIVE += " global_attn_every_n_layers num_hidden_groups max_logits_mb pieces"
 RANGES = {
     **dict.fromkeys(POSITIVE.split(), (1, MOST)),
@@ -25,6 +26,7 @@ RANGES = {
     "hidden_dropout_prob": (0, 1 - 2**-16),  # as fine as layers.dropout draws
     "attention_probs_dropout_prob": (0, 1 - 2**-16),
     "rope_theta": (1, 1e12),
+    "relative_attention_max_distance": (2, 2**24),
     "local_rope_theta": (0, 1e12),
 }
 
@@ -70,6 +72,10 @@ class EncoderConfig:
     position_offset: int = 0  # row of the first token; RoBERTa's is 2
     rope_theta: float = 10_000.0
     local_rope_theta: float = 0.0  # of local layers; 0: rope_theta
+    # Biases of the scores by how far a key is from its query, in so many buckets, the
+    # last of which begins at the distance; one table for all layers. 0: none.
+    relative_attention_num_buckets: int = 0
+    relative_attention_max_distance: int = 128
     norm_position: str = "post"  # after each residual sum; pre: before each block
     norm_type: str = "layer_norm"  # or rms_norm
     norm_bias: bool = True
@@ -177,6 +183,8 @@ class EncoderConfig:
                 f"model.first_attention_norm=False and {groups}: the first layer lacks "
                 "what layers of its group have"
             )
+        if self.relative_attention_num_buckets:
+            yield from self._bucket_clashes()
         if not self.classifier_transform and self.embedding_width != self.hidden_size:
             yield (
                 f"model.embedding_size={self.embedding_size} needs "
@@ -186,6 +194,21 @@ class EncoderConfig:
         if self.num_hidden_groups > self.num_hidden_layers:
             layers = f"model.num_hidden_layers={self.num_hidden_layers}"
             yield f"{groups} is more than {layers}"
+
+    def _bucket_clashes(self) -> Iterator[str]:
+        """Say what no bucket can be made of: half of them are of one distance each."""
+        buckets = self.relative_attention_num_buckets
+        told = f"model.relative_attention_num_buckets={buckets}"
+        least = 2 if self.is_decoder else 4
+        one_side = buckets if self.is_decoder else buckets // 2
+        if buckets < least:
+            yield f"{told}: there must be {least} buckets or more, or 0"
+        elif self.relative_attention_max_distance <= one_side // 2:
+            most = self.relative_attention_max_distance
+            yield (
+                f"{told}: the first {one_side // 2} distances have a bucket each, so "
+                f"model.relative_attention_max_distance={most} must be more"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -224,6 +247,12 @@ def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
     Its MLP is narrower by as much; it projects the shared embeddings, [V, E], unless it
     is as wide as they are (google-research/electra, run_pretraining.py).
     """
+    if cfg.relative_attention_num_buckets:
+        raise UserError(
+            "objective: electra's generator reads its discriminator's embeddings, "
+            "whose relative positions are of other heads: set "
+            "model.relative_attention_num_buckets=0"
+        )
     n = max(1, width // 64)
     if width % n:
         raise UserError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings of tokens, and positions: a learned table or rotary ones."""
+"""Embeddings of tokens, and positions: a learned table, rotary or relative ones."""
 
 import jax
 import jax.numpy as jnp
@@ -85,3 +85,47 @@ def take_rope(rope: Rope, at: jax.Array | None) -> Rope:
     cos, sin = (x if x.ndim == 4 else x[None] for x in rope)
     shape = (len(at), *cos.shape[1:])
     return tuple(take_at(jnp.broadcast_to(x, shape), at) for x in (cos, sin))
+
+
+def relative_buckets(cfg: EncoderConfig) -> np.ndarray:
+    """Return the bucket of a key i places away, i32 [2 M + 1] for i = -M, ..., M.
+
+    M is cfg.relative_attention_max_distance; farther keys are in the buckets of M. Half
+    of a side's buckets are of one distance each, the others grow like powers (Raffel et
+    al. 2020, T5, section 2.1). An encoder has as many buckets for keys behind a query
+    as for those after it, a decoder has all for those behind.
+
+        buckets=8, max_distance=6   i  -6 -5 -4 -3 -2 -1  0  1  2  3  4  5  6
+        an encoder                      3  3  3  2  2  1  0  5  6  6  7  7  7
+        a decoder                       7  6  4  3  2  1  0  0  0  0  0  0  0
+    """
+    most = cfg.relative_attention_max_distance
+    side = cfg.relative_attention_num_buckets // (1 if cfg.is_decoder else 2)
+    exact = side // 2
+    away = np.arange(most + 1)
+    # In float32, as T5's own code: at the edges of buckets rounding decides.
+    ratio = np.maximum(away, 1).astype(np.float32) / np.float32(exact)
+    growth = np.log(ratio) / np.float32(np.log(most / exact)) * np.float32(side - exact)
+    far = np.minimum(exact + growth.astype(np.int64), side - 1)
+    behind = np.where(away < exact, away, far)
+    after = 0 * behind[1:] if cfg.is_decoder else side + behind[1:]
+    return np.concatenate([behind[::-1], after]).astype(np.int32)
+
+
+def relative_bias(
+    table: jax.Array, cfg: EncoderConfig, batch: dict[str, jax.Array], length: int
+) -> jax.Array:
+    """Return the biases of scores, f32 [1, H, L, L], or [B, H, L, L] by position_ids.
+
+    table: [buckets, H]. Packed rows without attention_steps count their positions up
+    within each sequence, so that places tell as much as position_ids there.
+    """
+    positions = batch.get("position_ids")
+    if "segment_ids" in batch and "attention_steps" not in batch:
+        positions = None
+    if positions is None:
+        positions = np.arange(length)[None]
+    most = cfg.relative_attention_max_distance
+    away = positions[:, None, :] - positions[:, :, None]
+    buckets = jnp.asarray(relative_buckets(cfg))[jnp.clip(away, -most, most) + most]
+    return jnp.moveaxis(lookup(table, buckets), -1, 1)

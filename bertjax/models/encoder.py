@@ -41,6 +41,9 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     embeddings: dict[str, Any] = {"word": ((cfg.vocab_size, e), "normal")}
     if cfg.position_embedding_type == "absolute":
         embeddings["position"] = ((cfg.max_position_embeddings, e), "normal")
+    if cfg.relative_attention_num_buckets:
+        shape = (cfg.relative_attention_num_buckets, cfg.num_attention_heads)
+        embeddings["relative"] = (shape, "normal")
     if cfg.type_vocab_size:
         embeddings["token_type"] = ((cfg.type_vocab_size, e), "normal")
     if cfg.embedding_norm:
@@ -128,7 +131,7 @@ def _apply(
     with jax.named_scope("embeddings"):
         x = embed(params["embeddings"], cfg, batch, rng, inputs)
     first = keep(x)
-    seen = make_attention_inputs(cfg, batch)
+    seen = make_attention_inputs(params["embeddings"], cfg, batch)
     positions, pooling = at, ""
     if at is not None and cfg.pooler:
         if cfg.classifier_pooling == "mean":

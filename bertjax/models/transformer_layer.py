@@ -16,7 +16,13 @@ from bertjax.models.attention_mask import (
     mask_kind,
 )
 from bertjax.models.config import EncoderConfig
-from bertjax.models.embeddings import Rope, apply_rope, rope_angles, take_rope
+from bertjax.models.embeddings import (
+    Rope,
+    apply_rope,
+    relative_bias,
+    rope_angles,
+    take_rope,
+)
 from bertjax.models.layers import Params, activate, dropout, layer_norm, linear, take_at
 
 
@@ -28,12 +34,19 @@ class AttentionInputs(NamedTuple):
 
 
 def make_attention_inputs(
-    cfg: EncoderConfig, batch: dict[str, jax.Array]
+    embeddings: Params, cfg: EncoderConfig, batch: dict[str, jax.Array]
 ) -> tuple[AttentionInputs, ...]:
-    """Make the inputs of global layers, of local ones, or both in this order."""
+    """Make the inputs of global layers, of local ones, or both in this order.
+
+    embeddings: the encoder's, which have a table of relative positions or none.
+    """
+    bias = None
+    if cfg.relative_attention_num_buckets:
+        length = make_attention_mask(batch, causal=cfg.is_decoder).keys.shape[1]
+        bias = relative_bias(embeddings["relative"], cfg, batch, length)
 
     def make(window: int, theta: float) -> AttentionInputs:
-        mask = make_attention_mask(batch, window, cfg.is_decoder)
+        mask = make_attention_mask(batch, window, cfg.is_decoder)._replace(bias=bias)
         if cfg.position_embedding_type != "rope":
             return AttentionInputs(mask, None)
         positions = batch.get("position_ids", np.arange(mask.keys.shape[1]))

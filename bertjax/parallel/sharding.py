@@ -27,6 +27,7 @@ Path = tuple[Any, ...]
 PARAM_AXES: tuple[tuple[str, str], ...] = (
     (r"encoder/embeddings/word|mlm/decoder", "vocab embed"),
     (r"encoder/embeddings/(position|token_type)", "table embed"),
+    (r"encoder/embeddings/relative", "table heads"),
     (r"encoder/(embeddings/norm|final_norm)/(scale|bias)", "width"),
     (r"encoder/layers/attention/(query|key|value)/kernel", "layers embed heads head"),
     (r"encoder/layers/attention/(query|key|value)/bias", "layers heads head"),

@@ -57,9 +57,12 @@ def test_families_that_know_no_decoders(family, tmp_path):
     write(tmp_path / "a", is_decoder=True)
     cfg = hf_read.open_model(tmp_path / "a", "x").cfg
     assert hf_write.choose_family(cfg, ROLES, family)[0].model_type == "bert"
-    bare = dataclasses.replace(cfg, classifier_transform=False)
-    with pytest.raises(UserError, match="no family"):
-        hf_write.choose_family(bare, ROLES, family)
+    for unknown in (
+        dict(classifier_transform=False),
+        dict(relative_attention_num_buckets=32),
+    ):
+        with pytest.raises(UserError, match="no family"):
+            hf_write.choose_family(dataclasses.replace(cfg, **unknown), ROLES, family)
     theirs = {**data.LAYOUTS[data.FAMILIES[family]]["config"], "is_decoder": True}
     (tmp_path / "a" / "config.json").write_text(json.dumps(theirs))
     with pytest.raises(UserError, match="is_decoder=True is not supported"):

@@ -38,6 +38,9 @@ OPTIONS = {
     "factorised": dict(embedding_size=6),
     "embedding_norm": dict(embedding_norm=False),
     "rope": ROPE,
+    "relative": dict(
+        relative_attention_num_buckets=8, relative_attention_max_distance=6
+    ),
     "none": dict(position_embedding_type="none"),
     "offset": dict(position_offset=4),
     "pre": PRE,
@@ -66,6 +69,7 @@ OPTIONS = {
 FAST = [
     "factorised",
     "rope",
+    "relative",
     "pre",
     "glu",
     "modernbert",

@@ -30,12 +30,13 @@ from bertjax.training.optim import make_optimizer
 from bertjax.training.state import init_sharded, plan_state
 
 SHIPPED = ("bert.py", "roberta.py", "quickstart.py", "albert.py", "electra.py:base")
+SHIPPED += ("bert.py --config.model.relative_attention_num_buckets=32",)
 LAYOUTS = [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2)]
 
 
 def shapes_of(name):
     """Return (cfg, shapes of the parameters) of a shipped config."""
-    values = command_line.parse([f"--config={name}"])
+    values = command_line.parse(f"--config={name}".split())
     cfg = resolve.encoder_config(values.config, 30_522)
     objective, cfg = make_objective(values.config.objective, cfg)
     return objective, cfg, jax.eval_shape(lambda: objective.init(jax.random.key(0)))
