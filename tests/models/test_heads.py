@@ -59,3 +59,30 @@ def test_logits_of_float32_are_a_linear_layer():
     x = jax.random.normal(jax.random.key(2), (4, CFG.hidden_size))
     expected = heads.linear(params, x)
     np.testing.assert_allclose(heads.class_logits(params, x), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("decoder_bias", [False, True])
+def test_a_head_without_a_transform_is_its_matrix(decoder_bias):
+    """GPT's: tied and without a bias it has no parameters at all."""
+    cfg = dataclasses.replace(
+        CFG, classifier_transform=False, decoder_bias=decoder_bias, dtype="float32"
+    )
+    params = heads.init_mlm(jax.random.key(1), cfg)
+    assert [*params] == ["bias"] * decoder_bias
+    keys = jax.random.split(jax.random.key(2), 3)
+    hidden, word = (
+        jax.random.normal(k, (n, 64)) for k, n in zip(keys[:2], (6, 40), strict=True)
+    )
+    wanted = hidden @ word.T
+    if decoder_bias:
+        params["bias"] = jax.random.normal(keys[2], (40,))
+        wanted = wanted + params["bias"]
+    found = heads.mlm_logits(params, word, cfg, hidden.reshape(2, 3, 64))
+    np.testing.assert_allclose(found.reshape(6, 40), wanted, atol=1e-4)
+    ids = jnp.arange(6)
+    likely = jax.nn.log_softmax(wanted)[ids, ids]
+    found = heads.log_likelihoods(params, word, cfg, hidden, ids)
+    np.testing.assert_allclose(found, likely, atol=1e-4)
+    # A task's own transform stays.
+    cfg = dataclasses.replace(cfg, task_transform=True)
+    assert "transform" in heads.init_task(jax.random.key(3), cfg)

@@ -171,6 +171,7 @@ def test_each_leaf_learns_and_has_one_row_of_the_sharding_table(name):
         dict(embedding_size=6),
         dict(tie_word_embeddings=False),
         dict(decoder_bias=False),
+        dict(classifier_transform=False),
         dict(classifier_bias=False),
         dict(classifier_activation="relu"),
     ],
@@ -212,6 +213,10 @@ def test_switches_of_the_masked_lm_head(change):
             "model.num_hidden_groups=2",
         ),
         (dict(num_hidden_groups=4), "model.num_hidden_groups=4 is more"),
+        (
+            dict(classifier_transform=False, embedding_size=8),
+            "model.embedding_size=8 needs model.classifier_transform",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(change, word):
