@@ -65,8 +65,8 @@ def make_token_head(
             )
 
         def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
-            how = name, z_loss, never, normed
-            return score_tokens(params, cfg, *arrays, *how)[0], ()
+            terms, _ = score_tokens(params, cfg, *arrays, name, z_loss, never, normed)
+            return terms, ()
 
         normed = f"{name}_norm" in batch
         arrays = encoded.hidden, ids, batch[f"{name}_weights"]
