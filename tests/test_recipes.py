@@ -171,27 +171,27 @@ def parameters(workdir):
 
 @pytest.mark.slow
 def test_the_page_on_adding_an_objective(command, arguments, tmp_path):
-    """Its code is a module outside the package, its command runs."""
+    """Its code is modules outside the package, its commands run."""
     blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (kind, code), (shell, line) = blocks
-    assert (kind, shell) == ("python", "sh") and len(code.splitlines()) <= 40
+    (_, ahead), (_, both), (_, bag), (_, line) = blocks
+    assert [kind for kind, _ in blocks] == ["python", "sh", "python", "sh"]
+    assert max(len(code.splitlines()) for code in (ahead, bag)) <= 40
     (tmp_path / "my_lab").mkdir()
-    (tmp_path / "my_lab/bag.py").write_text(code)
-    python, dash, module, *flags = line.split()
-    assert (python, dash, module) == ("python", "-m", "bertjax.train")
-    *flags, workdir = flags
-    assert workdir.startswith("--workdir=")
+    (tmp_path / "my_lab/ahead.py").write_text(ahead)
+    (tmp_path / "my_lab/bag.py").write_text(bag)
     rest = [a for a in arguments if not a.startswith("--config=")]
-    run = tmp_path / "run"
-    succeeded(
-        command(
-            "train",
-            *flags,
-            *rest,
-            f"--workdir={run}",
-            env={"PYTHONPATH": str(tmp_path)},
-        )
-    )
-    losses = [r["train/bag_loss"] for r in read_rows(run) if "train/bag_loss" in r]
-    assert losses[-1] < losses[0]
-    assert "eval/valid/bag_loss" in read_rows(run)[-1]
+    for i, name in enumerate(("", "ahead", "ahead", "bag")):
+        python, dash, module, *flags = [*both.splitlines(), line][i].split()
+        assert (python, dash) == ("python", "-m")
+        given = [flag for flag in flags if not flag.startswith("--workdir=")]
+        given += [a for a in rest if not a.startswith("--config.batch_size=")]
+        given += ["--config.batch_size=32"]  # whole groups on each device
+        run = tmp_path / str(i)
+        given += [f"--workdir={run}"] * (module == "bertjax.train")
+        module = module.removeprefix("bertjax.")
+        succeeded(command(module, *given, env={"PYTHONPATH": str(tmp_path)}))
+        if name:
+            rows = read_rows(run)
+            losses = [r[f"train/{name}_loss"] for r in rows if "train/loss" in r]
+            assert losses[-1] < losses[0]
+            assert f"eval/valid/{name}_loss" in rows[-1]
