@@ -127,7 +127,8 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     shape = {k: getattr(model.cfg, k) for k in keys if hasattr(model.cfg, k)}
     config.model.update({**shape, "family": family, "size": size_name(family, shape)})
     config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
-    config.objective = config.objective or "mlm"
+    if model.cfg.is_decoder or not config.objective:
+        config.objective = "clm" if model.cfg.is_decoder else "mlm"
     if isinstance(model, hf_directories.Pair):
         config.objective = f"electra:generator={model.share:g}"
     if "+" not in config.objective:
@@ -169,10 +170,11 @@ def params_part(checkpoint: Any, weights: str = "") -> str:
 
 
 def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
-    """Refuse a finetuned model where blanks are filled: UserError.
+    """Refuse a model that fills no blanks: UserError.
 
-    Its head took the masked-LM head's place. what: begins the message; then: what to
-    do instead, where it is not the command that uses such models.
+    A finetuned one's head took the masked-LM head's place; a decoder sees nothing
+    behind a blank. what: begins the message; then: what to do instead, where it is not
+    the command that uses such models.
     """
     if "task" in opened.meta:
         objective = opened.config.objective
@@ -182,6 +184,10 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
             f"{what} was finetuned (objective={objective}) and has no masked-LM "
             f"head; {then or f'bertjax.{command} uses such models'}"
         )
+    if opened.cfg.is_decoder:
+        raise UserError(f"{what} is a causal language model, which fills no blanks")
+    if not opened.tokenizer.has_mask:
+        raise UserError(f"{what} fills no blanks: its vocabulary has no mask token")
 
 
 def read_params(checkpoint: Any, head: str = "", weights: str = "") -> Any:

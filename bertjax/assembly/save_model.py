@@ -12,6 +12,7 @@ from bertjax.config import cli, serialize
 from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
 from bertjax.interop import hf_write, sentence_transformers
 from bertjax.interop.resize_embeddings import drop_rows
+from bertjax.interop.sentence_transformers import Sentences
 from bertjax.storage import directories
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
@@ -62,7 +63,9 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
     if task_type and not task_type.makes_vectors:
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
-    hf_write.choose_family(cfg, tokenizer.roles, model_type)  # before the long work
+    # Before the long work.
+    family, *_ = hf_write.choose_family(cfg, tokenizer.roles, model_type)
+    is_causal = cfg.is_decoder and not task
     params = read()
     pieces = tokenizer.vocab_size
     if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
@@ -97,8 +100,11 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them
             longest = min(config.data.length, longest)
-        write_tokenizer(tokenizer, folder, types, longest, between)
-        sentence_transformers.write(folder, pooled, cfg.hidden_size, cfg.max_length)
+        causal = family.model_type if is_causal else ""
+        write_tokenizer(tokenizer, folder, types, longest, between, causal)
+        # Mean pooling is what sentence-transformers takes of any model.
+        if not is_causal or pooled != Sentences(longest=pooled.longest):
+            sentence_transformers.write(folder, pooled, cfg.hidden_size, cfg.max_length)
 
 
 FORMS = {"bertjax": write_workdir, "hf": write_hf}

@@ -47,7 +47,7 @@ def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
         fate = ""
         if chosen[i]:
             is_mask = new == tokenizer.mask_id
-            fate = "masked" if is_mask else "kept" if new == old else "replaced"
+            fate = "kept" if new == old else "masked" if is_mask else "replaced"
         was, now = surface(tokenizer, old), surface(tokenizer, new)
         of = int(segments[i]), int(parts[i])
         out.append(Shown(was, now, fate, old in special, *of))

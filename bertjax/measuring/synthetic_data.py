@@ -181,6 +181,7 @@ def synthetic_tokenizer(vocab_size: int) -> Any:
         cls_id=2,
         sep_id=3,
         mask_id=4,
+        has_mask=True,
         special_ids=np.arange(5),
         replacement_ids=np.arange(5, vocab_size, dtype=np.int32),
         word_starts=np.arange(vocab_size) % 4 > 0,

@@ -2,6 +2,7 @@
 """Small finetuned models of each family, whose tensors follow from their names."""
 
 import json
+import re
 import zlib
 from pathlib import Path
 
@@ -21,8 +22,13 @@ FAMILIES = {
     "modernbert": "modernbert",
     "electra": "electra_discriminator",
 }
+# Causal language models of hf_layouts.json, and the classes they have.
+CAUSAL = {
+    "gpt2": ("LMHeadModel", "TokenClassification", "QuestionAnswering"),
+    "gpt2_untied": ("LMHeadModel",),
+}
 PREFIXES = dict.fromkeys(("xlm-roberta", "camembert"), "roberta.")
-PREFIXES |= {"modernbert": "model."}
+PREFIXES |= {"modernbert": "model.", **dict.fromkeys(CAUSAL, "transformer.")}
 KINDS = (
     "SequenceClassification",
     "TokenClassification",
@@ -42,9 +48,9 @@ def draw(name, shape):
 
 def config_of(family, kind):
     """Return config.json of a finetuned model, as transformers would write it."""
-    told = {**LAYOUTS[FAMILIES[family]]["config"]}
-    stem = told["architectures"][0].partition("For")[0]
-    told["architectures"] = [f"{stem}For{kind}"]
+    told = {**LAYOUTS[FAMILIES.get(family, family)]["config"]}
+    stem = re.split("For|LMHead", told["architectures"][0])[0]
+    told["architectures"] = [stem + kind if "LM" in kind else f"{stem}For{kind}"]
     labels = LABELS if kind != "QuestionAnswering" else ["LABEL_0", "LABEL_1"]
     told["id2label"] = {str(i): name for i, name in enumerate(labels)}
     return told
@@ -53,7 +59,7 @@ def config_of(family, kind):
 def encoder_shapes(family):
     """Return the shapes of the encoder's tensors, the pooler aside."""
     prefix = PREFIXES.get(family, f"{family}.")
-    there = LAYOUTS[FAMILIES[family]]["shapes"]
+    there = LAYOUTS[FAMILIES.get(family, family)]["shapes"]
     return {k: v for k, v in there.items() if k.startswith(prefix) and "pool" not in k}
 
 

@@ -18,21 +18,27 @@ import transformers as t
 sys.path.append(str(Path(__file__).parents[1] / "interop"))
 import heads_data as data
 
+kinds = dict.fromkeys(data.FAMILIES, data.KINDS)
 found = {}
-for family in data.FAMILIES:
-    for kind in data.KINDS:
+for family, of_family in (kinds | data.CAUSAL).items():
+    for kind in of_family:
         told = data.config_of(family, kind)
         config = t.AutoConfig.for_model(**told)
         model = getattr(t, told["architectures"][0])(config).eval()
         state = model.state_dict()
         known = data.encoder_shapes(family)
+        head, word = "lm_head.weight", "transformer.wte.weight"
+        tied = {head} if head in state and config.tie_word_embeddings else set()
         heads = {
             k: list(v.shape)
             for k, v in state.items()
-            if k not in known and not k.endswith("_ids")
+            if k not in (*known, *tied) and not k.endswith("_ids")
         }
         made = {k: data.draw(k, v) for k, v in {**known, **heads}.items()}
-        model.load_state_dict({k: torch.tensor(v) for k, v in made.items()})
+        state |= {k: torch.tensor(v) for k, v in made.items()}
+        if tied:
+            state[head] = state[word]
+        model.load_state_dict(state)
         batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
         several = kind == "MultipleChoice"  # which are the rows
         with torch.inference_mode():

@@ -22,12 +22,15 @@ def write_tokenizer(
     token_types: bool,
     max_length: int,
     separators: int | None = None,
+    causal: str = "",
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json and, of WordPiece, vocab.txt.
 
     token_types: whether the model has a second type, for the second text of a pair.
-    separators: how many a finetuned model has seen between two texts. Raises UserError
-    for a tokenizer that is none of text.
+    separators: how many a finetuned model has seen between two texts. causal: the
+    model_type of a causal language model, whose texts are prompts: [CLS] stands before
+    them, where the vocabulary has one, and nothing behind. Raises UserError for a
+    tokenizer that is none of text.
     """
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
     config: dict[str, Any] = {
@@ -37,7 +40,12 @@ def write_tokenizer(
         "clean_up_tokenization_spaces": False,
         **tokenizer.config(),
     }
-    data = make_json(tokenizer, token_types, separators)
+    if causal:
+        config |= {"bos_token": config["cls_token"], "eos_token": config["sep_token"]}
+    if causal == "gpt2" and not tokenizer.has_mask:  # config.json says what they are
+        for role in ("cls", "sep", "mask"):
+            del config[f"{role}_token"]
+    data = make_json(tokenizer, token_types, separators, is_causal=bool(causal))
     if "add_prefix_space" in (words := data.get("pre_tokenizer") or {}):
         # transformers 4 would put its default there.
         config["add_prefix_space"] = words["add_prefix_space"]
@@ -60,12 +68,15 @@ def separators_of(tokenizer: Tokenizer) -> int | None:
 
 
 def make_json(
-    tokenizer: Tokenizer, token_types: bool, separators: int | None = None
+    tokenizer: Tokenizer,
+    token_types: bool,
+    separators: int | None = None,
+    is_causal: bool = False,
 ) -> dict[str, Any]:
     """Return the content of a tokenizer.json with the same ids for every text.
 
     Its special pieces, written in a text, are special: that is what users of
-    transformers expect of "[MASK]".
+    transformers expect of "[MASK]". is_causal: as `write_tokenizer` says of `causal`.
     """
     from tokenizers import AddedToken
 
@@ -95,8 +106,12 @@ def make_json(
         if piece and library.token_to_id(piece) != i:
             raise UserError(f"--format=hf: {piece!r} would not have its id {i}")
     data = json.loads(library.to_str())
-    wrong = separators not in (None, separators_of(tokenizer))
-    if wrong or not data.get("post_processor"):
+    own = data.get("post_processor")
+    if is_causal:
+        ends = own and make_library(data).encode("a").ids[-1:] == [tokenizer.sep_id]
+        if ends or not own:
+            data["post_processor"] = _open_template(tokenizer)
+    elif separators not in (None, separators_of(tokenizer)) or not own:
         data["post_processor"] = _template(tokenizer, token_types, separators or 1)
     return data
 
@@ -105,20 +120,38 @@ def _template(
     tokenizer: Tokenizer, token_types: bool, separators: int
 ) -> dict[str, Any]:
     """Return the post-processor that puts [CLS] and [SEP] around one text and two."""
-    ids = {tokenizer.pieces[i]: i for i in (tokenizer.cls_id, tokenizer.sep_id)}
     cls, sep = (tokenizer.pieces[i] for i in (tokenizer.cls_id, tokenizer.sep_id))
     two = int(token_types)
+    separator = _special(sep)
+    single = [_special(cls), _text("A"), separator]
+    second = [_text("B", two), _special(sep, two)]
+    pair = [*single, *[separator] * (separators - 1), *second]
+    return _processor(single, pair, tokenizer)
 
-    def step(name: str, text: str, kind: int = 0) -> dict[str, Any]:
-        return {name: {"id": text, "type_id": kind}}
 
-    separator = step("SpecialToken", sep)
-    single = [step("SpecialToken", cls), step("Sequence", "A"), separator]
-    second = [step("Sequence", "B", two), step("SpecialToken", sep, two)]
+def _open_template(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the post-processor that puts [CLS] before a text, unless it is [SEP]."""
+    first = [_special(tokenizer.pieces[tokenizer.cls_id])]
+    single = [*first * (tokenizer.cls_id != tokenizer.sep_id), _text("A")]
+    return _processor(single, [*single, _text("B")], tokenizer)
+
+
+def _special(piece: str, kind: int = 0) -> dict[str, Any]:
+    return {"SpecialToken": {"id": piece, "type_id": kind}}
+
+
+def _text(name: str, kind: int = 0) -> dict[str, Any]:
+    return {"Sequence": {"id": name, "type_id": kind}}
+
+
+def _processor(
+    single: list[dict[str, Any]], pair: list[dict[str, Any]], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    ids = {tokenizer.pieces[i]: i for i in (tokenizer.cls_id, tokenizer.sep_id)}
     return {
         "type": "TemplateProcessing",
         "single": single,
-        "pair": [*single, *[separator] * (separators - 1), *second],
+        "pair": pair,
         "special_tokens": {
             piece: {"id": piece, "ids": [i], "tokens": [piece]}
             for piece, i in ids.items()

@@ -38,7 +38,8 @@ class Tokenizer:
       kind: "wordpiece", "byte_bpe", "unigram", "bpe" or "ids" (plain_ids.py).
       pieces: piece of each id, as it stands in the vocabulary.
       lower_case: whether text is lower-cased before it is split.
-      roles: ids of the tokens "pad", "unk", "cls", "sep" and "mask".
+      roles: ids of the tokens "pad", "unk", "cls", "sep" and "mask"; in GPT-2's
+        vocabulary all are <|endoftext|>.
       special: ids of all special tokens; those of roles need not be among them.
       files: name -> content, from which `load_tokenizer` makes the same tokenizer.
       mask_lstrip: whether a blank takes the space before it; a tokenizer.json that
@@ -67,6 +68,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids; every id is below it."""
         return len(self.pieces)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the mask is a token of its own, which masked LMs need."""
+        return [*self.roles.values()].count(self.mask_id) == 1
 
     @cached_property
     def replacement_ids(self) -> np.ndarray:

@@ -26,6 +26,7 @@ RESERVED = re.compile(
     r"\[unused\d+\]|<unused_?\d+>|unused\d+|madeupword\d+|<\|endoftext\|>"
     r"|<extra_id_\d+>|<special\d+>|\[BOS\]|\[EOS\]"
 )
+END = "<|endoftext|>"  # the one special token of GPT-2
 CONFIG = "tokenizer_config.json"
 ADDED = "added_tokens.json"
 TOKEN_MAP = "special_tokens_map.json"
@@ -127,9 +128,13 @@ class Reader:
         config, tokens = self.beside(path, CONFIG), self.beside(path, TOKEN_MAP)
         family = self.beside(path, "config.json").get("model_type")
         try:
-            lstrip = tokenizer_json.mask_lstrip(config, tokens, family)
-            config = tokenizer_json.read_options(config, family)
-            return {**config, tokenizer_json.LSTRIP: lstrip}
+            ours = {
+                tokenizer_json.LSTRIP: tokenizer_json.mask_lstrip(
+                    config, tokens, family
+                ),
+                tokenizer_json.GPT2: tokenizer_json.is_gpt2(config, family),
+            }
+            return tokenizer_json.read_options(config, family) | ours
         except ValueError as e:
             self.refuse(f"{CONFIG}: {e}")
 
@@ -256,14 +261,28 @@ class Reader:
         return set(added.values())
 
     def role(self, role: str, numbers: dict[str, int], config: dict[str, Any]) -> int:
-        token = config.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        names = [*([token] if isinstance(token, str) else []), *ROLES[role]]
+        """Return the id of a role's token; of GPT-2's files that of its one special
+        token, where no other has the role."""
+        keys, more = [role], []
+        if config.get(tokenizer_json.GPT2):
+            keys += {"cls": ["bos"], "sep": ["eos"]}.get(role, [])
+            more = [*_named(config, "eos"), END]
+        named = [name for key in keys for name in _named(config, key)]
+        names = dict.fromkeys([*named, *ROLES[role], *more])
         for name in names:
             if name in numbers:
                 return numbers[name]
-        known = " or ".join(dict.fromkeys(names))
-        self.refuse(f"the vocabulary has no {role} token ({known})")
+        why = f"the vocabulary has no {role} token ({' or '.join(names)})"
+        if END in numbers:
+            why += f'; of GPT-2\'s, {CONFIG} says "tokenizer_class": "GPT2Tokenizer"'
+        self.refuse(why)
+
+
+def _named(config: dict[str, Any], role: str) -> list[str]:
+    """Return the token that a tokenizer_config.json gives a role: one, or none."""
+    token = config.get(f"{role}_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    return [token] if isinstance(token, str) else []
 
 
 def byte_bpe_files(

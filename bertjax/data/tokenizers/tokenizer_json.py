@@ -24,6 +24,7 @@ NORMALIZING = {
 }
 PREFIX = "add_prefix_space"
 LSTRIP = "mask_lstrip"  # ours: whether the mask takes the space before it
+GPT2 = "gpt2"  # ours: whether the files are GPT-2's, with one special token
 
 
 def read_pieces(data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
@@ -148,8 +149,7 @@ def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
     >>> read_options({"do_lower_case": True}, "roberta")
     {'add_prefix_space': False}
     """
-    named = str(config.get("tokenizer_class") or family).lower().replace("-", "")
-    named = named.removesuffix("fast").removesuffix("tokenizer")
+    named = _class_name(config.get("tokenizer_class") or family)
     ignored: list[str] = []
     if named in ("pretrained", "tokenizersbackend"):
         ignored = ["do_lower_case", *NORMALIZING, PREFIX]
@@ -166,6 +166,21 @@ def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
         if not isinstance(config.get(key), bool | None):
             raise ValueError(f"{key}={config[key]!r} is neither true nor false")
     return config
+
+
+def _class_name(name: Any) -> str:
+    """Return what a class or a model_type has in common: "xlmroberta"."""
+    name = str(name).lower().replace("-", "")
+    return name.removesuffix("fast").removesuffix("tokenizer")
+
+
+def is_gpt2(config: dict[str, Any], family: str | None) -> bool:
+    """Tell whether tokenizer_config.json, or config.json's model_type, names GPT-2.
+
+    >>> is_gpt2({"tokenizer_class": "GPT2TokenizerFast"}, None), is_gpt2({}, "roberta")
+    (True, False)
+    """
+    return "gpt2" in map(_class_name, (config.get("tokenizer_class"), family))
 
 
 def mask_lstrip(
