@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UniLMv2's pseudo-masked language model (Bao et al. 2020, section 3)."""
+
+import dataclasses
+
+from bertjax import UserError
+from bertjax.models.config import EncoderConfig
+from bertjax.objectives.base import Objective, combine
+from bertjax.objectives.token_head import make_token_head
+
+
+def make_objective(
+    cfg: EncoderConfig, blocks: float = 0.4, longest: int = 6, z_loss: float = 0.0
+) -> tuple[Objective, EncoderConfig]:
+    """Predict masked tokens from the text, and again block after block, in one pass.
+
+    The loss is their sum, without weights (equation 5): `mlm_loss` at the masks,
+    `par_loss` at the pseudo masks, by the same head. blocks: the share of blocks that
+    have 2 to `longest` tokens, equally often; others have 1. z_loss: see
+    `make_token_head`. Raises UserError for a decoder.
+    """
+    if cfg.is_decoder:
+        raise UserError(
+            "model.is_decoder=True: in a pseudo-masked LM the text sees all of itself: "
+            "leave model.is_decoder out"
+        )
+    needs = frozenset({f"pmlm:blocks={blocks},longest={longest}"})
+    heads = [make_token_head(name, needs, z_loss=z_loss) for name in ("mlm", "par")]
+    cfg = dataclasses.replace(cfg, pooler=False)
+    return combine(heads, cfg), cfg
