@@ -65,8 +65,9 @@ def make_token_head(
             )
 
         def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
-            terms, _ = score_tokens(params, cfg, *arrays, name, z_loss, never, normed)
-            return terms, ()
+            hidden, ids, weights = arrays
+            how = name, z_loss, never, normed
+            return score_tokens(params, cfg, hidden, ids, weights, *how)[0], ()
 
         normed = f"{name}_norm" in batch
         arrays = encoded.hidden, ids, batch[f"{name}_weights"]
