@@ -168,4 +168,4 @@ def test_rows_are_planned_with_what_the_host_half_leaves_for_text(
     statistics.add(stage.inspect(0), "")
     counted = statistics.results()
     real = run.course.batch(0)["attention_mask"][:, :text]
-    assert counted["tokens"] == real.sum() and counted["fill"] == real.mean()
+    assert counted["tokens"] == real.sum() and counted["fill"] == real.mean() / 2
