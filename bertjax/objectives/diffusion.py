@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked diffusion: masks of any rate are predicted, and weighed by the rate (Sahoo et
+al. 2024, MDLM; Nie et al. 2025, LLaDA; Arriola et al. 2025, BD3-LM)."""
+
+from bertjax.objectives.base import Head, TokenIds
+from bertjax.objectives.token_head import make_token_head
+
+
+def make_head(
+    tokens: TokenIds,
+    schedule: str = "linear",
+    weights: str = "mdlm",
+    low: float = 0.0,
+    high: float = 1.0,
+    block: int = 0,
+    eps: float = 1e-3,
+    z_loss: float = 0.0,
+) -> Head:
+    """Predict masked tokens by the masked LM's head, never as [MASK].
+
+    The loss is a sum of weighted ones over the tokens of text. Options: data/features/
+    diffusion.py, but z_loss: see `make_token_head`.
+    """
+    host = f"schedule={schedule},weights={weights},low={low},high={high}"
+    return make_token_head(
+        "diffusion",
+        frozenset({f"diffusion:{host},block={block},eps={eps}"}),
+        everywhere=not block,
+        z_loss=z_loss,
+        never=tokens.mask_id,
+    )
