@@ -174,7 +174,8 @@ class Model(LoadedModel):
     ) -> np.ndarray:
         """Return a vector of each text, f32 [n, D], as `bertjax.embed` writes them.
 
-        pooling: "mean" or "cls"; None, as with normalize: what the model was made for.
+        pooling: "mean", "cls" or "last"; None, as with normalize: what the model was
+        made for.
         """
         options = self.weights, pooling, normalize, max_length
         embedder = self._once(embed_texts.make_embedder, self, "the model", *options)

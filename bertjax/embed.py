@@ -23,7 +23,7 @@ FLAGS = {
     **shared("model"),
     "text": Flag("a sentence a line; - is standard input"),
     "out": Flag("the .npy to write, a row a line"),
-    "pooling": Flag("mean or cls, unless given what the model was made for"),
+    "pooling": Flag("mean, cls or last, unless given what the model was made for"),
     "normalize": Flag("make each vector of length 1", kind=bool),
     "max_length": Flag(
         "tokens of a line, special ones included; longer lines are cut; unless "

@@ -35,7 +35,7 @@ FLAGS = {
     "tag": Flag("of words: the column of the tags", ""),
     "targets": Flag("of spans: the column of the targets", ""),
     "labels": Flag("the labels that count, with commas", ""),
-    "pooling": Flag("of texts and spans: mean, cls or first", "mean"),
+    "pooling": Flag("of texts: mean, cls or last, of spans: mean or first", "mean"),
     "metric": Flag("accuracy, f1, macro_f1 or matthews", "accuracy"),
     **shared("dtype", "weights"),
     "max_words": Flag(

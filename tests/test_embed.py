@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import json
 import os
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -60,7 +61,10 @@ def test_as_one_by_one_and_in_order(name):
     means = np.stack([h.mean(0) for h in hidden])
     firsts = np.stack([h[0] for h in hidden])
     firsts /= np.linalg.norm(firsts, axis=1, keepdims=True)
-    for pooling, normalize, want in (("mean", False, means), ("cls", True, firsts)):
+    lasts = np.stack([h[-1] for h in hidden])
+    for pooling, normalize, want in (
+        ("mean", False, means), ("cls", True, firsts), ("last", False, lasts)
+    ):  # fmt: skip
         encode = embed_texts.make_encoder(cfg, params, pooling, normalize)
         got = embed_texts.embed_rows(encode, rows, 0, 4, 130)
         assert got.shape == (7, 16) and got.dtype == np.float32
@@ -161,6 +165,15 @@ def test_as_the_process_does(command, trained, text, tmp_path):
     np.testing.assert_allclose(
         np.load(out), run(trained, text, tmp_path / "b.npy"), atol=1e-5
     )
+
+
+def test_the_first_token_of_a_decoder_says_nothing():
+    cfg = EncoderConfig(**SIZES, is_decoder=True)
+    model = SimpleNamespace(
+        cfg=cfg, tokenizer=SimpleNamespace(lower_case=True), checkpoint=None, meta={}
+    )
+    with pytest.raises(UserError, match=r"^m: --pooling=cls: the first token of a dec"):
+        embed_texts.make_embedder(model, "m", pooling="cls")
 
 
 def test_refusals_leave_what_was_there(trained, text, tmp_path):

@@ -71,6 +71,11 @@ def make_embedder(
         )
     pooling = intended.pooling if pooling is None else pooling
     registry.pick("--pooling", pooling, POOLINGS)
+    if cfg.is_decoder and pooling == "cls":
+        raise UserError(
+            f"{where}: --pooling=cls: the first token of a decoder sees itself alone; "
+            "give --pooling=last or --pooling=mean"
+        )
     if max_length is not None and max_length > cfg.max_length:
         raise UserError(
             f"--max_length={max_length}: the model has {cfg.max_length} positions"

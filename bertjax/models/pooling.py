@@ -83,7 +83,7 @@ def last_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     return vectors if "cls_positions" in batch else vectors[:, 0]
 
 
-# Those of tasks are named in tasks/task_type.py too.
+# Named in tasks/task_type.py too.
 POOLINGS = {"mean": means, "cls": first_tokens, "last": last_tokens}
 
 

@@ -18,7 +18,7 @@ from bertjax.tasks import tables
 from bertjax.tasks.task_rows import Form, Rows
 
 PACKAGE = "bertjax.tasks.types"
-POOLINGS = dict.fromkeys(("mean", "cls"))  # models/pooling.py, which needs jax
+POOLINGS = dict.fromkeys(("mean", "cls", "last"))  # models/pooling.py, which needs jax
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -285,7 +285,8 @@ def _check(config: ConfigDict) -> None:
     """Refuse what a search over all passages of a batch, or of a text, cannot be."""
     if not config.task.text_pair:
         raise UserError("task.text_pair is empty: name the column of the passage")
-    registry.pick("task.pooling", config.task.pooling, POOLINGS)
+    known = dict.fromkeys(name for name in POOLINGS if name != "last")
+    registry.pick("task.pooling", config.task.pooling, known)
     if config.eval.examples:
         raise UserError(
             f"eval.examples={config.eval.examples} has no effect with objective="
