@@ -8,7 +8,8 @@ to 6 tokens. The code of its pretraining is unpublished. ARG: a size, or smoke. 
 data.length counts the slots of a row, copies included. Of 640 there are 492 for text;
 512 tokens of text take 666 slots, which is no multiple of 128, as TPU kernels want it.
 The table of positions has a row a slot, of which text uses the first 492. A row is full
-sentences of one text or several. Theirs adds relative positions in buckets.
+sentences of one text or several. Theirs adds relative positions in buckets to scores:
+model.relative_attention_num_buckets=32 does, without the fused kernel.
 """
 
 from bertjax import config as c

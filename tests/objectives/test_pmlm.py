@@ -31,10 +31,12 @@ CFG = EncoderConfig(
     attention_probs_dropout_prob=0.0,
     pooler=False,
 )
+BIASED = dataclasses.replace(CFG, relative_attention_num_buckets=8)
 TOKENIZER = synthetic_tokenizer(V)
-DTYPES = {"float32": 2e-6, "bfloat16": 0.05}  # and what rounding may do to a state
+# What rounding may do to a state; relative: in float32, with biases of scores.
+KINDS = {"float32": 2e-6, "bfloat16": 0.05, "relative": 2e-6}
 cases = pytest.mark.parametrize("packed", [False, True])
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
+kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @functools.cache
@@ -66,16 +68,19 @@ def rows(packed, options=""):
 @functools.cache
 def parameters():
     """Larger than they are drawn, so that what is seen is felt."""
-    objective, _ = make_objective("pmlm", CFG)
+    objective, _ = make_objective("pmlm", BIASED)
+
+    def enlarge(path, x):
+        name = jax.tree_util.keystr(path)
+        return x * (5 if "kernel" in name else 50 if "relative" in name else 1)
+
     params = objective.init(jax.random.key(0))
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: x * (5 if "kernel" in str(path[-1]) else 1), params
-    )
+    return jax.tree_util.tree_map_with_path(enlarge, params)
 
 
 @functools.cache
-def program(dtype):
-    cfg = dataclasses.replace(CFG, dtype=dtype)
+def program(kind):
+    cfg = BIASED if kind == "relative" else dataclasses.replace(CFG, dtype=kind)
     return jax.jit(lambda params, batch: encoder.apply(params, cfg, batch).hidden)
 
 
@@ -83,10 +88,10 @@ READ = "input_ids attention_mask token_type_ids segment_ids position_ids"
 READ = (*READ.split(), "attention_steps")
 
 
-def encode(batch, dtype="float32"):
+def encode(batch, kind="float32"):
     """Return hidden states, f32 [B, L, D], of numpy's arrays."""
     batch = {name: batch[name] for name in READ if name in batch}
-    hidden = program(dtype)(parameters()["encoder"], batch)
+    hidden = program(kind)(parameters()["encoder"], batch)
     return np.asarray(hidden.astype(jnp.float32))
 
 
@@ -141,22 +146,22 @@ def test_the_table_of_the_paper(packed, options):
 
 # ---------------------------------------------------------------- four properties
 @cases
-@dtypes
-def test_masks_see_what_a_masked_lm_sees(packed, dtype):
+@kinds
+def test_masks_see_what_a_masked_lm_sees(packed, kind):
     batch = rows(packed)
     own = {n: v[:, :24] for n, v in batch.items() if n in READ[:-1]}
-    alone = encode(own, dtype)
+    alone = encode(own, kind)
     text = roles(batch)[0][:, :24]
-    same(encode(batch, dtype)[:, :24], alone, text, DTYPES[dtype])
+    same(encode(batch, kind)[:, :24], alone, text, KINDS[kind])
 
 
 @cases
-@dtypes
-def test_one_pass_is_step_by_step(packed, dtype):
+@kinds
+def test_one_pass_is_step_by_step(packed, kind):
     """At step i of a row there are its text, the originals of the blocks before i, and
     the pseudo masks of block i: other slots are padding, of any ids."""
     batch = rows(packed)
-    whole = encode(batch, dtype)
+    whole = encode(batch, kind)
     _, pseudo, original, block = roles(batch)
     for step in range(1, block.max() + 1):
         later = (original & (block >= step)) | (pseudo & (block != step))
@@ -165,21 +170,21 @@ def test_one_pass_is_step_by_step(packed, dtype):
             for name in ("attention_mask", "segment_ids", "attention_steps")
             if name in batch
         }
-        alone = encode(with_ids(batch | now, later), dtype)
-        same(alone, whole, pseudo & (block == step), DTYPES[dtype])
+        alone = encode(with_ids(batch | now, later), kind)
+        same(alone, whole, pseudo & (block == step), KINDS[kind])
 
 
 @cases
-@dtypes
-def test_originals_are_seen_by_later_blocks_alone(packed, dtype):
+@kinds
+def test_originals_are_seen_by_later_blocks_alone(packed, kind):
     """Bit for bit: what is hidden counts 0."""
     batch = rows(packed)
-    whole = encode(batch, dtype)
+    whole = encode(batch, kind)
     text, pseudo, original, block = roles(batch)
     sequence = batch["segment_ids"] if packed else batch["attention_mask"]
     for step in range(1, block.max() + 1):
         changed = original & (block == step)
-        other = encode(with_ids(batch, changed), dtype)
+        other = encode(with_ids(batch, changed), kind)
         same(other, whole, text)
         same(other, whole, pseudo & (block <= step))
         if step > 1:
@@ -191,14 +196,14 @@ def test_originals_are_seen_by_later_blocks_alone(packed, dtype):
 
 
 @cases
-@dtypes
-def test_pseudo_masks_are_seen_by_their_own_block_alone(packed, dtype):
+@kinds
+def test_pseudo_masks_are_seen_by_their_own_block_alone(packed, kind):
     batch = rows(packed)
-    whole = encode(batch, dtype)
+    whole = encode(batch, kind)
     text, pseudo, original, block = roles(batch)
     for step in range(1, block.max() + 1):
         changed = pseudo & (block == step)
-        other = encode(with_ids(batch, changed), dtype)
+        other = encode(with_ids(batch, changed), kind)
         same(other, whole, (text | original | pseudo) & ~changed)
         assert (np.abs(other - whole).max(axis=2)[changed] > 1e-3).all()
 
