@@ -9,7 +9,12 @@ from bertjax.data.masking.vocab_tables import make_tables
 def make_half(
     needs, tokenizer, length, tables=None, rate=None, rates=(), accumulate=1, **keys,
 ):  # fmt: skip
-    """Make the features of `needs` ("mlm", "nsp", ...); keys: of config.data."""
+    """Make the features of `needs` ("mlm", "nsp", ...); keys: of config.data.
+
+    A tokenizer that does not say otherwise has a mask.
+    """
+    if not hasattr(tokenizer, "has_mask"):
+        tokenizer.has_mask = True
     config = base()
     config.accumulate = accumulate
     config.data.update(keys)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertjax import UserError
 from bertjax.data.token_flags import BEGINS_WORD
 
 Batch = dict[str, np.ndarray]
@@ -132,6 +133,27 @@ KEYS = frozenset(
         "paper_compat",
     ]
 )
+
+
+# Arrays of a row that say something of each token: copies of tokens have them too.
+PER_TOKEN = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "segment_ids",
+    "position_ids",
+)
+
+
+def check_mask(settings: Settings) -> None:
+    """Refuse a vocabulary that has no mask of its own: UserError."""
+    if not settings.tokenizer.has_mask:
+        config = settings.config
+        raise UserError(
+            f"objective={config.objective} hides tokens behind a mask, and the "
+            f"vocabulary has none (data.vocab={config.data.vocab}): take one that has, "
+            "or objective=clm"
+        )
 
 
 def without_marks(arrays: Batch) -> Batch:

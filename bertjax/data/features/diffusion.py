@@ -50,8 +50,6 @@ WEIGHTS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 # row, that of the square root of 2 within one. Neighbouring rows share [0, 1) evenly.
 BY_PLACE, BY_UNIT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x6A09E667F3BCC908)
 OFFSET, LOW_BITS = np.uint64(2**63), np.uint64(11)
-# Arrays of a row that block diffusion doubles.
-TEXT = "input_ids attention_mask token_type_ids segment_ids position_ids".split()  # noqa: SIM905
 
 
 def spread_evenly(place: np.ndarray, unit: np.ndarray) -> np.ndarray:
@@ -96,6 +94,7 @@ class DiffusionFeatures(base.Features):
         eps: float,
     ) -> None:
         super().__init__(settings)
+        base.check_mask(settings)
         where = "objective: diffusion's"
         self.schedule = registry.pick(f"{where} schedule", schedule, SCHEDULES)
         self.weigh = registry.pick(f"{where} weights", weights, WEIGHTS)
@@ -127,7 +126,11 @@ class DiffusionFeatures(base.Features):
         own = {"diffusion_ids": row, "diffusion_weights": weights}
         own["diffusion_norm"] = Spec((), "float32", loss=True)
         if self.block:
-            names = [*(gathered.keys() & TEXT), "position_ids", "attention_steps"]
+            names = [
+                *(gathered.keys() & {*base.PER_TOKEN}),
+                "position_ids",
+                "attention_steps",
+            ]
             own |= dict.fromkeys(names, whole)
             own |= {"diffusion_positions": row, "text_tokens": Spec(())}
         return dict(gathered) | own
@@ -156,7 +159,7 @@ class DiffusionFeatures(base.Features):
             batch["position_ids"] = position
             batch |= {
                 name: np.concatenate([batch[name], rows.arrays.get(name, position)], 1)
-                for name in batch.keys() & TEXT
+                for name in batch.keys() & {*base.PER_TOKEN}
             }
             step = (position // self.block + 1) * real
             batch["attention_steps"] = np.concatenate([-step, step], axis=1)

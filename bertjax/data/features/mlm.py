@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
 from bertjax.data.features import base
 from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
 from bertjax.data.masking import mask_rates
@@ -22,12 +21,7 @@ class MlmFeatures(base.Features):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         data = settings.config.data
-        if not self.tokenizer.has_mask:
-            raise UserError(
-                f"objective={settings.config.objective} hides tokens behind a mask, "
-                f"and the vocabulary has none (data.vocab={data.vocab}): take one that "
-                "has, or objective=clm"
-            )
+        base.check_mask(settings)
         self.tables = settings.tables
         self.rate = mask_rates.read(settings.mask_rate)
         self.masker_at = functools.lru_cache(2)(functools.partial(read_masker, data))

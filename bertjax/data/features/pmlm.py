@@ -8,7 +8,14 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.features import base
-from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+from bertjax.data.features.base import (
+    PER_TOKEN,
+    Batch,
+    GatheredRows,
+    Settings,
+    Spec,
+    Specs,
+)
 from bertjax.data.features.mlm import MlmFeatures
 from bertjax.data.masking import choose, mask_rates
 from bertjax.data.masking.masker import PresetMasker
@@ -18,14 +25,6 @@ from bertjax.data.masking.presets import (
     predictions_per_sequence,
 )
 
-# Arrays of a row that say something of each token.
-PER_TOKEN = (
-    "input_ids",
-    "attention_mask",
-    "token_type_ids",
-    "segment_ids",
-    "position_ids",
-)
 _BLOCK = 1 << 16  # tokens of which rows are made at a time: the cache keeps up
 _AHEAD = 16  # attempts that are drawn at a time
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bertjax import UserError
 from bertjax.data.batches import Batches, batch_sha256
+from bertjax.data.features.base import prediction_weights
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
@@ -28,6 +29,7 @@ B, L = 16, 32
 SHIPPED = [n for n in names("bertjax.data.features") if n not in {"base", "mixed"}]
 SHIPPED.remove("make_features")
 HALVES = [*SHIPPED, "lab.swap", "lab.swap:rate=0.9", "mlm*1+clm*3", "mntp*3+clm*1"]
+HALVES += ["diffusion:schedule=cosine", "diffusion:block=4", "diffusion*1+clm*1"]
 
 
 def corpus(sentences, documents):
@@ -126,8 +128,9 @@ def test_rows_of_any_length(data):
     arrays = {k: v * real for k, v in gathered.arrays.items()}
     batch = made.features.make(gathered._replace(arrays=arrays))
     for key in made.loss_weights:
+        assert np.isfinite(batch[key]).all() and (batch[key] >= 0).all()
+    for key in prediction_weights(made.specs):
         weights = batch[key]
-        assert np.isfinite(weights).all() and (weights >= 0).all()
         at = batch.get(key.replace("_weights", "_positions"))
         if at is not None:
             assert ((at >= 0) & (at < L)).all()
@@ -139,6 +142,9 @@ def test_rows_of_any_length(data):
 
 HASHES = {
     "clm": "c9a9fb02c4c294f5",
+    "diffusion": "9fbf8c4506933ab3",
+    "diffusion:block=4": "e23863aff0b59e4c",
+    "diffusion:schedule=cosine": "c38ced0a6464a202",
     "mlm": "9ee2efc0558629d6",
     "mlm*1+clm*3": "8d89089af6d3ed15",
     "mntp": "8ca229230ab7713e",
