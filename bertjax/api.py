@@ -23,7 +23,8 @@ from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import save_model
 from bertjax.data.progress import Progress
 from bertjax.inference import embed_texts, fill_blanks, forward, predict_rows
-from bertjax.scoring import pll
+from bertjax.scoring import sequence_scorers
+from bertjax.scoring.pseudo_likelihoods import pick_variant
 from bertjax.tasks.task_type import get_task_type
 
 __all__ = ["Model", "fit"]
@@ -122,7 +123,12 @@ class Model(LoadedModel):
     @functools.cached_property
     def _masked_lm(self) -> tuple[dict[str, Any], Any]:
         models.check_masked_lm(self, "the model")
-        if "mlm" not in self.params and "generator" not in self.params:
+        return self._language_model
+
+    @functools.cached_property
+    def _language_model(self) -> tuple[dict[str, Any], Any]:
+        models.check_pretrained(self, "the model")
+        if self.cfg.has_head_parameters and "mlm" not in self.params:
             raise UserError(f"{self.checkpoint} has no masked-LM head")
         return fill_blanks.masked_lm(self.params, self.cfg)
 
@@ -256,17 +262,23 @@ class Model(LoadedModel):
 
     @check_arguments
     def score(
-        self, texts: Sequence[str], variant: str = "original"
+        self,
+        texts: Sequence[str],
+        variant: str = "original",
+        scorer: str | None = None,
     ) -> list[float | None]:
-        """Return the pseudo-log-likelihood of each text in nats (Salazar et al. 2020).
+        """Return the log-likelihood of each text in nats, as `--what=pll` has it.
 
-        None where a text is too long or has no token. variant: "original", or
-        "within_word" (Kauf and Ivanova 2023), as `bertjax.evaluate --what=pll` has it.
+        None where a text is too long or has no token. scorer: "pll", the
+        pseudo-log-likelihood (Salazar et al. 2020), "mntp", "lm" or "elbo" (docs/
+        evaluation.md); None: what the model's objective learns. variant: of pll and
+        mntp, "original" or "within_word" (Kauf and Ivanova 2023).
         """
-        variant, (params, cfg) = pll.pick_variant(variant), self._masked_lm
-        scores = pll.score_texts(
-            cfg, params, self.tokenizer, check_texts(texts), variant
-        )
+        options = sequence_scorers.Options(variant=pick_variant(variant))
+        lm = sequence_scorers.make_language_model(self, self._language_model)
+        learnt = lm.cfg.is_decoder, lm.learnt
+        scorer = sequence_scorers.pick_scorer(scorer, *learnt, "--scorer", "the model")
+        scores = sequence_scorers.score_texts(lm, check_texts(texts), scorer, options)
         return [one.score for one in scores]
 
     @check_arguments

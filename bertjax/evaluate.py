@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score a masked LM on text: python -m bertjax.evaluate --workdir=DIR
+"""Score a language model on text: python -m bertjax.evaluate --workdir=DIR
 
 --what=mlm    held-out loss of models that are compared: rows and masks are the same for
               all of one tokenizer, whatever they were trained with. Full sentences, one
@@ -7,8 +7,16 @@
               --rates=0.15,0.3; --mask_unit=word masks whole words. Beside it the
               unigram cross-entropy: what guessing every token by its frequency in the
               training text costs. Of data.valid or --text all rows, or --examples=N
+--what=lm     log-likelihood of documents by a causal model, of data.valid or --text, in
+              nats a token and bits a character and byte; longer ones in windows of
+              --length tokens, each begun --stride (half of it) after the last. Of each
+              document all, or the first --characters=N
+--what=elbo   a bound of it by a model that fills masks, from --draws of masks a window
+              (16); --estimator=any_order or continuous
 --what=pll    pseudo-log-likelihood of each line of --text; --variant=within_word
 --what=pairs  minimal pairs, JSON lines as BLiMP has them
+              Of either --scorer=pll, lm, mntp or elbo says how sentences are scored, by
+              default as the model learnt it
 --what=retrieval   how well vectors (bertjax.embed) find the passages that answer
               queries: --text=FOLDER in BEIR's layout, or a table of pairs with the
               columns query and positive, or --columns=QUERY,POSITIVE
@@ -38,14 +46,20 @@ from bertjax.scoring.scorer import load_scorer, scorer_names
 FLAGS = {
     **shared("model", "workdir", "step"),
     "text": Flag("files to score instead of data.valid: globs, with commas, or named"),
-    "what": Flag("mlm, pll, pairs, retrieval or sts; see above"),
+    "what": Flag("mlm, lm, elbo, pll, pairs, retrieval or sts; see above"),
+    "scorer": Flag("pll and pairs: pll, lm, mntp or elbo"),
     "rates": Flag("mlm: mask rates, with commas"),
     "mask_unit": Flag("mlm: token or word"),
-    "variant": Flag("pll and pairs: original, or within_word"),
+    "variant": Flag("scorers pll and mntp: original, or within_word"),
+    "begin": Flag("lm: cls or none: what stands before a text"),
+    "stride": Flag("lm, elbo: tokens between windows", kind=int, least=1),
+    "characters": Flag("lm, elbo: of a document at most", kind=int, least=1),
+    "draws": Flag("elbo: masks a text", kind=int, least=1),
+    "estimator": Flag("elbo: any_order or continuous"),
     "columns": Flag("names of the texts' columns"),
     "label": Flag("name of the label's column"),
-    "length": Flag("mlm: tokens of a sequence", kind=int, least=3),
-    "examples": Flag("rows at most; 0 is all", kind=int, least=0),
+    "length": Flag("mlm, lm, elbo: tokens of a sequence", kind=int, least=3),
+    "examples": Flag("rows or documents at most; 0 is all", kind=int, least=0),
     "batch_size": Flag("rows at once", kind=int, least=1),
     **shared("dtype", "weights", "json"),
 }
@@ -53,6 +67,7 @@ FLAGS = {
 
 # Flags that some scorers read and others do not.
 REFINING = ("rates", "length", "mask_unit", "examples", "variant", "columns", "label")
+REFINING += ("scorer", "begin", "stride", "characters", "draws", "estimator")
 
 
 def main(argv: Sequence[str]) -> int:

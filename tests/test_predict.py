@@ -12,7 +12,7 @@ from bertjax.assembly import models
 from bertjax.inference import embed_texts, fill_blanks, predict_rows
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
-from bertjax.scoring import pll
+from bertjax.scoring import pseudo_likelihoods as pll
 
 pytestmark = pytest.mark.usefixtures("no_listener")
 GOOD = "The result is clear and useful"

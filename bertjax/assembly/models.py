@@ -45,7 +45,9 @@ class LoadedModel(NamedTuple):
         return resolve.encoder_config(self.config, self.tokenizer.vocab_size)
 
     def read_params(self, head: str = "", weights: str = "") -> Any:
-        """See `read_params`."""
+        """See `read_params`. A masked-LM head without parameters is not asked for."""
+        if head == "mlm" and not self.cfg.has_head_parameters:
+            head = ""
         return read_params(self.checkpoint, head, weights)
 
 
@@ -169,12 +171,11 @@ def params_part(checkpoint: Any, weights: str = "") -> str:
     return "ema" if averaged else "params"
 
 
-def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
-    """Refuse a model that fills no blanks: UserError.
+def check_pretrained(opened: LoadedModel, what: str, then: str = "") -> None:
+    """Refuse a finetuned model, whose head took the masked-LM head's place: UserError.
 
-    A finetuned one's head took the masked-LM head's place; a decoder sees nothing
-    behind a blank. what: begins the message; then: what to do instead, where it is not
-    the command that uses such models.
+    what: begins the message; then: what to do instead, where it is not the command that
+    uses such models.
     """
     if "task" in opened.meta:
         objective = opened.config.objective
@@ -184,6 +185,12 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
             f"{what} was finetuned (objective={objective}) and has no masked-LM "
             f"head; {then or f'bertjax.{command} uses such models'}"
         )
+
+
+def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
+    """Refuse a model that fills no blanks, finetuned or a decoder, which sees nothing
+    behind a blank: UserError. what, then: as of `check_pretrained`."""
+    check_pretrained(opened, what, then)
     if opened.cfg.is_decoder:
         raise UserError(f"{what} is a causal language model, which fills no blanks")
     if not opened.tokenizer.has_mask:

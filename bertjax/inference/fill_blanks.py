@@ -61,7 +61,9 @@ def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
         from bertjax.objectives.electra import split_pair
 
         params, cfg = split_pair(params, cfg)["generator"]
-    return {k: params[k] for k in ("encoder", "mlm")}, encoder.without_pooler(cfg)
+    # A head that is tied and has nothing of its own (GPT's) is not there.
+    own = {k: params[k] for k in ("encoder", "mlm") if k in params}
+    return own, encoder.without_pooler(cfg)
 
 
 def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Filler:

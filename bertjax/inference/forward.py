@@ -17,6 +17,7 @@ import numpy as np
 
 from bertjax.models import encoder, heads, stacked_layers
 from bertjax.models.pooling import POOLINGS, normalize_vectors
+from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 
 __all__ = [
     "hidden_states",
@@ -27,6 +28,7 @@ __all__ = [
     "place_params",
     "pooled_vectors",
     "run_batches",
+    "token_log_likelihoods",
     "top_guesses",
 ]
 
@@ -49,6 +51,26 @@ def log_likelihoods(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
     """Return ln p of the ids `truth` i32 [B] at each row's one position, f32 [B]."""
     word, truth = params["encoder"]["embeddings"]["word"], batch["truth"]
     return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
+
+
+def token_log_likelihoods(
+    params: Any, cfg: Any, hidden: Any, batch: Any, never: int | None
+) -> Any:
+    """Return the `weights` f32 [B, P] times ln p of the ids `truth` i32 [B, P] at each
+    hidden state, f32 [B, P].
+
+    never: an id of no probability. The logits are made in as many pieces as in training
+    (cfg.max_logits_mb).
+    """
+    head, word = params.get(PARAMS, {}), params["encoder"]["embeddings"]["word"]
+
+    def score(first: Any, hidden: Any, ids: Any) -> tuple[Any, Any]:
+        x = hidden.reshape(-1, hidden.shape[-1])
+        each = heads.log_likelihoods(head, word, cfg, x, ids.reshape(-1), never)
+        return (), each.reshape(ids.shape)
+
+    each = sum_in_chunks(score, cfg, (hidden, batch["truth"]))[1]
+    return batch["weights"] * each
 
 
 def pooled_vectors(
@@ -81,7 +103,8 @@ def make_forward(
     The same function for equal arguments, so that another checkpoint of a
     model, or a later call, compiles nothing. batch: input_ids i32 [B, L]; sizes i32
     [B], the real tokens of each row; with mlm_positions i32 [B, P] the last layer is
-    computed there alone, and hidden is [B, P, D]. params: what `place_params` returns.
+    computed there alone, and hidden is [B, P, D]; with attention_steps i32 [B, L] they
+    say who sees whom. params: what `place_params` returns.
     """
     cfg = encoder.without_pooler(cfg)
 
@@ -92,6 +115,8 @@ def make_forward(
         batch = {**batch, "attention_mask": real}
         at = batch.get("mlm_positions")
         inputs = {"input_ids": ids, "attention_mask": real}
+        if "attention_steps" in batch:
+            inputs["attention_steps"] = batch["attention_steps"]
         hidden = encoder.apply(params["encoder"], cfg, inputs, at=at).hidden
         return readout(params, cfg, hidden, batch, *options)
 

@@ -61,12 +61,17 @@ def mlm_logits(
 
 
 def log_likelihoods(
-    params: Params, word: jax.Array, cfg: EncoderConfig, x: jax.Array, ids: jax.Array
+    params: Params,
+    word: jax.Array,
+    cfg: EncoderConfig,
+    x: jax.Array,
+    ids: jax.Array,
+    never: int | None = None,
 ) -> jax.Array:
     """Return ln p of a token for each hidden x [T, D]: f32 [T]; ids i32 [T].
 
     As `mlm_logits` has it, but with logits [V, T], along whose rows a CPU sums: both
-    the product and the sums then take less time.
+    the product and the sums then take less time. never: an id of no probability.
     """
     with jax.named_scope("mlm_head"):
         x = transform(params, cfg, x)
@@ -74,6 +79,8 @@ def log_likelihoods(
         bias = output_bias(params, cfg)
         if bias is not None:
             logits = logits + bias[:, None]
+        if never is not None:
+            logits = jnp.where(jnp.arange(len(logits))[:, None] == never, NEVER, logits)
         true = jnp.take_along_axis(logits, ids[None], axis=0, mode="clip")[0]
         return true - jax.nn.logsumexp(logits, axis=0)
 

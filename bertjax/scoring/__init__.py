@@ -5,4 +5,15 @@ Every module here but SUPPORT is a scorer that `bertjax.evaluate --what` can nam
 (scorer.py says what one is).
 """
 
-SUPPORT = ("confidence", "lines", "mlm_loss", "own", "scorer")
+SUPPORT = (
+    "confidence",
+    "document_costs",
+    "lines",
+    "masked_bound",
+    "mlm_loss",
+    "own",
+    "pseudo_likelihoods",
+    "scorer",
+    "sequence_scorers",
+    "token_rows",
+)

@@ -9,6 +9,9 @@ from bertjax import UserError
 from bertjax.data.corpus import files
 from bertjax.data.corpus.sources import expand_paths, split_sources
 
+# What a scorer's sums are called before log_likelihood and perplexity.
+KINDS = {"pll": "pseudo_", "mntp": "pseudo_", "elbo": "bound_of_"}
+
 
 class Line(NamedTuple):
     """A line of a file, counted from 1, without its end."""
@@ -44,11 +47,12 @@ def read_lines(value: str) -> Iterator[Line]:
 
 
 def total(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up pseudo-log-likelihoods, in nats, of the lines that have one.
+    """Add up scores, in nats, of the lines that have one.
 
     lines: {"text", "score" (None where it is too long, or no token), "tokens", "words",
-    "unknown"}.
+    "unknown"}, and "scorer" where it is not pll, by which the sums are named.
     """
+    kind = KINDS.get(lines[0].get("scorer", "pll") if lines else "pll", "")
     fitting = [line for line in lines if line["score"] is not None]
     counts = {"lines": len(fitting), "no_tokens": sum(not x["tokens"] for x in lines)}
     counts["too_long"] = len(lines) - len(fitting) - counts["no_tokens"]
@@ -62,7 +66,7 @@ def total(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **counts,
         "characters": characters,
-        "pseudo_log_likelihood": score,
-        "pseudo_perplexity": math.exp(min(-score / counts["tokens"], 700)),
+        f"{kind}log_likelihood": score,
+        f"{kind}perplexity": math.exp(min(-score / counts["tokens"], 700)),
         "bits_per_character": -score / math.log(2) / characters,
     }

@@ -13,6 +13,7 @@ from bertjax.assembly import models
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.masking.presets import UNITS
 from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
+from bertjax.scoring.sequence_scorers import find_scorers, objectives_of, unlearnt
 
 FLAGS = ("rates", "length", "mask_unit", "examples")
 
@@ -40,6 +41,11 @@ def score(args: Any, path: str, flag: str) -> Scores:
     opened = models.open_model(path, flag)
     config = opened.config
     then = "without --what its task is scored"
+    models.check_pretrained(opened, f"--what=mlm: {path}", then)
+    learnt = objectives_of(config)
+    able = find_scorers(opened.cfg.is_decoder, learnt)
+    if "pll" not in able:
+        raise unlearnt("--what=mlm", "pll", able, learnt[0], path)
     models.check_masked_lm(opened, f"--what=mlm: {path}", then)
     unit = args.mask_unit or "token"
     registry.pick("--mask_unit", unit, UNITS)

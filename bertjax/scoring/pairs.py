@@ -2,7 +2,7 @@
 """Minimal pairs: how often the good sentence is likelier than the bad one.
 
 As in BLiMP (Warstadt et al. 2020): the share of each paradigm, and the mean over
-paradigms. A tie is wrong.
+paradigms. A tie counts one half.
 """
 
 import math
@@ -13,32 +13,39 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data.corpus.line_repair import load_json
-from bertjax.scoring import pll
+from bertjax.scoring import sequence_scorers
 from bertjax.scoring.lines import Line, read_lines
+from bertjax.scoring.pseudo_likelihoods import pick_variant
 from bertjax.scoring.scorer import Scores, identify
 
-FLAGS = ("variant",)
+FLAGS = ("variant", "scorer", "draws", "estimator")
 SENTENCES = ("sentence_good", "sentence_bad")
 NEEDED = (*SENTENCES, "UID")
 WIDER = {"by_field": "field", "by_term": "linguistics_term"}  # what may be there too
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
-    """Score the pairs of --text by their pseudo-log-likelihoods."""
-    variant = pll.pick_variant(args.variant)
+    """Score the pairs of --text by the ln p of their sentences."""
+    pick_variant(args.variant)
     if not args.text:
         raise UserError("--what=pairs compares pairs: give --text=FILE, JSON lines")
     pairs, empty = read_pairs(read_lines(args.text))
-    cfg, params, tokenizer, meta = pll.open_masked_lm(args, path, flag)
+    scorer, lm = sequence_scorers.open_language_model(
+        args, path, flag, args.scorer, "--scorer"
+    )
+    options = sequence_scorers.read_options(args, scorer)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
-    for i, ids in enumerate(tokenizer.encode_batch(texts)):
+    for i, ids in enumerate(lm.tokenizer.encode_batch(texts)):
         if not len(ids):  # what has no token has no likelihood
             place, field = pairs[i // 2].place, SENTENCES[i % 2]
             raise UserError(f"--text={place}: the field {field} has no token")
-    scores = pll.score_texts(cfg, params, tokenizer, texts, variant, args.batch_size)
+    scores = sequence_scorers.score_texts(lm, texts, scorer, options)
     likelihoods = [one.score for one in scores]
     results = compare(pairs, likelihoods[::2], likelihoods[1::2])
-    about = identify(args, meta) | {"variant": variant, "empty_lines": empty}
+    about = identify(args, lm.meta) | {"scorer": scorer, "empty_lines": empty}
+    for name, readers in sequence_scorers.READERS.items():
+        if scorer in readers:
+            about[name] = getattr(options, name)
     lines = table(results) + [f"empty lines: {empty:,}"] * bool(empty)
     return Scores([about | results], lines)
 
@@ -86,11 +93,12 @@ def compare(
 ) -> dict[str, Any]:
     """Count right answers; a pair with a sentence too long (None) is left out.
 
-    accuracy is the mean over paradigms; accuracy_ci95 the half-width of its 95%
-    interval, each paradigm's pairs being independent draws.
+    A tie counts one half: a scorer that knows nothing has 0.5. accuracy is the mean
+    over paradigms; accuracy_ci95 the half-width of its 95% interval, each paradigm's
+    pairs being independent draws.
     """
     answers = [
-        (pair.about, a > b)
+        (pair.about, 0.5 if a == b else float(a > b))
         for pair, a, b in zip(pairs, good, bad, strict=True)
         if a is not None and b is not None
     ]
@@ -120,31 +128,30 @@ def compare(
 
 
 def _by_paradigm(
-    answers: Iterable[tuple[Mapping[str, str], bool]],
-) -> dict[str, list[bool]]:
-    right: dict[str, list[bool]] = {}
+    answers: Iterable[tuple[Mapping[str, str], float]],
+) -> dict[str, list[float]]:
+    right: dict[str, list[float]] = {}
     for about, is_right in answers:
         right.setdefault(about["UID"], []).append(is_right)
     return right
 
 
-def _mean(right: Mapping[str, Sequence[bool]]) -> float:
+def _mean(right: Mapping[str, Sequence[float]]) -> float:
     return float(np.mean([np.mean(part) for part in right.values()]))
 
 
-def _half_width(right: Mapping[str, Sequence[bool]]) -> float | None:
-    """Return 1.96 standard errors of a mean over paradigms of binomial shares.
+def _half_width(right: Mapping[str, Sequence[float]]) -> float | None:
+    """Return 1.96 standard errors of a mean over paradigms of their shares.
 
-    None where their scatter is unknown: a paradigm has a single pair, or each has all
-    pairs right, or none.
+    None where their scatter is unknown: a paradigm has a single pair, or the answers of
+    each are all the same.
     """
-    shares = [(np.mean(part), len(part)) for part in right.values()]
-    if min(n for _, n in shares) < 2:
+    if min(map(len, right.values())) < 2:
         return None
-    variance = sum(p * (1 - p) / (n - 1) for p, n in shares)
+    variance = sum(np.var(part, ddof=1) / len(part) for part in right.values())
     if not variance:
         return None
-    return float(1.96 * math.sqrt(variance) / len(shares))
+    return float(1.96 * math.sqrt(variance) / len(right))
 
 
 def table(results: Mapping[str, Any]) -> list[str]:
@@ -164,7 +171,7 @@ def table(results: Mapping[str, Any]) -> list[str]:
     lines += [
         "",
         f"{average:{wide}} {results['pairs']:6,} {results['accuracy']:6.1%}{width}",
-        f"ties, counted as wrong: {results['ties']:,}",
+        f"ties, counted as one half: {results['ties']:,}",
     ]
     if results["too_long"]:
         lines.append(f"left out, too long for the model: {results['too_long']:,}")

@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.data import progress
 from bertjax.inference import embed_texts, forward
-from bertjax.scoring import pll
+from bertjax.scoring import pseudo_likelihoods as pll
 
 
 def test_a_plain_line_says_units_and_the_time_that_their_work_leaves():

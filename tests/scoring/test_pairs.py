@@ -18,22 +18,29 @@ def pair(uid, field=None):
     return Pair("a", "b", about)
 
 
-def test_paradigms_weigh_alike_and_ties_are_wrong():
+def test_paradigms_weigh_alike_and_ties_are_half_right():
     pairs = [pair("p", "x"), pair("p", "x"), pair("p", "x"), pair("q", "y")]
     found = compare(pairs, [-1.0, -2.0, -3.0, -1.0], [-2.0, -2.0, -2.0, -5.0])
-    assert found["by_paradigm"]["p"] == {"accuracy": 1 / 3, "pairs": 3}
-    assert found["accuracy"] == pytest.approx((1 / 3 + 1) / 2)
-    assert found["by_field"] == {"x": pytest.approx(1 / 3), "y": 1.0}
+    assert found["by_paradigm"]["p"] == {"accuracy": 1 / 2, "pairs": 3}
+    assert found["accuracy"] == pytest.approx((1 / 2 + 1) / 2)
+    assert found["by_field"] == {"x": pytest.approx(1 / 2), "y": 1.0}
     assert "by_term" not in found
     assert (found["ties"], found["pairs"], found["paradigms"]) == (1, 4, 2)
     assert "accuracy_ci95" not in found, "one pair of q"
     told = "\n".join(table(found))
-    assert "average over 2 paradigms" in told and "66.7%" in told
+    assert "average over 2 paradigms" in told and "75.0%" in told
+    assert "ties, counted as one half: 1" in told
     pairs.append(pair("q"))
     more = compare(pairs, [-1.0, -2.0, -3.0, -1.0, -1.0], [-2.0, -2.0, -2.0, -5.0, 0.0])
-    half = 1.96 * (1 / 3 * 2 / 3 / 2 + 1 / 2 * 1 / 2 / 1) ** 0.5 / 2
+    # 1, 1/2, 0: squares 1/4 + 1/4 over 2; 1, 0: 1/4 + 1/4 over 1
+    half = 1.96 * (1 / 4 / 3 + 1 / 2 / 2) ** 0.5 / 2
     assert more["accuracy_ci95"] == pytest.approx(half)
     assert "±" in table(more)[-2] and "±" not in told
+    # Without ties the binomial's: p (1 - p) / (n - 1).
+    plain = compare([pair("p")] * 4, [-1.0, -1.0, -1.0, -3.0], [-2.0] * 4)
+    assert plain["accuracy_ci95"] == pytest.approx(1.96 * (3 / 16 / 3) ** 0.5)
+    # Who cannot tell sentences apart guesses: the share of a coin, not of the winner.
+    assert compare([pair("p")] * 3, [-1.0] * 3, [-1.0] * 3)["accuracy"] == 1 / 2
     right = compare([pair("p")] * 20, [-1.0] * 20, [-2.0] * 20)
     assert right["accuracy"] == 1 and "accuracy_ci95" not in right
 

@@ -11,7 +11,7 @@ from conftest import ENCODERS
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives import electra
-from bertjax.scoring import pll
+from bertjax.scoring import pseudo_likelihoods as pll
 
 SIZES = dict(
     vocab_size=40,

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways of scoring a text by ln p of its tokens, and which model has learnt which.
+
+pll     each token from all others, hidden alone (pseudo_likelihoods.py)
+mntp    the same, read one place to the left, where the model predicts masked tokens
+lm      each token from those before it
+elbo    a bound of ln p by random masks (masked_bound.py)
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError, registry
+from bertjax.assembly import models, resolve
+from bertjax.inference import fill_blanks
+from bertjax.interop.hf_read import Imported
+from bertjax.objectives import parse
+from bertjax.scoring import masked_bound, pseudo_likelihoods
+from bertjax.scoring.token_rows import Row, Window, causal_row, make_row_scorer
+
+DRAWS = 128  # of masks a text, for a bound
+# Parts of objectives that teach to predict the next token, or where it is masked the
+# token behind.
+CAUSAL, BEFORE = {"clm", "prefix"}, {"mntp"}
+
+
+class LanguageModel(NamedTuple):
+    """A model that gives tokens probabilities.
+
+    learnt: the objectives of its phases, its config's own first. longest: tokens,
+    special ones included, that it has seen in a row; of an imported model those that it
+    has positions for.
+    """
+
+    cfg: Any
+    params: Any
+    tokenizer: Any
+    config: Any
+    learnt: tuple[str, ...]
+    longest: int
+    meta: Any
+
+    @property
+    def before(self) -> bool:
+        """Whether masked tokens are predicted one place to the left alone."""
+        return find_scorers(self.cfg.is_decoder, self.learnt)[0] == "mntp"
+
+    @property
+    def causal(self) -> tuple[Any, bool]:
+        """The architecture whose tokens see those before them alone, as training has
+        it, and whether attention_steps say so: of an encoder without clm they do."""
+        names = set().union(*map(names_of, self.learnt))
+        if self.cfg.is_decoder or "clm" in names:
+            return dataclasses.replace(self.cfg, is_decoder=True), False
+        return self.cfg, True
+
+
+class Options(NamedTuple):
+    """What scorers can be told; variant: of pll and mntp; draws, estimator: of elbo."""
+
+    variant: str = "original"
+    draws: int = DRAWS
+    estimator: str = masked_bound.ANY_ORDER
+    batch_size: int | None = None
+
+
+DEFAULT = Options()
+Score = Callable[[Sequence[Sequence[int]]], list[float]]
+
+
+def make_pll(lm: LanguageModel, options: Options, before: bool = False) -> Score:
+    """Make score(texts of ids) -> pseudo-log-likelihoods in nats."""
+    more = options.variant, options.batch_size, before
+    return pseudo_likelihoods.make_scorer(lm.cfg, lm.params, lm.tokenizer, *more)
+
+
+def make_mntp(lm: LanguageModel, options: Options) -> Score:
+    """Make score(texts of ids) -> pseudo-log-likelihoods, by masked next tokens."""
+    return make_pll(lm, options, before=True)
+
+
+def make_lm(lm: LanguageModel, options: Options) -> Score:
+    """Make score(texts of ids) -> ln p in nats, of texts behind the begin token."""
+    (cfg, steps), begin = lm.causal, lm.tokenizer.cls_id
+    size, pad = options.batch_size, lm.tokenizer.pad_id
+    run = make_row_scorer(cfg, lm.params, pad, steps=steps, batch_size=size)
+
+    def score(texts: Sequence[Sequence[int]]) -> list[float]:
+        def make(i: int) -> Row:
+            n = len(texts[i])
+            return causal_row(np.array(texts[i]), Window(0, 0, n), begin)
+
+        sizes = np.array([len(ids) for ids in texts], np.int64)
+        return run(sizes, sizes, make).tolist()
+
+    return score
+
+
+def make_elbo(lm: LanguageModel, options: Options) -> Score:
+    """Make score(texts of ids) -> bounds of ln p in nats."""
+    bound = masked_bound.make_bounder(
+        lm.cfg,
+        lm.params,
+        lm.tokenizer,
+        draws=options.draws,
+        estimator=options.estimator,
+        before=lm.before,
+        batch_size=options.batch_size,
+    )
+
+    def score(texts: Sequence[Sequence[int]]) -> list[float]:
+        windows = [(np.array(ids), Window(0, 0, len(ids))) for ids in texts]
+        return [one.value for one in bound(windows)]
+
+    return score
+
+
+SCORERS: dict[str, Callable[[LanguageModel, Options], Score]] = {
+    "pll": make_pll,
+    "lm": make_lm,
+    "mntp": make_mntp,
+    "elbo": make_elbo,
+}
+# What a model that a scorer does not go with has not learnt.
+NEVER = {
+    "pll": "never fills masks where they stand",
+    "lm": "never predicts the next token",
+    "mntp": "never predicts a masked token from the place before it",
+    "elbo": "never fills masks",
+}
+# Flags -> the scorers that read them.
+READERS = {
+    "variant": ("pll", "mntp"),
+    "draws": ("elbo",),
+    "estimator": ("elbo",),
+}
+
+
+def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
+    """Return the scorers for a model that has learnt some objectives, the default, that
+    of the first, before the others.
+
+    >>> find_scorers(False, ["mlm+nsp"]), find_scorers(False, ["mntp*15+clm*1"])
+    (['pll', 'elbo'], ['mntp', 'lm', 'elbo'])
+    """
+    found = []
+    for objective in learnt:
+        names = names_of(objective)
+        found += ["mntp"] if names & BEFORE else []
+        if names - CAUSAL - BEFORE:  # what is neither fills masks where they are
+            found += ["elbo", "pll"] if "diffusion" in names else ["pll"]
+        found += ["lm"] if names & (CAUSAL | BEFORE) else []
+    masks = [] if set(found) <= {"lm"} else ["elbo"]
+    return ["lm"] if is_decoder else [*dict.fromkeys(found + masks)]
+
+
+def names_of(objective: str) -> set[str]:
+    """Return the names of an objective's parts that have rows."""
+    return {part.name for part in parse(objective) if part.rows != 0}
+
+
+def objectives_of(config: Any) -> tuple[str, ...]:
+    """Return the objectives that a run has learnt; its last, the config's, first."""
+    phases = resolve.wanted_phases(config)
+    return (config.objective, *(p.objective for p in phases if p.objective))
+
+
+def pick_scorer(
+    name: str | None,
+    is_decoder: bool,
+    learnt: Sequence[str],
+    what: str,
+    whose: str,
+) -> str:
+    """Return a scorer that a model has learnt, the default where none is named.
+
+    what: the flag that names it. Raises UserError, which names those that it can have.
+    """
+    able = find_scorers(is_decoder, learnt)
+    if not name:
+        return able[0]
+    registry.pick("--scorer", name, SCORERS)
+    if name not in able:
+        raise unlearnt(f"{what}={name}", name, able, learnt[0], whose)
+    return name
+
+
+def unlearnt(
+    given: str, scorer: str, able: Sequence[str], objective: str, whose: str
+) -> UserError:
+    """Make the error for a model that a scorer does not go with.
+
+    given: the flag and its value; able: the scorers that do.
+    """
+    what = given.partition("=")[0]
+    known = ("pll", "lm", "elbo") if what == "--what" else SCORERS
+    return UserError(
+        f"{given}: {whose} has objective={objective}, which {NEVER[scorer]}: use "
+        + " or ".join(f"{what}={one}" for one in able if one in known)
+    )
+
+
+def open_language_model(
+    args: Any, path: str, flag: str, scorer: str | None, what: str
+) -> tuple[str, LanguageModel]:
+    """Return the scorer, by default that of the model's objective, and the model.
+
+    what: the flag that names the scorer. Raises UserError for a model that cannot be
+    scored so.
+    """
+    opened = models.open_model(path, flag)
+    given = f"--what={args.what}: {path}", "without --what its task is scored"
+    models.check_pretrained(opened, *given)
+    opened.config.dtype = args.dtype
+    learnt = objectives_of(opened.config)
+    name = pick_scorer(scorer, opened.cfg.is_decoder, learnt, what, path)
+    if name != "lm":
+        models.check_masked_lm(opened, *given)
+    params = opened.read_params("mlm", args.weights)
+    masked_lm = fill_blanks.masked_lm(params, opened.cfg)
+    return name, make_language_model(opened, masked_lm)
+
+
+def make_language_model(
+    opened: models.LoadedModel, masked_lm: tuple[Any, Any]
+) -> LanguageModel:
+    """Put together an open model and its `fill_blanks.masked_lm`."""
+    params, cfg = masked_lm
+    config, longest = opened.config, cfg.max_length
+    if not isinstance(opened.checkpoint, Imported):
+        seen = (phase.length for phase in resolve.wanted_phases(config))
+        longest = min(longest, max(seen))
+    learnt = objectives_of(config)
+    return LanguageModel(
+        cfg, params, opened.tokenizer, config, learnt, longest, opened.meta
+    )
+
+
+def read_options(args: Any, scorer: str) -> Options:
+    """Read the flags of a scorer. Raises UserError for one that it does not read."""
+    given = {name: getattr(args, name) for name in READERS}
+    for name, readers in READERS.items():
+        if given[name] is not None and scorer not in readers:
+            raise UserError(
+                f"--{name} has no use with --scorer={scorer}: it is read with "
+                f"--scorer={' or '.join(readers)}; leave it out"
+            )
+    return Options(
+        variant=pseudo_likelihoods.pick_variant(given["variant"]),
+        draws=masked_bound.pick_draws(given["draws"], DRAWS),
+        estimator=masked_bound.pick_estimator(given["estimator"]),
+        batch_size=args.batch_size,
+    )
+
+
+def score_texts(
+    lm: LanguageModel,
+    texts: Iterable[str],
+    scorer: str,
+    options: Options = DEFAULT,
+) -> list[pseudo_likelihoods.Score]:
+    """Score each text by itself; see pseudo_likelihoods.score_texts."""
+    make = SCORERS[scorer](lm, options)
+    return pseudo_likelihoods.score_texts(
+        lm.cfg, lm.params, lm.tokenizer, list(texts), score=make
+    )

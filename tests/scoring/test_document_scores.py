@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--what=lm and --what=elbo: documents, their totals, and what is refused."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from bertjax import UserError, evaluate
+from bertjax.assembly import models
+from bertjax.data.corpus.documents import Document
+from bertjax.scoring import document_costs
+from bertjax.scoring.document_costs import Cost, Text, first_characters, read_text
+
+
+class Tokenizer:
+    """A letter a token; `kind` is what the encoder of documents asks for."""
+
+    kind, joins_with_space, has_sentences, vocab_size = "wordpiece", False, True, 128
+
+    @property
+    def engine(self):
+        return self
+
+    def encode_batch(self, texts, joined=False):
+        return [[ord(x) for x in text if not x.isspace()] for text in texts]
+
+
+def test_the_text_of_a_document():
+    document = Document(["One  two. Three", "é\u200b四"])
+    text = read_text(Tokenizer(), Document(["One  two. Three", "four"]))
+    assert bytes(text.ids.tolist()) == b"Onetwo.Threefour"
+    assert text[1:] == (len("One two. Three") + 4, len("One two. Three") + 4)
+    some = read_text(Tokenizer(), Document(["One  two. Three", "four"]), 17)
+    assert bytes(some.ids.tolist()) == b"Onetwo.Threefou"
+    wide = Tokenizer()
+    wide.vocab_size = 1 << 20
+    text = read_text(wide, document)
+    assert text[1:] == (14 + 3, 14 + 2 + 3 + 3)
+    assert first_characters(["ab cd"], 4) == ["ab"]
+    assert first_characters(["四四四", "a"], 2) == ["四四"]
+    assert first_characters(["ab", "cd"], 2) == ["ab"]
+    assert first_characters(["ab", "cd"], 9) == ["ab", "cd"]
+
+
+def test_costs_add_up_by_hand():
+    """Two documents and one without a token; their ratio's interval as elsewhere."""
+    texts = [
+        Text(np.array([5, 1, 7]), 6, 8),
+        Text(np.array([5]), 4, 4),
+        Text(np.array([], int), 1, 2),
+    ]
+    found = document_costs.add_up(
+        "lm", texts, [Cost(6.0, 3), Cost(2.0, 1), Cost(0.0, 0)], 1
+    )
+    assert found["lm_loss"] == 2.0
+    assert found["bits_per_character"] == pytest.approx(8 / math.log(2) / 11)
+    assert found["bits_per_byte"] == pytest.approx(8 / math.log(2) / 14)
+    counts = {"tokens": 4, "unknown": 1, "documents": 3, "no_tokens": 1}
+    assert counts.items() <= found.items() and found["lm_loss_ci95"] == 0
+    with pytest.raises(UserError, match="no token can be scored"):
+        document_costs.add_up("lm", texts[1:2], [Cost(0.0, 0)], 1)
+
+
+@pytest.fixture
+def run(trained, corpus, tmp_path, monkeypatch, capsys):
+    """Run the command on three short documents; the run may claim an objective."""
+    file = tmp_path / "some.txt"
+    some = (corpus / "valid.txt").read_text(encoding="utf-8").split("\n\n")[:3]
+    file.write_text("\n\n".join(text[:400] for text in some), encoding="utf-8")
+    open_model = models.open_model
+
+    def call(*given, objective="mlm"):
+        def opened(*args):
+            model = open_model(*args)
+            model.config.objective = objective
+            return model
+
+        monkeypatch.setattr(models, "open_model", opened)
+        capsys.readouterr()
+        text = [] if any("--text" in x for x in given) else [f"--text={file}"]
+        assert evaluate.main([f"--model={trained}", *text, *given]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_lm_of_documents(run, trained):
+    found = json.loads(run("--what=lm", "--json", objective="mlm*3+clm*1"))
+    assert (found["model"], found["step"]) == (str(trained), 12)
+    assert found["layout"] == {
+        "name": "common",
+        "unit": "document",
+        "characters": 0,
+        "examples": 0,
+        "length": 32,
+        "stride": 16,
+        "begin": "cls",
+    }
+    assert 0 < found["lm_loss"] < 12 and found["lm_loss_ci95"] > 0
+    bits = found["lm_loss"] * found["tokens"] / math.log(2)
+    assert found["bits_per_character"] == pytest.approx(bits / found["characters"])
+    assert found["bits_per_byte"] == pytest.approx(bits / found["bytes"])
+    assert found["documents"] == 3 and found["windows"] > 6
+    # The same documents whatever the windows are.
+    given = "--what=lm", "--json", "--length=64", "--stride=64", "--begin=none"
+    with pytest.raises(UserError, match=r"--stride=64 .* it is 63 at most"):
+        run(*given, objective="clm")
+    more = json.loads(run(*given[:3], "--stride=9", "--begin=none", objective="clm"))
+    assert more["tokens"] == found["tokens"] - 3, "the first of each is not scored"
+    assert more["layout"]["begin"] == "none"
+    for same in ("characters", "bytes", "documents", "unknown"):
+        assert more[same] == found[same]
+    told = run("--what=lm", "--characters=60", "--examples=2", objective="clm")
+    assert "layout common: unit document; characters 60; examples 2; len" in told
+    assert "documents                2" in told and "windows                  2" in told
+
+
+def test_elbo_of_documents(run):
+    given = "--what=elbo", "--json", "--characters=60", "--draws=4"
+    found = json.loads(run(*given))
+    assert found == json.loads(run(*given)), "fixed draws"
+    assert found["layout"]["draws"] == 4
+    assert found["layout"]["estimator"] == "any_order"
+    assert 0 < found["elbo_loss"] < 12 and found["characters"] <= 180
+    assert 0 < found["interval"] < found["elbo_loss"]
+    bits = found["elbo_loss"] * found["tokens"] / math.log(2)
+    assert found["bits_per_character"] == pytest.approx(bits / found["characters"])
+    other = json.loads(run(*given, "--estimator=continuous"))
+    off = 3 * (found["interval"] + other["interval"])
+    assert found["elbo_loss"] == pytest.approx(other["elbo_loss"], abs=off)
+    assert found["elbo_loss"] != other["elbo_loss"]
+
+
+PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
+
+
+def test_pairs_and_lines_by_other_scorers(run, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(PAIR))
+    pairs = "--what=pairs", f"--text={tmp_path}/pairs.jsonl", "--json"
+    default = {"mlm": "pll", "clm": "lm", "diffusion": "elbo", "mntp*3+clm*1": "mntp"}
+    for objective, name in default.items():
+        found = json.loads(run(*pairs, objective=objective))
+        assert found["scorer"] == name and found["pairs"] == 1
+        assert ("draws" in found) == (name == "elbo")
+        assert ("variant" in found) == (name in ("pll", "mntp"))
+    (tmp_path / "lines.txt").write_text("a list of words.\nThe statement")
+    lines = "--what=pll", f"--text={tmp_path}/lines.txt"
+    rows = run(*lines, "--json", objective="clm").splitlines()
+    assert [json.loads(row)["scorer"] for row in rows] == ["lm", "lm"]
+    told = run(*lines, objective="clm")
+    assert "  log_likelihood" in told and "  perplexity" in told
+    assert "pseudo_perplexity" in run(*lines)
+    assert "bound_of_perplexity" in run(*lines, "--scorer=elbo", "--draws=4")
+
+
+@pytest.mark.parametrize(
+    "given, objective, words",
+    [
+        (["--what=lm"], "mlm", "use --what=pll or --what=elbo"),
+        (["--what=elbo"], "clm", "which never fills masks: use --what=lm"),
+        (["--what=mlm"], "clm", "use --what=lm"),
+        (["--what=lm", "--length=513"], "clm", "--length=513 is too long: the model"),
+        (["--what=lm", "--stride=33"], "clm", "--stride=33 is too large"),
+        (["--what=lm", "--begin=bos"], "clm", "--begin='bos' is unknown"),
+        (["--what=lm", "--scorer=pll"], "clm", "--scorer has no use with --what=lm"),
+        (["--what=elbo", "--begin=cls"], "mlm", "--begin has no use with --what=elbo"),
+        (["--what=elbo", "--draws=3"], "mlm", "--draws=3 is odd"),
+        (["--what=elbo", "--estimator=x"], "mlm", "--estimator='x' is unknown"),
+        (["--what=lm", "--text={}/none.txt"], "clm", "leaves no token of"),
+        (
+            ["--what=pll", "--scorer=lm", "--text={}/a.txt"],
+            "mlm",
+            "--scorer=lm: {trained} has objective=mlm, which never predicts",
+        ),
+        (
+            ["--what=pll", "--variant=original", "--text={}/a.txt"],
+            "clm",
+            "--variant has no use with --scorer=lm: it is read with --scorer=pll or",
+        ),
+        (["--what=pll", "--draws=4", "--text={}/a.txt"], "mlm", "--draws has no use"),
+    ],
+)
+def test_refusals(run, trained, tmp_path, given, objective, words):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "none.txt").write_text("\u200b\n")
+    with pytest.raises(UserError) as e:
+        run(*(x.format(tmp_path) for x in given), objective=objective)
+    assert words.format(trained=trained) in str(e.value) and "\n" not in str(e.value)
+
+
+def test_the_longest_row_that_a_run_has_seen(trained):
+    from bertjax.scoring.sequence_scorers import make_language_model
+
+    opened = models.open_model(str(trained), "--model")
+    assert make_language_model(opened, ({}, opened.cfg)).longest == 32
+    opened.config.phases = "percent=50; length=48"
+    assert make_language_model(opened, ({}, opened.cfg)).longest == 48
