@@ -16,6 +16,7 @@ from bertjax.models.config import EncoderConfig
 B, L = 2, 128
 REAL = (np.arange(L) < np.array([[L], [90]])).astype(np.int32)
 AT = np.array([[3, 77, 120, 0], [5, 64, 88, 0]], np.int32)  # a slot without a target
+STEPS = np.random.default_rng(0).integers(-3, 4, (B, L)).astype(np.int32)
 CFG = EncoderConfig(
     vocab_size=40,
     hidden_size=128,
@@ -37,10 +38,12 @@ LOCAL = dict(
 
 
 @functools.cache
-def run(cfg: EncoderConfig, only: int) -> list[np.ndarray]:
+def run(cfg: EncoderConfig, only: int, steps: bool = False) -> list[np.ndarray]:
     """Return hidden, at AT or at all real tokens, pooled, and all gradients."""
     ids = jax.random.randint(jax.random.key(0), (B, L), 0, cfg.vocab_size)
     batch = {"input_ids": ids, "attention_mask": REAL}
+    if steps:
+        batch["attention_steps"] = REAL * STEPS
     weights = np.ones_like(AT) if only else REAL
 
     def loss(params):
@@ -79,5 +82,34 @@ def test_kernels_in_an_encoder(backend, local, unroll, only):
     )
     wanted = run(dataclasses.replace(cfg, attention="xla"), only)
     found = run(dataclasses.replace(cfg, attention=backend), only)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4 * max(1, np.abs(b).max()))
+
+
+@pytest.mark.parametrize(
+    "backend, kind, local",
+    [
+        ("fused", "causal", 1),
+        pytest.param("fused", "steps", 0, marks=pytest.mark.slow),
+        pytest.param("splash", "causal", 1, marks=pytest.mark.slow),
+        ("splash", "steps", 1),
+    ],
+)
+def test_kernels_in_an_encoder_whose_tokens_see_some(backend, kind, local):
+    """Steps in a loop over the layers, a decoder where its last layer is apart."""
+    changes = LOCAL if local else {}
+    rate = 0.2 if backend == "fused" else 0.0
+    is_decoder = kind == "causal"
+    cfg = dataclasses.replace(
+        CFG,
+        **changes,
+        attention_probs_dropout_prob=rate,
+        unroll=0 if is_decoder else 1,
+        is_decoder=is_decoder,
+        classifier_pooling="last" if is_decoder else "cls",
+    )
+    told = int(is_decoder), not is_decoder
+    wanted = run(dataclasses.replace(cfg, attention="xla"), *told)
+    found = run(dataclasses.replace(cfg, attention=backend), *told)
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4 * max(1, np.abs(b).max()))
