@@ -125,12 +125,6 @@ def test_the_published_losses(weights, rates, loss):
     assert found == pytest.approx(loss, rel=1e-6)
 
 
-def test_mask_is_never_predicted(params):
-    made = make()
-    batch = made.half.make(gather(random_texts(2, 8)))
-    assert (log_probs(params, made.cfg, batch)[..., MASK] < -1e4).all()
-
-
 # ---------------------------------------------------------------- by enumeration
 N = 3  # tokens of text; V - 1 pieces are predicted, [MASK] is not
 
