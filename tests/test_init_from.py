@@ -11,7 +11,7 @@ from bertjax.assembly import init_from
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 
 CFG = EncoderConfig(
     vocab_size=20,

@@ -79,7 +79,7 @@ def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
 def objectives_of(config: ConfigDict) -> dict[str, Any]:
     """Make the objective of each phase, of a model with one piece: {as phases name it:
     Objective}; "" is the config's own, and the last. Raises UserError."""
-    from bertjax.objectives.base import make_objective  # which needs jax
+    from bertjax.objectives.make_objective import make_objective  # which needs jax
 
     cfg = encoder_config(config, 1)
     objectives = {}

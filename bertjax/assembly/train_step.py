@@ -13,7 +13,8 @@ from bertjax import UserError
 from bertjax.assembly import resolve
 from bertjax.config import durations
 from bertjax.data import phases
-from bertjax.objectives.base import TokenIds, make_objective
+from bertjax.objectives.base import TokenIds
+from bertjax.objectives.make_objective import make_objective
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import multi_step, optim, schedules, state, step
 

@@ -25,7 +25,7 @@ from bertjax.config import durations, serialize
 from bertjax.data import phases
 from bertjax.models import attention
 from bertjax.models.encoder import count_params
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed, hosts
 from bertjax.parallel.mesh import machine
 from bertjax.tasks import prepare_task as tasks

@@ -133,7 +133,7 @@ def make_forward(
     """
     import jax
 
-    from bertjax.objectives.base import make_objective
+    from bertjax.objectives.make_objective import make_objective
 
     evaluate = make_objective(objective, cfg, tokens)[0].evaluate
     assert evaluate is not None, f"{objective} has no outputs"

@@ -25,7 +25,7 @@ from bertjax.measuring import hlo, memory_analysis, topologies
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.measuring.synthetic_data import Shape, batch_specs
 from bertjax.models import attention
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.chips import CHIPS, Chip
 from bertjax.parallel.mesh import make_mesh

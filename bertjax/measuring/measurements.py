@@ -62,7 +62,7 @@ def make_objective(
     config: ConfigDict, vocab_size: int, backend: str = "cpu"
 ) -> tuple[Any, Any]:
     """Make objective and encoder's config for a backend, which is not used."""
-    from bertjax.objectives.base import make_objective
+    from bertjax.objectives.make_objective import make_objective
 
     cfg = resolve.encoder_config(config, vocab_size, backend)
     return make_objective(config.objective, cfg)

@@ -198,15 +198,15 @@ class EncoderConfig:
     def _bucket_clashes(self) -> Iterator[str]:
         """Say what no bucket can be made of: half of them are of one distance each."""
         buckets = self.relative_attention_num_buckets
-        told = f"model.relative_attention_num_buckets={buckets}"
+        setting = f"model.relative_attention_num_buckets={buckets}"
         least = 2 if self.is_decoder else 4
         one_side = buckets if self.is_decoder else buckets // 2
         if buckets < least:
-            yield f"{told}: there must be {least} buckets or more, or 0"
+            yield f"{setting}: there must be {least} buckets or more, or 0"
         elif self.relative_attention_max_distance <= one_side // 2:
             most = self.relative_attention_max_distance
             yield (
-                f"{told}: the first {one_side // 2} distances have a bucket each, so "
+                f"{setting}: the first {one_side // 2} distances have a bucket each, so "
                 f"model.relative_attention_max_distance={most} must be more"
             )
 

@@ -6,7 +6,16 @@ from typing import NamedTuple
 
 from bertjax import UserError, registry
 
-SUPPORT = ("base", "losses", "metrics", "pair", "task_head", "token_head")
+SUPPORT = (
+    "base",
+    "combine",
+    "losses",
+    "make_objective",
+    "metrics",
+    "pair",
+    "task_head",
+    "token_head",
+)
 
 
 class Part(NamedTuple):

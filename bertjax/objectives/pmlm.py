@@ -5,7 +5,8 @@ import dataclasses
 
 from bertjax import UserError
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import Objective, combine
+from bertjax.objectives.base import Objective
+from bertjax.objectives.combine import combine
 from bertjax.objectives.token_head import make_token_head
 
 

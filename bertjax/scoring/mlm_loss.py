@@ -21,7 +21,8 @@ from bertjax.data.tokenizers.tokenizer import BYTES
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
 from bertjax.models import encoder, heads
-from bertjax.objectives.base import TokenIds, make_objective
+from bertjax.objectives.base import TokenIds
+from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.token_head import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
 from bertjax.training import step

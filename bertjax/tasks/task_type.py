@@ -114,7 +114,7 @@ def find_task_type(objective: str) -> TaskType | None:
         return found
     if not _is_outside(objective):
         return None
-    from bertjax.objectives.base import task_type_of  # which needs jax
+    from bertjax.objectives.make_objective import task_type_of  # which needs jax
 
     found = task_type_of(objective)
     return found and load_task_type(found, f"objective={objective}: task_type")

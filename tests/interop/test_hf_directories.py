@@ -34,7 +34,7 @@ def pairs(tmp_path_factory):
 def test_a_pair_is_one_model_of_the_electra_objective(pairs):
     import jax
 
-    from bertjax.objectives.base import make_objective
+    from bertjax.objectives.make_objective import make_objective
 
     ours, theirs = opened(pairs / "tf"), opened(pairs / "hf")
     assert ours.heads == {"generator", "mlm", "rtd"} and not ours.unexpected

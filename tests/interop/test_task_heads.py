@@ -17,7 +17,7 @@ from bertjax.interop import hf_read, hf_write, tensor_layout
 from bertjax.interop.task_heads import CLASSES
 from bertjax.models import encoder, heads
 from bertjax.objectives import span
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.sharding import PARAM_AXES, axes_of
 from bertjax.tasks.task_type import load_task_type, with_options
 

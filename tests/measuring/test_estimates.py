@@ -20,7 +20,7 @@ from bertjax.measuring import (
 )
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.measuring.synthetic_data import Shape
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.chips import CHIPS
 
 GIB = 2**30

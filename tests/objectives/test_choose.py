@@ -8,7 +8,7 @@ from conftest import train_steps
 
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh
 

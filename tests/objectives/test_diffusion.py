@@ -16,8 +16,9 @@ from bertjax.data import counter_rng
 from bertjax.data.features.base import GatheredRows
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import TokenIds, make_objective
+from bertjax.objectives.base import TokenIds
 from bertjax.objectives.diffusion import make_head
+from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.token_head import score_tokens
 
 V, CLS, SEP, MASK = 9, 2, 3, 4

@@ -14,7 +14,7 @@ from bertjax import UserError
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives import electra
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.sharding import path_name
 from bertjax.training.state import make_state
 from bertjax.training.step import (

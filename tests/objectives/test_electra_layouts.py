@@ -7,7 +7,7 @@ import pytest
 from conftest import train_steps
 from test_electra import CFG, NAME, make_batch
 
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 
 pytestmark = pytest.mark.slow  # parallel/test_layouts.py: the same of masked LMs

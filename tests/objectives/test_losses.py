@@ -8,8 +8,8 @@ import pytest
 
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives import token_head
-from bertjax.objectives.base import make_objective
 from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.metrics import accuracy
 
 LOGITS = np.log(

@@ -15,7 +15,7 @@ from bertjax import UserError
 from bertjax.data.features.base import GatheredRows
 from bertjax.models import encoder
 from bertjax.models.heads import mlm_logits
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 
 V, B, L = CFG.vocab_size, 16, CFG.max_position_embeddings

@@ -17,7 +17,9 @@ from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives import mlm, nsp
-from bertjax.objectives.base import Head, combine, make_objective
+from bertjax.objectives.base import Head
+from bertjax.objectives.combine import combine
+from bertjax.objectives.make_objective import make_objective
 from bertjax.training.state import make_state
 from bertjax.training.step import make_train_step
 

@@ -21,7 +21,9 @@ from bertjax.config import schema
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.measuring import estimates, measurements
 from bertjax.models.config import flops_per_token
-from bertjax.objectives.base import TokenIds, combine, make_objective, row_keys
+from bertjax.objectives.base import TokenIds, row_keys
+from bertjax.objectives.combine import combine
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.chips import CHIPS
 from bertjax.training.state import make_state
 from bertjax.training.step import make_eval_step, make_train_step, run_eval

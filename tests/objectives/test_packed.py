@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 
 V, L, S = 60, 24, 4
 CFG = EncoderConfig(

@@ -14,7 +14,7 @@ from bertjax.interop.resize_embeddings import drop_rows
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives import electra
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 
 PIECES, V, B, L, P = 40, 64, 4, 12, 3
 PADDED = EncoderConfig(

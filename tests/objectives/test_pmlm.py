@@ -17,7 +17,7 @@ from bertjax.measuring.synthetic_data import synthetic_tokenizer
 from bertjax.models import encoder, heads
 from bertjax.models.attention_mask import make_attention_mask
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 
 V, L, B = 50, 40, 6
 CFG = EncoderConfig(

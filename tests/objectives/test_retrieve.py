@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
 from bertjax.tasks.task_rows import Ragged

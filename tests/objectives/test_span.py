@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 
 CFG = EncoderConfig(
     vocab_size=50,

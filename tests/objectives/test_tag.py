@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 
 V, B, L, C = 50, 3, 8, 5
 CFG = EncoderConfig(

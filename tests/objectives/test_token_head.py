@@ -9,7 +9,7 @@ import pytest
 from test_objectives import CFG, B, L, V, make_batch
 
 from bertjax.models import encoder
-from bertjax.objectives.base import combine
+from bertjax.objectives.combine import combine
 from bertjax.objectives.token_head import make_token_head, score_tokens
 
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import train_steps
 
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 
 STEPS, B, L, P, V = 20, 16, 12, 3, 64

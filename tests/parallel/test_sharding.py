@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from bertjax import UserError
 from bertjax.assembly import command_line, resolve
 from bertjax.models.families import FAMILIES
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh, peak_flops
 from bertjax.parallel.sharding import (

@@ -25,7 +25,7 @@ from bertjax.assembly import batches as run_batches
 from bertjax.assembly import command_line, prepared_text, resolve, train_step
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.sweeps import score_spread
 from bertjax.tasks import prepare_task as tasks
 

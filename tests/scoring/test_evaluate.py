@@ -14,7 +14,7 @@ from bertjax.assembly import models, prepared_text
 from bertjax.config.schema import base
 from bertjax.data.batches import Batches, batch_sha256
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.scoring import own
 from bertjax.scoring.mlm_loss import Tally, make_guesser
 from bertjax.scoring.scorer import Scores

@@ -124,7 +124,7 @@ def test_the_step_has_the_size_of_the_layer():
 @pytest.mark.slow
 def test_norms_are_of_whole_arrays_on_any_mesh(layout):
     from bertjax.models.config import EncoderConfig
-    from bertjax.objectives.base import make_objective
+    from bertjax.objectives.make_objective import make_objective
 
     cfg = EncoderConfig(
         vocab_size=64,

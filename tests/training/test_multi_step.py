@@ -10,7 +10,7 @@ from conftest import read_rows, refused, succeeded, timeless
 
 from bertjax import UserError
 from bertjax.models.config import EncoderConfig
-from bertjax.objectives.base import make_objective
+from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh
 from bertjax.training import multi_step, optim, schedules, state, step

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From config.objective to an Objective, by the names of modules."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from bertjax import UserError, registry
+from bertjax.models import attention
+from bertjax.models.config import EncoderConfig
+from bertjax.objectives import SUPPORT, parse
+from bertjax.objectives.base import NO_TOKENIZER, Head, Objective, TokenIds
+from bertjax.objectives.combine import combine, mix_by_rows
+
+PACKAGE = "bertjax.objectives"
+
+
+def make_objective(
+    name: str, cfg: EncoderConfig, tokens: TokenIds = NO_TOKENIZER
+) -> tuple[Objective, EncoderConfig]:
+    """Build "mlm+nsp" and the like; also returns cfg, with a pooler only if needed.
+
+    tokens: for modules whose make_head or make_objective has an argument `tokens`.
+    Raises UserError on an unknown name or option, or parts that cannot be combined.
+    """
+    attention.import_backend(cfg.attention)
+    named = [part for part in parse(name) if part.rows != 0]
+    parts = [
+        (registry.load("objective", part.name, PACKAGE, SUPPORT), part.options)
+        for part in named
+    ]
+    if whole := [part for part in parts if hasattr(part[0], "make_objective")]:
+        module, options = whole[0]
+        if len(parts) > 1:
+            raise UserError(f"objective={name!r}: {module.__name__} stands alone")
+        maker = module, "make_objective", options
+        objective, cfg = registry.make("objective", *maker, cfg, tokens=tokens)
+    else:
+        heads = [
+            registry.make("objective", module, "make_head", options, tokens=tokens)
+            for module, options in parts
+        ]
+        if len({h.name for h in heads}) < len(heads):
+            raise UserError(f"objective={name!r} names a head twice")
+        cfg = dataclasses.replace(cfg, pooler=any(h.pooled for h in heads))
+        rows = [part.rows for part in named] if len(named) > 1 else [None]
+        check_causal(name, heads, cfg, mixed=rows[0] is not None)
+        if all(head.causal for head in heads):
+            cfg = dataclasses.replace(cfg, is_decoder=True)
+        if rows[0] is None:
+            objective = combine(heads, cfg)
+        else:
+            objective = mix_by_rows(heads, cfg, rows)
+        for (module, _), head in zip(parts, heads, strict=True):
+            if head.flops is None and not module.__name__.startswith(f"{PACKAGE}."):
+                objective = dataclasses.replace(objective, flops=None)
+    if not objective.task_type:
+        return objective, cfg
+    if objective.evaluate is None:
+        raise UserError(
+            f"objective: a head for rows of {objective.task_type} needs `outputs`, by "
+            "which they are scored and answered"
+        )
+    needs = objective.needs | {"labels"}
+    return dataclasses.replace(objective, needs=needs), cfg
+
+
+def check_causal(
+    name: str, heads: Sequence[Head], cfg: EncoderConfig, mixed: bool
+) -> None:
+    """Refuse what does not go with rows whose tokens see none after them."""
+    causal = [h.name for h in heads if h.causal]
+    others = [h.name for h in heads if not (h.causal or h.task_type)]
+    if cfg.is_decoder and others:
+        raise UserError(
+            f"model.is_decoder=True: objective={name} has {' and '.join(others)}, "
+            "whose tokens see those after them: leave model.is_decoder out"
+        )
+    if pooled := [h.name for h in heads if h.pooled and causal and not mixed]:
+        raise UserError(
+            f"objective={name}: {' and '.join(causal)} lets the first token see itself "
+            f"alone, of which {' and '.join(pooled)} would be told: leave one of the "
+            "two out"
+        )
+
+
+def task_type_of(objective: str) -> str | None:
+    """Return the labelled rows that an objective says it learns from; None: none.
+
+    No device is used. Raises UserError.
+    """
+    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
+    cfg = EncoderConfig(8, hidden_size=8, intermediate_size=8, **sizes)
+    return make_objective(objective, cfg)[0].task_type
