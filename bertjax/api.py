@@ -133,8 +133,8 @@ class Model(LoadedModel):
         return fill_blanks.masked_lm(self.params, self.cfg)
 
     @functools.cached_property
-    def _placed_masked_lm(self) -> dict[str, Any]:
-        return forward.place_params(*self._masked_lm)
+    def _placed_language_model(self) -> dict[str, Any]:
+        return forward.place_params(*self._language_model)
 
     @functools.cached_property
     def _finetuned(self) -> predict_rows.Finetuned:
@@ -235,10 +235,11 @@ class Model(LoadedModel):
     def logits(self, texts: Sequence[str], batch_size: int = 8) -> list[np.ndarray]:
         """Return the masked LM's logits of each text, f32 [length, V] each.
 
-        A text may hold blanks. Raises UserError for a model without that head.
+        A text may hold blanks. Those of a causal model are of the next token each.
+        Raises UserError for a model without that head.
         """
-        cfg = self._masked_lm[1]
-        placed = self._placed_masked_lm
+        cfg = self._language_model[1]
+        placed = self._placed_language_model
         return self._run(forward.mlm_logits, placed, cfg, texts, batch_size)
 
     def _run(

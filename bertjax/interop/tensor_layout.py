@@ -141,11 +141,8 @@ def heads_of(paths: Iterable[str]) -> frozenset[str]:
 
 
 def bare_heads(family: Family, cfg: EncoderConfig) -> frozenset[str]:
-    """Return the heads without a leaf of their own, which every such model has.
-
-    GPT-2's language model is one: its matrix is that of the embeddings.
-    """
-    return heads_of(family.names) - heads_of(leaves(family, cfg))
+    """Return the heads without a leaf, which every such model has: {"mlm"}, or none."""
+    return frozenset() if cfg.has_head_parameters else heads_of(family.names) & {"mlm"}
 
 
 def unflatten(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:

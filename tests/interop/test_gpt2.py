@@ -14,6 +14,7 @@ import bertjax
 from bertjax import UserError, convert, fill_mask
 from bertjax.assembly import resolve
 from bertjax.config import schema
+from bertjax.data.masking import vocab_tables
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.interop import hf_read, hf_write, read_tensors
 from bertjax.models import encoder, heads
@@ -206,6 +207,10 @@ def test_there_and_back_with_its_tokenizer(tmp_path, capsys):
     opened = {name: bertjax.load(str(tmp_path / name)) for name in "awb"}
     assert {model.config.objective for model in opened.values()} == {"clm"}
     assert {model.config.model.family for model in opened.values()} == {"gpt2"}
+    told = {name: model.logits(["ab c"])[0] for name, model in opened.items()}
+    assert told["a"].shape == (6, 40)  # the text between <|endoftext|> and another
+    np.testing.assert_array_equal(told["w"], told["a"])
+    np.testing.assert_array_equal(told["b"], told["a"])
     for model in opened.values():
         assert model.tokenizer.encode("ab c") == [2, 3, 1, 4]
         assert {*model.tokenizer.roles.values()} == {0}
@@ -223,16 +228,17 @@ def test_masked_objectives_need_a_mask(tmp_path):
     config, tokenizer = schema.base(), load_tokenizer(tmp_path)
     config.data.vocab = "here"
 
-    def make(objective):
-        config.objective = objective
-        needs = frozenset({objective.partition("+")[0]})
-        return resolve.make_features(config, needs, tokenizer, None, 32, None)
+    tables = vocab_tables.make_tables(tokenizer)
+
+    def make(needs):
+        given = config, frozenset({needs}), tokenizer, tables
+        return resolve.make_features(*given, 32, None)
 
     assert "clm_ids" in make("clm").specs({})
-    for objective in ("mlm", "mntp", "mlm+nsp"):
-        with pytest.raises(UserError, match=r"has none \(data.vocab=here\)") as e:
-            make(objective)
-        assert "\n" not in str(e.value) and f"objective={objective} " in str(e.value)
+    for needs in ("mlm", "mntp", "pmlm", "diffusion", "mntp*3+clm*1"):
+        with pytest.raises(UserError, match=r"none \(data.vocab=here\)") as e:
+            make(needs)
+        assert "\n" not in str(e.value)
 
 
 @pytest.mark.slow
@@ -283,12 +289,7 @@ def test_a_run_of_our_own(command, corpus, tmp_path):
     ids = tokenizer(text)["input_ids"]
     assert ids == [model.tokenizer.cls_id, *model.tokenizer.encode(text)]
     assert tokenizer.eos_token_id == theirs.generation_config.eos_token_id
-    params, cfg = model.params, encoder.without_pooler(model.cfg)
-    batch = {"input_ids": np.array([ids], np.int32)}
-    batch["attention_mask"] = np.ones_like(batch["input_ids"])
-    hidden = encoder.apply(params["encoder"], cfg, batch).hidden
-    word = params["encoder"]["embeddings"]["word"]
-    found = heads.mlm_logits(params.get("mlm", {}), word, cfg, hidden)
     with torch.inference_mode():
-        wanted = theirs(torch.tensor([ids])).logits.numpy()
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+        wanted = theirs(torch.tensor([ids])).logits.numpy()[0]
+    found = model.logits([text])[0]  # of [SEP] too
+    np.testing.assert_allclose(found[:-1], wanted, atol=1e-5)
