@@ -206,8 +206,8 @@ class EncoderConfig:
         elif self.relative_attention_max_distance <= one_side // 2:
             most = self.relative_attention_max_distance
             yield (
-                f"{setting}: the first {one_side // 2} distances have a bucket each, so "
-                f"model.relative_attention_max_distance={most} must be more"
+                f"{setting}: each of the first {one_side // 2} distances has a bucket, "
+                f"so model.relative_attention_max_distance={most} must be more"
             )
 
     @property

@@ -73,7 +73,7 @@ def check_causal(
     if cfg.is_decoder and others:
         raise UserError(
             f"model.is_decoder=True: objective={name} has {' and '.join(others)}, "
-            "whose tokens see those after them: leave model.is_decoder out"
+            "whose tokens see those after them: set model.is_decoder=False"
         )
     if pooled := [h.name for h in heads if h.pooled and causal and not mixed]:
         raise UserError(

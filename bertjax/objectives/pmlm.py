@@ -23,7 +23,7 @@ def make_objective(
     if cfg.is_decoder:
         raise UserError(
             "model.is_decoder=True: in a pseudo-masked LM the text sees all of itself: "
-            "leave model.is_decoder out"
+            "set model.is_decoder=False"
         )
     needs = frozenset({f"pmlm:blocks={blocks},longest={longest}"})
     heads = [make_token_head(name, needs, z_loss=z_loss) for name in ("mlm", "par")]
