@@ -198,16 +198,16 @@ class EncoderConfig:
     def _bucket_clashes(self) -> Iterator[str]:
         """Say what no bucket can be made of: half of them are of one distance each."""
         buckets = self.relative_attention_num_buckets
-        setting = f"model.relative_attention_num_buckets={buckets}"
+        key = f"model.relative_attention_num_buckets={buckets}"
         least = 2 if self.is_decoder else 4
         one_side = buckets if self.is_decoder else buckets // 2
         if buckets < least:
-            yield f"{setting}: there must be {least} buckets or more, or 0"
+            yield f"{key}: there must be {least} buckets or more, or 0"
         elif self.relative_attention_max_distance <= one_side // 2:
             most = self.relative_attention_max_distance
             yield (
-                f"{setting}: each of the first {one_side // 2} distances has a bucket, "
-                f"so model.relative_attention_max_distance={most} must be more"
+                f"{key}: the first {one_side // 2} distances have a bucket each, so "
+                f"model.relative_attention_max_distance={most} must be more"
             )
 
     @property
@@ -217,12 +217,6 @@ class EncoderConfig:
     @property
     def embedding_width(self) -> int:
         return self.embedding_size or self.hidden_size
-
-    @property
-    def has_head_parameters(self) -> bool:
-        """False where the head over the vocabulary is the word embeddings alone."""
-        has_own = self.classifier_transform or self.decoder_bias
-        return has_own or not self.tie_word_embeddings
 
     @property
     def max_length(self) -> int:
