@@ -44,13 +44,13 @@ def hidden_states(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
 def mlm_logits(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
     """Return the masked LM's logits at each hidden state, f32 [B, P, V]."""
     word = params["encoder"]["embeddings"]["word"]
-    return heads.mlm_logits(params["mlm"], word, cfg, hidden)
+    return heads.mlm_logits(params.get("mlm", {}), word, cfg, hidden)
 
 
 def log_likelihoods(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
     """Return ln p of the ids `truth` i32 [B] at each row's one position, f32 [B]."""
     word, truth = params["encoder"]["embeddings"]["word"], batch["truth"]
-    return heads.log_likelihoods(params["mlm"], word, cfg, hidden[:, 0], truth)
+    return heads.log_likelihoods(params.get("mlm", {}), word, cfg, hidden[:, 0], truth)
 
 
 def token_log_likelihoods(
