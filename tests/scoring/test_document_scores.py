@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from tokenizers import ByteLevelBPETokenizer
 
 from bertjax import UserError, evaluate
 from bertjax.assembly import models
@@ -197,3 +198,43 @@ def test_the_longest_row_that_a_run_has_seen(trained):
     assert make_language_model(opened, ({}, opened.cfg)).longest == 32
     opened.config.phases = "percent=50; length=48"
     assert make_language_model(opened, ({}, opened.cfg)).longest == 48
+
+
+def test_gpt2_equals_transformers(corpus, tmp_path, capsys):
+    """Its loss of a text, and of a longer one by strides as its guide has it."""
+    torch = pytest.importorskip("torch")
+    hf = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    folder, text = tmp_path / "gpt2", tmp_path / "text.txt"
+    bpe = ByteLevelBPETokenizer()
+    bpe.train([str(corpus / "train.txt")], 400, special_tokens=["<|endoftext|>"])
+    bpe.save_model(str(tmp_path))
+    tokenizer = hf.GPT2Tokenizer(
+        vocab=str(tmp_path / "vocab.json"), merges=str(tmp_path / "merges.txt")
+    )
+    sizes = dict(n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3)
+    ends = dict(bos_token_id=0, eos_token_id=0)
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=400, **sizes, **ends)).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    text.write_text("The history of a name began with a small market. It grew. " * 5)
+    ids = tokenizer(text.read_text().strip(), return_tensors="pt")["input_ids"]
+    given = f"--model={folder}", "--what=lm", f"--text={text}", "--json"
+    for stride in (16, 32):
+        costs, tokens, told = 0.0, 0, 0
+        for start in range(0, ids.shape[1], stride):
+            window = ids[:, start : start + 64]
+            labels = window.clone()
+            labels[:, : told - start] = -100
+            with torch.no_grad():
+                loss = float(model(window, labels=labels).loss)
+            new = int((labels[:, 1:] != -100).sum())
+            costs, tokens, told = costs + loss * new, tokens + new, start + 64
+            if told >= ids.shape[1]:
+                break
+        capsys.readouterr()
+        evaluate.main([*given, f"--stride={stride}"])
+        found = json.loads(capsys.readouterr().out)
+        assert found["layout"]["begin"] == "none" and found["windows"] > 3
+        assert found["tokens"] == tokens == ids.shape[1] - 1
+        assert found["lm_loss"] == pytest.approx(costs / tokens, rel=1e-5)
