@@ -6,6 +6,7 @@ plan, length and tokenizer are compared on the same documents, by bits a charact
 """
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from bertjax.data import counter_rng
 from bertjax.data.corpus.documents import Document, refuse_empty
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.sources import named_sources, parse_sources
+from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.encoding import Block, encode_block, pieces
 from bertjax.scoring.confidence import half_width
 from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
@@ -91,11 +93,12 @@ def read_sets(
     if not value:
         raise UserError("data.valid is empty in this run's config: give --text=FILES")
     prepared_text.settle_cache(lm.config, cli.say)
+    cache = os.fspath(open_cache(data.cache).root)
     for name, part in named_sources(value, key).items():
         sources = parse_sources(part, key, "valid", text_field=data.text_field)
         documents, counts = [], Counts()
         for source in sources:
-            source.fingerprint(data.cache, cli.say)  # puts in place what is made
+            source.fingerprint(cache, cli.say)  # puts in place what is made
             documents += source.documents(counts, data.max_line_bytes)
         refuse_empty(sources, counts)
         for line in counts.lines():
