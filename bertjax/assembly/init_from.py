@@ -9,10 +9,25 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, objectives
 from bertjax.assembly.models import find_checkpoint, open_model, params_part
 from bertjax.checkpoints import manifest
+from bertjax.config import cli
 from bertjax.interop import hf_directories, hf_read
 from bertjax.models.config import RUNTIME
+from bertjax.models.families import in_effect
 from bertjax.tasks.tables import Say, silent
 
+# What two models of one kind may differ in.
+SIZES = {
+    "size",
+    "family",
+    "vocab_size",
+    "pieces",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "is_decoder",
+}
 # Of a model's options those that a recipe decides, whatever a checkpoint had.
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
@@ -27,15 +42,26 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
     """Take an imported init_from's architecture, and vocabulary where none is given.
 
     overrides: keys that the command line gave, which stay; so does what the config
-    says of OPEN. Finetuning follows runs of ours too; nothing happens for others, and
-    where nothing is (yet). Raises UserError for a size in overrides.
+    says of OPEN. Finetuning follows runs of ours too, and so does all training where
+    the run is of another kind than the config: an encoder goes on as a causal or a
+    diffusion model. Nothing happens for others, and where nothing is (yet). Raises
+    UserError for a size in overrides.
     """
     folder = manifest.as_path(config.init_from) if config.init_from else None
     try:
-        if folder is None or not (_is_imported(folder) or config.task.text):
+        if folder is None:
+            return
+        follows = _is_imported(folder) or config.task.text
+        other = [] if follows else _other_kind(config, folder)
+        if not follows and not other:
             return
     except OSError:
         return
+    if other:
+        cli.say(
+            f"init_from={config.init_from}: its model is taken, not the config's, of "
+            f"another kind ({', '.join(other[:3])})"
+        )
     if "model.size" in overrides:
         raise UserError(
             f"model.size={config.model.size}: the sizes are those of "
@@ -68,6 +94,19 @@ def _is_imported(path: Any) -> bool:
         return "hf" in manifest.read_meta(manifest.resolve(path)[1])
     except FileNotFoundError:
         return hf_directories.is_directory(path)
+
+
+def _other_kind(config: ConfigDict, path: Any) -> list[str]:
+    """Return what sets a run's model apart from the config's, but for sizes and masks:
+    "norm_position=post", ...; [] where there is no run."""
+    try:
+        meta = manifest.read_meta(manifest.resolve(path)[1])
+    except FileNotFoundError:
+        return []
+    theirs = in_effect(meta.get("config", {}).get("model", {}))
+    ours = in_effect(config.model.to_dict())
+    keys = theirs.keys() & ours.keys() - SIZES - {*RUNTIME, *OPEN}
+    return [f"{key}={theirs[key]}" for key in sorted(keys) if theirs[key] != ours[key]]
 
 
 def take(
