@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 def make_run(
     config: ConfigDict,
-    needs: Mapping[str, frozenset[str]],
+    needs: frozenset[str] | Mapping[str, frozenset[str]],
     tokenizer: Tokenizer,
     parts: Mapping[str, Any],
     tables: Any,
@@ -46,10 +46,12 @@ def make_run(
 ) -> Run:
     """Make the batch function of a run from its config and the stores of data.train.
 
-    needs: of each objective of the phases (resolve.objectives_of). past: the phases
-    that led to step `at` where a run goes on with another config. Raises UserError when
-    an objective needs what the plan cannot give.
+    needs: of the objective, or {objective of a phase: its needs}. past: the phases that
+    led to step `at` where a run goes on with another config. Raises UserError when the
+    text cannot give what is needed.
     """
+    if isinstance(needs, frozenset):
+        needs = {"": needs}
     wanted = resolve.wanted_phases(config)
     weights = mixture.read_weights(config.data.weights)
 

@@ -219,6 +219,12 @@ class EncoderConfig:
         return self.embedding_size or self.hidden_size
 
     @property
+    def has_head_parameters(self) -> bool:
+        """False where the head over the vocabulary is the word embeddings alone."""
+        has_own = self.classifier_transform or self.decoder_bias
+        return has_own or not self.tie_word_embeddings
+
+    @property
     def max_length(self) -> int:
         """The longest sequence that has positions."""
         return self.max_position_embeddings - self.position_offset
