@@ -93,14 +93,13 @@ def mix_by_rows(
         )
 
     coefficients = {}
-    for head, _, rows in parts:
+    for head, n in zip(heads, counts, strict=True):
         each = {f"{head.name}_loss": 1.0, **head.coefficients}
-        share = (rows.stop - rows.start) / group
-        coefficients |= {term: share * factor for term, factor in each.items()}
+        coefficients |= {term: factor * n / group for term, factor in each.items()}
 
     def flops(specs: Specs) -> float:
-        each = (part.flops(specs) * (r.stop - r.start) / group for _, part, r in parts)
-        return sum(each)
+        pairs = zip(parts, counts, strict=True)
+        return sum(part.flops(specs) * n / group for (_, part, _), n in pairs)
 
     return Objective(
         init=together.init,
