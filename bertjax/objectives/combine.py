@@ -64,6 +64,7 @@ def mix_by_rows(
     divisor = math.gcd(*rows)
     counts = [n // divisor for n in rows]
     group, first, parts, needs = sum(counts), 0, [], []
+    together = CombinedHeads(heads, cfg)
     for head, n in zip(heads, counts, strict=True):
         if len(head.needs) != 1 or head.pooled or head.task_type or head.outputs:
             raise UserError(
@@ -72,9 +73,10 @@ def mix_by_rows(
             )
         needs.append(f"{next(iter(head.needs))}*{n}")
         own = dataclasses.replace(cfg, is_decoder=cfg.is_decoder or head.causal)
-        parts.append((head, combine([head], own), slice(first, first + n)))
+        part = CombinedHeads([head], own)
+        part.shardings = together.shardings  # it is given the others' parameters too
+        parts.append((head, part, slice(first, first + n)))
         first += n
-    together = CombinedHeads(heads, cfg)
 
     def take(head: Head, rows: slice, batch: Batch) -> Batch:
         # Steps of a causal head's rows are 0 where other rows have some.

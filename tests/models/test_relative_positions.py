@@ -179,8 +179,8 @@ def test_what_is_refused():
     for buckets, distance, is_decoder, words in (
         (3, 128, False, "there must be 4 buckets or more, or 0"),
         (1, 128, True, "there must be 2 buckets or more, or 0"),
-        (32, 8, False, "each of the first 8 distances has a bucket"),
-        (32, 16, True, "each of the first 16 distances has a bucket"),
+        (32, 8, False, "the first 8 distances have a bucket each"),
+        (32, 16, True, "the first 16 distances have a bucket each"),
     ):
         with pytest.raises(UserError, match=words):
             with_buckets(buckets, distance, is_decoder)
