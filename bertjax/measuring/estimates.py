@@ -303,6 +303,9 @@ def search_largest(
             break
         rows = guess(fitting, refused, available)
         rows = rows if refused else min(rows, most)
+        rows -= rows % target.objective.group
+        if rows in fitting or rows in refused:  # no whole group is between the two
+            break
         say(f"the memory of {rows} rows a device, to find the largest batch")
         batch_size = rows * target.parts * target.config.accumulate
         larger = shape._replace(batch_size=batch_size)
@@ -343,6 +346,6 @@ def accumulate_to_fit(target: Target, shape: Shape, largest: int) -> int | None:
     """
     if target.objective.whole_batch is not None:  # whose rows are not to be parted
         return None
-    rows = shape.batch_size // target.parts
-    fitting = (a for a in range(1, rows + 1) if rows % a == 0 and rows // a <= largest)
-    return next(fitting, None)
+    rows, group = shape.batch_size // target.parts, target.objective.group
+    parts = (a for a in range(1, rows + 1) if rows % (a * group) == 0)
+    return next((a for a in parts if rows // a <= largest), None)

@@ -37,7 +37,7 @@ class Fake:
         self.state, self.fixed, self.slope = state, fixed, slope
         self.config = SimpleNamespace(accumulate=accumulate)
         self.cfg = SimpleNamespace(hidden_size=768, num_hidden_layers=4)
-        self.objective = SimpleNamespace(whole_batch=None)
+        self.objective = SimpleNamespace(whole_batch=None, group=1)
         self.mesh = SimpleNamespace(devices=SimpleNamespace(size=8), shape={"data": 8})
         self.compiled: list[tuple[int, bool]] = []
         self.says: bool | None = True
