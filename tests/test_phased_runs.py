@@ -37,6 +37,26 @@ def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
     assert rows["tokens"] <= 5 * 8 * 32 + 4 * 16 * 16 + 3 * 8 * 32
 
 
+def test_a_run_whose_objective_changes_resumes_exactly(command, arguments, tmp_path):
+    """Causal first, then masked: gone on with within the second phase."""
+    planned = [*arguments, "--config.data.plan=full_sentences"]
+    planned += ["--config.objective=mlm", "--config.phases=steps=6 objective=clm;"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    succeeded(command("train", *planned, f"--workdir={whole}"))
+    shutil.copytree(whole, parts)
+    last = manifest.steps(whole)[-1]
+    shutil.rmtree(parts / "checkpoints" / str(last))
+    resumed = succeeded(command("train", *planned, f"--workdir={parts}"))
+    assert "resuming after step 8" in resumed.stderr
+    assert timeless(read_rows(parts)) == timeless(read_rows(whole))
+    trained = {r["step"]: r.keys() for r in read_rows(whole) if "train/loss" in r}
+    for step, keys in trained.items():
+        name = "clm" if step <= 6 else "mlm"
+        assert {k for k in keys if k.endswith("_loss")} == {f"train/{name}_loss"}
+    evaluated = {k for r in read_rows(whole) for k in r if k.startswith("eval/")}
+    assert {"eval/valid/clm_loss", "eval/valid/mlm_loss"} <= evaluated
+
+
 @pytest.mark.slow
 def test_another_batch_size_in_mid_run_appends_a_phase(
     command, arguments, trained, tmp_path
