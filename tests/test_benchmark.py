@@ -164,6 +164,17 @@ def made_up(config, needs=frozenset({"mlm", "nsp"})):
     return synthetic_data.synthetic_batch(config, objective, shape, 100)
 
 
+def test_made_up_vocabularies_have_the_size_that_a_run_would_have():
+    size = "--config.model.hidden_size=64"
+    config = config_of("--config.data.vocab_size=700", size)
+    assert synthetic_data.expected_vocab_size(config) == 700
+    parameters = measurements.measure_step(config).facts["parameters"]
+    config.model.vocab_size = 800
+    assert synthetic_data.expected_vocab_size(config) == 800
+    more = measurements.measure_step(config).facts["parameters"] - parameters
+    assert more == 100 * (config.model.hidden_size + 1)  # a row and a bias a piece
+
+
 def test_synthetic_batch_fits_the_objective():
     config = config_of()
     batch = made_up(config)

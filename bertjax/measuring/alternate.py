@@ -31,7 +31,7 @@ from bertjax.measuring.results import (
     steps_a_round,
     summarise,
 )
-from bertjax.measuring.synthetic_data import VOCAB_SIZE, one_phase
+from bertjax.measuring.synthetic_data import expected_vocab_size, one_phase
 from bertjax.training.writer import Writer
 
 SETTLE = 3  # steps of the loop that are not counted after a pause
@@ -150,7 +150,7 @@ def compare(
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         ours = Contender("bertjax", [*module, *argv], temporary)
         stack.callback(ours.end)
-        vocab_size = config.model.vocab_size or VOCAB_SIZE
+        vocab_size = expected_vocab_size(config)
         if what == "loop":  # which has just prepared its text
             tokenizer = prepared_text.prepare(config, lambda text: None).tokenizer
             cfg = resolve.encoder_config(config, tokenizer.vocab_size)

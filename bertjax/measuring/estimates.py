@@ -16,7 +16,7 @@ from bertjax.measuring import topologies
 from bertjax.measuring.compile_steps import Target, versions
 from bertjax.measuring.hlo import Kernel
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES, early_facts, memory_bytes
-from bertjax.measuring.synthetic_data import Shape, with_choices
+from bertjax.measuring.synthetic_data import Shape, expected_vocab_size, with_choices
 from bertjax.models.config import EncoderConfig, keys_seen
 from bertjax.parallel.chips import Chip
 
@@ -82,7 +82,7 @@ def sample_text(
     Without data.train the size is the config's own, and None takes the phases' place.
     """
     if not config.data.train:
-        return config.model.vocab_size or config.data.vocab_size, None
+        return expected_vocab_size(config), None
     tokenizer, parts, *_ = prepared_text.prepare(config, say)
     needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
     counts = prepared_text.count_tokens(parts)

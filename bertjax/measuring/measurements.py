@@ -20,9 +20,9 @@ from bertjax.data.features.base import count_text
 from bertjax.measuring.alternate import Pacer
 from bertjax.measuring.results import Measured, Seconds, memory_mb, watch_memory
 from bertjax.measuring.synthetic_data import (
-    VOCAB_SIZE,
     Shape,
     batch_specs,
+    expected_vocab_size,
     one_phase,
     synthetic_batch,
     synthetic_store,
@@ -50,7 +50,7 @@ def measure_step(config: ConfigDict) -> Measured:
     if phases:
         size = f"{config.batch_size} rows of {length} tokens"
         cli.say(f"of the phases the longest is measured: {size}")
-    vocab_size = config.model.vocab_size or VOCAB_SIZE
+    vocab_size = expected_vocab_size(config)
     objective, _ = make_objective(config, vocab_size, jax.default_backend())
     shape = Shape(config.batch_size, length, (config.data.mask_rate,))
     batch = synthetic_batch(config, objective, shape, vocab_size)
@@ -234,7 +234,7 @@ def measure_loop(config: ConfigDict) -> Measured:
     config.checkpoint.every = durations.duration(steps=NEVER)
     config.log.writers += f",{Pacer.__module__}.{Pacer.__qualname__}"
     config.data.valid = ""
-    Pacer.facts = _facts(config, VOCAB_SIZE)
+    Pacer.facts = _facts(config, expected_vocab_size(config))
     raise SystemExit(train.train(config, tempfile.mkdtemp()))
 
 
@@ -245,7 +245,7 @@ def measure_fill_mask(config: ConfigDict) -> Measured:
     from bertjax.inference.fill_blanks import make_filler
 
     config.objective = "mlm"
-    size = config.model.vocab_size or VOCAB_SIZE
+    size = expected_vocab_size(config)
     objective, cfg = make_objective(config, size, jax.default_backend())
     params = jax.jit(objective.init)(jax.random.key(config.seed))
     pieces = [str(i) for i in range(cfg.vocab_size)]
@@ -277,7 +277,7 @@ def input_batches(config: ConfigDict) -> Any:
         prepared_text.check_inputs(config)
         tokenizer, parts, *_ = prepared_text.prepare(config, cli.say)
     else:
-        tokenizer, store = synthetic_text(config.model.vocab_size or VOCAB_SIZE)
+        tokenizer, store = synthetic_text(expected_vocab_size(config))
         parts = {"train": store}
     needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
     counts = prepared_text.count_tokens(parts)

@@ -20,7 +20,6 @@ from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import limit_segments, make_plan
 from bertjax.tasks.task_type import find_task_type, with_options
 
-VOCAB_SIZE = 30522  # of synthetic rows, unless model.vocab_size says otherwise
 SEQUENCES = 4  # of a packed row, if it may hold so many
 
 
@@ -64,6 +63,11 @@ def with_choices(
     return config
 
 
+def expected_vocab_size(config: ConfigDict) -> int:
+    """Return the size of the vocabulary where no text says it."""
+    return config.model.vocab_size or config.data.vocab_size
+
+
 def make_features(
     config: ConfigDict, needs: frozenset[str], shape: Shape, vocab_size: int
 ) -> Features:
@@ -80,12 +84,12 @@ def make_features(
     )
 
 
-def batch_specs(
-    config: ConfigDict, objective: Any, shape: Shape, vocab_size: int = VOCAB_SIZE
-) -> dict[str, Spec]:
+def batch_specs(config: ConfigDict, objective: Any, shape: Shape) -> dict[str, Spec]:
     """Return every array of a batch, labels of tasks' rows included."""
     data, needed = config.data, split_needs(objective.needs)
-    features = make_features(config, objective.needs, shape, vocab_size)
+    features = make_features(
+        config, objective.needs, shape, expected_vocab_size(config)
+    )
     segments = limit_segments(features.raw, data.packed, data.max_segments)
     specs = batches.batch_specs(features, segments, needed.pair_rule)
     return specs | {
@@ -98,7 +102,7 @@ def make_batches(
     config: ConfigDict,
     needs: frozenset[str],
     shape: Shape,
-    vocab_size: int = VOCAB_SIZE,
+    vocab_size: int,
 ) -> Batches:
     """Make the pipeline's own batches of this shape, of a made-up text of full rows.
 
