@@ -2,6 +2,7 @@
 """A host half and a head from outside (tests/lab/swap.py), the package untouched."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from conftest import read_rows, timeless
 
 from bertjax import UserError, show, train
 from bertjax.assembly import command_line
+from bertjax.data.features.base import Features
 from bertjax.measuring import compile_steps, measurements
 
 pytestmark = pytest.mark.usefixtures("no_listener")
@@ -86,3 +88,12 @@ def test_what_is_wrong_with_it_is_one_line(arguments, tmp_path):
         assert "\n" not in str(e.value)
     with pytest.raises(UserError, match=r"data\.mask_rate=0.4 says nothing to"):
         train.main([*arguments, SWAP, "--config.data.mask_rate=0.4", "--dry_run"])
+
+
+def test_rows_longer_than_their_text_say_what_their_slots_are():
+    class Doubled(Features):
+        raw = 4
+
+    settings = types.SimpleNamespace(tokenizer=None, length=8)
+    with pytest.raises(UserError, match=r"Doubled have 8 slots for 4 tokens.*origin"):
+        Doubled(settings).origin({"input_ids": np.zeros((2, 8), np.int32)})

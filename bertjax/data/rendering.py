@@ -33,8 +33,11 @@ class Shown(NamedTuple):
 
 def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
     """Return the real tokens of a row; of choices one after the other."""
-    batch, names = seen.batch, ("input_ids", "token_type_ids")
-    after, parts = (batch[name][row].ravel() for name in names)
+    batch = seen.batch
+    after = batch["input_ids"][row].ravel()
+    # A host half from outside may leave out what its model does not read.
+    types = batch.get("token_type_ids")
+    parts = np.zeros(after.shape, int) if types is None else types[row].ravel()
     before = seen.gathered["input_ids"][row]
     before = (before[seen.origin[row]] if before.ndim == 1 else before).ravel()
     real = batch["attention_mask"][row].ravel() > 0

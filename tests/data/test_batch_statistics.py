@@ -102,6 +102,13 @@ def test_marks_decide_where_words_begin():
     assert statistics.results()["partial_words"] == 2
 
 
+def test_a_row_without_types_is_of_one_part():
+    seen = inspected()
+    batch = {k: v for k, v in seen.batch.items() if k != "token_type_ids"}
+    tokens = show_row(seen._replace(batch=batch), TOKENIZER, 0)
+    assert [t.part for t in tokens] == [0] * len(tokens)
+
+
 def test_the_stages_of_a_row():
     tokens = show_row(inspected(), TOKENIZER, 0)
     assert [t.fate for t in tokens] == ["", "", "masked", "", "replaced", ""]

@@ -114,8 +114,17 @@ class Features:
         return np.zeros(batch["input_ids"].shape, bool)
 
     def origin(self, batch: Batch) -> np.ndarray:
-        """Return the column of the gathered row that each slot stands for, [b, L]."""
+        """Return the column of the gathered row that each slot stands for, [b, L].
+
+        Raises UserError where rows have more slots than text: their host half says it.
+        """
         columns = np.arange(batch["input_ids"].shape[-1])
+        if len(columns) != self.raw:
+            raise UserError(
+                f"objective: rows of {type(self).__name__} have {len(columns)} slots "
+                f"for {self.raw} tokens of text: its `origin` has to say which token "
+                "each slot stands for"
+            )
         return np.broadcast_to(columns, batch["input_ids"].shape)
 
 
