@@ -194,6 +194,7 @@ def test_a_budget_and_its_repetition(command, arguments, tmp_path):
             ],
             ["phases: percent", "give steps"],
         ),
+        (["budget_clock=cpu"], ["budget_clock=cpu", "budget_minutes"]),
         (["guard.nonfinite=skp"], ["guard.nonfinite", "did you mean 'skip'"]),
         (["guard.patience=0"], ["guard.patience=0"]),
         (["optim.ema=1"], ["optim.ema=1"]),

@@ -23,7 +23,7 @@ from bertjax.parallel.mesh import peak_flops, peak_memory
 from bertjax.parallel.watch import Watch
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import multi_step, state, step
-from bertjax.training.budget import Clock
+from bertjax.training.budget import CLOCKS, Clock, least_seconds
 from bertjax.training.loop import Loop, LoopState, run_loop
 from bertjax.training.meter import Meter
 from bertjax.training.signals import StopSignal
@@ -71,7 +71,8 @@ class TrainLoop(Loop):
         hosts.barrier("workdir")
         budget, self.clock = config.budget_minutes, None
         if budget is not None:
-            self.clock = Clock(path, 60 * budget, run.mesh, done)
+            now = CLOCKS[config.budget_clock]
+            self.clock = Clock(path, 60 * budget, run.mesh, done, now)
         if self.clock and done:
             log(f"{self.clock.elapsed() / 60:.1f} minutes of the budget are spent")
         over = self.clock and hosts.from_primary(self.clock.over)
@@ -108,7 +109,9 @@ class TrainLoop(Loop):
         mesh, course, most = self.run.mesh, self.planned.course, config.steps_per_call
         self.writers: list[Writer] = []
         if self.primary:
-            budget = self.clock and self.clock.seconds
+            budget = None
+            if self.clock:
+                budget = least_seconds(self.clock.seconds, config.budget_clock)
             progress = ProgressWriter(total, at, budget=budget)
             self.writers = [*make_writers(config.log.writers, self.path, at), progress]
             self.log = progress.say  # which does not break the bar

@@ -298,7 +298,8 @@ class TrainingRun:
         where = f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {dict(mesh.shape)}"
         log(f"{parameters:,} parameters; {total:,} steps; mesh {where}")
         if self.config.budget_minutes is not None:
-            log(describe_budget(self.config.budget_minutes, total))
+            config = self.config
+            log(describe_budget(config.budget_minutes, total, config.budget_clock))
         with jax.set_mesh(mesh):
             lengths = (stage.length for stage in course.stages)
             steps = any("attention_steps" in stage.specs for stage in course.stages)

@@ -146,7 +146,13 @@ def _check_optimizer(config: ConfigDict) -> None:
 
 
 def _check_budget(config: ConfigDict) -> None:
+    registry.pick("budget_clock", config.budget_clock, {"wall": 0, "cpu": 0})
     if config.budget_minutes is None:
+        if config.budget_clock != "wall":
+            raise UserError(
+                f"budget_clock={config.budget_clock} measures budget_minutes, which "
+                "is not given: give it, or leave budget_clock out"
+            )
         return
     if config.steps_per_call != 1:
         raise UserError(

@@ -27,6 +27,7 @@ def base() -> ConfigDict:
             deterministic=False,  # on GPU: bit-equal repetition, at a cost in speed
             total=duration(steps=100_000),
             budget_minutes=placeholder(float),  # of training: the schedule follows it
+            budget_clock="wall",  # or cpu: minutes of processor time, of all cores
             # Length, batch size, mask rate over time (bertjax/data/phases.py), e.g.
             # "percent=90 length=128; length=512 batch_size=64 mask_rate=0.15"
             phases="",

@@ -3,12 +3,15 @@
 
 WORKDIR/clock.txt holds a line an update: the seconds of training when it began, written
 before it runs. A resumed run takes from there what it repeats, and goes on counting
-where the last line stands; start-up and standstill do not count.
+where the last line stands; start-up and standstill do not count. The seconds are those
+on the wall, or of the processor: what this process computed, on all cores together, so
+that other work on a shared machine takes nothing from a run.
 
 Cramming (Geiping and Goldstein 2022, arXiv 2212.14034) and 24hBERT (Izsak et al. 2021,
 arXiv 2104.07705) train so.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,14 +24,25 @@ from bertjax.parallel import feed
 from bertjax.storage.atomic import is_remote, write_file
 from bertjax.training.schedules import CLOCK_UPDATES
 
+CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}  # seconds
+UNITS = {"wall": "minutes,", "cpu": "minutes of processor time, of all cores,"}
 
-def describe_budget(minutes: float, total: int) -> str:
+
+def describe_budget(minutes: float, total: int, clock: str = "wall") -> str:
     """Say at the start of a run what its budget means."""
     return (
-        f"budget_minutes={minutes:g}: training ends after {minutes:g} minutes, or "
-        f"after {total:,} steps (total) if they come first; the learning rate follows "
-        "the clock"
+        f"budget_minutes={minutes:g}: training ends after {minutes:g} {UNITS[clock]} "
+        f"or after {total:,} steps (total) if they come first; the learning rate "
+        "follows the clock"
     )
+
+
+def least_seconds(seconds: float, clock: str) -> float:
+    """Return how long a budget lasts on the wall, with all cores at work."""
+    if clock == "wall":
+        return seconds
+    pinned = getattr(os, "sched_getaffinity", None)  # not on every system
+    return seconds / (len(pinned(0)) if pinned else os.cpu_count() or 1)
 
 
 class Clock:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clock of a budget: what is written before each update, and read again."""
 
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
 
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.budget import Clock, describe_budget
+from bertjax.training.budget import CLOCKS, Clock, describe_budget, least_seconds
 from bertjax.training.schedules import CLOCK_UPDATES
 
 
@@ -69,3 +72,15 @@ def test_going_back_spends_time(clock):
 def test_a_budget_is_said():
     said = describe_budget(5.0, 1_000_000)
     assert "after 5 minutes" in said and "1,000,000 steps (total)" in said
+    assert "processor time" not in said
+    assert "5 minutes of processor time" in describe_budget(5.0, 100, "cpu")
+
+
+def test_the_time_of_the_processor_does_not_pass_while_others_work():
+    before = CLOCKS["cpu"](), CLOCKS["wall"]()
+    with subprocess.Popen([sys.executable, "-c", "print(sum(range(10**6)))"]) as other:
+        other.wait()
+    cpu, wall = CLOCKS["cpu"]() - before[0], CLOCKS["wall"]() - before[1]
+    assert 0 <= cpu < wall
+    assert least_seconds(60.0, "wall") == 60
+    assert 0 < least_seconds(60.0, "cpu") <= 60
