@@ -61,8 +61,14 @@ class Cost(NamedTuple):
     tokens: int
 
 
-def read_layout(args: Any, lm: LanguageModel, specials: int) -> Layout:
-    """Read the flags; specials: tokens of a window that are no text. UserError."""
+def read_layout(
+    args: Any, lm: LanguageModel, specials: int, unscored: int = 0
+) -> Layout:
+    """Read the flags.
+
+    specials: tokens of a window that are no text; unscored: those of the text that it
+    gives no probability to. Raises UserError.
+    """
     most = lm.cfg.max_length
     length = args.length or lm.longest
     if length > most:
@@ -70,10 +76,9 @@ def read_layout(args: Any, lm: LanguageModel, specials: int) -> Layout:
             f"--length={length} is too long: the model has {most} positions"
         )
     room = length - specials
-    if room < 1:
+    widest = room - unscored
+    if widest < 1:
         raise UserError(f"--length={length} is too short for a token of text")
-    # Without a token before the text the first of a window is not scored.
-    widest = min(room, length - 1)
     stride = args.stride or max(1, length // 2)
     if stride > widest:
         raise UserError(

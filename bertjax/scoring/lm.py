@@ -27,7 +27,11 @@ def score(args: Any, path: str, flag: str) -> Scores:
         registry.pick("--begin", args.begin, BEGIN)
     _, lm = open_language_model(args, path, flag, "lm", "--what")
     begin = find_begin(lm.tokenizer, args.begin)
-    layout = document_costs.read_layout(args, lm, int(begin is not None))
+    # Without a begin token the first of a window is not scored. Where each row of the
+    # training ended with [SEP], the last slot of a window is no token's: the model has
+    # learnt that no text stands there.
+    alone = begin is None
+    layout = document_costs.read_layout(args, lm, 1 - alone + lm.closed, alone)
     sets = {}
     for name, texts in document_costs.read_sets(args, lm, layout):
         costs, windows = score_documents(lm, texts, layout, begin, args.batch_size)

@@ -15,6 +15,7 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.assembly import models, resolve
+from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
 from bertjax.objectives import parse
@@ -30,9 +31,10 @@ CAUSAL, BEFORE = {"clm", "prefix"}, {"mntp"}
 class LanguageModel(NamedTuple):
     """A model that gives tokens probabilities.
 
-    learnt: the objectives of its phases, its config's own first. longest: tokens,
-    special ones included, that it has seen in a row; of an imported model those that it
-    has positions for.
+    learnt: the objectives of its phases, its config's own first. longest: tokens of
+    text, special ones included, that it has seen in a row; of an imported model those
+    that it has positions for. closed: [SEP] ended each row that it has seen; False
+    where that is not known.
     """
 
     cfg: Any
@@ -41,6 +43,7 @@ class LanguageModel(NamedTuple):
     config: Any
     learnt: tuple[str, ...]
     longest: int
+    closed: bool
     meta: Any
 
     @property
@@ -229,13 +232,28 @@ def make_language_model(
 ) -> LanguageModel:
     """Put together an open model and its `fill_blanks.masked_lm`."""
     params, cfg = masked_lm
-    config, longest = opened.config, cfg.max_length
-    if not isinstance(opened.checkpoint, Imported):
-        seen = (phase.length for phase in resolve.wanted_phases(config))
-        longest = min(longest, max(seen))
-    learnt = objectives_of(config)
-    return LanguageModel(
-        cfg, params, opened.tokenizer, config, learnt, longest, opened.meta
+    config, tokenizer, longest = opened.config, opened.tokenizer, cfg.max_length
+    own = not isinstance(opened.checkpoint, Imported)
+    if own:
+        longest = min(longest, longest_text(config, tokenizer))
+    more = objectives_of(config), longest, own, opened.meta
+    return LanguageModel(cfg, params, tokenizer, config, *more)
+
+
+def longest_text(config: Any, tokenizer: Any) -> int:
+    """Return the most tokens of text of a row in any phase; copies are none."""
+    objectives = resolve.objectives_of(config)
+    tables = make_tables(tokenizer, np.ones(tokenizer.vocab_size))
+    return max(
+        resolve.make_features(
+            config,
+            objectives[phase.objective or ""].needs,
+            tokenizer,
+            tables,
+            phase.length,
+            phase.mask_rate,
+        ).raw
+        for phase in resolve.wanted_phases(config)
     )
 
 

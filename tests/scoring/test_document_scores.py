@@ -3,6 +3,7 @@
 
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from tokenizers import ByteLevelBPETokenizer
 from bertjax import UserError, evaluate
 from bertjax.assembly import models
 from bertjax.data.corpus.documents import Document
-from bertjax.scoring import document_costs
+from bertjax.scoring import document_costs, sequence_scorers
+from bertjax.scoring import lm as lm_scores
 from bertjax.scoring.document_costs import Cost, Text, first_characters, read_text
 
 
@@ -106,7 +108,7 @@ def test_lm_of_documents(run, trained):
     assert found["documents"] == 3 and found["windows"] > 6
     # The same documents whatever the windows are.
     given = "--what=lm", "--json", "--length=64", "--stride=64", "--begin=none"
-    with pytest.raises(UserError, match=r"--stride=64 .* it is 63 at most"):
+    with pytest.raises(UserError, match=r"--stride=64 .* it is 62 at most"):
         run(*given, objective="clm")
     more = json.loads(run(*given[:3], "--stride=9", "--begin=none", objective="clm"))
     assert more["tokens"] == found["tokens"] - 3, "the first of each is not scored"
@@ -198,6 +200,36 @@ def test_the_longest_row_that_a_run_has_seen(trained):
     assert make_language_model(opened, ({}, opened.cfg)).longest == 32
     opened.config.phases = "percent=50; length=48"
     assert make_language_model(opened, ({}, opened.cfg)).longest == 48
+    # Of 48 slots 36 are text, the others copies.
+    opened.config.objective = "pmlm"
+    assert make_language_model(opened, ({}, opened.cfg)).longest == 36
+
+
+def test_no_token_stands_where_training_had_sep(trained):
+    """Of rows of 32 tokens the last was always [SEP]: nothing else is likely there."""
+    args = types.SimpleNamespace(length=32, stride=0, characters=0, examples=0)
+    opened = models.open_model(str(trained), "--model")
+    lm = sequence_scorers.make_language_model(opened, ({}, opened.cfg))
+    seen = []
+
+    def read_layout(args, lm, specials, unscored=0, read=document_costs.read_layout):
+        seen.append((read(args, lm, specials, unscored).room, unscored))
+        raise UserError("seen")
+
+    for closed, begin, room in (
+        (True, "cls", 30),
+        (True, "none", 31),
+        (False, "cls", 31),
+        (False, "none", 32),
+    ):
+        args.begin = begin
+        with pytest.MonkeyPatch.context() as patch:
+            found = "lm", lm._replace(closed=closed)
+            patch.setattr(lm_scores, "open_language_model", lambda *a, f=found: f)
+            patch.setattr(document_costs, "read_layout", read_layout)
+            with pytest.raises(UserError, match="seen"):
+                lm_scores.score(args, str(trained), "--model")
+        assert seen.pop() == (room, begin == "none")
 
 
 def test_gpt2_equals_transformers(corpus, tmp_path, capsys):

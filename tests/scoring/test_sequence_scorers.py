@@ -29,7 +29,9 @@ def lm():
     params = {"encoder": encoder.init(a, CFG), "mlm": heads.init_mlm(b, CFG)}
     config = base()
     config.objective = "mntp*15+clm*1"
-    return LanguageModel(CFG, params, TOKENIZER, config, (config.objective,), 64, {})
+    return LanguageModel(
+        CFG, params, TOKENIZER, config, (config.objective,), 64, True, {}
+    )
 
 
 @pytest.mark.parametrize(
