@@ -36,7 +36,10 @@ COMMON = dict(
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
-    """Score a masked LM on the common rows, at each of the mask rates of --rates."""
+    """Score a masked LM on the common rows, at each of the mask rates of --rates.
+
+    One that predicts masked tokens from the place before them is read there.
+    """
     rates = read_rates(args.rates) if args.rates is not None else ()
     opened = models.open_model(path, flag)
     config = opened.config
@@ -44,7 +47,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     models.check_pretrained(opened, f"--what=mlm: {path}", then)
     learnt = objectives_of(config)
     able = find_scorers(opened.cfg.is_decoder, learnt)
-    if "pll" not in able:
+    before = "mntp" in able and "pll" not in able
+    if not before and "pll" not in able:
         raise unlearnt("--what=mlm", "pll", able, learnt[0], path)
     models.check_masked_lm(opened, f"--what=mlm: {path}", then)
     unit = args.mask_unit or "token"
@@ -61,7 +65,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     config.eval.mask_rate = None
     config.data.update(COMMON | {"length": length, "mask_unit": unit})
     config.eval.examples = args.examples or 0
-    return score_rows(args, opened, "mlm", rates)
+    return score_rows(args, opened, "mlm", rates, before=before)
 
 
 def score_rows(
@@ -70,11 +74,13 @@ def score_rows(
     head: str,
     rates: Sequence[float] = (),
     layout: str = "common",
+    before: bool = False,
 ) -> Scores:
     """Score rows and masks as the config has them, at each mask rate.
 
     head: the one that the model must have. layout: the name of these rows, "own" where
-    they are those of the run's training. Raises UserError without the head or a text.
+    they are those of the run's training. before: see mlm_loss.evaluate. Raises
+    UserError without the head or a text.
     """
     config, meta = opened.config, opened.meta
     config.dtype = args.dtype
@@ -88,10 +94,12 @@ def score_rows(
     params = opened.read_params(head, args.weights)
     from bertjax.scoring import mlm_loss  # which needs jax
 
-    sets = mlm_loss.evaluate(opened, params, args.batch_size, rates)
+    sets = mlm_loss.evaluate(opened, params, args.batch_size, rates, before)
     # The mask rate is not said: an evaluation may have its own.
     keys = [key for key in ("length", *COMMON) if key != "mask_rate"]
     rows = {k: config.data[k] for k in keys if config.data[k] or k == "packed"}
+    if before:
+        rows["read"] = "before"  # the token, one place to the left
     lines = [f"layout {layout}: " + "; ".join(f"{k} {v}" for k, v in rows.items())]
     for name, scores in sets.items():
         for rate, values in scores.items():

@@ -31,14 +31,18 @@ BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, of rare charact
 
 
 def evaluate(
-    opened: LoadedModel, params: Any, batch_size: int | None, rates: Sequence[float]
+    opened: LoadedModel,
+    params: Any,
+    batch_size: int | None,
+    rates: Sequence[float],
+    before: bool = False,
 ) -> dict[str, dict[float, dict[str, float]]]:
     """Score each named validation set at each mask rate: {name: {rate: scores}}.
 
     The objective, the rows and their masks are the config's (mlm.py has those that all
     models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
-    batch_size: 32 unless given. rates: () is the config's own. Computes in config.dtype
-    on one device.
+    batch_size: 32 unless given. rates: () is the config's own. before: masked tokens
+    are predicted one place to the left (MNTP). Computes in config.dtype on one device.
 
     mlm_loss is in nats a predicted token, *_ci95 the half-width of its 95% confidence
     interval over documents; docs/evaluation.md has the rest. Raises UserError where a
@@ -85,19 +89,29 @@ def evaluate(
             ids = batches.eval_ids(examples)
             none = np.zeros(0, np.int64)
             documents = batches.plans[0].documents_of(ids) if guesses else none
-            tally = Tally(documents, log_unigram, characters)
+            heads_of = (n.removesuffix("_weights") for n in batches.loss_weights)
+            predicted = [n for n in heads_of if f"{n}_ids" in batches.specs]
+            tally = Tally(documents, log_unigram, characters, predicted)
             rows = batches.eval_batches(whole or batch_size or 32, examples)
+            if before:
+                rows = map(read_before, rows)
             values = tally.score(run, params, rows)
-            if batches.P and not tally.predictions:
+            if predicted and not tally.predictions:
                 raise UserError(
                     f"{name}: nothing was predicted, with data.mask_unit="
                     f"{config.data.mask_unit}, mask_rate={rate:g}"
                 )
             seen = {"rows": len(ids), "all_rows": batches.n}
             out[name][rate] = {**values, **seen, **tally.results()}
-            if batches.P:
+            if "mask_rate" in batches.features.keys:
                 out[name][rate]["mask_rate"] = rate
     return out
+
+
+def read_before(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Predict what is masked one place to the left, i32 [B, P]; unused slots stay."""
+    moved = batch["mlm_positions"] - (batch["mlm_weights"] > 0)
+    return {**batch, "mlm_positions": moved}
 
 
 def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
@@ -165,11 +179,13 @@ class Tally:
     """Adds up real tokens, predictions and their costs, row by row.
 
     documents: i64 [n], of the rows in order; log_unigram: ln p [V]; characters: [V].
+    predicted: the names of what predicts ids: a batch has `<name>_ids` and `_weights`.
     """
 
     documents: np.ndarray
     log_unigram: np.ndarray | None
     characters: np.ndarray | None
+    predicted: Sequence[str]
     tokens: int = 0
     predictions: int = 0
     cost: float = 0.0
@@ -201,14 +217,14 @@ class Tally:
     def _count(self, batch: Mapping[str, np.ndarray], guesses: Any) -> None:
         real = batch["example_weights"] > 0
         self.tokens += int(batch["attention_mask"][real].sum())
-        if "mlm_ids" not in batch:
-            return
-        ids, weight = batch["mlm_ids"], batch["mlm_weights"].astype(np.float64)
-        self.predictions += int(weight.sum())
-        if self.log_unigram is not None:
-            self.cost -= float((weight * self.log_unigram[ids]).sum())
+        for name in self.predicted:
+            ids = batch[f"{name}_ids"][batch[f"{name}_weights"] > 0]
+            self.predictions += len(ids)
+            if self.log_unigram is not None:
+                self.cost -= float(self.log_unigram[ids].sum())
         if guesses is None:
             return
+        ids, weight = batch["mlm_ids"], batch["mlm_weights"].astype(np.float64)
         guesses = {name: np.asarray(values) for name, values in guesses.items()}
         size = np.zeros_like(ids) if self.characters is None else self.characters[ids]
         each = np.stack([np.ones_like(ids), guesses["loss"], guesses["right"], size])

@@ -74,7 +74,7 @@ def run(trained, corpus, tmp_path, monkeypatch, capsys):
     file.write_text("\n\n".join(text[:400] for text in some), encoding="utf-8")
     open_model = models.open_model
 
-    def call(*given, objective="mlm"):
+    def call(*given, objective="mlm", text=file):
         def opened(*args):
             model = open_model(*args)
             model.config.objective = objective
@@ -82,8 +82,9 @@ def run(trained, corpus, tmp_path, monkeypatch, capsys):
 
         monkeypatch.setattr(models, "open_model", opened)
         capsys.readouterr()
-        text = [] if any("--text" in x for x in given) else [f"--text={file}"]
-        assert evaluate.main([f"--model={trained}", *text, *given]) == 0
+        if text and not any("--text" in x for x in given):
+            given = (f"--text={text}", *given)
+        assert evaluate.main([f"--model={trained}", *given]) == 0
         return capsys.readouterr().out
 
     return call
@@ -270,3 +271,35 @@ def test_gpt2_equals_transformers(corpus, tmp_path, capsys):
         assert found["layout"]["begin"] == "none" and found["windows"] > 3
         assert found["tokens"] == tokens == ids.shape[1] - 1
         assert found["lm_loss"] == pytest.approx(costs / tokens, rel=1e-5)
+
+
+def test_mntp_is_scored_on_the_common_rows_one_place_to_the_left(run, trained):
+    """The same rows and masks through the objective itself give the same loss."""
+    from bertjax.scoring import mlm_loss
+    from bertjax.scoring.mlm import COMMON
+
+    given = "--what=mlm", "--json", "--rates=0.3", "--length=32"
+    found = json.loads(run(*given, objective="mntp*3+clm*1", text=""))
+    assert found["layout"]["read"] == "before"
+    plain = json.loads(run(*given, objective="mlm", text=""))
+    found, plain = (x["rates"]["0.3"] for x in (found, plain))
+    assert found["predictions"] == plain["predictions"]
+    assert found["mlm_loss"] != plain["mlm_loss"]
+    opened = models.open_model(str(trained), "--model")
+    opened.config.update(objective="mntp", phases="")
+    opened.config.data.update(COMMON | {"length": 32})
+    opened.config.eval.update(examples=0, mask_rate=None)
+    own = mlm_loss.evaluate(opened, opened.read_params("mlm"), None, [0.3])
+    (own,) = own.values()
+    assert own[0.3]["mntp_loss"] == pytest.approx(found["mlm_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    ["clm", "prefix", "mntp*3+clm*1", "pmlm", "diffusion", "diffusion:block=8"],
+)
+def test_without_what_a_model_is_scored_by_its_own_objective(run, objective):
+    found = json.loads(run("--json", objective=objective))
+    losses = [key for key in found if key.endswith("_loss")]
+    assert losses and all(0 < found[key] < 30 for key in losses)
+    assert 0 < found["predictions"] <= 2 * found["tokens"]

@@ -38,7 +38,8 @@ def run(trained, capsys):
 
 def test_rows_add_up_by_hand():
     """Two batches, one row of padding; document 0 has two rows."""
-    tally = Tally(np.array([0, 0, 1]), np.log([0.5, 0.25, 0.25]), np.array([0, 2, 4]))
+    log_unigram, characters = np.log([0.5, 0.25, 0.25]), np.array([0, 2, 4])
+    tally = Tally(np.array([0, 0, 1]), log_unigram, characters, ["mlm"])
     real = np.array([1.0, 1.0]), np.array([1.0, 0.0])
     ids = np.array([[1, 2], [1, 0]]), np.array([[2, 2], [2, 2]])
     weights = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([[1.0, 1.0], [0.0, 0.0]])
