@@ -28,6 +28,10 @@ class Copies(Features):
         weights = one.astype(np.float32)
         return twice | predicted | {"mlm_weights": weights, "mlm_norm": weights[:, 0]}
 
+    def origin(self, batch):
+        columns = np.tile(np.arange(self.raw), 2)
+        return np.broadcast_to(columns, batch["input_ids"].shape)
+
 
 def make_features(settings):
     return Copies(settings)
