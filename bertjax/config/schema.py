@@ -150,7 +150,7 @@ def task_keys() -> dict[str, Any]:
 def optim_keys() -> dict[str, Any]:
     """The optimizer and the schedule of its learning rate."""
     return dict(
-        name="adamw",  # lamb, stableadamw, adafactor, muon
+        name="adamw",  # lamb, stableadamw, adafactor, muon, normuon, adamuon
         lr=1e-4,
         wd=0.01,
         b1=0.9,

@@ -10,6 +10,8 @@ OPTIMIZERS = {
     "stableadamw": ("wd", "b1", "b2", "eps"),
     "adafactor": ("wd",),
     "muon": ("wd", "b1", "b2", "eps"),
+    "normuon": ("wd", "b1", "b2", "eps"),
+    "adamuon": ("wd", "b1", "b2", "eps"),
 }
 # Schedule (schedules.py) -> the settings of optim.* that it alone takes.
 SCHEDULES = {

@@ -9,10 +9,9 @@ import optax
 
 from bertjax import registry
 from bertjax.training import OPTIMIZERS, layerwise
-from bertjax.training.layerwise import Path, decay_mask
+from bertjax.training.layerwise import decay_mask
+from bertjax.training.muon import Parts, adamuon, muon, normuon
 from bertjax.training.schedules import Schedule
-
-Parts = list[optax.GradientTransformation]
 
 
 def scale_by_adam(
@@ -70,48 +69,11 @@ def adafactor(*, wd: float) -> Parts:
     return [layerwise.per_matrix(optax.chain(*scaled)), decayed]
 
 
-MUON_RMS = 0.2  # of an update, as AdamW's are (Liu et al. 2025, arXiv 2502.16982, 2.2)
-
-
-def muon(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
-    """Muon (Jordan 2024) for the layers' kernels, each of each layer; AdamW elsewhere.
-
-    The momentum (0.95, Nesterov) is made orthogonal by 5 Newton-Schulz iterations and
-    scaled to AdamW's size, so that learning rate and decay are AdamW's. b1, b2 and eps
-    are of the embeddings, heads, biases and norms.
-    """
-    numbers = optax.contrib.MuonDimensionNumbers
-
-    def dimensions(tree: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: numbers(*layerwise.matrix_axes(path, x.ndim)), tree
-        )
-
-    def resize(updates: Any, params: Any = None) -> Any:
-        def one(path: Path, x: Any) -> Any:
-            sides = layerwise.as_matrix(path, x.shape)[-2:]
-            return x * (MUON_RMS * max(sides) ** 0.5)
-
-        return jax.tree_util.tree_map_with_path(one, updates)
-
-    def labels(params: Any) -> Any:
-        def one(path: Path, leaf: Any) -> str:
-            named = layerwise.is_stacked(path) and path[-1].key == "kernel"
-            return "muon" if named and layerwise.is_matrix(path, leaf) else "adam"
-
-        return jax.tree_util.tree_map_with_path(one, params)
-
-    orthogonal = optax.chain(
-        optax.contrib.scale_by_muon(weight_dimension_numbers=dimensions),
-        optax.stateless(resize),
-    )
-    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
-    split = optax.partition({"muon": orthogonal, "adam": adam}, labels)
-    return [split, optax.add_decayed_weights(wd, mask=decay_mask)]
-
-
 # By OPTIMIZERS' names. Steps go against the sum of the parts' work.
-MAKERS = {make.__name__: make for make in (adamw, lamb, stableadamw, adafactor, muon)}
+MAKERS = {
+    make.__name__: make
+    for make in (adamw, lamb, stableadamw, adafactor, muon, normuon, adamuon)
+}
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:

@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from bertjax.training.layerwise import is_stacked, rate_multipliers
+from bertjax.training.muon import SecondMoment
 from bertjax.training.optim import make_optimizer
 
 LR, WD, B1, B2, EPS = 0.1, 0.02, 0.9, 0.99, 1e-6
@@ -132,6 +133,53 @@ def muon(path, x, grads):
     return x
 
 
+def as_muon(algorithm):
+    """Run an algorithm of one matrix [in, out] on the layers' kernels, AdamW elsewhere.
+
+    algorithm(gradients) yields the updates, which both papers then scale to an RMS of
+    0.2: 0.2 x sqrt(m n) / Frobenius norm.
+    """
+
+    def layer(path, x, grads):
+        if not is_stacked(path) or path[-1].key != "kernel":
+            return adamw(path, x, grads)
+        sides = (6, 4) if path[-2].key == "output" else (4, 6)
+        for step in algorithm([g.reshape(sides) for g in grads]):
+            step = 0.2 * np.sqrt(step.size) / np.linalg.norm(step) * step
+            x = x - LR * (WD * x + step.reshape(x.shape))
+        return x
+
+    return layer
+
+
+@as_muon
+def normuon(grads, beta=0.95):
+    """Algorithm 1 of arXiv 2510.05491, with the authors' Nesterov momentum.
+
+    v has a number for each neuron: each column of our [in, out], rows in the paper.
+    """
+    m, v = np.zeros_like(grads[0]), np.zeros(grads[0].shape[1])
+    for t, g in enumerate(grads, 1):
+        m = beta * m + (1 - beta) * g
+        # Both parts corrected for the bias, as optax has it.
+        ahead = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
+        o = orthogonal(ahead)
+        for neuron in range(len(v)):
+            v[neuron] = 0.95 * v[neuron] + 0.05 * np.mean(o[:, neuron] ** 2)
+        yield o / (np.sqrt(v) + 1e-8)
+
+
+@as_muon
+def adamuon(grads, beta=0.95):
+    """Algorithm 1 of arXiv 2507.11005, with the authors' Nesterov momentum."""
+    m = v = np.zeros_like(grads[0])
+    for g in grads:
+        m = beta * m + (1 - beta) * g
+        o = orthogonal(np.sign(beta * m + (1 - beta) * g))
+        v = beta * v + (1 - beta) * o * o
+        yield o / (np.sqrt(v) + 1e-8)
+
+
 def test_adamw():
     compare("adamw", adamw)
 
@@ -146,6 +194,31 @@ def test_stableadamw():
 
 def test_muon():
     compare("muon", muon, rtol=2e-3)
+
+
+def test_normuon():
+    compare("normuon", normuon, rtol=2e-3)
+
+
+def test_adamuon():
+    compare("adamuon", adamuon, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["normuon", "adamuon"])
+def test_second_moments_are_by_neuron_or_by_element(name):
+    """What is kept beside muon's momentum, of each kernel; none of other leaves."""
+    tx = make_optimizer(name, lambda step: LR, wd=WD, b1=B1, b2=B2, eps=EPS, clip=0.0)
+    state = jax.eval_shape(tx.init, draw(0))
+    (kept,) = (
+        x.nu
+        for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, SecondMoment))
+        if isinstance(x, SecondMoment)
+    )
+    shapes = [x.shape for x in jax.tree.leaves(kept)]
+    if name == "normuon":
+        assert shapes == [(3, 1, 1, 4), (3, 1, 2, 3), (3, 1, 6)]
+    else:
+        assert shapes == [(3, 2, 3, 4), (3, 4, 2, 3), (3, 4, 6)]
 
 
 def test_adamw_is_torchs():

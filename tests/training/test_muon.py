@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Muon's family on a mesh: the algorithms themselves are in test_optimizers.py."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from bertjax.parallel.mesh import make_mesh
+from bertjax.training.muon import MUON_RMS
+from bertjax.training.optim import make_optimizer
+from bertjax.training.state import init_sharded, plan_state
+
+LR = 0.1
+SHAPES = {
+    "encoder": {
+        "embeddings": {"word": (7, 8)},
+        "layers": {
+            "attention": {
+                "query": {"kernel": (2, 8, 2, 4), "bias": (2, 2, 4)},
+                "output": {"kernel": (2, 2, 4, 8)},
+            },
+            "mlp": {"down": {"kernel": (2, 12, 8)}},
+        },
+    }
+}
+
+
+def draw(seed):
+    normal = np.random.default_rng(seed).normal
+    return jax.tree.map(
+        lambda shape: normal(size=shape).astype("f4"),
+        SHAPES,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def steps(name, mesh):
+    """Take two steps on a mesh; return (parameters after, planned shardings)."""
+    settings = dict(wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=0.0)
+    tx = make_optimizer(name, lambda step: LR, **settings)
+    _, where = plan_state(lambda: draw(0), tx, mesh, ())
+    state = init_sharded(lambda: draw(0), tx, mesh, where)
+
+    def update(state, grads):
+        updates, moments = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return state._replace(params=params, opt_state=moments)
+
+    with jax.set_mesh(mesh):
+        jitted = jax.jit(update, out_shardings=where)
+        for seed in (1, 2):
+            state = jitted(state, jax.device_put(draw(seed), where.params))
+    return jax.device_get(state.params), where
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
+def test_four_devices_do_what_one_does(name):
+    one, _ = steps(name, make_mesh(devices=jax.devices()[:1]))
+    four, where = steps(name, make_mesh(1, 4, 1, devices=jax.devices()[:4]))
+    for a, b in zip(*map(jax.tree.leaves, (one, four)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    # What has a kernel's shape is split as the kernel is.
+    spread = {
+        jax.tree_util.keystr(path): place.spec
+        for path, place in jax.tree_util.tree_leaves_with_path(where.opt_state)
+        if any(place.spec) and "layers" in jax.tree_util.keystr(path)
+    }
+    of = where.params["encoder"]["layers"]["mlp"]["down"]["kernel"].spec
+    found = [spec for path, spec in spread.items() if "'down'" in path]
+    assert found == [of] * (2 if name == "adamuon" else 1) and any(of)
+
+
+@pytest.mark.parametrize("name", ["normuon", "adamuon"])
+def test_the_updates_of_each_layer_have_the_same_size(name):
+    after, _ = steps(name, make_mesh(devices=jax.devices()[:1]))
+    settings = dict(wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=0.0)
+    tx = make_optimizer(name, lambda step: LR, **settings)
+    grads = jax.tree.map(lambda g: g * np.float32(1e3), draw(1))
+    for tree in (grads, jax.tree.map(lambda g: 1e-3 * g, grads)):
+        updates, _ = jax.jit(tx.update)(tree, tx.init(after), after)
+        for kernel in jax.tree.leaves(updates["encoder"]["layers"]["mlp"]):
+            sizes = np.sqrt(np.mean(np.square(kernel), axis=(1, 2)))
+            np.testing.assert_allclose(sizes, LR * MUON_RMS, rtol=1e-5)
