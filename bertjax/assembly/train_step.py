@@ -111,8 +111,8 @@ def make_tx(
     schedule = schedules.make_schedule(
         o.schedule, o.lr if lr is None else lr, warmup, total, decay, o.power
     )
-    settings = {k: o[k] for k in ("wd", "b1", "b2", "eps", "clip")}
-    settings |= {k: o[k] for k in ("bias_correction", "layer_decay")}
+    keys = ("wd", "cautious_decay", "b1", "b2", "eps", "bias_correction")
+    settings = {key: o[key] for key in (*keys, "clip", "layer_decay")}
     return schedule, optim.make_optimizer(o.name, schedule, **settings)
 
 

@@ -153,6 +153,7 @@ def optim_keys() -> dict[str, Any]:
         name="adamw",  # lamb, stableadamw, adafactor, muon, normuon, adamuon
         lr=1e-4,
         wd=0.01,
+        cautious_decay=False,  # decay only where the update moves towards 0 too
         b1=0.9,
         b2=0.999,
         eps=1e-6,

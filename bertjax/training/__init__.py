@@ -3,15 +3,17 @@
 
 from bertjax import registry
 
+DECAY = ("wd", "cautious_decay")
+ADAM = (*DECAY, "b1", "b2", "eps")
 # Optimizer (optim.py) -> the settings of optim.* that it takes.
 OPTIMIZERS = {
-    "adamw": ("wd", "b1", "b2", "eps", "bias_correction"),
-    "lamb": ("wd", "b1", "b2", "eps", "bias_correction"),
-    "stableadamw": ("wd", "b1", "b2", "eps"),
-    "adafactor": ("wd",),
-    "muon": ("wd", "b1", "b2", "eps"),
-    "normuon": ("wd", "b1", "b2", "eps"),
-    "adamuon": ("wd", "b1", "b2", "eps"),
+    "adamw": (*ADAM, "bias_correction"),
+    "lamb": (*ADAM, "bias_correction"),
+    "stableadamw": ADAM,
+    "adafactor": DECAY,
+    "muon": ADAM,
+    "normuon": ADAM,
+    "adamuon": ADAM,
 }
 # Schedule (schedules.py) -> the settings of optim.* that it alone takes.
 SCHEDULES = {

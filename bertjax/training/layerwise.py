@@ -19,6 +19,30 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
+def with_decay(update: Any, param: Any, wd: float, cautious: bool) -> Any:
+    """Return update + wd x param, which an optimizer subtracts.
+
+    cautious: only where both have one sign or one of them is 0, so that the decay never
+    works against the update (Chen et al. 2025, arXiv 2510.12402, algorithm 1).
+    """
+    if cautious:
+        agree = jnp.sign(update) * jnp.sign(param) >= 0
+        param = jnp.where(agree, param, 0.0)
+    return update + wd * param
+
+
+def add_decay(wd: float, cautious: bool) -> optax.GradientTransformation:
+    """Add the decay (`with_decay`) to the updates of what decays (`decay_mask`)."""
+    if not cautious:
+        return optax.add_decayed_weights(wd, mask=decay_mask)
+
+    def update(updates: Any, params: Any) -> Any:
+        return jax.tree.map(lambda u, p: with_decay(u, p, wd, True), updates, params)
+
+    # Masked, as optax's: the state, of which nothing is saved, has the same form.
+    return optax.masked(optax.stateless(update), decay_mask)
+
+
 def norm(path: Path, x: jax.Array, mean: bool = False) -> jax.Array:
     """Return the norm, or root mean square, of each layer of a leaf, broadcastable."""
     axes = tuple(range(int(is_stacked(path)), x.ndim))
@@ -99,7 +123,7 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
 
 
 def scale_by_stable_adam(
-    b1: float, b2: float, eps: float, wd: float
+    b1: float, b2: float, eps: float, wd: float, cautious: bool = False
 ) -> optax.GradientTransformation:
     """Make StableAdamW's step (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2).
 
@@ -116,7 +140,8 @@ def scale_by_stable_adam(
         def one(path: Path, u: Any, g: Any, v: Any, p: Any, decayed: bool) -> Any:
             least = max(eps**2, 1e-30)  # a number of float32
             over = norm(path, g * jax.lax.rsqrt(jnp.maximum(v, least)), mean=True)
-            return (u + wd * p if decayed else u) / jnp.maximum(over, 1.0)
+            u = with_decay(u, p, wd, cautious) if decayed else u
+            return u / jnp.maximum(over, 1.0)
 
         updates = jax.tree_util.tree_map_with_path(
             one, directions, grads, corrected, params, decay_mask(params)

@@ -22,6 +22,7 @@ def on_kernels(
     direction: optax.GradientTransformation,
     *,
     wd: float,
+    cautious_decay: bool,
     b1: float,
     b2: float,
     eps: float,
@@ -37,7 +38,7 @@ def on_kernels(
 
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
     split = optax.partition({"muon": direction, "adam": adam}, labels)
-    return [split, optax.add_decayed_weights(wd, mask=layerwise.decay_mask)]
+    return [split, layerwise.add_decay(wd, cautious_decay)]
 
 
 def muon(**settings: Any) -> Parts:

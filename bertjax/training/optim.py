@@ -9,7 +9,6 @@ import optax
 
 from bertjax import registry
 from bertjax.training import OPTIMIZERS, layerwise
-from bertjax.training.layerwise import decay_mask
 from bertjax.training.muon import Parts, adamuon, muon, normuon
 from bertjax.training.schedules import Schedule
 
@@ -34,11 +33,17 @@ def scale_by_adam(
 
 
 def adamw(
-    *, wd: float, b1: float, b2: float, eps: float, bias_correction: bool
+    *,
+    wd: float,
+    cautious_decay: bool,
+    b1: float,
+    b2: float,
+    eps: float,
+    bias_correction: bool,
 ) -> Parts:
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101): decay x learning rate."""
     adam = scale_by_adam(b1, b2, eps, bias_correction)
-    return [adam, optax.add_decayed_weights(wd, mask=decay_mask)]
+    return [adam, layerwise.add_decay(wd, cautious_decay)]
 
 
 def lamb(**settings: Any) -> Parts:
@@ -50,12 +55,14 @@ def lamb(**settings: Any) -> Parts:
     return [*adamw(**settings), layerwise.scale_by_trust_ratio()]
 
 
-def stableadamw(*, wd: float, b1: float, b2: float, eps: float) -> Parts:
+def stableadamw(
+    *, wd: float, cautious_decay: bool, b1: float, b2: float, eps: float
+) -> Parts:
     """StableAdamW: AdamW, its update clipped as Adafactor's; needs no optim.clip."""
-    return [layerwise.scale_by_stable_adam(b1, b2, eps, wd)]
+    return [layerwise.scale_by_stable_adam(b1, b2, eps, wd, cautious_decay)]
 
 
-def adafactor(*, wd: float) -> Parts:
+def adafactor(*, wd: float, cautious_decay: bool) -> Parts:
     """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235), without first moment.
 
     Squared gradients are kept as row and column means where both sides of a matrix are
@@ -65,8 +72,8 @@ def adafactor(*, wd: float) -> Parts:
     """
     parts = (optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     scaled = (*parts, optax.scale_by_param_block_rms())
-    decayed = optax.add_decayed_weights(wd, mask=decay_mask)
-    return [layerwise.per_matrix(optax.chain(*scaled)), decayed]
+    decay = layerwise.add_decay(wd, cautious_decay)
+    return [layerwise.per_matrix(optax.chain(*scaled)), decay]
 
 
 # By OPTIMIZERS' names. Steps go against the sum of the parts' work.
@@ -126,6 +133,7 @@ def make_optimizer(
     clip: float,
     layer_decay: float = 1.0,
     bias_correction: bool = True,
+    cautious_decay: bool = False,
     **settings: float,
 ) -> optax.GradientTransformationExtraArgs:
     """Chain clipping by global norm (`clip` > 0), the optimizer `name`, and the rate.
@@ -133,10 +141,11 @@ def make_optimizer(
     name: one of MAKERS, or "my_lab.lion:b3=0.9", a module whose `make_optimizer` takes
     those of the settings that it reads and options of its own, and returns an optax
     transform (or a list of them). What that makes of gradients is subtracted, times
-    the learning rate. settings: wd, b1, b2, eps. The update takes `at`, the time of
+    the learning rate. settings: wd, b1, b2, eps (cautious_decay: layerwise.with_decay).
+    The update takes `at`, the time of
     the schedule. Raises UserError for a module or options that there are not.
     """
-    settings |= {"bias_correction": bias_correction}
+    settings |= {"bias_correction": bias_correction, "cautious_decay": cautious_decay}
     parts: Parts | optax.GradientTransformation
     if registry.is_outside(name):
         key, maker = "optim.name", "make_optimizer"

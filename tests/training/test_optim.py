@@ -60,6 +60,60 @@ def test_what_is_no_matrix_does_not_decay(name):
     assert moved == decayed
 
 
+def test_cautious_decay_case_by_case():
+    """The update is 0.1 x (sign of the gradient + 0.5 x parameter where both agree)."""
+    p = np.array([[2.0, 2.0, -2.0, -2.0, 2.0, 0.0]], np.float32)
+    g = np.array([[1.0, -1.0, 1.0, -1.0, 0.0, 1.0]], np.float32)
+    decay = [[1.0, 0.0, 0.0, -1.0, 1.0, 0.0]]  # 0.5 x p, or none
+    params = {"kernel": p, "bias": p[0]}
+    tx = make(lr=0.1, wd=0.5, cautious_decay=True)
+    updates, _ = tx.update({"kernel": g, "bias": g[0]}, tx.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], -0.1 * (g + decay), atol=1e-6)
+    np.testing.assert_allclose(updates["bias"], -0.1 * g[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_cautious_decay_of_every_optimizer(name):
+    """Half of the decay is left out, where it works against the step without decay."""
+    normal = np.random.default_rng(0).normal
+    shapes = {"layers": {"up": {"kernel": (2, 6, 4)}}, "word": (7, 4), "bias": (4,)}
+    params, grads = (
+        jax.tree.map(
+            lambda s: normal(size=s).astype("f4"),
+            shapes,
+            is_leaf=lambda x: isinstance(x, tuple),
+        )
+        for _ in range(2)
+    )
+
+    def step(**settings):
+        tx = make(name, lr=1.0, **settings)
+        return tx.update(grads, tx.init(params), params)[0]
+
+    plain, found = step(wd=0.0), step(wd=0.2, cautious_decay=True)
+    agree = jax.tree.map(lambda u, p: u * p <= 0, plain, params)  # u is subtracted
+    wanted = jax.tree.map(
+        lambda u, p, a, decays: u - 0.2 * p * a * decays,
+        plain,
+        params,
+        agree,
+        decay_mask(params),
+    )
+    for got, want, mask, whole in zip(
+        *map(jax.tree.leaves, (found, wanted, agree, step(wd=0.2))), strict=True
+    ):
+        if name == "lamb":  # its steps have the parameters' sizes
+            continue
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+        assert 0 < np.mean(mask) < 1
+        assert got.ndim == 1 or not np.allclose(got, whole, atol=1e-3)
+    if name == "lamb":
+        tx = make("adamw", lr=1.0, wd=0.2, cautious_decay=True)
+        adam = tx.update(grads, tx.init(params), params)[0]["word"]
+        scale = np.linalg.norm(params["word"]) / np.linalg.norm(adam)
+        np.testing.assert_allclose(found["word"], scale * adam, rtol=1e-5)
+
+
 def test_first_adamw_update_by_hand():
     """Corrected for bias, the first update is lr x g / (|g| + eps)."""
     tx = make(lr=0.1, wd=0.0)

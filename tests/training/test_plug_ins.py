@@ -100,6 +100,10 @@ def test_a_run_and_its_continuation(arguments, tmp_path):
             r"optim.b2=0.5 is not used by optim.name=lab.momentum, only by adamw",
         ),
         (
+            dict(optim__name="lab.momentum", optim__cautious_decay=True),
+            r"optim.cautious_decay=True is not used by optim.name=lab.momentum, only",
+        ),
+        (
             dict(optim__schedule="lab.triangle", optim__power=2.0),
             r"optim.power=2.0 is not used by optim.schedule=lab.triangle",
         ),
