@@ -16,7 +16,7 @@ from bertjax.data import phases
 from bertjax.objectives.base import TokenIds
 from bertjax.objectives.make_objective import make_objective
 from bertjax.tasks import prepare_task as tasks
-from bertjax.training import multi_step, optim, schedules, state, step
+from bertjax.training import multi_step, optim, read_rates, schedules, state, step
 
 NO_MFU = (
     "no MFU: objective={} does not say its FLOPs (Head.flops, docs/add_an_objective.md)"
@@ -113,7 +113,8 @@ def make_tx(
     )
     keys = ("wd", "cautious_decay", "b1", "b2", "eps", "bias_correction")
     settings = {key: o[key] for key in (*keys, "clip", "layer_decay")}
-    return schedule, optim.make_optimizer(o.name, schedule, **settings)
+    rates = read_rates(o.rates)
+    return schedule, optim.make_optimizer(o.name, schedule, rates=rates, **settings)
 
 
 def schedule_lengths(

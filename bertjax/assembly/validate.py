@@ -16,7 +16,7 @@ from bertjax.data.tokenizers import train_vocab
 from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
 from bertjax.tasks import prepare_task as tasks
-from bertjax.training import CHOICES, settings_of, writer
+from bertjax.training import CHOICES, read_rates, settings_of, writer
 
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
 OF_TEXT = (
@@ -127,6 +127,7 @@ def _check_run(config: ConfigDict) -> None:
 
 
 def _check_optimizer(config: ConfigDict) -> None:
+    read_rates(config.optim.rates)
     flat = serialize.flatten(config.optim)
     defaults = serialize.flatten(schema.base().optim)
     for choice, (known, _) in CHOICES.items():

@@ -152,6 +152,8 @@ def optim_keys() -> dict[str, Any]:
     return dict(
         name="adamw",  # lamb, stableadamw, adafactor, muon, normuon, adamuon
         lr=1e-4,
+        # Multipliers of it: embeddings:0.3,heads:0.5,vectors:1,kernels:1
+        rates="",
         wd=0.01,
         cautious_decay=False,  # decay only where the update moves towards 0 too
         b1=0.9,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that a config is checked against before jax is loaded."""
 
-from bertjax import registry
+from bertjax import UserError, registry
 
 DECAY = ("wd", "cautious_decay")
 ADAM = (*DECAY, "b1", "b2", "eps")
@@ -28,6 +28,34 @@ CHOICES = {
     "optim.name": (OPTIMIZERS, "make_optimizer"),
     "optim.schedule": (SCHEDULES, "make_schedule"),
 }
+
+# Groups of parameters that optim.rates names (layerwise.group_of).
+GROUPS = ("embeddings", "heads", "vectors", "kernels")
+
+
+def read_rates(text: str) -> dict[str, float]:
+    """Read "embeddings:0.3,heads:0.5": multipliers of the learning rate by group.
+
+    Raises UserError for a group that there is not or that is given twice, and for what
+    is no number of at least 0.
+    """
+    rates: dict[str, float] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, number = (part.strip() for part in entry.partition(":"))
+        try:
+            rate = float(number)
+        except ValueError:
+            rate = -1.0
+        if not 0 <= rate < float("inf"):
+            raise UserError(
+                f"optim.rates={text}: {entry!r} is not GROUP:NUMBER with a number "
+                "of at least 0"
+            )
+        registry.pick("optim.rates", name, dict.fromkeys(GROUPS))
+        if name in rates:
+            raise UserError(f"optim.rates={text}: {name!r} is given twice")
+        rates[name] = rate
+    return rates
 
 
 def settings_of(key: str, name: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
 A shared layer (ALBERT) has one entry there and counts as one layer.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -69,10 +70,27 @@ def as_matrix(path: Path, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[: int(is_stacked(path))], *sizes)
 
 
-def rate_multipliers(params: Any, decay: float) -> Any:
+def group_of(path: Path, leaf: Any) -> str:
+    """Return the group of a parameter for optim.rates, one of training.GROUPS.
+
+    vectors: biases, norm scales and whatever else is no matrix; kernels: the layers'
+    matrices; embeddings: tables, and what projects them; heads: all other matrices.
+    """
+    if not is_matrix(path, leaf):
+        return "vectors"
+    if is_stacked(path):
+        return "kernels"
+    tables = any(str(key).endswith("embeddings") for key in keys(path))
+    return "embeddings" if tables else "heads"
+
+
+def rate_multipliers(
+    params: Any, decay: float, rates: Mapping[str, float] | None = None
+) -> Any:
     """Return each leaf's factor of the learning rate: a number, or [n, 1, ...].
 
-    Of N stacked layers, layer l (from 0) has decay^(N - l), the embeddings below it
+    It is that of its group (`group_of`), by default 1, times that of its depth: of N
+    stacked layers, layer l (from 0) has decay^(N - l), the embeddings below it
     decay^(N + 1), all else 1: pooler, final norm, heads (Clark et al. 2020, arXiv
     2003.10555, appendix B; their code gives the whole encoder one factor more, so that
     the last layer has decay^2). A leaf that the first layers lack is aligned with the
@@ -88,14 +106,17 @@ def rate_multipliers(params: Any, decay: float) -> Any:
             above = parent(path, "layers")
             depths[above] = max(depths.get(above, 0), leaf.shape[0])
 
-    def one(path: Path, leaf: Any) -> Any:
-        if is_stacked(path):
+    def at_depth(path: Path, leaf: Any) -> Any:
+        if is_stacked(path) and decay != 1:
             size = leaf.shape[0]
             factors = decay ** np.arange(size, 0, -1, dtype=np.float32)
             return factors.reshape(size, *[1] * (leaf.ndim - 1))
         if "embeddings" in keys(path):
             return decay ** (depths.get(parent(path, "embeddings"), 0) + 1)
         return 1.0
+
+    def one(path: Path, leaf: Any) -> Any:
+        return (rates or {}).get(group_of(path, leaf), 1.0) * at_depth(path, leaf)
 
     return jax.tree_util.tree_map_with_path(one, params)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers: directions by name, and what all of them share."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -102,11 +103,13 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
 
 def scale_by_rate(
-    schedule: Schedule, layer_decay: float
+    schedule: Schedule,
+    layer_decay: float = 1.0,
+    rates: Mapping[str, float] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Scale by minus the learning rate at `at`, by default the updates made so far.
 
-    layer_decay: see layerwise.rate_multipliers.
+    layer_decay, rates: see layerwise.rate_multipliers.
     """
 
     def init(params: Any) -> optax.ScaleByScheduleState:
@@ -117,8 +120,8 @@ def scale_by_rate(
     ) -> tuple[Any, Any]:
         rate = -schedule(state.count if at is None else at)
         scaled = jax.tree.map(lambda u: rate * u, updates)
-        if layer_decay != 1:
-            factors = layerwise.rate_multipliers(updates, layer_decay)
+        if layer_decay != 1 or rates:
+            factors = layerwise.rate_multipliers(updates, layer_decay, rates)
             scaled = jax.tree.map(jnp.multiply, scaled, factors)
         count = optax.safe_increment(state.count)
         return scaled, optax.ScaleByScheduleState(count)
@@ -132,6 +135,7 @@ def make_optimizer(
     *,
     clip: float,
     layer_decay: float = 1.0,
+    rates: Mapping[str, float] | None = None,
     bias_correction: bool = True,
     cautious_decay: bool = False,
     **settings: float,
@@ -154,5 +158,5 @@ def make_optimizer(
     else:
         parts = MAKERS[name](**{key: settings[key] for key in OPTIMIZERS[name]})
     parts = parts if isinstance(parts, list) else [parts]
-    tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay))
+    tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay, rates))
     return optax.chain(clip_by_norm(clip), tx) if clip > 0 else tx

@@ -12,6 +12,8 @@ import numpy as np
 import optax
 import pytest
 
+from bertjax import UserError
+from bertjax.training import read_rates
 from bertjax.training.layerwise import is_stacked, rate_multipliers
 from bertjax.training.muon import SecondMoment
 from bertjax.training.optim import make_optimizer
@@ -283,6 +285,67 @@ def test_layer_decay():
     ]
     # A leaf that the first layer lacks.
     assert encoder["layers"]["mlp"]["norm"]["scale"].ravel().tolist() == [1 / 4, 1 / 2]
+
+
+def test_rates_of_groups():
+    """By group, times the layer decay: kernels' layers 2 x 1/8, 1/4, 1/2."""
+    tree = jax.tree.map(np.zeros, SHAPES, is_leaf=is_shape)
+    rates = {"embeddings": 3.0, "heads": 5.0, "vectors": 7.0, "kernels": 2.0}
+    plain = rate_multipliers(tree, 1.0, rates)
+    assert plain == {
+        "encoder": {
+            "embeddings": {"word": 3.0, "norm": {"scale": 7.0}},
+            "layers": {
+                "attention": {
+                    "query": {"kernel": 2.0, "bias": 7.0},
+                    "output": {"kernel": 2.0},
+                },
+                "mlp": {"up": {"kernel": 2.0}, "norm": {"scale": 7.0}},
+            },
+        },
+        "mlm": {"transform": {"kernel": 5.0}, "bias": 7.0},
+    }
+    both = rate_multipliers(tree, 0.5, {"kernels": 2.0, "embeddings": 3.0})
+    kernel = both["encoder"]["layers"]["mlp"]["up"]["kernel"]
+    assert kernel.ravel().tolist() == [1 / 4, 1 / 2, 1.0]
+    assert both["encoder"]["embeddings"] == {"word": 3 / 16, "norm": {"scale": 1 / 16}}
+    assert both["mlm"] == {"transform": {"kernel": 1.0}, "bias": 1.0}
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamuon"])
+def test_rates_scale_the_first_steps(name):
+    settings = dict(wd=WD, b1=B1, b2=B2, eps=EPS, clip=0.0)
+    params, grads = draw(0), draw(1)
+    rates = {"embeddings": 0.0, "heads": 0.25, "kernels": 2.0}
+
+    def step(**more):
+        tx = make_optimizer(name, lambda step: LR, **settings, **more)
+        return tx.update(grads, tx.init(params), params)[0]
+
+    factors = rate_multipliers(params, 1.0, rates)
+    wanted = jax.tree.map(lambda u, f: u * f, step(), factors)
+    found = step(rates=rates)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted
+    )
+    assert not found["encoder"]["embeddings"]["word"].any()
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("embedings:0.3", r"optim.rates='embedings' .*did you mean 'embeddings'"),
+        ("heads:1,heads:2", r"optim.rates=heads:1,heads:2: 'heads' is given twice"),
+        ("heads:-1", r"optim.rates=heads:-1: 'heads:-1' is not GROUP:NUMBER"),
+        ("heads=2", r"'heads=2' is not GROUP:NUMBER"),
+        ("heads:nan", r"'heads:nan' is not GROUP:NUMBER"),
+    ],
+)
+def test_rates_that_are_refused(text, said):
+    with pytest.raises(UserError, match=said):
+        read_rates(text)
+    assert read_rates(" heads: 0.5, kernels:0,") == {"heads": 0.5, "kernels": 0.0}
+    assert read_rates("") == {}
 
 
 def test_layer_decay_scales_the_steps():
