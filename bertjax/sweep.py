@@ -32,7 +32,7 @@ from bertjax.assembly import (
     workdirs,
 )
 from bertjax.checkpoints import manifest, workdir_kinds
-from bertjax.config import cli, schema, serialize
+from bertjax.config import cli, durations, schema, serialize
 from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
 from bertjax.storage import directories
@@ -129,6 +129,9 @@ def check(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     for key in FOREIGN:
         if flat[key] != usual[key]:
             raise UserError(f"{key}={flat[key]} does not go with a sweep")
+    unit, length = durations.unit_of(config, "optim.average")
+    if length:
+        raise UserError(f"optim.average.{unit}={length} does not go with a sweep")
     for key in overrides:
         if key.startswith(SILENT) and flat.get(key) != usual.get(key):
             raise UserError(

@@ -166,6 +166,7 @@ def test_a_budget_and_its_repetition(command, arguments, tmp_path):
     more = ["budget_minutes=0.02", "total.steps=100_000", "log.writers=jsonl"]
     more += ["eval.every.steps=100_000", "checkpoint.every.steps=1"]
     more += ["optim.warmup.percent=10", "checkpoint.keep_every=1"]
+    more += ["optim.average.percent=50"]
     given = [*arguments, *(f"--config.{m}" for m in more)]
     first = tmp_path / "first"
     succeeded(command("train", *given, f"--workdir={first}"))
@@ -179,7 +180,8 @@ def test_a_budget_and_its_repetition(command, arguments, tmp_path):
     again = cut(first, tmp_path / "again", 1)
     succeeded(command("train", *given, f"--workdir={again}"))
     assert timeless(read_rows(again)) == timeless(read_rows(first))
-    assert parameters(again) == parameters(first)
+    for part in ("params", "ema"):
+        assert parameters(again, part) == parameters(first, part)
 
 
 @pytest.mark.parametrize(

@@ -400,6 +400,7 @@ def test_what_is_refused(wanted, tmp_path):
         ("--lrs=1e-3,x",): "--lrs=1e-3,x",
         ("--lrs=1e-3,1e-3",): "different numbers",
         ("--config.optim.ema=0.9",): "optim.ema",
+        ("--config.optim.average.steps=2",): r"optim\.average\.steps=2 does not go",
         ("--config.eval.patience=0",): r"eval\.patience=0 must be from 1",
         ("--config.eval.best=acuracy",): "eval.best.*did you mean 'eval/valid/accur",
         ("--config.log.writers=jsonl",): "log.writers=jsonl says nothing to a sweep",

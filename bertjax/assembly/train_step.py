@@ -119,18 +119,37 @@ def make_tx(
 
 def schedule_lengths(
     config: ConfigDict, placed: Sequence[phases.Phase], total: int
-) -> tuple[int, int, int]:
-    """Return warm-up, whole and decay of the schedule in steps, or of CLOCK_UPDATES."""
+) -> tuple[int, int, int, int]:
+    """Return warm-up, whole and decay of the schedule and the tail that is averaged
+    (optim.average), in steps, or of CLOCK_UPDATES."""
     span = total if config.budget_minutes is None else schedules.CLOCK_UPDATES
-    warmup, decay = (
-        phases.steps_within(*durations.unit_of(config, name), placed, span, end)
-        for name, end in (("optim.warmup", False), ("optim.decay", True))
-    )
-    return warmup, span, decay
+
+    def length(name: str, end: bool = True) -> int:
+        unit, number = durations.unit_of(config, name)
+        return phases.steps_within(unit, number, placed, span, end)
+
+    warmup = length("optim.warmup", end=False)
+    return warmup, span, length("optim.decay"), length("optim.average")
+
+
+def averages_tail(config: ConfigDict) -> bool:
+    """True where the parameters of the end of a run are averaged (optim.average)."""
+    return durations.unit_of(config, "optim.average")[1] > 0
+
+
+def check_average(tail: int, total: int) -> None:
+    """Refuse to average more updates than a run has: UserError."""
+    if tail > total:
+        raise UserError(f"optim.average is {tail} steps, more than total's {total}")
 
 
 def make_function(
-    config: ConfigDict, objective: Any, tx: Any, schedule: Any, seed: Any = None
+    config: ConfigDict,
+    objective: Any,
+    tx: Any,
+    schedule: Any,
+    seed: Any = None,
+    average_from: int = 0,
 ) -> Callable[..., Any]:
     """Make update(state, batch) -> (state, metrics); seed: instead of the config's."""
     return step.make_train_step(
@@ -143,6 +162,7 @@ def make_function(
         accumulate=config.accumulate,
         guard_factor=config.guard.factor,
         ema=config.optim.ema,
+        average_from=average_from,
     )
 
 
@@ -158,12 +178,15 @@ def make_update(
     warmup: int,
     total: int,
     decay: int = 0,
+    tail: int = 0,
 ) -> Update:
     """Make optimizer, state layout and update; durations are in steps (make_tx).
 
+    tail: the last updates of the run, whose parameters are averaged (optim.average).
     Raises UserError where the config does not go with the objective or the mesh.
     """
     check_whole_batch(config, objective, mesh)
+    check_average(tail, total)
     schedule, tx = make_tx(config, warmup, total, decay)
 
     def init() -> Any:
@@ -172,9 +195,9 @@ def make_update(
     watch, ema = config.guard, config.optim.ema
     guarded = watch.nonfinite == "skip" or watch.factor > 0
     shapes, shardings = state.plan_state(
-        init, tx, mesh, objective.shardings, guarded, averaged=ema > 0
+        init, tx, mesh, objective.shardings, guarded, ema > 0, averages_tail(config)
     )
-    update = make_function(config, objective, tx, schedule)
+    update = make_function(config, objective, tx, schedule, average_from=total - tail)
     one, many = (
         # The state is donated and stays where its shardings say.
         jax.jit(function, donate_argnums=0, out_shardings=(shardings, None))

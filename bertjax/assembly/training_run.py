@@ -58,6 +58,7 @@ def check_before_text(config: ConfigDict, mesh: Mesh) -> None:
         return phases.steps_within(unit, number, (), total) if known else 0
 
     train_step.make_tx(config, steps("optim.warmup"), total, steps("optim.decay"))
+    train_step.check_average(steps("optim.average"), total)
 
 
 def prepare(config: ConfigDict, log: Log) -> tuple[Any, dict[str, str]]:

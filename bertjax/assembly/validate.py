@@ -128,6 +128,12 @@ def _check_run(config: ConfigDict) -> None:
 
 def _check_optimizer(config: ConfigDict) -> None:
     read_rates(config.optim.rates)
+    unit, length = durations.unit_of(config, "optim.average")
+    if config.optim.ema and length:
+        raise UserError(
+            f"optim.ema={config.optim.ema} and optim.average.{unit}={length} are both "
+            "given, and a run keeps one average: give one of them"
+        )
     flat = serialize.flatten(config.optim)
     defaults = serialize.flatten(schema.base().optim)
     for choice, (known, _) in CHOICES.items():
@@ -160,7 +166,7 @@ def _check_budget(config: ConfigDict) -> None:
             f"steps_per_call={config.steps_per_call} cannot be used with "
             "budget_minutes, which times each update by itself: leave it out"
         )
-    for name in ("optim.warmup", "optim.decay"):
+    for name in ("optim.warmup", "optim.decay", "optim.average"):
         unit, _ = durations.unit_of(config, name)
         if unit != "percent":
             raise UserError(

@@ -167,4 +167,6 @@ def optim_keys() -> dict[str, Any]:
         power=1.0,  # of polynomial
         decay=duration(percent=10),  # of wsd, before the end
         ema=0.0,  # decay of the parameters' moving average; 0: none
+        # Or of the last part of the run, each update's parameters alike; 0: none
+        average=duration(percent=0),
     )

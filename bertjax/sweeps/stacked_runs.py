@@ -71,7 +71,7 @@ class Programs(NamedTuple):
 def make_programs(run: TrainingRun) -> Programs:
     """Make the programs of a sweep; run: one of its runs, whatever the seed."""
     config, objective, update = run.config, run.objective, run.update
-    warmup, span, decay = run.lengths
+    warmup, span, decay, _ = run.lengths
     rows = run.batches.course.batch(0)
     guarded = update.shapes.guard is not None
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training state, and how it is made in its shards."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,8 +17,9 @@ from bertjax.training.guard import make_guard
 class State(NamedTuple):
     """Everything an update changes: updates done i32 [], parameters, moments.
 
-    guard: what the guard remembers (guard.py); ema: the parameters' moving average.
-    Each is None where a run has none.
+    guard: what the guard remembers (guard.py); ema: the parameters' average, a moving
+    one or that of a run's tail; averaged: i32 [], how many updates' parameters a tail's
+    is the mean of. Each is None where a run has none.
     """
 
     step: jax.Array
@@ -25,6 +27,7 @@ class State(NamedTuple):
     opt_state: Any
     guard: Any = None
     ema: Any = None
+    averaged: Any = None
 
     def parts(self) -> dict[str, Any]:
         """Return what there is by name: a checkpoint's tree."""
@@ -36,14 +39,19 @@ def make_state(
     tx: optax.GradientTransformation,
     guarded: bool = False,
     averaged: bool = False,
+    tail: bool = False,
 ) -> State:
-    """Begin at step 0 with these parameters."""
+    """Begin at step 0 with these parameters.
+
+    averaged: with a moving average; tail: with that of the run's tail instead.
+    """
     return State(
         jnp.zeros((), jnp.int32),
         params,
         tx.init(params),
         make_guard() if guarded else None,
-        params if averaged else None,
+        params if averaged or tail else None,
+        jnp.zeros((), jnp.int32) if tail else None,
     )
 
 
@@ -54,9 +62,10 @@ def plan_state(
     extra: ParamAxes,
     guarded: bool = False,
     averaged: bool = False,
+    tail: bool = False,
 ) -> tuple[State, State]:
     """Return the state's shapes and shardings before a byte is allocated."""
-    shapes = jax.eval_shape(lambda: make_state(init(), tx, guarded, averaged))
+    shapes = jax.eval_shape(lambda: make_state(init(), tx, guarded, averaged, tail))
     shardings = param_shardings(shapes.params, mesh, extra)
     return shapes, state_shardings(shapes, shapes.params, shardings, mesh)
 
@@ -77,7 +86,8 @@ def init_sharded(
     shardings: State,
 ) -> State:
     """Make the first state where its shardings say, in one compiled program."""
-    has = shardings.guard is not None, shardings.ema is not None
+    kinds = shardings.guard, shardings.ema, shardings.averaged
+    has = [kind is not None for kind in kinds]
 
     def begin() -> State:
         return make_state(init(), tx, *has)
@@ -89,8 +99,11 @@ def init_sharded(
 def complete(parts: dict[str, Any], wanted: State) -> State:
     """Make a state of saved parts; wanted: shapes and shardings.
 
-    A guard that they lack begins anew, a moving average with the parameters.
+    A guard that they lack begins anew, an average with the parameters.
     """
+    if wanted.averaged is not None and "averaged" not in parts:
+        zero = functools.partial(jnp.zeros, (), jnp.int32)
+        parts["averaged"] = jax.jit(zero, out_shardings=wanted.averaged.sharding)()
     if wanted.guard is not None and "guard" not in parts:
         places = jax.tree.map(lambda s: s.sharding, wanted.guard)
         parts["guard"] = jax.jit(make_guard, out_shardings=places)()

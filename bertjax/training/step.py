@@ -93,6 +93,7 @@ def make_train_step(
     accumulate: int = 1,
     guard_factor: float = 0.0,
     ema: float = 0.0,
+    average_from: int = 0,
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """Make update(state, batch) -> (state, metrics).
 
@@ -105,8 +106,9 @@ def make_train_step(
 
     A state with a guard (guard.py) skips bad updates; of one with an average, ema is
     the decay d: average = d x average + (1 - d) x parameters, d at most
-    (1 + step) / (10 + step), so that the beginning is soon forgotten. A batch with
-    `at` f32 [devices] says the time of the schedule itself (budget.py).
+    (1 + step) / (10 + step), so that the beginning is soon forgotten. That of a tail
+    (state.averaged) begins with the update at the schedule's time average_from. A batch
+    with `at` f32 [devices] says that time itself (budget.py), else it is the step.
     """
 
     tx = optax.with_extra_args_support(tx)
@@ -131,9 +133,7 @@ def make_train_step(
             )
             params = optax.apply_updates(state.params, updates)
             new = state._replace(params=params, opt_state=moments)
-            if state.ema is not None:
-                new = new._replace(ema=average(state.ema, params, ema, state.step))
-            return new
+            return with_average(new, ema, time, average_from)
 
         with jax.named_scope("optimizer"):
             if state.guard is None:
@@ -160,10 +160,34 @@ def make_train_step(
     return update
 
 
+def with_average(state: State, decay: float, time: Any, average_from: int) -> State:
+    """Return a state whose average has its new parameters, if it keeps one."""
+    if state.averaged is not None:
+        count = jnp.where(time >= average_from, state.averaged + 1, 0)
+        tail = average_tail(state.ema, state.params, count)
+        return state._replace(ema=tail, averaged=count)
+    if state.ema is not None:
+        moving = average(state.ema, state.params, decay, state.step)
+        return state._replace(ema=moving)
+    return state
+
+
 def average(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
     """Return the moving average after update `step` (0-based)."""
     rest = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
     return jax.tree.map(lambda a, p: a + rest * (p - a), ema, params)
+
+
+def average_tail(mean: Any, params: Any, count: jax.Array) -> Any:
+    """Return the mean of `count` updates' parameters; mean: of all but the newest.
+
+    A copy of the parameters where count is at most 1. Of 2, 4 and 9:
+    2; 2 + (4 - 2) / 2 = 3; 3 + (9 - 3) / 3 = 5.
+    """
+    share = 1.0 / jnp.maximum(count, 1)
+    return jax.tree.map(
+        lambda a, p: jnp.where(count > 1, a + share * (p - a), p), mean, params
+    )
 
 
 def make_eval_step(

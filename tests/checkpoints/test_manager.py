@@ -34,7 +34,8 @@ def init(width=4):
 
 
 def make(mesh=None, make_params=init, tx=TX, more=(False, False)):
-    """Return (state, what restoring asks for); more: has it a guard, an average."""
+    """Return (state, what restoring asks for); more: has it a guard, a moving average,
+    one of its tail."""
     mesh = mesh or make_mesh(2, 2, 2)
     shapes, shardings = plan_state(make_params, tx, mesh, (), *more)
     state = init_sharded(make_params, tx, mesh, shardings)
@@ -218,6 +219,24 @@ def test_guard_and_average_come_and_go(saved):
             for step in (1, 2):
                 with pytest.raises(UserError, match="of another optimizer"):
                     checkpoints.restore(step, make(tx=tx, more=more)[1])
+
+
+def test_the_average_of_a_tail_comes_and_goes(saved):
+    """It begins with none averaged, whether the checkpoint has none or a moving one."""
+    tail, moving, none = (
+        make(more=(False, *more))
+        for more in ((False, True), (True, False), (False, False))
+    )
+    checkpoints = saved(keep_last=3)
+    made = tail[0]._replace(averaged=tail[0].averaged + 3)
+    for step, state in enumerate((made, moving[0], none[0]), 1):
+        checkpoints.save(step, state, {})
+    checkpoints.wait()
+    equal(checkpoints.restore(1, tail[1]), made)
+    for step in (2, 3):
+        equal(checkpoints.restore(step, tail[1]), tail[0])
+    equal(checkpoints.restore(1, moving[1]), moving[0])
+    equal(checkpoints.restore(1, none[1]), none[0])
 
 
 def test_damage_is_seen(saved, tmp_path):

@@ -134,7 +134,9 @@ def main(argv):
         own = config.copy_and_resolve_references()
         own.seed = seed
         run = run_batches.make_run(own, needs, tokenizer, parts, tables)
-        warmup, span, decay = train_step.schedule_lengths(config, run.phases, run.total)
+        warmup, span, decay, _ = train_step.schedule_lengths(
+            config, run.phases, run.total
+        )
         schedule, _ = train_step.make_tx(config, warmup, span, decay)
         model = make_model(args.model, objective, form, seed)
         if args.head == "ours":
