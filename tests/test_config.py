@@ -327,6 +327,29 @@ def test_models_are_compared_by_what_is_in_effect():
     assert line == "model.num_hidden_layers: 4 -> 8"
 
 
+@pytest.mark.parametrize(
+    "schedule, of_today",
+    [("wsd", 0.5), ("polynomial", 1.0), ("linear", 1.0), ("cosine", 1.0)],
+)
+def test_runs_from_before_wsd_had_a_power_go_on(schedule, of_today):
+    """Each recorded 1.0, which of wsd meant nothing: it fell by the root."""
+    flag = f"--config.optim.schedule={schedule}"
+    new = parse(flag)
+    old = new.to_dict()
+    del old["optim"]["average"]
+    old["optim"]["power"] = 1.0
+    back = serialize.from_json(json.dumps(old))
+    assert serialize.differences(back, new) == []
+    power = schema.power_in_effect(schedule, back.optim.power)
+    assert power == schema.power_in_effect(schedule, new.optim.power) == of_today
+    # A power that is given is another one, and is read back as it is.
+    if schedule == "wsd":
+        linear = parse(flag, "--config.optim.power=1.0")
+        assert serialize.differences(back, linear) == ["optim.power: 0.5 -> 1.0"]
+        again = serialize.from_json(serialize.to_json(linear))
+        assert again.optim.power == 1.0
+
+
 def test_a_model_without_a_size_spells_it_out():
     made = parse("--config.model.size=")
     with pytest.raises(UserError, match=r"model\.size"):
@@ -405,6 +428,8 @@ def test_settings_that_optimizer_or_schedule_do_not_read(given, word):
         "name=lamb bias_correction=False",
         "schedule=polynomial power=2.0",
         "schedule=wsd decay.steps=9",
+        "schedule=wsd decay.steps=9 power=1.2",
+        "schedule=linear power=1.0",
     ],
 )
 def test_settings_that_they_do_read(given):

@@ -11,7 +11,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import resolve
-from bertjax.config import durations
+from bertjax.config import durations, schema
 from bertjax.data import phases
 from bertjax.objectives.base import TokenIds
 from bertjax.objectives.make_objective import make_objective
@@ -108,8 +108,9 @@ def make_tx(
     config's. Raises UserError for settings that do not go together.
     """
     o = config.optim
+    power = schema.power_in_effect(o.schedule, o.power)
     schedule = schedules.make_schedule(
-        o.schedule, o.lr if lr is None else lr, warmup, total, decay, o.power
+        o.schedule, o.lr if lr is None else lr, warmup, total, decay, power
     )
     keys = ("wd", "cautious_decay", "b1", "b2", "eps", "bias_correction")
     settings = {key: o[key] for key in (*keys, "clip", "layer_decay")}

@@ -136,6 +136,7 @@ def _check_optimizer(config: ConfigDict) -> None:
         )
     flat = serialize.flatten(config.optim)
     defaults = serialize.flatten(schema.base().optim)
+    defaults["power"] = schema.power_in_effect(config.optim.schedule, None)
     for choice, (known, _) in CHOICES.items():
         name = config.optim[choice.removeprefix("optim.")]
         read = settings_of(choice, name)

@@ -147,6 +147,14 @@ def task_keys() -> dict[str, Any]:
     )
 
 
+POWERS = {"wsd": 0.5}  # Schedule -> optim.power where it is empty; of others 1
+
+
+def power_in_effect(schedule: str, power: float | None) -> float:
+    """Return what optim.power is for a schedule."""
+    return POWERS.get(schedule, 1.0) if power is None else power
+
+
 def optim_keys() -> dict[str, Any]:
     """The optimizer and the schedule of its learning rate."""
     return dict(
@@ -164,7 +172,7 @@ def optim_keys() -> dict[str, Any]:
         layer_decay=1.0,  # of the rate, a layer towards the embeddings
         warmup=duration(percent=1),
         schedule="linear",  # to 0; polynomial, cosine, wsd; or constant
-        power=1.0,  # of polynomial
+        power=placeholder(float),  # of polynomial, 1, and of wsd's decay, 0.5
         decay=duration(percent=10),  # of wsd, before the end
         ema=0.0,  # decay of the parameters' moving average; 0: none
         # Or of the last part of the run, each update's parameters alike; 0: none

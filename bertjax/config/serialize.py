@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import config_dict
 from ml_collections.config_dict import ConfigDict
 
-from bertjax.config.schema import base
+from bertjax.config.schema import base, power_in_effect
 from bertjax.models.config import RUNTIME
 from bertjax.models.families import in_effect
 
@@ -41,21 +41,30 @@ def to_json(config: ConfigDict) -> str:
 
 def from_json(text: str) -> ConfigDict:
     """Read a config back; keys of a later version than its own keep their defaults."""
-    config = base()
-    config.update(config_dict.ConfigDict(json.loads(text)))
+    config, stored = base(), json.loads(text)
+    optim = stored.get("optim", {})
+    if "average" not in optim and optim.get("schedule") == "wsd":
+        # Of a version whose wsd had no optim.power: all recorded polynomial's 1.0.
+        optim["power"] = None
+    config.update(config_dict.ConfigDict(stored))
     return config
 
 
-def with_model_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat config in which a model's empty keys have their values."""
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat config in which empty keys of the model and optim.power have
+    their values."""
     part = {k[6:]: v for k, v in config.items() if k.startswith("model.")}
-    return {**config, **{f"model.{k}": v for k, v in in_effect(part).items()}}
+    filled = {f"model.{k}": v for k, v in in_effect(part).items()}
+    if "optim.power" in config:
+        pair = config["optim.schedule"], config["optim.power"]
+        filled["optim.power"] = power_in_effect(*pair)
+    return {**config, **filled}
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys of flat configs that differ in effect, sorted; of models tiny and
     mini `model.size` alone."""
-    whole = [with_model_defaults(config) for config in configs]
+    whole = [with_defaults(config) for config in configs]
 
     def differ(key: str, among: Sequence[Mapping[str, Any]]) -> bool:
         return any(one.get(key) != among[0].get(key) for one in among)
@@ -70,6 +79,6 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """List what differs and matters: "optim.lr: 0.0001 -> 0.5"."""
     flat = flatten(old), flatten(new)
-    a, b = map(with_model_defaults, flat)
+    a, b = map(with_defaults, flat)
     keys = [key for key in differing(flat) if not NOT_COMPARED.fullmatch(key)]
     return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in keys]

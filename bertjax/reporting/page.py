@@ -48,8 +48,7 @@ def write_page(
     by_layer = "".join(probe_section(probe, charts) for probe in probes)
     data = {"runs": names, "charts": charts, "views": [v["attention"] for v in views]}
     configs = (
-        (text(run.name), key_table(serialize.with_model_defaults(run.config)))
-        for run in runs
+        (text(run.name), key_table(serialize.with_defaults(run.config))) for run in runs
     )
     sections = [
         ("Runs", render(run_tables.overview(runs), marks=True) + listed),

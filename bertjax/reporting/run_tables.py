@@ -34,7 +34,7 @@ def overview(runs: Sequence[Run]) -> Table:
             run.tokens,
             config["objective"],
             config["model.family"],
-            serialize.with_model_defaults(config)["model.size"] or sized(parameters),
+            serialize.with_defaults(config)["model.size"] or sized(parameters),
             parameters,
             None if None in devices else "{} x {}".format(*devices),
             started(run),
@@ -89,7 +89,7 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
         else run.config
         for run in runs
     ]
-    whole = [serialize.with_model_defaults(config) for config in configs]
+    whole = [serialize.with_defaults(config) for config in configs]
     rows: tuple[list[list[Any]], list[list[Any]]] = ([], [])
 
     def place(key: str) -> int:

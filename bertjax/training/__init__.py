@@ -20,7 +20,7 @@ SCHEDULES = {
     "linear": (),
     "polynomial": ("power",),
     "cosine": (),
-    "wsd": ("decay",),
+    "wsd": ("decay", "power"),
     "constant": (),
 }
 # Config key -> the names of the package, and what a module from outside defines.

@@ -28,16 +28,17 @@ def make_schedule(
                   0, so that its rate drops at the end of the warm-up)
       polynomial  lr x f^power
       cosine      lr x (1 - cos(pi f)) / 2
-      wsd         lr until the last `decay` updates, then lr x (1 - sqrt(g)), g the
-                  share of them that is over (Haegele et al. 2024, arXiv 2405.18392)
+      wsd         lr until the last `decay` updates, then lr x (1 - g^power), g the
+                  share of them that is over; a power of 0.5 is the 1 - sqrt(g) of
+                  Haegele et al. 2024, arXiv 2405.18392
       constant    lr
 
     "my_lab.triangle:cycles=3" is a module whose `make_schedule` takes those of warmup,
     total, decay and power that it reads and options of its own, and returns a function
     of the update, f32: the share of lr, within [0, 1], and below the rise.
 
-    Raises UserError when warm-up and decay are longer than the run, and for a module or
-    options that there are not.
+    Raises UserError when warm-up and decay are longer than the run, for a power of 0
+    with wsd, and for a module or options that there are not.
     """
     if warmup > total:
         raise UserError(f"optim.warmup is {warmup} steps, more than total's {total}")
@@ -46,13 +47,18 @@ def make_schedule(
             f"optim.decay is {decay} steps after optim.warmup's {warmup}: more than "
             f"total's {total}"
         )
+    if name == "wsd" and not power:
+        raise UserError(
+            "optim.power=0 with optim.schedule=wsd would be a rate of 0 from the first "
+            "update on: give one above 0, or leave it out (0.5)"
+        )
 
     def left(step: jax.Array) -> jax.Array:
         return jnp.clip((total - step) / max(total - warmup, 1), 0.0, 1.0)
 
     def wsd(step: jax.Array) -> jax.Array:
-        over = (step - (total - decay)) / max(decay, 1)
-        return 1.0 - jnp.sqrt(jnp.clip(over, 0.0, 1.0))
+        over = jnp.clip((step - (total - decay)) / max(decay, 1), 0.0, 1.0)
+        return 1.0 - (jnp.sqrt(over) if power == 0.5 else over**power)
 
     shapes: dict[str, Shape] = {
         "linear": left,
