@@ -20,6 +20,8 @@ from bertjax.interop.family import ENDS, Family
 from bertjax.interop.hf_read import CONFIG, few, read_config
 from bertjax.models.config import RUNTIME, EncoderConfig
 
+# Switches that no class of transformers has.
+OURS_ALONE = ("qk_norm",)
 # What does not decide which family an encoder is of.
 FREE = ("pooler", "dtype", "pieces", *RUNTIME, *task_heads.OPTIONS)
 GENERATION = "generation_config.json"  # when transformers ends a text
@@ -116,6 +118,12 @@ def choose_family(
     positions that begin where the family's do) and config.json. `model_type` is tried
     first. Raises UserError when there is none.
     """
+    for name in OURS_ALONE:
+        if value := getattr(cfg, name):
+            raise UserError(
+                f"--format=hf: model.{name}={value}: no class of transformers computes "
+                "that; commands of bertjax take the workdir itself"
+            )
     known = all_families()
     order = {model_type: known.get(model_type), **known}
     for family in filter(None, order.values()):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from bertjax import UserError, registry
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh")
+ACTIVATIONS += ("relu", "relu2", "silu")
 # Options of how it is computed, and of nothing else.
 RUNTIME = ("remat", "unroll", "attention", "max_logits_mb")
 ATTENTION = ("xla", "tpu", "gpu", "fused", "splash", "cudnn")
@@ -37,10 +38,11 @@ class EncoderConfig:
 
     The defaults are BERT's; each switch works alone. What a 0 or "" means is said
     beside it. `hidden_act`: "gelu" is the exact one (erf); "gelu_tanh", "gelu_new" and
-    "gelu_pytorch_tanh" are the approximation of google-research/bert. `unroll` is the
-    number of layers a step of the layer loop runs; 0 unrolls all of them. `remat`
-    recomputes in the backward pass: "full" everything inside a layer, "dots" all
-    but the results of matrix products.
+    "gelu_pytorch_tanh" are the approximation of google-research/bert; "relu2" is relu
+    squared (So et al. 2021, arXiv 2109.08668, section 3). `unroll` is the number of
+    layers a step of the layer loop runs; 0 unrolls all of them. `remat` recomputes in
+    the backward pass: "full" everything inside a layer, "dots" all but the results of
+    matrix products.
     """
 
     vocab_size: int
@@ -82,6 +84,9 @@ class EncoderConfig:
     first_attention_norm: bool = True  # of pre alone
     final_norm: bool = False  # after the last layer
     attention_bias: bool = True
+    # Queries and keys of each head go through an RMS norm without scale, before rotary
+    # positions (Henry et al. 2020, arXiv 2010.04245; its form as in modded-nanogpt).
+    qk_norm: bool = False
     # Tokens see those before them alone, in every layer: a language model from left to
     # right. With a window: those at most half of it behind.
     is_decoder: bool = False

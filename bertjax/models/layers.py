@@ -150,14 +150,17 @@ def layer_norm(
 ) -> jax.Array:
     """Normalise the last axis; statistics in f32, result in the dtype of x.
 
-    "rms_norm" leaves the mean where it is (Zhang & Sennrich 2019, equation 4).
+    "rms_norm" leaves the mean where it is (Zhang & Sennrich 2019, equation 4). params
+    may lack the bias, or be {}: no scale either.
     """
     y = x.astype(jnp.float32)
     if kind == "layer_norm":
         mean = jnp.mean(y, axis=-1, keepdims=True)
         y = y - mean
     var = jnp.mean(y * y, axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(var + eps) * params["scale"]
+    y = y * jax.lax.rsqrt(var + eps)
+    if "scale" in params:
+        y = y * params["scale"]
     if "bias" in params:
         y = y + params["bias"]
     return y.astype(x.dtype)
@@ -172,9 +175,15 @@ def activate(x: jax.Array, kind: str) -> jax.Array:
     if kind in ("gelu_tanh", "gelu_new", "gelu_pytorch_tanh"):
         return jax.nn.gelu(x, approximate=True)
     if kind != "gelu":
-        return {"relu": jax.nn.relu, "silu": jax.nn.silu}[kind](x)
+        known = {"relu": jax.nn.relu, "silu": jax.nn.silu, "relu2": relu_squared}
+        return known[kind](x)
     y = x.astype(jnp.float32)
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
+
+
+def relu_squared(x: jax.Array) -> jax.Array:
+    """Return max(x, 0)^2 (So et al. 2021, arXiv 2109.08668, section 3)."""
+    return jnp.square(jax.nn.relu(x))
 
 
 def dropout(

@@ -136,7 +136,8 @@ def queries_keys_values(
 ) -> list[jax.Array]:
     """Project x [T, D] for the attention, [T, H K] each; pre-LN normalises it first.
 
-    x_of_queries: [S, D], of which queries are made, [S, H K]; None for x.
+    x_of_queries: [S, D], of which queries are made, [S, H K]; None for x. With
+    cfg.qk_norm each head of queries and keys has a root mean square of 1.
     """
 
     def prepare(x: jax.Array) -> jax.Array:
@@ -149,7 +150,17 @@ def queries_keys_values(
     query = y if x_of_queries is None else prepare(x_of_queries)
     inputs = {"query": query, "key": y, "value": y}
     with jax.named_scope("qkv"):
-        return [product(params[n], x, "embed heads head") for n, x in inputs.items()]
+        axes = "embed heads head"
+        q, k, v = (product(params[name], x, axes) for name, x in inputs.items())
+        if cfg.qk_norm:
+            q, k = normalise_heads(cfg, q), normalise_heads(cfg, k)
+        return [q, k, v]
+
+
+def normalise_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+    """Divide each head of x [T, H K] by its root mean square."""
+    each = x.reshape(-1, cfg.num_attention_heads, cfg.head_dim)
+    return layer_norm({}, each, cfg.layer_norm_eps, "rms_norm").reshape(x.shape)
 
 
 def mlp(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

@@ -34,6 +34,14 @@ def test_gelus_by_hand():
     )
 
 
+def test_relu_squared_by_hand():
+    x = jnp.array([-2.0, 0.0, 0.5, 3.0])
+    np.testing.assert_array_equal(layers.activate(x, "relu2"), [0.0, 0.0, 0.25, 9.0])
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: jnp.sum(layers.activate(x, "relu2")))(x), [0, 0, 1, 6]
+    )
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("width", [64, 65])
 def test_dropout_statistics(rate, width):

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which switches of an encoder a config.json of Hugging Face's can say."""
+
+import pytest
+
+from bertjax import UserError
+from bertjax.interop import hf_write
+from bertjax.models.config import EncoderConfig
+from bertjax.models.families import FAMILIES
+
+ROLES = dict(pad=0, unk=1, cls=2, sep=3, mask=4)
+by_family = pytest.mark.parametrize("model_type", ["bert", "gpt2", "modernbert"])
+
+
+def encoder_of(model_type, **change):
+    sizes = dict(num_hidden_layers=4, num_attention_heads=2, intermediate_size=24)
+    fixed = {**FAMILIES[model_type].fixed, "max_position_embeddings": 20, **change}
+    return EncoderConfig(vocab_size=30, hidden_size=16, **sizes, **fixed)
+
+
+@by_family
+@pytest.mark.parametrize("change", [dict(qk_norm=True)])
+def test_what_no_class_of_theirs_computes_is_refused_by_name(change, model_type):
+    ((name, value),) = change.items()
+    with pytest.raises(UserError, match=f"model.{name}={value}: no class of trans"):
+        hf_write.choose_family(encoder_of(model_type, **change), ROLES, model_type)
+
+
+@by_family
+@pytest.mark.parametrize("change", [{}, dict(hidden_act="relu2")])
+def test_what_their_classes_compute_is_written(change, model_type):
+    cfg = encoder_of(model_type, **change)
+    family, _, config = hf_write.choose_family(cfg, ROLES, model_type)
+    assert family.model_type == model_type
+    assert ("relu2" in config.values()) == bool(change)

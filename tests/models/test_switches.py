@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches without a family: each against its formula, in every form that runs it.
+
+The reference is numpy in float64, written from the formulas, a layer at a time.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.models import encoder
+from bertjax.models.attention import attend
+from bertjax.models.attention_maps import attention_maps
+from bertjax.models.config import EncoderConfig
+from bertjax.models.stacked_layers import unstack
+
+B, L, D, H, V = 2, 6, 8, 2, 12
+POST = EncoderConfig(
+    vocab_size=V,
+    hidden_size=D,
+    num_hidden_layers=3,
+    num_attention_heads=H,
+    intermediate_size=12,
+    max_position_embeddings=L,
+    type_vocab_size=0,
+    hidden_act="relu",
+    pooler=False,
+)
+PRE = dataclasses.replace(
+    POST,
+    position_embedding_type="rope",
+    norm_position="pre",
+    norm_type="rms_norm",
+    norm_bias=False,
+    first_attention_norm=False,
+    final_norm=True,
+    attention_bias=False,
+    mlp_type="glu",
+    mlp_bias=False,
+)
+FORMS = {"post": POST, "pre": PRE}
+SWITCHES = {
+    "relu2": dict(hidden_act="relu2"),
+    "qk_norm": dict(qk_norm=True),
+}
+by_switch = pytest.mark.parametrize("switch", SWITCHES)
+# Of the programs that cost most to compile one switch's run always.
+slow = pytest.mark.slow
+FAST = ("qk_norm",)
+by_some = pytest.mark.parametrize(
+    "switch", [x if x in FAST else pytest.param(x, marks=slow) for x in SWITCHES]
+)
+by_form = pytest.mark.parametrize("form", ["pre", pytest.param("post", marks=slow)])
+replace = dataclasses.replace
+apply = jax.jit(encoder.apply, static_argnums=1)
+close = dict(rtol=1e-5, atol=1e-5)
+
+
+def batch():
+    draw = np.random.default_rng(1)
+    real = np.arange(L) < np.array([[L], [L - 2]])
+    ids = draw.integers(0, V, (B, L)).astype(np.int32)
+    return {"input_ids": ids, "attention_mask": real.astype(np.int32)}
+
+
+def with_switch(form, switch, **more):
+    """Return (config, parameters far enough from where they begin to matter)."""
+    cfg = replace(FORMS[form], **SWITCHES[switch], **more)
+    draw = np.random.default_rng(0)
+    made = encoder.init(jax.random.key(0), cfg)
+    return cfg, jax.tree.map(
+        lambda x: x + np.float32(0.4) * draw.standard_normal(x.shape, np.float32), made
+    )
+
+
+# ---------------------------------------------------------------- the formulas
+def norm(p, cfg, x):
+    if cfg.norm_type == "layer_norm":
+        x = x - x.mean(-1, keepdims=True)
+    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + cfg.layer_norm_eps)
+    return y * p.get("scale", 1) + p.get("bias", 0)
+
+
+def dense(p, x):
+    kernel = p["kernel"].reshape(x.shape[-1], -1)
+    return x @ kernel + p.get("bias", np.zeros(1)).reshape(-1)
+
+
+def turn(x):
+    """Turn the halves of each head's [B, L, H, K] by the angle of their position."""
+    half = x.shape[-1] // 2
+    angle = np.arange(L)[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def attention(q, k, v, real):
+    scores = np.einsum("bqhk,bthk->bhqt", q, k) / np.sqrt(q.shape[-1])
+    weights = np.exp(scores) * real[:, None, None]
+    weights = weights / weights.sum(-1, keepdims=True)
+    return np.einsum("bhqt,bthk->bqhk", weights, v)
+
+
+def reference(params, cfg):
+    """Return the hidden states, float64 [B, L, D]."""
+    acts = {"relu": lambda x: x * (x > 0), "relu2": lambda x: (x * (x > 0)) ** 2}
+    act, pre = acts[cfg.hidden_act], cfg.norm_position == "pre"
+    ids, real = batch().values()
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    embeddings = p["embeddings"]
+    x = embeddings["word"][ids]
+    if "position" in embeddings:
+        x = x + embeddings["position"][:L]
+    x = norm(embeddings["norm"], cfg, x)
+    for layer in unstack(p, cfg)["layers"]:
+        own, mlp = layer["attention"], layer["mlp"]
+        y = norm(own["norm"], cfg, x) if pre and "norm" in own else x
+        q, k, v = (
+            dense(own[name], y).reshape(B, L, H, -1)
+            for name in ("query", "key", "value")
+        )
+        if cfg.qk_norm:
+            q, k = (z / np.sqrt((z**2).mean(-1, keepdims=True)) for z in (q, k))
+        if cfg.position_embedding_type == "rope":
+            q, k = turn(q), turn(k)
+        x = x + dense(own["output"], attention(q, k, v, real).reshape(B, L, -1))
+        x = x if pre else norm(own["norm"], cfg, x)
+        y = norm(mlp["norm"], cfg, x) if pre else x
+        z = act(dense(mlp["up"], y))
+        z = z * dense(mlp["gate"], y) if "gate" in mlp else z
+        x = x + dense(mlp["down"], z)
+        x = x if pre else norm(mlp["norm"], cfg, x)
+    return norm(p["final_norm"], cfg, x) if cfg.final_norm else x
+
+
+@by_form
+@by_switch
+def test_hidden_states_are_those_of_the_formula(switch, form):
+    cfg, params = with_switch(form, switch, unroll=1)
+    real = batch()["attention_mask"] > 0
+    expected = reference(params, cfg)[real]
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(
+        apply(params, cfg, batch()).hidden[real], expected, **close
+    )
+    plain = apply(params, dataclasses.replace(cfg, **off(switch)), batch()).hidden[real]
+    assert np.abs(plain - expected).max() > 1e-2
+
+
+def off(switch):
+    """Return the switch's options as they are where nobody sets them."""
+    return {name: getattr(POST, name) for name in SWITCHES[switch]}
+
+
+# ---------------------------------------------------------------- forms of the program
+@by_form
+@by_some
+def test_every_form_of_the_program_gives_the_same(switch, form):
+    cfg, params = with_switch(form, switch)
+    hidden = np.asarray(apply(params, cfg, batch()).hidden)
+    loop = replace(cfg, unroll=1)
+    np.testing.assert_allclose(apply(params, loop, batch()).hidden, hidden, **close)
+    at = np.int32([[0, 3], [2, 1]])
+    there = np.take_along_axis(hidden, at[..., None], axis=1)
+    apart = unstack(params, cfg)
+    for held, own in ((params, cfg), (apart, cfg), (params, loop)):
+        found = apply(held, own, batch(), None, at).hidden
+        np.testing.assert_allclose(found, there, **close)
+    np.testing.assert_allclose(apply(apart, cfg, batch()).hidden, hidden, **close)
+    depths = [
+        encoder.apply_layers(p, cfg, batch(), lambda x: x) for p in (params, apart)
+    ]
+    assert depths[0].shape == (4, B, L, D)
+    np.testing.assert_allclose(depths[0][-1], hidden, **close)
+    np.testing.assert_allclose(depths[0], depths[1], **close)
+
+
+@by_form
+@by_some
+def test_gradients_in_every_form(switch, form):
+    """Each leaf learns; the loop, and what is computed again, change no gradient."""
+    cfg, params = with_switch(form, switch)
+    weights = np.random.default_rng(3).standard_normal((B, 2, D))
+    at = np.int32([[0, 3], [2, 1]])
+
+    def loss(params, cfg):
+        return jnp.sum(encoder.apply(params, cfg, batch(), None, at).hidden * weights)
+
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    grads = gradient(params, cfg)
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        where = jax.tree_util.keystr(path)
+        if "'key']['bias" not in where:  # which moves all scores of a query alike
+            assert (jnp.abs(grad).reshape(len(grad), -1).max(1) > 1e-6).all() or (
+                "word" in where or "position" in where
+            ), where
+    for change in (dict(unroll=1, remat="dots"), dict(remat="full")):
+        other = gradient(params, replace(cfg, **change))
+        for x, y in zip(*map(jax.tree.leaves, (grads, other)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+
+
+@by_switch
+def test_bfloat16_stays_bfloat16(switch):
+    cfg, params = with_switch("pre", switch, dtype="bfloat16", unroll=1)
+    hidden = apply(params, cfg, batch()).hidden
+    assert hidden.dtype == jnp.bfloat16
+    exact = apply(params, replace(cfg, dtype="float32"), batch()).hidden
+    assert float(jnp.abs(hidden - exact).mean()) < 0.05
+
+
+@by_some
+def test_attention_maps_are_of_what_the_layers_see(switch, monkeypatch):
+    """The weights of each layer, as made of what its `attend` is given."""
+    cfg, params = with_switch("pre", switch)
+    maps, seen = attention_maps(params, cfg, batch()), []
+
+    def spy(q, k, v, mask, *rest):
+        scores = jnp.einsum("bqhk,bthk->bhqt", q, k) / np.sqrt(q.shape[-1])
+        scores = jnp.where(mask.boolean, scores, -jnp.inf)
+        seen.append(jax.nn.softmax(scores))
+        return attend(q, k, v, mask, *rest)
+
+    monkeypatch.setattr("bertjax.models.transformer_layer.attend", spy)
+    encoder.apply(unstack(params, cfg), cfg, batch())
+    np.testing.assert_allclose(maps, seen, **close)
