@@ -23,7 +23,8 @@ from bertjax.models.config import RUNTIME, EncoderConfig
 # Switches that no class of transformers has.
 OURS_ALONE = ("qk_norm",)
 # What does not decide which family an encoder is of.
-FREE = ("pooler", "dtype", "pieces", *RUNTIME, *task_heads.OPTIONS)
+FREE = ("pooler", "dtype", "pieces", "zero_init_outputs")
+FREE += (*RUNTIME, *task_heads.OPTIONS)
 GENERATION = "generation_config.json"  # when transformers ends a text
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 

@@ -59,6 +59,8 @@ class EncoderConfig:
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
+    # Products that end in a residual sum (attention/output, mlp/down) begin as 0.
+    zero_init_outputs: bool = False
     pooler: bool = True
     dtype: str = "float32"
     remat: str = "none"

@@ -31,6 +31,9 @@ class Encoded(NamedTuple):
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     """Make the parameters: truncated normal 0.02, biases 0, norm scales 1, all f32.
 
+    cfg.zero_init_outputs: what each block adds to the residual stream begins as 0, as
+    in modded-nanogpt and, by a factor, in Goyal et al. 2017 (arXiv 1706.02677), 5.1.
+
     Leaves of the layers are stacked on axis 0, [N, ...]; where layers share, each set
     is there once, and a leaf that the first layer lacks is stacked over the others.
     """
@@ -62,6 +65,9 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
         for name in ("query", "key", "value")
     }
     attention["output"] = linear_specs(heads, (d,), cfg.attention_bias)
+    if cfg.zero_init_outputs:
+        for into in (attention["output"], mlp["down"]):
+            into["kernel"] = (into["kernel"][0], 0.0)
     depth = cfg.groups[-1] + 1
     layers = stack_specs({"attention": attention, "mlp": mlp}, depth)
     if normed := depth if cfg.first_attention_norm else depth - 1:

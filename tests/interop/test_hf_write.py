@@ -27,9 +27,11 @@ def test_what_no_class_of_theirs_computes_is_refused_by_name(change, model_type)
 
 
 @by_family
-@pytest.mark.parametrize("change", [{}, dict(hidden_act="relu2")])
+@pytest.mark.parametrize(
+    "change", [{}, dict(hidden_act="relu2"), dict(zero_init_outputs=True)]
+)
 def test_what_their_classes_compute_is_written(change, model_type):
     cfg = encoder_of(model_type, **change)
     family, _, config = hf_write.choose_family(cfg, ROLES, model_type)
     assert family.model_type == model_type
-    assert ("relu2" in config.values()) == bool(change)
+    assert ("relu2" in config.values()) == ("hidden_act" in change)

@@ -5,10 +5,12 @@ The reference is numpy in float64, written from the formulas, a layer at a time.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from bertjax.models import encoder
@@ -16,6 +18,8 @@ from bertjax.models.attention import attend
 from bertjax.models.attention_maps import attention_maps
 from bertjax.models.config import EncoderConfig
 from bertjax.models.stacked_layers import unstack
+from bertjax.training import OPTIMIZERS
+from bertjax.training.optim import make_optimizer
 
 B, L, D, H, V = 2, 6, 8, 2, 12
 POST = EncoderConfig(
@@ -228,3 +232,44 @@ def test_attention_maps_are_of_what_the_layers_see(switch, monkeypatch):
     monkeypatch.setattr("bertjax.models.transformer_layer.attend", spy)
     encoder.apply(unstack(params, cfg), cfg, batch())
     np.testing.assert_allclose(maps, seen, **close)
+
+
+# ---------------------------------------------------------------- zero outputs
+@by_form
+def test_outputs_that_begin_as_zero_add_nothing(form):
+    usual = FORMS[form]
+    cfg = replace(usual, zero_init_outputs=True)
+    params, plain = (encoder.init(jax.random.key(0), c) for c in (cfg, usual))
+    attention, mlp = plain["layers"]["attention"], plain["layers"]["mlp"]
+    for into in (attention["output"], mlp["down"]):
+        assert float(jnp.abs(into["kernel"]).min()) > 0
+        into["kernel"] = jnp.zeros_like(into["kernel"])
+    jax.tree.map(np.testing.assert_array_equal, params, plain)
+    depths = encoder.apply_layers(params, cfg, batch(), lambda x: x)
+    for x in depths[1:-1]:  # a norm of what is normalised is the same
+        np.testing.assert_allclose(x, depths[0], **close)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_outputs_that_begin_as_zero_move(name):
+    """Those of every layer, and then what stands before them too."""
+    cfg = replace(PRE, zero_init_outputs=True, unroll=1)
+    weights = np.random.default_rng(3).standard_normal((B, L, D))
+    params = begin = encoder.init(jax.random.key(0), cfg)
+    settings = dict(wd=0.01, b1=0.9, b2=0.99, eps=1e-6, clip=1.0)
+    tx = make_optimizer(name, lambda step: 0.01, **settings)
+    state = tx.init(params)
+    for _ in range(2):
+        grads = gradient_of_sum(params, cfg, weights)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    for part, kernel in (("attention", "output"), ("mlp", "down"), ("mlp", "up")):
+        before, after = (p["layers"][part][kernel]["kernel"] for p in (begin, params))
+        moved = jnp.abs(after - before).reshape(len(after), -1).max(1)
+        assert ((moved > 1e-5) & (moved < 1)).all(), (kernel, moved)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.grad, argnums=0)
+def gradient_of_sum(params, cfg, weights):
+    return jnp.sum(encoder.apply(params, cfg, batch()).hidden * weights)
