@@ -21,7 +21,7 @@ from bertjax.interop.hf_read import CONFIG, few, read_config
 from bertjax.models.config import RUNTIME, EncoderConfig
 
 # Switches that no class of transformers has.
-OURS_ALONE = ("qk_norm",)
+OURS_ALONE = ("qk_norm", "final_logit_softcapping")
 # What does not decide which family an encoder is of.
 FREE = ("pooler", "dtype", "pieces", "zero_init_outputs")
 FREE += (*RUNTIME, *task_heads.OPTIONS)

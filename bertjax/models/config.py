@@ -23,6 +23,7 @@ RANGES = {
     **dict.fromkeys(NOT_NEGATIVE.split(), (0, MOST)),
     "max_position_embeddings": (1, 2**24),
     "layer_norm_eps": (1e-15, 1),
+    "final_logit_softcapping": (0, 1e6),
     "initializer_range": (0, 10),
     "hidden_dropout_prob": (0, 1 - 2**-16),  # as fine as layers.dropout draws
     "attention_probs_dropout_prob": (0, 1 - 2**-16),
@@ -107,6 +108,9 @@ class EncoderConfig:
     classifier_activation: str = ""  # empty: hidden_act
     tie_word_embeddings: bool = True
     decoder_bias: bool = True
+    # Logits over the vocabulary are cap tanh(logits / cap), so none is beyond it
+    # (Gemma 2, arXiv 2408.00118, section 2). 0: as they are.
+    final_logit_softcapping: float = 0.0
     # What classes of a whole text are computed of: the first token (cls), the last one
     # or the mean of them all, through a dense layer and this activation; empty: through
     # neither.

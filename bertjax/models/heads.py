@@ -54,10 +54,7 @@ def mlm_logits(
         b, p, d = hidden.shape
         x = transform(params, cfg, hidden.reshape(b * p, d))
         logits = dot_f32(x, params.get("decoder", word).astype(x.dtype), 1, 1)
-        bias = output_bias(params, cfg)
-        if bias is not None:
-            logits = logits + bias
-        return logits.reshape(b, p, -1)
+        return finish_logits(params, cfg, logits, 1).reshape(b, p, -1)
 
 
 def log_likelihoods(
@@ -76,13 +73,30 @@ def log_likelihoods(
     with jax.named_scope("mlm_head"):
         x = transform(params, cfg, x)
         logits = dot_f32(params.get("decoder", word).astype(x.dtype), x, 1, 1)
-        bias = output_bias(params, cfg)
-        if bias is not None:
-            logits = logits + bias[:, None]
+        logits = finish_logits(params, cfg, logits, 0)
         if never is not None:
             logits = jnp.where(jnp.arange(len(logits))[:, None] == never, NEVER, logits)
         true = jnp.take_along_axis(logits, ids[None], axis=0, mode="clip")[0]
         return true - jax.nn.logsumexp(logits, axis=0)
+
+
+def finish_logits(
+    params: Params, cfg: EncoderConfig, logits: jax.Array, axis: int
+) -> jax.Array:
+    """Add the masked LM's bias to products with its matrix, and cap the sums.
+
+    logits: f32 [T, V] (axis 1) or [V, T] (axis 0). What is never predicted stays so:
+    its logit is not capped.
+    """
+    cap = cfg.final_logit_softcapping
+    if cap:
+        bias = params.get("bias")
+        sums = logits if bias is None else logits + jnp.expand_dims(bias, 1 - axis)
+        logits, params = cap * jnp.tanh(sums / cap), {}
+    bias = output_bias(params, cfg)
+    if bias is None:
+        return logits
+    return logits + (bias if axis else bias[:, None])
 
 
 def output_bias(params: Params, cfg: EncoderConfig) -> jax.Array | None:

@@ -19,7 +19,9 @@ def encoder_of(model_type, **change):
 
 
 @by_family
-@pytest.mark.parametrize("change", [dict(qk_norm=True)])
+@pytest.mark.parametrize(
+    "change", [dict(qk_norm=True), dict(final_logit_softcapping=15.0)]
+)
 def test_what_no_class_of_theirs_computes_is_refused_by_name(change, model_type):
     ((name, value),) = change.items()
     with pytest.raises(UserError, match=f"model.{name}={value}: no class of trans"):

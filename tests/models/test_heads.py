@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax import UserError
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 
@@ -86,3 +87,34 @@ def test_a_head_without_a_transform_is_its_matrix(decoder_bias):
     # A task's own transform stays.
     cfg = dataclasses.replace(cfg, task_transform=True)
     assert "transform" in heads.init_task(jax.random.key(3), cfg)
+
+
+@pytest.mark.parametrize("pieces", [0, 30])
+def test_capped_logits_are_the_formula(pieces):
+    """The cap is of sums with the bias; rows of padding stay what none predicts."""
+    cfg = dataclasses.replace(
+        CFG, classifier_transform=False, dtype="float32", pieces=pieces
+    )
+    draw = np.random.default_rng(0).standard_normal
+    hidden, word = (draw((n, 64)).astype(np.float32) for n in (6, 40))
+    params = {"bias": draw(40).astype(np.float32)}
+    capped = dataclasses.replace(cfg, final_logit_softcapping=3.0)
+    wanted = 3 * np.tanh((hidden @ word.T + params["bias"]) / 3)
+    wanted = wanted[:, : pieces or 40]
+    found = heads.mlm_logits(params, word, capped, hidden.reshape(2, 3, 64))
+    found = found.reshape(6, 40)
+    np.testing.assert_allclose(found[:, : pieces or 40], wanted, atol=1e-5)
+    assert float(jnp.max(found)) <= 3 and (found[:, pieces or 40 :] < -1e8).all()
+    plain = heads.mlm_logits(params, word, cfg, hidden.reshape(2, 3, 64))
+    assert float(jnp.max(plain)) > 9
+    ids = jnp.arange(6)
+    likely = jax.nn.log_softmax(wanted)[ids, ids]
+    found = heads.log_likelihoods(params, word, capped, hidden, ids)
+    np.testing.assert_allclose(found, likely, atol=1e-4)
+    never = heads.log_likelihoods(params, word, capped, hidden, ids, never=2)
+    assert float(never[2]) < -1e8
+
+
+def test_a_cap_is_not_negative():
+    with pytest.raises(UserError, match=r"model\.final_logit_softcapping=-1\.0"):
+        dataclasses.replace(CFG, final_logit_softcapping=-1.0)

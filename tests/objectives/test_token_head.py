@@ -41,3 +41,28 @@ def test_a_norm_divides_the_loss_and_weights_do_not_count_in_the_accuracy(mb):
     assert float(plain["own_loss"].value) == float(normed["own_loss"].value)
     assert [float(x) for x in plain["own_accuracy"]] == [2 + 4, 2 + 3 + 4]
     assert [float(x) for x in normed["own_accuracy"]] == [2, 3]
+
+
+def test_the_loss_is_of_capped_logits_in_pieces_too():
+    terms, grads = {}, {}
+    for mb in (0, 1):
+        cfg = dataclasses.replace(CFG, pooler=False, max_logits_mb=mb)
+        cfg = dataclasses.replace(cfg, vocab_size=40_000, final_logit_softcapping=0.5)
+        heads = [make_token_head("mlm", frozenset(), z_loss=0.1)]
+        objective = combine(heads, cfg)
+        params = objective.init(jax.random.key(0))
+        params["mlm"]["bias"] = params["mlm"]["bias"].at[::3].set(4.0)
+
+        def loss(params, objective=objective):
+            sums = objective.sums(params, make_batch(), None)
+            return sums["mlm_loss"].value + sums["mlm_z_loss"].value, sums
+
+        run = jax.jit(jax.grad(loss, has_aux=True))
+        grads[mb], terms[mb] = run(params)
+    for name in ("mlm_loss", "mlm_z_loss"):
+        np.testing.assert_allclose(*(terms[mb][name].value for mb in terms), rtol=1e-5)
+    # Between the logits' largest and smallest there is 1 at most.
+    mean = float(terms[0]["mlm_loss"].value / terms[0]["mlm_loss"].weight)
+    assert abs(mean - np.log(40_000)) < 1
+    for x, y in zip(*map(jax.tree.leaves, grads.values()), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6)
