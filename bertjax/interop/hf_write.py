@@ -22,6 +22,7 @@ from bertjax.models.config import RUNTIME, EncoderConfig
 
 # Switches that no class of transformers has.
 OURS_ALONE = ("qk_norm", "final_logit_softcapping")
+OURS_ALONE += ("embedding_skip", "value_skip", "unet_skips")
 # What does not decide which family an encoder is of.
 FREE = ("pooler", "dtype", "pieces", "zero_init_outputs")
 FREE += (*RUNTIME, *task_heads.OPTIONS)

@@ -9,9 +9,11 @@ from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import apply_rope, embed
 from bertjax.models.layers import Params
+from bertjax.models.skips import Earlier, read_earlier, result_for
 from bertjax.models.stacked_layers import unstack
 from bertjax.models.transformer_layer import (
     apply_layer,
+    first_values,
     make_attention_inputs,
     queries_keys_values,
 )
@@ -40,10 +42,13 @@ def attention_maps(
     x = embed(params["embeddings"], cfg, batch)
     b, length, d = x.shape
     inputs = make_attention_inputs(params["embeddings"], cfg, batch)
-    maps = []
-    for group, is_global in zip(cfg.groups, cfg.is_global, strict=True):
+    values = first_values(params["layers"][0], cfg, x) if cfg.value_skip else None
+    shared = Earlier(x if cfg.embedding_skip else None, values)
+    maps, results = [], []
+    for i, (group, is_global) in enumerate(zip(cfg.groups, cfg.is_global, strict=True)):
         layer, own = params["layers"][group], inputs[0 if is_global else -1]
-        flat = x.reshape(b * length, d)
+        earlier = shared._replace(result=result_for(cfg, i, results))
+        flat = read_earlier(layer, x, earlier).reshape(b * length, d)
         q, k, _ = (
             y.reshape(b, length, cfg.num_attention_heads, cfg.head_dim)
             for y in queries_keys_values(layer["attention"], cfg, flat, {})
@@ -51,5 +56,6 @@ def attention_maps(
         if own.rope is not None:
             q, k = apply_rope(q, own.rope), apply_rope(k, own.rope)
         maps.append(weights(q, k, own.mask))
-        x = apply_layer(layer, cfg, x, (own,), None, {})
+        x = apply_layer(layer, cfg, x, (own,), None, {}, earlier=earlier)
+        results.append(x)
     return jnp.stack(maps)

@@ -99,6 +99,12 @@ class EncoderConfig:
     global_attn_every_n_layers: int = 0
     mlp_type: str = "plain"  # or glu: activation(x up) * (x gate)
     mlp_bias: bool = True
+    # What layers read beside the layer before them, by learnt scalars (skips.py): the
+    # embeddings; in the place of half of their values those of the first layer; layers
+    # of the second half the results of those of the first, in reverse.
+    embedding_skip: bool = False
+    value_skip: bool = False
+    unet_skips: bool = False
     # Sets of layer parameters; layer l uses floor(l groups / layers). 0: one a layer.
     num_hidden_groups: int = 0
     # The masked-LM head: dense, activation, norm, then the embeddings or its own
@@ -193,6 +199,15 @@ class EncoderConfig:
             yield (
                 f"model.first_attention_norm=False and {groups}: the first layer lacks "
                 "what layers of its group have"
+            )
+        skips = [k for k in ("value_skip", "unet_skips") if getattr(self, k)]
+        if skips and self.num_hidden_layers < 2:
+            yield f"model.{skips[0]}=True needs model.num_hidden_layers=2 or more"
+        skips = ["embedding_skip"] * self.embedding_skip + skips
+        if skips and is_grouped:
+            yield (
+                f"model.{skips[0]}=True and {groups}: each layer has scalars of its "
+                "own, and layers of a group share all that they have"
             )
         if self.relative_attention_num_buckets:
             yield from self._bucket_clashes()

@@ -17,6 +17,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import embed
 from bertjax.models.layers import Params, draw, linear_specs, norm_specs, stack_specs
 from bertjax.models.pooling import last_positions, pool
+from bertjax.models.skips import skip_specs
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import make_attention_inputs, normalise
 
@@ -72,6 +73,7 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     layers = stack_specs({"attention": attention, "mlp": mlp}, depth)
     if normed := depth if cfg.first_attention_norm else depth - 1:
         layers["attention"]["norm"] = stack_specs(norm(d), normed)
+    layers |= skip_specs(cfg)
     specs = {"embeddings": embeddings, "layers": layers}
     if cfg.final_norm:
         specs["final_norm"] = norm(d)

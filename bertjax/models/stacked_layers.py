@@ -2,7 +2,7 @@
 """All layers: a loop over parameters stacked on axis 0, or one after the other."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, fold_in, take_at
-from bertjax.models.transformer_layer import AttentionInputs, apply_layer
+from bertjax.models.skips import Earlier, result_for
+from bertjax.models.transformer_layer import AttentionInputs, apply_layer, first_values
 from bertjax.parallel.sharding import constrain
 
 
@@ -35,7 +36,9 @@ def run_layers(
         if params is None:
             group = depth["group"]  # of numpy arrays too, which no tracer indexes
             params = jax.tree.map(lambda p: jnp.asarray(p)[group], layers)
-        x = apply_layer(params, cfg, x, inputs, fold_in(rng, index), depth, positions)
+        own = earlier._replace(result=depth.get("result"))
+        key = fold_in(rng, index)
+        x = apply_layer(params, cfg, x, inputs, key, depth, positions, own)
         x = constrain(x, "batch length embed")
         return x, keep(x)
 
@@ -43,14 +46,22 @@ def run_layers(
         return inputs[:1] if cfg.is_global[index] else inputs[-1:]
 
     n = cfg.num_hidden_layers
+    earlier = Earlier(x if cfg.embedding_skip else None)
+    if cfg.value_skip:
+        first = layers[0] if isinstance(layers, tuple) else take_layer(layers, 0, n)
+        earlier = earlier._replace(values=first_values(first, cfg, x))
     if isinstance(layers, tuple):
-        results = []
+        xs, results = [], []
         for i, group in enumerate(cfg.groups):
             last = positions if i == n - 1 else None
-            x, result = layer(x, (layers[group], i, {}), inputs_of(i), last)
+            depth = {"result": result_for(cfg, i, xs)}
+            x, result = layer(x, (layers[group], i, depth), inputs_of(i), last)
+            xs.append(x)
             results.append(result)
         return x, results
-    scanned = scan_inputs(layers, cfg)
+    scanned, early = scan_inputs(layers, cfg), None
+    if cfg.unet_skips:
+        x, early, scanned = run_first_half(remat(emit(layer), cfg), cfg, x, scanned)
     # A loop would have to copy its stack, and its gradients', to leave a layer out.
     apart = positions is not None and (cfg.unroll or n) >= n
     rest = jax.tree.map(lambda leaf: leaf[:-1], scanned) if apart else scanned
@@ -61,7 +72,42 @@ def run_layers(
         x, _ = remat(last, cfg)(x, jax.tree.map(lambda leaf: leaf[-1], scanned))
     elif positions is not None:
         x = take_at(x, positions)
+    if early is not None:
+        results = jax.tree.map(lambda *parts: jnp.concatenate(parts), early, results)
     return x, results
+
+
+def emit(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a layer's step also return its result."""
+
+    def run(x: jax.Array, scanned: Any) -> tuple[jax.Array, Any]:
+        x, kept = layer(x, scanned)
+        return x, (x, kept)
+
+    return run
+
+
+def run_first_half(
+    step: Callable[..., Any], cfg: EncoderConfig, x: jax.Array, scanned: Any
+) -> tuple[jax.Array, Any, Any]:
+    """Run the layers that no earlier result goes to; of an odd number the middle too.
+
+    step: a layer's, of `emit`; scanned: of scan_inputs. Returns x, what is kept of
+    these, and what the others scan, depth["result"] being what each of them reads.
+    """
+    n = cfg.num_hidden_layers
+    half = n // 2
+    params, index, depth = scanned
+    skips = {"unet_skips": params["unet_skips"]}
+    params = {name: part for name, part in params.items() if name not in skips}
+    early, late = (
+        jax.tree.map(lambda leaf, part=part: leaf[part], (params, index, depth))
+        for part in (slice(n - half), slice(n - half, n))
+    )
+    x, (xs, kept) = jax.lax.scan(step, x, early, unroll=cfg.unroll or n)
+    params, index, depth = late
+    depth = {**depth, "result": xs[:half][::-1]}
+    return x, kept, ({**params, **skips}, index, depth)
 
 
 def remat(layer: Callable[..., Any], cfg: EncoderConfig) -> Callable[..., Any]:
@@ -79,19 +125,24 @@ def unstack(params: Params, cfg: EncoderConfig) -> Params:
     A compiled program copies what it takes out of a stack, in every call: two thirds of
     the time of a single short text at base size.
     """
+    n = cfg.groups[-1] + 1
+    layers = tuple(take_layer(params["layers"], i, n) for i in range(n))
+    return {**params, "layers": layers}
 
-    attention = dict(params["layers"]["attention"])
-    late_norm = {} if cfg.first_attention_norm else attention.pop("norm", {})
-    stack = {**params["layers"], "attention": attention}
 
-    def take(tree: Any, i: int) -> Any:
-        return jax.tree.map(lambda leaf: leaf[i], tree)
+def take_layer(stack: Mapping[str, Any], index: int, depth: int) -> Params:
+    """Take the parameters of a layer, of `depth`, without those that it lacks.
 
-    layers = [take(stack, i) for i in range(cfg.groups[-1] + 1)]
-    for i, layer in enumerate(layers[1:]):
-        if late_norm:
-            layer["attention"]["norm"] = take(late_norm, i)
-    return {**params, "layers": tuple(layers)}
+    A leaf that the first layers lack is stacked over the others.
+    """
+    taken: Params = {}
+    for name, part in stack.items():
+        if isinstance(part, Mapping):
+            if inner := take_layer(part, index, depth):
+                taken[name] = inner
+        elif (at := index - depth + len(part)) >= 0:
+            taken[name] = part[at]
+    return taken
 
 
 def scan_inputs(
@@ -115,6 +166,11 @@ def scan_inputs(
             lambda leaf: jnp.concatenate([leaf[:1], leaf]), layers["attention"]["norm"]
         )
         layers = {**layers, "attention": {**layers["attention"], "norm": norm}}
+    if "value_skip" in layers:
+        # The first layer's own values, which are mixed with themselves.
+        begin = {"own": 1.0, "first": 0.0}
+        skip = {k: jnp.r_[begin[k], leaf] for k, leaf in layers["value_skip"].items()}
+        layers = {**layers, "value_skip": skip}
     if len(set(cfg.groups)) < n:
         depth["group"] = jnp.array(cfg.groups)
         return None, jnp.arange(n), depth

@@ -24,6 +24,7 @@ from bertjax.models.embeddings import (
     take_rope,
 )
 from bertjax.models.layers import Params, activate, dropout, layer_norm, linear, take_at
+from bertjax.models.skips import NOTHING, Earlier, mix_values, read_earlier
 
 
 class AttentionInputs(NamedTuple):
@@ -73,13 +74,15 @@ def apply_layer(
     rng: jax.Array | None,
     depth: dict[str, jax.Array],
     positions: jax.Array | None = None,
+    earlier: Earlier = NOTHING,
 ) -> jax.Array:
     """Run one layer on x [B, L, D]; with positions i32 [B, P] return [B, P, D], theirs.
 
     Post-LN as in Vaswani et al. 2017, or pre-LN (Xiong et al. 2020, figure 1).
     inputs: of make_attention_inputs; where there are two, depth["is_global"] chooses
-    (stacked_layers.scan_inputs). Matrix products see [B*L, D]: on a CPU gradients of
-    products of three axes run slower.
+    (stacked_layers.scan_inputs). earlier: what it reads of layers before the last one
+    (skips.py), by scalars among its parameters. Matrix products see [B*L, D]: on a CPU
+    gradients of products of three axes run slower.
     """
     b, length, d = x.shape
     heads = (b, -1, cfg.num_attention_heads, cfg.head_dim)
@@ -91,11 +94,13 @@ def apply_layer(
     query_positions = positions if backend == "xla" else None
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
     pre = cfg.norm_position == "pre"
+    x = read_earlier(params, x, earlier)
     residual = (x if positions is None else take_at(x, positions)).reshape(-1, d)
     p = params["attention"]
     x_of_queries = None if query_positions is None else residual
-    projected = queries_keys_values(p, cfg, x.reshape(-1, d), depth, x_of_queries)
-    q, k, v = (y.reshape(heads) for y in projected)
+    q, k, v = queries_keys_values(p, cfg, x.reshape(-1, d), depth, x_of_queries)
+    v = mix_values(params, v, earlier)
+    q, k, v = (y.reshape(heads) for y in (q, k, v))
 
     def attend_with(own: AttentionInputs) -> Callable[..., jax.Array]:
         def run(q, k, v):
@@ -155,6 +160,20 @@ def queries_keys_values(
         if cfg.qk_norm:
             q, k = normalise_heads(cfg, q), normalise_heads(cfg, k)
         return [q, k, v]
+
+
+def first_values(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+    """Return the values [B L, H K] of the first layer, of its parameters; x [B, L, D].
+
+    It makes them again: as what all layers read they are kept once for the backward
+    pass, where a loop would keep what it carries once a layer.
+    """
+    x = read_earlier(params, x, Earlier(x if cfg.embedding_skip else None))
+    p, y = params["attention"], x.reshape(-1, x.shape[-1])
+    if cfg.norm_position == "pre" and "norm" in p:
+        y = normalise(p["norm"], cfg, y)
+    with jax.named_scope("first_values"):
+        return product(p["value"], y, "embed heads head")
 
 
 def normalise_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:

@@ -38,6 +38,8 @@ PARAM_AXES: tuple[tuple[str, str], ...] = (
     (r"encoder/layers/mlp/down/kernel", "layers mlp embed"),
     (r"encoder/layers/mlp/down/bias", "layers width"),
     (r"encoder/layers/(attention|mlp)/norm/(scale|bias)", "layers width"),
+    (r"encoder/layers/(embedding|value)_skip/(own|first)", "layers"),
+    (r"encoder/layers/unet_skips/early", "layers"),
     (r"encoder/(embeddings/projection|pooler)/kernel", "embed width"),
     (r"encoder/(embeddings/projection|pooler)/bias", "width"),
     (r"(mlm|rtd)/transform/kernel", "embed width"),

@@ -20,7 +20,14 @@ def encoder_of(model_type, **change):
 
 @by_family
 @pytest.mark.parametrize(
-    "change", [dict(qk_norm=True), dict(final_logit_softcapping=15.0)]
+    "change",
+    [
+        dict(qk_norm=True),
+        dict(final_logit_softcapping=15.0),
+        dict(embedding_skip=True),
+        dict(value_skip=True),
+        dict(unet_skips=True),
+    ],
 )
 def test_what_no_class_of_theirs_computes_is_refused_by_name(change, model_type):
     ((name, value),) = change.items()

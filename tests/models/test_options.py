@@ -63,6 +63,9 @@ OPTIONS = {
     "shared": dict(num_hidden_groups=1),
     "groups": dict(num_hidden_groups=2),
     "silu": dict(hidden_act="silu"),
+    "relu2": dict(hidden_act="relu2"),
+    "qk_norm": dict(qk_norm=True),
+    "skips": dict(embedding_skip=True, value_skip=True, unet_skips=True),
     "modernbert": MODERN,
 }
 # The others run with the slow tests.
@@ -72,6 +75,7 @@ FAST = [
     "relative",
     "pre",
     "glu",
+    "skips",
     "modernbert",
 ]
 REST = [pytest.param(n, marks=pytest.mark.slow) for n in OPTIONS if n not in FAST]
@@ -159,7 +163,7 @@ def test_each_leaf_learns_and_has_one_row_of_the_sharding_table(name):
         if cfg.position_embedding_type == "rope" or "key/bias" not in where:
             assert float(jnp.abs(grad).max()) > 1e-4, where
     for change in (dict(unroll=0, remat="full"), dict(remat="dots")):
-        if name in ("groups", "modernbert"):
+        if name in ("groups", "skips", "modernbert"):
             other = gradient(params, dataclasses.replace(cfg, **change))
             for x, y in zip(*map(jax.tree.leaves, (grads, other)), strict=True):
                 np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
@@ -213,6 +217,15 @@ def test_switches_of_the_masked_lm_head(change):
             "model.num_hidden_groups=2",
         ),
         (dict(num_hidden_groups=4), "model.num_hidden_groups=4 is more"),
+        (dict(unet_skips=True, num_hidden_layers=1), "model.unet_skips=True needs"),
+        (dict(value_skip=True, num_hidden_layers=1), "model.value_skip=True needs"),
+        *(
+            (
+                {name: True, "num_hidden_groups": 2},
+                f"model.{name}=True and model.num_hidden_groups=2",
+            )
+            for name in ("embedding_skip", "value_skip", "unet_skips")
+        ),
         (
             dict(classifier_transform=False, embedding_size=8),
             "model.embedding_size=8 needs model.classifier_transform",

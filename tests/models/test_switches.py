@@ -49,11 +49,15 @@ FORMS = {"post": POST, "pre": PRE}
 SWITCHES = {
     "relu2": dict(hidden_act="relu2"),
     "qk_norm": dict(qk_norm=True),
+    "embedding_skip": dict(embedding_skip=True),
+    "value_skip": dict(value_skip=True),
+    "unet_skips": dict(unet_skips=True),
+    "all": dict(qk_norm=True, embedding_skip=True, value_skip=True, unet_skips=True),
 }
 by_switch = pytest.mark.parametrize("switch", SWITCHES)
 # Of the programs that cost most to compile one switch's run always.
 slow = pytest.mark.slow
-FAST = ("qk_norm",)
+FAST = ("all",)
 by_some = pytest.mark.parametrize(
     "switch", [x if x in FAST else pytest.param(x, marks=slow) for x in SWITCHES]
 )
@@ -120,13 +124,24 @@ def reference(params, cfg):
     if "position" in embeddings:
         x = x + embeddings["position"][:L]
     x = norm(embeddings["norm"], cfg, x)
-    for layer in unstack(p, cfg)["layers"]:
+    first, values, results, n = x, None, [], cfg.num_hidden_layers
+    for i, layer in enumerate(unstack(p, cfg)["layers"]):
+        if cfg.unet_skips and i >= n - n // 2:
+            weight = p["layers"]["unet_skips"]["early"][i - (n - n // 2)]
+            x = x + weight * results[n - 1 - i]
+        if cfg.embedding_skip:
+            mix = p["layers"]["embedding_skip"]
+            x = mix["own"][i] * x + mix["first"][i] * first
         own, mlp = layer["attention"], layer["mlp"]
         y = norm(own["norm"], cfg, x) if pre and "norm" in own else x
         q, k, v = (
             dense(own[name], y).reshape(B, L, H, -1)
             for name in ("query", "key", "value")
         )
+        values = v if i == 0 else values
+        if cfg.value_skip and i > 0:
+            mix = p["layers"]["value_skip"]
+            v = mix["own"][i - 1] * v + mix["first"][i - 1] * values
         if cfg.qk_norm:
             q, k = (z / np.sqrt((z**2).mean(-1, keepdims=True)) for z in (q, k))
         if cfg.position_embedding_type == "rope":
@@ -138,6 +153,7 @@ def reference(params, cfg):
         z = z * dense(mlp["gate"], y) if "gate" in mlp else z
         x = x + dense(mlp["down"], z)
         x = x if pre else norm(mlp["norm"], cfg, x)
+        results.append(x)
     return norm(p["final_norm"], cfg, x) if cfg.final_norm else x
 
 
@@ -151,7 +167,9 @@ def test_hidden_states_are_those_of_the_formula(switch, form):
     np.testing.assert_allclose(
         apply(params, cfg, batch()).hidden[real], expected, **close
     )
-    plain = apply(params, dataclasses.replace(cfg, **off(switch)), batch()).hidden[real]
+    plain = replace(cfg, **off(switch))
+    layers = {k: x for k, x in params["layers"].items() if k not in SWITCHES[switch]}
+    plain = apply({**params, "layers": layers}, plain, batch()).hidden[real]
     assert np.abs(plain - expected).max() > 1e-2
 
 
@@ -232,6 +250,46 @@ def test_attention_maps_are_of_what_the_layers_see(switch, monkeypatch):
     monkeypatch.setattr("bertjax.models.transformer_layer.attend", spy)
     encoder.apply(unstack(params, cfg), cfg, batch())
     np.testing.assert_allclose(maps, seen, **close)
+
+
+# ---------------------------------------------------------------- depths, and none
+@pytest.mark.parametrize("layers", [2, pytest.param(4, marks=slow)])
+def test_an_even_number_of_layers(layers):
+    """Of two, what is left of the second half without the last layer is nothing."""
+    cfg, params = with_switch("pre", "all", num_hidden_layers=layers)
+    real = batch()["attention_mask"] > 0
+    expected = reference(params, cfg)
+    at = np.int32([[0, 3], [2, 1]])
+    there = np.take_along_axis(expected, at[..., None], axis=1)
+    for unroll in (0, 1):
+        own = replace(cfg, unroll=unroll)
+        found = apply(params, own, batch(), None, at).hidden
+        np.testing.assert_allclose(found, there, **close)
+    found = apply(params, replace(cfg, unroll=1), batch()).hidden
+    np.testing.assert_allclose(found[real], expected[real], **close)
+
+
+def test_scalars_begin_as_their_sources_have_them():
+    plain = encoder.init(jax.random.key(0), PRE)["layers"]
+    assert plain.keys() == {"attention", "mlp"}
+    found = encoder.init(jax.random.key(0), replace(PRE, **SWITCHES["all"]))["layers"]
+    assert jax.tree.map(
+        np.ndarray.tolist,
+        jax.device_get({name: found[name] for name in found.keys() - plain.keys()}),
+    ) == {
+        "embedding_skip": {"own": [1, 1, 1], "first": [0, 0, 0]},
+        "value_skip": {"own": [0.5, 0.5], "first": [0.5, 0.5]},
+        "unet_skips": {"early": [1]},
+    }
+
+
+@by_form
+def test_a_program_without_switches_has_one_loop_that_carries_hidden_states(form):
+    cfg = replace(FORMS[form], unroll=1)
+    params = encoder.init(jax.random.key(0), cfg)
+    made = jax.make_jaxpr(lambda p: encoder.apply(p, cfg, batch()).hidden)(params)
+    (loop,) = (eqn for eqn in made.jaxpr.eqns if eqn.primitive.name == "scan")
+    assert [x.aval.shape for x in loop.outvars] == [(B, L, D)]
 
 
 # ---------------------------------------------------------------- zero outputs

@@ -105,8 +105,17 @@ def test_meshes_agree(one_device, layout):
             mlp_type="glu",
             tie_word_embeddings=False,
         ),
+        dict(
+            qk_norm=True,
+            zero_init_outputs=True,
+            final_logit_softcapping=15.0,
+            embedding_skip=True,
+            value_skip=True,
+            unet_skips=True,
+            num_hidden_layers=3,
+        ),
     ],
-    ids=["albert", "modernbert"],
+    ids=["albert", "modernbert", "switches"],
 )
 @pytest.mark.slow
 def test_meshes_agree_on_relatives_of_bert(change):

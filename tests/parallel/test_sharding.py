@@ -31,6 +31,10 @@ from bertjax.training.state import init_sharded, plan_state
 
 SHIPPED = ("bert.py", "roberta.py", "quickstart.py", "albert.py", "electra.py:base")
 SHIPPED += ("bert.py --config.model.relative_attention_num_buckets=32",)
+SKIPS = (
+    f"--config.model.{s}=True" for s in ("embedding_skip", "value_skip", "unet_skips")
+)
+SHIPPED += (" ".join(["electra.py:base", *SKIPS]),)
 LAYOUTS = [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2)]
 
 
