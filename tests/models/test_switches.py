@@ -252,6 +252,17 @@ def test_attention_maps_are_of_what_the_layers_see(switch, monkeypatch):
     np.testing.assert_allclose(maps, seen, **close)
 
 
+@slow
+def test_runs_side_by_side_are_each_as_alone():
+    """As a sweep maps them."""
+    cfg, one = with_switch("pre", "all", unroll=1)
+    other = jax.tree.map(lambda x: 1.5 * x, one)
+    both = jax.tree.map(lambda *parts: jnp.stack(parts), one, other)
+    found = jax.vmap(lambda p: apply(p, cfg, batch()).hidden)(both)
+    for each, params in zip(found, (one, other), strict=True):
+        np.testing.assert_allclose(each, apply(params, cfg, batch()).hidden, **close)
+
+
 # ---------------------------------------------------------------- depths, and none
 @pytest.mark.parametrize("layers", [2, pytest.param(4, marks=slow)])
 def test_an_even_number_of_layers(layers):
