@@ -119,7 +119,7 @@ class Features:
         Raises UserError where rows have more slots than text: their host half says it.
         """
         columns = np.arange(batch["input_ids"].shape[-1])
-        if len(columns) != self.raw:
+        if self.raw != self.length:
             raise UserError(
                 f"objective: rows of {type(self).__name__} have {len(columns)} slots "
                 f"for {self.raw} tokens of text: its `origin` has to say which token "
