@@ -71,12 +71,15 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
     """Let the objectives of several phases train one set of parameters.
 
     Each gets what any of them trains, from its own `init` or the others', and reads its
-    own part. With one objective it is returned as it is.
+    own part. With one objective it is returned as it is. Raises UserError where two of
+    them have parameters of the same name and another shape.
     """
     if len(objectives) == 1:
         return [*objectives]
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
-    parts = [jax.eval_shape(objective.init, key).keys() for objective in objectives]
+    trees = [jax.eval_shape(objective.init, key) for objective in objectives]
+    check_shapes(trees)
+    parts = [tree.keys() for tree in trees]
     rows = itertools.chain.from_iterable(o.shardings for o in objectives)
     shardings = tuple(dict.fromkeys(rows))
 
@@ -97,6 +100,21 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
         return dataclasses.replace(objective, shardings=shardings, **changes)
 
     return [join(*each) for each in zip(objectives, parts, strict=True)]
+
+
+def check_shapes(trees: Sequence[Any]) -> None:
+    """Refuse parameters that have one name and several shapes: UserError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for tree in trees:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            if shapes.setdefault(name, leaf.shape) != leaf.shape:
+                raise UserError(
+                    f"phases: {name} has the shapes {shapes[name]} and {leaf.shape} in "
+                    "two objectives, so that they cannot train one model (ELECTRA's "
+                    "head over the vocabulary is its generator's): take objectives "
+                    "that share theirs"
+                )
 
 
 def make_tx(

@@ -87,21 +87,22 @@ def _import_tensorflow() -> Any:
 
 def _tf_data(make: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
     tf = _import_tensorflow()
-    first = make(start)
-    names = sorted(first)
     failed: dict[int, BaseException] = {}
+    # What tf.data passes on has the same parts at every step, and a phase may have
+    # arrays of its own: so it passes on the steps whose batches lie here.
+    made: dict[int, Batch] = {}
 
-    def arrays(step: np.ndarray) -> list[np.ndarray]:
+    def put(step: np.ndarray) -> np.ndarray:
         try:
-            batch = make(int(step))
-            return [batch[name] for name in names]
+            made[int(step)] = make(int(step))
         except BaseException as error:
             failed[int(step)] = error
             raise
+        return step
 
     @tf.autograph.experimental.do_not_convert
-    def load(step: Any) -> list:
-        return tf.numpy_function(arrays, [step], [first[n].dtype for n in names])
+    def load(step: Any) -> Any:
+        return tf.numpy_function(put, [step], tf.int64)
 
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -111,7 +112,7 @@ def _tf_data(make: Callable[[int], Batch], start: int, stop: int) -> Iterator[Ba
     values = data.prefetch(PREFETCH).with_options(options).as_numpy_iterator()
 
     def take(step: int) -> Batch:
-        return dict(zip(names, next(values), strict=True))
+        return made.pop(int(next(values)))
 
     try:
         # `next` wakes threads of tensorflow's, which queue for a core behind those of

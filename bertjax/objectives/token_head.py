@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bertjax import UserError
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig, head_flops
 from bertjax.models.encoder import Encoded
@@ -43,7 +44,10 @@ def make_token_head(
 
     z_loss: the weight of the mean square of the logits' logsumexp, as a term
     `<name>_z_loss`. never: an id of no probability. causal: see Head.
+    Raises UserError for a z_loss below 0.
     """
+    if z_loss < 0:
+        raise UserError(f"objective: {name}'s z_loss={z_loss} must be 0 or more")
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
         norm = f"{name}_norm"

@@ -79,9 +79,10 @@ def score_documents(
         which, window = windows[i]
         return causal_row(texts[which].ids, window, begin)
 
-    owners = np.array([which for which, _ in windows])
-    sizes = np.array([w.end - w.start - alone for _, w in windows])
-    counts = np.array([w.end - max(w.first, w.start + alone) for _, w in windows])
+    owners = np.array([which for which, _ in windows], np.int64)
+    sizes = np.array([w.end - w.start - alone for _, w in windows], np.int64)
+    first = [max(w.first, w.start + alone) for _, w in windows]
+    counts = np.array([w.end for _, w in windows], np.int64) - np.array(first, np.int64)
     nats = np.bincount(owners, -run(sizes, counts, make), len(texts))
     tokens = np.bincount(owners, counts, len(texts)).astype(int)
     costs = [Cost(*each) for each in zip(nats.tolist(), tokens.tolist(), strict=True)]

@@ -67,3 +67,12 @@ def test_a_dry_run_finds_parts_that_do_not_fit(
     given = [*arguments, f"--config.{key}=lab.{module.__name__[4:]}", "--dry_run"]
     with pytest.raises(UserError, match=r"an update cannot be made: .*line \d+\)$"):
         train.main(given)
+
+
+def test_phases_whose_objectives_cannot_train_one_model_are_refused(arguments):
+    """The head over the vocabulary of ELECTRA is as wide as its generator."""
+    more = ["--config.objective=mlm", "--config.data.plan=full_sentences"]
+    phases = "--config.phases=percent=25 objective=electra; mask_rate=0.3"
+    with pytest.raises(UserError, match=r"phases: .* has the shapes .* two obj") as e:
+        train.main([*arguments, *more, phases, "--dry_run"])
+    assert "\n" not in str(e.value)

@@ -2,6 +2,7 @@
 """Causal, prefix and masked next-token prediction, and rows mixed in one step."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from host_half import make_half
 from test_objectives import CFG, TOKENIZER
 
 from bertjax import UserError
-from bertjax.data.features.base import GatheredRows
+from bertjax.data.features.base import Features, GatheredRows, Spec
+from bertjax.data.features.mixed import MixedFeatures
 from bertjax.models import encoder
 from bertjax.models.heads import mlm_logits
 from bertjax.objectives.make_objective import make_objective
@@ -261,3 +263,31 @@ def test_z_loss_and_a_norm_of_the_rows():
     _, other, _, _ = value("clm", normed, params=params)
     whole = own["clm_loss"] * batch["clm_weights"].sum() / (10 * B)
     np.testing.assert_allclose(other["clm_loss"], whole, rtol=1e-5)
+
+
+def test_rows_of_a_kind_without_positions_count_from_0():
+    """Of two kinds one makes position_ids and text_tokens, from outside."""
+
+    class Plain(Features):
+        def specs(self, gathered):
+            return {"input_ids": Spec((6,)), "attention_mask": Spec((6,))}
+
+        def make(self, rows, drawn=None):
+            return {k: rows.arrays[k] for k in ("input_ids", "attention_mask")}
+
+    class Placed(Plain):
+        def make(self, rows, drawn=None):
+            own = {"position_ids": np.full((len(rows.keys), 6), 7, np.int32)}
+            counts = {"text_tokens": np.full(len(rows.keys), 2, np.int32)}
+            return super().make(rows) | own | counts
+
+    settings = types.SimpleNamespace(tokenizer=None, length=6, rows=1)
+    parts = [(Plain(settings), 1), (Placed(settings), 1)]
+    mixed = MixedFeatures("a*1+b*1", parts, settings)
+    ids, real = np.arange(24).reshape(4, 6), np.tile([1, 1, 1, 1, 0, 0], (4, 1))
+    arrays = {"input_ids": ids, "attention_mask": real}
+    at = np.arange(4)
+    batch = mixed.make(GatheredRows(arrays, at.astype(np.uint64), at, at))
+    positions = [[*range(6)], [7] * 6] * 2
+    assert batch["position_ids"].tolist() == positions
+    assert batch["text_tokens"].tolist() == [4, 2, 4, 2]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_objectives import CFG, B, L, V, make_batch
 
+from bertjax import UserError
 from bertjax.models import encoder
 from bertjax.objectives.combine import combine
 from bertjax.objectives.token_head import make_token_head, score_tokens
@@ -66,3 +67,8 @@ def test_the_loss_is_of_capped_logits_in_pieces_too():
     assert abs(mean - np.log(40_000)) < 1
     for x, y in zip(*map(jax.tree.leaves, grads.values()), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6)
+
+
+def test_a_z_loss_below_0_is_refused():
+    with pytest.raises(UserError, match="mlm's z_loss=-1 must be 0 or more"):
+        make_token_head("mlm", frozenset(), z_loss=-1)

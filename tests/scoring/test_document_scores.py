@@ -121,6 +121,13 @@ def test_lm_of_documents(run, trained):
     assert "documents                2" in told and "windows                  2" in told
 
 
+def test_a_text_of_one_token_has_nothing_to_predict(run, tmp_path):
+    (tmp_path / "one.txt").write_text("a\n")
+    given = f"--text={tmp_path}/one.txt", "--what=lm", "--begin=none"
+    with pytest.raises(UserError, match="no token can be scored"):
+        run(*given, objective="clm")
+
+
 def test_elbo_of_documents(run):
     given = "--what=elbo", "--json", "--characters=60", "--draws=4"
     found = json.loads(run(*given))

@@ -2,6 +2,7 @@
 """Several host halves in one batch, each with rows of its own."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ class MixedFeatures(Features):
 
     Row r of a batch is number (r // rows) % group of its group, with rows = accumulate:
     a micro-batch takes every so many-th row, and has whole groups then. Arrays that a
-    kind does not make are 0 in its rows, where they weigh nothing.
+    kind does not make are 0 in its rows, where they weigh nothing; positions count from
+    0, and text_tokens are all real ones.
 
     Of "mntp*2+clm*1", batches of 6:
 
@@ -63,8 +65,17 @@ class MixedFeatures(Features):
                 if name not in batch:
                     shape = len(kind), *values.shape[1:]
                     batch[name] = np.zeros(shape, values.dtype)
+                    batch[name][:] = self._usual(name, rows)
                 batch[name][own] = values
         return batch
+
+    def _usual(self, name: str, rows: GatheredRows) -> Any:
+        """Return what stands for an array in rows of kinds that do not make it."""
+        if name == "position_ids":
+            return np.arange(self.parts[0].length)
+        if name == "text_tokens":
+            return rows.arrays["attention_mask"].sum(axis=1)
+        return 0
 
     def describe(self) -> str:
         shares = np.bincount(self.kinds)
