@@ -90,11 +90,11 @@ def _tf_data(make: Callable[[int], Batch], start: int, stop: int) -> Iterator[Ba
     failed: dict[int, BaseException] = {}
     # What tf.data passes on has the same parts at every step, and a phase may have
     # arrays of its own: so it passes on the steps whose batches lie here.
-    made: dict[int, Batch] = {}
+    batches: dict[int, Batch] = {}
 
     def put(step: np.ndarray) -> np.ndarray:
         try:
-            made[int(step)] = make(int(step))
+            batches[int(step)] = make(int(step))
         except BaseException as error:
             failed[int(step)] = error
             raise
@@ -112,7 +112,7 @@ def _tf_data(make: Callable[[int], Batch], start: int, stop: int) -> Iterator[Ba
     values = data.prefetch(PREFETCH).with_options(options).as_numpy_iterator()
 
     def take(step: int) -> Batch:
-        return made.pop(int(next(values)))
+        return batches.pop(int(next(values)))
 
     try:
         # `next` wakes threads of tensorflow's, which queue for a core behind those of
