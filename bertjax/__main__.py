@@ -16,6 +16,7 @@ COMMANDS = {
     "fill_mask": "guess the blanks of sentences",
     "predict": "answer with a finetuned model: labels, scores, tags, answers",
     "embed": "make vectors of sentences",
+    "speedrun": "train the best small encoder in a fixed time",
     "probe": "see what each layer knows",
     "convert": "read and write Hugging Face's directories",
     "report": "make one page of runs",

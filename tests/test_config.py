@@ -23,8 +23,9 @@ SIZES_OF = {
     n: FAMILIES.get(FAMILY.get(n, n.removesuffix(".py")), FAMILIES["bert"]).sizes
     for n in SHIPPED
 }
-OWN = runpy.run_path(str(Path(__file__).parents[1] / "configs/hybrid.py"))["SIZES"]
-SIZES_OF["hybrid.py"] = {size: {"hidden_size": how[1]} for size, how in OWN.items()}
+for own in ("hybrid.py", "modern.py"):
+    SIZES = runpy.run_path(str(Path(__file__).parents[1] / "configs" / own))["SIZES"]
+    SIZES_OF[own] = {size: {"hidden_size": how[1]} for size, how in SIZES.items()}
 
 
 def parse(*arguments, name="bert.py:smoke"):

@@ -52,6 +52,7 @@ ROOMS = {
         HEAVY - {"jax"},
     ),
     "sweeps": (EVERYTHING - {"reporting", "scoring", "probing"}, HEAVY - {"jax"}),
+    "speedruns": ({"speedruns", "checkpoints.workdir", "storage"}, HEAVY - {"jax"}),
     "measuring": (
         EVERYTHING - {"reporting", "scoring"} | {"train"},
         HEAVY - {"jax"},

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a run is: perf/ and data/ values, over the steps since the last row."""
+"""How fast a run is: perf/ and data/ values, over the steps since the last row.
+
+Seconds are those on the wall; of the processor are those that this process computed, on
+all cores together, which other work on a shared machine does not change.
+"""
 
 import contextlib
 import time
@@ -19,7 +23,7 @@ class Meter:
 
     def begin(self) -> None:
         """Begin a window anew."""
-        self.begun = time.monotonic()
+        self.begun, self.computed = time.monotonic(), time.process_time()
         self.steps = self.tokens = self.slots = 0
         self.flops = 0.0
         self.waited = self.blocked = self.paused = 0.0
@@ -34,9 +38,10 @@ class Meter:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Leave the seconds of a block out of the window."""
-        begun = time.monotonic()
+        begun, computed = time.monotonic(), time.process_time()
         yield
         self.paused += time.monotonic() - begun
+        self.computed += time.process_time() - computed
 
     def count(self, tokens: int, slots: int, flops: float) -> None:
         """Count a finished step: its real tokens, B x L slots, and FLOPs."""
@@ -59,6 +64,7 @@ class Meter:
         seconds = max(time.monotonic() - self.begun - self.paused, 1e-9)
         row = {
             "perf/step_seconds": seconds / steps,
+            "perf/processor_seconds": (time.process_time() - self.computed) / steps,
             "perf/tokens_per_second": self.tokens / seconds,
             "perf/memory_gib": self.memory() / 2**30,
             "data/wait_seconds": self.waited / steps,

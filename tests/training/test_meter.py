@@ -20,6 +20,9 @@ class Clock:
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr("bertjax.training.meter.time.monotonic", made)
+    # The processor works for half of the time.
+    processor = "bertjax.training.meter.time.process_time"
+    monkeypatch.setattr(processor, lambda: made.seconds / 2)
     return made
 
 
@@ -42,6 +45,7 @@ def test_a_window(clock):
     work(meter, clock)
     assert meter.row(alone) == {
         "perf/step_seconds": 5.0,
+        "perf/processor_seconds": 2.5,
         "perf/tokens_per_second": 60.0,
         "perf/memory_gib": 3.0,
         "perf/mfu": 0.1,
@@ -54,10 +58,11 @@ def test_a_window(clock):
 def test_pauses_do_not_count(clock):
     meter = Meter(None, lambda: 0)
     work(meter, clock)
-    clock.sleep(90)
-    meter.paused += 90
+    with meter.pause():
+        clock.sleep(90)
     row = meter.row(alone)
-    assert row["perf/step_seconds"] == 5 and "perf/mfu" not in row
+    assert row["perf/step_seconds"] == 5 and row["perf/processor_seconds"] == 2.5
+    assert "perf/mfu" not in row
 
 
 @pytest.mark.parametrize(

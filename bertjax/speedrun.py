@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train the best small encoder in a fixed time: python -m bertjax.speedrun
+
+  --track=cpu3h     what is run where, for how long: cpu20m, cpu3h, h200-25min, v5e8
+  --data=DIR        the folder with the files that the text is made of, ten million
+                    words; docs/speedrun.md says where they come from
+  --workdir=DIR     DIR/seed-0, ... are the runs, DIR/speedrun.json what came out
+  --seeds=3         so many runs, which differ in their seed
+  --against=DIR     compare with an entry's runs (Welch's t test)
+  [--config=FILE] [--config.KEY=VALUE ...]   another recipe than the track's own
+
+Text, tokenizer, held-out rows with their masks, minimal pairs and time are the track's;
+everything else is yours. A track that needs a device that is not here says what it
+would run. Repeat the command to resume.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError, evaluate, registry, train
+from bertjax.assembly import command_line, validate
+from bertjax.checkpoints import manifest
+from bertjax.config import cli
+from bertjax.config.arguments import part_arguments
+from bertjax.config.flag_help import Flag, shared
+from bertjax.scoring.scorer import load_scorer
+from bertjax.speedruns import corpus, records
+from bertjax.speedruns.tracks import TRACKS, Track, check_devices, check_overrides
+from bertjax.speedruns.tracks import rules as rules_of
+from bertjax.storage import atomic
+from bertjax.training.signals import StopSignal
+
+FLAGS = {
+    "track": Flag("cpu20m, cpu3h, h200-25min or v5e8; see above"),
+    "data": Flag("the folder with the files of the text"),
+    **shared("workdir"),
+    "seeds": Flag("runs, the first with the config's seed", 1, least=1),
+    "against": Flag("the workdir of other runs of the track, to compare with"),
+    "scorer": Flag("of the minimal pairs, as of bertjax.evaluate"),
+    **shared("json"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    stop = StopSignal()
+    stop.install()
+    given, own = part_arguments(argv)
+    args = command_line.parse(own, FLAGS, __doc__, needs_config=False)
+    for name in ("track", "data", "workdir"):
+        if not getattr(args, name):
+            raise UserError(f"--{name} is missing: {FLAGS[name].help}")
+    track = registry.pick("--track", args.track, TRACKS)
+    path = manifest.local_path(args.workdir, "--workdir")
+    theirs = (
+        records.read_records(Path(args.against), "--against") if args.against else None
+    )
+    first = command_line.parse(with_recipe(track, given))
+    check_overrides(args.track, json.loads(first.overrides))
+    text = corpus.place(Path(first.config.data.cache).expanduser())
+    seeds = range(first.config.seed, first.config.seed + args.seeds)
+    runs = {
+        seed: [*with_recipe(track, given, text), f"--config.seed={seed}"]
+        for seed in seeds
+    }
+    config = command_line.parse(runs[seeds[0]]).config
+    validate.check(config)
+    if wrong := check_devices(args.track, track):
+        for seed, arguments in runs.items():
+            print(shlex.join(command(arguments, path, seed)))
+        raise UserError(f"{wrong}: the line above is what it would run")
+    corpus.make_corpus(Path(args.data).expanduser(), text, cli.say)
+    found = []
+    for seed, arguments in runs.items():
+        run = path / f"seed-{seed}"
+        parsed = command_line.parse(arguments)
+        overrides = json.loads(parsed.overrides)
+        status = train.train(parsed.config, str(run), overrides=overrides, stop=stop)
+        if status:
+            return status
+        found.append(score(run, seed, track, text, args.scorer))
+        write(path, {"track": args.track, "records": found})
+    return report(args, track, path, found, theirs)
+
+
+def with_recipe(
+    track: Track, given: Sequence[str], text: Path | None = None
+) -> list[str]:
+    """Return a run's arguments: the track's recipe unless another is given, its own
+    length unless given, what is given, and the rules' where the text is known."""
+    own = any(word.startswith(("--config=", "-config=")) for word in given)
+    arguments = [] if own else [f"--config={track.config}"]
+    arguments += [] if own else [f"--config.{flag}" for flag in track.flags]
+    ruled = rules_of(track, text) if text else {}
+    return [*arguments, *given, *(f"--config.{k}={v}" for k, v in ruled.items())]
+
+
+def command(arguments: Sequence[str], path: Path, seed: int) -> list[str]:
+    """Return the command of a run."""
+    run = f"--workdir={path / f'seed-{seed}'}"
+    return ["python", "-m", "bertjax.train", *arguments, run]
+
+
+def score(
+    run: Path, seed: int, track: Track, text: Path, scorer: str | None
+) -> dict[str, Any]:
+    """Return the record of a finished run; it is made once."""
+    file = run / records.FILE
+    if file.exists():
+        return json.loads(file.read_text())
+    found = {"seed": seed} | records.measure(run, track)
+    flags = [f"--rates={track.rate}", f"--length={track.length}"]
+    masked = evaluate_run(run, "mlm", f"--text={text / 'valid.txt'}", *flags)
+    masked = masked["rates"][track.rate]
+    found |= {"loss": masked["mlm_loss"], "right": masked["mlm_accuracy"]}
+    chosen = [f"--scorer={scorer}"] if scorer else []
+    pairs = evaluate_run(run, "pairs", f"--text={text / 'pairs.jsonl.gz'}", *chosen)
+    found |= {"pairs": pairs["accuracy"], "scorer": pairs["scorer"]}
+    found["by_paradigm"] = {k: v["accuracy"] for k, v in pairs["by_paradigm"].items()}
+    atomic.write_file(file, json.dumps(found, indent=1) + "\n", str(file))
+    return found
+
+
+def evaluate_run(run: Path, what: str, *flags: str) -> dict[str, Any]:
+    """Return what bertjax.evaluate says of a run."""
+    argv = [f"--workdir={run}", f"--what={what}", *flags]
+    args = command_line.parse(argv, evaluate.FLAGS, needs_config=False)
+    return dict(load_scorer(what).score(args, str(run), "--workdir").objects[0])
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Write the records of an entry, whole or not at all."""
+    text = json.dumps(found, indent=1) + "\n"
+    atomic.write_file(path / records.FILE, text, f"--workdir={path}")
+
+
+def report(
+    args: Any,
+    track: Track,
+    path: Path,
+    found: Sequence[records.Record],
+    theirs: Sequence[records.Record] | None,
+) -> int:
+    """Print what the runs took and reached; status 2 where they took too long."""
+    summary = records.summarise(found, track)
+    if theirs:
+        summary["against"] = records.compare(found, theirs)
+    write(path, {"track": args.track, "records": found, "summary": summary})
+    if args.json:
+        print(json.dumps({"track": args.track} | summary))
+    else:
+        print("\n".join(records.describe(args.track, track, summary)))
+        for name, one in summary.get("against", {}).items():
+            print(f"  {name}: {one['difference']:+.4f} against it, p = {one['p']:.2g}")
+    if not summary["in_time"]:
+        raise UserError(
+            f"the runs took {summary['minutes']['mean']:.1f} minutes, and "
+            f"--track={args.track} has {track.budget}: no entry; give fewer steps"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run of a speedrun took and reached, and what several of them show.
+
+A record is one seed's run: {"seed", "steps", "tokens", "passes", "minutes", "wall",
+"processor", "parameters", "loss", "right", "pairs", ...}, written into its workdir.
+"""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError
+from bertjax.checkpoints import workdir
+from bertjax.speedruns.tracks import PASSES, Track
+
+FILE = "speedrun.json"  # in the workdir of a run, and of all runs of an entry
+P = 0.01  # a target is reached, or an entry better, at such a p
+SCORES = {"loss": "less", "pairs": "greater"}  # -> what is better
+Record = Mapping[str, Any]
+
+
+def minutes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Add up the time of the steps in the rows of metrics.jsonl, by each clock.
+
+    A row has the seconds a step since the row before it; compilation, evaluations and
+    saves are not in them.
+
+    >>> row = {"perf/step_seconds": 2.0, "perf/processor_seconds": 3.0}
+    >>> minutes_of([{"step": 30} | row, {"step": 60} | row, {"step": 60}])
+    {'wall': 2.0, 'processor': 3.0}
+    """
+    found = {"wall": 0.0, "processor": 0.0}
+    keys = {"wall": "perf/step_seconds", "processor": "perf/processor_seconds"}
+    before = 0
+    for row in rows:
+        for clock, key in keys.items():
+            found[clock] += (row["step"] - before) * row.get(key, 0.0) / 60
+        before = row["step"] if keys["wall"] in row else before
+    return found
+
+
+def passes_of(phases: Sequence[Mapping[str, Any]], total: int) -> float:
+    """Count the passes over the text: of each phase's rows, those of an epoch.
+
+    >>> one = {"start": 0, "batch_size": 8, "n": 800}
+    >>> passes_of([one, {"start": 50, "batch_size": 4, "n": 200}], 100)
+    1.5
+    """
+    ends = [phase["start"] for phase in phases[1:]] + [total]
+    parts = zip(phases, ends, strict=True)
+    return sum((end - p["start"]) * p["batch_size"] / p["n"] for p, end in parts)
+
+
+def measure(path: Path, track: Track) -> dict[str, Any]:
+    """Return what a finished run took: steps, tokens, passes over the text, minutes.
+
+    Raises UserError where it broke a rule.
+    """
+    run = workdir.read_json(path / "run.json")
+    total = run["total_steps"]
+    lines = workdir.rows_up_to(path / "metrics.jsonl", total)
+    rows = [json.loads(line) for line in lines]
+    minutes = minutes_of(rows)
+    passes = passes_of(run["phases"], total)
+    if passes > PASSES:
+        raise UserError(
+            f"{path}: {passes:.1f} passes over the text, and the rules of the speedrun "
+            f"allow {PASSES}: give a smaller --config.total.steps"
+        )
+    starts = run["starts"]
+    return {
+        "steps": total,
+        "tokens": rows[-1]["tokens"],
+        "passes": passes,
+        "minutes": minutes[track.clock],
+        **minutes,
+        "parameters": run["parameters"],
+        "device": run["device_kind"],
+        "devices": run["devices"],
+        "git": run["git"],
+        "versions": starts[-1]["versions"],
+    }
+
+
+def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
+    """Return the mean and spread of each score over seeds, and what they show.
+
+    reached: whether the mean is better than the track's target with p < 0.01, by a
+    one-sided t test over the seeds; None of a single seed, or without a target.
+    """
+    found: dict[str, Any] = {"seeds": [record["seed"] for record in records]}
+    for name in ("minutes", "tokens", "passes", "loss", "right", "pairs"):
+        values = [record[name] for record in records]
+        found[name] = {"mean": statistics.fmean(values)}
+        if len(values) > 1:
+            found[name]["std"] = statistics.stdev(values)
+    for name, better in SCORES.items():
+        target = getattr(track, name)
+        found[name]["target"] = target
+        values = [record[name] for record in records]
+        p = None if target is None else p_against(values, target, better)
+        found[name] |= {"p": p, "reached": None if p is None else p < P}
+    found["in_time"] = found["minutes"]["mean"] <= track.minutes
+    return found
+
+
+def p_against(values: Sequence[float], target: float, better: str) -> float | None:
+    """Return the p of a mean no better than a number; None of a single value."""
+    from scipy import stats
+
+    if len(values) < 2:
+        return None
+    return float(stats.ttest_1samp(values, target, alternative=better).pvalue)
+
+
+def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
+    """Return, of each score, the difference of the means and its p: Welch's t test.
+
+    The p is one-sided: of ours being no better. Raises UserError for a single seed.
+    """
+    from scipy import stats
+
+    if min(len(ours), len(theirs)) < 2:
+        raise UserError("--against compares runs of several seeds: give --seeds=3")
+    found = {}
+    for name, better in SCORES.items():
+        a, b = ([record[name] for record in side] for side in (ours, theirs))
+        test = stats.ttest_ind(a, b, equal_var=False, alternative=better)
+        difference = statistics.fmean(a) - statistics.fmean(b)
+        found[name] = {"difference": difference, "p": float(test.pvalue)}
+    return found
+
+
+def read_records(path: Path, flag: str) -> list[dict[str, Any]]:
+    """Return the records of an entry's workdir. Raises UserError."""
+    found = workdir.read_json(path / FILE).get("records")
+    if not found:
+        raise UserError(f"{flag}={path}: there is no {FILE} with records in it")
+    return found
+
+
+def describe(name: str, track: Track, found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that say what an entry took and reached."""
+
+    def value(key: str, digits: int, times: float = 1.0) -> str:
+        of = found[key]
+        text = f"{times * of['mean']:,.{digits}f}"
+        return text + (f" ± {times * of['std']:.{digits}f}" if "std" in of else "")
+
+    seeds = ", ".join(map(str, found["seeds"]))
+    yield f"track {name}, {track.needs}, at most {track.budget}; seeds {seeds}:"
+    over = "" if found["in_time"] else ", which is more than the track has"
+    yield f"  minutes        {value('minutes', 1)}{over}"
+    yield f"  tokens         {value('tokens', 0)}, {value('passes', 2)} passes"
+    yield f"  held-out loss  {value('loss', 3)}{verdict(found['loss'], '{:.3f}', 1)}"
+    yield f"  right          {value('right', 1, 100)}%"
+    yield f"  minimal pairs  {value('pairs', 1, 100)}%" + verdict(
+        found["pairs"], "{:.1f}%", 100
+    )
+
+
+def verdict(score: Mapping[str, Any], form: str, times: float) -> str:
+    """Say whether a target is reached."""
+    if score["target"] is None:
+        return ""
+    target = form.format(times * score["target"])
+    if score["p"] is None:
+        return f" (the target is {target}; one seed shows nothing)"
+    what = "reached" if score["reached"] else "not shown to be reached"
+    return f" (the target, {target}, is {what}: p = {score['p']:.2g})"

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tracks of the speedrun: on what, how long, and what has to be reached."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertjax import UserError, counted
+from bertjax.speedruns.corpus import PARTS
+
+PASSES = 10  # of the text, at most
+
+
+class Track(NamedTuple):
+    """A track of the speedrun.
+
+    platform, kind, devices: jax's, `kind` a part of its device_kind. clock: what the
+    minutes are of: "wall", or "processor", of all cores together. config, flags: what
+    runs where the command line names no other. pieces: of the tokenizer. length, rate:
+    of the held-out rows. loss, pairs: what has to be reached: nats a masked token, and
+    the share of minimal pairs; None: not decided yet.
+    """
+
+    platform: str
+    kind: str
+    devices: int
+    clock: str
+    minutes: float
+    config: str
+    flags: tuple[str, ...]
+    pairs: float
+    loss: float | None = None
+    pieces: int = 8_192
+    length: int = 64
+    rate: float = 0.15
+
+    @property
+    def needs(self) -> str:
+        """Say on what it runs."""
+        if self.platform == "cpu":
+            return "CPU cores"
+        return f"{counted(self.devices, self.kind)}"
+
+    @property
+    def budget(self) -> str:
+        """Say how long it may take."""
+        of = "" if self.clock == "wall" else " of processor time"
+        return f"{self.minutes:g} minutes{of}"
+
+
+TRACKS: Mapping[str, Track] = {
+    "cpu20m": Track(
+        "cpu", "", 1, "processor", 40, "modern.py:mini", ("total.steps=3_000",), 0.58
+    ),
+    "cpu3h": Track(
+        "cpu", "", 1, "processor", 360, "modern.py:mini", ("total.steps=27_000",), 0.64
+    ),
+    "h200-25min": Track(
+        "gpu", "H200", 1, "wall", 25, "modern.py:small", ("total.steps=12_000",), 0.725
+    ),
+    "v5e8": Track(
+        "tpu", "v5 lite", 8, "wall", 15, "modern.py:small", ("total.steps=12_000",), 0.7
+    ),
+}
+
+# What every entry of a track has in common.
+RULED = "data.train data.valid data.tokenizer data.vocab data.vocab_size init_from"
+RULED += " data.lower_case budget_minutes budget_clock"
+
+
+def rules(track: Track, corpus: Path) -> dict[str, Any]:
+    """Return the config's values that are the track's own."""
+    parts = [f"{part.name}={corpus / f'{part.name}.txt'}" for part in PARTS]
+    return {
+        "data.train": ",".join(parts),
+        "data.valid": str(corpus / "valid.txt"),
+        "data.tokenizer": "wordpiece",
+        "data.vocab_size": track.pieces,
+        "data.lower_case": True,
+    }
+
+
+def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
+    """Refuse what the rules decide, given on the command line: UserError."""
+    for key in RULED.split():
+        if key in overrides:
+            raise UserError(
+                f"--config.{key}: the rules of --track={name} decide it "
+                "(docs/speedrun.md): leave it out"
+            )
+
+
+def check_devices(name: str, track: Track) -> str:
+    """Return what is wrong with this machine's devices for a track, "" if nothing."""
+    import jax
+
+    devices = jax.devices()
+    kind, platform = devices[0].device_kind, devices[0].platform
+    if track.platform == "cpu" == platform:
+        return ""
+    fits = platform == track.platform and track.kind in kind
+    if fits and len(devices) == track.devices:
+        return ""
+    have = f"{counted(len(devices), 'device')} of {kind}"
+    return f"--track={name} runs on {track.needs}, and this machine has {have}"

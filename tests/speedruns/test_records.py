@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a speedrun took and reached, read from a workdir and over seeds."""
+
+import json
+import math
+
+import pytest
+
+from bertjax import UserError
+from bertjax.speedruns import records
+from bertjax.speedruns.tracks import TRACKS
+
+TRACK = TRACKS["cpu3h"]._replace(minutes=10.0, loss=4.0, pairs=0.6)
+
+
+def record(seed, **values):
+    usual = {"minutes": 9.0, "tokens": 1e6, "passes": 1.0, "right": 0.3}
+    scores = {"loss": 3.9, "pairs": 0.65 + seed / 1e3}
+    return {"seed": seed} | scores | usual | values
+
+
+def write_run(path, n, steps=100):
+    phase = {"start": 0, "batch_size": 32, "n": n}
+    run = {"total_steps": steps, "phases": [phase], "parameters": 7, "git": "abc"}
+    run |= {"device_kind": "cpu", "devices": 1, "starts": [{"versions": {"jax": "1"}}]}
+    (path / "run.json").write_text(json.dumps(run))
+    timed = {"perf/step_seconds": 0.6, "perf/processor_seconds": 1.2}
+    rows = [{"step": s, "tokens": 10 * s} | timed for s in (50, 100)]
+    # An evaluation has no time; a row after the run's end is not the run's.
+    rows += [{"step": 100, "tokens": 1000, "eval/valid/mlm_loss": 4.0}]
+    rows += [{"step": 150, "tokens": 1500} | timed]
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in rows))
+
+
+def test_what_a_run_took(tmp_path):
+    write_run(tmp_path, n=800)
+    found = records.measure(tmp_path, TRACK)
+    assert found["wall"] == pytest.approx(1.0)
+    assert found["minutes"] == found["processor"] == pytest.approx(2.0)
+    assert (found["passes"], found["tokens"], found["steps"]) == (4.0, 1000, 100)
+    wall = records.measure(tmp_path, TRACKS["h200-25min"])
+    assert wall["minutes"] == wall["wall"]
+
+
+def test_more_passes_than_allowed(tmp_path):
+    write_run(tmp_path, n=300)
+    with pytest.raises(UserError, match=r"10\.7 passes over the text.* allow 10"):
+        records.measure(tmp_path, TRACK)
+
+
+def test_a_target_is_reached_by_its_seeds():
+    found = records.summarise(
+        [record(s, loss=3.9 + 0.01 * (s == 1)) for s in range(3)], TRACK
+    )
+    assert found["loss"]["mean"] == pytest.approx(3.9033, abs=1e-4)
+    # t = (3.9033 - 4) / (0.00577 / sqrt 3) = -29 with two degrees of freedom.
+    assert found["loss"]["reached"] and found["loss"]["p"] == pytest.approx(6e-4, 0.05)
+    assert found["in_time"]
+
+
+def test_a_mean_beyond_the_target_may_show_nothing():
+    found = records.summarise([record(0, loss=3.0), record(1, loss=4.9)], TRACK)
+    assert found["loss"]["mean"] < 4 and not found["loss"]["reached"]
+    text = "\n".join(records.describe("cpu3h", TRACK, found))
+    assert "the target, 4.000, is not shown to be reached: p = 0.48" in text
+
+
+def test_pairs_are_better_when_more():
+    few = records.summarise(
+        [record(s, pairs=0.5 + s**2 / 1e3) for s in range(3)], TRACK
+    )
+    assert not few["pairs"]["reached"] and few["pairs"]["p"] > 0.99
+
+
+def test_one_seed_shows_nothing():
+    found = records.summarise([record(4, minutes=11.0)], TRACK)
+    assert found["pairs"]["reached"] is None and not found["in_time"]
+    text = "\n".join(records.describe("cpu3h", TRACK, found))
+    assert "one seed shows nothing" in text and "seeds 4" in text
+    assert "more than the track has" in text
+
+
+def test_two_entries():
+    ours = [record(s, loss=3.8 + 0.01 * s) for s in range(3)]
+    theirs = [record(s, loss=3.9 + 0.02 * s) for s in range(3)]
+    found = records.compare(ours, theirs)["loss"]
+    assert found["difference"] == pytest.approx(-0.11)
+    # Welch: t = -0.11 / sqrt(1e-4 / 3 + 4e-4 / 3), 2.94 degrees of freedom.
+    t = -0.11 / math.sqrt(5e-4 / 3)
+    assert found["p"] == pytest.approx(0.0018, rel=0.2) and t < -8
+    with pytest.raises(UserError, match="several seeds"):
+        records.compare(ours, theirs[:1])
+
+
+def test_no_records(tmp_path):
+    with pytest.raises(UserError, match=r"--against=.*no speedrun\.json"):
+        records.read_records(tmp_path, "--against")
