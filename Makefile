@@ -13,8 +13,6 @@ QUIETLY = PYTHONWARNINGS=ignore
 
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
-# Large pages: a third off the time of a step on a CPU (docs/benchmarks.md).
-export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: quickstart test test-all lint clean
 

@@ -24,6 +24,7 @@ from bertjax.config.flag_help import Flag, shared
 from bertjax.measuring.alternate import compare, serve, split
 from bertjax.measuring.measurements import MEASURES
 from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
+from bertjax.parallel.host_memory import keep_freed_memory
 
 FLAGS = {
     "what": Flag("step, input, loop, packing, plan or fill_mask; see above", "step"),
@@ -67,4 +68,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     cli.command(main)

@@ -9,6 +9,9 @@
   --json                  one JSON object
   --table=FILE            the shipped configs on several slices as a Markdown table:
                           memory on all of them, times on one
+  --budget_minutes=180 --what=cpu   instead, what configs/modern.py, or another config,
+                          makes of so many minutes on this machine's CPU: a minute is
+                          measured, and the size chosen that fits
 
 The TPU compiler (pip install libtpu; no TPU) compiles the update and the evaluation
 that bertjax.train would run there. Memory is what that compiler needs, of programs
@@ -19,6 +22,7 @@ Exit status 2 where the config does not fit.
 """
 
 import json
+import os
 from collections.abc import Sequence
 
 from bertjax import UserError
@@ -33,15 +37,18 @@ FLAGS = {
     "topology": Flag("the slice, such as v5e:2x4; see above"),
     "table": Flag("write the shipped configs on several slices to this file"),
     "quick": Flag("end before the compiler writes machine code", False),
+    "budget_minutes": Flag("minutes of training on this machine", kind=float),
+    "what": Flag("with --budget_minutes: cpu"),
     **shared("json"),
 }
 
 
 def main(argv: Sequence[str]) -> int:
     StopCommand().install()  # the compiler's own handler would print its stack
-    table = any(a.split("=")[0].lstrip("-") == "table" for a in argv)
+    names = {a.split("=")[0].lstrip("-") for a in argv}
+    work = write_table if "table" in names else show
     try:
-        return (write_table if table else show)(argv)
+        return (plan_minutes if names & {"budget_minutes", "what"} else work)(argv)
     except Stopped as e:
         return e.status
 
@@ -63,6 +70,33 @@ def show(argv: Sequence[str]) -> int:
     else:
         print("\n".join(estimates_text.describe(results)))
     return 0 if results["fits"] else 2
+
+
+def plan_minutes(argv: Sequence[str]) -> int:
+    """Measure this machine, and print what fits the minutes."""
+    given, own = part_arguments(argv)
+    args = command_line.parse(own, FLAGS, __doc__, needs_config=False)
+    minutes = args.budget_minutes
+    if args.what != "cpu" or minutes is None or not 0 < minutes < 1e7:
+        raise UserError(
+            "--budget_minutes and --what go together: the minutes of training, above "
+            "0, and --what=cpu, this machine's"
+        )
+    for name in ("topology", "table", "quick"):
+        if getattr(args, name):
+            raise UserError(f"--{name} is of TPUs: leave it out with --budget_minutes")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from bertjax.measuring import budget_plan
+
+    has_file = any(word.startswith(("--config=", "-config=")) for word in given)
+    given = given if has_file else ["--config=modern.py", *given]
+    found = budget_plan.plan_budget(given, minutes, cli.say)
+    rest = [word for word in given if not word.startswith(("--config=", "-config="))]
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(budget_plan.describe(found, rest)))
+    return 0
 
 
 def write_table(argv: Sequence[str]) -> int:

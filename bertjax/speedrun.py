@@ -26,6 +26,7 @@ from bertjax.checkpoints import manifest
 from bertjax.config import cli
 from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
+from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.scoring.scorer import load_scorer
 from bertjax.speedruns import corpus, records
 from bertjax.speedruns.tracks import TRACKS, Track, check_devices, check_overrides
@@ -163,4 +164,5 @@ def report(
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     cli.command(main)

@@ -35,6 +35,7 @@ from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.config import cli, durations, schema, serialize
 from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
+from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.storage import directories
 from bertjax.sweeps import score_spread
 from bertjax.tasks import prepare_task as tasks
@@ -187,4 +188,5 @@ def sweep(
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     cli.command(main)

@@ -24,6 +24,7 @@ from bertjax.assembly import (
 from bertjax.checkpoints import manifest, workdir
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
+from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.parallel.watch import Watch
 from bertjax.storage import directories
 from bertjax.training.signals import StopSignal
@@ -153,4 +154,5 @@ def _train(
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     cli.command(main)

@@ -130,8 +130,8 @@ def make_tx(
     schedule = schedules.make_schedule(
         o.schedule, o.lr if lr is None else lr, warmup, total, decay, power
     )
-    keys = ("wd", "cautious_decay", "b1", "b2", "eps", "bias_correction")
-    settings = {key: o[key] for key in (*keys, "clip", "layer_decay")}
+    keys = "wd cautious_decay b1 b2 eps bias_correction ns_dtype clip layer_decay"
+    settings = {key: o[key] for key in keys.split()}
     rates = read_rates(o.rates)
     return schedule, optim.make_optimizer(o.name, schedule, rates=rates, **settings)
 

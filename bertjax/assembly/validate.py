@@ -128,6 +128,8 @@ def _check_run(config: ConfigDict) -> None:
 
 def _check_optimizer(config: ConfigDict) -> None:
     read_rates(config.optim.rates)
+    dtypes = dict.fromkeys(("float32", "bfloat16"))
+    registry.pick("optim.ns_dtype", config.optim.ns_dtype, dtypes)
     unit, length = durations.unit_of(config, "optim.average")
     if config.optim.ema and length:
         raise UserError(

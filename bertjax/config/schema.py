@@ -168,6 +168,8 @@ def optim_keys() -> dict[str, Any]:
         b2=0.999,
         eps=1e-6,
         bias_correction=True,  # of adamw and lamb; False: Google's BERT
+        # In which Muon's family makes updates orthogonal: float32 or bfloat16.
+        ns_dtype="float32",
         clip=1.0,  # global norm; 0: none
         layer_decay=1.0,  # of the rate, a layer towards the embeddings
         warmup=duration(percent=1),

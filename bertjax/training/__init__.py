@@ -5,15 +5,16 @@ from bertjax import UserError, registry
 
 DECAY = ("wd", "cautious_decay")
 ADAM = (*DECAY, "b1", "b2", "eps")
+MUON = (*ADAM, "ns_dtype")
 # Optimizer (optim.py) -> the settings of optim.* that it takes.
 OPTIMIZERS = {
     "adamw": (*ADAM, "bias_correction"),
     "lamb": (*ADAM, "bias_correction"),
     "stableadamw": ADAM,
     "adafactor": DECAY,
-    "muon": ADAM,
-    "normuon": ADAM,
-    "adamuon": ADAM,
+    "muon": MUON,
+    "normuon": MUON,
+    "adamuon": MUON,
 }
 # Schedule (schedules.py) -> the settings of optim.* that it alone takes.
 SCHEDULES = {

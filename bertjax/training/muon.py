@@ -16,6 +16,7 @@ MUON_RMS = 0.2  # of an update, as AdamW's are (Liu et al. 2025, arXiv 2502.1698
 MOMENTUM = 0.95  # of all three, with Nesterov's step ahead
 SECOND = 0.95  # decay of the second moments of NorMuon and AdaMuon
 EPS = 1e-8  # beside their roots
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan 2024; optax's
 
 
 def on_kernels(
@@ -41,12 +42,13 @@ def on_kernels(
     return [split, layerwise.add_decay(wd, cautious_decay)]
 
 
-def muon(**settings: Any) -> Parts:
+def muon(ns_dtype: str = "float32", **settings: Any) -> Parts:
     """Muon (Jordan 2024) for the layers' kernels, each of each layer; AdamW elsewhere.
 
     The momentum (0.95, Nesterov) is made orthogonal by 5 Newton-Schulz iterations and
-    scaled to AdamW's size, so that learning rate and decay are AdamW's. settings:
-    on_kernels'; b1, b2 and eps are of the embeddings, heads, biases and norms.
+    scaled to AdamW's size, so that learning rate and decay are AdamW's. ns_dtype:
+    scale_by_muon's; settings: on_kernels', b1, b2 and eps being of the embeddings,
+    heads, biases and norms.
     """
 
     def resize(updates: Any, params: Any = None) -> Any:
@@ -56,32 +58,34 @@ def muon(**settings: Any) -> Parts:
 
         return jax.tree_util.tree_map_with_path(one, updates)
 
-    orthogonal = optax.chain(scale_by_muon(), optax.stateless(resize))
+    orthogonal = optax.chain(scale_by_muon(ns_dtype), optax.stateless(resize))
     return on_kernels(orthogonal, **settings)
 
 
-def normuon(**settings: Any) -> Parts:
+def normuon(ns_dtype: str = "float32", **settings: Any) -> Parts:
     """NorMuon (Li et al. 2025, arXiv 2510.05491, algorithm 1): `muon` whose orthogonal
     matrix is divided, output by output, by the root of its running mean square.
 
     The momentum is our Muon's (Nesterov, as in the authors' normuon.py); each kernel's
-    update then has an RMS of MUON_RMS. settings: as of `muon`.
+    update then has an RMS of MUON_RMS. ns_dtype, settings: as of `muon`.
     """
     second = scale_by_second_moment(by_output=True)
-    return on_kernels(optax.chain(scale_by_muon(), second), **settings)
+    return on_kernels(optax.chain(scale_by_muon(ns_dtype), second), **settings)
 
 
-def adamuon(**settings: Any) -> Parts:
+def adamuon(ns_dtype: str = "float32", **settings: Any) -> Parts:
     """AdaMuon (Si et al. 2025, arXiv 2507.11005, algorithm 1): `muon` of the signs of
     the momentum, each element divided by the root of its running mean square.
 
     The momentum is Nesterov's, as in the authors' adamuon.py; each kernel's update then
-    has an RMS of MUON_RMS. settings: as of `muon`.
+    has an RMS of MUON_RMS. ns_dtype, settings: as of `muon`.
     """
 
     def signs(updates: Any, params: Any = None) -> Any:
-        turned = scale_by_muon(beta=0.0, nesterov=False)  # without momentum
         updates = jax.tree.map(jnp.sign, updates)
+        if ns_dtype != "float32":
+            return orthogonalize(updates, ns_dtype)
+        turned = _scale_by_muon(beta=0.0, nesterov=False)  # without momentum
         return turned.update(updates, turned.init(updates))[0]
 
     direction = optax.chain(
@@ -92,8 +96,51 @@ def adamuon(**settings: Any) -> Parts:
     return on_kernels(direction, **settings)
 
 
-def scale_by_muon(**changes: Any) -> optax.GradientTransformation:
-    """Make optax's orthogonal momentum, of each kernel of each layer as a matrix."""
+def scale_by_muon(ns_dtype: str = "float32") -> optax.GradientTransformation:
+    """Make optax's orthogonal momentum, of each kernel of each layer as a matrix.
+
+    ns_dtype: of the Newton-Schulz iterations. bfloat16 is what Jordan 2024 uses; TPUs
+    round the factors of f32 products to it as well.
+    """
+    if ns_dtype == "float32":
+        return _scale_by_muon(beta=MOMENTUM)
+    momentum = _scale_by_muon(beta=MOMENTUM, ns_steps=0)  # divided by its norm
+
+    def turn(updates: Any, params: Any = None) -> Any:
+        return orthogonalize(updates, ns_dtype)
+
+    return optax.chain(momentum, optax.stateless(turn))
+
+
+def orthogonalize(updates: Any, ns_dtype: str) -> Any:
+    """Make each kernel of each layer orthogonal, nearly; see `newton_schulz`."""
+
+    def one(path: Path, x: Any) -> Any:
+        sides = layerwise.as_matrix(path, x.shape)
+        return newton_schulz(x.reshape(-1, *sides[-2:]), ns_dtype).reshape(x.shape)
+
+    return jax.tree_util.tree_map_with_path(one, updates)
+
+
+def newton_schulz(x: jax.Array, dtype: str) -> jax.Array:
+    """Turn matrices [n, in, out] into nearly orthogonal ones, f32.
+
+    Five iterations of X -> a X + (b A + c A A) X with A = X X^T (Jordan 2024), products
+    in `dtype`. Singular values end near 1, as U S' V^T with S' in about [0.7, 1.2].
+    """
+    a, b, c = NEWTON_SCHULZ
+    size = jnp.sqrt(jnp.sum(jnp.square(x), axis=(1, 2), keepdims=True))
+    is_tall = x.shape[1] > x.shape[2]
+    x = jnp.swapaxes(x, 1, 2) if is_tall else x
+    x = (x / (size + EPS)).astype(dtype)
+    for _ in range(5):
+        gram = jnp.einsum("nik,njk->nij", x, x)
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    x = x.astype(jnp.float32)
+    return jnp.swapaxes(x, 1, 2) if is_tall else x
+
+
+def _scale_by_muon(**settings: Any) -> optax.GradientTransformation:
     numbers = optax.contrib.MuonDimensionNumbers
 
     def dimensions(tree: Any) -> Any:
@@ -101,7 +148,6 @@ def scale_by_muon(**changes: Any) -> optax.GradientTransformation:
             lambda path, x: numbers(*layerwise.matrix_axes(path, x.ndim)), tree
         )
 
-    settings = {"beta": MOMENTUM, **changes}
     return optax.contrib.scale_by_muon(weight_dimension_numbers=dimensions, **settings)
 
 

@@ -138,6 +138,7 @@ def make_optimizer(
     rates: Mapping[str, float] | None = None,
     bias_correction: bool = True,
     cautious_decay: bool = False,
+    ns_dtype: str = "float32",
     **settings: float,
 ) -> optax.GradientTransformationExtraArgs:
     """Chain clipping by global norm (`clip` > 0), the optimizer `name`, and the rate.
@@ -145,11 +146,12 @@ def make_optimizer(
     name: one of MAKERS, or "my_lab.lion:b3=0.9", a module whose `make_optimizer` takes
     those of the settings that it reads and options of its own, and returns an optax
     transform (or a list of them). What that makes of gradients is subtracted, times
-    the learning rate. settings: wd, b1, b2, eps (cautious_decay: layerwise.with_decay).
-    The update takes `at`, the time of
-    the schedule. Raises UserError for a module or options that there are not.
+    the learning rate. settings: wd, b1, b2, eps (cautious_decay: layerwise.with_decay;
+    ns_dtype: muon.scale_by_muon). The update takes `at`, the time of the schedule.
+    Raises UserError for a module or options that there are not.
     """
-    settings |= {"bias_correction": bias_correction, "cautious_decay": cautious_decay}
+    switches = {"bias_correction": bias_correction, "cautious_decay": cautious_decay}
+    settings |= switches | {"ns_dtype": ns_dtype}
     parts: Parts | optax.GradientTransformation
     if registry.is_outside(name):
         key, maker = "optim.name", "make_optimizer"

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.muon import MUON_RMS
+from bertjax.training.muon import MUON_RMS, newton_schulz
 from bertjax.training.optim import make_optimizer
 from bertjax.training.state import init_sharded, plan_state
 
@@ -35,10 +35,10 @@ def draw(seed):
     )
 
 
-def steps(name, mesh):
+def steps(name, mesh, ns_dtype="float32"):
     """Take two steps on a mesh; return (parameters after, planned shardings)."""
     settings = dict(wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=0.0)
-    tx = make_optimizer(name, lambda step: LR, **settings)
+    tx = make_optimizer(name, lambda step: LR, ns_dtype=ns_dtype, **settings)
     _, where = plan_state(lambda: draw(0), tx, mesh, ())
     state = init_sharded(lambda: draw(0), tx, mesh, where)
 
@@ -82,3 +82,39 @@ def test_the_updates_of_each_layer_have_the_same_size(name):
         for kernel in jax.tree.leaves(updates["encoder"]["layers"]["mlp"]):
             sizes = np.sqrt(np.mean(np.square(kernel), axis=(1, 2)))
             np.testing.assert_allclose(sizes, LR * MUON_RMS, rtol=1e-5)
+
+
+def difference(a, b):
+    """Return the root mean square of a - b, as a share of b's."""
+    return np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2))
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 8), (2, 8, 40)])
+@pytest.mark.parametrize("dtype, most", [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_newton_schulz_is_optaxs_in_any_dtype(shape, dtype, most):
+    x = np.random.default_rng(0).normal(size=shape).astype("f4")
+    found = np.asarray(newton_schulz(x, dtype))
+    assert found.dtype == np.float32
+    sizes = np.linalg.svd(found, compute_uv=False)
+    assert 0.6 < sizes.min() and sizes.max() < 1.3
+    orthogonalize = optax.contrib.scale_by_muon(
+        beta=0.0,
+        nesterov=False,
+        weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(1, 2),
+    )
+    wanted, _ = orthogonalize.update(x, orthogonalize.init(x))
+    assert difference(found, np.asarray(wanted)) < most
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
+def test_updates_in_bfloat16_are_near_those_in_float32(name):
+    """On one device and on four. AdaMuon makes small elements large."""
+    mesh = make_mesh(devices=jax.devices()[:1])
+    single, _ = steps(name, mesh)
+    half, _ = steps(name, mesh, "bfloat16")
+    four, _ = steps(name, make_mesh(1, 4, 1, devices=jax.devices()[:4]), "bfloat16")
+    moved = [jax.tree.map(np.subtract, x, draw(0)) for x in (single, half, four)]
+    most = 0.3 if name == "adamuon" else 0.1
+    for a, b, c in zip(*map(jax.tree.leaves, moved), strict=True):
+        assert difference(b, a) < most
+        assert difference(c, b) < most

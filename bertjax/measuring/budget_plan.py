@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a config makes of some minutes on this machine: its step is timed, and the size
+chosen that fits them best."""
+
+import re
+import runpy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.assembly import command_line, resolve, validate
+from bertjax.config.arguments import find_config
+from bertjax.measuring.measurements import MEASURES
+
+SECONDS = 60.0  # of measuring, all sizes together, beside compilation
+# The chosen size is the largest that sees so many tokens a parameter of its layers. Of
+# configs/modern.py on two CPU cores: docs/speedrun.md, "Which size for how long".
+TOKENS_A_PARAMETER = 5.0
+Say = Callable[[str], None]
+
+
+def read_sizes(file: str) -> list[str]:
+    """Return the sizes that a config file offers: those of its SIZES; [] without."""
+    return [*runpy.run_path(find_config(file)).get("SIZES", ())]
+
+
+def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]:
+    """Time the config of `argv` in each of its sizes, or the one that it names.
+
+    Returns {"device", "devices", "minutes", "sizes": [{"config", "layers", "width",
+    "length", "batch_size", "parameters", "step_seconds", "steps", "tokens",
+    "tokens_per_parameter"}], "chosen": a place in sizes}. tokens: slots, B x L.
+    parameters: all; those of the layers decide. Raises UserError.
+    """
+    is_file = re.compile("--?config=(.*)")
+    file = next(m[1] for m in map(is_file.match, argv) if m)
+    rest = [word for word in argv if not is_file.match(word)]
+    name, colon, _ = file.partition(":")
+    sizes = [] if colon else read_sizes(name)
+    files = [f"{name}:{size}" for size in sizes] or [file]
+    found: list[dict[str, Any]] = []
+    for one in files:
+        config = command_line.parse([f"--config={one}", *rest]).config
+        validate.check(config)
+        row = time_config(config, SECONDS / len(files), say)
+        row |= {"config": one, "steps": int(60 * minutes / row["step_seconds"])}
+        row["tokens"] = row["steps"] * row["slots"]
+        row["tokens_per_parameter"] = row["tokens"] / row["layer_parameters"]
+        found.append(row)
+        say(describe_size(row))
+        if row["tokens_per_parameter"] < TOKENS_A_PARAMETER / 4 and len(files) > 1:
+            break  # larger ones see fewer still
+    enough = [
+        i
+        for i, row in enumerate(found)
+        if row["tokens_per_parameter"] >= TOKENS_A_PARAMETER
+    ]
+    facts = {name: found[0][name] for name in ("device", "devices")}
+    chosen = (enough or [0])[-1]
+    return {**facts, "minutes": minutes, "sizes": found, "chosen": chosen}
+
+
+def time_config(config: ConfigDict, seconds: float, say: Say) -> dict[str, Any]:
+    """Time the step of a config: the mean over its phases, by their share of the run.
+
+    Raises UserError for phases whose extents are not in percent.
+    """
+    shares = phase_shares(config)
+    planned = resolve.wanted_phases(config)
+    step, slots, facts = 0.0, 0.0, {}
+    for phase, share in zip(planned, shares, strict=True):
+        alone = ConfigDict(config.to_dict())
+        alone.phases, alone.objective = "", phase.objective or config.objective
+        alone.batch_size, alone.data.length = phase.batch_size, phase.length
+        alone.data.mask_rate = phase.mask_rate
+        measured = MEASURES["step"](alone)
+        once = measured.run(2)["step"]
+        steps = max(1, int(seconds * share / once))
+        step += share * measured.run(steps)["step"]
+        slots += share * measured.facts["tokens"]
+        facts = measured.facts
+    cfg = resolve.encoder_config(config, 1)
+    last = planned[-1]
+    return {
+        "layers": cfg.num_hidden_layers,
+        "width": cfg.hidden_size,
+        "length": last.length,
+        "batch_size": last.batch_size,
+        "parameters": facts["parameters"],
+        "layer_parameters": layer_parameters(cfg),
+        "step_seconds": step,
+        "slots": slots,
+        "device": facts["device_kind"],
+        "devices": facts["devices"],
+    }
+
+
+def layer_parameters(cfg: Any) -> int:
+    """Count the weights of the layers' matrices.
+
+    >>> from bertjax.models.config import EncoderConfig
+    >>> layer_parameters(EncoderConfig(100, 10, 2, 1, 40))
+    2400
+    """
+    gates = 3 if cfg.mlp_type == "glu" else 2
+    one = 4 * cfg.hidden_size**2 + gates * cfg.hidden_size * cfg.intermediate_size
+    return cfg.num_hidden_layers * one
+
+
+def phase_shares(config: ConfigDict) -> list[float]:
+    """Return the share of the steps that each phase has. Raises UserError."""
+    planned = resolve.wanted_phases(config)
+    if any(p.unit != "percent" for p in planned[:-1]):
+        raise UserError(
+            "phases: with --budget_minutes each but the last is said in percent, since "
+            "the number of steps is what is looked for"
+        )
+    shares = [p.extent / 100 for p in planned[:-1]]
+    return [*shares, 1 - sum(shares)]
+
+
+def describe_size(row: dict[str, Any]) -> str:
+    """Return the line of a size."""
+    return (
+        f"{row['config']}: {row['parameters'] / 1e6:.1f} M parameters, "
+        f"{row['layers']} layers of {row['width']}, {row['batch_size']} rows of "
+        f"{row['length']} tokens, {1e3 * row['step_seconds']:.0f} ms a step: "
+        f"{row['steps']:,} steps, {row['tokens'] / 1e6:,.1f} M tokens, "
+        f"{row['tokens_per_parameter']:.1f} a parameter of the layers"
+    )
+
+
+def describe(found: dict[str, Any], rest: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that say what fits the minutes, and the command that takes it."""
+    sizes, chosen = found["sizes"], found["sizes"][found["chosen"]]
+    devices = f"{found['devices']} x {found['device']}"
+    yield f"{found['minutes']:g} minutes on {devices}:"
+    yield from (f"  {describe_size(row)}" for row in sizes)
+    if len(sizes) > 1:
+        least = f"{TOKENS_A_PARAMETER:g} tokens a parameter of the layers"
+        enough = chosen["tokens_per_parameter"] >= TOKENS_A_PARAMETER
+        yield f"the largest that sees {least}:" if enough else f"none sees {least}:"
+    more = " ".join(["", *rest])
+    steps = f"--config.total.steps={chosen['steps']}"
+    yield (
+        f"  python -m bertjax.train --config={chosen['config']}{more} {steps} "
+        "--workdir=DIR"
+    )
