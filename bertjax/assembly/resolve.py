@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a ConfigDict to frozen values: the encoder's config, phases, masking."""
 
+import contextlib
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,13 +22,29 @@ from bertjax.models.families import FAMILIES
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
 
+def dtype_of(name: str, backend: str) -> str:
+    """Return the dtype that `name` means: auto and fast depend on the backend."""
+    if name not in ("auto", "fast"):
+        return name
+    is_half = backend != "cpu" or (name == "fast" and cpu_multiplies_bfloat16())
+    return "bfloat16" if is_half else "float32"
+
+
+def cpu_multiplies_bfloat16(facts: str = "/proc/cpuinfo") -> bool:
+    """Say whether this CPU has instructions for products of bfloat16."""
+    with contextlib.suppress(OSError), open(facts) as file:
+        return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", file.read()))
+    return False
+
+
 def encoder_config(
     config: ConfigDict, vocab_size: int, backend: str = "cpu"
 ) -> EncoderConfig:
     """Build the encoder's config; `vocab_size` is the tokenizer's.
 
     A larger model.vocab_size is padding, never predicted unless model.pieces counts it.
-    `backend` (jax.default_backend()) decides what dtype="auto" is. Raises UserError.
+    `backend` (jax.default_backend()) decides what dtype="auto" and "fast" are. Raises
+    UserError.
     """
     given = {k: v for k, v in config.model.items() if v is not None}
     family = registry.pick("model.family", given.pop("family"), FAMILIES)
@@ -46,9 +64,7 @@ def encoder_config(
             f"model.pieces={shape['pieces']} is smaller than the tokenizer's "
             f"{vocab_size} pieces: leave it empty"
         )
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "float32" if backend == "cpu" else "bfloat16"
+    dtype = dtype_of(config.dtype, backend)
     # A loop over the layers compiles in a minute and keeps matrix products alone.
     # Layers one after the other are a fifth faster on a TPU (docs/benchmarks.md), and
     # compile the longer the more. On a CPU recomputing costs more than memory does.

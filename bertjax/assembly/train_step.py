@@ -132,6 +132,7 @@ def make_tx(
     )
     keys = "wd cautious_decay b1 b2 eps bias_correction ns_dtype clip layer_decay"
     settings = {key: o[key] for key in keys.split()}
+    settings["ns_dtype"] = resolve.dtype_of(o.ns_dtype, jax.default_backend())
     rates = read_rates(o.rates)
     return schedule, optim.make_optimizer(o.name, schedule, rates=rates, **settings)
 

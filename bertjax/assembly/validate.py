@@ -128,7 +128,7 @@ def _check_run(config: ConfigDict) -> None:
 
 def _check_optimizer(config: ConfigDict) -> None:
     read_rates(config.optim.rates)
-    dtypes = dict.fromkeys(("float32", "bfloat16"))
+    dtypes = dict.fromkeys(("float32", "bfloat16", "fast"))
     registry.pick("optim.ns_dtype", config.optim.ns_dtype, dtypes)
     unit, length = durations.unit_of(config, "optim.average")
     if config.optim.ema and length:

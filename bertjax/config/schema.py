@@ -22,7 +22,9 @@ def base() -> ConfigDict:
             batch_size=256,  # sequences a step, over all devices and accumulation
             accumulate=1,  # micro-batches a step
             steps_per_call=1,  # updates the devices make at one call of the host
-            dtype="auto",  # of the computation: float32 on CPU, else bfloat16
+            # Of the computation. auto: float32 on CPU, else bfloat16; fast: bfloat16 on
+            # a CPU too, if it has instructions for it.
+            dtype="auto",
             init_from="",  # parameters: another run's workdir, or Hugging Face's
             deterministic=False,  # on GPU: bit-equal repetition, at a cost in speed
             total=duration(steps=100_000),
@@ -168,7 +170,7 @@ def optim_keys() -> dict[str, Any]:
         b2=0.999,
         eps=1e-6,
         bias_correction=True,  # of adamw and lamb; False: Google's BERT
-        # In which Muon's family makes updates orthogonal: float32 or bfloat16.
+        # In which Muon's family makes updates orthogonal: float32, bfloat16 or fast.
         ns_dtype="float32",
         clip=1.0,  # global norm; 0: none
         layer_decay=1.0,  # of the rate, a layer towards the embeddings

@@ -31,8 +31,9 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
 
     Returns {"device", "devices", "minutes", "sizes": [{"config", "layers", "width",
     "length", "batch_size", "parameters", "step_seconds", "steps", "tokens",
-    "tokens_per_parameter"}], "chosen": a place in sizes}. tokens: slots, B x L.
-    parameters: all; those of the layers decide. Raises UserError.
+    "tokens_per_parameter"}], "offered": how many sizes there are, "chosen": a place in
+    sizes}. tokens: slots, B x L. parameters: all; those of the layers decide. Raises
+    UserError.
     """
     is_file = re.compile("--?config=(.*)")
     file = next(m[1] for m in map(is_file.match, argv) if m)
@@ -59,7 +60,8 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
     ]
     facts = {name: found[0][name] for name in ("device", "devices")}
     chosen = (enough or [0])[-1]
-    return {**facts, "minutes": minutes, "sizes": found, "chosen": chosen}
+    facts |= {"minutes": minutes, "offered": len(files)}
+    return {**facts, "sizes": found, "chosen": chosen}
 
 
 def time_config(config: ConfigDict, seconds: float, say: Say) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def describe(found: dict[str, Any], rest: Sequence[str]) -> Iterator[str]:
     devices = f"{found['devices']} x {found['device']}"
     yield f"{found['minutes']:g} minutes on {devices}:"
     yield from (f"  {describe_size(row)}" for row in sizes)
-    if len(sizes) > 1:
+    if found["offered"] > 1:
         least = f"{TOKENS_A_PARAMETER:g} tokens a parameter of the layers"
         enough = chosen["tokens_per_parameter"] >= TOKENS_A_PARAMETER
         yield f"the largest that sees {least}:" if enough else f"none sees {least}:"

@@ -19,6 +19,7 @@ from bertjax.storage import atomic
 # Config -> a slice on which it fits; tests/test_preflight.py compiles them.
 FITS = {
     "quickstart.py": "v5e:1x1",
+    "modern.py:small": "v5e:1x1",
     "bert.py:mini": "v5e:1x1",
     "bert.py:base": "v5e:2x4",
     "bert.py:large": "v5e:2x4",

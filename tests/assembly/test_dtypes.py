@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from bertjax.assembly import resolve
+
+
+@pytest.mark.parametrize(
+    "flags, wanted",
+    [
+        ("flags\t: fpu avx512_bf16 clzero\n", "bfloat16"),
+        ("flags\t: fpu amx_bf16\n", "bfloat16"),
+        ("Features\t: fp asimd i8mm bf16 bti\n", "bfloat16"),
+        ("flags\t: fpu avx512f avx512_vnni\n", "float32"),
+    ],
+)
+def test_fast_is_bfloat16_where_the_cpu_multiplies_it(flags, wanted, tmp_path):
+    facts = tmp_path / "cpuinfo"
+    facts.write_text(flags)
+    found = resolve.cpu_multiplies_bfloat16(str(facts))
+    assert found == (wanted == "bfloat16")
+    assert not resolve.cpu_multiplies_bfloat16(str(tmp_path / "nothing"))
+
+
+def test_dtypes_by_backend(monkeypatch):
+    monkeypatch.setattr(resolve, "cpu_multiplies_bfloat16", lambda: True)
+    assert resolve.dtype_of("fast", "cpu") == "bfloat16"
+    monkeypatch.setattr(resolve, "cpu_multiplies_bfloat16", lambda: False)
+    assert resolve.dtype_of("fast", "cpu") == "float32"
+    assert resolve.dtype_of("fast", "tpu") == "bfloat16"
+    assert resolve.dtype_of("auto", "cpu") == "float32"
+    assert resolve.dtype_of("auto", "gpu") == "bfloat16"
+    assert resolve.dtype_of("float32", "tpu") == "float32"
