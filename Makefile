@@ -14,7 +14,7 @@ QUIETLY = PYTHONWARNINGS=ignore
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test test-all lint clean
+.PHONY: quickstart cpu3h test test-all lint clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/python -m bertjax.train --config=quickstart.py --workdir=$(RUN)
@@ -33,6 +33,17 @@ quickstart: $(VENV)/.base
 	@echo "  $(BIN)/python -m bertjax.show --config=quickstart.py --batches=3"
 	@echo "  $(BIN)/python -m bertjax.train --config=bert.py:mini --workdir=runs/mine \\"
 	@echo "      --config.data.train='your/*.txt' --config.data.vocab_size=8192 --config.total.steps=2000"
+
+# The speedrun's track of three hours (docs/speedrun.md); DATA: the folder with its files.
+cpu3h: $(VENV)/.base
+	@test -n "$(DATA)" || { echo "error: say DATA=DIR, the files of docs/speedrun.md"; exit 2; }
+	$(BIN)/python -m bertjax.speedrun --track=cpu3h --data=$(DATA) --workdir=runs/cpu3h
+	@$(BIN)/python -m bertjax.fill_mask --model=runs/cpu3h/seed-0 \
+		"The capital of France is [MASK]." \
+		"He was born in 1950 and [MASK] in 2001." \
+		"She opened the [MASK] and went out." \
+		"I would like to book a [MASK] for two people." \
+		"The children were [MASK] in the garden."
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile

@@ -50,7 +50,7 @@ class Track(NamedTuple):
 
 TRACKS: Mapping[str, Track] = {
     "cpu20m": Track(
-        "cpu", "", 1, "processor", 40, "modern.py:mini", ("total.steps=3_000",), 0.58
+        "cpu", "", 1, "processor", 40, "modern.py:tiny", ("total.steps=8_000",), 0.58
     ),
     "cpu3h": Track(
         "cpu", "", 1, "processor", 360, "modern.py:mini", ("total.steps=27_000",), 0.64
