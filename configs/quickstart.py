@@ -3,24 +3,31 @@
 
 The recipe of modern.py at its smallest size: 4 layers of 128, 4,096 SentencePiece
 pieces, masked LM on full sentences. Small batches of short rows: what so small a model
-lacks longest is updates.
+lacks longest is updates. ARG: tiny, mini, small, smoke.
 """
 
 from bertjax import config as c
 
+SIZES = {  # layers, width, heads, MLP
+    "tiny": (4, 128, 2, 256),
+    "mini": (6, 256, 4, 512),
+    "small": (12, 384, 6, 768),
+}
+
 
 def get_config(arg: str | None = None):
-    _, smoke = c.read_arg(arg, size="tiny", sizes={"tiny": None})
+    size, smoke = c.read_arg(arg, size="tiny", sizes=SIZES)
+    layers, width, heads, mlp = SIZES[size]
     config = c.base()
     config.objective = "mlm"
     config.batch_size = 32
     config.dtype = "fast"
     config.total = c.duration(steps=5_000)
     config.model.family = "modernbert"
-    config.model.num_hidden_layers = 4
-    config.model.hidden_size = 128
-    config.model.num_attention_heads = 2
-    config.model.intermediate_size = 256
+    config.model.num_hidden_layers = layers
+    config.model.hidden_size = width
+    config.model.num_attention_heads = heads
+    config.model.intermediate_size = mlp
     config.model.hidden_act = "relu2"
     config.model.max_position_embeddings = 512
     config.model.local_attention = 0
