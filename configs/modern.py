@@ -37,9 +37,9 @@ def get_config(arg: str | None = None):
     config.model.intermediate_size = mlp
     config.model.hidden_act = "relu2"
     config.model.max_position_embeddings = 512
-    config.model.local_attention = 0
-    config.model.local_rope_theta = 0.0
-    config.model.global_attn_every_n_layers = 0
+    # All layers see all; the window, which none has, is for files of Hugging Face.
+    config.model.local_rope_theta = 10_000.0
+    config.model.global_attn_every_n_layers = 1
     config.model.rope_theta = 10_000.0
     config.model.zero_init_outputs = True
     config.data.length = 64 if short else 128

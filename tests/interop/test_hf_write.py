@@ -4,6 +4,7 @@
 import pytest
 
 from bertjax import UserError
+from bertjax.assembly import command_line, resolve
 from bertjax.interop import hf_write
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import FAMILIES
@@ -44,3 +45,12 @@ def test_what_their_classes_compute_is_written(change, model_type):
     family, _, config = hf_write.choose_family(cfg, ROLES, model_type)
     assert family.model_type == model_type
     assert ("relu2" in config.values()) == ("hidden_act" in change)
+
+
+@pytest.mark.parametrize("name", ["modern.py:tiny", "modern.py:base", "quickstart.py"])
+def test_recipes_that_say_so_open_in_transformers(name):
+    made = command_line.parse([f"--config={name}"]).config
+    cfg = resolve.encoder_config(made, 9_000 if "base" not in name else 50_368)
+    family, written, config = hf_write.choose_family(cfg, ROLES, "")
+    assert (family.model_type, config["hidden_activation"]) == ("modernbert", "relu2")
+    assert all(cfg.is_global) and written == cfg
