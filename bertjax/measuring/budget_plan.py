@@ -15,8 +15,8 @@ from bertjax.config.arguments import find_config
 from bertjax.measuring.measurements import MEASURES
 
 SECONDS = 60.0  # of measuring, all sizes together, beside compilation
-# The chosen size is the largest that sees so many tokens a parameter of its layers. Of
-# configs/modern.py on two CPU cores: docs/speedrun.md, "Which size for how long".
+# The chosen size is the largest that sees so many tokens a parameter of its layers. A
+# rule of thumb: sizes were not yet compared for the same time (docs/speedrun.md).
 TOKENS_A_PARAMETER = 5.0
 Say = Callable[[str], None]
 
