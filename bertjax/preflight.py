@@ -31,6 +31,7 @@ from bertjax.config import cli
 from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
 from bertjax.measuring import topologies
+from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.training.signals import StopCommand, Stopped
 
 FLAGS = {
@@ -86,6 +87,7 @@ def plan_minutes(argv: Sequence[str]) -> int:
         if getattr(args, name):
             raise UserError(f"--{name} is of TPUs: leave it out with --budget_minutes")
     os.environ["JAX_PLATFORMS"] = "cpu"
+    keep_freed_memory()  # as bertjax.train does
     from bertjax.measuring import budget_plan
 
     has_file = any(word.startswith(("--config=", "-config=")) for word in given)
