@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A modern encoder for few minutes: what our ablations found best (docs/speedrun.md).
+"""A modern encoder for few minutes, as far as it was tried (docs/speedrun.md).
 
 Masked LM whose mask rate falls from 30% to 15%; ModernBERT's layers without its windows
 (pre-norm, rotary positions, no biases), a gated MLP of relu squared, output products
 that begin as 0; Muon at a rate that stays, then falls for 40% of the run; small batches
 of short rows; lower-cased WordPiece; bfloat16 where the device multiplies it. ARG: tiny
-(2 M parameters), mini (6 M), small (21 M), medium (40 M), base (150 M), smoke. What
-each part gained is measured at tiny on CPU cores; rates and lengths of the larger
-sizes are not. transformers opens what it exports as ModernBERT.
+(2 M parameters), mini (6 M), small (21 M), medium (40 M), base (150 M), smoke. At
+tiny the rate, relu squared and the objective were compared with others; the rest, and
+all that larger sizes have of their own, was not. transformers opens what it exports as ModernBERT.
 """
 
 from bertjax import config as c

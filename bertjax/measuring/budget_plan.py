@@ -30,8 +30,8 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
     """Time the config of `argv` in each of its sizes, or the one that it names.
 
     Returns {"device", "devices", "minutes", "sizes": [{"config", "layers", "width",
-    "length", "batch_size", "parameters", "step_seconds", "steps", "tokens",
-    "tokens_per_parameter"}], "offered": how many sizes there are, "chosen": a place in
+    "length", "batch_size", "parameters", "layer_parameters", "step_seconds", "slots",
+    "steps", "tokens", "tokens_per_parameter", ...}], "offered": how many sizes there are, "chosen": a place in
     sizes}. tokens: slots, B x L. parameters: all; those of the layers decide. Raises
     UserError.
     """
@@ -45,7 +45,7 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
     for one in files:
         config = command_line.parse([f"--config={one}", *rest]).config
         validate.check(config)
-        row = time_config(config, SECONDS / len(files), say)
+        row = time_config(config, SECONDS / len(files))
         row |= {"config": one, "steps": int(60 * minutes / row["step_seconds"])}
         row["tokens"] = row["steps"] * row["slots"]
         row["tokens_per_parameter"] = row["tokens"] / row["layer_parameters"]
@@ -64,10 +64,11 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
     return {**facts, "sizes": found, "chosen": chosen}
 
 
-def time_config(config: ConfigDict, seconds: float, say: Say) -> dict[str, Any]:
+def time_config(config: ConfigDict, seconds: float) -> dict[str, Any]:
     """Time the step of a config: the mean over its phases, by their share of the run.
 
-    Raises UserError for phases whose extents are not in percent.
+    seconds: of measuring. Returns a row of plan_budget's sizes, less what follows from
+    the minutes; step_seconds and slots are of a step. Raises UserError for phases whose extents are not in percent.
     """
     shares = phase_shares(config)
     planned = resolve.wanted_phases(config)

@@ -21,7 +21,7 @@ def keep_freed_memory() -> bool:
 
     XLA takes the temporaries of each step anew. By default glibc returns arrays of
     megabytes to the kernel at once, which clears each page of them at the next step: a
-    fifth to a third of the time of a step. Call it before threads begin. Nothing is
+    tenth to a fifth of the time of a step. Call it before threads begin. Nothing is
     done beside an accelerator, where the host makes batches in many threads, where the
     user has chosen (MALLOC_ variables), or where the C library is another.
     """

@@ -141,6 +141,7 @@ def newton_schulz(x: jax.Array, dtype: str) -> jax.Array:
 
 
 def _scale_by_muon(**settings: Any) -> optax.GradientTransformation:
+    """Make optax's transform, told which axes of each kernel go in and come out."""
     numbers = optax.contrib.MuonDimensionNumbers
 
     def dimensions(tree: Any) -> Any:

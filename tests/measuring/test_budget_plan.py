@@ -16,7 +16,7 @@ LAYERS = {"tiny": 1e6, "mini": 4e6, "small": 2e7, "medium": 4e7, "base": 1e8}
 def fake_times(monkeypatch):
     timed = []
 
-    def time_config(config, seconds, say):
+    def time_config(config, seconds):
         widths = {128: "tiny", 256: "mini", 384: "small", 512: "medium", 768: "base"}
         size = widths[config.model.hidden_size]
         timed.append(size)
