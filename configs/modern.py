@@ -7,7 +7,8 @@ that begin as 0; Muon at a rate that stays, then falls for 40% of the run; small
 of short rows; lower-cased WordPiece; bfloat16 where the device multiplies it. ARG: tiny
 (2 M parameters), mini (6 M), small (21 M), medium (40 M), base (150 M), smoke. At
 tiny the rate, relu squared and the objective were compared with others; the rest, and
-all that larger sizes have of their own, was not. transformers opens what it exports as ModernBERT.
+all that larger sizes have of their own, was not. transformers
+opens what it exports as ModernBERT.
 """
 
 from bertjax import config as c

@@ -31,9 +31,9 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
 
     Returns {"device", "devices", "minutes", "sizes": [{"config", "layers", "width",
     "length", "batch_size", "parameters", "layer_parameters", "step_seconds", "slots",
-    "steps", "tokens", "tokens_per_parameter", ...}], "offered": how many sizes there are, "chosen": a place in
-    sizes}. tokens: slots, B x L. parameters: all; those of the layers decide. Raises
-    UserError.
+    "steps", "tokens", "tokens_per_parameter", ...}], "offered": how many sizes there
+    are, "chosen": a place in sizes}. slots: B x L of a step; tokens: of all steps.
+    parameters: all; those of the layers decide. Raises UserError.
     """
     is_file = re.compile("--?config=(.*)")
     file = next(m[1] for m in map(is_file.match, argv) if m)
@@ -68,7 +68,8 @@ def time_config(config: ConfigDict, seconds: float) -> dict[str, Any]:
     """Time the step of a config: the mean over its phases, by their share of the run.
 
     seconds: of measuring. Returns a row of plan_budget's sizes, less what follows from
-    the minutes; step_seconds and slots are of a step. Raises UserError for phases whose extents are not in percent.
+    the minutes; step_seconds and slots are of a step. Raises UserError for phases whose
+    extents are not in percent.
     """
     shares = phase_shares(config)
     planned = resolve.wanted_phases(config)
