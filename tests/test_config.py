@@ -116,6 +116,13 @@ def test_shares_may_be_fractions():
     assert made.optim.warmup.percent == 0.5 and made.eval.every.epochs == 1.0
 
 
+def test_a_mask_rate_of_the_config_file_can_be_taken_back():
+    assert parse(name="modern.py:tiny").data.mask_rate == "0.3:0.15"
+    for text in ("", "None"):
+        made = parse(f"--config.data.mask_rate={text}", name="modern.py:tiny")
+        assert made.data.mask_rate is None
+
+
 @pytest.mark.parametrize("text", ["1e6", "1E6", "1.0e6", "1e+6", "1000000"])
 def test_numbers_may_be_written_1e6(text):
     made = parse(f"--config.total.steps={text}")

@@ -97,10 +97,11 @@ def config_first(argv: list[str]) -> list[str]:
         match = re.fullmatch(r"(--?config\.[\w.]+=)(\d+\.?\d*[eE]\+?\d+)", arg)
         if match and float(match[2]).is_integer():
             arg = f"{match[1]}{int(float(match[2]))}"
-        match = re.fullmatch(r"(--?config\.data\.mask_rate=)(.+)", arg)
-        if match and not re.fullmatch(r"[\d.eE+-]+|None", match[2]):
-            arg = (
-                f"{match[1]}{match[2]!r}"  # a ramp: a number or text, as Python has it
-            )
+        match = re.fullmatch(r"(--?config\.data\.mask_rate=)(.*)", arg)
+        if match and not match[2]:
+            arg += "None"  # empty, where the config file gives a rate
+        elif match and not re.fullmatch(r"[\d.eE+-]+|None", match[2]):
+            # A ramp: a number or text, as Python has it.
+            arg = f"{match[1]}{match[2]!r}"
         rest.append(arg)
     return first + rest
