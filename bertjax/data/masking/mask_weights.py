@@ -71,8 +71,8 @@ def read_mask_weights(path: str | os.PathLike[str], tokenizer: Any) -> np.ndarra
         raise UserError(f"{where} has format {version}: this version reads {FORMAT}")
     if identity != tokenizer.identity or len(weights) != tokenizer.vocab_size:
         raise UserError(
-            f"{where} is of another tokenizer than the run's: make it from a model that "
-            "has this one"
+            f"{where} is of another tokenizer than the run's: make it from a model of "
+            "this one"
         )
     if not (np.isfinite(weights) & (weights > 0)).all():
         raise UserError(f"{where}: each weight must be a number above 0")
