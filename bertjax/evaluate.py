@@ -6,7 +6,9 @@
               sequence a row, --length=128 tokens; 15% of them by BERT's rule, or
               --rates=0.15,0.3; --mask_unit=word masks whole words. Beside it the
               unigram cross-entropy: what guessing every token by its frequency in the
-              training text costs. Of data.valid or --text all rows, or --examples=N
+              training text costs. Of data.valid or --text all rows, or --examples=N.
+              --mask_weights=FILE is written for a run with data.mask_weights, which
+              masks most what was guessed wrong here: --text should be its text
 --what=lm     log-likelihood of documents by a causal model, of data.valid or --text, in
               nats a token and bits a character and byte; longer ones in windows of
               --length tokens, each begun --stride (half of it) after the last. Of each
@@ -50,6 +52,7 @@ FLAGS = {
     "scorer": Flag("pll and pairs: pll, lm, mntp or elbo"),
     "rates": Flag("mlm: mask rates, with commas"),
     "mask_unit": Flag("mlm: token or word"),
+    "mask_weights": Flag("mlm: file to write, for data.mask_weights of a run"),
     "variant": Flag("scorers pll and mntp: original, or within_word"),
     "begin": Flag("lm: cls or none: what stands before a text"),
     "stride": Flag("lm, elbo: tokens between windows", kind=int, least=1),
@@ -68,6 +71,7 @@ FLAGS = {
 # Flags that some scorers read and others do not.
 REFINING = ("rates", "length", "mask_unit", "examples", "variant", "columns", "label")
 REFINING += ("scorer", "begin", "stride", "characters", "draws", "estimator")
+REFINING += ("mask_weights",)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from bertjax.data import batches, mixture, phases
 from bertjax.data.features.base import Features
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import vocab_tables
+from bertjax.data.masking.mask_weights import read_mask_weights
 from bertjax.data.masking.masker import read_masker
 from bertjax.data.masking.presets import Masking
 from bertjax.data.masking.similar_words import read_similar
@@ -155,7 +156,8 @@ def make_tables(
 ) -> Any:
     """Make what masking knows of the vocabulary and of the training text's counts [V].
 
-    Reads data.similar, and says which of its words cannot be used.
+    Reads data.similar, and says which of its words cannot be used, and
+    data.mask_weights.
     """
     masking = read_masker(config.data)
     if not isinstance(masking, Masking):
@@ -168,7 +170,10 @@ def make_tables(
         words = read_similar(Path(data.similar).expanduser(), tokenizer)
         left = ", ".join(f"{n:,} {why}" for why, n in words.skipped.items() if n)
         say(f"{data.similar}: {len(words.keys):,} words; left out: {left or 'none'}")
-    return vocab_tables.make_tables(tokenizer, counts, words)
+    weights = None
+    if data.mask_weights:
+        weights = read_mask_weights(data.mask_weights, tokenizer)
+    return vocab_tables.make_tables(tokenizer, counts, words, weights)
 
 
 def make_plans(

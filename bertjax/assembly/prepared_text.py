@@ -121,15 +121,16 @@ def prepare_valid(
 
 
 def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str]:
-    """Return the hash of each store (train, train/NAME, NAME) and of data.similar."""
+    """Return the hash of each store (train, train/NAME, NAME) and of files."""
     hashes = {
         name if name == "train" else f"train/{name}": store.content_hash
         for name, store in prepared.parts.items()
     }
     hashes |= {name: store.content_hash for name, store in prepared.valid.items()}
-    if config.data.similar:
-        with open(Path(config.data.similar).expanduser(), "rb") as file:
-            hashes["data.similar"] = hashlib.file_digest(file, "sha256").hexdigest()
+    for key in ("similar", "mask_weights"):
+        if name := config.data[key]:
+            with open(Path(name).expanduser(), "rb") as file:
+                hashes[f"data.{key}"] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
 
 

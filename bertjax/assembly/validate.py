@@ -20,9 +20,9 @@ from bertjax.training import CHOICES, read_rates, settings_of, writer
 
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
 OF_TEXT = (
-    "masking mask_rate mask_unit mask_lengths corruption replacement similar plan "
-    "max_predictions paper_compat short_seq_prob text_field group_field entity_field "
-    "segmenter"
+    "masking mask_rate mask_unit mask_lengths corruption replacement similar "
+    "mask_weights plan max_predictions paper_compat short_seq_prob text_field "
+    "group_field entity_field segmenter"
 )
 OF_TEXT = [*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"]
 
@@ -224,9 +224,10 @@ def _check_data(config: ConfigDict) -> None:
             f"data.similar={data.similar} is not used by data.masking={data.masking}, "
             "only by macbert: leave it out"
         )
-    if data.similar and not os.path.isfile(os.path.expanduser(data.similar)):
-        what = "is a directory" if os.path.isdir(data.similar) else "does not exist"
-        raise UserError(f"data.similar={data.similar} {what}: give a file")
+    for key in ("similar", "mask_weights"):
+        if (name := data[key]) and not os.path.isfile(os.path.expanduser(name)):
+            what = "is a directory" if os.path.isdir(name) else "does not exist"
+            raise UserError(f"data.{key}={name} {what}: give a file")
     if getattr(chosen, "unit", None) == "entity" and not data.entity_field:
         raise UserError(
             "data.mask_unit=entity needs the field with the names: give "

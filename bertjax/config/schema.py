@@ -121,6 +121,8 @@ def data_keys() -> dict[str, Any]:
         corruption=placeholder(str),  # of mask, random, keep: 0.8,0.1,0.1
         replacement=placeholder(str),  # uniform, unigram
         similar="",  # file of similar words, which macbert puts in
+        # File of pieces' weights, by which they are chosen (evaluate --mask_weights).
+        mask_weights="",
         max_predictions=placeholder(int),  # empty: the preset's
         paper_compat=False,  # the official code's quirks with special tokens
         max_line_bytes=64 * 2**20,

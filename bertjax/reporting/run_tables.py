@@ -115,7 +115,8 @@ def _is_other_text(key: str, runs: Sequence[Run]) -> bool:
     def read(run: Run) -> dict[str, str]:
         stores = run.facts.get("stores") or {}
         train = {k: v for k, v in stores.items() if k.split("/")[0] == "train"}
-        valid = {k: v for k, v in stores.items() if k not in {*train, "data.similar"}}
+        files = {"data.similar", "data.mask_weights"}
+        valid = {k: v for k, v in stores.items() if k not in {*train, *files}}
         return train if key == "data.train" else valid
 
     return any(read(run) != read(runs[0]) for run in runs)

@@ -8,14 +8,18 @@ were trained with (docs/evaluation.md).
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.data.corpus.sources import named_sources, parse_sources
+from bertjax.data.masking import mask_weights
 from bertjax.data.masking.presets import UNITS
 from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
 from bertjax.scoring.sequence_scorers import find_scorers, objectives_of, unlearnt
+from bertjax.storage import atomic
 
-FLAGS = ("rates", "length", "mask_unit", "examples")
+FLAGS = ("rates", "length", "mask_unit", "mask_weights", "examples")
 
 # What of config.data decides rows and masks, beside their length. Spelt out, so that
 # no change of a default changes what models are compared on.
@@ -30,6 +34,7 @@ COMMON = dict(
     corruption="0.8,0.1,0.1",
     replacement="uniform",
     similar="",
+    mask_weights="",
     max_predictions=None,
     paper_compat=False,
 )
@@ -38,8 +43,12 @@ COMMON = dict(
 def score(args: Any, path: str, flag: str) -> Scores:
     """Score a masked LM on the common rows, at each of the mask rates of --rates.
 
-    One that predicts masked tokens from the place before them is read there.
+    One that predicts masked tokens from the place before them is read there. Writes
+    --mask_weights, of the guesses at all rates in all texts.
     """
+    out = None
+    if args.mask_weights is not None:
+        out = atomic.check_out(args.mask_weights, "--mask_weights")
     rates = read_rates(args.rates) if args.rates is not None else ()
     opened = models.open_model(path, flag)
     config = opened.config
@@ -65,7 +74,13 @@ def score(args: Any, path: str, flag: str) -> Scores:
     config.eval.mask_rate = None
     config.data.update(COMMON | {"length": length, "mask_unit": unit})
     config.eval.examples = args.examples or 0
-    return score_rows(args, opened, "mlm", rates, before=before)
+    per_id = np.zeros((2, opened.tokenizer.vocab_size)) if out else None
+    scores = score_rows(args, opened, "mlm", rates, before=before, per_id=per_id)
+    if out:
+        weights = mask_weights.weigh(*per_id)
+        text = mask_weights.format_weights(weights, opened.tokenizer)
+        atomic.write_file(out, text, f"--mask_weights={out}")
+    return scores
 
 
 def score_rows(
@@ -75,11 +90,12 @@ def score_rows(
     rates: Sequence[float] = (),
     layout: str = "common",
     before: bool = False,
+    per_id: np.ndarray | None = None,
 ) -> Scores:
     """Score rows and masks as the config has them, at each mask rate.
 
     head: the one that the model must have. layout: the name of these rows, "own" where
-    they are those of the run's training. before: see mlm_loss.evaluate. Raises
+    they are those of the run's training. before, per_id: see mlm_loss.evaluate. Raises
     UserError without the head or a text.
     """
     config, meta = opened.config, opened.meta
@@ -94,7 +110,7 @@ def score_rows(
     params = opened.read_params(head, args.weights)
     from bertjax.scoring import mlm_loss  # which needs jax
 
-    sets = mlm_loss.evaluate(opened, params, args.batch_size, rates, before)
+    sets = mlm_loss.evaluate(opened, params, args.batch_size, rates, before, per_id)
     # The mask rate is not said: an evaluation may have its own.
     keys = [key for key in ("length", *COMMON) if key != "mask_rate"]
     rows = {k: config.data[k] for k in keys if config.data[k] or k == "packed"}

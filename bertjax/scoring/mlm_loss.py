@@ -36,13 +36,16 @@ def evaluate(
     batch_size: int | None,
     rates: Sequence[float],
     before: bool = False,
+    per_id: np.ndarray | None = None,
 ) -> dict[str, dict[float, dict[str, float]]]:
     """Score each named validation set at each mask rate: {name: {rate: scores}}.
 
     The objective, the rows and their masks are the config's (mlm.py has those that all
     models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
     batch_size: 32 unless given. rates: () is the config's own. before: masked tokens
-    are predicted one place to the left (MNTP). Computes in config.dtype on one device.
+    are predicted one place to the left (MNTP). per_id: f64 [2, V], to which is added
+    how often each id was to be guessed, and how often it was. Computes in config.dtype
+    on one device.
 
     mlm_loss is in nats a predicted token, *_ci95 the half-width of its 95% confidence
     interval over documents; docs/evaluation.md has the rest. Raises UserError where a
@@ -91,7 +94,7 @@ def evaluate(
             documents = batches.plans[0].documents_of(ids) if guesses else none
             heads_of = (n.removesuffix("_weights") for n in batches.loss_weights)
             predicted = [n for n in heads_of if f"{n}_ids" in batches.specs]
-            tally = Tally(documents, log_unigram, characters, predicted)
+            tally = Tally(documents, log_unigram, characters, predicted, per_id)
             rows = batches.eval_batches(whole or batch_size or 32, examples)
             if before:
                 rows = map(read_before, rows)
@@ -180,12 +183,14 @@ class Tally:
 
     documents: i64 [n], of the rows in order; log_unigram: ln p [V]; characters: [V].
     predicted: the names of what predicts ids: a batch has `<name>_ids` and `_weights`.
+    per_id: see `evaluate`.
     """
 
     documents: np.ndarray
     log_unigram: np.ndarray | None
     characters: np.ndarray | None
     predicted: Sequence[str]
+    per_id: np.ndarray | None = None
     tokens: int = 0
     predictions: int = 0
     cost: float = 0.0
@@ -231,6 +236,10 @@ class Tally:
         self.rows.append((weight * each).sum(-1)[:, real])
         confidence = guesses["confidence"].astype(np.float64)
         self.calibration.add(confidence, guesses["right"], weight)
+        if self.per_id is not None:
+            for row, part in enumerate((weight, weight * guesses["right"])):
+                number = np.bincount(ids.ravel(), part.ravel(), self.per_id.shape[1])
+                self.per_id[row] += number
 
     def results(self) -> dict[str, float]:
         """Return what was added up, without the means that the objective gives."""

@@ -138,6 +138,7 @@ KEYS = frozenset(
         "corruption",
         "replacement",
         "similar",
+        "mask_weights",
         "max_predictions",
         "paper_compat",
     ]

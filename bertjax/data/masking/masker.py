@@ -22,7 +22,8 @@ from bertjax.data.masking.ngrams import choose_ngrams
 from bertjax.data.masking.presets import Masking, make_masking
 from bertjax.data.masking.vocab_tables import Tables, make_tables
 
-_KEYS = {"unit": "mask_unit", "lengths": "mask_lengths"}  # in data.*
+# In data.*
+_KEYS = {"unit": "mask_unit", "lengths": "mask_lengths", "weights": "mask_weights"}
 _BLOCK = 1 << 17  # tokens masked at a time: bounds the memory, and the cache keeps up
 
 
@@ -69,8 +70,8 @@ class PresetMasker:
 
     def choose(self, rows: Rows, tables: Tables, P: int) -> Chosen:
         masking, shape = self.masking, rows.ids.shape
-        rare = masking.weights == "rare"
-        if rare and tables.patience is None:
+        weighted = masking.weights != "uniform"
+        if weighted and tables.patience is None:
             raise UserError("data.masking='distilbert' needs the counts of a text")
         free, begins = choose.eligible(rows, masking, tables)
         budget = choose.budgets(rows, masking, P)
@@ -79,7 +80,7 @@ class PresetMasker:
         if len(masking.lengths) > 1:
             units = choose.find_units(free, begins)
             return choose_ngrams(rows.keys, units, begins, budget, masking.lengths)
-        patience = tables.patience.take(rows.ids) if rare else None
+        patience = tables.patience.take(rows.ids) if weighted else None
         noise = choose.draw_noise(rows.keys, shape[1], patience)
         if masking.unit == "token":
             return choose.choose_tokens(noise, free, budget)
@@ -187,6 +188,7 @@ def read_masker(data: Any, rate: float | None = None) -> Masking | Masker:
         lengths=data.mask_lengths,
         corruption=data.corruption,
         replacement=data.replacement,
+        weights=data.mask_weights,
         paper_compat=data.paper_compat,
     )
 

@@ -48,8 +48,9 @@ class Masking:
         "ceil", or "stochastic" (RoBERTa: floor(rate * n + U), U uniform in [0, 1)).
     slots: how many predictions a row has room for: "ceil" (of rate * length) or
         "electra" (floor((rate + 0.005) * length)); see `predictions_per_sequence`.
-    weights: "uniform", or "rare" (DistilBERT: a unit is drawn with weight
-        count^-0.7, of its first token in the training text).
+    weights: "uniform", "rare" (DistilBERT: a unit is drawn with weight count^-0.7, of
+        its first token in the training text), or "table" (that of its first token in
+        data.mask_weights, mask_weights.py).
     repeats: positions are drawn with replacement; what is drawn twice weighs 2.
     mask_share, random_share: shares of the predicted that become the mask token or a
         random token; the rest is kept.
@@ -130,6 +131,7 @@ def make_masking(
     lengths: str | None = None,
     corruption: str | None = None,
     replacement: str | None = None,
+    weights: str = "",
     paper_compat: bool = False,
 ) -> Masking:
     """Make a masking from a preset and what the config refines; None keeps the preset.
@@ -144,6 +146,7 @@ def make_masking(
       corruption: data.corruption, the shares of mask (or similar word), random and
         keep, which sum to 1: "0.8,0.1,0.1".
       replacement: data.replacement, a name of REPLACEMENTS.
+      weights: data.mask_weights, a file.
       paper_compat: restore what the official code does to special tokens and the like.
 
     Raises UserError for unknown names, values outside their bounds, and combinations
@@ -173,16 +176,23 @@ def make_masking(
         changes |= {"mask_share": shares[0], "random_share": shares[1]}
     if replacement is not None:
         changes["replacement"] = pick("data.replacement", replacement, REPLACEMENTS)
+    if weights:
+        changes["weights"] = "table"
     masking = dataclasses.replace(masking, **changes)
     if (masking.unit, masking.lengths) != ("token", (1.0,)):
         masking = dataclasses.replace(masking, repeats=False)  # a quirk of tokens alone
-    if masking.weights == "rare" and len(masking.lengths) > 1:
-        why = "rare tokens are drawn one unit at a time"
+    if masking.weights != "uniform" and len(masking.lengths) > 1:
+        what = "rare" if masking.weights == "rare" else "weighted"
+        why = f"{what} tokens are drawn one unit at a time"
+    elif weights and masking.repeats:
+        why = "with data.paper_compat tokens are drawn again and again, without weights"
     elif masking.similar and masking.unit == "token":
         why = "similar words replace whole words"
     else:
         return masking
     key = f"data.mask_unit={unit!r}" if unit else f"data.mask_lengths={lengths!r}"
+    if weights and (unit is lengths is None or masking.repeats):
+        key = f"data.mask_weights={weights!r}"
     raise UserError(f"{key} does not go with data.masking={preset!r}: {why}")
 
 

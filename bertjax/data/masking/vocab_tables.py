@@ -21,7 +21,8 @@ class Tables:
     flags: np.ndarray  # u8 [V], bits: SPECIAL, BEGINS_WORD
     replacement_ids: np.ndarray  # i32 [n], what random tokens are drawn from
     unigram: np.ndarray | None  # f64 [n], cumulative shares of replacement_ids
-    patience: np.ndarray | None  # f64 [V], count^0.7: the smaller, the sooner chosen
+    # f64 [V], 1 / weight, or count^0.7: the smaller, the sooner chosen
+    patience: np.ndarray | None
     similar: Similar | None
 
     @property
@@ -31,13 +32,17 @@ class Tables:
 
 
 def make_tables(
-    tokenizer: Any, counts: np.ndarray | None = None, similar: Similar | None = None
+    tokenizer: Any,
+    counts: np.ndarray | None = None,
+    similar: Similar | None = None,
+    weights: np.ndarray | None = None,
 ) -> Tables:
     """Make the tables of a tokenizer.
 
     The tokenizer has vocab_size, mask_id, unk_id, special_ids, word_starts and
     replacement_ids. `counts` [V] of the training text are needed for unigram
-    replacement and for rare tokens; counts that are all zero count as none.
+    replacement and for rare tokens; counts that are all zero count as none. `weights`
+    f64 [V] of data.mask_weights.
     """
     flags = np.zeros(tokenizer.vocab_size, np.uint8)
     flags[np.asarray(tokenizer.word_starts, bool)] = BEGINS_WORD
@@ -47,6 +52,8 @@ def make_tables(
     if counts is not None and (total := counts[drawn].sum()) > 0:
         unigram = np.cumsum(counts[drawn]) / total
         patience = np.maximum(counts, 1) ** RARITY
+    if weights is not None:
+        patience = 1 / weights
     return Tables(
         tokenizer.mask_id, tokenizer.unk_id, flags, drawn, unigram, patience, similar
     )
