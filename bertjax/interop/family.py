@@ -58,6 +58,8 @@ class Family:
     options that all of the family have. read(config.json), write(options): options,
     and keys, that are no copies of each other.
     special_ids: key of config.json -> role of the special piece whose id it is.
+    decoder_start: the role of the piece that the decoder gets first, of
+    encoder-decoders.
     refused: key of config.json that changes what is computed -> values that are known.
     aliases: a tensor's other name -> its name in `names`.
     outside: paths of the encoder that are part of a head there: without the prefix.
@@ -81,6 +83,7 @@ class Family:
     read: Callable[[Options], Options] = lambda raw: {}
     write: Callable[[Options], Options] = lambda options: {}
     special_ids: Mapping[str, str] = dataclasses.field(default_factory=lambda: PAD)
+    decoder_start: str = ""
     refused: Mapping[str, tuple[Any, ...]] = dataclasses.field(
         default_factory=lambda: REFUSED
     )
