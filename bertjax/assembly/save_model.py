@@ -10,7 +10,7 @@ from bertjax import UserError, registry
 from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli, serialize
 from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
-from bertjax.interop import hf_write, sentence_transformers
+from bertjax.interop import generation_config, hf_write, sentence_transformers
 from bertjax.interop.resize_embeddings import drop_rows
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.storage import directories
@@ -96,6 +96,7 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
             task.get("labels", ()),
             hf_task_config.to_json(task, config, raw),
             task_type.hf_class if task_type else "",
+            generation_config.from_json(meta.get("generation", {})),
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them
