@@ -60,7 +60,8 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
     raw, pooled = meta.get("hf"), sentence_transformers.sentence_options(source, meta)
     task, between = meta.get("task", {}), None
     task_type = get_task_type(config.objective) if task else None
-    if task_type and not task_type.makes_vectors:
+    is_seq2seq = model.cfg.num_decoder_layers > 0
+    if task_type and not task_type.makes_vectors and not is_seq2seq:
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
     # Before the long work.
@@ -101,10 +102,10 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them
             longest = min(config.data.length, longest)
-        causal = family.model_type if is_causal else ""
-        write_tokenizer(tokenizer, folder, types, longest, between, causal)
+        kinds = [family.model_type * is_it for is_it in (is_causal, is_seq2seq)]
+        write_tokenizer(tokenizer, folder, types, longest, between, *kinds)
         # Mean pooling is what sentence-transformers takes of any model.
-        if not is_causal or pooled != Sentences(longest=pooled.longest):
+        if not any(kinds) or pooled != Sentences(longest=pooled.longest):
             sentence_transformers.write(folder, pooled, cfg.hidden_size, cfg.max_length)
 
 
