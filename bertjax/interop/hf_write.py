@@ -204,10 +204,13 @@ def _tensors(
             swap = leaf.is_transposed
             tensor = slot.reshape(shape[::-1]).T if swap else slot.reshape(shape)
             stored.setdefault(prefix + name, {})[part] = tensor
-    if not cfg.tie_word_embeddings:  # then each name is a tensor of its own
+    # Where nothing is tied, each name is a tensor of its own.
+    if not cfg.tie_word_embeddings and not family.ties_by_file:
+        stacks = "" if headless else family.prefix
         for other, name in family.aliases.items():
-            if name in stored and name != family.names["encoder/embeddings/word"]:
-                stored[other] = stored[name]
+            for begin in {"", stacks}:
+                if begin + name in stored:
+                    stored[begin + other] = stored[begin + name]
     tensors = {}
     for name, parts in stored.items():
         tensor = np.concatenate([parts[i] for i in sorted(parts)])
