@@ -95,7 +95,9 @@ class Reader:
         config = self.options(path)
         merges = path.with_name("merges.txt")
         if path.name == plain_ids.FILE:
-            return self.make({plain_ids.FILE: self.bytes(path)}, config)
+            return self.make(
+                {plain_ids.FILE: self.bytes(path), **self.added(path)}, config
+            )
         if path.suffix == ".model":
             return self.make(self.sentencepiece(path, config), config)
         if path.suffix == ".json":
