@@ -97,7 +97,7 @@ def test_our_leaves_are_those_that_are_initialised(name, tmp_path):
 
 
 def test_a_model_of_our_own(tmp_path):
-    """Without a config.json, ids of its own tokenizer, and options by their defaults."""
+    """Without a config.json before it, and with ids of its own tokenizer."""
     write(tmp_path / "a")
     cfg = hf_read.open_model(tmp_path / "a", "x").cfg
     odd = dict(attention_probs_dropout_prob=0.0, max_position_embeddings=512)
@@ -132,7 +132,7 @@ def test_bart_of_our_own_forces_nothing(tmp_path):
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_other_names_of_the_words(name, tmp_path):
-    """pytorch_model.bin as released: both stacks hold the words, and T5 a table more."""
+    """As released: both stacks hold the words, and T5 a table more."""
     prefix = "model." if name == "bart" else ""
     cross = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
