@@ -19,6 +19,33 @@ def shape(layers: int, width: int, heads: int, **more: Any) -> Shape:
     )
 
 
+def encoder_decoder(layers: int, width: int, heads: int, **more: Any) -> Shape:
+    """Return the shape of an encoder and a decoder of so many layers each."""
+    return shape(layers, width, heads, num_decoder_layers=layers, **more)
+
+
+def t5_shape(layers: int, width: int, heads: int, mlp: int = 0) -> Shape:
+    """Return a shape of T5's first version, whose words are the head's matrix too.
+
+    Hidden states are scaled before it (t5/models/mesh_transformer.py).
+    """
+    scale = {"intermediate_size": mlp or 4 * width, "logit_scale": width**-0.5}
+    return encoder_decoder(layers, width, heads, **scale)
+
+
+def t5_v1_1_shape(layers: int, width: int, heads: int, mlp: int) -> Shape:
+    """Return a shape of T5 1.1: a gated MLP, a matrix of its own for the head."""
+    return encoder_decoder(
+        layers,
+        width,
+        heads,
+        intermediate_size=mlp,
+        mlp_type="glu",
+        hidden_act="gelu_new",
+        tie_word_embeddings=False,
+    )
+
+
 # Turc et al. 2019 (arXiv 1908.08962); Devlin et al. 2019 for base and large. The MLP
 # is four times as wide where nothing else is said, heads are 64 wide.
 SIZES: Mapping[str, Shape] = {
@@ -144,6 +171,60 @@ FAMILIES: Mapping[str, Family] = {
             "medium": shape(24, 1024, 16),
             "large": shape(36, 1280, 20),
             "xl": shape(48, 1600, 25),
+        },
+    ),
+    # Raffel et al. 2020, section 3.1.1 and 2.1; 1.1: released_checkpoints.md of
+    # google-research/text-to-text-transfer-transformer, whose small one has six heads
+    # of 64 in a width of 512: here it has eight.
+    "t5": Family(
+        dict(
+            max_position_embeddings=2**24,  # there are none
+            position_embedding_type="none",
+            relative_attention_num_buckets=32,
+            attention_scale=1.0,
+            type_vocab_size=0,
+            layer_norm_eps=1e-6,
+            hidden_act="relu",
+            embedding_norm=False,
+            norm_position="pre",
+            norm_type="rms_norm",
+            norm_bias=False,
+            final_norm=True,
+            attention_bias=False,
+            mlp_bias=False,
+            classifier_transform=False,
+            decoder_bias=False,
+            classifier_pooling="mean",
+            pooler_activation="",
+        ),
+        {
+            "tiny": t5_shape(2, 128, 2),
+            "mini": t5_shape(4, 256, 4),
+            "small": t5_shape(6, 512, 8),
+            "base": t5_shape(12, 768, 12),
+            "large": t5_shape(24, 1024, 16),
+            "v1_1_mini": t5_v1_1_shape(4, 256, 4, 512),
+            "v1_1_small": t5_v1_1_shape(8, 512, 8, 1024),
+            "v1_1_base": t5_v1_1_shape(12, 768, 12, 2048),
+            "v1_1_large": t5_v1_1_shape(24, 1024, 16, 2816),
+        },
+    ),
+    # Lewis et al. 2020, section 2.1; positions begin after two rows (fairseq).
+    "bart": Family(
+        dict(
+            position_offset=2,
+            max_position_embeddings=1026,
+            type_vocab_size=0,
+            layer_norm_eps=1e-5,
+            classifier_transform=False,
+            classifier_pooling="mean",
+            pooler_activation="",
+        ),
+        {
+            "tiny": encoder_decoder(2, 128, 2),
+            "mini": encoder_decoder(4, 256, 4),
+            "base": encoder_decoder(6, 768, 12),
+            "large": encoder_decoder(12, 1024, 16),
         },
     ),
 }
