@@ -5,7 +5,7 @@ Raffel et al. 2020 (arXiv 1910.10683), section 3.7: 15% of the tokens in spans o
 average, 512 slots for 568 tokens of text and 114 for their spans, 1M steps of 2,048
 rows, Adafactor, dropout 0.1; SentencePiece, 32,000 pieces and 100 sentinels; T5 1.1
 (ARG v1_1_SIZE): a gated MLP, a matrix of its own before the softmax, no dropout.
-ARG: small, base, large, v1_1_small, v1_1_base, v1_1_large; tiny, mini, v1_1_mini
+ARG: small, base, large, v1_1_base, v1_1_large, v1_1_xl, v1_1_xxl; tiny, mini, v1_1_mini
 (ours, AdamW); smoke. Ours: the rate is 1e-2 after 10,000 steps, from where it falls to
 0 (there 1e-2 for 10,000 steps, then 1 over the root of the step); matrices are drawn
 from a normal of 0.02; scores of the published sizes have a z-loss as in T5X; pieces

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of encoders: what each fixes in an EncoderConfig, and published sizes.
+"""The families of models: what each fixes in an EncoderConfig, and published sizes.
 
 Names are the `model_type` of Hugging Face's config.json.
 """
@@ -16,33 +16,6 @@ Shape = Mapping[str, Any]
 def shape(layers: int, width: int, heads: int, **more: Any) -> Shape:
     return dict(
         num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, **more
-    )
-
-
-def encoder_decoder(layers: int, width: int, heads: int, **more: Any) -> Shape:
-    """Return the shape of an encoder and a decoder of so many layers each."""
-    return shape(layers, width, heads, num_decoder_layers=layers, **more)
-
-
-def t5_shape(layers: int, width: int, heads: int, mlp: int = 0) -> Shape:
-    """Return a shape of T5's first version, whose words are the head's matrix too.
-
-    Hidden states are scaled before it (t5/models/mesh_transformer.py).
-    """
-    scale = {"intermediate_size": mlp or 4 * width, "logit_scale": width**-0.5}
-    return encoder_decoder(layers, width, heads, **scale)
-
-
-def t5_v1_1_shape(layers: int, width: int, heads: int, mlp: int) -> Shape:
-    """Return a shape of T5 1.1: a gated MLP, a matrix of its own for the head."""
-    return encoder_decoder(
-        layers,
-        width,
-        heads,
-        intermediate_size=mlp,
-        mlp_type="glu",
-        hidden_act="gelu_new",
-        tie_word_embeddings=False,
     )
 
 
@@ -74,6 +47,36 @@ ROBERTA = dict(
     layer_norm_eps=1e-5,
     classifier_activation="gelu",
 )
+T5 = dict(
+    max_position_embeddings=2**24,  # none: scores are biased by distance
+    type_vocab_size=0,
+    pooler=False,
+    layer_norm_eps=1e-6,
+    hidden_act="relu",
+    position_embedding_type="none",
+    relative_attention_num_buckets=32,
+    embedding_norm=False,
+    norm_position="pre",
+    norm_type="rms_norm",
+    norm_bias=False,
+    final_norm=True,
+    attention_bias=False,
+    attention_scale=1.0,
+    mlp_bias=False,
+    classifier_transform=False,
+    decoder_bias=False,
+)
+T5_1_1 = dict(
+    hidden_act="gelu_new", mlp_type="glu", tie_word_embeddings=False, logit_scale=0.0
+)
+
+
+def t5(layers: int, width: int, heads: int, inner: int, **more: Any) -> Shape:
+    """Return a size of T5, whose decoder is as deep as its encoder."""
+    own = dict(num_decoder_layers=layers, intermediate_size=inner)
+    return shape(layers, width, heads, **own, **{"logit_scale": width**-0.5, **more})
+
+
 FAMILIES: Mapping[str, Family] = {
     "bert": Family({}, SIZES),
     "roberta": Family(ROBERTA, SIZES),
@@ -173,58 +176,39 @@ FAMILIES: Mapping[str, Family] = {
             "xl": shape(48, 1600, 25),
         },
     ),
-    # Raffel et al. 2020, section 3.1.1 and 2.1; 1.1: released_checkpoints.md of
-    # google-research/text-to-text-transfer-transformer, whose small one has six heads
-    # of 64 in a width of 512: here it has eight.
+    # Raffel et al. 2020, section 2.1 and table 14; v1.1 after Shazeer 2020, with a
+    # matrix of its own (google-research/text-to-text-transfer-transformer,
+    # released_checkpoints.md). Heads of others are not hidden_size / heads wide.
     "t5": Family(
-        dict(
-            max_position_embeddings=2**24,  # there are none
-            position_embedding_type="none",
-            relative_attention_num_buckets=32,
-            attention_scale=1.0,
-            type_vocab_size=0,
-            layer_norm_eps=1e-6,
-            hidden_act="relu",
-            embedding_norm=False,
-            norm_position="pre",
-            norm_type="rms_norm",
-            norm_bias=False,
-            final_norm=True,
-            attention_bias=False,
-            mlp_bias=False,
-            classifier_transform=False,
-            decoder_bias=False,
-            classifier_pooling="mean",
-            pooler_activation="",
-        ),
+        T5,
         {
-            "tiny": t5_shape(2, 128, 2),
-            "mini": t5_shape(4, 256, 4),
-            "small": t5_shape(6, 512, 8),
-            "base": t5_shape(12, 768, 12),
-            "large": t5_shape(24, 1024, 16),
-            "v1_1_mini": t5_v1_1_shape(4, 256, 4, 512),
-            "v1_1_small": t5_v1_1_shape(8, 512, 8, 1024),
-            "v1_1_base": t5_v1_1_shape(12, 768, 12, 2048),
-            "v1_1_large": t5_v1_1_shape(24, 1024, 16, 2816),
+            "tiny": t5(2, 128, 2, 512),
+            "mini": t5(4, 256, 4, 1024),
+            "small": t5(6, 512, 8, 2048),
+            "base": t5(12, 768, 12, 3072),
+            "large": t5(24, 1024, 16, 4096),
+            "v1_1_mini": t5(4, 256, 4, 512, **T5_1_1),
+            "v1_1_base": t5(12, 768, 12, 2048, **T5_1_1),
+            "v1_1_large": t5(24, 1024, 16, 2816, **T5_1_1),
+            "v1_1_xl": t5(24, 2048, 32, 5120, **T5_1_1),
+            "v1_1_xxl": t5(24, 4096, 64, 10_240, **T5_1_1),
         },
     ),
-    # Lewis et al. 2020, section 2.1; positions begin after two rows (fairseq).
+    # Lewis et al. 2020, section 2.1: as many layers in the decoder as in the encoder.
     "bart": Family(
         dict(
-            position_offset=2,
             max_position_embeddings=1026,
+            position_offset=2,
             type_vocab_size=0,
+            pooler=False,
             layer_norm_eps=1e-5,
             classifier_transform=False,
-            classifier_pooling="mean",
-            pooler_activation="",
         ),
         {
-            "tiny": encoder_decoder(2, 128, 2),
-            "mini": encoder_decoder(4, 256, 4),
-            "base": encoder_decoder(6, 768, 12),
-            "large": encoder_decoder(12, 1024, 16),
+            "tiny": shape(2, 128, 2, num_decoder_layers=2),
+            "mini": shape(4, 256, 4, num_decoder_layers=4),
+            "base": shape(6, 768, 12, num_decoder_layers=6),
+            "large": shape(12, 1024, 16, num_decoder_layers=12),
         },
     ),
 }
