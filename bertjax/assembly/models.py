@@ -150,7 +150,7 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     if model.cfg.is_decoder or not config.objective:
         config.objective = "clm" if model.cfg.is_decoder else "mlm"
     if model.cfg.num_decoder_layers:
-        config.objective = "denoise"
+        config.objective = "denoise" + ":target=spans" * (family == "t5")
     if isinstance(model, hf_directories.Pair):
         config.objective = f"electra:generator={model.share:g}"
     if "+" not in config.objective:
