@@ -132,7 +132,7 @@ def test_t5_tokenizers_are_those_of_transformers(tmp_path):
 def test_mbart_needs_a_tokenizer_json(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mbart"}')
     (tmp_path / "sentencepiece.bpe.model").write_bytes(spiece())
-    with pytest.raises(UserError, match="a tokenizer.json beside it"):
+    with pytest.raises(UserError, match=r"a tokenizer\.json beside it"):
         load_tokenizer(tmp_path)
 
 
