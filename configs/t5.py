@@ -47,4 +47,6 @@ def get_config(arg: str | None = None):
         config.optim.name = "adamw"
         config.optim.lr = 2e-3
         config.optim.wd = 0.01
+        if size in ("tiny", "mini"):  # whose words are scaled down before the softmax
+            config.optim.rates = "embeddings:10"
     return c.make_smoke(config) if smoke else config

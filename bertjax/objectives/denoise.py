@@ -48,10 +48,10 @@ def make_objective(
             "objective=denoise needs a decoder: take a model that has one, such as "
             "model.family=t5 or bart, or give model.num_decoder_layers"
         )
-    needs = target
+    law, needs = {"density": density, "mean": mean}, target
     if not registry.is_outside(target):
         needs = registry.pick("objective: denoise's target", target, TARGETS)
-    law = {"density": density, "mean": mean}
+        needs = needs.format(**law)
     if target != "spans" and law != LAW:
         name = next(name for name in law if law[name] != LAW[name])
         raise UserError(
@@ -63,7 +63,7 @@ def make_objective(
         init=functools.partial(init, cfg),
         weights=functools.partial(weights, z_loss=z_loss),
         sums=functools.partial(sums, cfg, z_loss),
-        needs=frozenset({needs.format(**law)}),
+        needs=frozenset({needs}),
         coefficients={"denoise_z_loss": z_loss} if z_loss else {},
         flops=functools.partial(flops, cfg),
     )
