@@ -42,7 +42,10 @@ ROOMS = {
         HEAVY | {"torch", "transformers"},
     ),
     "interop/families": ({"interop.families", "interop.family", "registry"}, NO_JAX),
-    "tasks": ({"tasks", "data", "objectives", "registry", "storage"}, NO_JAX),
+    "tasks": (
+        {"tasks", "data", "objectives", "models.families", "registry", "storage"},
+        NO_JAX,
+    ),
     "tasks/types": ({"tasks", "data", "registry"}, NO_JAX),
     # What puts the parts together, and what commands do with them.
     "assembly": (EVERYTHING - {"sweeps", "scoring", "probing", "reporting"}, {"torch"}),

@@ -43,6 +43,7 @@ RANGES = {
     "task.stride": (1, 2**16),
     "task.question_length": (1, 2**16),
     "task.answer_length": (1, 2**16),
+    "task.target_length": (1, 2**16),
     "optim.lr": (0, 3e38),
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),

@@ -135,6 +135,7 @@ def task_keys() -> dict[str, Any]:
         text_pair="",
         choices="",  # of multiple choice: a column each, or one with a list
         label="",
+        target="",  # of seq2seq: the texts that are learnt
         labels="",  # of classes, in order; empty: found in the training rows
         metrics="",  # accuracy, f1, ... (bertjax/tasks/metrics.py)
         # Of retrieve: vectors of texts, and what divides their products.
@@ -146,6 +147,8 @@ def task_keys() -> dict[str, Any]:
         stride=128,
         question_length=64,
         answer_length=30,  # CMRC's are longer: 64
+        # Of seq2seq, in pieces: the longest target (the rest is cut).
+        target_length=64,
     )
 
 

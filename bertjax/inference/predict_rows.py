@@ -65,7 +65,9 @@ def open_finetuned(
     objective = tasks.with_head_options(config, labels)
     import jax
 
-    head = config.objective if shipped_task_type(config.objective) else ""
+    shipped = shipped_task_type(config.objective)
+    # Texts are learnt by the head over the vocabulary, which may have no parameters.
+    head = config.objective if shipped and not shipped.generates else ""
     params = jax.device_put(models.read_params(checkpoint, head, weights))
     threshold = meta["task"].get("threshold")
     return Finetuned(config, objective, form, tokenizer, params, threshold)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a text and the target that is to be written: sequence to sequence.
+
+Without a decoder a row is [CLS] text [SEP] target [SEP], where only the target and the
+[SEP] that ends it are predicted, each by the token before it (Dong et al. 2019, UniLM,
+section 2.3). A target keeps its tokens up to `task.target_length`, and a text has what
+is left of the row when so many are set aside: it is the same whatever is written
+behind it, nothing or a target of any length.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.data import counter_rng
+from bertjax.data.rendering import decode
+from bertjax.tasks import tables, text_rows
+from bertjax.tasks.tables import Row, Say, silent
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged
+from bertjax.tasks.task_type import TaskType
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences(text_rows.Texts):
+    """Examples. texts: of one column or two, as classification has them.
+
+    targets: all of them, None where there are none; those of example i are first[i] to
+    first[i + 1], and first is i64 [n + 1]. draws: whether an epoch learns one of an
+    example's targets that is drawn for it; else it is the first. text_room: tokens of
+    a row that are the text's at most, special ones included.
+    """
+
+    targets: Ragged | None = None
+    first: np.ndarray | None = None
+    draws: bool = True
+    text_room: int = 0
+
+    def arrays(self) -> list[np.ndarray | None]:
+        if self.targets is None:
+            return super().arrays()
+        own = self.targets.tokens, self.targets.offsets, self.first
+        return [*super().arrays(), *own]
+
+    @property
+    def width(self) -> int:
+        """Tokens that are set aside for a target and what ends it."""
+        return self.form.targets.length + 1
+
+    @property
+    def shortest(self) -> int:
+        return super().shortest + self.width
+
+    @property
+    def room(self) -> int:
+        return self.text_room
+
+    def plan(self, length: int) -> Self:
+        if length < self.shortest:
+            raise UserError(
+                f"data.length={length} is too short: rows need {self.shortest}, of "
+                f"which task.target_length={self.width - 1} is for targets"
+            )
+        return replace(self, length=length, text_room=length - self.width)
+
+    @cached_property
+    def target_sizes(self) -> np.ndarray:
+        """Tokens that are kept of each target: i64 [targets]."""
+        return np.minimum(self.targets.lengths, self.width - 1)
+
+    @cached_property
+    def text_sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """`sizes` of the texts alone."""
+        kept = self.kept(slice(None)).sum(axis=1)
+        return kept + self.specials, sum(t.lengths for t in self.texts) - kept
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        texts, cut = self.text_sizes
+        if self.targets is None:
+            return texts, cut
+        longest = np.maximum.reduceat(self.target_sizes, self.first[:-1])
+        lost = self.targets.lengths - self.target_sizes
+        return texts + longest + 1, cut + np.add.reduceat(lost, self.first[:-1])
+
+    def notes(self) -> Iterator[str]:
+        _, cut = self.text_sizes
+        if many := int((cut > 0).sum()):
+            yield (
+                f"{many:,} of {self.n:,} texts are cut at {self.text_room} tokens: "
+                f"data.length={self.length} less {self.width} for the target"
+            )
+        if self.targets is not None:
+            lost = int((self.targets.lengths > self.target_sizes).sum())
+            if lost:
+                yield (
+                    f"{lost:,} of {counted(len(self.target_sizes), 'target')} cut at "
+                    f"task.target_length={self.width - 1}"
+                )
+
+    def chosen(self, example: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
+        """Return which target each example has: i64 [b]."""
+        first = self.first[example]
+        if keys is None or not self.draws:
+            return first
+        count = self.first[example + 1] - first
+        return first + counter_rng.below(counter_rng.fold(keys, "target"), 0, count)
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows: input_ids, attention_mask i32 [b, L], and of those whose target
+        sees all of the text attention_steps i32 [b, L]; lm_positions, lm_ids i32 and
+        lm_weights f32 [b, T + 1], what is predicted where. Without targets the rows
+        are those of the texts.
+
+        Text 7 8 9, target 5 6, length 10, T = 3 ([CLS] 1, [SEP] 2, padding 0):
+
+            input_ids        1  7  8  9  2  5  6  2  0  0
+            attention_mask   1  1  1  1  1  1  1  1  0  0
+            attention_steps  0  0  0  0  0  1  2  3  0  0
+
+            lm_positions     4  5  6  0
+            lm_ids           5  6  2  0
+            lm_weights       1  1  1  0
+        """
+        rows = [
+            [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
+            for i, sizes in zip(example, self.kept(example), strict=True)
+        ]
+        batch = text_rows.lay_out(rows, self.length, self.form.separators, specials)
+        # Rows that are generated have the types of one text too.
+        del batch["token_type_ids"]
+        steps = np.zeros_like(batch["input_ids"])
+        if self.targets is not None:
+            targets = [
+                np.append(self.targets[k][: self.width - 1], specials.sep_id)
+                for k in self.chosen(example, keys)
+            ]
+            batch |= self._write(batch, steps, targets)
+        if self.form.targets.place == "prefix":
+            batch["attention_steps"] = steps
+        return batch
+
+    def _write(
+        self, batch: Batch, steps: np.ndarray, targets: Sequence[np.ndarray]
+    ) -> Batch:
+        """Put targets behind the texts of a batch; returns what is predicted."""
+        shape = len(targets), self.width
+        positions, ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        weights = np.zeros(shape, np.float32)
+        begins = batch["attention_mask"].sum(axis=1)
+        for row, (at, target) in enumerate(zip(begins, targets, strict=True)):
+            n = len(target)
+            batch["input_ids"][row, at : at + n] = target
+            batch["attention_mask"][row, at : at + n] = 1
+            steps[row, at : at + n] = np.arange(1, n + 1)
+            positions[row, :n] = np.arange(at - 1, at + n - 1)
+            ids[row, :n], weights[row, :n] = target, 1
+        return {"lm_positions": positions, "lm_ids": ids, "lm_weights": weights}
+
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        """Yield text and target."""
+        real = row["attention_mask"] > 0
+        size = int(self.text_sizes[0][example])
+        yield "text", decode(tokenizer, row["input_ids"][:size])
+        if self.targets is not None:
+            yield "target", decode(tokenizer, row["input_ids"][size:][real[size:]])
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        if self.targets is None:
+            return {}
+        sizes = self.targets.lengths
+        names = "min", "mean", "max"
+        return {"target tokens": {n: float(getattr(sizes, n)()) for n in names}}
+
+    def for_scores(self) -> "Sequences":
+        return replace(self, draws=False)
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Compute the metrics of the first target of each example, over all of their
+        tokens: "nats" and "right" f32 [n] are their sums."""
+        tokens = float((self.target_sizes[self.first[example]] + 1).sum())
+        nats, right = (np.asarray(outputs[k], np.float64) for k in ("nats", "right"))
+        found = {
+            "perplexity": _exp(float(nats.sum()) / tokens),
+            "accuracy": float(right.sum()) / tokens,
+        }
+        return {name: found[name] for name in self.form.metrics}
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+def make_sequences(
+    rows: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
+) -> Sequences:
+    """Encode rows; says which texts are empty. Raises UserError, naming the place, for
+    targets that are no texts, or empty."""
+    texts = [text_rows.encode_column(rows, c, tokenizer, say) for c in form.columns]
+    counts = sum(text.counts(tokenizer) for text in texts)
+    if not labelled:
+        return Sequences(form, counts, tuple(texts))
+    targets = [targets_of(row, form.label) for row in rows]
+    every = [target for own in targets for target in own]
+    encoded = Ragged.of(tokenizer.encode_batch(every))
+    return Sequences(
+        form,
+        counts + encoded.counts(tokenizer),
+        tuple(texts),
+        targets=encoded,
+        first=np.cumsum([0, *map(len, targets)]),
+    )
+
+
+def targets_of(row: Row, column: str) -> list[str]:
+    """Return the targets of a row: a text, or of JSON lines a list of texts, any of
+    which is right. Raises UserError where they are none.
+
+    >>> targets_of(Row({"target": ["Who?", "Which man?"]}, "dev.jsonl:2"), "target")
+    ['Who?', 'Which man?']
+    """
+    value = row.cells[column]
+    targets = value if isinstance(value, list) else [value]
+    if not targets:
+        raise UserError(f"{row.place}: the list of {column} is empty")
+    for target in targets:
+        if not isinstance(target, str):
+            raise UserError(
+                f"{row.place}: the {column} has to be a text, or a list of texts, and "
+                f"is {value!r:.60}"
+            )
+        if not target.strip():
+            raise UserError(f"{row.place}: the {column} is empty")
+    return targets
+
+
+TASK_TYPE = TaskType(
+    parse_lines=tables.parse_lines,
+    make_rows=make_sequences,
+    metrics=("perplexity", "accuracy"),
+    outputs=("nats", "right"),
+    label_key="target",
+    columns={"text": "text", "target": "target"},
+    unused={"label": "", "labels": "", "choices": ""},
+    settings=("target", "target_length"),
+    head_options=lambda task, labels: {"target_length": task.target_length},
+    generates=True,
+)
