@@ -15,28 +15,36 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
 from bertjax.data import counter_rng
+from bertjax.data.corpus.sources import split_sources
 from bertjax.data.rendering import decode
-from bertjax.tasks import tables, text_rows
+from bertjax.tasks import tables, text_metrics, text_rows
 from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged
 from bertjax.tasks.task_type import TaskType
+
+OF_TARGETS = "perplexity", "accuracy"
+METRICS = (*OF_TARGETS, *text_metrics.METRICS, "exact")
 
 
 @dataclass(frozen=True, eq=False)
 class Sequences(text_rows.Texts):
     """Examples. texts: of one column or two, as classification has them.
 
-    targets: all of them, None where there are none; those of example i are first[i] to
-    first[i + 1], and first is i64 [n + 1]. draws: whether an epoch learns one of an
+    tokenizer: what made them. targets: all of them, None where there are none; those of
+    example i are first[i] to first[i + 1], and first is i64 [n + 1]. references: the
+    targets of each example as they stand. draws: whether an epoch learns one of an
     example's targets that is drawn for it; else it is the first. text_room: tokens of
     a row that are the text's at most, special ones included.
     """
 
+    tokenizer: Any = None
     targets: Ragged | None = None
     first: np.ndarray | None = None
+    references: Sequence[Sequence[str]] = ()
     draws: bool = True
     text_room: int = 0
 
@@ -180,15 +188,50 @@ class Sequences(text_rows.Texts):
         return replace(self, draws=False)
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Compute the metrics of the first target of each example, over all of their
-        tokens: "nats" and "right" f32 [n] are their sums."""
+        """Compute the metrics. perplexity and accuracy are of the first target of each
+        example, over all of their tokens ("nats", "right" f32 [n] are sums of rows);
+        the others of what was written ("generated_ids"), and of all targets."""
         tokens = float((self.target_sizes[self.first[example]] + 1).sum())
         nats, right = (np.asarray(outputs[k], np.float64) for k in ("nats", "right"))
         found = {
             "perplexity": _exp(float(nats.sum()) / tokens),
             "accuracy": float(right.sum()) / tokens,
         }
-        return {name: found[name] for name in self.form.metrics}
+        names = self.form.metrics
+        if writes_texts(names):
+            ids = [*self.written(outputs)]
+            texts = [self.tokenizer.decode(one) for one in ids]
+            references = [self.references[i] for i in example]
+            lower = self.tokenizer.lower_case
+            found |= text_metrics.text_scores(names, texts, references, lower)
+            pairs = zip(ids, example, strict=True)
+            same = [one.tolist() in self._targets_of(i) for one, i in pairs]
+            found["exact"] = sum(same) / len(same)
+        return {name: found[name] for name in names}
+
+    def _targets_of(self, example: int) -> list[list[int]]:
+        """Return the ids of each target of an example."""
+        return [self.targets[k].tolist() for k in range(*self.first[example:][:2])]
+
+    def written(self, outputs: Outputs) -> Iterator[np.ndarray]:
+        """Yield the ids that were written for each row, without special ones."""
+        special = np.setdiff1d(self.tokenizer.special_ids, [self.tokenizer.unk_id])
+        ids, lengths = outputs["generated_ids"], outputs["generated_lengths"]
+        for row, length in zip(ids, lengths, strict=True):
+            kept = row[: int(length)]
+            yield kept[~np.isin(kept, special)]
+
+    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
+        """Yield {"text", "score"}: what was written, and the sum of ln p of its
+        tokens."""
+        scores = outputs["generated_scores"]
+        for ids, score in zip(self.written(outputs), scores, strict=True):
+            yield {"text": self.tokenizer.decode(ids), "score": float(score)}
+
+
+def writes_texts(metrics: Sequence[str]) -> bool:
+    """Say whether an evaluation has to write texts for these metrics."""
+    return not {*metrics} <= {*OF_TARGETS}
 
 
 def _exp(nats: float) -> float:
@@ -203,7 +246,7 @@ def make_sequences(
     texts = [text_rows.encode_column(rows, c, tokenizer, say) for c in form.columns]
     counts = sum(text.counts(tokenizer) for text in texts)
     if not labelled:
-        return Sequences(form, counts, tuple(texts))
+        return Sequences(form, counts, tuple(texts), tokenizer)
     targets = [targets_of(row, form.label) for row in rows]
     every = [target for own in targets for target in own]
     encoded = Ragged.of(tokenizer.encode_batch(every))
@@ -211,8 +254,10 @@ def make_sequences(
         form,
         counts + encoded.counts(tokenizer),
         tuple(texts),
-        targets=encoded,
-        first=np.cumsum([0, *map(len, targets)]),
+        tokenizer,
+        encoded,
+        np.cumsum([0, *map(len, targets)]),
+        targets,
     )
 
 
@@ -238,15 +283,22 @@ def targets_of(row: Row, column: str) -> list[str]:
     return targets
 
 
+def _check(config: ConfigDict) -> None:
+    names = split_sources(config.task.metrics)
+    text_metrics.check_packages(names, "task.metrics")
+
+
 TASK_TYPE = TaskType(
     parse_lines=tables.parse_lines,
     make_rows=make_sequences,
-    metrics=("perplexity", "accuracy"),
+    metrics=METRICS,
+    default_metrics=OF_TARGETS,
     outputs=("nats", "right"),
     label_key="target",
     columns={"text": "text", "target": "target"},
     unused={"label": "", "labels": "", "choices": ""},
     settings=("target", "target_length"),
+    check=_check,
     head_options=lambda task, labels: {"target_length": task.target_length},
     generates=True,
 )
