@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an open model writes texts with, and in which ways it can."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bertjax import UserError, objectives
+from bertjax.assembly import models
+from bertjax.assembly.models import LoadedModel
+from bertjax.generation import blanks, options, texts
+from bertjax.generation.blanks import BlankModel
+from bertjax.generation.options import Options
+from bertjax.generation.texts import Output, Side, TextModel
+from bertjax.inference.fill_blanks import masked_lm
+from bertjax.scoring import sequence_scorers
+
+__all__ = ["open_writer", "pick_way", "write"]
+
+Writer = TextModel | BlankModel
+
+
+def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
+    """Return "left" or "unmask": --how, or what the model learnt first.
+
+    where: the model, for messages. Raises UserError for a way that it has not learnt,
+    options that do not go with it, and models that write nothing.
+    """
+    options.check_options(wanted)
+    models.check_pretrained(opened, where)
+    if is_seq2seq(opened):
+        why = "is an encoder-decoder, which writes from left to right"
+        return options.check_how(wanted, ["left"], where, why)
+    learnt = sequence_scorers.objectives_of(opened.config)
+    ways = {"lm": "left", "pll": "unmask", "mntp": "unmask"}
+    found = sequence_scorers.find_scorers(opened.cfg.is_decoder, learnt)
+    able = list(dict.fromkeys(ways[name] for name in found if name in ways))
+    never = {
+        "left": "never predicts the next token",
+        "unmask": "never fills masks where they stand",
+    }
+    why = f"has objective={learnt[0]}, which {never.get(wanted.how, '')}"
+    how = options.check_how(wanted, able, where, why)
+    if how == "unmask" and not opened.tokenizer.has_mask:
+        raise UserError(f"{where} fills no blanks: its vocabulary has no mask token")
+    return how
+
+
+def is_seq2seq(opened: LoadedModel) -> bool:
+    """Whether a model is an encoder-decoder."""
+    return getattr(opened.cfg, "num_decoder_layers", 0) > 0
+
+
+def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
+    """Put a model's parameters on the device; how: of `pick_way`."""
+    if is_seq2seq(opened):
+        return open_seq2seq(opened, params)
+    lm = sequence_scorers.make_language_model(opened, masked_lm(params, opened.cfg))
+    return open_left(opened, lm) if how == "left" else open_blanks(lm)
+
+
+def open_left(
+    opened: LoadedModel, lm: sequence_scorers.LanguageModel
+) -> TextModel:
+    """Open a causal or prefix LM.
+
+    Its rows begin with [CLS], as it learnt them and as transformers' tokenizers have
+    them, but where that is also the end of texts, as in GPT-2.
+    """
+    from bertjax.generation.decode import Ends
+    from bertjax.inference import forward
+    from bertjax.models.incremental import make_decoder
+
+    cfg, has_steps = lm.causal
+    cfg = dataclasses.replace(cfg, pooler=False)
+    tokenizer, ids = lm.tokenizer, opened.generation
+    names = set().union(*map(sequence_scorers.names_of, lm.learnt))
+    begin = () if tokenizer.cls_id == tokenizer.sep_id else (tokenizer.cls_id,)
+    pad = tokenizer.pad_id if ids.pad_token_id is None else ids.pad_token_id
+    return TextModel(
+        make_decoder(cfg),
+        forward.place_params(lm.params, cfg),
+        tokenizer,
+        tokenizer.encode_with_masks,
+        Side(begin),
+        Ends(ids.eos_token_id, pad),
+        cfg.max_length,
+        context=has_steps and "prefix" in names,
+        causal_steps=has_steps and "prefix" not in names,
+    )
+
+
+def open_blanks(lm: sequence_scorers.LanguageModel) -> BlankModel:
+    """Open what fills blanks."""
+    from bertjax.inference import forward
+
+    parts = [part for one in lm.learnt[:1] for part in objectives.parse(one)]
+    blocks = [p.options.get("block", 0) for p in parts if p.name == "diffusion"]
+    return BlankModel(
+        lm.cfg,
+        forward.place_params(lm.params, lm.cfg),
+        lm.tokenizer,
+        lm.before,
+        int(next(iter(blocks), 0)),
+    )
+
+
+def write(
+    writer: Writer,
+    prompts: Sequence[str],
+    wanted: Options,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[list[Output]]:
+    """Write behind prompts, or fill their blanks: outputs of each prompt, in order.
+
+    say: hears what it took. Raises UserError for a prompt that is too long.
+    """
+    if isinstance(writer, BlankModel):
+        return blanks.fill_texts(writer, prompts, wanted, say)
+    return texts.write_texts(writer, prompts, wanted)
