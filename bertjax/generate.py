@@ -149,8 +149,8 @@ def describe_cost(written: Sequence[Sequence[Any]], seconds: float) -> str:
     stats = jax.local_devices()[0].memory_stats() or {}
     peak = stats.get("peak_bytes_in_use", peak_rss_mb() * 1e6) / 1e6
     return (
-        f"{texts} of {counted(tokens, 'token')} in {seconds:.1f} s, compiling included: "
-        f"{tokens / seconds:,.0f} tokens/s; at most {peak:,.0f} MB"
+        f"{texts} of {counted(tokens, 'token')} in {seconds:.1f} s, compiling included:"
+        f" {tokens / seconds:,.0f} tokens/s; at most {peak:,.0f} MB"
     )
 
 

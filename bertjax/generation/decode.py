@@ -189,4 +189,3 @@ def find_seen(batch: Batch, pieces: int) -> jax.Array:
     ids, real = batch[f"{side}input_ids"], batch[f"{side}attention_mask"]
     seen = jnp.zeros((ids.shape[0], pieces), bool)
     return mark_seen(seen, jnp.where(real > 0, ids, -1))
-

@@ -2,12 +2,15 @@
 """What an open model writes texts with, and in which ways it can."""
 
 import dataclasses
+import functools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bertjax import UserError, objectives
 from bertjax.assembly import models
 from bertjax.assembly.models import LoadedModel
+from bertjax.data.tokenizers.backends import make_library
 from bertjax.generation import blanks, options, texts
 from bertjax.generation.blanks import BlankModel
 from bertjax.generation.options import Options
@@ -59,17 +62,13 @@ def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
     return open_left(opened, lm) if how == "left" else open_blanks(lm)
 
 
-def open_left(
-    opened: LoadedModel, lm: sequence_scorers.LanguageModel
-) -> TextModel:
+def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextModel:
     """Open a causal or prefix LM.
 
     Its rows begin with [CLS], as it learnt them and as transformers' tokenizers have
     them, but where that is also the end of texts, as in GPT-2.
     """
     from bertjax.generation.decode import Ends
-    from bertjax.inference import forward
-    from bertjax.models.incremental import make_decoder
 
     cfg, has_steps = lm.causal
     cfg = dataclasses.replace(cfg, pooler=False)
@@ -78,8 +77,7 @@ def open_left(
     begin = () if tokenizer.cls_id == tokenizer.sep_id else (tokenizer.cls_id,)
     pad = tokenizer.pad_id if ids.pad_token_id is None else ids.pad_token_id
     return TextModel(
-        make_decoder(cfg),
-        forward.place_params(lm.params, cfg),
+        *place_decoder(cfg, lm.params),
         tokenizer,
         tokenizer.encode_with_masks,
         Side(begin),
@@ -88,6 +86,66 @@ def open_left(
         context=has_steps and "prefix" in names,
         causal_steps=has_steps and "prefix" not in names,
     )
+
+
+def open_seq2seq(opened: LoadedModel, params: Any) -> TextModel:
+    """Open an encoder-decoder: prompts are the encoder's, texts the decoder's."""
+    from bertjax.generation.decode import Ends
+
+    cfg = dataclasses.replace(opened.cfg, pooler=False)
+    tokenizer, ids = opened.tokenizer, opened.generation
+    if ids.decoder_start_token_id is None:
+        raise UserError(f"{opened.checkpoint} does not say what its texts begin with")
+    first = ids.decoder_start_token_id, ids.forced_bos_token_id
+    pad = tokenizer.pad_id if ids.pad_token_id is None else ids.pad_token_id
+    return TextModel(
+        *place_decoder(cfg, params),
+        tokenizer,
+        tokenizer.encode_with_masks,
+        find_side(opened),
+        Ends(ids.eos_token_id, pad, ids.forced_eos_token_id),
+        cfg.max_length,
+        start=tuple(i for i in first if i is not None),
+    )
+
+
+def find_side(opened: LoadedModel) -> Side:
+    """Return the special tokens around an encoder's text.
+
+    Those that its tokenizer.json puts there; else, as transformers' classes have it,
+    </s> behind T5's, none where the vocabulary has a single special token, [CLS] and
+    [SEP] around others'.
+    """
+    tokenizer = opened.tokenizer
+    data = json.loads(tokenizer.files.get("tokenizer.json", b"{}"))
+    if data.get("post_processor"):
+        library = make_library(data)
+        plain = library.encode("0", add_special_tokens=False).ids
+        whole = library.encode("0").ids
+        at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        return Side(tuple(whole[:at]), tuple(whole[at + len(plain) :]))
+    cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
+    if cls_id == sep_id:
+        return Side()
+    before = () if opened.config.model.family == "t5" else (cls_id,)
+    return Side(before, (sep_id,))
+
+
+def place_decoder(cfg: Any, params: Any) -> tuple[Any, Any]:
+    """Return the decoder of a model, and its parameters on the device."""
+    import jax
+
+    from bertjax.models import incremental
+
+    return cached_decoder(cfg), jax.device_put(incremental.unstack_layers(params, cfg))
+
+
+@functools.lru_cache(maxsize=8)
+def cached_decoder(cfg: Any) -> Any:
+    """Return the same decoder for equal configs, so that its programs are kept."""
+    from bertjax.models.incremental import make_decoder
+
+    return make_decoder(cfg)
 
 
 def open_blanks(lm: sequence_scorers.LanguageModel) -> BlankModel:

@@ -96,7 +96,8 @@ def make_rows(
             raise UserError(
                 f"--max_new_tokens={new}: {prompt[:40]!r} has {len(row.ids)} tokens, "
                 f"and with new ones {size}, more than the model's {most}"
-                + f"; give --max_new_tokens={room}" * (room > 0)
+                + f"; give --max_new_tokens={room}"
+                * (room > 0)
             )
         yield row
 

@@ -38,10 +38,10 @@ class Order(NamedTuple):
     """In which order blanks are filled.
 
     name: one of ORDERS. steps: calls for a row's blanks, as evenly as they go; 0: one
-    token a call. gamma: of "entropy": a call keeps as many as there are whose entropies,
-    in nats, without the greatest, sum up to less than it; at least one (Ben-Hamu et al.
-    2025, EB-Sampler, equation 6). remask: at most this share of the tokens that are
-    kept is taken back before a call keeps others (ReMDM-cap, its section 4.1).
+    token a call. gamma: of "entropy": a call keeps as many as there are whose
+    entropies, in nats, without the greatest, sum up to less than it; at least one
+    (Ben-Hamu et al. 2025, EB-Sampler). remask: at most this share of the tokens that
+    are kept is taken back before a call keeps others (Wang et al. 2025, ReMDM-cap).
     """
 
     name: str = "confidence"
@@ -107,7 +107,9 @@ def unmask(
         tokens, own, entropy = guess(pick, logits, batch, seed, loop.step)
         kept = batch["free"] & ~loop.blank
         if order.remask:
-            lost = draw_lost(order, kept, loop.step, steps, batch, seed)
+            # A row without blanks is done, whatever the others are.
+            going = jnp.any(loop.blank, axis=1, keepdims=True)
+            lost = going & draw_lost(order, kept, loop.step, steps, batch, seed)
             kept = kept & ~lost
         block = jnp.where(loop.blank, batch["blocks"], np.iinfo(np.int32).max)
         able = loop.blank & (block == block.min(axis=1, keepdims=True))
