@@ -147,6 +147,8 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
     if model.cfg.is_decoder or not config.objective:
         config.objective = "clm" if model.cfg.is_decoder else "mlm"
+    if model.cfg.num_decoder_layers:
+        config.objective = "denoise"
     if isinstance(model, hf_directories.Pair):
         config.objective = f"electra:generator={model.share:g}"
     if "+" not in config.objective:
@@ -211,6 +213,10 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
     check_pretrained(opened, what, then)
     if opened.cfg.is_decoder:
         raise UserError(f"{what} is a causal language model, which fills no blanks")
+    if opened.cfg.num_decoder_layers:
+        raise UserError(
+            f"{what} is an encoder-decoder, which writes texts and fills no blanks"
+        )
     if not opened.tokenizer.has_mask:
         raise UserError(f"{what} fills no blanks: its vocabulary has no mask token")
 
