@@ -61,8 +61,10 @@ def make_run(
         return resolve.make_features(config, needs[phase.objective], *how)
 
     @functools.cache
-    def plan_rows(raw: int, rule: str | None) -> tuple[Any, mixture.Mixture]:
-        plans = make_plans(config, rule, parts, raw, say)
+    def plan_rows(
+        raw: int, rule: str | None, slots: tuple[int, ...] | None
+    ) -> tuple[Any, mixture.Mixture]:
+        plans = make_plans(config, rule, parts, raw, say, slots=slots)
         rows = {name: p.n for name, p in plans.items()}
         mixed = mixture.make_mixture(rows, weights, config.data.alpha)
         for line in mixed.lines():
@@ -71,7 +73,8 @@ def make_run(
 
     def rows_of(phase: phases.Wanted | phases.Phase) -> tuple[Any, mixture.Mixture]:
         rule = split_needs(needs[phase.objective]).pair_rule
-        return plan_rows(make_half(phase).raw, rule)
+        half = make_half(phase)
+        return plan_rows(half.raw, rule, packed_slots(half))
 
     sizes = {phase.shape: rows_of(phase)[1].n for phase in wanted}
 
@@ -122,7 +125,9 @@ def make_eval_batches(
     half = resolve.make_features(
         config, needs, tokenizer, tables, length, rate, is_evaluation=True
     )
-    plans = make_plans(config, rule, {name: store}, half.raw, say, seed=seed)
+    plans = make_plans(
+        config, rule, {name: store}, half.raw, say, seed=seed, slots=packed_slots(half)
+    )
     return batches.Batches(
         plans=tuple(plans.values()),
         mixture=mixture.make_mixture({name: p.n for name, p in plans.items()}),
@@ -171,6 +176,14 @@ def make_tables(
     return vocab_tables.make_tables(tokenizer, counts, words)
 
 
+def packed_slots(half: Features) -> tuple[int, ...] | None:
+    """Return what sequences of 0, 1, ... tokens take of a packed row of a host half;
+    None: as many slots as tokens."""
+    tokens = np.arange(half.raw + 1)
+    slots = half.slots(tokens)
+    return None if np.array_equal(slots, tokens) else (*slots.tolist(),)
+
+
 def make_plans(
     config: ConfigDict,
     rule: str | None,
@@ -179,11 +192,13 @@ def make_plans(
     say: Callable[[str], None] = lambda text: None,
     cache: Path | None = None,
     seed: int | None = None,
+    slots: Sequence[int] | None = None,
 ) -> dict[str, Plan]:
     """Plan the rows of each store; say what the plan leaves out.
 
     rule: by which pairs are drawn; length: of the rows, special tokens included.
-    cache: of large plans; None: data.cache. seed: None is the config's.
+    cache: of large plans; None: data.cache. seed: None is the config's. slots: see
+    packed_slots.
     """
     if tasks.is_task(config):
         return {name: rows.plan(length) for name, rows in stores.items()}
@@ -202,6 +217,7 @@ def make_plans(
                 packed=data.packed,
                 max_segments=data.max_segments,
                 cache=cache,
+                slots=None if slots is None else np.array(slots),
             )
         except UserError as e:
             which = str(e).removeprefix("data.train or data.valid: ")

@@ -14,7 +14,14 @@ from bertjax import UserError, registry
 from bertjax.assembly import resolve
 from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.config import cli, schema, serialize
-from bertjax.interop import hf_directories, hf_read, sentence_transformers
+from bertjax.interop import (
+    generation_config,
+    hf_directories,
+    hf_read,
+    sentence_transformers,
+)
+from bertjax.interop.families import all_families
+from bertjax.interop.generation_config import GenerationSettings
 from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.models.families import FAMILIES, size_name
 from bertjax.storage import directories
@@ -43,6 +50,15 @@ class LoadedModel(NamedTuple):
     def cfg(self) -> EncoderConfig:
         """The architecture of its encoder, with the dtype of `config`."""
         return resolve.encoder_config(self.config, self.tokenizer.vocab_size)
+
+    @property
+    def generation(self) -> GenerationSettings:
+        """Ids that begin, end and pad what it writes: those that came with the model,
+        else those of its tokenizer's special pieces."""
+        family = all_families().get(self.config.model.family)
+        start = family.decoder_start if family else ""
+        told = generation_config.from_json(self.meta.get("generation", {}))
+        return told.filled(generation_config.from_roles(self.tokenizer.roles, start))
 
     def read_params(self, head: str = "", weights: str = "") -> Any:
         """See `read_params`. A masked-LM head without parameters is not asked for."""
@@ -131,6 +147,8 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     config.objective = "+".join(h for h in ("mlm", "nsp", "sop") if h in model.heads)
     if model.cfg.is_decoder or not config.objective:
         config.objective = "clm" if model.cfg.is_decoder else "mlm"
+    if model.cfg.num_decoder_layers:
+        config.objective = "denoise"
     if isinstance(model, hf_directories.Pair):
         config.objective = f"electra:generator={model.share:g}"
     if "+" not in config.objective:
@@ -142,6 +160,8 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         tasks.tell(config, *model.task, longest=min(limit or longest, longest))
     model.report(say)
     meta = {"tokenizer": tokenizer.identity, "hf": model.raw}
+    told = generation_config.read_generation_config(model.directory, model.raw, where)
+    meta["generation"] = told.to_json()
     if model.task:
         between = separators_of(tokenizer) or tasks.separators(config)
         task = {"labels": list(model.task.labels), "separators": between}
@@ -193,6 +213,10 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
     check_pretrained(opened, what, then)
     if opened.cfg.is_decoder:
         raise UserError(f"{what} is a causal language model, which fills no blanks")
+    if opened.cfg.num_decoder_layers:
+        raise UserError(
+            f"{what} is an encoder-decoder, which writes texts and fills no blanks"
+        )
     if not opened.tokenizer.has_mask:
         raise UserError(f"{what} fills no blanks: its vocabulary has no mask token")
 

@@ -10,7 +10,7 @@ from bertjax import UserError, registry
 from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli, serialize
 from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
-from bertjax.interop import hf_write, sentence_transformers
+from bertjax.interop import generation_config, hf_write, sentence_transformers
 from bertjax.interop.resize_embeddings import drop_rows
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.storage import directories
@@ -43,7 +43,7 @@ def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
     (into / "config.json").write_text(serialize.to_json(config), "utf-8")
     (into / "overrides.json").write_text("{}\n", "utf-8")
     saved = Checkpoints(into, keep_last=2, keep_every=None)
-    keys = ("config", "tokenizer", "hf", "task")
+    keys = ("config", "tokenizer", "hf", "generation", "task")
     facts = {key: meta[key] for key in keys if key in meta} | {"tokens": 0}
     sentences = sentence_transformers.sentence_options(source, meta)
     facts["sentences"] = dataclasses.asdict(sentences)
@@ -62,7 +62,8 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
     task_type = get_task_type(config.objective) if task else None
     if task_type and task_type.generates:  # a language model, as before the task
         task, task_type = {}, None
-    if task_type and not task_type.makes_vectors:
+    is_seq2seq = model.cfg.num_decoder_layers > 0
+    if task_type and not task_type.makes_vectors and not is_seq2seq:
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
     # Before the long work.
@@ -98,14 +99,15 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
             task.get("labels", ()),
             hf_task_config.to_json(task, config, raw),
             task_type.hf_class if task_type else "",
+            generation_config.from_json(meta.get("generation", {})),
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them
             longest = min(config.data.length, longest)
-        causal = family.model_type if is_causal else ""
-        write_tokenizer(tokenizer, folder, types, longest, between, causal)
+        kinds = [family.model_type * is_it for is_it in (is_causal, is_seq2seq)]
+        write_tokenizer(tokenizer, folder, types, longest, between, *kinds)
         # Mean pooling is what sentence-transformers takes of any model.
-        if not is_causal or pooled != Sentences(longest=pooled.longest):
+        if not any(kinds) or pooled != Sentences(longest=pooled.longest):
             sentence_transformers.write(folder, pooled, cfg.hidden_size, cfg.max_length)
 
 

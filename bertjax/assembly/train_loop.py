@@ -17,6 +17,7 @@ from bertjax.assembly.training_run import TrainingRun
 from bertjax.checkpoints import manifest, workdir
 from bertjax.checkpoints.manager import Checkpoints, merge
 from bertjax.data import phases
+from bertjax.data.features.base import count_slots
 from bertjax.data.loader import stream
 from bertjax.parallel import feed, hosts
 from bertjax.parallel.mesh import peak_flops, peak_memory
@@ -135,10 +136,12 @@ class TrainLoop(Loop):
             writer.close()
 
     def cost(self, step: int) -> tuple[int, float]:
-        """Return an update's slots (B x L), and its FLOPs; 0 of unknown ones."""
+        """Return an update's slots (B x L, and B x T of targets), and its FLOPs; 0 of
+        unknown ones."""
         phase = self.planned.course.at(step)
         flops = self.run.parts[phase.objective].objective.flops
-        return phase.slots, phase.slots * flops(phase.specs) if flops else 0.0
+        slots = phase.batch_size * count_slots(phase.specs)
+        return slots, phase.slots * flops(phase.specs) if flops else 0.0
 
     @property
     def must_rewind(self) -> bool:

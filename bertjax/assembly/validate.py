@@ -9,6 +9,7 @@ from bertjax import UserError, registry
 from bertjax.assembly import resolve
 from bertjax.config import durations, schema, serialize
 from bertjax.data import mixture
+from bertjax.data.features.noise_operations import read_noise
 from bertjax.data.masking import mask_rates
 from bertjax.data.masking.masker import read_masker
 from bertjax.data.sequences import make_plan
@@ -20,7 +21,7 @@ from bertjax.training import CHOICES, read_rates, settings_of, writer
 
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
 OF_TEXT = (
-    "masking mask_rate mask_unit mask_lengths corruption replacement similar plan "
+    "masking mask_rate mask_unit mask_lengths corruption replacement similar plan noise "
     "max_predictions paper_compat short_seq_prob text_field group_field entity_field "
     "segmenter"
 )
@@ -37,6 +38,7 @@ RANGES = {
     "data.max_line_bytes": (1, 2**40),
     "data.max_segments": (1, 2**16),
     "data.vocab_size": (train_vocab.LEAST, 2**24),
+    "data.extra_ids": (0, 2**16),
     "data.alpha": (0, 1),
     "data.vocab_alpha": (0, 1),
     "task.temperature": (1e-6, 1e6),
@@ -211,6 +213,7 @@ def _check_data(config: ConfigDict) -> None:
             "leave it out, or give data.packed=True"
         )
     mixture.read_weights(data.weights)
+    read_noise(data.noise)
     if data.weights and data.alpha is not None:
         raise UserError("data.weights and data.alpha are both given: give one of them")
     chosen = read_masker(data, mask_rates.last(data.mask_rate))

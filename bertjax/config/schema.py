@@ -103,6 +103,8 @@ def data_keys() -> dict[str, Any]:
         vocab="",  # empty: one is trained; ids:N for integers
         vocab_size=32_768,  # of a trained one
         tokenizer="unigram",  # of a trained one: or bpe, wordpiece, byte_bpe
+        # Sentinels <extra_id_0>, ... behind a vocabulary that has none (T5: 100).
+        extra_ids=0,
         lower_case=placeholder(bool),  # empty: what the tokenizer's files say
         length=128,
         engine="tf",  # or python: the same batches without TensorFlow
@@ -122,6 +124,9 @@ def data_keys() -> dict[str, Any]:
         replacement=placeholder(str),  # uniform, unigram
         similar="",  # file of similar words, which macbert puts in
         max_predictions=placeholder(int),  # empty: the preset's
+        # Of objective=denoise: what is done to a text, one after the other, such as
+        # permute,infill:poisson:3.5:0.3 (docs/data.md); empty: these.
+        noise="",
         paper_compat=False,  # the official code's quirks with special tokens
         max_line_bytes=64 * 2**20,
     )

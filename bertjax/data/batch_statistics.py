@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.batches import Batch, Inspected
+from bertjax.data.features.base import count_slots
 
 # Of `results`, what is said of masked text alone.
 OF_TEXT = "selected_rate mask_rate random_rate keep_rate special_selected"
@@ -36,7 +37,7 @@ class Statistics:
         real = before["attention_mask"] > 0
         self.hashes.append(sha256)
         n["rows"] += len(real)
-        n["slots"] += batch["input_ids"].size
+        n["slots"] += count_slots(batch)
         n["tokens"] += int(real.sum())
         n["truncated"] += int((seen.truncated > 0).sum())
         n["unknown"] += int((before["input_ids"][real] == self.tokenizer.unk_id).sum())

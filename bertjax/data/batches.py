@@ -124,7 +124,7 @@ class Batches:
             batch,
             np.concatenate(drawn),
             truncated,
-            self.features.tell(gathered.arrays, batch),
+            self.features.tell({**gathered.arrays, "keys": gathered.keys}, batch),
             self.features.predicted(batch),
             self.features.origin(batch),
         )
@@ -229,7 +229,7 @@ class Inspected(NamedTuple):
     truncated: np.ndarray
     counts: dict[str, float]
     predicted: np.ndarray
-    origin: np.ndarray
+    origin: np.ndarray | None
 
 
 @dataclass(frozen=True, eq=False)

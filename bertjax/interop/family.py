@@ -47,6 +47,7 @@ class Family:
     """What config.json calls `model_type`.
 
     names: path of a leaf of ours -> name of the tensor, {} for the layer's number.
+    glu_names: those that are others where mlp_type is "glu".
     prefix: stands before the encoder's names in files of models with a head.
     class_prefix: begins the names of transformers' classes. classes: pretraining heads
     ("mlm+nsp", "": none) -> what ends the name; the first whose heads are all there
@@ -58,8 +59,14 @@ class Family:
     options that all of the family have. read(config.json), write(options): options,
     and keys, that are no copies of each other.
     special_ids: key of config.json -> role of the special piece whose id it is.
+    decoder_start: the role of the piece that the decoder gets first, of
+    encoder-decoders.
     refused: key of config.json that changes what is computed -> values that are known.
     aliases: a tensor's other name -> its name in `names`.
+    ties_by_file: whether files, and not config.json, say that the head is the word
+    embeddings: it is unless they have another matrix.
+    zeros: paths of leaves that are zeros where files lack them. row_vectors: a pattern
+    of names of vectors [n] that are [1, n] there.
     outside: paths of the encoder that are part of a head there: without the prefix.
     swapped: a pattern of names of dense layers' weights that are [in, out] there, not
     [out, in], as in transformers' Conv1D.
@@ -81,15 +88,24 @@ class Family:
     read: Callable[[Options], Options] = lambda raw: {}
     write: Callable[[Options], Options] = lambda options: {}
     special_ids: Mapping[str, str] = dataclasses.field(default_factory=lambda: PAD)
+    decoder_start: str = ""
     refused: Mapping[str, tuple[Any, ...]] = dataclasses.field(
         default_factory=lambda: REFUSED
     )
+    glu_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ties_by_file: bool = False
+    zeros: frozenset[str] = frozenset()
+    row_vectors: str = ""
     outside: frozenset[str] = frozenset()
     swapped: str = ""
     after_padding: bool = False
     tf1_config: str = ""
     tf1_names: Mapping[str, str] | None = None
+
+    def names_for(self, mlp_type: str) -> Mapping[str, str]:
+        """Return `names` of a model with such an MLP."""
+        return {**self.names, **(self.glu_names if mlp_type == "glu" else {})}
 
     @property
     def keys(self) -> dict[str, str]:
@@ -109,7 +125,7 @@ def tensors(table: str) -> dict[str, str]:
     {'mlm/norm/scale': 'head.norm.weight', 'mlm/norm/bias': 'head.norm.bias'}
     """
     names = {}
-    for line in table.strip().splitlines():
+    for line in filter(str.strip, table.splitlines()):
         path, name = line.split()
         if name.endswith((".weight", ".bias")):
             names[path] = name

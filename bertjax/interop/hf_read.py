@@ -21,8 +21,10 @@ from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
 from bertjax.interop.read_tensors import (
     DTYPES,
+    RowTensor,
     StoredTensor,
     SwappedTensor,
+    ZeroTensor,
     are_equal,
 )
 from bertjax.interop.task_heads import Task, read_task, with_head
@@ -31,7 +33,9 @@ from bertjax.models.config import EncoderConfig
 CONFIG = "config.json"
 # Buffers, no parameters, that some versions of transformers store.
 BUFFERS = re.compile(
-    r"(.*\.)?(position_ids|token_type_ids|inv_freq|attn\.(masked_)?bias)"
+    r"(.*\.)?(position_ids|token_type_ids|inv_freq|attn\.(masked_)?bias"
+    # T5 was released with a table that its cross-attention does not read.
+    r"|EncDecAttention\.relative_attention_bias\.weight)"
 )
 MOST_LAYERS = 10_000
 # Other names of activations in config.json -> ours; what they compute is the same.
@@ -94,6 +98,8 @@ class Imported:
         """Say what was matched, what is missing and what is not used."""
         layers, width = self.cfg.num_hidden_layers, self.cfg.hidden_size
         shape = f"{counted(layers, 'layer')} of {width}"
+        if decoder := self.cfg.num_decoder_layers:
+            shape = f"{layers} + {counted(decoder, 'layer')} of {width}"
         matched = f"{len(self.leaves)} parameters matched"
         say(f"{self.where}: {self.family.model_type}, {shape}; {matched}")
         if self.missing:
@@ -127,26 +133,61 @@ def open_model(directory: Path, where: str) -> Imported:
         if BUFFERS.fullmatch(name):
             continue
         name = name.removeprefix(family.prefix)
-        is_swapped = re.fullmatch(family.swapped, name)
-        tensors[name] = SwappedTensor.of(tensor) if is_swapped else tensor
-    tied = dict(family.aliases)
-    if cfg.tie_word_embeddings and "mlm/decoder" in family.names:
-        tied[family.names["mlm/decoder"]] = family.names["encoder/embeddings/word"]
-    for other, name in tied.items():
-        if other in tensors:
-            if cfg.tie_word_embeddings and (own := tensors.get(name)):
-                both = {other: tensors[other], name: own}
-                odd = {k: x.dtype for k, x in both.items() if x.dtype not in DTYPES}
-                _check_fit([f"{k} of type {dtype}" for k, dtype in odd.items()], where)
-                if not are_equal(*both.values()):
-                    raise UserError(
-                        f"{where}: {other} differs from {name}, though {CONFIG} ties "
-                        "them: tie_word_embeddings should be false"
-                    )
-            # The decoder's own, which transformers 5 computes with.
-            tensors[name] = tensors.pop(other)
+        if re.fullmatch(family.swapped, name):
+            tensor = SwappedTensor.of(tensor)
+        if re.fullmatch(family.row_vectors, name) and tensor.shape[:1] == (1,):
+            tensor = RowTensor.of(tensor)
+        tensors[name] = tensor
+    cfg = _join_tied(tensors, family, cfg, where)
+    for path in family.zeros & layout.leaves(family, cfg).keys():
+        shape = layout.leaves(family, cfg)[path].stored_shape
+        tensors.setdefault(family.names[path], ZeroTensor("F32", shape))
     model = Imported(directory, where, family, raw, cfg, tensors, task=task)
     return check_tensors(model)
+
+
+def _join_tied(
+    tensors: dict[str, StoredTensor], family: Family, cfg: EncoderConfig, where: str
+) -> EncoderConfig:
+    """Give tensors that have several names the family's own, in place.
+
+    Returns the config, tied where the files are of a family that says it so. Raises
+    UserError where tensors differ that are one to config.json, or here.
+    """
+    word, head = (
+        family.names.get(p, "") for p in ("encoder/embeddings/word", "mlm/decoder")
+    )
+    if family.ties_by_file:
+        _check_fit(_odd_types(tensors, {word, head}), where)
+        apart = head in tensors and not (
+            word in tensors and are_equal(tensors[head], tensors[word])
+        )
+        apart = apart or (head in tensors and not cfg.tie_word_embeddings)
+        cfg = dataclasses.replace(cfg, tie_word_embeddings=not apart)
+    same = dict(family.aliases)
+    if cfg.tie_word_embeddings and head:
+        same[head] = word
+    for other, name in same.items():
+        if other not in tensors:
+            continue
+        is_word = other != head and name == word  # the decoder's, and the encoder's
+        if (cfg.tie_word_embeddings or is_word) and name in tensors:
+            _check_fit(_odd_types(tensors, {other, name}), where)
+            if not are_equal(tensors[other], tensors[name]):
+                why = "which are one table here"
+                if not is_word:
+                    why = f"though {CONFIG} ties them: tie_word_embeddings should be "
+                    why += "false"
+                raise UserError(f"{where}: {other} differs from {name}, {why}")
+        # The decoder's own, which transformers 5 computes with.
+        tensors[name] = tensors.pop(other)
+    return cfg
+
+
+def _odd_types(tensors: Mapping[str, StoredTensor], names: set[str]) -> list[str]:
+    """Return those of `names` whose type is none of parameters, and the type."""
+    types = {name: tensors[name].dtype for name in sorted(names & tensors.keys())}
+    return [f"{name} of type {t}" for name, t in types.items() if t not in DTYPES]
 
 
 def check_tensors(
@@ -169,7 +210,7 @@ def check_tensors(
             tensor = tensors.get(name)
             if tensor is None:
                 absent.add(_part_of(path))
-                if _part_of(path) == "encoder" or model.task:
+                if _part_of(path) in layout.STACKS or model.task:
                     lost.append(name_in_file(name))
             elif tensor.shape != shape:
                 has, needs = map(tensor.shape_in_file, (tensor.shape, shape))
@@ -180,7 +221,8 @@ def check_tensors(
         raise UserError(f"{where} lacks {few(lost)}")
     _check_fit(wrong, where, config)
     unexpected = sorted(tensors.keys() - known)
-    inner = {n.split("{}")[0] for n in family.names.values() if "{}" in n}
+    names = family.names_for(model.cfg.mlp_type).values()
+    inner = {n.split("{}")[0] for n in names if "{}" in n}
     if strange := [n for n in unexpected if n.startswith(tuple(inner))]:
         raise UserError(
             f"{where}: tensors of layers that {config} does not have: {few(strange)}"
@@ -196,7 +238,7 @@ def check_tensors(
 
 
 def _part_of(path: str) -> str:
-    """Return what may be absent as a whole: a head, or the pooler; or "encoder"."""
+    """Return what may be absent as a whole: a head, or the pooler; or a stack."""
     return "pooler" if "/pooler/" in path else path.split("/")[0]
 
 
@@ -269,9 +311,12 @@ def check_tokenizer(
         if value is not None and value != id_:
             message = f"{model.where}: {CONFIG} has {key}={value}, the tokenizer's "
             message += f"{tokenizer.pieces[id_]} is {id_}"
-            if role == "pad" and model.cfg.position_offset:
+            if role == "pad" and model.family.after_padding:
                 raise UserError(f"{message}: one of them is another model's")
-            say(f"{message}, which counts")
+            which = ", which counts"
+            if model.cfg.num_decoder_layers:
+                which = f"; texts are generated with {value}"
+            say(message + which)
     if tokenizer.kind != "wordpiece":
         return
     capitals = sum(p != p.lower() and p[:1] not in "[<" for p in tokenizer.pieces)

@@ -16,7 +16,12 @@ from bertjax import UserError
 from bertjax.interop import read_tensors, task_heads
 from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
-from bertjax.interop.family import ENDS, Family
+from bertjax.interop.family import Family
+from bertjax.interop.generation_config import (
+    GenerationSettings,
+    from_roles,
+    write_generation_config,
+)
 from bertjax.interop.hf_read import CONFIG, few, read_config
 from bertjax.models.config import RUNTIME, EncoderConfig
 
@@ -26,7 +31,6 @@ OURS_ALONE += ("embedding_skip", "value_skip", "unet_skips")
 # What does not decide which family an encoder is of.
 FREE = ("pooler", "dtype", "pieces", "zero_init_outputs")
 FREE += (*RUNTIME, *task_heads.OPTIONS)
-GENERATION = "generation_config.json"  # when transformers ends a text
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 
 
@@ -41,18 +45,21 @@ def write_model(
     labels: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
     hf_class: str = "",
+    generation: GenerationSettings | None = None,
 ) -> None:
     """Write config.json and model.safetensors into an existing directory.
 
-    Of a causal language model generation_config.json too.
+    Of what writes texts, causal language models and encoder-decoders,
+    generation_config.json too.
 
     params: our tree (numpy); roles: role -> id of the special pieces; model_type: tried
     first; raw: the config.json that the model was once imported with, whose other keys
     are kept; labels: names of the classes of a task's head; more: keys of config.json
     that only bertjax reads; hf_class: what ends the name of the class that opens it, of
-    a task's head that task_heads.CLASSES lacks (TaskType.hf_class). Says which
-    parameters have no place there. Raises UserError when no family has such an encoder,
-    or task.
+    a task's head that task_heads.CLASSES lacks (TaskType.hf_class); generation: ids
+    that the model came with, which an encoder-decoder's config.json has before those of
+    `roles`. Says which parameters have no place there. Raises UserError when no family
+    has such an encoder, or task.
     """
     family, written, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
@@ -83,10 +90,15 @@ def write_model(
     config |= {"architectures": [class_name], "dtype": "float32", **(more or {})}
     for key in ("torch_dtype", "num_labels"):
         config.pop(key, None)
+    ids = (generation or GenerationSettings()).filled(
+        from_roles(roles, family.decoder_start)
+    )
+    if written.num_decoder_layers:  # an absent key stands for another id there
+        told = ids.to_json()
+        config |= {key: told.get(key) for key in ids._fields if key in config}
     _write_json(directory / CONFIG, config)
-    if is_causal:
-        ids = {key: roles[role] for key, role in ENDS.items()}
-        _write_json(directory / GENERATION, ids)
+    if is_causal or written.num_decoder_layers:
+        write_generation_config(directory, ids)
     tensors = _tensors(ours, leaves, family, written, not heads)
     save_file(tensors, directory / read_tensors.SINGLE, metadata={"format": "pt"})
     # safetensors lets the owner alone read what it writes.
@@ -185,21 +197,27 @@ def _tensors(
     for path, leaf in leaves.items():
         values, shape = np.asarray(ours[path]), leaf.stored_shape
         slots = values if leaf.is_stacked else values[None]
-        outside = headless or path in family.outside or not path.startswith("encoder/")
+        is_head = path.split("/")[0] not in layout.STACKS
+        outside = headless or path in family.outside or is_head
         prefix = "" if outside else family.prefix
         for slot, (name, part, _) in zip(slots, leaf.tensors, strict=True):
             swap = leaf.is_transposed
             tensor = slot.reshape(shape[::-1]).T if swap else slot.reshape(shape)
             stored.setdefault(prefix + name, {})[part] = tensor
-    if not cfg.tie_word_embeddings:  # then each name is a tensor of its own
+    # Where nothing is tied, each name is a tensor of its own.
+    if not cfg.tie_word_embeddings and not family.ties_by_file:
+        stacks = "" if headless else family.prefix
         for other, name in family.aliases.items():
-            if name in stored:
-                stored[other] = stored[name]
+            for begin in {"", stacks}:
+                if begin + name in stored:
+                    stored[begin + other] = stored[begin + name]
     tensors = {}
     for name, parts in stored.items():
         tensor = np.concatenate([parts[i] for i in sorted(parts)])
         if re.fullmatch(family.swapped, name.removeprefix(family.prefix)):
             tensor = tensor.T
+        if re.fullmatch(family.row_vectors, name):
+            tensor = tensor[None]
         # Contiguous, since safetensors writes memory as it lies.
         tensors[name] = np.ascontiguousarray(tensor, "<f4")
     return tensors

@@ -102,6 +102,31 @@ class SwappedTensor(StoredTensor):
             target[begin : begin + step] = rows[:, part * count : (part + 1) * count]
 
 
+@dataclasses.dataclass(frozen=True)
+class RowTensor(StoredTensor):
+    """A vector [n] that is [1, n] in the file, `stored`."""
+
+    stored: StoredTensor
+
+    @classmethod
+    def of(cls, stored: StoredTensor) -> "RowTensor":
+        return cls(stored.dtype, stored.shape[1:], stored)
+
+    def shape_in_file(self, shape: tuple[int, ...]) -> list[int]:
+        return [1, *shape]
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        return self.stored.rows(0, 1)[0, begin:end]
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroTensor(StoredTensor):
+    """A tensor that no file has, of zeros."""
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        return np.zeros((end - begin, *self.shape[1:]), np.float32)
+
+
 def are_equal(a: StoredTensor, b: StoredTensor) -> bool:
     """Compare two tensors of any kind, a block of rows at a time."""
     if a.shape != b.shape or not a.shape:

@@ -11,13 +11,16 @@ from bertjax.interop.family import Family
 from bertjax.models.config import EncoderConfig
 
 # Axes of our leaves: V vocabulary, E embedding, D hidden, H heads, K head width, M mlp,
-# P positions, T token types, C two classes, S the classes of a task, O one.
+# P positions, R buckets of relative positions, T token types, C two classes, S the
+# classes of a task, O one.
 # "in>out" is a dense layer, stored as [out, in] in their files and followed by a bias;
 # letters without a comma between them are one axis there: "D>HK" is [D, H, K] here and
-# [H*K, D] there. Leaves of encoder/layers have the layers before.
+# [H*K, D] there. Leaves of encoder/layers have the layers before. The decoder's are as
+# the encoder's of the same name, those of its cross-attention as attention's.
 LAYOUTS = {
     "encoder/embeddings/word": "V,E",
     "encoder/embeddings/position": "P,E",
+    "encoder/embeddings/relative": "R,H",
     "encoder/embeddings/token_type": "T,E",
     "encoder/embeddings/norm": "E",
     "encoder/embeddings/projection": "E>D",
@@ -47,6 +50,9 @@ LAYOUTS = {
 }
 
 
+STACKS = ("encoder", "decoder")  # what begins the paths of leaves that no head has
+
+
 class Leaf(NamedTuple):
     """A leaf of ours, and where it is in files.
 
@@ -69,7 +75,11 @@ def layout_of(path: str) -> str:
 
     >>> layout_of("encoder/layers/mlp/up/bias"), layout_of("classify/kernel")
     ('M', 'D>S')
+    >>> layout_of("decoder/layers/cross/output/kernel")
+    'HK>D'
     """
+    if path.startswith("decoder/"):
+        path = path.replace("decoder/", "encoder/", 1).replace("/cross/", "/attention/")
     if path in LAYOUTS:
         return LAYOUTS[path]
     module, _, leaf = path.rpartition("/")
@@ -85,12 +95,14 @@ def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Le
     classes: how many a task has.
     """
     present = {
+        "^decoder/": cfg.num_decoder_layers,
         "embeddings/position": cfg.position_embedding_type == "absolute",
+        "embeddings/relative": cfg.relative_attention_num_buckets,
         "embeddings/token_type": cfg.type_vocab_size,
         "embeddings/norm/": cfg.embedding_norm,
         "embeddings/projection/": cfg.embedding_size,
         "norm/bias": cfg.norm_bias,
-        "attention/(query|key|value|output)/bias": cfg.attention_bias,
+        "(attention|cross)/(query|key|value|output)/bias": cfg.attention_bias,
         "attention/norm/": cfg.first_attention_norm or cfg.num_hidden_layers > 1,
         "mlp/gate/": cfg.mlp_type == "glu",
         "mlp/(up|gate|down)/bias": cfg.mlp_bias,
@@ -107,6 +119,7 @@ def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Le
         "K": cfg.head_dim,
         "M": cfg.intermediate_size,
         "P": cfg.max_position_embeddings,
+        "R": cfg.relative_attention_num_buckets,
         "T": cfg.type_vocab_size,
         "C": 2,
         "S": classes,
@@ -114,7 +127,7 @@ def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Le
     }
     absent = [pattern for pattern, is_present in present.items() if not is_present]
     found = {}
-    for path, name in family.names.items():
+    for path, name in family.names_for(cfg.mlp_type).items():
         if any(re.search(pattern, path) for pattern in absent):
             continue
         name, _, share = name.partition("@")
@@ -122,7 +135,10 @@ def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Le
         is_stacked, layers = "{}" in name, range(1)
         if is_stacked:
             first = "/attention/norm/" in path and not cfg.first_attention_norm
-            layers = range(first, cfg.groups[-1] + 1)
+            depth = cfg.groups[-1] + 1
+            if path.startswith("decoder/"):
+                depth = cfg.num_decoder_layers
+            layers = range(first, depth)
         axes = layout_of(path)
         sizes = [[dims[x] for x in axis] for axis in axes.replace(">", ",").split(",")]
         found[path] = Leaf(
@@ -137,7 +153,7 @@ def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Le
 
 def heads_of(paths: Iterable[str]) -> frozenset[str]:
     """Return the heads that have leaves here."""
-    return frozenset(p.split("/")[0] for p in paths) - {"encoder"}
+    return frozenset(p.split("/")[0] for p in paths) - set(STACKS)
 
 
 def bare_heads(family: Family, cfg: EncoderConfig) -> frozenset[str]:

@@ -96,6 +96,7 @@ def sample_text(
         ]
         rows = sum(len(b["input_ids"]) for b in batches)
         slots = sum(b["input_ids"].size for b in batches)
+        filled = sum(map(features.count_slots, batches))
         tokens = sum(map(features.count_text, batches))
         names = features.prediction_weights(stage.specs)
         weights = [b[name] for b in batches for name in names]
@@ -107,7 +108,7 @@ def sample_text(
                 "batch_size": stage.batch_size,
                 "rows_an_epoch": stage.n,
                 "sequences_per_row": slots // (rows * stage.length),
-                "fill": tokens / slots,
+                "fill": tokens / filled,
                 "slots_per_row": stage.P,
                 "predictions_per_row": predicted / rows,
             }

@@ -16,7 +16,7 @@ from bertjax import UserError
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve
 from bertjax.config import cli, durations
-from bertjax.data.features.base import count_text
+from bertjax.data.features.base import count_slots, count_text
 from bertjax.measuring.alternate import Pacer
 from bertjax.measuring.results import Measured, Seconds, memory_mb, watch_memory
 from bertjax.measuring.synthetic_data import (
@@ -172,7 +172,7 @@ def measure_packing(config: ConfigDict) -> Measured:
         run, facts = compile_step(config, batches, stage.specials.vocab_size)
         runs.append(run)
         tokens = sum(map(count_text, batches))
-        fills.append(tokens / sum(b["input_ids"].size for b in batches))
+        fills.append(tokens / sum(map(count_slots, batches)))
     padded, packed = runs
     facts["tokens"] *= fills[1]
     facts |= {"fill": fills[1], "fill_padded": fills[0]}
@@ -277,7 +277,9 @@ def input_batches(config: ConfigDict) -> Any:
         prepared_text.check_inputs(config)
         tokenizer, parts, *_ = prepared_text.prepare(config, cli.say)
     else:
-        tokenizer, store = synthetic_text(expected_vocab_size(config))
+        tokenizer, store = synthetic_text(
+            expected_vocab_size(config), extra_ids=config.data.extra_ids
+        )
         parts = {"train": store}
     needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
     counts = prepared_text.count_tokens(parts)

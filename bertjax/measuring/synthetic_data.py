@@ -71,14 +71,14 @@ def with_row_sizes(
 
 def expected_vocab_size(config: ConfigDict) -> int:
     """Return the size of the vocabulary where no text says it."""
-    return config.model.vocab_size or config.data.vocab_size
+    return config.model.vocab_size or config.data.vocab_size + config.data.extra_ids
 
 
 def make_features(
     config: ConfigDict, needs: frozenset[str], shape: Shape, vocab_size: int
 ) -> Features:
     """Make the host half that an objective needs, of a made-up vocabulary."""
-    tokenizer = synthetic_tokenizer(vocab_size)
+    tokenizer = synthetic_tokenizer(vocab_size, config.data.extra_ids)
     tables = make_tables(tokenizer, np.ones(vocab_size))
     config = config.copy_and_resolve_references()
     if config.data.masking == "macbert":
@@ -118,12 +118,14 @@ def make_batches(
     data = config.data
     features = make_features(config, needs, shape, vocab_size)
     sequences = min(data.max_segments or SEQUENCES, SEQUENCES) if data.packed else 1
-    document = max(features.raw // sequences - 3, 2)
+    slots = features.slots(np.arange(features.raw + 1))
+    most = int(np.flatnonzero(slots * sequences <= features.raw).max())
+    document = max(most - 3, 2)
     if not data.packed:
         document *= 8  # a document ends where a row does, or far behind
     # Sentences of a token, so that rows end nowhere but at their last slot.
     tokens = document * sequences * min(max(shape.batch_size, 16), 256)
-    tokenizer, store = synthetic_text(vocab_size, tokens, 1, document)
+    tokenizer, store = synthetic_text(vocab_size, tokens, 1, document, data.extra_ids)
     plan = make_plan(
         store,
         data.plan,
@@ -133,6 +135,7 @@ def make_batches(
         pair_rule=split_needs(needs).pair_rule,
         packed=data.packed,
         max_segments=data.max_segments,
+        slots=slots,
     )
     return Batches(
         plans=(plan,),
@@ -162,15 +165,19 @@ def synthetic_batch(
 
 
 def synthetic_text(
-    vocab_size: int, tokens: int = 2_000_000, sentence: int = 24, document: int = 480
+    vocab_size: int,
+    tokens: int = 2_000_000,
+    sentence: int = 24,
+    document: int = 480,
+    extra_ids: int = 0,
 ) -> tuple[Any, Any]:
     """Make a tokenizer's tables and a store of so many tokens: the two objects.
 
-    sentence, document: the tokens of each.
+    sentence, document: the tokens of each. extra_ids: how many of the ids are sentinels.
     """
     # Of [5, V), the k-th as often as 1/k: like words of a text.
     draws = np.random.default_rng(0).random(tokens)
-    ids = (4 + (vocab_size - 4) ** draws).astype(np.int32)
+    ids = (4 + (vocab_size - extra_ids - 4) ** draws).astype(np.int32)
     sentences = np.arange(0, ids.size + 1, sentence)
     n = sentences.size - 1
     store = SimpleNamespace(
@@ -179,11 +186,14 @@ def synthetic_text(
         documents=np.append(np.arange(0, n, document // sentence), n),
         counts=np.bincount(ids, minlength=vocab_size),
     )
-    return synthetic_tokenizer(vocab_size), store
+    return synthetic_tokenizer(vocab_size, extra_ids), store
 
 
-def synthetic_tokenizer(vocab_size: int) -> Any:
-    """Make what batches read of a tokenizer; the five special ids come first."""
+def synthetic_tokenizer(vocab_size: int, extra_ids: int = 0) -> Any:
+    """Make what batches read of a tokenizer; the five special ids come first, and
+    sentinels last."""
+    text = vocab_size - extra_ids
+    sentinels = np.arange(text, vocab_size)
     return SimpleNamespace(
         vocab_size=vocab_size,
         pad_id=0,
@@ -192,9 +202,11 @@ def synthetic_tokenizer(vocab_size: int) -> Any:
         sep_id=3,
         mask_id=4,
         has_mask=True,
-        special_ids=np.arange(5),
-        replacement_ids=np.arange(5, vocab_size, dtype=np.int32),
+        special_ids=np.append(np.arange(5), sentinels),
+        sentinel_ids=sentinels[::-1],
+        replacement_ids=np.arange(5, text, dtype=np.int32),
         word_starts=np.arange(vocab_size) % 4 > 0,
+        sentence_ends=np.arange(vocab_size) % 24 == 5,
     )
 
 

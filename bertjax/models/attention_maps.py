@@ -56,6 +56,6 @@ def attention_maps(
         if own.rope is not None:
             q, k = apply_rope(q, own.rope), apply_rope(k, own.rope)
         maps.append(weights(q, k, own.mask))
-        x = apply_layer(layer, cfg, x, (own,), None, {}, earlier=earlier)
+        x, _ = apply_layer(layer, cfg, x, (own,), None, {}, earlier=earlier)
         results.append(x)
     return jnp.stack(maps)

@@ -69,7 +69,10 @@ class AttentionMask(NamedTuple):
     [B, L] as is_visible reads them, or None. positions: None, or i32 [B, L], by which a
     window is then measured: with steps copies of a token lie far from it in memory.
     causal: a query sees no key after it in the row. bias: None, or f32 [1, H, L, L] or
-    [B, H, L, L], what is added to the scores of the keys that it sees.
+    [B, H, L, L], what is added to the scores of the keys that it sees; of the queries
+    at query_positions alone it may be [B, H, P, L]. queries: None, or i32 [B, T], the
+    same numbers of queries that are no keys here: those of a decoder that reads an
+    encoder's tokens.
     """
 
     keys: jax.Array
@@ -80,6 +83,7 @@ class AttentionMask(NamedTuple):
     positions: jax.Array | None = None
     causal: bool = False
     bias: jax.Array | None = None
+    queries: jax.Array | None = None
 
     @property
     def kind(self) -> MaskKind:
@@ -102,8 +106,11 @@ class AttentionMask(NamedTuple):
         Queries that are padding look at the real keys too, so no row has every key
         hidden (their results are never used). In packed rows, with steps and in causal
         masks a query sees the keys of its own sequence alone, and padding sees padding.
-        With a window a query sees itself, padding or not.
+        With a window a query sees itself, padding or not. `queries` that are padding
+        see all keys of packed rows, whose memory need not have padding.
         """
+        if self.queries is not None:
+            return self._of_memory()
         if self.compares_sequences:
             mask = self._of_queries(self.keys) == self.keys[:, None, None, :]
         else:
@@ -117,6 +124,14 @@ class AttentionMask(NamedTuple):
             return mask
         away = self._of_queries(self.positions) - self.positions[:, None, None, :]
         return mask & (abs(away) <= self.window // 2)
+
+    def _of_memory(self) -> jax.Array:
+        """Make the mask of queries that are no keys: [B, 1, T or 1, L]."""
+        keys = self.keys[:, None, None, :]
+        if not self.packed:
+            return keys > 0
+        own = self.queries[:, None, :, None]
+        return (own == keys) | (own == 0)
 
     def _by_place(self, mask: jax.Array) -> jax.Array:
         """Leave of a mask what causality and the window do, by places in the row."""
@@ -141,7 +156,8 @@ class AttentionMask(NamedTuple):
     @property
     def bias_of_queries(self) -> jax.Array:
         """The bias of the queries alone: [1 or B, H, L, L], or [B, H, P, L]."""
-        if self.query_positions is None:
+        # L queries of a cache of L slots fill it: each row is its own query's.
+        if self.query_positions is None or self.bias.shape[2] != self.keys.shape[1]:
             return self.bias
         bias = jnp.broadcast_to(self.bias, (len(self.keys), *self.bias.shape[1:]))
         at = self.query_positions[:, None, :, None]

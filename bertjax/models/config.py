@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an encoder is made of: sizes and switches, without jax."""
+"""What encoders and decoders are made of: sizes and switches, without jax."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -18,12 +18,16 @@ POSITIVE += " intermediate_size"
 NOT_NEGATIVE = "unroll type_vocab_size embedding_size position_offset local_attention"
 NOT_NEGATIVE += " relative_attention_num_buckets"
 NOT_NEGATIVE += " global_attn_every_n_layers num_hidden_groups max_logits_mb pieces"
+NOT_NEGATIVE += " num_decoder_layers"
+SKIPS = ("embedding_skip", "value_skip", "unet_skips")
 RANGES = {
     **dict.fromkeys(POSITIVE.split(), (1, MOST)),
     **dict.fromkeys(NOT_NEGATIVE.split(), (0, MOST)),
     "max_position_embeddings": (1, 2**24),
     "layer_norm_eps": (1e-15, 1),
     "final_logit_softcapping": (0, 1e6),
+    "attention_scale": (0, 1e6),
+    "logit_scale": (0, 1e6),
     "initializer_range": (0, 10),
     "hidden_dropout_prob": (0, 1 - 2**-16),  # as fine as layers.dropout draws
     "attention_probs_dropout_prob": (0, 1 - 2**-16),
@@ -87,12 +91,17 @@ class EncoderConfig:
     first_attention_norm: bool = True  # of pre alone
     final_norm: bool = False  # after the last layer
     attention_bias: bool = True
+    # What products of queries and keys are multiplied by. 0: head_dim^-0.5; T5's is 1.
+    attention_scale: float = 0.0
     # Queries and keys of each head go through an RMS norm without scale, before rotary
     # positions (Henry et al. 2020, arXiv 2010.04245; its form as in modded-nanogpt).
     qk_norm: bool = False
     # Tokens see those before them alone, in every layer: a language model from left to
     # right. With a window: those at most half of it behind.
     is_decoder: bool = False
+    # Layers of a decoder that reads what the encoder makes (decoder.py); the words are
+    # shared, all other options hold for both. 0: there is none.
+    num_decoder_layers: int = 0
     # Full width of the window: a token sees those at most half of it away. 0: all.
     local_attention: int = 0
     # Every n-th layer, beginning with the first, sees all; 0: none does.
@@ -114,6 +123,9 @@ class EncoderConfig:
     classifier_activation: str = ""  # empty: hidden_act
     tie_word_embeddings: bool = True
     decoder_bias: bool = True
+    # What hidden states are multiplied by before the matrix over the vocabulary. 0: 1;
+    # of T5 v1.0, whose matrix is tied, hidden_size^-0.5.
+    logit_scale: float = 0.0
     # Logits over the vocabulary are cap tanh(logits / cap), so none is beyond it
     # (Gemma 2, arXiv 2408.00118, section 2). 0: as they are.
     final_logit_softcapping: float = 0.0
@@ -200,10 +212,10 @@ class EncoderConfig:
                 f"model.first_attention_norm=False and {groups}: the first layer lacks "
                 "what layers of its group have"
             )
-        skips = [k for k in ("value_skip", "unet_skips") if getattr(self, k)]
-        if skips and self.num_hidden_layers < 2:
-            yield f"model.{skips[0]}=True needs model.num_hidden_layers=2 or more"
-        skips = ["embedding_skip"] * self.embedding_skip + skips
+        skips = [k for k in SKIPS if getattr(self, k)]
+        deep = [k for k in skips if k != "embedding_skip"]
+        if deep and self.num_hidden_layers < 2:
+            yield f"model.{deep[0]}=True needs model.num_hidden_layers=2 or more"
         if skips and is_grouped:
             yield (
                 f"model.{skips[0]}=True and {groups}: each layer has scalars of its "
@@ -211,6 +223,8 @@ class EncoderConfig:
             )
         if self.relative_attention_num_buckets:
             yield from self._bucket_clashes()
+        if self.num_decoder_layers:
+            yield from self._decoder_clashes()
         if not self.classifier_transform and self.embedding_width != self.hidden_size:
             yield (
                 f"model.embedding_size={self.embedding_size} needs "
@@ -226,7 +240,8 @@ class EncoderConfig:
         buckets = self.relative_attention_num_buckets
         key = f"model.relative_attention_num_buckets={buckets}"
         least = 2 if self.is_decoder else 4
-        one_side = buckets if self.is_decoder else buckets // 2
+        is_one_sided = self.is_decoder or self.num_decoder_layers > 0
+        one_side = buckets if is_one_sided else buckets // 2
         if buckets < least:
             yield f"{key}: there must be {least} buckets or more, or 0"
         elif self.relative_attention_max_distance <= one_side // 2:
@@ -235,6 +250,20 @@ class EncoderConfig:
                 f"{key}: the first {one_side // 2} distances have a bucket each, so "
                 f"model.relative_attention_max_distance={most} must be more"
             )
+
+    def _decoder_clashes(self) -> Iterator[str]:
+        """Say what an encoder with a decoder behind it does not have."""
+        key = f"model.num_decoder_layers={self.num_decoder_layers}"
+        if self.is_decoder:
+            yield (
+                f"{key} and model.is_decoder=True: an encoder's tokens see both sides; "
+                "a language model without one has model.num_hidden_layers alone"
+            )
+        if not self.first_attention_norm:
+            yield f"{key} and model.first_attention_norm=False: a decoder has all norms"
+        for name in ("embedding_size", "num_hidden_groups", *SKIPS):
+            if value := getattr(self, name):
+                yield f"{key} and model.{name}={value}: a decoder has no such option"
 
     @property
     def head_dim(self) -> int:
@@ -271,6 +300,22 @@ class EncoderConfig:
             not self.local_attention or (every > 0 and i % every == 0)
             for i in range(self.num_hidden_layers)
         )
+
+
+def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
+    """Return the decoder's own stack of layers, as the config of an encoder.
+
+    Its positions are relative to one side, its layers are the decoder's, and token
+    types are the encoder's alone.
+    """
+    return dataclasses.replace(
+        cfg,
+        num_hidden_layers=cfg.num_decoder_layers,
+        num_decoder_layers=0,
+        is_decoder=True,
+        type_vocab_size=0,
+        pooler=False,
+    )
 
 
 def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
@@ -353,3 +398,14 @@ def encoder_flops(
     seen = sum(keys) - (1 - read) * keys[-1]
     projection = e * d if cfg.embedding_size else 0
     return 6.0 * (layers + 2 * seen * d + projection)
+
+
+def decoder_flops(cfg: EncoderConfig, length: int, memory: int) -> float:
+    """Count those of a decoder, forward and backward, per slot of its own tokens.
+
+    length: slots of a row; memory: the encoder's, of which the cross-attention of each
+    layer makes keys and values. Weights and keys count as in `encoder_flops`.
+    """
+    d, n = cfg.hidden_size, cfg.num_decoder_layers
+    cross = 2 * d * d * (1 + memory / length) + 2 * memory * d
+    return encoder_flops(decoder_config(cfg), length, 0) + 6.0 * n * cross

@@ -113,19 +113,25 @@ def relative_buckets(cfg: EncoderConfig) -> np.ndarray:
 
 
 def relative_bias(
-    table: jax.Array, cfg: EncoderConfig, batch: dict[str, jax.Array], length: int
+    table: jax.Array,
+    cfg: EncoderConfig,
+    batch: dict[str, jax.Array],
+    length: int,
+    slots: jax.Array | None = None,
 ) -> jax.Array:
     """Return the biases of scores, f32 [1, H, L, L], or [B, H, L, L] by position_ids.
 
     table: [buckets, H]. Packed rows without attention_steps count their positions up
-    within each sequence, so that places tell as much as position_ids there.
+    within each sequence, so that places tell as much as position_ids there. slots: i32
+    [B, P], the places of the queries that there are, [B, H, P, L].
     """
     positions = batch.get("position_ids")
     if "segment_ids" in batch and "attention_steps" not in batch:
         positions = None
     if positions is None:
         positions = np.arange(length)[None]
+    queries = positions if slots is None else slots
     most = cfg.relative_attention_max_distance
-    away = positions[:, None, :] - positions[:, :, None]
+    away = positions[:, None, :] - queries[:, :, None]
     buckets = jnp.asarray(relative_buckets(cfg))[jnp.clip(away, -most, most) + most]
     return jnp.moveaxis(lookup(table, buckets), -1, 1)

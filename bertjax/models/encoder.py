@@ -6,7 +6,6 @@ lists which family uses which.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,9 +14,9 @@ import jax.numpy as jnp
 
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import embed
-from bertjax.models.layers import Params, draw, linear_specs, norm_specs, stack_specs
+from bertjax.models.layer_specs import layer_specs, position_specs
+from bertjax.models.layers import Params, draw, linear_specs, norm_specs
 from bertjax.models.pooling import last_positions, pool
-from bertjax.models.skips import skip_specs
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import make_attention_inputs, normalise
 
@@ -38,45 +37,16 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     Leaves of the layers are stacked on axis 0, [N, ...]; where layers share, each set
     is there once, and a leaf that the first layer lacks is stacked over the others.
     """
-    d, m, e = cfg.hidden_size, cfg.intermediate_size, cfg.embedding_width
-    heads = (cfg.num_attention_heads, cfg.head_dim)
-
-    norm = functools.partial(norm_specs, bias=cfg.norm_bias)
+    d, e = cfg.hidden_size, cfg.embedding_width
     embeddings: dict[str, Any] = {"word": ((cfg.vocab_size, e), "normal")}
-    if cfg.position_embedding_type == "absolute":
-        embeddings["position"] = ((cfg.max_position_embeddings, e), "normal")
-    if cfg.relative_attention_num_buckets:
-        shape = (cfg.relative_attention_num_buckets, cfg.num_attention_heads)
-        embeddings["relative"] = (shape, "normal")
+    embeddings |= position_specs(cfg)
     if cfg.type_vocab_size:
         embeddings["token_type"] = ((cfg.type_vocab_size, e), "normal")
-    if cfg.embedding_norm:
-        embeddings["norm"] = norm(e)
     if cfg.embedding_size:
         embeddings["projection"] = linear_specs((e,), (d,))
-    mlp = {
-        "up": linear_specs((d,), (m,), cfg.mlp_bias),
-        "down": linear_specs((m,), (d,), cfg.mlp_bias),
-        "norm": norm(d),
-    }
-    if cfg.mlp_type == "glu":
-        mlp["gate"] = linear_specs((d,), (m,), cfg.mlp_bias)
-    attention = {
-        name: linear_specs((d,), heads, cfg.attention_bias)
-        for name in ("query", "key", "value")
-    }
-    attention["output"] = linear_specs(heads, (d,), cfg.attention_bias)
-    if cfg.zero_init_outputs:
-        for into in (attention["output"], mlp["down"]):
-            into["kernel"] = (into["kernel"][0], 0.0)
-    depth = cfg.groups[-1] + 1
-    layers = stack_specs({"attention": attention, "mlp": mlp}, depth)
-    if normed := depth if cfg.first_attention_norm else depth - 1:
-        layers["attention"]["norm"] = stack_specs(norm(d), normed)
-    layers |= skip_specs(cfg)
-    specs = {"embeddings": embeddings, "layers": layers}
+    specs = {"embeddings": embeddings, "layers": layer_specs(cfg)}
     if cfg.final_norm:
-        specs["final_norm"] = norm(d)
+        specs["final_norm"] = norm_specs(d, cfg.norm_bias)
     if cfg.pooler and cfg.pooler_activation:
         specs["pooler"] = linear_specs((d,), (d,))
     return draw(rng, specs, cfg.initializer_range)
@@ -151,7 +121,8 @@ def _apply(
             pooled_at = batch.get("cls_positions", one)
         positions = jnp.concatenate([pooled_at, at], axis=1)
         pooling = "cls"  # what x begins with then
-    x, results = run_layers(params["layers"], cfg, x, seen, rng, keep, positions)
+    run = run_layers(params["layers"], cfg, x, seen, rng, keep, positions)
+    x, results = run.hidden, run.kept
     if cfg.final_norm:
         with jax.named_scope("final_norm"):
             x = normalise(params["final_norm"], cfg, x)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of encoders: what each fixes in an EncoderConfig, and published sizes.
+"""The families of models: what each fixes in an EncoderConfig, and published sizes.
 
 Names are the `model_type` of Hugging Face's config.json.
 """
@@ -47,6 +47,35 @@ ROBERTA = dict(
     layer_norm_eps=1e-5,
     classifier_activation="gelu",
 )
+T5 = dict(
+    type_vocab_size=0,
+    pooler=False,
+    layer_norm_eps=1e-6,
+    hidden_act="relu",
+    position_embedding_type="none",
+    relative_attention_num_buckets=32,
+    embedding_norm=False,
+    norm_position="pre",
+    norm_type="rms_norm",
+    norm_bias=False,
+    final_norm=True,
+    attention_bias=False,
+    attention_scale=1.0,
+    mlp_bias=False,
+    classifier_transform=False,
+    decoder_bias=False,
+)
+T5_1_1 = dict(
+    hidden_act="gelu_new", mlp_type="glu", tie_word_embeddings=False, logit_scale=0.0
+)
+
+
+def t5(layers: int, width: int, heads: int, inner: int, **more: Any) -> Shape:
+    """Return a size of T5, whose decoder is as deep as its encoder."""
+    own = dict(num_decoder_layers=layers, intermediate_size=inner)
+    return shape(layers, width, heads, **own, **{"logit_scale": width**-0.5, **more})
+
+
 FAMILIES: Mapping[str, Family] = {
     "bert": Family({}, SIZES),
     "roberta": Family(ROBERTA, SIZES),
@@ -144,6 +173,40 @@ FAMILIES: Mapping[str, Family] = {
             "medium": shape(24, 1024, 16),
             "large": shape(36, 1280, 20),
             "xl": shape(48, 1600, 25),
+        },
+    ),
+    # Raffel et al. 2020, section 2.1 and table 14; v1.1 after Shazeer 2020, with a
+    # matrix of its own (google-research/text-to-text-transfer-transformer,
+    # released_checkpoints.md). Heads of others are not hidden_size / heads wide.
+    "t5": Family(
+        T5,
+        {
+            "tiny": t5(2, 128, 2, 512),
+            "mini": t5(4, 256, 4, 1024),
+            "small": t5(6, 512, 8, 2048),
+            "base": t5(12, 768, 12, 3072),
+            "large": t5(24, 1024, 16, 4096),
+            "v1_1_base": t5(12, 768, 12, 2048, **T5_1_1),
+            "v1_1_large": t5(24, 1024, 16, 2816, **T5_1_1),
+            "v1_1_xl": t5(24, 2048, 32, 5120, **T5_1_1),
+            "v1_1_xxl": t5(24, 4096, 64, 10_240, **T5_1_1),
+        },
+    ),
+    # Lewis et al. 2020, section 2.1: as many layers in the decoder as in the encoder.
+    "bart": Family(
+        dict(
+            max_position_embeddings=1026,
+            position_offset=2,
+            type_vocab_size=0,
+            pooler=False,
+            layer_norm_eps=1e-5,
+            classifier_transform=False,
+        ),
+        {
+            "tiny": shape(2, 128, 2, num_decoder_layers=2),
+            "mini": shape(4, 256, 4, num_decoder_layers=4),
+            "base": shape(6, 768, 12, num_decoder_layers=6),
+            "large": shape(12, 1024, 16, num_decoder_layers=12),
         },
     ),
 }

@@ -52,7 +52,7 @@ def mlm_logits(
     """
     with jax.named_scope("mlm_head"):
         b, p, d = hidden.shape
-        x = transform(params, cfg, hidden.reshape(b * p, d))
+        x = before_matrix(params, cfg, hidden.reshape(b * p, d))
         logits = dot_f32(x, params.get("decoder", word).astype(x.dtype), 1, 1)
         return finish_logits(params, cfg, logits, 1).reshape(b, p, -1)
 
@@ -71,7 +71,7 @@ def log_likelihoods(
     the product and the sums then take less time. never: an id of no probability.
     """
     with jax.named_scope("mlm_head"):
-        x = transform(params, cfg, x)
+        x = before_matrix(params, cfg, x)
         logits = dot_f32(params.get("decoder", word).astype(x.dtype), x, 1, 1)
         logits = finish_logits(params, cfg, logits, 0)
         if never is not None:
@@ -109,6 +109,12 @@ def output_bias(params: Params, cfg: EncoderConfig) -> jax.Array | None:
         return bias
     is_piece = jnp.arange(cfg.vocab_size) < cfg.pieces
     return jnp.where(is_piece, 0.0 if bias is None else bias, NEVER)
+
+
+def before_matrix(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+    """Return what meets the masked LM's matrix, [..., E], of x [..., D]."""
+    x = transform(params, cfg, x)
+    return x * cfg.logit_scale if cfg.logit_scale else x
 
 
 def transform(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

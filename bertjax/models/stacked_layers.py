@@ -3,16 +3,34 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from bertjax.models.cache import LayerCache
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, fold_in, take_at
 from bertjax.models.skips import Earlier, result_for
-from bertjax.models.transformer_layer import AttentionInputs, apply_layer, first_values
+from bertjax.models.transformer_layer import (
+    AttentionInputs,
+    MemoryInputs,
+    apply_layer,
+    first_values,
+)
 from bertjax.parallel.sharding import constrain
+
+
+class Run(NamedTuple):
+    """What a pass through the layers makes.
+
+    hidden: [B, L, D]; kept: what keep(x) made of each layer's result; caches: those
+    that were given, with the tokens of this pass.
+    """
+
+    hidden: jax.Array
+    kept: Any
+    caches: tuple[LayerCache, ...] | None = None
 
 
 def run_layers(
@@ -21,26 +39,34 @@ def run_layers(
     x: jax.Array,
     inputs: tuple[AttentionInputs, ...],
     rng: jax.Array | None,
-    keep: Callable[[jax.Array], Any],
-    positions: jax.Array | None,
-) -> tuple[jax.Array, Any]:
+    keep: Callable[[jax.Array], Any] = lambda x: None,
+    positions: jax.Array | None = None,
+    memory: MemoryInputs | None = None,
+    caches: tuple[LayerCache, ...] | None = None,
+) -> Run:
     """Run the layers on x [B, L, D]; also return what keep(x) makes of each result.
 
     layers: stacked, or of `unstack`. With positions, i32 [B, P], the last layer's
     result is of these, [B, P, D], and it is computed there alone where layers are no
-    loop (cfg.unroll).
+    loop (cfg.unroll). memory: what a decoder's layers read of an encoder. caches: of
+    unstacked layers, keys and values of earlier tokens.
     """
 
     def layer(x, scanned, inputs=inputs, positions=None):
+        return step(x, scanned, inputs, positions)[:2]
+
+    def step(x, scanned, inputs, positions, cache=None):
         params, index, depth = scanned
         if params is None:
             group = depth["group"]  # of numpy arrays too, which no tracer indexes
             params = jax.tree.map(lambda p: jnp.asarray(p)[group], layers)
         own = earlier._replace(result=depth.get("result"))
         key = fold_in(rng, index)
-        x = apply_layer(params, cfg, x, inputs, key, depth, positions, own)
+        x, cache = apply_layer(
+            params, cfg, x, inputs, key, depth, positions, own, memory, cache
+        )
         x = constrain(x, "batch length embed")
-        return x, keep(x)
+        return x, keep(x), cache
 
     def inputs_of(index: int) -> tuple[AttentionInputs, ...]:
         return inputs[:1] if cfg.is_global[index] else inputs[-1:]
@@ -51,14 +77,17 @@ def run_layers(
         first = layers[0] if isinstance(layers, tuple) else take_layer(layers, 0, n)
         earlier = earlier._replace(values=first_values(first, cfg, x))
     if isinstance(layers, tuple):
-        xs, results = [], []
+        xs, results, written = [], [], []
         for i, group in enumerate(cfg.groups):
             last = positions if i == n - 1 else None
             depth = {"result": result_for(cfg, i, xs)}
-            x, result = layer(x, (layers[group], i, depth), inputs_of(i), last)
+            cache = caches[i] if caches else None
+            scanned = layers[group], i, depth
+            x, result, cache = step(x, scanned, inputs_of(i), last, cache)
             xs.append(x)
             results.append(result)
-        return x, results
+            written.append(cache)
+        return Run(x, results, tuple(written) if caches else None)
     scanned, early = scan_inputs(layers, cfg), None
     if cfg.unet_skips:
         x, early, scanned = run_first_half(remat(emit(layer), cfg), cfg, x, scanned)
@@ -74,7 +103,7 @@ def run_layers(
         x = take_at(x, positions)
     if early is not None:
         results = jax.tree.map(lambda *parts: jnp.concatenate(parts), early, results)
-    return x, results
+    return Run(x, results)
 
 
 def emit(layer: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ class Meter:
         self.computed += time.process_time() - computed
 
     def count(self, tokens: int, slots: int, flops: float) -> None:
-        """Count a finished step: its real tokens, B x L slots, and FLOPs."""
+        """Count a finished step: its real tokens, slots, and FLOPs."""
         self.steps += 1
         self.tokens += tokens
         self.slots += slots

@@ -87,6 +87,11 @@ class Features:
         """Tokens, special ones included, that a row of text is planned with."""
         return self.length
 
+    def slots(self, tokens: np.ndarray) -> np.ndarray:
+        """Return what sequences of so many tokens, special ones included, take of the
+        `raw` slots of a packed row, i64 [n]: `raw` at most where they are so many."""
+        return tokens
+
     def specs(self, gathered: Specs) -> dict[str, Spec]:
         """Return every array of a batch; gathered: those of the plan, [raw]."""
         return dict(gathered)
@@ -101,7 +106,8 @@ class Features:
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         """Count what was done to a batch, for people; counts of batches are added up.
 
-        before: the gathered arrays, with `marks`; after: what `make` made of them.
+        before: the gathered arrays, with `marks`, and `keys` as `make` got them; after:
+        what it made of them.
         """
         return {}
 
@@ -113,9 +119,10 @@ class Features:
         """Say which slots of input_ids show what is predicted: bool [b, L]."""
         return np.zeros(batch["input_ids"].shape, bool)
 
-    def origin(self, batch: Batch) -> np.ndarray:
+    def origin(self, batch: Batch) -> np.ndarray | None:
         """Return the column of the gathered row that each slot stands for, [b, L].
 
+        None where slots stand for no column: of rows with a target of their own.
         Raises UserError where rows have more slots than text: their host half says it.
         """
         columns = np.arange(batch["input_ids"].shape[-1])
@@ -135,6 +142,7 @@ KEYS = frozenset(
         "mask_rate",
         "mask_unit",
         "mask_lengths",
+        "noise",
         "corruption",
         "replacement",
         "similar",
@@ -144,6 +152,8 @@ KEYS = frozenset(
 )
 
 
+# The tokens of a row: what an encoder reads, and a decoder.
+SIDES = ("input_ids", "decoder_input_ids")
 # Arrays of a row that say something of each token: copies of tokens have them too.
 PER_TOKEN = (
     "input_ids",
@@ -176,6 +186,12 @@ def count_text(batch: Batch) -> int:
     Rows that hold copies say themselves how much text is in them, `text_tokens` [b].
     """
     return int(batch.get("text_tokens", batch["attention_mask"]).sum())
+
+
+def count_slots(batch: Mapping[str, Any]) -> int:
+    """Count the slots of a batch, or of a row by its specs: those of targets too."""
+    sides = (batch[name] for name in SIDES if name in batch)
+    return sum(int(np.prod(side.shape)) for side in sides)
 
 
 def prediction_specs(name: str, P: int) -> dict[str, Spec]:

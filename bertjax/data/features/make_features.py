@@ -8,7 +8,8 @@ from bertjax.data.features.base import Features, Settings
 from bertjax.data.features.mixed import MixedFeatures
 
 PACKAGE = "bertjax.data.features"
-SUPPORT = ("base", "mixed", "make_features")  # modules that are no host half by name
+# Modules that are no host half by name.
+SUPPORT = ("base", "encoder_decoder", "make_features", "mixed", "noise_operations")
 PAIR_RULES = ("nsp", "sop")  # needs that the rows' plan draws
 LABELS = "labels"  # the need of objectives that learn from a task's rows
 

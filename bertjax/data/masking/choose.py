@@ -154,6 +154,34 @@ def choose_tokens(noise: np.ndarray, free: np.ndarray, budget: np.ndarray) -> Ch
     return Chosen(column, column, column)
 
 
+def choose_subsets(
+    keys: np.ndarray, total: np.ndarray, number: np.ndarray
+) -> np.ndarray:
+    """Choose `number` of `total` things under each key, any so many of them alike.
+
+    keys u64 [g]; total, number i64 [g], number <= total. Returns the numbers of the
+    chosen things, from 0, i64 [sum of number]: of each key ascending, key after key.
+
+    Worked example: keys [a, b], total [3, 5], number [2, 1] may give 0 2 of a and 4 of
+    b: [0, 2, 4].
+    """
+    out = np.empty(int(number.sum()), np.int64)
+    first = np.cumsum(number) - number
+    # Those of like size are drawn together; which they are depends on their own size.
+    width = np.ceil(np.log2(np.maximum(total, 1))).astype(np.int64)
+    for bits in np.unique(width[number > 0]).tolist():
+        own = np.flatnonzero((width == bits) & (number > 0))
+        column = np.arange(int(total[own].max()), dtype=np.uint64)
+        noise = counter_rng.bits(keys[own, None], column)
+        noise &= (TOP - 1) ^ low_bits(1 << bits)
+        noise |= column
+        chosen = choose_tokens(noise, column < total[own, None], number[own]).column
+        used = np.arange(chosen.shape[1]) < number[own, None]
+        slot = first[own, None] + np.arange(chosen.shape[1])
+        out[slot[used]] = chosen[used]
+    return out
+
+
 def choose_repeatedly(keys: np.ndarray, free: np.ndarray, budget: np.ndarray) -> Chosen:
     """Draw `budget` free tokens with replacement; weigh by how often one was drawn."""
     b, length = free.shape

@@ -51,8 +51,12 @@ def make_plan(
     packed: bool = False,
     max_segments: int | None = None,
     cache: str | Path | None = None,
+    slots: np.ndarray | None = None,
 ) -> Plan:
     """Plan the rows of a store; L = `length` counts the special tokens.
+
+    slots: i64 [L + 1], what a sequence of so many tokens takes of a packed row, whose
+    L slots they fill; None: as many as it has tokens.
 
     `pair_rule`, for kind pairs alone, is a name in PAIR_RULES. A packed row holds
     at most `max_segments` sequences, by default L / 16 and 4 at least. With `cache`, a
@@ -79,6 +83,7 @@ def make_plan(
     if packed and max_segments is not None and max_segments < 1:
         raise UserError(f"data.max_segments={max_segments} must be at least 1")
     cap = limit_segments(length, packed, max_segments)
+    shaped = packed and slots is not None
     if not len(store.tokens):
         raise UserError("data.train or data.valid holds no text: not one token")
     counts, marks = getattr(store, "counts", None), getattr(store, "marks", None)
@@ -96,10 +101,11 @@ def make_plan(
         decides = [FORMAT, content, kind, length]
         decides += [seed, short_seq_prob, pair_rule] if kind == "pairs" else []
         decides += [seed, cap] if packed else []
+        decides += [hashlib.sha256(slots.tobytes()).hexdigest()] if shaped else []
         # Without this word lie plans whose short targets were drawn for documents.
         decides += ["chunks"] if kind == "pairs" and not packed else []
         name = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
-        arrays = _cached(Path(cache) / f"plan-{name}", plan)
+        arrays = _cached(Path(cache) / f"plan-{name}", plan, slots)
         if arrays is not None:
             return replace(plan, **arrays)
     if not (chunks.is_clean(plan.sentences) and chunks.is_clean(plan.documents)):
@@ -109,7 +115,7 @@ def make_plan(
         documents = np.unique(np.searchsorted(sentences, edges))
         plan = replace(plan, sentences=sentences, documents=documents)
     columns: dict[str, list[np.ndarray]] = defaultdict(list)
-    skipped = _fill(plan, lambda name, values: columns[name].append(values))
+    skipped = _fill(plan, lambda name, values: columns[name].append(values), slots)
     whole = {name: np.concatenate(arrays) for name, arrays in columns.items()}
     return replace(plan, **_arrays(whole, skipped))
 
@@ -119,7 +125,9 @@ def limit_segments(length: int, packed: bool, most: int | None) -> int | None:
     return (most or max(4, length // 16)) if packed else None
 
 
-def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
+def _cached(
+    path: Path, plan: Plan, slots: np.ndarray | None
+) -> dict[str, Any] | None:
     """Open a plan's arrays, made when they are missing or damaged; None where the text
     has empty sentences (no store of ours): such a plan has offsets of its own."""
     offsets = plan.sentences, plan.documents
@@ -131,7 +139,7 @@ def _cached(path: Path, plan: Plan) -> dict[str, Any] | None:
             return None
         if _opened(path) is None:  # nobody has made it meanwhile
             directories.remove(path)
-        directories.make_whole(path, lambda part: _write_arrays(part, plan))
+        directories.make_whole(path, lambda part: _write_arrays(part, plan, slots))
         arrays = _opened(path)
     for array in (plan.tokens, *offsets, plan.marks, *(arrays or {}).values()):
         chunks.advise(array, "MADV_RANDOM")
@@ -160,7 +168,7 @@ def _arrays(columns: dict[str, np.ndarray], skipped: dict[str, int]) -> dict[str
     return columns | {"skipped": skipped}
 
 
-def _write_arrays(path: Path, plan: Plan) -> None:
+def _write_arrays(path: Path, plan: Plan, slots: np.ndarray | None) -> None:
     """Plan everything into the files of a directory."""
     files: dict[str, IO[bytes]] = {}
     sizes: dict[str, tuple[str, int]] = {}
@@ -172,7 +180,7 @@ def _write_arrays(path: Path, plan: Plan) -> None:
             files[name].write(values.data)
             sizes[name] = values.dtype.str, files[name].tell() // values.itemsize
 
-        skipped = _fill(plan, add)
+        skipped = _fill(plan, add, slots)
     about = json.dumps({"columns": sizes, "skipped": skipped})
     (path / "plan.json").write_text(about, "utf-8")
 
@@ -180,17 +188,18 @@ def _write_arrays(path: Path, plan: Plan) -> None:
 Add = Callable[[str, np.ndarray], None]  # appends values to the column of that name
 
 
-def _fill(plan: Plan, add: Add) -> dict[str, int]:
+def _fill(plan: Plan, add: Add, slots: np.ndarray | None) -> dict[str, int]:
     """Plan everything into columns; return what was skipped."""
     skipped: Counter[str] = Counter()
-    slots = _sequences(plan, add, skipped)
+    lengths = _sequences(plan, add, skipped)
     if not plan.packed:
-        for _ in slots:
+        for _ in lengths:
             pass
         return dict(skipped)
     add("rows", np.zeros(1, np.int64))
     done = 0
-    for window, sizes in enumerate(_regrouped(slots, packing.WINDOW)):
+    for window, sizes in enumerate(_regrouped(lengths, packing.WINDOW)):
+        sizes = sizes if slots is None else slots[sizes]
         number, members = packing.pack(
             sizes, plan.length, plan.max_segments, plan.seed, window
         )

@@ -32,6 +32,7 @@ from bertjax.data.token_store.pieces import Piece, encode_pieces
 from bertjax.data.token_store.store import Store
 from bertjax.data.token_store.trained_tokenizer import REPORTED, trained_tokenizer
 from bertjax.data.tokenizers import train_vocab
+from bertjax.data.tokenizers.extra_ids import add_extra_ids
 from bertjax.data.tokenizers.fertility import (
     CAPITALS,
     measure_tokenizer,
@@ -50,7 +51,7 @@ class DataConfig:
     train, valid: the sources' strings, either may have named components; valid may be
     empty. vocab: the tokenizer's path; empty: `tokenizer_kind` with `vocab_size`
     pieces is trained on `train`, its components in shares of size^vocab_alpha or of
-    vocab_weights.
+    vocab_weights; extra_ids sentinels are put behind either.
     """
 
     train: str
@@ -67,6 +68,7 @@ class DataConfig:
     segmenter: str = ""
     vocab_alpha: float | None = None
     vocab_weights: dict[str, float] | None = None
+    extra_ids: int = 0
 
 
 class Inputs(NamedTuple):
@@ -144,6 +146,7 @@ class Work:
                 tokenizer = inputs.tokenizer or trained_tokenizer(
                     inputs.train, self.cache, config, say
                 )
+                tokenizer = add_extra_ids(tokenizer, config.extra_ids)
                 sources = {"train": inputs.train, "valid": inputs.valid}
                 for role, named in sources.items():
                     for own in named.values():

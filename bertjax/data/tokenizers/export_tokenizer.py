@@ -23,14 +23,16 @@ def write_tokenizer(
     max_length: int,
     separators: int | None = None,
     causal: str = "",
+    seq2seq: str = "",
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json and, of WordPiece, vocab.txt.
 
     token_types: whether the model has a second type, for the second text of a pair.
     separators: how many a finetuned model has seen between two texts. causal: the
     model_type of a causal language model, whose texts are prompts: [CLS] stands before
-    them, where the vocabulary has one, and nothing behind. Raises UserError for a
-    tokenizer that is none of text.
+    them, where the vocabulary has one, and nothing behind. seq2seq: the model_type of
+    an encoder-decoder; [SEP] stands behind its texts, and before those of "t5" nothing.
+    Raises UserError for a tokenizer that is none of text.
     """
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
     config: dict[str, Any] = {
@@ -40,12 +42,13 @@ def write_tokenizer(
         "clean_up_tokenization_spaces": False,
         **tokenizer.config(),
     }
-    if causal:
+    if causal or seq2seq:
         config |= {"bos_token": config["cls_token"], "eos_token": config["sep_token"]}
-    if causal == "gpt2" and not tokenizer.has_mask:  # config.json says what they are
-        for role in ("cls", "sep", "mask"):
+    own = {"gpt2": ("cls", "sep", "mask"), "t5": ("cls", "sep", "mask", "bos")}
+    if not tokenizer.has_mask:  # config.json says what they are
+        for role in own.get(causal or seq2seq, ()):
             del config[f"{role}_token"]
-    data = make_json(tokenizer, token_types, separators, is_causal=bool(causal))
+    data = make_json(tokenizer, token_types, separators, bool(causal), seq2seq == "t5")
     if "add_prefix_space" in (words := data.get("pre_tokenizer") or {}):
         # transformers 4 would put its default there.
         config["add_prefix_space"] = words["add_prefix_space"]
@@ -67,16 +70,32 @@ def separators_of(tokenizer: Tokenizer) -> int | None:
     return max(ids.count(tokenizer.sep_id) - 1, 0) or None
 
 
+def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the ids that its tokenizer.json puts before and behind a text.
+
+    None of a tokenizer whose files say nothing of it.
+    """
+    data = json.loads(tokenizer.files.get("tokenizer.json", b"{}"))
+    if not data.get("post_processor"):
+        return None
+    library = make_library(data)
+    ids = library.encode("a").ids
+    inner = library.encode("a", add_special_tokens=False).ids
+    at = next(i for i in range(len(ids)) if ids[i : i + len(inner)] == inner)
+    return ids[:at], ids[at + len(inner) :]
+
+
 def make_json(
     tokenizer: Tokenizer,
     token_types: bool,
     separators: int | None = None,
     is_causal: bool = False,
+    is_t5: bool = False,
 ) -> dict[str, Any]:
     """Return the content of a tokenizer.json with the same ids for every text.
 
     Its special pieces, written in a text, are special: that is what users of
-    transformers expect of "[MASK]". is_causal: as `write_tokenizer` says of `causal`.
+    transformers expect of "[MASK]". is_causal, is_t5: as `write_tokenizer` says it.
     """
     from tokenizers import AddedToken
 
@@ -111,6 +130,9 @@ def make_json(
         ends = own and make_library(data).encode("a").ids[-1:] == [tokenizer.sep_id]
         if ends or not own:
             data["post_processor"] = _open_template(tokenizer)
+    elif is_t5:
+        if not own:
+            data["post_processor"] = _closed_template(tokenizer)
     elif separators not in (None, separators_of(tokenizer)) or not own:
         data["post_processor"] = _template(tokenizer, token_types, separators or 1)
     return data
@@ -134,6 +156,13 @@ def _open_template(tokenizer: Tokenizer) -> dict[str, Any]:
     first = [_special(tokenizer.pieces[tokenizer.cls_id])]
     single = [*first * (tokenizer.cls_id != tokenizer.sep_id), _text("A")]
     return _processor(single, [*single, _text("B")], tokenizer)
+
+
+def _closed_template(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the post-processor that puts [SEP] behind a text, and each of two."""
+    end = _special(tokenizer.pieces[tokenizer.sep_id])
+    single = [_text("A"), end]
+    return _processor(single, [*single, _text("B"), end], tokenizer)
 
 
 def _special(piece: str, kind: int = 0) -> dict[str, Any]:

@@ -62,6 +62,37 @@ def from_albert(model: bytes, lower: bool, accents: bool) -> dict[str, Any]:
     return _make(proto, pieces, steps)
 
 
+def from_t5(model: bytes, sentinels: int) -> dict[str, Any]:
+    """Return the tokenizer.json of T5's spiece.model: <pad> </s> <unk>, the model's
+    pieces, so many sentinels behind them, <extra_id_0> last, and </s> behind a text
+    (transformers' T5Converter).
+
+    Raises ValueError when the model does not begin with <pad> </s> <unk>.
+    """
+    proto = read_model(model)
+    pieces = _pieces(proto)
+    names = [piece for piece, _, _ in pieces[:3]]
+    if names != ["<pad>", "</s>", "<unk>"]:
+        raise ValueError("it does not begin with <pad> </s> <unk>")
+    extra = [f"<extra_id_{i}>" for i in reversed(range(sentinels))]
+    data = _make(proto, [*pieces, *((piece, 0.0, CONTROL) for piece in extra)], [])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    ids = [*enumerate(names), *enumerate(extra, len(pieces))]
+    data["added_tokens"] = [
+        {"id": i, "content": piece, "special": True, **flags} for i, piece in ids
+    ]
+    text, end = ({"Sequence": {"id": x, "type_id": 0}} for x in "AB"), names[1]
+    mark = {"SpecialToken": {"id": end, "type_id": 0}}
+    first, second = ([x, mark] for x in text)
+    data["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": [*first, *second],
+        "special_tokens": {end: {"id": end, "ids": [1], "tokens": [end]}},
+    }
+    return data
+
+
 Piece = tuple[str, float, int]  # piece, score, type
 
 

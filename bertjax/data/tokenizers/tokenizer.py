@@ -13,13 +13,14 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import count, groupby, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.corpus.sentences import STOPS
 from bertjax.data.tokenizers import backends, plain_ids, tokenizer_files
 
 # Scripts written without spaces: each piece of them may begin a word.
@@ -28,6 +29,7 @@ SPACELESS = re.compile(
     "\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
 )
+SENTINEL = "<extra_id_{}>"  # T5's names
 
 
 @dataclass(eq=False, repr=False)
@@ -106,6 +108,33 @@ class Tokenizer:
         return all(unicodedata.category(c)[0] == "P" for c in piece)
 
     @cached_property
+    def sentinel_ids(self) -> np.ndarray:
+        """Ids of <extra_id_0>, <extra_id_1>, ..., i32 [n], as far as they are there."""
+        ids = {self.pieces[i]: i for i in self.special_ids.tolist()}
+        found = takewhile(ids.__contains__, map(SENTINEL.format, count()))
+        return np.array([ids[name] for name in found], np.int32)
+
+    @cached_property
+    def sentence_ends(self) -> np.ndarray:
+        """Where a piece is a full stop or the like, or ends with one, bool [V].
+
+        False for special pieces, and all of a vocabulary of ids.
+        """
+        if self.kind == "ids":
+            return np.zeros(self.vocab_size, bool)
+        ends = np.array([self._ends_sentence(p) for p in self.pieces], np.bool_)
+        ends[self.special_ids] = False
+        return ends
+
+    def _ends_sentence(self, piece: str) -> bool:
+        if self.kind == "byte_bpe":
+            try:
+                piece = byte_text(piece)
+            except (KeyError, UnicodeDecodeError):  # a part of a character
+                return False
+        return piece[-1:] in STOPS
+
+    @cached_property
     def identity(self) -> str:
         """sha256 over everything that decides ids; where files lie does not count."""
         facts = [self.kind, self.lower_case, self.roles, self.special_ids.tolist()]
@@ -133,8 +162,9 @@ class Tokenizer:
         unk = self.pieces[self.unk_id]
         special = set(self.special_ids.tolist()) - {self.unk_id}
         if plain_ids.FILE in self.files:
+            content = self.files[plain_ids.FILE]
             return plain_ids.IdsEngine(
-                self.pieces, self.unk_id, self.files[plain_ids.FILE]
+                plain_ids.pieces(content), self.unk_id, content
             )
         if "spiece.model" in self.files:
             model = self.files["spiece.model"]

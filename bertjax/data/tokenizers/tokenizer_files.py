@@ -26,7 +26,6 @@ RESERVED = re.compile(
     r"\[unused\d+\]|<unused_?\d+>|unused\d+|madeupword\d+|<\|endoftext\|>"
     r"|<extra_id_\d+>|<special\d+>|\[BOS\]|\[EOS\]"
 )
-END = "<|endoftext|>"  # the one special token of GPT-2
 CONFIG = "tokenizer_config.json"
 ADDED = "added_tokens.json"
 TOKEN_MAP = "special_tokens_map.json"
@@ -96,7 +95,9 @@ class Reader:
         config = self.options(path)
         merges = path.with_name("merges.txt")
         if path.name == plain_ids.FILE:
-            return self.make({plain_ids.FILE: self.bytes(path)}, config)
+            return self.make(
+                {plain_ids.FILE: self.bytes(path), **self.added(path)}, config
+            )
         if path.suffix == ".model":
             return self.make(self.sentencepiece(path, config), config)
         if path.suffix == ".json":
@@ -132,15 +133,15 @@ class Reader:
                 tokenizer_json.LSTRIP: tokenizer_json.mask_lstrip(
                     config, tokens, family
                 ),
-                tokenizer_json.GPT2: tokenizer_json.is_gpt2(config, family),
+                tokenizer_json.END: tokenizer_json.end_piece(config, family),
             }
             return tokenizer_json.read_options(config, family) | ours
         except ValueError as e:
             self.refuse(f"{CONFIG}: {e}")
 
     def sentencepiece(self, path: Path, config: dict[str, Any]) -> dict[str, bytes]:
-        """Read a .model; two families do more than it says, which a tokenizer.json
-        can spell out."""
+        """Read a .model; some families do more than it says, which a tokenizer.json can
+        spell out."""
         from bertjax.data.tokenizers import sentencepiece_json
 
         model = self.bytes(path)
@@ -148,12 +149,22 @@ class Reader:
         if path.with_name("albert_config.json").is_file():
             family = "albert"  # as Google released it
         named = f"{config.get('tokenizer_class', '')} {family}".lower()
+        if "mbart" in named:
+            self.refuse(
+                "mBART's pieces are more than its .model has; a tokenizer.json beside "
+                "it, which transformers writes, has them all"
+            )
         if path.name == "sentencepiece.bpe.model" and "camembert" not in named:
             data = sentencepiece_json.from_xlm_roberta(model)
         elif "albert" in named:
             lower = config.get("do_lower_case", True)
             accents = config.get("keep_accents", False)
             data = sentencepiece_json.from_albert(model, lower, accents)
+        elif tokenizer_json.class_of(config, family) == "t5":
+            extra = config.get("extra_ids", 100)
+            if type(extra) is not int or not 0 <= extra <= 10_000:
+                self.refuse(f"{CONFIG}: extra_ids={extra!r} is no number of sentinels")
+            data = sentencepiece_json.from_t5(model, extra)
         else:
             return {"spiece.model": model, **self.added(path)}
         return json_files(data)
@@ -261,19 +272,19 @@ class Reader:
         return set(added.values())
 
     def role(self, role: str, numbers: dict[str, int], config: dict[str, Any]) -> int:
-        """Return the id of a role's token; of GPT-2's files that of its one special
-        token, where no other has the role."""
+        """Return the id of a role's token; of GPT-2's and T5's files that of what ends
+        a text, where no other has the role."""
         keys, more = [role], []
-        if config.get(tokenizer_json.GPT2):
+        if end := config.get(tokenizer_json.END):
             keys += {"cls": ["bos"], "sep": ["eos"]}.get(role, [])
-            more = [*_named(config, "eos"), END]
+            more = [end, *tokenizer_json.ENDS.values()]
         named = [name for key in keys for name in _named(config, key)]
         names = dict.fromkeys([*named, *ROLES[role], *more])
         for name in names:
             if name in numbers:
                 return numbers[name]
         why = f"the vocabulary has no {role} token ({' or '.join(names)})"
-        if END in numbers:
+        if tokenizer_json.ENDS["gpt2"] in numbers:
             why += f'; of GPT-2\'s, {CONFIG} says "tokenizer_class": "GPT2Tokenizer"'
         self.refuse(why)
 

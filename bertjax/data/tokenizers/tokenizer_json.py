@@ -24,7 +24,9 @@ NORMALIZING = {
 }
 PREFIX = "add_prefix_space"
 LSTRIP = "mask_lstrip"  # ours: whether the mask takes the space before it
-GPT2 = "gpt2"  # ours: whether the files are GPT-2's, with one special token
+END = "end_piece"  # ours: the piece that has the roles of those that are not there
+# Families whose vocabularies lack pieces of BERT's -> their end of a text.
+ENDS = {"gpt2": "<|endoftext|>", "t5": "</s>"}
 
 
 def read_pieces(data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
@@ -149,16 +151,16 @@ def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
     >>> read_options({"do_lower_case": True}, "roberta")
     {'add_prefix_space': False}
     """
-    named = _class_name(config.get("tokenizer_class") or family)
+    named = class_of(config, family)
     ignored: list[str] = []
     if named in ("pretrained", "tokenizersbackend"):
         ignored = ["do_lower_case", *NORMALIZING, PREFIX]
-    elif named in ("roberta", "xlmroberta", "gpt2"):
+    elif named in ("roberta", "xlmroberta", "gpt2", "bart", "t5"):
         ignored = ["do_lower_case", *NORMALIZING]
     config = {key: value for key, value in config.items() if key not in ignored}
     if named in ("bert", "distilbert", "electra"):
         config = {"strip_accents": None, "tokenize_chinese_chars": True, **config}
-    elif named in ("roberta", "gpt2"):
+    elif named in ("roberta", "gpt2", "bart"):
         config = {PREFIX: False, **config}
     if (words := config.get("word_tokenizer_type")) not in (None, "basic"):
         raise ValueError(f"word_tokenizer_type={words!r} is not supported")
@@ -168,19 +170,29 @@ def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
     return config
 
 
+def class_of(config: dict[str, Any], family: str | None) -> str:
+    """Return whose the tokenizer is, as `_class_name` has it."""
+    return _class_name(config.get("tokenizer_class") or family)
+
+
 def _class_name(name: Any) -> str:
     """Return what a class or a model_type has in common: "xlmroberta"."""
     name = str(name).lower().replace("-", "")
     return name.removesuffix("fast").removesuffix("tokenizer")
 
 
-def is_gpt2(config: dict[str, Any], family: str | None) -> bool:
-    """Tell whether tokenizer_config.json, or config.json's model_type, names GPT-2.
+def end_piece(config: dict[str, Any], family: str | None) -> str:
+    """Return the piece that ends a text where tokenizer_config.json, or config.json's
+    model_type, names a family with few special pieces; else "".
 
-    >>> is_gpt2({"tokenizer_class": "GPT2TokenizerFast"}, None), is_gpt2({}, "roberta")
-    (True, False)
+    >>> end_piece({"tokenizer_class": "GPT2TokenizerFast"}, "t5"), end_piece({}, "bert")
+    ('<|endoftext|>', '')
     """
-    return "gpt2" in map(_class_name, (config.get("tokenizer_class"), family))
+    named = map(_class_name, (config.get("tokenizer_class"), family))
+    found = next((ENDS[name] for name in named if name in ENDS), "")
+    eos = config.get("eos_token")
+    eos = eos.get("content") if isinstance(eos, dict) else eos
+    return eos if found and isinstance(eos, str) else found
 
 
 def mask_lstrip(

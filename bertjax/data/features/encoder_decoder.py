@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What host halves of encoder-decoders share: two sides of a row, a layout of pieces.
+
+The encoder reads `input_ids` [b, L]; the decoder predicts `lm_ids` [b, T], of which it
+has read those before in `decoder_input_ids`: lm_ids shifted to the right, behind a
+token that starts every text. Packed rows number their texts alike on both sides.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax.data import counter_rng
+from bertjax.data.features import base
+from bertjax.data.features.base import Batch, GatheredRows, Spec, Specs
+from bertjax.data.masking.choose import ramps
+
+BLOCK = 1 << 16  # tokens of which rows are made at a time: the cache keeps up
+
+
+class Sequences(NamedTuple):
+    """The texts of some rows in order, [s] each: the row, which of the row's it is from
+    0, and a key."""
+
+    row: np.ndarray
+    nth: np.ndarray
+    keys: np.ndarray
+
+
+def find_sequences(arrays: Batch, keys: np.ndarray, name: str) -> Sequences:
+    """List the texts of rows; one that is not packed has one. name: folded in keys."""
+    segments = arrays.get("segment_ids")
+    b = len(keys)
+    count = np.ones(b, int) if segments is None else np.maximum(segments.max(axis=1), 1)
+    row, nth = np.repeat(np.arange(b), count), ramps(count)
+    return Sequences(row, nth, counter_rng.fold(keys[row], name, nth))
+
+
+def is_frame(arrays: Batch, sep_id: int) -> np.ndarray:
+    """Say which tokens a plan put around texts, bool [b, R]: the first of each text,
+    and separators."""
+    ids = arrays["input_ids"]
+    frame = ids == sep_id
+    frame[:, 0] = True
+    if "position_ids" in arrays:
+        frame |= (arrays["position_ids"] == 0) & (arrays["attention_mask"] > 0)
+    return frame
+
+
+class Layout:
+    """Where pieces lie in rows [b, W] that they fill one after the other.
+
+    size i64 [p]: the slots of each, in order; row i64 [p], not falling. `at` i64 [p] is
+    the slot that each begins with, counted from the first row's; `real` bool [b, W].
+    """
+
+    def __init__(self, size: np.ndarray, row: np.ndarray, shape: tuple[int, int]):
+        b, width = shape
+        used = np.bincount(row, size, minlength=b).astype(np.int64)
+        self.shape, self.at = shape, np.cumsum(size) - size
+        self.at += row * width - (np.cumsum(used) - used)[row]
+        # The last piece of a row is spread over the padding too.
+        self.count = np.diff(self.at, append=b * width)
+        self.real = np.arange(width) < used[:, None]
+
+    def take(self, values: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Take values, flat, into the rows: a piece has those from its `start` on."""
+        source = np.repeat(start - self.at, self.count)
+        source += np.arange(source.size)
+        return values.take(source, mode="clip").reshape(self.shape)
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Return the value of its piece in each slot, i32 [b, W]; 0 in padding."""
+        each = np.repeat(values.astype(np.int32), self.count).reshape(self.shape)
+        each *= self.real
+        return each
+
+
+class Side(NamedTuple):
+    """A side of rows: ids i32 [b, W], 0 or pad where it is not `real` bool [b, W]; of
+    packed rows the number of each token's text and its place in it, i32 [b, W]."""
+
+    ids: np.ndarray
+    real: np.ndarray
+    segments: np.ndarray | None = None
+    places: np.ndarray | None = None
+
+
+class EncoderDecoderFeatures(base.Features):
+    """Rows with a target of their own. A subclass sets `target`, which is T, and makes
+    blocks of rows (`make_block`)."""
+
+    target: int
+    packed: bool = False
+
+    def __init__(self, settings: base.Settings) -> None:
+        super().__init__(settings)
+        self.unk_id, self.end_id = self.tokenizer.unk_id, self.tokenizer.sep_id
+
+    def specs(self, gathered: Specs) -> dict[str, Spec]:
+        row, target = Spec((self.length,)), Spec((self.target,))
+        names = ["input_ids", "attention_mask"]
+        names += [n for n in ("segment_ids", "position_ids") if n in gathered]
+        specs = dict.fromkeys(names, row)
+        specs |= {f"decoder_{name}": target for name in names}
+        weights = Spec(target.shape, "float32", loss=True)
+        return specs | {"lm_ids": target, "lm_weights": weights, "text_tokens": Spec(())}
+
+    def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
+        step = max(1, BLOCK // self.raw)
+        blocks = []
+        for low in range(0, len(rows.keys), step):
+            part = slice(low, low + step)
+            arrays = {name: values[part] for name, values in rows.arrays.items()}
+            inputs, targets = self.make_block(arrays, rows.keys[part], drawn)
+            text = arrays["attention_mask"].sum(axis=1, dtype=np.int32)
+            blocks.append(self.join(inputs, targets) | {"text_tokens": text})
+        if len(blocks) == 1:
+            return blocks[0]
+        return {name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]}
+
+    def make_block(
+        self, arrays: Batch, keys: np.ndarray, drawn: list[np.ndarray] | None
+    ) -> tuple[Side, Side]:
+        """Make both sides of gathered rows, [b, L] and [b, T]."""
+        raise NotImplementedError
+
+    @property
+    def start_id(self) -> int:
+        """What the decoder reads before each text (decoder_start_token_id)."""
+        raise NotImplementedError
+
+    def join(self, inputs: Side, targets: Side) -> Batch:
+        """Make the arrays of a batch of both sides.
+
+        An unknown piece is never predicted.
+
+            lm_ids              31 98 80  3
+            decoder_input_ids    0 31 98 80
+            lm_weights           1  1  1  1
+        """
+        ids, real = targets.ids, targets.real
+        before = np.empty_like(ids)
+        before[:, 0] = self.start_id
+        before[:, 1:] = ids[:, :-1]
+        if targets.places is not None:
+            np.copyto(before, np.int32(self.start_id), where=targets.places == 0)
+        weights = (real & ((ids != self.unk_id) | (ids == self.end_id))).astype("f4")
+        lm_ids = ids * real
+        for side in (inputs.ids, before):
+            own = inputs.real if side is inputs.ids else real
+            np.copyto(side, np.int32(self.tokenizer.pad_id), where=~own)
+        batch = {
+            "input_ids": inputs.ids,
+            "attention_mask": inputs.real.astype(np.int32),
+            "decoder_input_ids": before,
+            "decoder_attention_mask": real.astype(np.int32),
+            "lm_ids": lm_ids,
+            "lm_weights": weights,
+        }
+        for prefix, side in (("", inputs), ("decoder_", targets)):
+            if side.segments is not None:
+                batch[f"{prefix}segment_ids"] = side.segments
+                batch[f"{prefix}position_ids"] = side.places
+        return batch
+
+    def origin(self, batch: Batch) -> None:
+        """Slots of neither side stand for tokens of the row one by one."""
+        return None
+
+
+def number_pieces(layout: Layout, s: Sequences, of: Any, first: Any) -> dict[str, Any]:
+    """Return `segments` and `places` of a Side whose pieces are of the texts `of`;
+    first: which piece begins each text."""
+    slots = np.arange(np.prod(layout.shape), dtype=np.int32).reshape(layout.shape)
+    places = slots - layout.spread(layout.at[first][of])
+    return {
+        "segments": layout.spread((s.nth + 1)[of]),
+        "places": places * layout.real,
+    }

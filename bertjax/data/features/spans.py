@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Span corruption: an encoder reads a text with gaps, a decoder writes what they hold.
+
+Raffel et al. 2020 (T5), section 3.1.4; the law of spans is random_spans_noise_mask of
+google-research/text-to-text-transfer-transformer, t5/data/preprocessors.py.
+"""
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data import counter_rng
+from bertjax.data.features import base
+from bertjax.data.features.base import Batch, GatheredRows, Settings
+from bertjax.data.features.encoder_decoder import (
+    EncoderDecoderFeatures,
+    Layout,
+    Sequences,
+    Side,
+    find_sequences,
+    is_frame,
+    number_pieces,
+)
+from bertjax.data.masking.choose import choose_subsets, ramps
+
+
+class SpansFeatures(EncoderDecoderFeatures):
+    """A text without some spans, a sentinel in the place of each, is what an encoder
+    reads; the spans, each behind its sentinel, are what a decoder predicts.
+
+    Of n tokens round(density n) are noise, at least 1 and at most n - 1, in
+    round(noise / mean) spans, at least 1; a text of one token has none. Noise and the
+    rest are each parted into so many pieces, all ways alike, which take turns, the rest
+    first. Sentinels are <extra_id_0>, <extra_id_1>, ... (Tokenizer.sentinel_ids).
+
+    T5's rows have no [CLS], and end with [SEP] on both sides; separators between the
+    documents of a row are left out, as there. The decoder starts with [PAD]. An unknown
+    piece is hidden like any other, and never predicted. Of 512 slots a text has 568
+    tokens at most, and its spans take 114: both sizes are functions of the number of
+    tokens, so that packed rows are full exactly. With 2 of 8 tokens as noise, in 2
+    spans (99 is <extra_id_0>, 98 <extra_id_1>):
+
+        gathered            2 17 25 31 46 50 61 72 80  3
+        input_ids          17 25 99 46 50 61 72 98  3       without 31 and 80
+        decoder_input_ids   0 99 31 98 80
+        lm_ids             99 31 98 80  3
+
+    density, mean: of several, "0.15/0.5" and "3/8", each text draws which it has, as in
+    UL2 (Tay et al. 2022, section 3.1); one span, whatever the mean, is the text's end.
+    """
+
+    def __init__(self, settings: Settings, density: str, mean: str) -> None:
+        super().__init__(settings)
+        self.density, self.mean = _read_laws(density, mean)
+        self.sentinels = np.asarray(settings.tokenizer.sentinel_ids, np.int32)
+        n = np.arange(1, int(self.length / (1 - self.density.max())) + 3)
+        fits = self._sizes(n)[0] <= self.length
+        self.text = int(n[fits].max())
+        most = np.arange(self.text + 1)
+        self.target = int(self._sizes(most)[1].max())
+        spans = int(self._counts(most)[1].max())
+        if spans > len(self.sentinels):
+            has = f"{len(self.sentinels)} of them" if len(self.sentinels) else "none"
+            raise UserError(
+                f"data.length={self.length}: a text has up to {spans} spans, a sentinel "
+                f"(<extra_id_0>, ...) in the place of each, and the vocabulary has "
+                f"{has}: give data.extra_ids={max(spans, 100)}"
+            )
+
+    @property
+    def raw(self) -> int:
+        return self.text + 2
+
+    @property
+    def start_id(self) -> int:
+        return self.tokenizer.pad_id
+
+    def slots(self, tokens: np.ndarray) -> np.ndarray:
+        read, written = self._sizes(np.maximum(tokens - 2, 0))
+        read = -(-read * self.raw // self.length)
+        return np.maximum(tokens, np.maximum(read, -(-written * self.raw // self.target)))
+
+    def _counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return noise and spans of so many tokens by each law, i64 [laws, n]."""
+        return span_counts(tokens, self.density[:, None], self.mean[:, None])
+
+    def _sizes(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the most slots of input and target that so many tokens take, [n]."""
+        noise, spans = self._counts(tokens)
+        read, written = tokens - noise + spans + 1, noise + spans + 1
+        return read.max(axis=0), written.max(axis=0)
+
+    def make_block(
+        self, arrays: Batch, keys: np.ndarray, drawn: list[np.ndarray] | None = None
+    ) -> tuple[Side, Side]:
+        s = find_sequences(arrays, keys, "spans")
+        is_text, tokens = self._text(arrays, s)
+        spans, kept, hidden = self._draw(s, tokens)
+        if drawn is not None:
+            drawn.append(hidden)
+        # A piece of a text is what ends with a sentinel, or with the end, on one side:
+        # of the target the span before it, of the input what is kept behind that.
+        of, number = np.repeat(np.arange(len(spans)), spans + 1), ramps(spans + 1)
+        is_last = number == spans[of]
+        ends = self.sentinels.take(number, mode="clip")
+        ends[is_last] = self.end_id
+        written, read = np.zeros((2, len(of)), np.int64)
+        written[number > 0] = hidden
+        read[~is_last] = kept
+        alone = is_last & (number == 0)
+        read[alone] = tokens[of[alone]]
+        begin = np.cumsum(written + read) - read - written
+        text = np.append(arrays["input_ids"][is_text], np.int32(self.tokenizer.pad_id))
+
+        def make_side(start: np.ndarray, size: np.ndarray, width: int) -> Side:
+            layout = Layout(size + 1, s.row[of], (len(keys), width))
+            ids = layout.take(text, start)
+            ids.reshape(-1)[layout.at + size] = ends
+            numbers = {}
+            if "segment_ids" in arrays:
+                numbers = number_pieces(layout, s, of, np.flatnonzero(number == 0))
+            return Side(ids, layout.real, **numbers)
+
+        inputs = make_side(begin + written, read, self.length)
+        return inputs, make_side(begin, written, self.target)
+
+    def _text(self, arrays: Batch, s: Sequences) -> tuple[np.ndarray, np.ndarray]:
+        """Say which tokens are text, bool [b, raw], and how many each sequence has."""
+        is_text = ~is_frame(arrays, self.end_id)
+        is_text &= arrays["attention_mask"] > 0
+        if "segment_ids" not in arrays:
+            return is_text, np.count_nonzero(is_text, axis=1)
+        first = np.flatnonzero(s.nth == 0)
+        number = (arrays["segment_ids"] + first[:, None] - 1)[is_text]
+        return is_text, np.bincount(number, minlength=len(s.row))
+
+    def _draw(
+        self, s: Sequences, tokens: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the spans of each text, i64 [s], and the tokens that are kept before
+        and hidden in each, i64 [all spans]."""
+        law = np.zeros(len(tokens), int)
+        if len(self.density) > 1:
+            law = counter_rng.below(counter_rng.fold(s.keys, "law"), 0, len(self.density))
+        noise, spans = span_counts(tokens, self.density[law], self.mean[law])
+        sizes = (
+            random_parts(counter_rng.fold(s.keys, name), items, spans)
+            for name, items in (("kept", tokens - noise), ("hidden", noise))
+        )
+        return spans, *sizes
+
+    def describe(self) -> str:
+        laws = zip(self.density, self.mean, strict=True)
+        each = " or ".join(f"{share:.0%} in spans of {mean:g}" for share, mean in laws)
+        return f"{each} predicted, {self.target} slots for {self.text} tokens of text"
+
+    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+        """Count spans, and what became of the tokens in them."""
+        arrays = {k: v for k, v in before.items() if k not in ("keys", "marks")}
+        s = find_sequences(arrays, before["keys"], "spans")
+        is_text, tokens = self._text(arrays, s)
+        spans, kept, hidden = self._draw(s, tokens)
+        turns = np.stack([kept, hidden], axis=1).ravel()
+        is_hidden = np.zeros(int(tokens.sum()), bool)
+        in_spans = np.repeat(np.arange(len(turns)) % 2 > 0, turns)
+        is_hidden[np.repeat(spans > 0, tokens)] = in_spans
+        chosen = np.zeros(is_text.shape, bool)
+        chosen[is_text] = is_hidden
+        ids = np.where(chosen, self.tokenizer.mask_id, before["input_ids"])
+        return {
+            **base.count_masks(self.tokenizer, before, ids, chosen),
+            "spans": int(spans.sum()),
+            "target_tokens": int(after["decoder_attention_mask"].sum()),
+        }
+
+    def predicted(self, batch: Batch) -> np.ndarray:
+        return np.isin(batch["input_ids"], self.sentinels)
+
+
+def span_counts(
+    tokens: np.ndarray, density: np.ndarray, mean: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many of so many tokens are noise, and in how many spans, i64.
+
+    Rounded half to even, in float32, as T5's code does.
+
+    >>> noise, spans = span_counts(np.array([1, 8, 568]), np.float32(0.15), 3)
+    >>> noise.tolist(), spans.tolist()
+    ([0, 1, 85], [0, 1, 28])
+    """
+    noise = np.rint(tokens.astype(np.float32) * density)
+    noise = np.minimum(np.maximum(noise, 1), tokens - 1)
+    spans = np.maximum(np.rint(noise.astype(np.float32) / mean), 1)
+    spans = np.minimum(spans, np.minimum(noise, tokens - noise))
+    some = tokens > 1
+    return (noise * some).astype(np.int64), (spans * some).astype(np.int64)
+
+
+def random_parts(keys: np.ndarray, items: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Part `items` under each key into `parts` parts of one at least, all ways alike.
+
+    keys u64 [s]; items, parts i64 [s], parts <= items, and both may be 0. Returns the
+    sizes, i64 [sum of parts], key after key.
+
+    Of 5 items in 3 parts, cut after the first and the fourth: [1, 3, 1].
+    """
+    ends = np.empty(int(parts.sum()), np.int64)
+    last = (np.cumsum(parts) - 1)[parts > 0]
+    is_cut = np.ones(len(ends), bool)
+    is_cut[last] = False
+    ends[last] = items[parts > 0]
+    total = np.maximum(items - 1, 0)
+    ends[is_cut] = 1 + choose_subsets(keys, total, np.maximum(parts - 1, 0))
+    sizes = np.diff(ends, prepend=0)
+    sizes[last[:-1] + 1] = ends[last[:-1] + 1]
+    return sizes
+
+
+def _read_laws(density: str, mean: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read the options, f32 [laws] each. Raises UserError."""
+    where = f"objective: spans of density={density} and mean={mean}"
+    try:
+        laws = [np.array(text.split("/"), np.float32) for text in (density, mean)]
+    except ValueError:
+        raise UserError(f"{where} are no numbers, or numbers with / between") from None
+    if len(laws[0]) != len(laws[1]):
+        raise UserError(f"{where}: give as many means as densities")
+    if not ((laws[0] > 0) & (laws[0] < 1) & (laws[1] >= 1)).all():
+        raise UserError(f"{where}: a density is between 0 and 1, a mean 1 or more")
+    return laws[0], laws[1]
+
+
+def make_features(
+    settings: Settings, density: str = "0.15", mean: str = "3"
+) -> SpansFeatures:
+    return SpansFeatures(settings, density, mean)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder behind an encoder: T5 (Raffel et al. 2020), BART (Lewis et al. 2020).
+
+Its layers are the encoder's (transformer_layer.py) with a cross-attention: causal
+self-attention, attention to what the encoder made, MLP. The word embeddings are the
+encoder's; positions, their norm and the final norm are its own. What sets T5 and BART
+apart are switches of EncoderConfig (families.py).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.models import encoder
+from bertjax.models.attention_mask import AttentionMask
+from bertjax.models.config import EncoderConfig, decoder_config
+from bertjax.models.embeddings import embed
+from bertjax.models.layer_specs import layer_specs, position_specs
+from bertjax.models.layers import Params, draw, fold_in, norm_specs
+from bertjax.models.stacked_layers import run_layers
+from bertjax.models.transformer_layer import (
+    MemoryInputs,
+    make_attention_inputs,
+    normalise,
+)
+
+OWN_KEYS = 2**31 - 1  # folded into a key, so that it draws other masks than the encoder
+
+
+class Memory(NamedTuple):
+    """What a decoder reads of the encoder's tokens.
+
+    hidden: [B, S, D]; segments: i32 [B, S], 1 = real, of packed rows the number of the
+    sequence, 0 = padding.
+    """
+
+    hidden: jax.Array
+    segments: jax.Array
+
+
+def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
+    """Make params["decoder"]: layers stacked on axis 0, drawn as the encoder's are."""
+    own = decoder_config(cfg)
+    specs = {"embeddings": position_specs(own), "layers": layer_specs(own, cross=True)}
+    if not specs["embeddings"]:
+        del specs["embeddings"]
+    if cfg.final_norm:
+        specs["final_norm"] = norm_specs(cfg.hidden_size, cfg.norm_bias)
+    return draw(rng, specs, cfg.initializer_range)
+
+
+def encode(
+    params: Params,
+    cfg: EncoderConfig,
+    batch: dict[str, jax.Array],
+    rng: jax.Array | None = None,
+) -> Memory:
+    """Run the encoder of the whole tree on a batch as `encoder.apply` takes it."""
+    cfg = encoder.without_pooler(cfg)
+    hidden = encoder.apply(params["encoder"], cfg, batch, rng).hidden
+    return Memory(hidden, batch.get("segment_ids", batch["attention_mask"]))
+
+
+def apply(
+    params: Params,
+    cfg: EncoderConfig,
+    batch: dict[str, jax.Array],
+    memory: Memory,
+    rng: jax.Array | None = None,
+) -> jax.Array:
+    """Return hidden states [B, T, D] in cfg.dtype; `rng=None` means evaluation.
+
+    params: the whole tree. batch: decoder_input_ids i32 [B, T], shifted to the right by
+    the host, and decoder_attention_mask (1 = real; without it all are). Packed rows
+    have decoder_segment_ids and decoder_position_ids i32 [B, T]; a sequence has the
+    number there that it has in memory.segments. rng may be the encoder's.
+    """
+    own, tokens = decoder_config(cfg), decoder_tokens(batch)
+    rng = fold_in(rng, OWN_KEYS)
+    embeddings = decoder_embeddings(params)
+    with jax.named_scope("decoder"):
+        with jax.named_scope("embeddings"):
+            x = embed(embeddings, own, tokens, rng)
+        inputs = make_attention_inputs(embeddings, own, tokens)
+        seen = make_memory_inputs(tokens, memory)
+        layers = params["decoder"]["layers"]
+        x = run_layers(layers, own, x, inputs, rng, memory=seen).hidden
+        if cfg.final_norm:
+            with jax.named_scope("final_norm"):
+                x = normalise(params["decoder"]["final_norm"], cfg, x)
+        return x
+
+
+def decoder_tokens(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Name a batch's decoder_* arrays as those of an encoder are."""
+    start = "decoder_"
+    own = {k.removeprefix(start): v for k, v in batch.items() if k.startswith(start)}
+    return {"attention_mask": jnp.ones_like(own["input_ids"]), **own}
+
+
+def decoder_embeddings(params: Params) -> Params:
+    """Return what `embed` reads: the decoder's own positions, the encoder's words."""
+    word = params["encoder"]["embeddings"]["word"]
+    return {**params["decoder"].get("embeddings", {}), "word": word}
+
+
+def make_memory_inputs(tokens: dict[str, jax.Array], memory: Memory) -> MemoryInputs:
+    """Make what the cross-attention reads; tokens: of `decoder_tokens`."""
+    packed = "segment_ids" in tokens
+    queries = tokens["segment_ids" if packed else "attention_mask"]
+    mask = AttentionMask(memory.segments, packed, queries=queries)
+    return MemoryInputs(mask, memory.hidden)

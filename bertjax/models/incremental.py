@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding a few tokens at a time, with the keys of earlier ones in a cache.
+
+    decoder = make_decoder(cfg)
+    cache, logits = decoder.prefill(params, batch, room)         # logits [B, V]
+    cache, logits = decoder.extend(params, cache, ids)           # ids [B, n], [B, n, V]
+
+`room` is static, so that each function is compiled once; `extend` fits the body of a
+loop. Layers are unrolled: each has arrays of its own in the cache, and best in the
+parameters too (`unstack_layers`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.models import decoder as decoders
+from bertjax.models.cache import Cache, init_layers
+from bertjax.models.config import EncoderConfig, decoder_config
+from bertjax.models.embeddings import embed
+from bertjax.models.encoder import without_pooler
+from bertjax.models.heads import mlm_logits
+from bertjax.models.layers import Params, take_at
+from bertjax.models.stacked_layers import run_layers, unstack
+from bertjax.models.transformer_layer import (
+    AttentionInputs,
+    MemoryInputs,
+    make_attention_inputs,
+    normalise,
+)
+
+Batch = dict[str, jax.Array]
+
+
+class Decoder(NamedTuple):
+    """What generates: the same two functions of every model.
+
+    prefill(params, batch, room) -> (Cache, logits f32 [B, V] behind each row's last
+    token). extend(params, cache, ids i32 [B, n]) -> (Cache, logits f32 [B, n, V]
+    behind each of the tokens). params: the whole tree.
+    """
+
+    prefill: Callable[[Params, Batch, int], tuple[Cache, jax.Array]]
+    extend: Callable[[Params, Cache, jax.Array], tuple[Cache, jax.Array]]
+
+
+def make_decoder(cfg: EncoderConfig) -> Decoder:
+    """Make the functions that generate with such a model.
+
+    A causal one (cfg.is_decoder) continues input_ids i32 [B, L], and so does a prefix
+    LM, whose batch has attention_steps, 0 for the context. Where there is a decoder
+    (cfg.num_decoder_layers) input_ids are the encoder's, and decoder_input_ids i32 [B,
+    L], the start token with what follows it, are continued. Rows are of unlike length:
+    attention_mask (decoder_attention_mask) is 1 at their tokens, which begin the row.
+
+    New tokens are of type 0. `prefill` raises ValueError for packed rows, for a room
+    without L slots, and for a model whose tokens see those behind them. Tokens beyond
+    the room are lost: the caller gives each row as many slots as it will have tokens.
+    """
+    stack = decoder_config(cfg) if cfg.num_decoder_layers else without_pooler(cfg)
+
+    def prefill(params: Params, batch: Batch, room: int) -> tuple[Cache, jax.Array]:
+        memory, memory_segments, tokens = None, None, batch
+        if cfg.num_decoder_layers:
+            encoded = decoders.encode(params, cfg, batch)
+            tokens = decoders.decoder_tokens(batch)
+            memory = decoders.make_memory_inputs(tokens, encoded)
+            memory_segments = encoded.segments
+        check_prompts(stack, tokens, room)
+        b, length = tokens["input_ids"].shape
+        real = tokens["attention_mask"].astype(jnp.int32)
+        free = ((0, 0), (0, room - length))
+        steps = tokens.get("attention_steps")
+        cache = Cache(
+            init_layers(stack, b, room),
+            jnp.pad(real, free),
+            None if steps is None else jnp.pad(steps, free),
+            jnp.sum(real, axis=1),
+            memory_segments,
+        )
+        embeddings, _ = own_parts(params, cfg)
+        inputs = make_attention_inputs(embeddings, stack, tokens)
+        cache, x = run(params, cfg, stack, tokens, inputs, memory, cache)
+        last = take_at(x, jnp.maximum(cache.index - 1, 0)[:, None])
+        return cache, logits_of(params, cfg, last)[:, 0]
+
+    def extend(params: Params, cache: Cache, ids: jax.Array) -> tuple[Cache, jax.Array]:
+        slots = cache.index[:, None] + jnp.arange(ids.shape[1])
+        cache = add_tokens(cache, slots)
+        seen = {"attention_mask": cache.segments}
+        if cache.steps is not None:
+            seen["attention_steps"] = cache.steps
+        embeddings, _ = own_parts(params, cfg)
+        inputs = make_attention_inputs(embeddings, stack, seen, slots)
+        memory = None
+        if cache.memory_segments is not None:
+            encoded = decoders.Memory(None, cache.memory_segments)
+            tokens = {"attention_mask": jnp.ones_like(ids)}
+            memory = decoders.make_memory_inputs(tokens, encoded)
+        tokens = {"input_ids": ids, "position_ids": slots}
+        cache, x = run(params, cfg, stack, tokens, inputs, memory, cache)
+        return cache, logits_of(params, cfg, x)
+
+    return Decoder(prefill, extend)
+
+
+def check_prompts(stack: EncoderConfig, tokens: Batch, room: int) -> None:
+    """Raise ValueError for prompts that cannot be continued in such a room."""
+    length = tokens["input_ids"].shape[1]
+    if room < length:
+        raise ValueError(f"room={room} does not hold prompts of {length} tokens")
+    if "segment_ids" in tokens or "position_ids" in tokens:
+        raise ValueError("a prompt has a row of its own, and begins it: no packed rows")
+    if not stack.is_decoder and "attention_steps" not in tokens:
+        raise ValueError(
+            "tokens of this model see those behind them: it continues a batch with "
+            "attention_steps alone"
+        )
+
+
+def add_tokens(cache: Cache, slots: jax.Array) -> Cache:
+    """Note tokens in the slots i32 [B, n], the next ones of each row.
+
+    A step's number is that of its slot, from 1, as data/features/prefix.py has it.
+    """
+    rows = jnp.arange(len(slots))[:, None]
+    segments = cache.segments.at[rows, slots].set(1, mode="drop")
+    steps = cache.steps
+    if steps is not None:
+        steps = steps.at[rows, slots].set(slots + 1, mode="drop")
+    index = cache.index + slots.shape[1]
+    return cache._replace(segments=segments, steps=steps, index=index)
+
+
+def run(
+    params: Params,
+    cfg: EncoderConfig,
+    stack: EncoderConfig,
+    tokens: Batch,
+    inputs: tuple[AttentionInputs, ...],
+    memory: MemoryInputs | None,
+    cache: Cache,
+) -> tuple[Cache, jax.Array]:
+    """Run the layers on tokens [B, n]: their keys in the cache, hidden [B, n, D]."""
+    embeddings, part = own_parts(params, cfg)
+    x = embed(embeddings, stack, tokens)
+    if not isinstance(part["layers"], tuple):
+        part = unstack(part, stack)
+    result = run_layers(
+        part["layers"], stack, x, inputs, None, memory=memory, caches=cache.layers
+    )
+    x = result.hidden
+    if cfg.final_norm:
+        x = normalise(part["final_norm"], cfg, x)
+    return cache._replace(layers=result.caches), x
+
+
+def logits_of(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+    """Return f32 logits [B, n, V] behind hidden states [B, n, D]."""
+    word = params["encoder"]["embeddings"]["word"]
+    return mlm_logits(params.get("mlm", {}), word, cfg, x)
+
+
+def own_parts(params: Params, cfg: EncoderConfig) -> tuple[Params, Params]:
+    """Return the embeddings of what generates, and its part of the parameters."""
+    if cfg.num_decoder_layers:
+        return decoders.decoder_embeddings(params), params["decoder"]
+    return params["encoder"]["embeddings"], params["encoder"]
+
+
+def unstack_layers(params: Params, cfg: EncoderConfig) -> Params:
+    """Give each layer arrays of its own, as `stacked_layers.unstack` does, everywhere.
+
+    A loop over `extend` then copies no parameters.
+    """
+    parts = {"encoder": unstack(params["encoder"], without_pooler(cfg))}
+    if cfg.num_decoder_layers:
+        parts["decoder"] = unstack(params["decoder"], decoder_config(cfg))
+    return {**params, **parts}
