@@ -46,6 +46,8 @@ RANGES = {
     "task.question_length": (1, 2**16),
     "task.answer_length": (1, 2**16),
     "task.target_length": (1, 2**16),
+    "task.num_beams": (1, 2**10),
+    "task.length_penalty": (-100, 100),
     "optim.lr": (0, 3e38),
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),

@@ -152,8 +152,11 @@ def task_keys() -> dict[str, Any]:
         stride=128,
         question_length=64,
         answer_length=30,  # CMRC's are longer: 64
-        # Of seq2seq, in pieces: the longest target (the rest is cut).
+        # Of seq2seq, in pieces: the longest target (the rest is cut); how texts are
+        # written: the likeliest token each time, or so many beams.
         target_length=64,
+        num_beams=1,
+        length_penalty=1.0,
     )
 
 

@@ -8,6 +8,7 @@ those before it alone. The head over the vocabulary is that of pretraining.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded, without_pooler
 from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Labels, Objective
+from bertjax.objectives.base import Batch, Labels, Objective, Term
 from bertjax.objectives.combine import combine
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import make_token_head, score_tokens, sum_in_chunks
@@ -35,9 +36,10 @@ def make_objective(
     head = make_token_head(NAME, frozenset())
     whole = combine([dataclasses.replace(head, outputs=outputs)], cfg)
 
-    def evaluate(params: Params, batch: Batch):
-        # Rows to be answered have no targets.
-        return whole.evaluate(params, seen(batch)) if f"{NAME}_ids" in batch else ({}, {})
+    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
+        if f"{NAME}_ids" not in batch:  # rows that are to be answered
+            return {}, {}
+        return whole.evaluate(params, seen(batch))
 
     objective = dataclasses.replace(
         whole,

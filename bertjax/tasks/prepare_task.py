@@ -213,15 +213,16 @@ def make_form(config: ConfigDict) -> Form:
         metrics=tuple(split_sources(task.metrics)) or usual,
         limits=Limits(*(task[key] for key in Limits._fields)),
         asking=Asking(label=f"task.{label}"),
-        targets=_targets_of(config) if task_type.generates else None,
+        targets=targets_of(config) if task_type.generates else None,
     )
 
 
-def _targets_of(config: ConfigDict) -> Targets:
+def targets_of(config: ConfigDict) -> Targets:
     """Return how a config's model learns texts."""
-    model = in_effect(config.model.to_dict())
-    place = "causal" if model.get("is_decoder") else "prefix"
-    return Targets(config.task.target_length, place)
+    model, length = in_effect(config.model.to_dict()), config.task.target_length
+    if model.get("num_decoder_layers"):
+        return Targets(length, "decoder", bare=config.model.family == "t5")
+    return Targets(length, "causal" if model.get("is_decoder") else "prefix")
 
 
 def prepare(config: ConfigDict, say: Say) -> Prepared:

@@ -42,11 +42,18 @@ class Targets(NamedTuple):
     """How texts are learnt (types/seq2seq.py): their longest, in pieces, and where.
 
     place: "prefix", behind a text that sees all of itself; "causal", behind one whose
-    tokens see those before them alone; "decoder", in arrays of their own.
+    tokens see those before them alone; "decoder", in arrays of their own. bare: nothing
+    begins a text or a target, and a decoder starts with padding (T5).
     """
 
     length: int
     place: str = "prefix"
+    bare: bool = False
+
+    @property
+    def width(self) -> int:
+        """Tokens that are predicted of a target at most, special ones included."""
+        return self.length + (2 if self.place == "decoder" and not self.bare else 1)
 
 
 class Asking(NamedTuple):
@@ -90,7 +97,7 @@ class Form(NamedTuple):
                 f"answer_length={self.limits.answer_length!r})"
             )
         if self.targets:
-            limits += f", targets=({self.targets.length}, {self.targets.place!r})"
+            limits += f", targets={(*self.targets,)!r}"
         return (
             f"Form(columns={self.columns!r}, label={self.label!r}, "
             f"labels={self.labels!r}, separators={self.separators!r}, "
@@ -179,7 +186,8 @@ class Rows:
     counts: i64 [V], how often each id occurs. labels: of each example, None where there
     are none. length: tokens of a sequence, 0 without a layout. Of the class: choices,
     sequences in a row; shortest, tokens that a sequence needs; label_kind, what labels
-    are called.
+    are called; writes, whether they are scored, or answered, by texts that the model
+    writes (generation/answers.py).
     """
 
     form: Form
@@ -190,6 +198,7 @@ class Rows:
     choices = 1
     shortest = 3
     label_kind = "labels"
+    writes = False
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:

@@ -93,12 +93,16 @@ def test_what_is_answered_is_read_as_what_is_learnt():
     narrow = replace(asked, length=int(asked.lengths()[0]))
     batch = batch_of(narrow)
     assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 8, 2]]
-    assert batch["input_ids"][0].tolist() == batch_of(learnt)["input_ids"][0, :6].tolist()
+    assert (
+        batch["input_ids"][0].tolist() == batch_of(learnt)["input_ids"][0, :6].tolist()
+    )
     assert not batch["attention_steps"].any() and "lm_ids" not in batch
 
 
 def test_too_short():
-    with pytest.raises(UserError, match=r"length=6 is too short: rows need 7, of which"):
+    with pytest.raises(
+        UserError, match=r"length=6 is too short: rows need 7, of which"
+    ):
         made(("a", "b")).plan(6)
 
 

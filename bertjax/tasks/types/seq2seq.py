@@ -6,6 +6,10 @@ Without a decoder a row is [CLS] text [SEP] target [SEP], where only the target 
 section 2.3). A target keeps its tokens up to `task.target_length`, and a text has what
 is left of the row when so many are set aside: it is the same whatever is written
 behind it, nothing or a target of any length.
+
+A decoder has arrays of its own, and a text the whole row. BART's sides are [CLS] text
+[SEP], and [CLS] target [SEP] to predict, behind [SEP]; T5's text [SEP], and target
+[SEP] behind padding.
 """
 
 import math
@@ -55,30 +59,44 @@ class Sequences(text_rows.Texts):
         return [*super().arrays(), *own]
 
     @property
-    def width(self) -> int:
-        """Tokens that are set aside for a target and what ends it."""
-        return self.form.targets.length + 1
+    def writes(self) -> bool:
+        return self.targets is None or not {*self.form.metrics} <= {*OF_TARGETS}
+
+    @property
+    def in_row(self) -> bool:
+        """Whether targets stand in the rows of the texts."""
+        return self.form.targets.place != "decoder"
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of a row that are set aside for a target and what ends it."""
+        return self.form.targets.width if self.in_row else 0
+
+    @property
+    def specials(self) -> int:
+        return super().specials - self.form.targets.bare
 
     @property
     def shortest(self) -> int:
-        return super().shortest + self.width
+        return super().shortest + self.reserved
 
     @property
     def room(self) -> int:
         return self.text_room
 
     def plan(self, length: int) -> Self:
-        if length < self.shortest:
+        if self.in_row and length < self.shortest:
             raise UserError(
                 f"data.length={length} is too short: rows need {self.shortest}, of "
-                f"which task.target_length={self.width - 1} is for targets"
+                f"which task.target_length={self.form.targets.length} is for targets"
             )
-        return replace(self, length=length, text_room=length - self.width)
+        laid = super().plan(length)
+        return replace(laid, text_room=length - self.reserved)
 
     @cached_property
     def target_sizes(self) -> np.ndarray:
         """Tokens that are kept of each target: i64 [targets]."""
-        return np.minimum(self.targets.lengths, self.width - 1)
+        return np.minimum(self.targets.lengths, self.form.targets.length)
 
     @cached_property
     def text_sizes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -91,23 +109,27 @@ class Sequences(text_rows.Texts):
         texts, cut = self.text_sizes
         if self.targets is None:
             return texts, cut
-        longest = np.maximum.reduceat(self.target_sizes, self.first[:-1])
         lost = self.targets.lengths - self.target_sizes
-        return texts + longest + 1, cut + np.add.reduceat(lost, self.first[:-1])
+        cut = cut + np.add.reduceat(lost, self.first[:-1])
+        if not self.in_row:
+            return texts, cut
+        longest = np.maximum.reduceat(self.target_sizes, self.first[:-1])
+        return texts + longest + 1, cut
 
     def notes(self) -> Iterator[str]:
         _, cut = self.text_sizes
         if many := int((cut > 0).sum()):
+            less = f" less {self.reserved} for the target" * self.in_row
             yield (
                 f"{many:,} of {self.n:,} texts are cut at {self.text_room} tokens: "
-                f"data.length={self.length} less {self.width} for the target"
+                f"data.length={self.length}{less}"
             )
         if self.targets is not None:
             lost = int((self.targets.lengths > self.target_sizes).sum())
             if lost:
                 yield (
                     f"{lost:,} of {counted(len(self.target_sizes), 'target')} cut at "
-                    f"task.target_length={self.width - 1}"
+                    f"task.target_length={self.form.targets.length}"
                 )
 
     def chosen(self, example: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
@@ -138,36 +160,74 @@ class Sequences(text_rows.Texts):
             [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
             for i, sizes in zip(example, self.kept(example), strict=True)
         ]
-        batch = text_rows.lay_out(rows, self.length, self.form.separators, specials)
-        # Rows that are generated have the types of one text too.
+        bare = int(self.form.targets.bare)
+        laid = self.length + bare, self.form.separators
+        batch = text_rows.lay_out(rows, *laid, specials)
+        # Rows that are written have the types of one text too.
         del batch["token_type_ids"]
-        steps = np.zeros_like(batch["input_ids"])
+        batch = {name: values[:, bare:] for name, values in batch.items()}
+        targets = None
         if self.targets is not None:
-            targets = [
-                np.append(self.targets[k][: self.width - 1], specials.sep_id)
-                for k in self.chosen(example, keys)
-            ]
-            batch |= self._write(batch, steps, targets)
+            most, chosen = self.form.targets.length, self.chosen(example, keys)
+            targets = [self.targets[k][:most] for k in chosen]
+        if not self.in_row:
+            return batch | self._decoder_side(batch, targets, specials)
+        steps = np.zeros_like(batch["input_ids"])
+        if targets is not None:
+            batch |= self._write(batch, steps, targets, specials)
         if self.form.targets.place == "prefix":
             batch["attention_steps"] = steps
         return batch
 
     def _write(
-        self, batch: Batch, steps: np.ndarray, targets: Sequence[np.ndarray]
+        self,
+        batch: Batch,
+        steps: np.ndarray,
+        targets: Sequence[np.ndarray],
+        specials: Any,
     ) -> Batch:
         """Put targets behind the texts of a batch; returns what is predicted."""
-        shape = len(targets), self.width
-        positions, ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        weights = np.zeros(shape, np.float32)
+        ids, real = _ended(targets, self.form.targets.width, (), specials)
         begins = batch["attention_mask"].sum(axis=1)
-        for row, (at, target) in enumerate(zip(begins, targets, strict=True)):
-            n = len(target)
-            batch["input_ids"][row, at : at + n] = target
+        positions = np.zeros_like(ids)
+        for row, (at, n) in enumerate(zip(begins, real.sum(axis=1), strict=True)):
+            batch["input_ids"][row, at : at + n] = ids[row, :n]
             batch["attention_mask"][row, at : at + n] = 1
             steps[row, at : at + n] = np.arange(1, n + 1)
             positions[row, :n] = np.arange(at - 1, at + n - 1)
-            ids[row, :n], weights[row, :n] = target, 1
-        return {"lm_positions": positions, "lm_ids": ids, "lm_weights": weights}
+        weights = real.astype(np.float32)
+        return {"lm_positions": positions, "lm_ids": ids * real, "lm_weights": weights}
+
+    def _decoder_side(
+        self, batch: Batch, targets: Sequence[np.ndarray] | None, specials: Any
+    ) -> Batch:
+        """Make decoder_input_ids, decoder_attention_mask, lm_ids i32 and lm_weights f32
+        [b, T], and text_tokens i32 [b], those of both sides. Without targets what the
+        decoder starts with alone, [b, 1].
+
+        BART's of the target 5 6 ([CLS] 1, [SEP] 2, padding 0), and T5's:
+
+            lm_ids             1  5  6  2  0        5  6  2  0
+            decoder_input_ids  2  1  5  6  0        0  5  6  0
+            lm_weights         1  1  1  1  0        1  1  1  0
+        """
+        bare = self.form.targets.bare
+        start = specials.pad_id if bare else specials.sep_id
+        first = np.full((len(batch["input_ids"]), 1), start, np.int32)
+        if targets is None:
+            ones = np.ones_like(first)
+            return {"decoder_input_ids": first, "decoder_attention_mask": ones}
+        begin = () if bare else (specials.cls_id,)
+        ids, real = _ended(targets, self.form.targets.width, begin, specials)
+        before = np.concatenate([first, ids[:, :-1]], axis=1)
+        counts = batch["attention_mask"].sum(axis=1) + real.sum(axis=1)
+        return {
+            "decoder_input_ids": np.where(real, before, np.int32(specials.pad_id)),
+            "decoder_attention_mask": real.astype(np.int32),
+            "lm_ids": ids * real,
+            "lm_weights": real.astype(np.float32),
+            "text_tokens": counts.astype(np.int32),
+        }
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield text and target."""
@@ -175,7 +235,10 @@ class Sequences(text_rows.Texts):
         size = int(self.text_sizes[0][example])
         yield "text", decode(tokenizer, row["input_ids"][:size])
         if self.targets is not None:
-            yield "target", decode(tokenizer, row["input_ids"][size:][real[size:]])
+            ids = row["input_ids"][size:][real[size:]]
+            if not self.in_row:
+                ids = row["lm_ids"][row["lm_weights"] > 0]
+            yield "target", decode(tokenizer, ids)
 
     def label_counts(self) -> dict[str, dict[str, float]]:
         if self.targets is None:
@@ -191,14 +254,15 @@ class Sequences(text_rows.Texts):
         """Compute the metrics. perplexity and accuracy are of the first target of each
         example, over all of their tokens ("nats", "right" f32 [n] are sums of rows);
         the others of what was written ("generated_ids"), and of all targets."""
-        tokens = float((self.target_sizes[self.first[example]] + 1).sum())
+        more = self.form.targets.width - self.form.targets.length
+        tokens = float((self.target_sizes[self.first[example]] + more).sum())
         nats, right = (np.asarray(outputs[k], np.float64) for k in ("nats", "right"))
         found = {
             "perplexity": _exp(float(nats.sum()) / tokens),
             "accuracy": float(right.sum()) / tokens,
         }
         names = self.form.metrics
-        if writes_texts(names):
+        if self.writes:
             ids = [*self.written(outputs)]
             texts = [self.tokenizer.decode(one) for one in ids]
             references = [self.references[i] for i in example]
@@ -229,9 +293,17 @@ class Sequences(text_rows.Texts):
             yield {"text": self.tokenizer.decode(ids), "score": float(score)}
 
 
-def writes_texts(metrics: Sequence[str]) -> bool:
-    """Say whether an evaluation has to write texts for these metrics."""
-    return not {*metrics} <= {*OF_TARGETS}
+def _ended(
+    targets: Sequence[np.ndarray], width: int, begin: tuple[int, ...], specials: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Put what begins them before targets, and [SEP] behind: ids i32, and whether they
+    are real, bool, [b, width]."""
+    ids = np.full((len(targets), width), specials.pad_id, np.int32)
+    real = np.zeros(ids.shape, bool)
+    for row, target in enumerate(targets):
+        whole = (*begin, *target, specials.sep_id)
+        ids[row, : len(whole)], real[row, : len(whole)] = whole, True
+    return ids, real
 
 
 def _exp(nats: float) -> float:
@@ -247,6 +319,7 @@ def make_sequences(
     counts = sum(text.counts(tokenizer) for text in texts)
     if not labelled:
         return Sequences(form, counts, tuple(texts), tokenizer)
+    text_metrics.check_packages(form.metrics, "task.metrics")
     targets = [targets_of(row, form.label) for row in rows]
     every = [target for own in targets for target in own]
     encoded = Ragged.of(tokenizer.encode_batch(every))
@@ -297,7 +370,7 @@ TASK_TYPE = TaskType(
     label_key="target",
     columns={"text": "text", "target": "target"},
     unused={"label": "", "labels": "", "choices": ""},
-    settings=("target", "target_length"),
+    settings=("target", "target_length", "num_beams", "length_penalty"),
     check=_check,
     head_options=lambda task, labels: {"target_length": task.target_length},
     generates=True,
