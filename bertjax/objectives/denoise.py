@@ -73,7 +73,10 @@ def make_objective(
 def init(cfg: EncoderConfig, rng: jax.Array) -> Params:
     """Make the parameters of encoder, decoder and, where it has some, head."""
     rngs = jax.random.split(rng, 3)
-    params = {"encoder": encoder.init(rngs[0], cfg), "decoder": decoder.init(rngs[1], cfg)}
+    params = {
+        "encoder": encoder.init(rngs[0], cfg),
+        "decoder": decoder.init(rngs[1], cfg),
+    }
     if head := heads.init_mlm(rngs[2], cfg):
         params[PARAMS] = head
     return params

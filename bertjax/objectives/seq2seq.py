@@ -4,22 +4,27 @@
 Without a decoder the text and its target are one row. With `attention_steps` the text
 sees all of itself, and the target what is before it (the sequence-to-sequence masks of
 Dong et al. 2019, UniLM, section 2.3); where model.is_decoder is set every token sees
-those before it alone. The head over the vocabulary is that of pretraining.
+those before it alone. With a decoder the text is the encoder's. The head over the
+vocabulary is that of pretraining.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from bertjax.models import decoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded, without_pooler
 from bertjax.models.layers import Params
+from bertjax.objectives import denoise
 from bertjax.objectives.base import Batch, Labels, Objective, Term
 from bertjax.objectives.combine import combine
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import make_token_head, score_tokens, sum_in_chunks
+from bertjax.parallel.sharding import constrain, gather_params
 
 NAME = "lm"  # of its arrays and terms
 
@@ -29,12 +34,12 @@ def make_objective(
 ) -> tuple[Objective, EncoderConfig]:
     """Predict the tokens of targets, and no others: `lm_loss` and `lm_accuracy`.
 
-    A batch has lm_positions, lm_ids i32 and lm_weights f32 [B, T + 1], its targets
-    and what ends them. target_length: T of batches that are made up.
+    A batch has lm_ids i32 and lm_weights f32 [B, T], its targets and what ends them; in
+    rows of text and target lm_positions i32 [B, T] too, and of a decoder
+    decoder_input_ids i32 [B, T]. target_length: of batches that are made up.
     """
     cfg = without_pooler(cfg)
-    head = make_token_head(NAME, frozenset())
-    whole = combine([dataclasses.replace(head, outputs=outputs)], cfg)
+    whole = of_decoder(cfg) if cfg.num_decoder_layers else of_rows(cfg)
 
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
         if f"{NAME}_ids" not in batch:  # rows that are to be answered
@@ -46,10 +51,48 @@ def make_objective(
         weights=lambda batch: whole.weights(seen(batch)),
         sums=lambda params, batch, rng: whole.sums(params, seen(batch), rng),
         evaluate=evaluate,
-        labels=make_labels(target_length, not cfg.is_decoder),
+        labels=make_labels(cfg, target_length),
         task_type="seq2seq",
     )
     return objective, cfg
+
+
+def of_rows(cfg: EncoderConfig) -> Objective:
+    """Make the objective of rows of text and target."""
+    head = make_token_head(NAME, frozenset())
+    return combine([dataclasses.replace(head, outputs=outputs)], cfg)
+
+
+def of_decoder(cfg: EncoderConfig) -> Objective:
+    """Make the objective of a decoder, which reads what an encoder made of the text."""
+    head = make_token_head(NAME, frozenset(), everywhere=True)
+
+    def run(params: Params, batch: Batch, rng: Any) -> tuple[Params, Encoded]:
+        params, batch = gather_params(params, cfg.dtype), dict(batch)
+        memory = decoder.encode(params, cfg, batch, rng)
+        hidden = decoder.apply(params, cfg, batch, memory, rng)
+        return params, Encoded(hidden, None)
+
+    def sums(params: Params, batch: Batch, rng: Any) -> dict[str, Term]:
+        params, encoded = run(params, batch, rng)
+        return head.sums(params, cfg, encoded, batch, rng)
+
+    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
+        params, encoded = run(params, batch, None)
+        own = outputs(params, cfg, encoded, batch)
+        # Every process has the rows of all, for the metrics.
+        own = {name: constrain(values, "_") for name, values in own.items()}
+        return head.sums(params, cfg, encoded, batch, None), own
+
+    return Objective(
+        init=functools.partial(denoise.init, cfg),
+        weights=head.weights,
+        sums=sums,
+        needs=frozenset(),
+        coefficients={},
+        evaluate=evaluate,
+        flops=functools.partial(denoise.flops, cfg),
+    )
 
 
 def seen(batch: Batch) -> Batch:
@@ -76,16 +119,16 @@ def outputs(
     return {name: jnp.sum(values, axis=-1) for name, values in each.items()}
 
 
-def make_labels(target_length: int, has_steps: bool) -> Labels:
+def make_labels(cfg: EncoderConfig, target_length: int) -> Labels:
     """Make Head.labels of batches whose targets have so many tokens at most."""
+    names = [f"{NAME}_ids"]
+    names += ["decoder_input_ids" if cfg.num_decoder_layers else f"{NAME}_positions"]
 
     def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        width = min(target_length + 1, length)
-        names = [f"{NAME}_positions", f"{NAME}_ids"]
-        found = {name: jax.ShapeDtypeStruct((rows, width), jnp.int32) for name in names}
-        kind = jax.ShapeDtypeStruct((rows, width), jnp.float32)
-        found[f"{NAME}_weights"] = kind
-        if has_steps:
+        shape = rows, min(target_length + 1, length)
+        found = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
+        found[f"{NAME}_weights"] = jax.ShapeDtypeStruct(shape, jnp.float32)
+        if not (cfg.num_decoder_layers or cfg.is_decoder):
             steps = jax.ShapeDtypeStruct((rows, length), jnp.int32)
             found["attention_steps"] = steps
         return found
