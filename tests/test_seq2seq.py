@@ -6,9 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from conftest import read_rows, refused, succeeded
+from conftest import read_rows, succeeded
 
+import bertjax
+from bertjax import UserError, evaluate, predict
 from bertjax.assembly import command_line, init_from
+from bertjax.inference import predict_rows
+from bertjax.tasks.task_type import get_task_type
 
 WORDS = ["clear", "useful", "simple", "fast", "exact", "wrong", "slow", "broken"]
 
@@ -51,7 +55,7 @@ def finetuned(command, wanted, tmp_path_factory):
     return workdir
 
 
-def test_it_learns_and_says_its_perplexity(command, finetuned):
+def test_it_learns_and_says_its_perplexity(finetuned, capsys):
     scores = [row for row in read_rows(finetuned) if "eval/valid/lm_loss" in row]
     assert [row["step"] for row in scores] == [60, 120]
     last = {key.rpartition("/")[2]: value for key, value in scores[-1].items()}
@@ -60,21 +64,44 @@ def test_it_learns_and_says_its_perplexity(command, finetuned):
     assert last["accuracy"] == pytest.approx(last["lm_accuracy"]) and last["tokens"]
     best = json.loads((finetuned / "run.json").read_text())["best"]
     assert best["metric"] == "eval/valid/perplexity" and best["step"] == 120
-    told = succeeded(command("evaluate", f"--workdir={finetuned}", "--json")).stdout
-    told = json.loads(told)
+    evaluate.main([f"--workdir={finetuned}", "--json"])
+    told = json.loads(capsys.readouterr().out)
     assert told["perplexity"] == pytest.approx(last["perplexity"], rel=1e-4)
     assert told["accuracy"] == pytest.approx(last["accuracy"])
 
 
-def test_other_columns_and_bad_rows(command, finetuned, tmp_path):
+def test_other_columns_and_bad_rows(finetuned, tmp_path, capsys):
     other = tmp_path / "other.tsv"
     other.write_text("a\tb\nfast slow exact\texact fast\n")
-    given = f"--workdir={finetuned}", "--json", f"--text={other}"
-    told = succeeded(command("evaluate", *given, "--columns=a", "--label=b")).stdout
-    assert json.loads(told)["perplexity"] > 1
-    refused(command("evaluate", *given), "--columns: TEXT", "'text'", "other.tsv")
+    given = [f"--workdir={finetuned}", "--json", f"--text={other}"]
+    evaluate.main([*given, "--columns=a", "--label=b"])
+    assert json.loads(capsys.readouterr().out)["perplexity"] > 1
+    with pytest.raises(UserError, match=r"other\.tsv: --columns: TEXT='text' is unk"):
+        evaluate.main(given)
     other.write_text("text\ttarget\nfast\t\n")
-    refused(command("evaluate", *given), "other.tsv:2: the target is empty")
+    with pytest.raises(UserError, match=r"other\.tsv:2: the target is empty"):
+        evaluate.main(given)
+
+
+def test_texts_are_written_in_order(finetuned, table, capsys):
+    """By predict, the command and in Python, and for metrics that ask for them."""
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    predict.main([f"--model={finetuned}", f"--input={table}", "--batch_size=5"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one.keys() for one in found] == [{"text", "score"}] * len(rows)
+    right = [one["text"] == row["target"] for one, row in zip(found, rows, strict=True)]
+    assert sum(right) > 8 and max(one["score"] for one in found) < 0
+    model = bertjax.load(str(finetuned))
+    again = model.predict([row["text"] for row in rows[:3]])
+    assert [one["text"] for one in again] == [one["text"] for one in found[:3]]
+    model = predict_rows.open_finetuned(str(finetuned))
+    form = model.form._replace(metrics=("exact", "distinct1"))
+    task_type = get_task_type("seq2seq")
+    read = task_type.read(str(table), "x", form.keys())
+    labelled = task_type.make_rows(read, form, model.tokenizer, True).plan(32)
+    outputs = predict_rows.predict(model, labelled, 8)
+    scores = labelled.score(outputs, np.arange(len(rows)))
+    assert scores["exact"] == sum(right) / len(rows) and scores["distinct1"] < 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,12 @@ FORM = Form(("text",), "target", (), 1, ("perplexity",), targets=Targets(3))
 class Letters:
     """Ids of letters: a is 5."""
 
-    vocab_size = 200
+    vocab_size, lower_case, unk_id, kind = 200, True, 4, "ids"
+    pieces = tuple(map(str, range(vocab_size)))
+    special_ids = np.arange(5)
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
 
     def encode_batch(self, texts):
         return [[ord(ch) - ord("a") + 5 for ch in text] for text in texts]
@@ -56,6 +61,40 @@ def test_a_causal_model_has_no_steps():
     rows = made(("cde", "ab"), form=form)
     assert "attention_steps" not in batch_of(rows.plan(10))
     assert rows.content_hash != made(("cde", "ab")).content_hash
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_decoder_has_a_side_of_its_own(bare):
+    form = FORM._replace(targets=Targets(3, "decoder", bare))
+    rows = made(("cde", "ab"), ("f", "abcd"), form=form).plan(6)
+    batch = batch_of(rows)
+    sides = {
+        "input_ids": [[1, 7, 8, 9, 2, 0], [1, 10, 2, 0, 0, 0]],
+        "lm_ids": [[1, 5, 6, 2, 0], [1, 5, 6, 7, 2]],
+        "decoder_input_ids": [[2, 1, 5, 6, 0], [2, 1, 5, 6, 7]],
+    }
+    if bare:  # T5
+        sides = {
+            "input_ids": [[7, 8, 9, 2, 0, 0], [10, 2, 0, 0, 0, 0]],
+            "lm_ids": [[5, 6, 2, 0], [5, 6, 7, 2]],
+            "decoder_input_ids": [[0, 5, 6, 0], [0, 5, 6, 7]],
+        }
+    for name, ids in sides.items():
+        assert batch[name].tolist() == ids
+    real = batch["lm_weights"] > 0
+    assert (batch["decoder_attention_mask"] == real).all()
+    assert real.sum(axis=1).tolist() == [4 - bare, 5 - bare]
+    text = batch["attention_mask"].sum(axis=1)
+    assert text.tolist() == rows.lengths().tolist() == [5 - bare, 3 - bare]
+    assert batch["text_tokens"].tolist() == (text + real.sum(axis=1)).tolist()
+    assert "attention_steps" not in batch
+    lines = dict(rows.tell({k: v[1] for k, v in batch.items()}, 1, Letters()))
+    assert lines["target"] == "1 5 6 7 2"[2 * bare :]
+    # What is to be answered: the decoder's first token alone.
+    asked = batch_of(made(("cde",), form=form, labelled=False).plan(6))
+    start = 0 if bare else 2
+    assert asked["decoder_input_ids"].tolist() == [[start]]
+    assert asked["input_ids"].tolist() == sides["input_ids"][:1]
 
 
 def test_two_texts():
@@ -97,6 +136,26 @@ def test_what_is_answered_is_read_as_what_is_learnt():
         batch["input_ids"][0].tolist() == batch_of(learnt)["input_ids"][0, :6].tolist()
     )
     assert not batch["attention_steps"].any() and "lm_ids" not in batch
+
+
+def test_written_texts_are_scored_and_answered():
+    """Special tokens and what stands behind the end are no part of them."""
+    form = FORM._replace(metrics=("distinct1", "exact", "perplexity"))
+    rows = made(("a", ["b", "cd"]), ("a", "b"), ("a", "b"), form=form).plan(9)
+    outputs = {
+        "nats": np.zeros(3),
+        "right": np.zeros(3),
+        "generated_ids": np.array([[7, 8, 2, 0], [2, 0, 0, 0], [6, 6, 6, 6]]),
+        "generated_lengths": np.array([3, 1, 4]),
+        "generated_scores": np.array([-0.5, -1.5, -2]),
+    }
+    assert rows.writes and not made(("a", "b")).writes
+    found = rows.score(outputs, np.arange(3))
+    assert found == {"distinct1": 3 / 6, "exact": 1 / 3, "perplexity": 1.0}
+    asked = made(("a",), ("a",), ("a",), labelled=False)
+    assert asked.writes
+    told = [*asked.answers(outputs, [])]
+    assert told[0] == {"text": "7 8", "score": -0.5} and told[1]["text"] == ""
 
 
 def test_too_short():
@@ -156,8 +215,13 @@ def test_columns_are_text_and_target():
     assert form.keys(flags=True) == {"--columns: TEXT": "text", "--label": "target"}
     assert form.targets == Targets(64, "prefix")
     assert TASK_TYPE.head_options(config.task, ()) == {"target_length": 64}
-    config = config_of("--config.model.is_decoder=True")
-    assert prepare_task.make_form(config).targets == Targets(64, "causal")
+    for flags, targets in (
+        (["model.is_decoder=True"], Targets(64, "causal")),
+        (["model.family=bart", "model.size=tiny"], Targets(64, "decoder")),
+        (["model.family=t5", "task.target_length=9"], Targets(9, "decoder", True)),
+    ):
+        config = config_of(*(f"--config.{flag}" for flag in flags))
+        assert prepare_task.make_form(config).targets == targets
 
 
 @pytest.mark.parametrize(
