@@ -143,12 +143,12 @@ def make_forward(
 
     from bertjax.objectives.make_objective import make_objective
 
-    made, cfg = make_objective(objective, cfg, tokens)
+    whole, cfg = make_objective(objective, cfg, tokens)
     if writing is not None:
         from bertjax.generation.answers import with_texts
 
-        made = with_texts(made, cfg, tokens, writing)
-    evaluate = made.evaluate
+        whole = with_texts(whole, cfg, tokens, writing)
+    evaluate = whole.evaluate
     assert evaluate is not None, f"{objective} has no outputs"
     # Sums are of labels, which there are none of: nothing computes them.
     return jax.jit(lambda params, batch: evaluate(params, batch)[1])
