@@ -16,7 +16,7 @@ NO_JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
 # Room -> (its own code it may import, third-party it may not). Commands, the files at
 # the top, import what they like, and nobody imports them.
 EVERYTHING = {"assembly", "checkpoints", "config", "data", "inference", "interop"}
-EVERYTHING |= {"measuring"}
+EVERYTHING |= {"generation", "measuring"}
 EVERYTHING |= {"models", "objectives", "parallel", "probing", "registry", "reporting"}
 EVERYTHING |= {"scoring", "storage", "sweeps", "tasks", "training"}
 ROOMS = {
@@ -42,15 +42,20 @@ ROOMS = {
         HEAVY | {"torch", "transformers"},
     ),
     "interop/families": ({"interop.families", "interop.family", "registry"}, NO_JAX),
-    "tasks": ({"tasks", "data", "objectives", "registry", "storage"}, NO_JAX),
+    "tasks": (
+        {"tasks", "data", "objectives", "models.families", "registry", "storage"},
+        NO_JAX,
+    ),
     "tasks/types": ({"tasks", "data", "registry"}, NO_JAX),
     # What puts the parts together, and what commands do with them.
     "assembly": (EVERYTHING - {"sweeps", "scoring", "probing", "reporting"}, {"torch"}),
     "inference": (
-        {"inference", "assembly", "config", "data", "interop", "models", "objectives"}
+        {"inference", "assembly", "config", "data", "generation", "interop"}
+        | {"models", "objectives"}
         | {"registry", "tasks"},
         HEAVY - {"jax"},
     ),
+    "generation": (EVERYTHING - {"reporting", "sweeps", "probing"}, HEAVY - {"jax"}),
     "sweeps": (EVERYTHING - {"reporting", "scoring", "probing"}, HEAVY - {"jax"}),
     "speedruns": ({"speedruns", "checkpoints.workdir", "storage"}, HEAVY - {"jax"}),
     "measuring": (

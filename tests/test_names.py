@@ -38,6 +38,7 @@ SHARED_STEMS = {
         {"tasks/types/retrieve", "objectives/retrieve"},
         A_TYPE_HAS_AN_OBJECTIVE,
     ),
+    "seq2seq": ({"tasks/types/seq2seq", "objectives/seq2seq"}, A_TYPE_HAS_AN_OBJECTIVE),
     "span": ({"tasks/types/span", "objectives/span"}, A_TYPE_HAS_AN_OBJECTIVE),
     "tag": ({"tasks/types/tag", "objectives/tag"}, A_TYPE_HAS_AN_OBJECTIVE),
     "cache": (

@@ -14,6 +14,7 @@ from bertjax.interop import hf_directories, hf_read
 from bertjax.models.config import RUNTIME
 from bertjax.models.families import in_effect
 from bertjax.tasks.tables import Say, silent
+from bertjax.tasks.task_type import shipped_task_type
 
 # What two models of one kind may differ in.
 SIZES = {
@@ -74,6 +75,8 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         stays = key in RUNTIME or (key in OPEN and config.model[key] is not None)
         if not stays and f"model.{key}" not in overrides:
             config.model[key] = value
+    if _goes_on_causally(config, source) and "model.is_decoder" not in overrides:
+        config.model.is_decoder = True
     if not config.data.vocab:
         if not hf_directories.is_directory(folder):
             folder = manifest.resolve(config.init_from)[0]
@@ -87,6 +90,17 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         # As floats, which is how runs begun by earlier versions recorded them.
         parts = [f"{key}={float(value)}" for key, value in options.items()]
         config.objective = f"electra:{','.join(parts)}"
+
+
+def _goes_on_causally(config: ConfigDict, source: ConfigDict) -> bool:
+    """True where texts are learnt by a model whose tokens have seen none after them.
+
+    source: the config of a run; `clm` itself says how its tokens see, no model.* does.
+    """
+    task_type = shipped_task_type(config.objective)
+    if not task_type or not task_type.generates:
+        return False
+    return {part.name for part in objectives.parse(source.objective)} == {"clm"}
 
 
 def _is_imported(path: Any) -> bool:

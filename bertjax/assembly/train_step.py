@@ -13,6 +13,7 @@ from bertjax import UserError
 from bertjax.assembly import resolve
 from bertjax.config import durations, schema
 from bertjax.data import phases
+from bertjax.generation.answers import with_texts, writing_of
 from bertjax.objectives.base import TokenIds
 from bertjax.objectives.make_objective import make_objective
 from bertjax.tasks import prepare_task as tasks
@@ -64,7 +65,11 @@ def make_config_objective(
     tokenizer = prepared.tokenizer
     cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     name = name or tasks.objective_of(config, prepared.parts)
-    return make_objective(name, cfg, TokenIds.of(tokenizer))
+    tokens = TokenIds.of(tokenizer)
+    objective, cfg = make_objective(name, cfg, tokens)
+    if any(getattr(rows, "writes", False) for rows in prepared.valid.values()):
+        objective = with_texts(objective, cfg, tokens, writing_of(config))
+    return objective, cfg
 
 
 def join_objectives(objectives: Sequence[Any]) -> list[Any]:

@@ -142,6 +142,7 @@ def task_keys() -> dict[str, Any]:
         text_pair="",
         choices="",  # of multiple choice: a column each, or one with a list
         label="",
+        target="",  # of seq2seq: the texts that are learnt
         labels="",  # of classes, in order; empty: found in the training rows
         metrics="",  # accuracy, f1, ... (bertjax/tasks/metrics.py)
         # Of retrieve: vectors of texts, and what divides their products.
@@ -153,6 +154,11 @@ def task_keys() -> dict[str, Any]:
         stride=128,
         question_length=64,
         answer_length=30,  # CMRC's are longer: 64
+        # Of seq2seq, in pieces: the longest target (the rest is cut); how texts are
+        # written: the likeliest token each time, or so many beams.
+        target_length=64,
+        num_beams=1,
+        length_penalty=1.0,
     )
 
 

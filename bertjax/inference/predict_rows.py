@@ -65,7 +65,9 @@ def open_finetuned(
     objective = tasks.with_head_options(config, labels)
     import jax
 
-    head = config.objective if shipped_task_type(config.objective) else ""
+    shipped = shipped_task_type(config.objective)
+    # Texts are learnt by the head over the vocabulary, which may have no parameters.
+    head = config.objective if shipped and not shipped.generates else ""
     params = jax.device_put(models.read_params(checkpoint, head, weights))
     threshold = meta["task"].get("threshold")
     return Finetuned(config, objective, form, tokenizer, params, threshold)
@@ -101,7 +103,12 @@ def predict(
 
     tokenizer = model.tokenizer
     cfg = resolve.encoder_config(model.config, tokenizer.vocab_size)
-    run = make_forward(model.objective, cfg, TokenIds.of(tokenizer))
+    writing = None
+    if rows.writes:
+        from bertjax.generation.answers import writing_of
+
+        writing = writing_of(model.config)
+    run = make_forward(model.objective, cfg, TokenIds.of(tokenizer), writing)
     batch_size, planned = forward.plan_batches(rows.lengths(), batch_size, rows.length)
 
     def batches() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
@@ -125,17 +132,23 @@ def predict(
 
 @functools.lru_cache(maxsize=8)
 def make_forward(
-    objective: str, cfg: Any, tokens: Any
+    objective: str, cfg: Any, tokens: Any, writing: Any = None
 ) -> Callable[[Any, Any], dict[str, Any]]:
     """Make run(parameters, batch) -> the head's outputs, compiled once a shape.
 
-    The same function for the same model; tokens: the TokenIds of the tokenizer.
+    The same function for the same model; tokens: the TokenIds of the tokenizer;
+    writing: how texts are written (generation/answers.py), None: they are not.
     """
     import jax
 
     from bertjax.objectives.make_objective import make_objective
 
-    evaluate = make_objective(objective, cfg, tokens)[0].evaluate
+    whole, cfg = make_objective(objective, cfg, tokens)
+    if writing is not None:
+        from bertjax.generation.answers import with_texts
+
+        whole = with_texts(whole, cfg, tokens, writing)
+    evaluate = whole.evaluate
     assert evaluate is not None, f"{objective} has no outputs"
     # Sums are of labels, which there are none of: nothing computes them.
     return jax.jit(lambda params, batch: evaluate(params, batch)[1])

@@ -16,7 +16,7 @@ from bertjax.measuring import topologies
 from bertjax.measuring.compile_steps import Target, versions
 from bertjax.measuring.hlo import Kernel
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES, early_facts, memory_bytes
-from bertjax.measuring.synthetic_data import Shape, expected_vocab_size, with_choices
+from bertjax.measuring.synthetic_data import Shape, expected_vocab_size, with_row_sizes
 from bertjax.models.config import EncoderConfig, keys_seen
 from bertjax.parallel.chips import Chip
 
@@ -49,7 +49,7 @@ def estimate_config(
         prepared_text.check_inputs(config)
     devices = topologies.find_devices(topology)
     vocab_size, text = sample_text(config, say)
-    config = with_choices(config, text)
+    config = with_row_sizes(config, text)
     target = Target(config, vocab_size, topology, devices)
     if not target.objective.flops:
         say(train_step.NO_MFU.format(config.objective))

@@ -40,6 +40,7 @@ FITS = {
     "finetune/classify.py": "v5e:2x4",
     "finetune/qa.py": "v5e:2x4",
     "finetune/retrieve.py": "v5e:2x4",
+    "finetune/seq2seq.py": "v5e:2x4",
     "finetune/tag.py": "v5e:2x4",
 }
 # What a table of the user's would say.

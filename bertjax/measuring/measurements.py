@@ -27,7 +27,7 @@ from bertjax.measuring.synthetic_data import (
     synthetic_batch,
     synthetic_store,
     synthetic_text,
-    with_choices,
+    with_row_sizes,
 )
 
 NEVER = 1_000_000_000  # steps
@@ -45,7 +45,7 @@ def measure_step(config: ConfigDict) -> Measured:
     """Time the jitted update on one batch that lies on the devices."""
     import jax
 
-    phases, config = config.phases, with_choices(one_phase(config))
+    phases, config = config.phases, with_row_sizes(one_phase(config))
     length = config.data.length
     if phases:
         size = f"{config.batch_size} rows of {length} tokens"

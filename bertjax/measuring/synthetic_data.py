@@ -43,18 +43,24 @@ def one_phase(config: ConfigDict) -> ConfigDict:
     return one
 
 
-def with_choices(
+def with_row_sizes(
     config: ConfigDict, text: Sequence[Mapping[str, Any]] | None = None
 ) -> ConfigDict:
-    """Return the config whose objective of multiple choice has its number of choices.
+    """Return the config whose objective knows what sizes its rows have: of multiple
+    choice the number of choices, of targets their longest.
 
-    Other configs are returned as they are, and 0 is an unknown number.
+    Other configs are returned as they are, and 0 is an unknown number of choices.
 
     text: what preflight found in data.train, whose rows have room for so many; else
     they are the columns that task.choices names.
     """
     task_type = find_task_type(config.objective)
-    if not task_type or not task_type.several_sequences:
+    if not task_type or not (task_type.several_sequences or task_type.generates):
+        return config
+    if task_type.generates:
+        config = config.copy_and_resolve_references()
+        options = task_type.head_options(config.task, ())
+        config.objective = with_options(config.objective, **options)
         return config
     columns = config.task.choices.count(",") + 1  # a single one holds lists
     known = text[0]["sequences_per_row"] if text else columns if columns > 1 else 0

@@ -12,7 +12,7 @@ from bertjax.tasks.task_type import get_task_type
 
 PREFIX = "bertjax_"  # begins such keys
 THRESHOLD = f"{PREFIX}threshold"
-WORDS = "text", "text_pair", "choices", "label", "metrics"
+WORDS = "text", "text_pair", "choices", "label", "target", "metrics"
 
 
 def to_json(

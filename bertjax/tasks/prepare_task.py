@@ -20,9 +20,10 @@ from bertjax.data.corpus.sources import (
 )
 from bertjax.data.token_store.prepare_data import Prepared
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from bertjax.models.families import in_effect
 from bertjax.tasks.catalog import TASKS
 from bertjax.tasks.tables import Say
-from bertjax.tasks.task_rows import Form, Limits, Rows, check_label
+from bertjax.tasks.task_rows import Asking, Form, Limits, Rows, Targets, check_label
 from bertjax.tasks.task_type import (
     TaskType,
     find_task_type,
@@ -104,9 +105,9 @@ def check_task(config: ConfigDict) -> None:
     """Refuse what config.task alone tells, or does not. Raises UserError."""
     task = config.task
     task_type = get_task_type(config.objective)
-    for key, what in (("text", "text"), ("label", "label")):
+    for key in ("text", task_type.label_key):
         if not task[key]:
-            raise UserError(f"task.{key} is empty: name the column of the {what}")
+            raise UserError(f"task.{key} is empty: name the column of the {key}")
     for key, only in task_type.unused.items():
         if task[key] not in ("", only):
             then = f"it is always {only!r}" if only else "leave it empty"
@@ -203,14 +204,25 @@ def make_form(config: ConfigDict) -> Form:
     labels = split_sources(task.labels)
     if twice := [name for name in labels if labels.count(name) > 1]:
         raise UserError(f"task.labels={task.labels}: {twice[0]!r} occurs twice")
+    label = task_type.label_key
     return Form(
         columns=columns,
-        label=task.label,
+        label=task[label],
         labels=tuple(labels),
         separators=separators(config),
         metrics=tuple(split_sources(task.metrics)) or usual,
         limits=Limits(*(task[key] for key in Limits._fields)),
+        asking=Asking(label=f"task.{label}"),
+        targets=targets_of(config) if task_type.generates else None,
     )
+
+
+def targets_of(config: ConfigDict) -> Targets:
+    """Return how a config's model learns texts."""
+    model, length = in_effect(config.model.to_dict()), config.task.target_length
+    if model.get("num_decoder_layers"):
+        return Targets(length, "decoder", bare=config.model.family == "t5")
+    return Targets(length, "causal" if model.get("is_decoder") else "prefix")
 
 
 def prepare(config: ConfigDict, say: Say) -> Prepared:

@@ -38,6 +38,24 @@ class Limits(NamedTuple):
     answer_length: int = 30
 
 
+class Targets(NamedTuple):
+    """How texts are learnt (types/seq2seq.py): their longest, in pieces, and where.
+
+    place: "prefix", behind a text that sees all of itself; "causal", behind one whose
+    tokens see those before them alone; "decoder", in arrays of their own. bare: nothing
+    begins a text or a target, and a decoder starts with padding (T5).
+    """
+
+    length: int
+    place: str = "prefix"
+    bare: bool = False
+
+    @property
+    def width(self) -> int:
+        """Tokens that are predicted of a target at most, special ones included."""
+        return self.length + (2 if self.place == "decoder" and not self.bare else 1)
+
+
 class Asking(NamedTuple):
     """The keys, or flags, that messages name: of a column, its labels, the metrics."""
 
@@ -52,7 +70,8 @@ class Form(NamedTuple):
     columns: of the text, and of the second one; of choices those of the context, of the
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
-    metrics: names of the task type's. limits: of questions. asking: for messages.
+    metrics: names of the task type's. limits: of questions. targets: where labels are
+    texts. asking: for messages.
     """
 
     columns: tuple[str, ...]
@@ -62,6 +81,7 @@ class Form(NamedTuple):
     metrics: tuple[str, ...]
     limits: Limits = Limits()
     asking: Asking = Asking()
+    targets: Targets | None = None
 
     @property
     def identity(self) -> str:
@@ -76,6 +96,8 @@ class Form(NamedTuple):
                 f"question_length={self.limits.question_length!r}, "
                 f"answer_length={self.limits.answer_length!r})"
             )
+        if self.targets:
+            limits += f", targets={(*self.targets,)!r}"
         return (
             f"Form(columns={self.columns!r}, label={self.label!r}, "
             f"labels={self.labels!r}, separators={self.separators!r}, "
@@ -89,6 +111,7 @@ class Form(NamedTuple):
         Config keys ask, or the flags of predict and evaluate, which messages name.
         """
         text, pair, choice, label = ASKING[flags]
+        label = label if flags else self.asking.label
         texts, choices = self.columns[:2], self.columns[2:]
         keys = dict(zip((text, pair), texts, strict=False))
         keys = {key: column for key, column in keys.items() if column}
@@ -163,7 +186,8 @@ class Rows:
     counts: i64 [V], how often each id occurs. labels: of each example, None where there
     are none. length: tokens of a sequence, 0 without a layout. Of the class: choices,
     sequences in a row; shortest, tokens that a sequence needs; label_kind, what labels
-    are called.
+    are called; writes, whether they are scored, or answered, by texts that the model
+    writes (generation/answers.py).
     """
 
     form: Form
@@ -174,6 +198,7 @@ class Rows:
     choices = 1
     shortest = 3
     label_kind = "labels"
+    writes = False
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:

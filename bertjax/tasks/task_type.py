@@ -38,6 +38,7 @@ class TaskType:
         it has none, () for all. outputs: the names that `outputs` of a head must
         return, by which rows are scored and answered.
     Config:
+      label_key: the key of config.task that names the column of what is right.
       columns: keys of config.task that need not be given, and what they then are.
       unused: keys of config.task without effect, and the one value that they may have
         beside "". settings: those that other types have no use for. check(config)
@@ -50,7 +51,9 @@ class TaskType:
     Models:
       facts(config) -> what a checkpoint keeps beside the labels.
       makes_vectors: the head makes vectors, which embed gives and a search compares,
-        and no answers; has_threshold: answers may be withheld (predict --threshold).
+        and no answers; has_threshold: answers may be withheld (predict --threshold);
+        generates: labels are texts, and answers too, which the head over the
+        vocabulary learns (Form.targets).
       hf_class: what ends the name of transformers' class that computes the same of
         heads.init_task's parameters, and that convert writes; "" for none.
     """
@@ -65,6 +68,7 @@ class TaskType:
     parse_lines: Callable[..., Iterable[Any]] | None = None
     locate: Callable[[str, str], str] = lambda entry, key: entry
     file_names: str = tables.WANTED
+    label_key: str = "label"
     columns: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
@@ -78,6 +82,7 @@ class TaskType:
     facts: Callable[[ConfigDict], dict[str, Any]] = lambda config: {}
     makes_vectors: bool = False
     has_threshold: bool = False
+    generates: bool = False
     hf_class: str = ""
 
 

@@ -45,6 +45,11 @@ class Texts(Rows):
         """Special tokens in a row."""
         return 2 if len(self.texts) == 1 else 2 + self.form.separators
 
+    @property
+    def room(self) -> int:
+        """Tokens that a row has room for, special ones included."""
+        return self.length
+
     def kept(self, example: Any) -> np.ndarray:
         """Return how many tokens of each text stand in a row: i64 [b, texts].
 
@@ -52,7 +57,7 @@ class Texts(Rows):
         array([[4, 4]])
         """
         full = np.stack([t.lengths[example] for t in self.texts], axis=1)
-        return kept_of(full, self.length - self.specials)
+        return kept_of(full, self.room - self.specials)
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:

@@ -278,9 +278,9 @@ def test_choices_are_counted_by_their_columns(columns, n):
     config = command_line.parse(["--config=finetune/choose.py:smoke"]).config
     config.task.text, config.task.choices, config.task.label = "q", columns, "label"
     config.model.attention = "xla"
-    found = synthetic_data.with_choices(config, [{"sequences_per_row": 5}])
+    found = synthetic_data.with_row_sizes(config, [{"sequences_per_row": 5}])
     assert found.objective == "choose:choices=5"
-    config = synthetic_data.with_choices(config)
+    config = synthetic_data.with_row_sizes(config)
     assert config.objective == f"choose:choices={n}"
     target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
     shape = target.eval_shape

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write texts: python -m bertjax.generate --model=DIR "prompt" ...
+
+--how=left    behind each prompt, from left to right, by a causal LM, a prefix LM or an
+              encoder-decoder; the default where the model is one
+--how=unmask  in the blanks of a text, "The capital of [MASK] [MASK] is Paris.", by any
+              masked LM or a diffusion model; of a text without a blank behind it, as
+              many tokens as --max_new_tokens
+
+The likeliest tokens are taken, or those of --num_beams; with --temperature, --top_k or
+--top_p they are drawn. --input has a prompt a line, or JSON lines {"prompt": ...}; with
+--json, and in a file of --out, comes out an object a prompt: {"prompt": ...,
+"outputs": [{"text": ..., "ids": [...], "score": ...}]}.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError, counted
+from bertjax.assembly import command_line, models
+from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
+from bertjax.data.corpus import files
+from bertjax.generation.options import Options, check_options
+from bertjax.measuring.results import peak_rss_mb
+from bertjax.storage import atomic
+from bertjax.tasks import tables
+
+FLAGS = {
+    **shared("model", "step"),
+    "input": Flag("prompts, a line each, or JSON lines; - is standard input"),
+    "out": Flag("JSON lines, one a prompt; - is standard output", "-"),
+    "max_new_tokens": Flag("tokens that are written at most", 64),
+    "num_beams": Flag("left: texts that are searched at once", kind=int),
+    "length_penalty": Flag("of beams: above 0 long texts win, below short", kind=float),
+    "early_stopping": Flag("of beams: false, true or never; docs/generation.md"),
+    "temperature": Flag("draw tokens: above 1 freely, below near the best", kind=float),
+    "top_k": Flag("draw of so many of the likeliest alone", kind=int),
+    "top_p": Flag("draw of the likeliest with this probability alone", kind=float),
+    "repetition_penalty": Flag("left: makes tokens rarer that were there", kind=float),
+    "num_return_sequences": Flag("texts for each prompt", 1),
+    "seed": Flag("of the draws", 0),
+    "prefix": Flag("left: what each text begins with"),
+    "stop": Flag("left: a string that ends a text, and is left out", ()),
+    "how": Flag("left or unmask; see above", ""),
+    "order": Flag("unmask: confidence, entropy, left or random"),
+    "steps": Flag("unmask: calls of the model; unless given one a token", kind=int),
+    "gamma": Flag("unmask, order entropy: nats a call may leave open", kind=float),
+    "block": Flag("unmask: blanks of a block; blocks are filled in order", kind=int),
+    "remask": Flag("unmask: share of tokens taken back between calls", kind=float),
+    **shared("batch_size", "dtype", "weights", "json"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False, words=True)
+    if not args.model:
+        raise UserError(
+            "--model is missing: a workdir, or a directory of Hugging Face's"
+        )
+    if bool(args.words) == bool(args.input):
+        both = "give one of them" if args.input else 'such as "The history of"'
+        raise UserError(f"prompts on the command line, or --input=FILE: {both}")
+    out = None if args.out == "-" else atomic.check_out(args.out, "--out")
+    wanted = Options(**{name: getattr(args, name) for name in Options._fields})
+    wanted = wanted._replace(stop=args.stop or None)
+    check_options(wanted)
+    prompts = read_prompts(args.input) if args.input else list(args.words)
+    model = models.open_model(models.at_step(args.model, args.step), "--model")
+    model.config.dtype = args.dtype
+
+    from bertjax.generation import open_writer
+
+    how = open_writer.pick_way(model, wanted, f"--model={args.model}")
+    head = "mlm" if not open_writer.is_seq2seq(model) else ""
+    params = model.read_params(head, args.weights)
+    writer = open_writer.open_writer(model, how, params)
+    began = time.monotonic()
+    written = open_writer.write(writer, prompts, wanted, cli.say)
+    cli.say(describe_cost(written, time.monotonic() - began))
+    lines = [to_json(*pair) for pair in zip(prompts, written, strict=True)]
+    if out:
+        atomic.write_file(out, "".join(line + "\n" for line in lines), f"--out={out}")
+    elif args.json:
+        print("\n".join(lines), flush=True)
+    else:
+        for prompt, outputs in zip(prompts, written, strict=True):
+            print(for_people(prompt * (how == "left"), outputs), flush=True)
+    return 0
+
+
+def read_prompts(path: str) -> list[str]:
+    """Return the prompts of a file, or of standard input (-), in order.
+
+    Raises UserError that names a line that is no such object.
+    """
+    name = "standard input" if path == "-" else path
+    if path == "-":
+        content = sys.stdin.buffer.read()
+    elif Path(path).expanduser().is_dir():
+        raise UserError(f"--input={path} is a directory: name a file in it")
+    else:
+        content = b"".join(files.unpacked(str(Path(path).expanduser())))
+    text = tables.decode(content, name)
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not lines[-1]:
+        lines.pop()  # what ends with a newline ends there
+    if not lines:
+        raise UserError(f"--input={path} is empty")
+    if not text.lstrip().startswith("{"):
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, TypeError, KeyError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise UserError(f'{name}:{number} is no JSON object {{"prompt": TEXT}}')
+        prompts.append(prompt)
+    return prompts
+
+
+def to_json(prompt: str, outputs: Sequence[Any]) -> str:
+    """Return the line of a prompt."""
+    found = [output._asdict() for output in outputs]
+    return json.dumps({"prompt": prompt, "outputs": found}, ensure_ascii=False)
+
+
+def for_people(prompt: str, outputs: Sequence[Any]) -> str:
+    """Return a prompt's texts; of several each with its score before it."""
+    if len(outputs) == 1:
+        return prompt + outputs[0].text
+    return "\n".join(f"{one.score:9.3f}  {prompt}{one.text}" for one in outputs)
+
+
+def describe_cost(written: Sequence[Sequence[Any]], seconds: float) -> str:
+    """Say how many tokens there are, how fast they came, and the most memory."""
+    import jax
+
+    tokens = sum(len(one.ids) for outputs in written for one in outputs)
+    texts = counted(sum(map(len, written)), "text")
+    stats = jax.local_devices()[0].memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use", peak_rss_mb() * 1e6) / 1e6
+    return (
+        f"{texts} of {counted(tokens, 'token')} in {seconds:.1f} s, compiling included:"
+        f" {tokens / seconds:,.0f} tokens/s; at most {peak:,.0f} MB"
+    )
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that a finetuned model writes to rows of texts, in evaluations and answers."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.generation import beam, decode
+from bertjax.models import incremental
+from bertjax.parallel.sharding import constrain, gather_params
+from bertjax.tasks import prepare_task
+
+Batch = Mapping[str, jax.Array]
+
+
+class Writing(NamedTuple):
+    """How texts are written: the likeliest token each time, or the best of beams.
+
+    max_new_tokens: of a text, special ones included.
+    """
+
+    max_new_tokens: int
+    num_beams: int = 1
+    length_penalty: float = 1.0
+
+
+def writing_of(config: Any) -> Writing:
+    """Return how the model of a config writes texts."""
+    task, width = config.task, prepare_task.targets_of(config).width
+    return Writing(width, task.num_beams, task.length_penalty)
+
+
+def with_texts(objective: Any, cfg: Any, tokens: Any, writing: Writing) -> Any:
+    """Return the objective of rows of texts (objectives/seq2seq.py) whose `evaluate`
+    writes texts too, and has more outputs of every row:
+
+    generated_ids i32 [B, T]; generated_lengths i32 [B], of them; generated_scores f32
+    [B], the sum of ln p of these tokens. tokens: the TokenIds of the tokenizer.
+    """
+
+    def evaluate(params: Any, batch: Batch) -> tuple[Any, Any]:
+        sums, outputs = objective.evaluate(params, batch)
+        params = gather_params(params, cfg.dtype, objective.shardings)
+        with jax.named_scope("generation"):
+            written = write(params, cfg, batch, tokens, writing)
+        more = {
+            "generated_ids": written.ids,
+            "generated_lengths": written.lengths,
+            "generated_scores": written.scores,
+        }
+        # Every process has the rows of all, for the metrics.
+        more = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in more.items()}
+        return sums, outputs | more
+
+    return dataclasses.replace(objective, evaluate=evaluate)
+
+
+def write(
+    params: Any, cfg: Any, batch: Batch, tokens: Any, writing: Writing
+) -> decode.Generated:
+    """Write a text for each row of a batch, whatever its target is."""
+    decoder = incremental.make_decoder(cfg)
+    params = incremental.unstack_layers(params, cfg)
+    prompts = prompts_of(batch)
+    shared = dict(
+        max_new_tokens=writing.max_new_tokens,
+        ends=decode.Ends((tokens.sep_id,), tokens.pad_id),
+    )
+    if writing.num_beams == 1:
+        return decode.generate(decoder, params, prompts, **shared)
+    beams = beam.Beams(writing.num_beams, writing.length_penalty)
+    return beam.beam_search(decoder, params, prompts, beams=beams, **shared)
+
+
+def prompts_of(batch: Batch) -> dict[str, jax.Array]:
+    """Return what is known of rows before a target is: their texts.
+
+    Of rows of text and target the text, which ends where the first token of the target
+    is predicted; of a decoder's side what it begins with.
+    """
+    ids, real = batch["input_ids"], batch["attention_mask"]
+    if "decoder_input_ids" in batch:
+        start = batch["decoder_input_ids"][:, :1]
+        own = {"decoder_input_ids": start}
+        own["decoder_attention_mask"] = jnp.ones_like(start)
+        return {"input_ids": ids, "attention_mask": real} | own
+    if "lm_positions" in batch:
+        room = ids.shape[1] - batch["lm_positions"].shape[1]
+        size = batch["lm_positions"][:, :1] + 1
+        ids, real = ids[:, :room], (jnp.arange(room) < size).astype(jnp.int32)
+    prompts = {"input_ids": ids, "attention_mask": real}
+    if "attention_steps" in batch:
+        prompts["attention_steps"] = jnp.zeros_like(real)
+    return prompts

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts from left to right: each token is picked, and the model goes on behind it.
+
+One program does it all: the prompts at once (`prefill`), then a loop over steps
+(`extend`) that ends when every row has met an end token.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.generation.pick import (
+    GREEDY,
+    Pick,
+    draw_keys,
+    is_end,
+    mark_seen,
+    pick_tokens,
+)
+
+__all__ = ["Decoder", "Ends", "Generated", "generate"]
+
+Batch = Mapping[str, Any]
+
+
+class Decoder(Protocol):
+    """The two functions of a model that writes from left to right.
+
+    prefill(params, batch, room) -> (cache, logits f32 [B, V] behind each row's last
+    token); room: tokens that a row can have, those of the batch included; a cache is
+    any tree of arrays with a row of the batch on axis 0 (models/cache.py).
+    extend(params, cache, ids i32 [B, n]) -> (cache, logits f32 [B, n, V] behind them).
+    """
+
+    @property
+    def prefill(self) -> Callable[[Any, Batch, int], tuple[Any, jax.Array]]: ...
+
+    @property
+    def extend(self) -> Callable[[Any, Any, jax.Array], tuple[Any, jax.Array]]: ...
+
+
+class Generated(NamedTuple):
+    """New tokens of each row, the end token included: ids i32 [B, T], `pad_id` behind
+    lengths i32 [B]; log_probs f32 [B, T], what the model itself gives each, whatever it
+    was picked by."""
+
+    ids: jax.Array
+    lengths: jax.Array
+    log_probs: jax.Array
+
+    @property
+    def scores(self) -> jax.Array:
+        """The sum of ln p of each row's tokens, f32 [B]."""
+        return self.log_probs.sum(axis=-1)
+
+
+class Ends(NamedTuple):
+    """ends: tokens that end a text. pad_id: what stands behind. forced: the token that
+    is written last where a text reaches the greatest length; None: none is."""
+
+    ends: tuple[int, ...] = ()
+    pad_id: int = 0
+    forced: int | None = None
+
+
+ENDLESS = Ends()
+
+
+class Loop(NamedTuple):
+    """What a step hands on; seen: bool [B, V], or None without a penalty."""
+
+    step: jax.Array
+    cache: Any
+    token: jax.Array
+    ended: jax.Array
+    written: Generated
+    seen: jax.Array | None
+
+
+def generate(
+    decoder: Decoder,
+    params: Any,
+    batch: Batch,
+    *,
+    max_new_tokens: int,
+    pick: Pick = GREEDY,
+    ends: Ends = ENDLESS,
+    seed: int = 0,
+    rows: Any = None,
+    samples: int = 1,
+) -> Generated:
+    """Write behind each row of a batch, of what decoder.prefill takes.
+
+    rows: i32 [B], the numbers of the rows, of which noise is made; None: 0 to B - 1.
+    samples: texts of each row, which are rows of the result, those of a row together.
+    """
+    if rows is None:
+        rows = np.arange(len(batch["input_ids"]), dtype=np.int32)
+    static = decoder, max_new_tokens, pick, ends, samples
+    return _generate(*static, params, batch, rows, np.uint32(seed))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _generate(
+    decoder: Decoder,
+    max_new_tokens: int,
+    pick: Pick,
+    ends: Ends,
+    samples: int,
+    params: Any,
+    batch: Batch,
+    rows: jax.Array,
+    seed: jax.Array,
+) -> Generated:
+    cache, logits = decoder.prefill(params, batch, start_width(batch) + max_new_tokens)
+    seen = find_seen(batch, logits.shape[1]) if pick.penalises else None
+    if samples > 1:
+        each = jnp.repeat(jnp.arange(len(rows)), samples)
+        cache, logits, rows = take_rows((cache, logits, rows), each)
+        seen = None if seen is None else seen[each]
+    sample = jnp.arange(len(rows)) % samples
+
+    def choose(
+        step: jax.Array,
+        logits: jax.Array,
+        ended: jax.Array,
+        written: Generated,
+        seen: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array, Generated, jax.Array | None]:
+        keys = draw_keys(seed, rows, sample, step) if pick.draws else None
+        token = pick_tokens(pick, logits, keys, seen)
+        if ends.forced is not None:
+            token = jnp.where(step == max_new_tokens - 1, ends.forced, token)
+        likely = jax.nn.log_softmax(logits, axis=-1)
+        own = jnp.take_along_axis(likely, token[:, None], axis=1)[:, 0]
+        token = jnp.where(ended, ends.pad_id, token)
+        written = Generated(
+            written.ids.at[:, step].set(token),
+            written.lengths + ~ended,
+            written.log_probs.at[:, step].set(jnp.where(ended, 0.0, own)),
+        )
+        if seen is not None:
+            seen = mark_seen(seen, token[:, None])
+        return token, ended | is_end(token, ends.ends), written, seen
+
+    def go_on(loop: Loop) -> jax.Array:
+        return (loop.step < max_new_tokens) & ~jnp.all(loop.ended)
+
+    def advance(loop: Loop) -> Loop:
+        cache, logits = decoder.extend(params, loop.cache, loop.token[:, None])
+        chosen = choose(loop.step, logits[:, 0], loop.ended, loop.written, loop.seen)
+        return Loop(loop.step + 1, cache, *chosen)
+
+    written = nothing_written((len(rows),), max_new_tokens, ends.pad_id)
+    first = choose(jnp.int32(0), logits, jnp.zeros(len(rows), bool), written, seen)
+    return jax.lax.while_loop(go_on, advance, Loop(jnp.int32(1), cache, *first)).written
+
+
+def nothing_written(shape: tuple[int, ...], most: int, pad_id: int) -> Generated:
+    """Return rows of no tokens yet: `shape` of them, with room for `most`."""
+    return Generated(
+        jnp.full((*shape, most), pad_id, jnp.int32),
+        jnp.zeros(shape, jnp.int32),
+        jnp.zeros((*shape, most), jnp.float32),
+    )
+
+
+def take_rows(tree: Any, rows: jax.Array) -> Any:
+    """Take rows, i32 [n], of every array of a tree; one may be taken several times."""
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+def start_width(batch: Batch) -> int:
+    """Return the columns that new tokens stand behind: of the decoder's own side."""
+    name = "decoder_input_ids" if "decoder_input_ids" in batch else "input_ids"
+    return batch[name].shape[1]
+
+
+def find_seen(batch: Batch, pieces: int) -> jax.Array:
+    """Say which tokens stand before the new ones: bool [B, V].
+
+    Of an encoder-decoder those of the decoder's side, as in transformers.
+    """
+    side = "decoder_" if "decoder_input_ids" in batch else ""
+    ids, real = batch[f"{side}input_ids"], batch[f"{side}attention_mask"]
+    seen = jnp.zeros((ids.shape[0], pieces), bool)
+    return mark_seen(seen, jnp.where(real > 0, ids, -1))

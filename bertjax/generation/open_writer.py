@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an open model writes texts with, and in which ways it can."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bertjax import UserError, objectives
+from bertjax.assembly import models
+from bertjax.assembly.models import LoadedModel
+from bertjax.data.tokenizers.backends import make_library
+from bertjax.generation import blanks, options, texts
+from bertjax.generation.blanks import BlankModel
+from bertjax.generation.options import Options
+from bertjax.generation.texts import Output, Side, TextModel
+from bertjax.inference.fill_blanks import masked_lm
+from bertjax.scoring import sequence_scorers
+
+__all__ = ["open_writer", "pick_way", "write"]
+
+Writer = TextModel | BlankModel
+
+
+def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
+    """Return "left" or "unmask": --how, or what the model learnt first.
+
+    where: the model, for messages. Raises UserError for a way that it has not learnt,
+    options that do not go with it, and models that write nothing.
+    """
+    options.check_options(wanted)
+    models.check_pretrained(opened, where)
+    if is_seq2seq(opened):
+        why = "is an encoder-decoder, which writes from left to right"
+        return options.check_how(wanted, ["left"], where, why)
+    learnt = sequence_scorers.objectives_of(opened.config)
+    ways = {"lm": "left", "pll": "unmask", "mntp": "unmask"}
+    found = sequence_scorers.find_scorers(opened.cfg.is_decoder, learnt)
+    able = list(dict.fromkeys(ways[name] for name in found if name in ways))
+    never = {
+        "left": "never predicts the next token",
+        "unmask": "never fills masks where they stand",
+    }
+    why = f"has objective={learnt[0]}, which {never.get(wanted.how, '')}"
+    how = options.check_how(wanted, able, where, why)
+    if how == "unmask" and not opened.tokenizer.has_mask:
+        raise UserError(f"{where} fills no blanks: its vocabulary has no mask token")
+    return how
+
+
+def is_seq2seq(opened: LoadedModel) -> bool:
+    """Whether a model is an encoder-decoder."""
+    return getattr(opened.cfg, "num_decoder_layers", 0) > 0
+
+
+def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
+    """Put a model's parameters on the device; how: of `pick_way`."""
+    if is_seq2seq(opened):
+        return open_seq2seq(opened, params)
+    lm = sequence_scorers.make_language_model(opened, masked_lm(params, opened.cfg))
+    return open_left(opened, lm) if how == "left" else open_blanks(lm)
+
+
+def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextModel:
+    """Open a causal or prefix LM.
+
+    Its rows begin with [CLS], as it learnt them and as transformers' tokenizers have
+    them, but where that is also the end of texts, as in GPT-2.
+    """
+    from bertjax.generation.decode import Ends
+
+    cfg, has_steps = lm.causal
+    cfg = dataclasses.replace(cfg, pooler=False)
+    tokenizer, ids = lm.tokenizer, opened.generation
+    names = set().union(*map(sequence_scorers.names_of, lm.learnt))
+    begin = () if tokenizer.cls_id == tokenizer.sep_id else (tokenizer.cls_id,)
+    pad = tokenizer.pad_id if ids.pad_token_id is None else ids.pad_token_id
+    return TextModel(
+        *place_decoder(cfg, lm.params),
+        tokenizer,
+        tokenizer.encode_with_masks,
+        Side(begin),
+        Ends(ids.eos_token_id, pad),
+        cfg.max_length,
+        context=has_steps and "prefix" in names,
+        causal_steps=has_steps and "prefix" not in names,
+    )
+
+
+def open_seq2seq(opened: LoadedModel, params: Any) -> TextModel:
+    """Open an encoder-decoder: prompts are the encoder's, texts the decoder's."""
+    from bertjax.generation.decode import Ends
+
+    cfg = dataclasses.replace(opened.cfg, pooler=False)
+    tokenizer, ids = opened.tokenizer, opened.generation
+    if ids.decoder_start_token_id is None:
+        raise UserError(f"{opened.checkpoint} does not say what its texts begin with")
+    first = ids.decoder_start_token_id, ids.forced_bos_token_id
+    pad = tokenizer.pad_id if ids.pad_token_id is None else ids.pad_token_id
+    return TextModel(
+        *place_decoder(cfg, params),
+        tokenizer,
+        tokenizer.encode_with_masks,
+        find_side(opened),
+        Ends(ids.eos_token_id, pad, ids.forced_eos_token_id),
+        cfg.max_length,
+        start=tuple(i for i in first if i is not None),
+    )
+
+
+def find_side(opened: LoadedModel) -> Side:
+    """Return the special tokens around an encoder's text.
+
+    Those that its tokenizer.json puts there; else, as transformers' classes have it,
+    </s> behind T5's, none where the vocabulary has a single special token, [CLS] and
+    [SEP] around others'.
+    """
+    tokenizer = opened.tokenizer
+    data = json.loads(tokenizer.files.get("tokenizer.json", b"{}"))
+    if data.get("post_processor"):
+        library = make_library(data)
+        plain = library.encode("0", add_special_tokens=False).ids
+        whole = library.encode("0").ids
+        at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        return Side(tuple(whole[:at]), tuple(whole[at + len(plain) :]))
+    cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
+    if cls_id == sep_id:
+        return Side()
+    before = () if opened.config.model.family == "t5" else (cls_id,)
+    return Side(before, (sep_id,))
+
+
+def place_decoder(cfg: Any, params: Any) -> tuple[Any, Any]:
+    """Return the decoder of a model, and its parameters on the device."""
+    import jax
+
+    from bertjax.models import incremental
+
+    return cached_decoder(cfg), jax.device_put(incremental.unstack_layers(params, cfg))
+
+
+@functools.lru_cache(maxsize=8)
+def cached_decoder(cfg: Any) -> Any:
+    """Return the same decoder for equal configs, so that its programs are kept."""
+    from bertjax.models.incremental import make_decoder
+
+    return make_decoder(cfg)
+
+
+def open_blanks(lm: sequence_scorers.LanguageModel) -> BlankModel:
+    """Open what fills blanks."""
+    from bertjax.inference import forward
+
+    parts = [part for one in lm.learnt[:1] for part in objectives.parse(one)]
+    blocks = [p.options.get("block", 0) for p in parts if p.name == "diffusion"]
+    return BlankModel(
+        lm.cfg,
+        forward.place_params(lm.params, lm.cfg),
+        lm.tokenizer,
+        lm.before,
+        int(next(iter(blocks), 0)),
+    )
+
+
+def write(
+    writer: Writer,
+    prompts: Sequence[str],
+    wanted: Options,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[list[Output]]:
+    """Write behind prompts, or fill their blanks: outputs of each prompt, in order.
+
+    say: hears what it took. Raises UserError for a prompt that is too long.
+    """
+    if isinstance(writer, BlankModel):
+        return blanks.fill_texts(writer, prompts, wanted, say)
+    return texts.write_texts(writer, prompts, wanted)

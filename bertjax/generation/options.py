@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be said of how texts are written: the flags of bertjax.generate."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from bertjax import UserError, registry
+
+HOW = ("left", "unmask")
+EARLY_STOPPING = ("false", "true", "never")
+# What --how reads, beside what both ways read; None where it was not given.
+LEFT = ("num_beams", "length_penalty", "early_stopping", "repetition_penalty")
+LEFT += ("prefix", "stop")
+UNMASK = ("order", "steps", "gamma", "block", "remask")
+RANGES: dict[str, tuple[float, float]] = {
+    "max_new_tokens": (1, 2**24),
+    "num_beams": (1, 1024),
+    "num_return_sequences": (1, 4096),
+    "seed": (0, 2**32 - 1),
+    "top_k": (1, 2**31 - 1),
+    "steps": (1, 2**24),
+    "block": (1, 2**24),
+    "batch_size": (1, 2**20),
+}
+REALS: dict[str, tuple[float, float]] = {
+    "temperature": (0, 1e6),
+    "top_p": (0, 1),
+    "length_penalty": (-100, 100),
+    "repetition_penalty": (1e-3, 1e3),
+    "gamma": (0, 1e9),
+    "remask": (0, 1),
+}
+
+
+class Options(NamedTuple):
+    """How texts are written; docs/generation.md says what each does.
+
+    how: "left", "unmask", or "" for what the model was made for. None stands for what
+    was not given, whose defaults the properties have. stop: strings of which the first
+    ends a text.
+    """
+
+    max_new_tokens: int = 64
+    num_return_sequences: int = 1
+    seed: int = 0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    how: str = ""
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: str | None = None
+    repetition_penalty: float | None = None
+    prefix: str | None = None
+    stop: Sequence[str] | None = None
+    order: str | None = None
+    steps: int | None = None
+    gamma: float | None = None
+    block: int | None = None
+    remask: float | None = None
+    batch_size: int = 32
+
+    @property
+    def beams(self) -> int:
+        return self.num_beams or 1
+
+    @property
+    def draw_temperature(self) -> float:
+        """What logits are divided by before a draw; 0: nothing is drawn."""
+        if self.temperature is not None:
+            return self.temperature
+        return 1.0 if self.top_k is not None or self.top_p is not None else 0.0
+
+
+def check_options(options: Options) -> None:
+    """Refuse values that nothing can have, and such that do not go together: UserError.
+
+    Of --how see `check_how`.
+    """
+    for name, (least, most) in RANGES.items():
+        value = getattr(options, name)
+        if value is not None and not (type(value) is int and least <= value <= most):
+            raise UserError(f"--{name}={value!r} must be a whole number from {least}")
+    for name, (low, high) in REALS.items():
+        value = getattr(options, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or (is_number and low <= value <= high):
+            continue
+        raise UserError(f"--{name}={value!r} must be a number from {low:g} to {high:g}")
+    if options.how:
+        registry.pick("--how", options.how, dict.fromkeys(HOW))
+    if options.early_stopping is not None:
+        known = dict.fromkeys(EARLY_STOPPING)
+        registry.pick("--early_stopping", options.early_stopping, known)
+    if isinstance(options.stop, str) or any(not s for s in options.stop or ()):
+        raise UserError(f"--stop={options.stop!r} must be strings that are not empty")
+    _check_draws(options)
+
+
+def _check_draws(options: Options) -> None:
+    temperature, n = options.draw_temperature, options.num_return_sequences
+    for name in ("top_k", "top_p"):
+        if getattr(options, name) is not None and not temperature:
+            raise UserError(
+                f"--{name}={getattr(options, name)} needs a --temperature above 0: "
+                "nothing is drawn"
+            )
+    if options.beams == 1:
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(options, name) is not None:
+                raise UserError(
+                    f"--{name}={getattr(options, name)} needs --num_beams of 2 or more"
+                )
+        if n > 1 and not temperature:
+            raise UserError(
+                f"--num_return_sequences={n}: they would all be the same; draw them "
+                f"(--temperature=1), or give --num_beams={n}"
+            )
+        return
+    if temperature:
+        raise UserError(
+            f"--num_beams={options.beams}: beams are not drawn; leave out "
+            "--temperature, --top_k and --top_p, or --num_beams"
+        )
+    if n > options.beams:
+        raise UserError(
+            f"--num_return_sequences={n} is more than --num_beams={options.beams}"
+        )
+
+
+def check_how(options: Options, able: Sequence[str], where: str, why: str) -> str:
+    """Return the way in which texts are written: --how, or the model's first.
+
+    able: ways that the model has learnt; where: the model; why: what it is. Raises
+    UserError for another way, and for options that it does not read.
+    """
+    how = options.how or able[0]
+    if how not in able:
+        raise UserError(f"--how={how}: {where} {why}: use --how={able[0]}")
+    other, others = ("unmask", UNMASK) if how == "left" else ("left", LEFT)
+    for name in others:
+        if getattr(options, name) is not None:
+            fits = f"--how={other}" if other in able else f"models with --how={other}"
+            raise UserError(
+                f"--{name} has no use with --how={how}: it is read with {fits}; "
+                "leave it out"
+            )
+    if how == "unmask":
+        _check_order(options)
+    return how
+
+
+def _check_order(options: Options) -> None:
+    from bertjax.generation.unmask import ORDERS
+
+    order = options.order or "confidence"
+    registry.pick("--order", order, dict.fromkeys(ORDERS))
+    clashes = (
+        ("gamma", order != "entropy", "needs --order=entropy"),
+        ("gamma", bool(options.gamma and options.steps), "does not go with --steps"),
+        ("remask", order == "left", "does not go with --order=left"),
+        ("remask", options.block is not None, "does not go with --block"),
+        ("remask", bool(options.gamma), "does not go with --gamma"),
+    )
+    for name, is_wrong, what in clashes:
+        value: Any = getattr(options, name)
+        if value is not None and is_wrong and not math.isclose(value, 0):
+            raise UserError(f"--{name}={value:g} {what}")

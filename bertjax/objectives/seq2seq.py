@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text is predicted from another one, token after token: sequence to sequence.
+
+Without a decoder the text and its target are one row. With `attention_steps` the text
+sees all of itself, and the target what is before it (the sequence-to-sequence masks of
+Dong et al. 2019, UniLM, section 2.3); where model.is_decoder is set every token sees
+those before it alone. With a decoder the text is the encoder's. The head over the
+vocabulary is that of pretraining.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.models import decoder
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded, without_pooler
+from bertjax.models.layers import Params
+from bertjax.objectives import denoise
+from bertjax.objectives.base import Batch, Labels, Objective, Term
+from bertjax.objectives.combine import combine
+from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.token_head import make_token_head, score_tokens, sum_in_chunks
+from bertjax.parallel.sharding import constrain, gather_params
+
+NAME = "lm"  # of its arrays and terms
+
+
+def make_objective(
+    cfg: EncoderConfig, target_length: int = 64
+) -> tuple[Objective, EncoderConfig]:
+    """Predict the tokens of targets, and no others: `lm_loss` and `lm_accuracy`.
+
+    A batch has lm_ids i32 and lm_weights f32 [B, T], its targets and what ends them; in
+    rows of text and target lm_positions i32 [B, T] too, and of a decoder
+    decoder_input_ids i32 [B, T]. target_length: of batches that are made up.
+    """
+    cfg = without_pooler(cfg)
+    whole = of_decoder(cfg) if cfg.num_decoder_layers else of_rows(cfg)
+
+    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
+        if f"{NAME}_ids" not in batch:  # rows that are to be answered
+            return {}, {}
+        return whole.evaluate(params, seen(batch))
+
+    objective = dataclasses.replace(
+        whole,
+        weights=lambda batch: whole.weights(seen(batch)),
+        sums=lambda params, batch, rng: whole.sums(params, seen(batch), rng),
+        evaluate=evaluate,
+        labels=make_labels(cfg, target_length),
+        task_type="seq2seq",
+    )
+    return objective, cfg
+
+
+def of_rows(cfg: EncoderConfig) -> Objective:
+    """Make the objective of rows of text and target."""
+    head = make_token_head(NAME, frozenset())
+    return combine([dataclasses.replace(head, outputs=outputs)], cfg)
+
+
+def of_decoder(cfg: EncoderConfig) -> Objective:
+    """Make the objective of a decoder, which reads what an encoder made of the text."""
+    head = make_token_head(NAME, frozenset(), everywhere=True)
+
+    def run(params: Params, batch: Batch, rng: Any) -> tuple[Params, Encoded]:
+        params, batch = gather_params(params, cfg.dtype), dict(batch)
+        memory = decoder.encode(params, cfg, batch, rng)
+        hidden = decoder.apply(params, cfg, batch, memory, rng)
+        return params, Encoded(hidden, None)
+
+    def sums(params: Params, batch: Batch, rng: Any) -> dict[str, Term]:
+        params, encoded = run(params, batch, rng)
+        return head.sums(params, cfg, encoded, batch, rng)
+
+    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
+        params, encoded = run(params, batch, None)
+        own = outputs(params, cfg, encoded, batch)
+        # Every process has the rows of all, for the metrics.
+        own = {name: constrain(values, "_") for name, values in own.items()}
+        return head.sums(params, cfg, encoded, batch, None), own
+
+    return Objective(
+        init=functools.partial(denoise.init, cfg),
+        weights=head.weights,
+        sums=sums,
+        needs=frozenset(),
+        coefficients={},
+        evaluate=evaluate,
+        flops=functools.partial(denoise.flops, cfg),
+    )
+
+
+def seen(batch: Batch) -> Batch:
+    """Return a batch in which rows that fill it up weigh nothing."""
+    name = f"{NAME}_weights"
+    return {**batch, name: batch[name] * row_weights(batch)[:, None]}
+
+
+def outputs(
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
+) -> dict[str, jax.Array]:
+    """Return of each row's target `nats`, -ln p, and how many tokens of it are `right`
+    first guesses: f32 [B] each."""
+
+    def score(first, hidden, ids, weights):
+        _, logits = score_tokens(params, cfg, hidden, ids, weights, NAME)
+        true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
+        nats = jax.nn.logsumexp(logits, axis=-1) - true
+        right = true >= jnp.max(logits, axis=-1)
+        return (), {"nats": weights * nats, "right": weights * right}
+
+    arrays = encoded.hidden, batch[f"{NAME}_ids"], batch[f"{NAME}_weights"]
+    _, each = sum_in_chunks(score, cfg, arrays)
+    return {name: jnp.sum(values, axis=-1) for name, values in each.items()}
+
+
+def make_labels(cfg: EncoderConfig, target_length: int) -> Labels:
+    """Make Head.labels of batches whose targets have so many tokens at most."""
+    names = [f"{NAME}_ids"]
+    names += ["decoder_input_ids" if cfg.num_decoder_layers else f"{NAME}_positions"]
+
+    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        shape = rows, min(target_length + 1, length)
+        found = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
+        found[f"{NAME}_weights"] = jax.ShapeDtypeStruct(shape, jnp.float32)
+        if not (cfg.num_decoder_layers or cfg.is_decoder):
+            steps = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+            found["attention_steps"] = steps
+        return found
+
+    return labels

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of texts that a model wrote, of which each has one right text or several.
+
+From 0 to 1. bleu is sacrebleu's (Post 2018) with its own tokenization, over the whole
+set; rouge1, rouge2 and rougeL are the mean F1 of rouge-score (Lin 2004), of several
+right texts the best. Both libraries are the extra `text`.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+
+from bertjax import UserError
+
+ROUGE = "rouge1", "rouge2", "rougeL"
+PACKAGES = {"bleu": "sacrebleu", **dict.fromkeys(ROUGE, "rouge_score")}
+References = Sequence[Sequence[str]]  # of each text, one at least
+
+
+def check_packages(names: Iterable[str], key: str) -> None:
+    """Refuse metrics whose library is not there. Raises UserError, naming `key`."""
+    for name in names:
+        package = PACKAGES.get(name)
+        if package and importlib.util.find_spec(package) is None:
+            library = package.replace("_", "-")
+            raise UserError(
+                f"{key}={name} needs {library}: pip install 'bertjax[text]'"
+            )
+
+
+def bleu(texts: Sequence[str], references: References, lower: bool = False) -> float:
+    """Return BLEU-4 of the set. lower: capitals count as small letters."""
+    import sacrebleu
+
+    most = max(map(len, references))
+    # The k-th reference of each text, None where it has fewer.
+    streams = [[r[k] if k < len(r) else None for r in references] for k in range(most)]
+    found = sacrebleu.corpus_bleu([*texts], streams, lowercase=lower)
+    return found.score / 100
+
+
+def rouge(
+    texts: Sequence[str], references: References, names: Sequence[str] = ROUGE
+) -> dict[str, float]:
+    """Return the mean F1s: {name: F1}. Letters are small ones, without stems."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer([*names])
+    pairs = zip(texts, references, strict=True)
+    scores = [scorer.score_multi([*right], text) for text, right in pairs]
+    return {k: sum(s[k].fmeasure for s in scores) / len(scores) for k in names}
+
+
+def distinct(texts: Sequence[str], n: int) -> float:
+    """Return how many of all n-grams of words are different ones (Li et al. 2016).
+
+    >>> distinct(["who is it", "who was it"], 1)
+    0.6666666666666666
+    """
+    grams = [
+        tuple(words[i : i + n])
+        for words in map(str.split, texts)
+        for i in range(len(words) - n + 1)
+    ]
+    return len({*grams}) / len(grams) if grams else 0.0
+
+
+SHARES: dict[str, Callable[[Sequence[str]], float]] = {
+    "distinct1": lambda texts: distinct(texts, 1),
+    "distinct2": lambda texts: distinct(texts, 2),
+}
+METRICS = ("bleu", *ROUGE, *SHARES)
+
+
+def text_scores(
+    names: Iterable[str], texts: Sequence[str], references: References, lower: bool
+) -> dict[str, float]:
+    """Return what is asked for of METRICS: {name: score}; lower: as of `bleu`."""
+    found = {}
+    asked = [name for name in names if name in METRICS]
+    if "bleu" in asked:
+        found["bleu"] = bleu(texts, references, lower)
+    if wanted := [name for name in ROUGE if name in asked]:
+        found |= rouge(texts, references, wanted)
+    found |= {name: score(texts) for name, score in SHARES.items() if name in asked}
+    return {name: found[name] for name in asked}
