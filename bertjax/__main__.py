@@ -14,6 +14,7 @@ COMMANDS = {
     "show": "look at the batches that a config makes",
     "evaluate": "score a model: held-out loss, sentences, retrieval, its task",
     "fill_mask": "guess the blanks of sentences",
+    "generate": "write texts, or fill what is left open in them",
     "predict": "answer with a finetuned model: labels, scores, tags, answers",
     "embed": "make vectors of sentences",
     "speedrun": "train the best small encoder in a fixed time",

@@ -124,7 +124,7 @@ CASES = {
     "another family": (
         lambda: fill("deberta"),
         "deberta: models with model_type='deberta-v2' cannot be read; those "
-        "that can: albert, bert, ",
+        "that can: albert, bart, bert, ",
     ),
     "a flag near --config": (
         lambda: learn("--confg=bert.py:smoke"),

@@ -58,8 +58,8 @@ class LoadedModel(NamedTuple):
         theirs = self.meta.get("hf", {}).get("model_type", self.config.model.family)
         family = all_families().get(theirs)
         start = family.decoder_start if family else ""
-        told = generation_config.from_json(self.meta.get("generation", {}))
-        return told.filled(generation_config.from_roles(self.tokenizer.roles, start))
+        given = generation_config.from_json(self.meta.get("generation", {}))
+        return given.filled(generation_config.from_roles(self.tokenizer.roles, start))
 
     def read_params(self, head: str = "", weights: str = "") -> Any:
         """See `read_params`. A masked-LM head without parameters is not asked for."""
@@ -162,8 +162,8 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         tasks.tell(config, *model.task, longest=min(limit or longest, longest))
     model.report(say)
     meta = {"tokenizer": tokenizer.identity, "hf": model.raw}
-    told = generation_config.read_generation_config(model.directory, model.raw, where)
-    meta["generation"] = told.to_json()
+    ids = generation_config.read_generation_config(model.directory, model.raw, where)
+    meta["generation"] = ids.to_json()
     if model.task:
         between = separators_of(tokenizer) or tasks.separators(config)
         task = {"labels": list(model.task.labels), "separators": between}

@@ -39,11 +39,11 @@ class GenerationSettings(NamedTuple):
         {'decoder_start_token_id': 0, 'eos_token_id': 1}
         """
         ends = self.eos_token_id
-        told = {**self._asdict(), "eos_token_id": ends[0] if len(ends) == 1 else ends}
+        values = {**self._asdict(), "eos_token_id": ends[0] if len(ends) == 1 else ends}
         absent = (None, ())
         return {
             key: list(value) if isinstance(value, tuple) else value
-            for key, value in told.items()
+            for key, value in values.items()
             if value not in absent
         }
 

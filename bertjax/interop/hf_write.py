@@ -94,8 +94,8 @@ def write_model(
         from_roles(roles, family.decoder_start)
     )
     if written.num_decoder_layers:  # an absent key stands for another id there
-        told = ids.to_json()
-        config |= {key: told.get(key) for key in ids._fields if key in config}
+        values = ids.to_json()
+        config |= {key: values.get(key) for key in ids._fields if key in config}
     _write_json(directory / CONFIG, config)
     if is_causal or written.num_decoder_layers:
         write_generation_config(directory, ids)

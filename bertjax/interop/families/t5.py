@@ -72,7 +72,7 @@ def read_options(raw: family.Options) -> family.Options:
 def write_options(options: family.Options) -> family.Options:
     """Write what `read_options` reads. The last two keys are bertjax's own."""
     act, is_glu = options["hidden_act"], options["mlp_type"] == "glu"
-    said = "gelu" if is_glu and act == "gelu_new" else act
+    name = "gelu" if is_glu and act == "gelu_new" else act
     more = {}
     if options["max_position_embeddings"] != LONGEST:
         more["n_positions"] = options["max_position_embeddings"]
@@ -82,7 +82,7 @@ def write_options(options: family.Options) -> family.Options:
     return {
         "d_kv": options["hidden_size"] // options["num_attention_heads"],
         "num_decoder_layers": options["num_decoder_layers"],
-        "feed_forward_proj": "gated-" * is_glu + said,
+        "feed_forward_proj": "gated-" * is_glu + name,
         "dense_act_fn": act,
         "is_gated_act": is_glu,
         "scale_decoder_outputs": options["logit_scale"] != 0,
