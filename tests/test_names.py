@@ -40,6 +40,10 @@ SHARED_STEMS = {
     ),
     "span": ({"tasks/types/span", "objectives/span"}, A_TYPE_HAS_AN_OBJECTIVE),
     "tag": ({"tasks/types/tag", "objectives/tag"}, A_TYPE_HAS_AN_OBJECTIVE),
+    "cache": (
+        {"models/cache", "data/token_store/cache"},
+        "of keys and values, as Flax and Hugging Face say; and of files",
+    ),
     "electra": (
         {"interop/families/electra", "objectives/electra"},
         "a family of models is found by the model_type of its config.json",
