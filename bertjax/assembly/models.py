@@ -55,7 +55,8 @@ class LoadedModel(NamedTuple):
     def generation(self) -> GenerationSettings:
         """Ids that begin, end and pad what it writes: those that came with the model,
         else those of its tokenizer's special pieces."""
-        family = all_families().get(self.config.model.family)
+        theirs = self.meta.get("hf", {}).get("model_type", self.config.model.family)
+        family = all_families().get(theirs)
         start = family.decoder_start if family else ""
         told = generation_config.from_json(self.meta.get("generation", {}))
         return told.filled(generation_config.from_roles(self.tokenizer.roles, start))
@@ -140,7 +141,8 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         raise UserError(f"{where}: generator and discriminator differ in the tokenizer")
     hf_read.check_tokenizer(model, tokenizer, say)
     config = schema.base()
-    family = model.family.model_type if model.family.model_type in FAMILIES else "bert"
+    known = "bart" if model.cfg.num_decoder_layers else "bert"
+    family = model.family.model_type if model.family.model_type in FAMILIES else known
     keys = set(config.model) - {"family", "size", *RUNTIME}
     shape = {k: getattr(model.cfg, k) for k in keys if hasattr(model.cfg, k)}
     config.model.update({**shape, "family": family, "size": size_name(family, shape)})
@@ -148,7 +150,7 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     if model.cfg.is_decoder or not config.objective:
         config.objective = "clm" if model.cfg.is_decoder else "mlm"
     if model.cfg.num_decoder_layers:
-        config.objective = "denoise"
+        config.objective = "denoise" + ":target=spans" * (family == "t5")
     if isinstance(model, hf_directories.Pair):
         config.objective = f"electra:generator={model.share:g}"
     if "+" not in config.objective:

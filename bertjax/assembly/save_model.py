@@ -102,6 +102,8 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them
             longest = min(config.data.length, longest)
+        if is_seq2seq and cfg.position_embedding_type == "none":  # nothing limits them
+            longest = config.data.length
         kinds = [family.model_type * is_it for is_it in (is_causal, is_seq2seq)]
         write_tokenizer(tokenizer, folder, types, longest, between, *kinds)
         # Mean pooling is what sentence-transformers takes of any model.

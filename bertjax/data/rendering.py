@@ -31,6 +31,45 @@ class Shown(NamedTuple):
     part: int
 
 
+def row_stages(
+    seen: Inspected, tokenizer: Any, row: int
+) -> dict[str, list[Shown]]:
+    """Return the tokens of a row by the stages that are shown of it.
+
+    Of a row with a target of its own: what was gathered, input and target, whose tokens
+    are not each other's.
+    """
+    if seen.origin is not None:
+        return dict.fromkeys(STAGES, show_row(seen, tokenizer, row))
+    gathered, batch = seen.gathered, seen.batch
+    return {
+        "gathered": _plain(tokenizer, gathered, "input_ids", "", row),
+        "input": _plain(tokenizer, batch, "input_ids", "", row, seen.predicted[row]),
+        "target": _plain(tokenizer, batch, "lm_ids", "decoder_", row),
+    }
+
+
+def _plain(
+    tokenizer: Any,
+    arrays: Mapping[str, np.ndarray],
+    name: str,
+    side: str,
+    row: int,
+    chosen: np.ndarray | None = None,
+) -> list[Shown]:
+    """Return the real tokens of a side of a row as they are."""
+    real = arrays[f"{side}attention_mask"][row]
+    segments = arrays.get(f"{side}segment_ids", arrays[f"{side}attention_mask"])[row]
+    special = set(tokenizer.special_ids.tolist()) - {tokenizer.unk_id}
+    out = []
+    for i in np.flatnonzero(real):
+        token = int(arrays[name][row, i])
+        piece = surface(tokenizer, token)
+        fate = "masked" if chosen is not None and chosen[i] else ""
+        out.append(Shown(piece, piece, fate, token in special, int(segments[i]), 0))
+    return out
+
+
 def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
     """Return the real tokens of a row; of choices one after the other."""
     batch = seen.batch
@@ -169,7 +208,12 @@ def to_html(
 
 def stages_html(tokens: Sequence[Shown]) -> list[tuple[str, str]]:
     """Return (stage, its line as HTML) of a row before, while and after masking."""
-    return [(stage, "".join(_token(t, stage) for t in tokens)) for stage in STAGES]
+    return [(stage, stage_html(tokens, stage)) for stage in STAGES]
+
+
+def stage_html(tokens: Sequence[Shown], stage: str) -> str:
+    """Write a stage of a row as HTML."""
+    return "".join(_token(t, stage) for t in tokens)
 
 
 def _token(t: Shown, stage: str) -> str:

@@ -34,6 +34,8 @@ FITS = {
     "hybrid.py:small": "v5e:2x4",
     "unilmv2.py:base": "v5e:16x16",
     "diffusion.py:base": "v5e:4x4",
+    "t5.py:base": "v5e:16x16",
+    "bart.py:base": "v5e:16x16",
     "finetune/choose.py": "v5e:2x4",
     "finetune/classify.py": "v5e:2x4",
     "finetune/qa.py": "v5e:2x4",

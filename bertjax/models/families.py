@@ -48,6 +48,7 @@ ROBERTA = dict(
     classifier_activation="gelu",
 )
 T5 = dict(
+    max_position_embeddings=2**24,  # none: scores are biased by distance
     type_vocab_size=0,
     pooler=False,
     layer_norm_eps=1e-6,
@@ -186,6 +187,7 @@ FAMILIES: Mapping[str, Family] = {
             "small": t5(6, 512, 8, 2048),
             "base": t5(12, 768, 12, 3072),
             "large": t5(24, 1024, 16, 4096),
+            "v1_1_mini": t5(4, 256, 4, 512, **T5_1_1),
             "v1_1_base": t5(12, 768, 12, 2048, **T5_1_1),
             "v1_1_large": t5(24, 1024, 16, 2816, **T5_1_1),
             "v1_1_xl": t5(24, 2048, 32, 5120, **T5_1_1),

@@ -38,9 +38,10 @@ def preview_row(
         if cut := int(seen.truncated[row]):
             heading += f", cut by {counted(cut, 'token')}"
         return RowPreview(heading, lines, [(k, html.escape(v)) for k, v in lines])
-    tokens, colour = rendering.show_row(seen, tokenizer, row), sys.stdout.isatty()
-    lines = [(s, rendering.to_text(tokens, s, colour)) for s in rendering.STAGES]
-    return RowPreview(heading, lines, rendering.stages_html(tokens))
+    stages, colour = rendering.row_stages(seen, tokenizer, row), sys.stdout.isatty()
+    lines = [(s, rendering.to_text(t, s, colour)) for s, t in stages.items()]
+    markup = [(s, rendering.stage_html(t, s)) for s, t in stages.items()]
+    return RowPreview(heading, lines, markup)
 
 
 def row_heading(seen: Any, step: int, row: int, names: Sequence[str]) -> str:

@@ -153,7 +153,7 @@ def test_refusals_leave_nothing(command, trained, exported, tmp_path):
         ("cut", lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), ["cut"]),
         ("gone", lambda d: (d / "model.safetensors").unlink(), ["model.safetensors"]),
         ("json", lambda d: (d / "config.json").write_text("{"), ["config.json"]),
-        ("type", edit("config.json", '"bert"', '"t5"'), ["t5", "roberta"]),
+        ("type", edit("config.json", '"bert"', '"opt"'), ["opt", "roberta"]),
         ("mask", edit("tokenizer.json", "[MASK]", "[MUSK]"), ["mask"]),
     ]:
         out = tmp_path / "out"

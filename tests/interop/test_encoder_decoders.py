@@ -17,11 +17,12 @@ from bertjax.interop.families import t5
 from bertjax.interop.generation_config import FILE, read_generation_config
 from bertjax.interop.tensor_layout import leaves, unflatten, walk
 from bertjax.models import decoder, encoder, heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.families import FAMILIES
 
 GOLDEN = data.layouts()
 T5 = {"pad": 0, "unk": 2, "cls": 1, "sep": 1, "mask": 1}
 BART = {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 39}
-BODY = {"model_type": "t5", "d_model": 8, "num_heads": 2, "d_kv": 4}
 
 
 def roles(name):
@@ -121,6 +122,18 @@ def test_a_model_of_our_own(tmp_path):
     assert hf_read.open_model(tmp_path, "x").cfg == cfg
 
 
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_every_size_of_ours_is_one_there(family):
+    own = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    for size in FAMILIES[family].sizes.values():
+        width = {"intermediate_size": 4 * size["hidden_size"]}
+        cfg = EncoderConfig(
+            vocab_size=99, **{**width, **FAMILIES[family].fixed, **size}
+        )
+        found, written, _ = hf_write.choose_family(cfg, own, "bert")
+        assert found.model_type == family and written == cfg
+
+
 def test_bart_of_our_own_forces_nothing(tmp_path):
     write(tmp_path / "a", "bart")
     model = hf_read.open_model(tmp_path / "a", "x")
@@ -156,7 +169,7 @@ def test_other_names_of_the_words(name, tmp_path):
         return made
 
     write(tmp_path / "c", name, differs)
-    with pytest.raises(UserError, match="encoder.embed_tokens.weight differs from sha"):
+    with pytest.raises(UserError, match=r"encoder\.embed_tokens\.weight differs"):
         hf_read.open_model(tmp_path / "c", "x")
 
 

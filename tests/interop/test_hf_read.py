@@ -247,7 +247,7 @@ def test_a_missing_encoder_tensor_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     "config, words",
     [
-        ({"model_type": "t5"}, ["t5", "bert"]),
+        ({"model_type": "opt"}, ["opt", "bert"]),
         ({"model_type": None}, ["model_type"]),
         ({"hidden_size": None}, ["hidden_size"]),
         ({"hidden_size": "8"}, ["hidden_size"]),

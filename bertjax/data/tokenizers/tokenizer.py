@@ -222,7 +222,7 @@ class Tokenizer:
         """Return the ids of a text in which `mask_token` is a blank.
 
         The other special tokens, written in the text, are those tokens too, as users of
-        transformers know it: "a [MASK] [SEP] b".
+        transformers know it: "a [MASK] [SEP] b"; so are sentinels, "a <extra_id_0> b".
 
         A blank stands for " word": the space before it is its own, unless the files say
         otherwise (`mask_lstrip`). A tokenizer.json says itself what is whose: then it
@@ -233,7 +233,8 @@ class Tokenizer:
         """
         if self._library is not None:
             return backends.encode_texts(self._library.encode_batch, [text])[0].ids
-        marks = {self.pieces[i]: i for i in self.roles.values()}
+        ids_of_marks = (*self.roles.values(), *self.sentinel_ids.tolist())
+        marks = {self.pieces[i]: i for i in ids_of_marks}
         longest_first = sorted(map(re.escape, marks), key=len, reverse=True)
         parts = re.split(f"({'|'.join(longest_first)})", text)
         ids = []

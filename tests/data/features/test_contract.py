@@ -159,7 +159,9 @@ HASHES = {
     "mlm*1+clm*3": "8d89089af6d3ed15",
     "mntp": "8ca229230ab7713e",
     "mntp*3+clm*1": "4becf878a70a8e31",
+    "noise": "542bde532600fe9c",
     "prefix": "3ab853e368d66452",
+    "spans": "9c1f0f8680779bc5",
 }
 
 

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Denoising by an encoder and a decoder: T5 (Raffel et al. 2020, section 3.1.4), BART
+(Lewis et al. 2020, section 2), UL2 (Tay et al. 2022)."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError, registry
+from bertjax.models import decoder, encoder, heads
+from bertjax.models.config import (
+    EncoderConfig,
+    decoder_flops,
+    encoder_flops,
+    head_flops,
+)
+from bertjax.models.layers import Params
+from bertjax.objectives.base import Batch, Objective, Specs, Term
+from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
+from bertjax.parallel.sharding import gather_params
+
+TARGETS = {"text": "noise", "spans": "spans:density={density},mean={mean}"}
+LAW = {"density": "0.15", "mean": "3"}  # T5's
+
+
+def make_objective(
+    cfg: EncoderConfig,
+    target: str = "text",
+    density: str = LAW["density"],
+    mean: str = LAW["mean"],
+    z_loss: float = 0.0,
+) -> tuple[Objective, EncoderConfig]:
+    """Let a decoder write what a corrupted text was, which an encoder reads.
+
+    target: what is written: the whole `text`, corrupted as data.noise says (data/
+    features/noise.py), or the `spans` that are hidden in it, by their density and mean
+    length (data/features/spans.py); or a host half of one's own, by its dotted name,
+    that makes the same arrays. z_loss: see `make_token_head`.
+    Raises UserError without a decoder, and for options that say nothing to a target.
+    """
+    if z_loss < 0:
+        raise UserError(f"objective: denoise's z_loss={z_loss} must be 0 or more")
+    if not cfg.num_decoder_layers:
+        raise UserError(
+            "objective=denoise needs a decoder: take a model that has one, such as "
+            "model.family=t5 or bart, or give model.num_decoder_layers"
+        )
+    law, needs = {"density": density, "mean": mean}, target
+    if not registry.is_outside(target):
+        needs = registry.pick("objective: denoise's target", target, TARGETS)
+        needs = needs.format(**law)
+    if target != "spans" and law != LAW:
+        name = next(name for name in law if law[name] != LAW[name])
+        raise UserError(
+            f"objective: denoise's {name}={law[name]} is of target=spans: leave it out, "
+            "or give data.noise"
+        )
+    cfg = dataclasses.replace(cfg, pooler=False)
+    objective = Objective(
+        init=functools.partial(init, cfg),
+        weights=functools.partial(weights, z_loss=z_loss),
+        sums=functools.partial(sums, cfg, z_loss),
+        needs=frozenset({needs}),
+        coefficients={"denoise_z_loss": z_loss} if z_loss else {},
+        flops=functools.partial(flops, cfg),
+    )
+    return objective, cfg
+
+
+def init(cfg: EncoderConfig, rng: jax.Array) -> Params:
+    """Make the parameters of encoder, decoder and, where it has some, head."""
+    rngs = jax.random.split(rng, 3)
+    params = {"encoder": encoder.init(rngs[0], cfg), "decoder": decoder.init(rngs[1], cfg)}
+    if head := heads.init_mlm(rngs[2], cfg):
+        params[PARAMS] = head
+    return params
+
+
+def weights(batch: Batch, z_loss: float = 0.0) -> dict[str, jax.Array]:
+    """Return how many tokens of targets count, f32 []."""
+    terms = ["denoise_loss", *["denoise_z_loss"] * (z_loss > 0)]
+    return dict.fromkeys(terms, jnp.sum(batch["lm_weights"]))
+
+
+def sums(
+    cfg: EncoderConfig,
+    z_loss: float,
+    params: Params,
+    batch: Batch,
+    rng: jax.Array | None,
+) -> dict[str, Term]:
+    """Encode the input, and predict each token of the target from those before it."""
+    params = gather_params(params, cfg.dtype)
+    batch = dict(batch)
+    memory = decoder.encode(params, cfg, batch, rng)
+    hidden = decoder.apply(params, cfg, batch, memory, rng)
+
+    def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
+        return score_tokens(params, cfg, *arrays, "denoise", z_loss)[0], ()
+
+    arrays = hidden, batch["lm_ids"], batch["lm_weights"]
+    return sum_in_chunks(score, cfg, arrays)[0]
+
+
+def flops(cfg: EncoderConfig, specs: Specs) -> float:
+    """Count both stacks and the head, by slots of the input."""
+    read, written = (
+        specs[name].shape[-1] for name in ("input_ids", "decoder_input_ids")
+    )
+    own = decoder_flops(cfg, written, read) * written / read
+    return encoder_flops(cfg, read, 0) + own + head_flops(cfg, read, written)
