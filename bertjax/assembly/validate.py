@@ -21,9 +21,9 @@ from bertjax.training import CHOICES, read_rates, settings_of, writer
 
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
 OF_TEXT = (
-    "masking mask_rate mask_unit mask_lengths corruption replacement similar plan noise "
-    "max_predictions paper_compat short_seq_prob text_field group_field entity_field "
-    "segmenter"
+    "masking mask_rate mask_unit mask_lengths corruption replacement similar noise "
+    "plan max_predictions paper_compat short_seq_prob text_field group_field "
+    "entity_field segmenter"
 )
 OF_TEXT = [*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"]
 

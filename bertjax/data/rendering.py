@@ -31,9 +31,7 @@ class Shown(NamedTuple):
     part: int
 
 
-def row_stages(
-    seen: Inspected, tokenizer: Any, row: int
-) -> dict[str, list[Shown]]:
+def row_stages(seen: Inspected, tokenizer: Any, row: int) -> dict[str, list[Shown]]:
     """Return the tokens of a row by the stages that are shown of it.
 
     Of a row with a target of its own: what was gathered, input and target, whose tokens

@@ -167,7 +167,7 @@ def synthetic_text(
 ) -> tuple[Any, Any]:
     """Make a tokenizer's tables and a store of so many tokens: the two objects.
 
-    sentence, document: the tokens of each. extra_ids: how many of the ids are sentinels.
+    sentence, document: the tokens of each. extra_ids: how many ids are sentinels.
     """
     # Of [5, V), the k-th as often as 1/k: like words of a text.
     draws = np.random.default_rng(0).random(tokens)

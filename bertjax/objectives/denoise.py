@@ -55,8 +55,8 @@ def make_objective(
     if target != "spans" and law != LAW:
         name = next(name for name in law if law[name] != LAW[name])
         raise UserError(
-            f"objective: denoise's {name}={law[name]} is of target=spans: leave it out, "
-            "or give data.noise"
+            f"objective: denoise's {name}={law[name]} is of target=spans: leave it "
+            "out, or give data.noise"
         )
     cfg = dataclasses.replace(cfg, pooler=False)
     objective = Objective(
@@ -73,7 +73,10 @@ def make_objective(
 def init(cfg: EncoderConfig, rng: jax.Array) -> Params:
     """Make the parameters of encoder, decoder and, where it has some, head."""
     rngs = jax.random.split(rng, 3)
-    params = {"encoder": encoder.init(rngs[0], cfg), "decoder": decoder.init(rngs[1], cfg)}
+    params = {
+        "encoder": encoder.init(rngs[0], cfg),
+        "decoder": decoder.init(rngs[1], cfg),
+    }
     if head := heads.init_mlm(rngs[2], cfg):
         params[PARAMS] = head
     return params

@@ -27,9 +27,9 @@ SHARED = ("word", "position", "token_type", "norm")
 # The generator lies like an encoder.
 SHARDINGS = (
     *(
-        ("generator" + path.removeprefix("encoder"), axes)
+        ("generator" + path[path.index("/layers/") :], axes)
         for path, axes in PARAM_AXES
-        if path.startswith("encoder/layers/")
+        if "coder/layers/" in path
     ),
     ("generator/embeddings/projection/kernel", "embed width"),
     ("generator/(embeddings/projection/bias|final_norm/(scale|bias))", "width"),

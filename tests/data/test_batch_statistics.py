@@ -10,7 +10,14 @@ from host_half import make_half
 from bertjax.data.batch_statistics import Statistics
 from bertjax.data.batches import Inspected
 from bertjax.data.mixture import Located
-from bertjax.data.rendering import show_row, stages_html, surface, to_html, to_text
+from bertjax.data.rendering import (
+    row_stages,
+    show_row,
+    stages_html,
+    surface,
+    to_html,
+    to_text,
+)
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat ##ch <b> sat".split()  # noqa: SIM905
 TOKENIZER = SimpleNamespace(
@@ -122,6 +129,32 @@ def test_the_stages_of_a_row():
     assert (kept.fate, kept.before) == ("kept", ("sat", False))
     coloured = to_text(tokens, "corrupted", True)
     assert "\033[31m[MASK]\033[0m" in coloured and "\033[35msat" in coloured
+
+
+def test_the_two_sides_of_a_row():
+    seen = inspected()
+    target = np.array([[7, 8, 3], [6, 3, 0]], np.int32)
+    batch = {
+        "input_ids": np.array([[5, 4, 3], [4, 9, 3]], np.int32),
+        "attention_mask": np.ones((2, 3), np.int32),
+        "lm_ids": target,
+        "decoder_input_ids": target,
+        "decoder_attention_mask": (target > 0).astype(np.int32),
+    }
+    predicted = batch["input_ids"] == 4
+    seen = seen._replace(batch=batch, predicted=predicted, origin=None)
+    lines = [
+        (stage, to_text(tokens, stage, False))
+        for stage, tokens in row_stages(seen, TOKENIZER, 1).items()
+    ]
+    assert lines == [
+        ("gathered", "[CLS] sat [UNK] [SEP]"),
+        ("input", "[[MASK]] sat [SEP]"),
+        ("target", "cat [SEP]"),
+    ]
+    statistics = Statistics(TOKENIZER, ("en", "sw"))
+    statistics.add(seen, "first")
+    assert statistics.results()["fill"] == 10 / 12  # slots of both sides
 
 
 def test_a_page_escapes_what_it_shows():

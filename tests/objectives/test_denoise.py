@@ -17,9 +17,10 @@ from bertjax.objectives.make_objective import make_objective
 from bertjax.training.step import make_eval_step
 
 V, B, L, T = 40, 3, 12, 7
+RATES = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
 CFG = EncoderConfig(
-    V, 16, 2, 2, 32, num_decoder_layers=2, type_vocab_size=0, classifier_transform=False,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=32,
+    V, 16, 2, 2, 32, num_decoder_layers=2, type_vocab_size=0,
+    classifier_transform=False, max_position_embeddings=32, **RATES,
 )  # fmt: skip
 
 

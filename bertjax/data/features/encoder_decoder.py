@@ -104,7 +104,11 @@ class EncoderDecoderFeatures(base.Features):
         specs = dict.fromkeys(names, row)
         specs |= {f"decoder_{name}": target for name in names}
         weights = Spec(target.shape, "float32", loss=True)
-        return specs | {"lm_ids": target, "lm_weights": weights, "text_tokens": Spec(())}
+        return specs | {
+            "lm_ids": target,
+            "lm_weights": weights,
+            "text_tokens": Spec(()),
+        }
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
         step = max(1, BLOCK // self.raw)

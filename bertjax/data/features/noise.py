@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data.features import base
-from bertjax.data.features.base import Batch, GatheredRows, Settings
+from bertjax.data.features.base import Batch, Settings
 from bertjax.data.features.encoder_decoder import (
     EncoderDecoderFeatures,
     Layout,
@@ -38,7 +38,7 @@ UNITS = {"token": False, "word": True}
 
 
 class NoiseFeatures(EncoderDecoderFeatures):
-    """A corrupted text is what an encoder reads, the whole text what a decoder predicts.
+    """A corrupted text is what an encoder reads, the whole text what a decoder says.
 
     data.noise lists the operations, in order; data.mask_unit says whether words or
     tokens are chosen ("token" where it is empty), data.replacement how random pieces

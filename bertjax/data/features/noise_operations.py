@@ -128,9 +128,7 @@ class Operation:
         """Return how many tokens more it can make of so many."""
         return np.zeros_like(tokens)
 
-    def apply(
-        self, text: Text, keys: np.ndarray, number: int, how: Corruption
-    ) -> Text:
+    def apply(self, text: Text, keys: np.ndarray, number: int, how: Corruption) -> Text:
         """Return the texts after it; keys u64 [s]; number: of the operation."""
         key = counter_rng.fold(keys, "operation", number)
         return self.change(text, key, how)
@@ -413,5 +411,7 @@ def read_noise(text: str) -> list[Operation]:
         except ValueError as e:
             why = f" ({e})" if str(e).startswith("a ") else ""
             form = kind.form.replace("NAME", name)
-            raise UserError(f"data.noise={text!r}: {part!r} is not {form}{why}") from None
+            raise UserError(
+                f"data.noise={text!r}: {part!r} is not {form}{why}"
+            ) from None
     return operations

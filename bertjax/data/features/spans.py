@@ -10,7 +10,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.features import base
-from bertjax.data.features.base import Batch, GatheredRows, Settings
+from bertjax.data.features.base import Batch, Settings
 from bertjax.data.features.encoder_decoder import (
     EncoderDecoderFeatures,
     Layout,
@@ -61,8 +61,8 @@ class SpansFeatures(EncoderDecoderFeatures):
         if spans > len(self.sentinels):
             has = f"{len(self.sentinels)} of them" if len(self.sentinels) else "none"
             raise UserError(
-                f"data.length={self.length}: a text has up to {spans} spans, a sentinel "
-                f"(<extra_id_0>, ...) in the place of each, and the vocabulary has "
+                f"data.length={self.length}: a text has up to {spans} spans, in the "
+                "place of each a sentinel (<extra_id_0>, ...), and the vocabulary has "
                 f"{has}: give data.extra_ids={max(spans, 100)}"
             )
 
@@ -77,7 +77,9 @@ class SpansFeatures(EncoderDecoderFeatures):
     def slots(self, tokens: np.ndarray) -> np.ndarray:
         read, written = self._sizes(np.maximum(tokens - 2, 0))
         read = -(-read * self.raw // self.length)
-        return np.maximum(tokens, np.maximum(read, -(-written * self.raw // self.target)))
+        return np.maximum(
+            tokens, np.maximum(read, -(-written * self.raw // self.target))
+        )
 
     def _counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return noise and spans of so many tokens by each law, i64 [laws, n]."""
@@ -140,7 +142,9 @@ class SpansFeatures(EncoderDecoderFeatures):
         and hidden in each, i64 [all spans]."""
         law = np.zeros(len(tokens), int)
         if len(self.density) > 1:
-            law = counter_rng.below(counter_rng.fold(s.keys, "law"), 0, len(self.density))
+            law = counter_rng.below(
+                counter_rng.fold(s.keys, "law"), 0, len(self.density)
+            )
         noise, spans = span_counts(tokens, self.density[law], self.mean[law])
         sizes = (
             random_parts(counter_rng.fold(s.keys, name), items, spans)

@@ -125,9 +125,7 @@ def limit_segments(length: int, packed: bool, most: int | None) -> int | None:
     return (most or max(4, length // 16)) if packed else None
 
 
-def _cached(
-    path: Path, plan: Plan, slots: np.ndarray | None
-) -> dict[str, Any] | None:
+def _cached(path: Path, plan: Plan, slots: np.ndarray | None) -> dict[str, Any] | None:
     """Open a plan's arrays, made when they are missing or damaged; None where the text
     has empty sentences (no store of ours): such a plan has offsets of its own."""
     offsets = plan.sentences, plan.documents

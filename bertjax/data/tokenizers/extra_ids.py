@@ -28,7 +28,10 @@ def add_extra_ids(tokenizer: Tokenizer, number: int) -> Tokenizer:
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         data["added_tokens"] = [
             *(data.get("added_tokens") or []),
-            *({"id": i, "content": p, "special": True, **flags} for p, i in new.items()),
+            *(
+                {"id": i, "content": p, "special": True, **flags}
+                for p, i in new.items()
+            ),
         ]
         files |= json_files(data)
     else:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
-from bertjax.data.corpus.sentences import STOPS
 from bertjax.data.tokenizers import backends, plain_ids, tokenizer_files
 
 # Scripts written without spaces: each piece of them may begin a word.
@@ -30,6 +29,8 @@ SPACELESS = re.compile(
     "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
 )
 SENTINEL = "<extra_id_{}>"  # T5's names
+# The commonest of what ends sentences (data/corpus/sentences.py has them all).
+STOPS = frozenset(".!?…‼⁇⁈⁉؟۔।॥。！？｡．")
 
 
 @dataclass(eq=False, repr=False)
@@ -163,9 +164,7 @@ class Tokenizer:
         special = set(self.special_ids.tolist()) - {self.unk_id}
         if plain_ids.FILE in self.files:
             content = self.files[plain_ids.FILE]
-            return plain_ids.IdsEngine(
-                plain_ids.pieces(content), self.unk_id, content
-            )
+            return plain_ids.IdsEngine(plain_ids.pieces(content), self.unk_id, content)
         if "spiece.model" in self.files:
             model = self.files["spiece.model"]
             return backends.SentencePieceEngine(model, special, self.lower_case)

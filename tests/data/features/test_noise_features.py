@@ -2,6 +2,7 @@
 """BART's noise: what each operation may and may not do, and by which laws."""
 
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,9 +28,7 @@ TOKENIZER = SimpleNamespace(
     special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
     word_starts=PIECES % 2 == 0, sentence_ends=PIECES == STOP,
 )  # fmt: skip
-ALL = (
-    "permute,infill:poisson:3.5,mask:0.1,delete:0.1,insert:0.05,substitute:0.1,rotate"
-)
+ALL = "permute,infill:poisson:3.5,mask:0.1,delete:0.1,insert:0.05,substitute:0.1,rotate"
 
 
 def half(noise, length=64, **keys):
@@ -80,10 +79,11 @@ def is_subsequence(part, whole):
 def sentences(document):
     cut = [i + 1 for i, t in enumerate(document[:-1]) if t == STOP != document[i + 1]]
     ends = [0, *cut, len(document)]
-    pairs = zip(ends, ends[1:], strict=False)
-    return [tuple(document[a:b]) for a, b in pairs if a < b]
+    return [tuple(document[a:b]) for a, b in pairwise(ends) if a < b]
 
 
+SEEDS = st.integers(0, 2**32)
+UNITS, MEANS = st.sampled_from(["token", "word"]), st.sampled_from([0.3, 1, 3.5])
 DOCUMENTS = st.lists(
     st.lists(st.integers(5, 12) | st.just(UNK), max_size=14), min_size=1, max_size=3
 )
@@ -91,7 +91,7 @@ DOCUMENTS = st.lists(
 
 # ---------------------------------------------------------------- each operation
 @settings(max_examples=25)
-@given(documents=DOCUMENTS, seed=st.integers(0, 2**32), unit=st.sampled_from(["token", "word"]))  # fmt: skip
+@given(documents=DOCUMENTS, seed=SEEDS, unit=UNITS)
 def test_what_operations_do(documents, seed, unit):
     how = dict(seed=seed, mask_unit=unit)
     text = [t for d in documents for t in d]
@@ -125,9 +125,11 @@ def test_what_operations_do(documents, seed, unit):
         now = [t for d in out for t in d]
         assert len(now) == len(text) and counts[f"{name}_units"] == some
         changed = [i for i in range(len(text)) if now[i] != text[i]]
-        assert all(text[i] != UNK and now[i] not in (UNK, CLS, SEP, PAD) for i in changed)
+        assert all(
+            text[i] != UNK and now[i] not in (UNK, CLS, SEP, PAD) for i in changed
+        )
         if noise.startswith("mask"):
-            assert set(now[i] for i in changed) <= {MASK}
+            assert {now[i] for i in changed} <= {MASK}
             assert sum(w[0] in changed for w in all_words(documents, unit)) == some
 
 
@@ -157,7 +159,7 @@ def resplit(after, before):
     """Cut a permuted document into sentences of the lengths that it has now."""
     left, out = Counter(sentences(before)), []
     while after:
-        one = next(s for s in sorted(left, key=len, reverse=True) if left[s] and fits(after, s, left))  # fmt: skip
+        one = next(s for s in left if left[s] and fits(after, s, left))
         left[one] -= 1
         out.append(one)
         after = after[len(one) :]
@@ -176,7 +178,7 @@ def fits(after, sentence, left):
 
 
 @settings(max_examples=60)
-@given(documents=DOCUMENTS, seed=st.integers(0, 2**32), unit=st.sampled_from(["token", "word"]), mean=st.sampled_from([0.3, 1, 3.5]))  # fmt: skip
+@given(documents=DOCUMENTS, seed=SEEDS, unit=UNITS, mean=MEANS)
 def test_infilling_keeps_its_budget(documents, seed, unit, mean):
     (out,), counts = corrupt(
         f"infill:poisson:{mean}:0.3", *documents, seed=seed, mask_unit=unit
@@ -200,7 +202,7 @@ def test_infilling_keeps_its_budget(documents, seed, unit, mean):
 
 def test_all_operations_in_order():
     documents = [[*range(6, 26), STOP] * 2]
-    (out,), counts = corrupt(ALL, *documents)
+    _, counts = corrupt(ALL, *documents)
     assert {k for k, n in counts.items() if n} >= {
         "sentences", "spans", "masked_units", "deleted_units", "inserted",
         "substituted_units", "documents_rotated",
@@ -282,7 +284,9 @@ def test_masks_of_no_length_are_refused_where_a_text_would_grow():
     assert counts["zero_length_spans"] > counts["zero_length_spans_refused"]
     assert all(len(document) <= 20 for (document,) in out)
     # One behind the last word stands before [SEP], behind the whole word.
-    ends = [d for (d,) in corrupt("infill:poisson:1:0.3", [10, 12, 13, 14, 15], b=300, mask_unit="word")[0]]  # fmt: skip
+    text = [10, 12, 13, 14, 15]
+    out, _ = corrupt("infill:poisson:1:0.3", text, b=300, mask_unit="word")
+    ends = [document for (document,) in out]
     assert any(d[-3:] == [14, 15, MASK] for d in ends)
     assert not any(d[-3:] == [14, MASK, 15] for d in ends)
 

@@ -2,6 +2,7 @@
 """T5's spans: sizes, the law of spans, both sides put together again."""
 
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -123,9 +124,14 @@ def test_worked_example():
 
 
 # ---------------------------------------------------------------- round trip
+TEXTS = st.lists(
+    st.lists(st.integers(5, V - 1) | st.just(UNK), max_size=30), min_size=1, max_size=4
+)
+
+
 @settings(max_examples=60)
 @given(
-    texts=st.lists(st.lists(st.integers(5, V - 1) | st.just(UNK), max_size=30), min_size=1, max_size=4),
+    texts=TEXTS,
     packed=st.booleans(),
     seed=st.integers(0, 2**32),
     options=st.sampled_from(["", ":density=0.5,mean=2", ":density=0.15/0.5,mean=3/8"]),
@@ -172,7 +178,7 @@ def test_packed_rows_fit_exactly():
         for pair in sides(batch, row, packed=True):
             found[tuple(together(*pair))] += 1
     bounds = np.cumsum([0, *sizes])
-    texts = [tuple(tokens[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    texts = [tuple(tokens[a:b]) for a, b in pairwise(bounds)]
     assert found == Counter(texts)
     assert batch["decoder_attention_mask"].mean() > 0.8
 

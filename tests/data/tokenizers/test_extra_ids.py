@@ -10,7 +10,8 @@ from bertjax.data.tokenizers.export_tokenizer import make_json
 from bertjax.data.tokenizers.extra_ids import add_extra_ids
 from bertjax.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
-TEXTS = ["The cat sat. On the mat? Yes!", "a cat; the mat, \"sat.\" <extra_id_0>"] * 40
+KINDS = "unigram", "bpe", "wordpiece", "byte_bpe", "ids", "json"
+TEXTS = ["The cat sat. On the mat? Yes!", 'a cat; the mat, "sat." <extra_id_0>'] * 40
 
 
 def make(kind, folder):
@@ -24,7 +25,7 @@ def make(kind, folder):
     return train_tokenizer(TEXTS, kind, {"byte_bpe": 300}.get(kind, 80))
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece", "byte_bpe", "ids", "json"])  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS)
 def test_sentinels_are_the_last_pieces_and_in_no_text(kind, tmp_path):
     tokenizer = make(kind, tmp_path / "json")
     assert not len(tokenizer.sentinel_ids)
@@ -56,4 +57,4 @@ def test_pieces_that_end_sentences(kind, tmp_path):
         assert not ends
         return
     assert {".", "?", "!"} <= {piece[-1] for piece in ends}
-    assert not any(piece[-1].isalpha() or piece[-1] in ";,>\"" for piece in ends)
+    assert not any(piece[-1].isalpha() or piece[-1] in ';,>"' for piece in ends)
