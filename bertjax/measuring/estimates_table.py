@@ -20,6 +20,7 @@ from bertjax.storage import atomic
 FITS = {
     "quickstart.py": "v5e:1x1",
     "modern.py:small": "v5e:1x1",
+    "modern.py:base": "v5e:2x4",
     "bert.py:mini": "v5e:1x1",
     "bert.py:base": "v5e:2x4",
     "bert.py:large": "v5e:2x4",
