@@ -164,6 +164,7 @@ def made_up(config, needs=frozenset({"mlm", "nsp"})):
     return synthetic_data.synthetic_batch(config, objective, shape, 100)
 
 
+@pytest.mark.slow
 def test_made_up_vocabularies_have_the_size_that_a_run_would_have():
     size = "--config.model.hidden_size=64"
     config = config_of("--config.data.vocab_size=700", size)

@@ -38,6 +38,7 @@ def test_it_trains_and_resumes_exactly(arguments, tmp_path):
     assert timeless(run(arguments, tmp_path / "twice", SWAP, *ROWS)) == timeless(rows)
 
 
+@pytest.mark.slow
 def test_it_mixes_with_another_by_rows(arguments, tmp_path):
     mixed = "--config.objective=mlm*3+lab.swap*1", "--config.batch_size=32"
     rows = run(arguments, tmp_path / "run", *mixed)

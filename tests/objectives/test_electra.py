@@ -229,6 +229,7 @@ def test_slots_draw_alone_what_they_draw_among_all():
         np.testing.assert_array_equal(drawn, whole[:, first : first + 2])
 
 
+@pytest.mark.slow
 def test_logits_in_pieces_change_nothing():
     rows, wide = 2, 7
     cfg = dataclasses.replace(CFG, vocab_size=70_001, max_position_embeddings=16)

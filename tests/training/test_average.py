@@ -130,6 +130,7 @@ def stored(workdir, step, part):
     return jax.tree.leaves(restore_params(folder, part=part))
 
 
+@pytest.mark.slow
 def test_a_run_and_its_continuation(arguments, tmp_path):
     """The average is the mean of what was saved; a run that was cut short in its tail
     ends as one that was not."""

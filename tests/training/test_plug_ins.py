@@ -52,6 +52,7 @@ def test_a_schedule():
     np.testing.assert_allclose(rate(jnp.arange(10)), 4.0 * np.array(shares))
 
 
+@pytest.mark.slow
 def test_a_run_and_its_continuation(arguments, tmp_path):
     """All three train, and a run that was cut short ends as one that was not."""
     more = (
