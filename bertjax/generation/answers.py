@@ -88,9 +88,11 @@ def prompts_of(batch: Batch) -> dict[str, jax.Array]:
         own["decoder_attention_mask"] = jnp.ones_like(start)
         return {"input_ids": ids, "attention_mask": real} | own
     if "lm_positions" in batch:
-        room = ids.shape[1] - batch["lm_positions"].shape[1]
+        # Batches of short rows are cut to what they need, with no room for the longest
+        # target: how far texts reach is in their rows alone.
         size = batch["lm_positions"][:, :1] + 1
-        ids, real = ids[:, :room], (jnp.arange(room) < size).astype(jnp.int32)
+        real = (jnp.arange(ids.shape[1]) < size).astype(jnp.int32)
+        ids = ids * real
     prompts = {"input_ids": ids, "attention_mask": real}
     if "attention_steps" in batch:
         prompts["attention_steps"] = jnp.zeros_like(real)
