@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.assembly.command_line import settle_config
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import save_model
 from bertjax.data.progress import Progress
+from bertjax.generation import open_writer
+from bertjax.generation.options import Options
 from bertjax.inference import embed_texts, fill_blanks, forward, predict_rows
 from bertjax.scoring import sequence_scorers
 from bertjax.scoring.pseudo_likelihoods import pick_variant
@@ -281,6 +283,28 @@ class Model(LoadedModel):
         scorer = sequence_scorers.pick_scorer(scorer, *learnt, "--scorer", "the model")
         scores = sequence_scorers.score_texts(lm, check_texts(texts), scorer, options)
         return [one.score for one in scores]
+
+    @check_arguments
+    def generate(
+        self, texts: Sequence[str], **options: Any
+    ) -> list[list[dict[str, Any]]]:
+        """Write behind texts, or fill their blanks, as `bertjax.generate` does.
+
+        options: the command's flags of that, max_new_tokens, num_beams, temperature,
+        how, order and others (generation/options.py). Returns of each text its outputs,
+        {"text", "ids", "score"}; score: the sum of ln p of what was written. Raises
+        UserError for options that the model does not read, and texts that are too long.
+        """
+        if unknown := [name for name in options if name not in Options._fields]:
+            raise registry.unknown("option", unknown[0], Options._fields)
+        several, wanted = check_texts(texts), Options(**options)
+        how = open_writer.pick_way(self, wanted, "the model")
+        writer = self._once(self._open_writer, how)
+        written = open_writer.write(writer, several, wanted)
+        return [[output._asdict() for output in outputs] for outputs in written]
+
+    def _open_writer(self, how: str) -> open_writer.Writer:
+        return open_writer.open_writer(self, how, self.params)
 
     @check_arguments
     def predict(

@@ -19,6 +19,7 @@ from bertjax.generation.texts import Output
 __all__ = ["BlankModel", "fill_texts"]
 
 LOGITS_MB = 256  # of logits at once
+MASKS = ("[MASK]", "<mask>")  # blanks, of which a model has one
 
 
 class BlankModel(NamedTuple):
@@ -44,10 +45,18 @@ class Row(NamedTuple):
 
 
 def make_row(model: BlankModel, text: str, options: Options) -> Row:
-    """Make the row of a text. Raises UserError for one that is too long."""
+    """Make the row of a text.
+
+    Raises UserError for one that is too long, or has the blanks of another model.
+    """
     tokenizer, most = model.tokenizer, model.cfg.max_length
     ids = tokenizer.encode_with_masks(text)
     begun = tokenizer.mask_id not in ids
+    if begun and (other := next((m for m in MASKS if m in text), "")):
+        raise UserError(
+            f"{text[:40]!r}: {other} is no blank of this model: write "
+            f"{tokenizer.mask_token}"
+        )
     if begun:
         ids = [*ids, *[tokenizer.mask_id] * options.max_new_tokens]
     ids = [tokenizer.cls_id, *ids, tokenizer.sep_id]

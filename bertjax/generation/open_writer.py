@@ -3,14 +3,13 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bertjax import UserError, objectives
 from bertjax.assembly import models
 from bertjax.assembly.models import LoadedModel
-from bertjax.data.tokenizers.backends import make_library
+from bertjax.data.tokenizers.export_tokenizer import special_around
 from bertjax.generation import blanks, options, texts
 from bertjax.generation.blanks import BlankModel
 from bertjax.generation.options import Options
@@ -51,7 +50,7 @@ def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
 
 def is_seq2seq(opened: LoadedModel) -> bool:
     """Whether a model is an encoder-decoder."""
-    return getattr(opened.cfg, "num_decoder_layers", 0) > 0
+    return opened.cfg.num_decoder_layers > 0
 
 
 def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
@@ -117,13 +116,8 @@ def find_side(opened: LoadedModel) -> Side:
     [SEP] around others'.
     """
     tokenizer = opened.tokenizer
-    data = json.loads(tokenizer.files.get("tokenizer.json", b"{}"))
-    if data.get("post_processor"):
-        library = make_library(data)
-        plain = library.encode("0", add_special_tokens=False).ids
-        whole = library.encode("0").ids
-        at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-        return Side(tuple(whole[:at]), tuple(whole[at + len(plain) :]))
+    if around := special_around(tokenizer):
+        return Side(*map(tuple, around))
     cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
     if cls_id == sep_id:
         return Side()

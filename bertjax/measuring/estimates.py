@@ -17,7 +17,8 @@ from bertjax.measuring.compile_steps import Target, versions
 from bertjax.measuring.hlo import Kernel
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES, early_facts, memory_bytes
 from bertjax.measuring.synthetic_data import Shape, expected_vocab_size, with_row_sizes
-from bertjax.models.config import EncoderConfig, keys_seen
+from bertjax.models.config import EncoderConfig
+from bertjax.models.flops import keys_seen
 from bertjax.parallel.chips import Chip
 
 Say = Callable[[str], None]

@@ -11,12 +11,8 @@ import jax.numpy as jnp
 
 from bertjax import UserError, registry
 from bertjax.models import decoder, encoder, heads
-from bertjax.models.config import (
-    EncoderConfig,
-    decoder_flops,
-    encoder_flops,
-    head_flops,
-)
+from bertjax.models.config import EncoderConfig
+from bertjax.models.flops import decoder_flops, encoder_flops, head_flops
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Specs, Term
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks

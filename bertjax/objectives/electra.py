@@ -15,7 +15,8 @@ from jax.extend.random import threefry_2x32
 
 from bertjax import UserError
 from bertjax.models import encoder, heads
-from bertjax.models.config import EncoderConfig, flops_per_token, generator_config
+from bertjax.models.config import EncoderConfig, generator_config
+from bertjax.models.flops import flops_per_token
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Specs, Term, row_keys
 from bertjax.objectives.losses import binary_cross_entropy

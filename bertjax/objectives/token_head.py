@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from bertjax import UserError
 from bertjax.models import heads
-from bertjax.models.config import EncoderConfig, head_flops
+from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
+from bertjax.models.flops import head_flops
 from bertjax.models.layers import Params
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy, z_loss_of

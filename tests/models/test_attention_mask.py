@@ -16,7 +16,8 @@ from bertjax.models.attention_mask import (
     is_visible,
     make_attention_mask,
 )
-from bertjax.models.config import EncoderConfig, flops_per_token, keys_seen
+from bertjax.models.config import EncoderConfig
+from bertjax.models.flops import flops_per_token, keys_seen
 
 Layout = tuple[np.ndarray, np.ndarray]  # steps [n], and the table [n, n] of who sees
 

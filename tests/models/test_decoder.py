@@ -21,13 +21,9 @@ from bertjax.models import (
     stacked_layers,
     transformer_layer,
 )
-from bertjax.models.config import (
-    EncoderConfig,
-    decoder_config,
-    decoder_flops,
-    encoder_flops,
-)
+from bertjax.models.config import EncoderConfig, decoder_config
 from bertjax.models.families import FAMILIES
+from bertjax.models.flops import decoder_flops, encoder_flops
 from bertjax.models.incremental import make_decoder
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import (

@@ -10,8 +10,9 @@ from conftest import ENCODERS
 
 from bertjax import UserError
 from bertjax.models import encoder, heads, stacked_layers
-from bertjax.models.config import EncoderConfig, flops_per_token
+from bertjax.models.config import EncoderConfig
 from bertjax.models.families import SIZES
+from bertjax.models.flops import flops_per_token
 
 CFG = EncoderConfig(
     vocab_size=50,

@@ -11,8 +11,9 @@ import pytest
 from bertjax import UserError
 from bertjax.models import encoder, heads
 from bertjax.models.attention_mask import AttentionMask
-from bertjax.models.config import EncoderConfig, flops_per_token
+from bertjax.models.config import EncoderConfig
 from bertjax.models.families import FAMILIES
+from bertjax.models.flops import flops_per_token
 from bertjax.parallel.sharding import axes_of, path_name
 
 V, L = 30, 16

@@ -11,7 +11,8 @@ import pytest
 from bertjax import UserError
 from bertjax.data.features.base import Spec
 from bertjax.models import decoder, heads
-from bertjax.models.config import EncoderConfig, decoder_flops, encoder_flops
+from bertjax.models.config import EncoderConfig
+from bertjax.models.flops import decoder_flops, encoder_flops
 from bertjax.objectives import token_head
 from bertjax.objectives.make_objective import make_objective
 from bertjax.training.step import make_eval_step

@@ -20,7 +20,7 @@ from bertjax.checkpoints import manifest
 from bertjax.config import schema
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.measuring import estimates, measurements
-from bertjax.models.config import flops_per_token
+from bertjax.models.flops import flops_per_token
 from bertjax.objectives.base import TokenIds, row_keys
 from bertjax.objectives.combine import combine
 from bertjax.objectives.make_objective import make_objective

@@ -9,7 +9,14 @@ from bertjax.data.features.mixed import MixedFeatures
 
 PACKAGE = "bertjax.data.features"
 # Modules that are no host half by name.
-SUPPORT = ("base", "encoder_decoder", "make_features", "mixed", "noise_operations")
+SUPPORT = (
+    "base",
+    "encoder_decoder",
+    "make_features",
+    "mixed",
+    "noise_operations",
+    "noise_texts",
+)
 PAIR_RULES = ("nsp", "sop")  # needs that the rows' plan draws
 LABELS = "labels"  # the need of objectives that learn from a task's rows
 

@@ -20,7 +20,8 @@ from bertjax.data.features.encoder_decoder import (
     is_frame,
     number_pieces,
 )
-from bertjax.data.features.noise_operations import (
+from bertjax.data.features.noise_operations import read_noise
+from bertjax.data.features.noise_texts import (
     BEGINS_UNIT,
     ENDS_SENTENCE,
     FRAME,
@@ -28,7 +29,6 @@ from bertjax.data.features.noise_operations import (
     IDS,
     Corruption,
     Text,
-    read_noise,
 )
 from bertjax.data.masking.presets import REPLACEMENTS
 from bertjax.data.token_flags import BEGINS_WORD, SPECIAL

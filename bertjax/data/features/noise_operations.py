@@ -1,106 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of data.noise, on whole blocks of texts at a time.
 
-Texts lie behind each other in one array of codes: an id, and bits that say what may be
-done to the token. Each operation returns new texts; all that it draws is addressed by
-the key of the text and the number of the operation.
+Each operation returns new texts (noise_texts.py); all that it draws is addressed by the
+key of the text and the number of the operation.
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.data import counter_rng
+from bertjax.data.features.noise_texts import (
+    BEGINS_UNIT,
+    ENDS_SENTENCE,
+    FRAME,
+    FREE,
+    Corruption,
+    Text,
+    Units,
+    count_share,
+    find_units,
+)
 from bertjax.data.masking.choose import choose_subsets, ramps
 
-IDS = (1 << 24) - 1
-FREE = 1 << 28  # text, which may be chosen: nothing special, no mask
-BEGINS_UNIT = 1 << 27
-FRAME = 1 << 26  # tokens around texts, whose places nothing takes
-ENDS_SENTENCE = 1 << 25
 _AHEAD = 16  # spans more than expected that are drawn at first
 
 # BART's own: fairseq issue 1899, and README of examples/bart.
 DEFAULT = "permute,infill:poisson:3.5:0.3:0.1"
-
-
-class Text(NamedTuple):
-    """Texts behind each other: codes i32 [n], and how many each has, size i64 [s]."""
-
-    codes: np.ndarray
-    size: np.ndarray
-
-    @property
-    def owner(self) -> np.ndarray:
-        """The number of the text that each token is of, i64 [n]."""
-        return np.repeat(np.arange(len(self.size)), self.size)
-
-
-class Corruption(NamedTuple):
-    """What operations read: the mask's id, the pieces that are drawn, cumulative shares
-    of them (None: all alike); counts and drawn receive what was done."""
-
-    mask_id: int
-    replacements: np.ndarray
-    unigram: np.ndarray | None
-    counts: Counter[str]
-    drawn: list[np.ndarray] | None
-
-    def draw_pieces(self, keys: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        """Draw a random piece for each (key, slot): codes i32, text like any other."""
-        if self.unigram is None:
-            index = counter_rng.below(keys, slot, len(self.replacements))
-        else:
-            draw = counter_rng.uniform(keys, slot)
-            index = np.searchsorted(self.unigram, draw, "right")
-        return self.replacements[index] | np.int32(FREE | BEGINS_UNIT)
-
-    def draw_masks(
-        self, keys: np.ndarray, slot: np.ndarray, random: float
-    ) -> np.ndarray:
-        """Return masks, a share `random` of which are random pieces: codes i32."""
-        codes = np.full(len(keys), self.mask_id, np.int32)
-        if random:
-            key = counter_rng.fold(keys, "random")
-            own = np.flatnonzero(counter_rng.uniform(key, slot) < random)
-            codes[own] = self.draw_pieces(
-                counter_rng.fold(keys[own], "replace"), slot[own]
-            )
-        return codes
-
-
-class Units(NamedTuple):
-    """What may be chosen in texts: the first token of each unit and its tokens, i64
-    [u]; of each text the number of its first unit, and how many it has, i64 [s]."""
-
-    first: np.ndarray
-    size: np.ndarray
-    begin: np.ndarray
-    many: np.ndarray
-
-
-def find_units(text: Text) -> Units:
-    """List the words, or tokens, that may be chosen. A special token is in none."""
-    free = (text.codes & FREE) > 0
-    begins = free & ((text.codes & BEGINS_UNIT) > 0)
-    begins[1:] |= free[1:] & ~free[:-1]
-    begins[:1] |= free[:1]
-    first = np.flatnonzero(begins)
-    is_last = free.copy()
-    is_last[:-1] &= ~(free & ~begins)[1:]
-    ends = np.cumsum(text.size)
-    until = np.searchsorted(first, ends)
-    many = np.diff(until, prepend=0)
-    return Units(first, np.flatnonzero(is_last) - first + 1, until - many, many)
-
-
-def count_share(share: float, total: np.ndarray) -> np.ndarray:
-    """Return ceil(share total), i64: 0.1 of 30 is 3, whatever floats make of it."""
-    return np.ceil(share * total - 1e-9).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts by the command and in Python: the same, and what neither takes."""
+
+import json
+
+import pytest
+
+import bertjax
+from bertjax import UserError, generate
+
+TEXTS = ["The [MASK] is [MASK].", "A word"]
+
+
+def test_the_command_and_python_write_the_same(trained, tmp_path, capsys):
+    model = bertjax.load(str(trained))
+    written = model.generate(TEXTS, max_new_tokens=3, order="left")
+    given = [f"--model={trained}", "--max_new_tokens=3", "--order=left"]
+    assert generate.main([*given, "--json", *TEXTS]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt"] for line in lines] == TEXTS
+    assert [line["outputs"] for line in lines] == written
+    assert all("[MASK]" not in one["text"] for [one] in written)
+    assert len(written[1][0]["ids"]) == len(model.tokenizer.encode(TEXTS[1])) + 3
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in TEXTS))
+    out = tmp_path / "out.jsonl"
+    generate.main([*given, f"--input={prompts}", f"--out={out}"])
+    assert [json.loads(line) for line in out.read_text().splitlines()] == lines
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"num_beam": 2}, r"option='num_beam' .*did you mean 'num_beams'"),
+        ({"how": "left"}, r"^how=left: .* use how=unmask"),
+        ({"num_beams": 0}, r"^num_beams=0 must"),
+        ({"temperature": "hot"}, r"^temperature='hot' must"),
+        ({"stop": ["."]}, r"^stop has no use with how=unmask"),
+    ],
+)
+def test_what_is_refused(trained, options, words):
+    with pytest.raises(UserError, match=words):
+        bertjax.load(str(trained)).generate(["A word"], **options)
+
+
+def test_blanks_of_other_models_and_bad_lines(trained, tmp_path):
+    with pytest.raises(UserError, match=r"<mask> is no blank .* write \[MASK\]"):
+        bertjax.load(str(trained)).generate(["A <mask>"])
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    with pytest.raises(UserError, match=r"bad\.jsonl:2 is no JSON object"):
+        generate.main([f"--model={trained}", f"--input={bad}"])
