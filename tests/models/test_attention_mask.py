@@ -269,8 +269,9 @@ def half_padding() -> tuple[np.ndarray, np.ndarray]:
     return real, (real * np.arange(1, L + 1) * np.array([1, -1, -1, 1])[:, None])
 
 
-@pytest.mark.parametrize("is_decoder", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("is_decoder", "dtype"), [(False, "bfloat16"), (True, "float32")]
+)
 def test_rows_of_padding_are_finite(is_decoder, dtype):
     cfg = dataclasses.replace(CFG, is_decoder=is_decoder, dtype=dtype)
     real, steps = half_padding()
@@ -287,8 +288,7 @@ def test_rows_of_padding_are_finite(is_decoder, dtype):
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
-@pytest.mark.parametrize("unroll", [0, 1])
-@pytest.mark.parametrize("is_decoder", [False, True])
+@pytest.mark.parametrize(("is_decoder", "unroll"), [(False, 0), (True, 1)])
 def test_the_last_layer_at_some_positions(is_decoder, unroll):
     cfg = dataclasses.replace(CFG, is_decoder=is_decoder, unroll=unroll)
     draw = np.random.default_rng(8)

@@ -69,7 +69,12 @@ def cudnn_without_a_gpu(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
 
 
-@pytest.mark.parametrize("name", MASKS)
+# Kernels take seconds to compile: the others run with the slow tests.
+FAST = ("full", "causal packed window", "steps packed", "steps window")
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in MASKS if n not in FAST]
+
+
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_the_boolean_mask_says(backend, name):
     """At real tokens; padding, which nobody reads, gives finite numbers."""

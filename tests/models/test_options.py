@@ -72,12 +72,9 @@ OPTIONS = {
 # The others run with the slow tests.
 FAST = [
     "factorised",
-    "rope",
     "relative",
-    "pre",
-    "glu",
     "skips",
-    "modernbert",
+    "modernbert",  # rotary, pre-norm, gated
 ]
 REST = [pytest.param(n, marks=pytest.mark.slow) for n in OPTIONS if n not in FAST]
 named = pytest.mark.parametrize("name", [*FAST, *REST])

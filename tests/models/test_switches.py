@@ -319,7 +319,13 @@ def test_outputs_that_begin_as_zero_add_nothing(form):
         np.testing.assert_allclose(x, depths[0], **close)
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("adamw", "normuon") else pytest.param(n, marks=slow)
+        for n in sorted(OPTIMIZERS)
+    ],
+)
 def test_outputs_that_begin_as_zero_move(name):
     """Those of every layer, and then what stands before them too."""
     cfg = replace(PRE, zero_init_outputs=True, unroll=1)
