@@ -10,8 +10,8 @@ python -m bertjax.compress --model=DIR --out=DIR --method=sparsegpt --text=FILES
                            --method, --sparsity and --bits may have commas then
 
 sparsegpt, wanda and magnitude prune; gptq, awq and rtn (round to nearest) quantise.
-DIR is a workdir that every command reads, its weights in float32, and packed.safetensors
-in it the same weights in few bytes (docs/compression.md).
+DIR is a workdir that every command reads, its weights in float32; packed.safetensors in
+it has the same weights in few bytes (docs/compression.md).
 """
 
 import json

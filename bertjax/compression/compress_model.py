@@ -165,7 +165,7 @@ def inputs_of(path: str, kernel: np.ndarray) -> int:
 
 
 def writable(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree of arrays that can be written to: f32, copies where they must be."""
+    """Return a tree of f32 arrays that can be written to, copies where they must be."""
     return {
         key: writable(leaf)
         if isinstance(leaf, Mapping)

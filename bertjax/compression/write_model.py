@@ -72,7 +72,7 @@ def write_compressed(
 
 
 def read_counts(checkpoint: Any) -> bytes | None:
-    """Return the counts file of the workdir that a checkpoint lies in, if it has one."""
+    """Return the counts file of the workdir around a checkpoint, if it has one."""
     if isinstance(checkpoint, Imported):
         return None
     file = checkpoint.parents[1] / COUNTS

@@ -39,7 +39,6 @@ from bertjax.models.layers import (
 )
 from bertjax.models.skips import NOTHING, Earlier, mix_values, read_earlier
 
-
 # Sees what a matrix of a layer is about to be multiplied with, [T, in], by the path of
 # its parameters in the layer. Queries, keys and values share theirs, and so do the
 # gate and "mlp/up".
@@ -124,8 +123,8 @@ def apply_layer(
     (Vaswani et al. 2017, section 3.2.3). cache: where keys and values are kept, and
     with query positions of `inputs` those of earlier tokens are; it is returned as it
     is then. tap: sees what the layer's matrices are multiplied with, those of a
-    cross-attention aside. Matrix products see [B*L, D]: on a CPU gradients of products of three axes
-    run slower.
+    cross-attention aside. Matrix products see [B*L, D]: on a CPU gradients of products
+    of three axes run slower.
     """
     b, _, d = x.shape
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)

@@ -70,9 +70,9 @@ def main(sparsegpt_folder: str, gptq_folder: str) -> None:
     pruner = official(sparsegpt_folder, "sparsegpt").SparseGPT
     for name, (x, weights) in layers.items():
 
-        def half(one, rows=len(weights)):
-            # Blocks are of BLOCK or of fewer inputs; one share gives both the index.
-            count = rows * BLOCK
+        def half(one, weights=weights):
+            # Whole and short blocks: this share gives both the index before the half.
+            count = len(weights) * BLOCK
             one.fasterprune((count // 2 - 1 + 0.5) / count, blocksize=BLOCK)
 
         arrays[f"{name}/half"] = run(pruner, x, weights, half)
