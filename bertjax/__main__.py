@@ -19,6 +19,7 @@ COMMANDS = {
     "embed": "make vectors of sentences",
     "speedrun": "train the best small encoder in a fixed time",
     "probe": "see what each layer knows",
+    "compress": "prune or quantise a model after training",
     "convert": "read and write Hugging Face's directories",
     "report": "make one page of runs",
     "preflight": "see what a config costs on a TPU that is not there",

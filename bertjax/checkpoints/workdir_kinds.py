@@ -16,6 +16,7 @@ RESULTS = "sweep.json"  # of a sweep that is done
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MEMBERS = "members"  # the states of one that is under way
 RUN, CONVERTED = "a run", "a converted model"
+COMPRESSED = "a compressed model"
 SWEEP, UNDER_WAY = "a sweep", "a sweep under way"
 
 
@@ -31,6 +32,8 @@ def kind(path: Any) -> str:
     meta = read_meta(path, saved[-1])
     if "runs" in meta:  # sweep.json is lost
         return SWEEP
+    if "compressed" in meta:
+        return COMPRESSED
     return CONVERTED if "config" in meta and "stores" not in meta else RUN
 
 
@@ -42,7 +45,7 @@ def check_run(path: Any) -> None:
             f"--workdir={path} holds {what}: repeat its command to finish it, or take "
             "another workdir"
         )
-    if what in (SWEEP, CONVERTED):
+    if what in (SWEEP, CONVERTED, COMPRESSED):
         raise UserError(
             f"--workdir={path} holds {what}, no state to train on from: take another "
             f"workdir, with --config.init_from={path}"

@@ -39,6 +39,11 @@ from bertjax.models.layers import (
 )
 from bertjax.models.skips import NOTHING, Earlier, mix_values, read_earlier
 
+# Sees what a matrix of a layer is about to be multiplied with, [T, in], by the path of
+# its parameters in the layer. Queries, keys and values share theirs, and so do the
+# gate and "mlp/up".
+Tap = Callable[[str, jax.Array], None]
+
 
 class AttentionInputs(NamedTuple):
     """What the attention reads beside hidden states; rope: None without rotary ones."""
@@ -107,6 +112,7 @@ def apply_layer(
     earlier: Earlier = NOTHING,
     memory: MemoryInputs | None = None,
     cache: LayerCache | None = None,
+    tap: Tap | None = None,
 ) -> tuple[jax.Array, LayerCache | None]:
     """Run one layer on x [B, L, D]; with positions i32 [B, P] return [B, P, D], theirs.
 
@@ -116,16 +122,19 @@ def apply_layer(
     (skips.py), by scalars among its parameters. memory: what its cross-attention reads
     (Vaswani et al. 2017, section 3.2.3). cache: where keys and values are kept, and
     with query positions of `inputs` those of earlier tokens are; it is returned as it
-    is then. Matrix products see [B*L, D]: on a CPU gradients of products of three axes
-    run slower.
+    is then. tap: sees what the layer's matrices are multiplied with, those of a
+    cross-attention aside. Matrix products see [B*L, D]: on a CPU gradients of products
+    of three axes run slower.
     """
     b, _, d = x.shape
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
     x = read_earlier(params, x, earlier)
     residual = (x if positions is None else take_at(x, positions)).reshape(-1, d)
     y, cache = self_attention(
-        params, cfg, x, residual, inputs, rngs[0], depth, positions, earlier, cache
+        params, cfg, x, residual, inputs, rngs[0], depth, positions, earlier, cache, tap
     )
+    if tap is not None:
+        tap("attention/output", y)
     x = add_attended(params["attention"], cfg, residual, y, rngs[1])
     if memory is not None:
         keys = (None, None) if rng is None else jax.random.split(fold_in(rng, 3))
@@ -135,7 +144,7 @@ def apply_layer(
     p = params["mlp"]
     with jax.named_scope("mlp"):
         y = normalise(p["norm"], cfg, x) if pre else x
-        y = mlp(p, cfg, y)
+        y = mlp(p, cfg, y, tap)
         x = x + dropout(y, cfg.hidden_dropout_prob, rngs[2])
         x = x if pre else normalise(p["norm"], cfg, x)
     return x.reshape(b, -1, d), cache
@@ -152,6 +161,7 @@ def self_attention(
     positions: jax.Array | None,
     earlier: Earlier,
     cache: LayerCache | None,
+    tap: Tap | None,
 ) -> tuple[jax.Array, LayerCache | None]:
     """Mix the values of x [B, L, D] for each query: [B P, D]; residual: theirs.
 
@@ -170,7 +180,7 @@ def self_attention(
     query_positions = positions if backend == "xla" else None
     x_of_queries = None if query_positions is None else residual
     p = params["attention"]
-    q, k, v = queries_keys_values(p, cfg, x.reshape(-1, d), depth, x_of_queries)
+    q, k, v = queries_keys_values(p, cfg, x.reshape(-1, d), depth, x_of_queries, tap)
     v = mix_values(params, v, earlier)
     q, k, v = (y.reshape(heads) for y in (q, k, v))
 
@@ -253,6 +263,7 @@ def queries_keys_values(
     x: jax.Array,
     depth: dict[str, jax.Array],
     x_of_queries: jax.Array | None = None,
+    tap: Tap | None = None,
 ) -> list[jax.Array]:
     """Project x [T, D] for the attention, [T, H K] each; pre-LN normalises it first.
 
@@ -269,6 +280,8 @@ def queries_keys_values(
     y = prepare(x)
     query = y if x_of_queries is None else prepare(x_of_queries)
     inputs = {"query": query, "key": y, "value": y}
+    if tap is not None:
+        tap("attention/query", y)
     with jax.named_scope("qkv"):
         return [project(params, name, cfg, x) for name, x in inputs.items()]
 
@@ -307,11 +320,17 @@ def normalise_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     return layer_norm({}, each, cfg.layer_norm_eps, "rms_norm").reshape(x.shape)
 
 
-def mlp(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+def mlp(
+    params: Params, cfg: EncoderConfig, x: jax.Array, tap: Tap | None = None
+) -> jax.Array:
     """Run the MLP on x [T, D], gated (Shazeer 2020, equation 5) or plain."""
+    if tap is not None:
+        tap("mlp/up", x)
     y = activate(product(params["up"], x, "embed mlp"), cfg.hidden_act)
     if cfg.mlp_type == "glu":
         y = y * product(params["gate"], x, "embed mlp")
+    if tap is not None:
+        tap("mlp/down", y)
     return product(params["down"], y, "mlp embed")
 
 

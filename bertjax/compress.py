@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a model small after training: prune or quantise it, layer by layer.
+
+python -m bertjax.compress --model=DIR --out=DIR --method=sparsegpt --text=FILES
+... --sparsity=0.5         of each matrix half of the weights, or 2:4, two of four
+... --method=gptq --bits=4 --text=FILES      quantise to 8, 4 or 3 bits
+... --method=magnitude, or rtn               reads no text
+... --table=FILE.md --evaluate="--what=mlm --text=FILES" --metric=mlm_loss
+                           the grid of methods, each scored, as a Markdown table;
+                           --method, --sparsity and --bits may have commas then
+
+sparsegpt, wanda and magnitude prune; gptq, awq and rtn (round to nearest) quantise.
+DIR is a workdir that every command reads, its weights in float32; packed.safetensors in
+it has the same weights in few bytes (docs/compression.md).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError, counted
+from bertjax.assembly import command_line
+from bertjax.assembly import models as open_models
+from bertjax.config import cli
+from bertjax.config.flag_help import Flag, shared
+from bertjax.storage import atomic
+
+FLAGS = {
+    **shared("model", "step"),
+    "out": Flag("the workdir to write; it must be new. Of --table: where models stay"),
+    "method": Flag("sparsegpt, wanda, magnitude, gptq, awq or rtn"),
+    "sparsity": Flag("a share, or 2:4; unless given 0.5"),
+    "bits": Flag("8, 4 or 3; unless given 4"),
+    "group_size": Flag("inputs that share a grid; unless given 128", kind=int, least=8),
+    "embeddings": Flag("8 bits, the same as the layers, or dense: untouched", "8"),
+    "text": Flag("files to calibrate on: globs, with commas"),
+    "rows": Flag("rows of the text", 128, least=1),
+    "length": Flag("tokens of a row; unless given 128 or the model's", kind=int),
+    "table": Flag("the Markdown file to write: a grid of methods"),
+    "evaluate": Flag("of --table: the flags of bertjax.evaluate"),
+    "metric": Flag("of --table: what of its JSON is shown; with commas"),
+    **shared("weights", "json"),
+}
+OF_TABLE = ("evaluate", "metric")
+
+
+def main(argv: Sequence[str]) -> int:
+    args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
+    if not args.model:
+        raise UserError("--model is missing: what to compress")
+    if args.length is not None and args.length < 8:
+        raise UserError(f"--length={args.length}: give at least 8 tokens")
+    if args.table is not None:
+        return write_table(args)
+    for flag in OF_TABLE:
+        if getattr(args, flag) is not None:
+            raise UserError(f"--{flag} is of --table=FILE: leave it out")
+    if not args.out or not args.method:
+        raise UserError("--out and --method are needed: see --help")
+    from bertjax.assembly.save_model import check_target
+    from bertjax.compression.methods import make_recipe
+
+    bits = read_bits(args.bits)
+    how = args.method, args.sparsity, bits, args.group_size, args.embeddings
+    recipe = make_recipe(*how)
+    check_target(args.out, f"--out={args.out}")
+    compress = open_compressor(args, [recipe])
+    done = compress(recipe, args.out)
+    print(json.dumps(done) if args.json else "\n".join(describe(done)))
+    return 0
+
+
+def open_compressor(args: Any, recipes: Sequence[Any]) -> Any:
+    """Open the model and read the texts, once; returns compress(recipe, directory)."""
+    calibrated = [r.method for r in recipes if r.calibrated]
+    if calibrated and not args.text:
+        raise UserError(f"--text is missing: {calibrated[0]} is calibrated on texts")
+    if args.text and not calibrated:
+        cli.say(f"{recipes[0].method} reads no text: --text={args.text} is not read")
+    path = open_models.at_step(args.model, args.step)
+    opened = open_models.open_model(path, "--model")
+    opened.config.dtype = "float32"
+    from bertjax.compression.calibration import read_calibration
+    from bertjax.compression.compress_model import check_model
+    from bertjax.compression.write_model import write_compressed
+
+    check_model(opened.cfg, f"--model={args.model}")
+    batches: list[Any] = []
+    if calibrated:
+        batches = read_calibration(opened, args.text, args.rows, args.length)
+
+    def compress(recipe: Any, out: str) -> dict[str, Any]:
+        rows = batches if recipe.calibrated else []
+        return write_compressed(opened, recipe, rows, out, args.weights)
+
+    return compress
+
+
+def read_bits(text: str | None) -> int | None:
+    """Return the number that --bits is."""
+    if text is None or text.isdecimal():
+        return None if text is None else int(text)
+    raise UserError(f"--bits={text} is no number of bits")
+
+
+def describe(done: dict[str, Any]) -> list[str]:
+    """Say what was done, for people."""
+    what = f"{done['sparsity']:.2%} of the layers' weights are 0"
+    if done["bits"]:
+        what = f"{done['bits']} bits, groups of {done['group_size']}"
+    lines = [f"{done['out']} is written: {done['method']}, {what}"]
+    if done["tokens"]:
+        rows = counted(done["rows"], "row")
+        lines.append(
+            f"calibrated on {rows}, {done['tokens']:,} tokens; outputs of the matrices "
+            f"lost {done['output_error']:.2%} of their squares"
+        )
+    share = done["bytes"] / done["bytes_dense"]
+    lines.append(
+        f"packed.safetensors has {done['bytes'] / 1e6:,.1f} MB, {share:.1%} of the "
+        f"{done['bytes_dense'] / 1e6:,.1f} MB of all parameters in float32; "
+        f"{done['seconds']:.0f} s"
+    )
+    return lines
+
+
+def write_table(args: Any) -> int:
+    """Compress by a grid of methods, score each, write the table."""
+    from bertjax.compression import grid_table
+
+    out = atomic.check_out(args.table, "--table", ".md")
+    if not args.evaluate or not args.metric:
+        raise UserError("--table needs --evaluate=FLAGS and --metric=NAME: see --help")
+
+    def split(text: str | None) -> list[str]:
+        return [part for part in (text or "").split(",") if part]
+
+    lists = split(args.method), split(args.sparsity), split(args.bits)
+    recipes = grid_table.make_grid(*lists, args.group_size, args.embeddings)
+    if args.out is not None:
+        from bertjax.assembly.save_model import check_target
+
+        check_target(args.out, f"--out={args.out}")
+    compress = open_compressor(args, recipes)
+    model = open_models.at_step(args.model, args.step)
+    how = args.evaluate, split(args.metric), args.out, cli.say
+    rows = grid_table.run_grid(model, recipes, compress, *how)
+    table = "\n".join(grid_table.markdown(rows))
+    atomic.write_file(Path(out), f"{table}\n", f"--table={args.table}")
+    print(json.dumps(rows) if args.json else table)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A grid of methods on one model: each compressed, scored, a line of a table."""
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError
+from bertjax.compression.methods import METHODS, Recipe, make_recipe
+
+SPARSITIES = ("0.5", "0.6", "0.7", "2:4")
+BITS = (8, 4, 3)
+Row = dict[str, Any]
+
+
+def make_grid(
+    methods: Sequence[str],
+    sparsities: Sequence[str],
+    bits: Sequence[str],
+    group_size: int | None,
+    embeddings: str,
+) -> list[Recipe]:
+    """Return a recipe for each method and how far it goes; (): all that there are.
+
+    Raises UserError for what is unknown.
+    """
+    recipes = []
+    for method in methods or METHODS:
+        found = METHODS.get(method)
+        if found and found.prunes:
+            for sparsity in sparsities or SPARSITIES:
+                recipes.append(make_recipe(method, sparsity, embeddings=embeddings))
+            continue
+        for text in bits or map(str, BITS):
+            if not text.isdecimal():
+                raise UserError(f"--bits={text} is no number of bits")
+            how = int(text), group_size, embeddings
+            recipes.append(make_recipe(method, None, *how))
+    return recipes
+
+
+def run_grid(
+    model: str,
+    recipes: Sequence[Recipe],
+    compress: Callable[[Recipe, str], Mapping[str, Any]],
+    evaluate: str,
+    metrics: Sequence[str],
+    out: str | None,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """Compress a model by each recipe and score the result; the first row is of the
+    model itself.
+
+    compress(recipe, directory) writes one and returns what it did. evaluate: the flags
+    of `python -m bertjax.evaluate`; metrics: keys of what that prints. out: where the
+    models stay, None: nowhere. Raises UserError.
+    """
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        folder = out or stack.enter_context(tempfile.TemporaryDirectory())
+        values = score(model, evaluate, metrics)
+        rows.append({"method": "dense", "degree": "", "values": values})
+        for i, recipe in enumerate(recipes, 1):
+            name = f"{recipe.method} {recipe.degree}"
+            say(f"{name}, {i} of {len(recipes)}")
+            into = f"{folder}/{name.replace(' ', '-').replace('%', '')}"
+            done = compress(recipe, into)
+            values = score(into, evaluate, metrics)
+            rows[0]["bytes"] = done["bytes_dense"]
+            row = {"method": recipe.method, "degree": recipe.degree}
+            rows.append({**row, "bytes": done["bytes"], "values": values})
+            said = ", ".join(f"{k} {v:.4f}" for k, v in values.items())
+            say(f"{name}: {said}, {done['bytes'] / 1e6:.1f} MB")
+            if out is None:
+                remove(Path(into))
+    return rows
+
+
+def remove(folder: Path) -> None:
+    """Remove a model that was made for its score."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def score(model: str, evaluate: str, metrics: Sequence[str]) -> dict[str, float]:
+    """Return metrics of a model as `python -m bertjax.evaluate` prints them.
+
+    In a process of its own, as a user would run it: what it holds is gone after it.
+    """
+    command = [sys.executable, "-m", "bertjax.evaluate", f"--model={model}", "--json"]
+    done = subprocess.run(
+        [*command, *shlex.split(evaluate)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        raise UserError(f"--evaluate={evaluate}: {why.removeprefix('error: ')}")
+    known = numbers(json.loads(done.stdout.splitlines()[-1]))
+    for metric in metrics:
+        if metric not in known:
+            raise UserError(
+                f"--metric={metric} is not among what is printed: {', '.join(known)}"
+            )
+    return {metric: known[metric] for metric in metrics}
+
+
+def numbers(tree: Mapping[str, Any], above: str = "") -> dict[str, float]:
+    """Return the numbers of an object by path, "wiki/mlm_loss"."""
+    found: dict[str, float] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{above}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{above}{key}"] = value
+    return found
+
+
+def markdown(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the table: bytes in MB (10^6) and as a share, and scores with
+    what they differ from the model's own."""
+    first = rows[0]
+    names = list(first["values"])
+    yield "| method | how far | MB | of dense | " + " | ".join(names) + " |"
+    yield "|---|---|---|---|" + "---|" * len(names)
+    for row in rows:
+        size = row["bytes"]
+        cells = [row["method"], row["degree"], f"{size / 1e6:.1f}"]
+        cells.append(f"{size / first['bytes']:.3f}")
+        for name in names:
+            value = row["values"][name]
+            off = f" ({value - first['values'][name]:+.4f})" if row is not first else ""
+            cells.append(f"{value:.4f}{off}")
+        yield f"| {' | '.join(cells)} |"

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compress an open model into a new workdir: its checkpoint and the packed file."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.assembly.models import LoadedModel
+from bertjax.assembly.save_model import check_target, write_workdir
+from bertjax.compression.compress_model import check_model, compress_model
+from bertjax.compression.methods import Recipe
+from bertjax.compression.packed import FILE, write_packed
+from bertjax.interop.hf_read import Imported
+from bertjax.storage import directories
+
+COUNTS = "unigram.npy"  # of the training text, by which evaluations draw and compare
+
+
+def write_compressed(
+    opened: LoadedModel,
+    recipe: Recipe,
+    batches: Sequence[Mapping[str, np.ndarray]],
+    out: str,
+    weights: str = "",
+    flag: str = "--out",
+) -> dict[str, Any]:
+    """Compress a model and write it as a new directory, whole or not at all.
+
+    batches: calibration rows, [] where the recipe reads none. Returns what was done,
+    with the measured bytes of the packed file beside those of all parameters in f32.
+    Raises UserError.
+    """
+    started = time.monotonic()
+    into = check_target(out, f"{flag}={out}")
+    check_model(opened.cfg, "--model")
+    params = opened.read_params(weights=weights)
+    done = compress_model(params, opened.cfg, recipe, batches)
+    leaves = flatten(params)
+    about = {
+        "method": recipe.method,
+        "sparsity": done.zeros / done.weights,
+        "pattern": str(recipe.pattern or ""),
+        "bits": recipe.bits,
+        "group_size": recipe.group_size,
+        "embeddings": recipe.embeddings,
+        "rows": int(sum((b["example_weights"] > 0).sum() for b in batches)),
+        "tokens": done.tokens,
+        "output_error": done.error,
+    }
+    facts = {**opened.meta, "compressed": about}
+    counts = read_counts(opened.checkpoint)
+    size = 0
+
+    def write(draft: Path) -> None:
+        nonlocal size
+        model = opened._replace(meta=facts)
+        write_workdir(draft, lambda: params, model)
+        if counts is not None:
+            (draft / COUNTS).write_bytes(counts)
+        size = write_packed(draft / FILE, leaves, done.forms, about)
+
+    if not directories.make_whole(into, write, f"{flag}={out}"):
+        raise UserError(f"{flag}={out} exists already: another process has made it")
+    dense = sum(leaf.size for leaf in leaves.values()) * 4
+    sizes = {"bytes": size, "bytes_dense": dense}
+    seconds = round(time.monotonic() - started, 1)
+    return {"out": out, **about, **sizes, "seconds": seconds}
+
+
+def read_counts(checkpoint: Any) -> bytes | None:
+    """Return the counts file of the workdir around a checkpoint, if it has one."""
+    if isinstance(checkpoint, Imported):
+        return None
+    file = checkpoint.parents[1] / COUNTS
+    return file.read_bytes() if file.exists() else None
+
+
+def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, np.ndarray]:
+    """Return the leaves of a tree by path, "encoder/embeddings/word", f32."""
+    leaves: dict[str, np.ndarray] = {}
+    for key, part in tree.items():
+        if isinstance(part, Mapping):
+            leaves |= flatten(part, f"{above}{key}/")
+        else:
+            leaves[f"{above}{key}"] = np.asarray(part, np.float32)
+    return leaves
