@@ -94,6 +94,9 @@ def test_texts_are_written_in_order(finetuned, table, capsys):
     model = bertjax.load(str(finetuned))
     again = model.predict([row["text"] for row in rows[:3]])
     assert [one["text"] for one in again] == [one["text"] for one in found[:3]]
+    written = model.generate([row["text"] for row in rows])
+    assert [one["text"] for [one] in written] == [one["text"] for one in found]
+    # As the metrics of an evaluation have it, too.
     model = predict_rows.open_finetuned(str(finetuned))
     form = model.form._replace(metrics=("exact", "distinct1"))
     task_type = get_task_type("seq2seq")
