@@ -6,7 +6,6 @@ The methods are thin: the functions beneath are those of inference/ and scoring/
 
 import functools
 import inspect
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from bertjax.generation.options import Options
 from bertjax.inference import embed_texts, fill_blanks, forward, predict_rows
 from bertjax.scoring import sequence_scorers
 from bertjax.scoring.pseudo_likelihoods import pick_variant
-from bertjax.tasks.task_type import get_task_type
+from bertjax.tasks import prepare_task
 
 __all__ = ["Model", "fit"]
 
@@ -68,6 +67,16 @@ def check_texts(texts: Any) -> list[str]:
             raise UserError(f"texts: {text!r:.60} must be a string")
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             raise UserError(f"texts: {text!r:.60} has a lone surrogate")
+    return found
+
+
+def check_prompts(prompts: Any) -> list[Any]:
+    """Return prompts as a list, texts and objects of texts: UserError."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise UserError(f"texts={prompts!r:.60} must be a list of strings")
+    found = list(prompts)
+    for one in found:
+        check_texts(one.values() if isinstance(one, Mapping) else [one])
     return found
 
 
@@ -286,10 +295,12 @@ class Model(LoadedModel):
 
     @check_arguments
     def generate(
-        self, texts: Sequence[str], **options: Any
+        self, texts: Sequence[str | Mapping[str, str]], **options: Any
     ) -> list[list[dict[str, Any]]]:
         """Write behind texts, or fill their blanks, as `bertjax.generate` does.
 
+        texts: of a model that was finetuned to write targets the texts, or objects by
+        column, as `predict` takes them.
         options: the command's flags of that, max_new_tokens, num_beams, temperature,
         how, order and others (generation/options.py). Returns of each text its outputs,
         {"text", "ids", "score"}; score: the sum of ln p of what was written. Raises
@@ -297,7 +308,7 @@ class Model(LoadedModel):
         """
         if unknown := [name for name in options if name not in Options._fields]:
             raise registry.unknown("option", unknown[0], Options._fields)
-        several, wanted = check_texts(texts), Options(**options)
+        several, wanted = check_prompts(texts), Options(**options)
         how = open_writer.pick_way(self, wanted, "the model")
         writer = self._once(self._open_writer, how)
         written = open_writer.write(writer, several, wanted)
@@ -322,13 +333,8 @@ class Model(LoadedModel):
             raise UserError("rows must be a list: an object by column, or a text, each")
         if not rows:
             return []
-        columns = model.form.keys(labelled=False, flags=True)
-        task_type = get_task_type(model.config.objective)
-        first = next(iter(columns.values()))
-        objects = [{first: row} if isinstance(row, str) else dict(row) for row in rows]
-        lines = "\n".join(json.dumps(row) for row in objects)
-        examples = task_type.parse(lines, "rows", columns, lambda text: None)
-        return list(predict_rows.answer(model, examples, batch_size))
+        read = prepare_task.parse_objects(model.config, model.form, rows, "rows")
+        return list(predict_rows.answer(model, read, batch_size))
 
     @check_arguments
     def save(self, directory: str, format: str = "hf") -> None:

@@ -10,7 +10,8 @@
 The likeliest tokens are taken, or those of --num_beams; with --temperature, --top_k or
 --top_p they are drawn. --input has a prompt a line, or JSON lines {"prompt": ...}; with
 --json, and in a file of --out, comes out an object a prompt: {"prompt": ...,
-"outputs": [{"text": ..., "ids": [...], "score": ...}]}.
+"outputs": [{"text": ..., "ids": [...], "score": ...}]}. A model that was finetuned with
+objective=seq2seq writes the target of each prompt, which may be an object by column.
 """
 
 import json
@@ -34,7 +35,9 @@ FLAGS = {
     **shared("model", "step"),
     "input": Flag("prompts, a line each, or JSON lines; - is standard input"),
     "out": Flag("JSON lines, one a prompt; - is standard output", "-"),
-    "max_new_tokens": Flag("tokens that are written at most", 64),
+    "max_new_tokens": Flag(
+        "tokens that are written at most; else 64, or a target's length", kind=int
+    ),
     "num_beams": Flag("left: texts that are searched at once", kind=int),
     "length_penalty": Flag("of beams: above 0 long texts win, below short", kind=float),
     "early_stopping": Flag("of beams: false, true or never; docs/generation.md"),
@@ -76,8 +79,7 @@ def main(argv: Sequence[str]) -> int:
     from bertjax.generation import open_writer
 
     how = open_writer.pick_way(model, wanted, f"--model={args.model}")
-    head = "mlm" if not open_writer.is_seq2seq(model) else ""
-    params = model.read_params(head, args.weights)
+    params = model.read_params(open_writer.head_of(model), args.weights)
     writer = open_writer.open_writer(model, how, params)
     began = time.monotonic()
     written = open_writer.write(writer, prompts, wanted, cli.say)
@@ -89,12 +91,14 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(lines), flush=True)
     else:
         for prompt, outputs in zip(prompts, written, strict=True):
-            print(for_people(prompt * (how == "left"), outputs), flush=True)
+            before = prompt if open_writer.goes_on(writer) else ""
+            print(for_people(before, outputs), flush=True)
     return 0
 
 
-def read_prompts(path: str) -> list[str]:
-    """Return the prompts of a file, or of standard input (-), in order.
+def read_prompts(path: str) -> list[Any]:
+    """Return the prompts of a file, or of standard input (-), in order: texts, or of
+    JSON lines objects of texts too.
 
     Raises UserError that names a line that is no such object.
     """
@@ -121,13 +125,14 @@ def read_prompts(path: str) -> list[str]:
             prompt = json.loads(line)["prompt"]
         except (ValueError, TypeError, KeyError):
             prompt = None
-        if not isinstance(prompt, str):
+        cells = prompt.values() if isinstance(prompt, dict) else [prompt]
+        if not cells or not all(isinstance(cell, str) for cell in cells):
             raise UserError(f'{name}:{number} is no JSON object {{"prompt": TEXT}}')
         prompts.append(prompt)
     return prompts
 
 
-def to_json(prompt: str, outputs: Sequence[Any]) -> str:
+def to_json(prompt: Any, outputs: Sequence[Any]) -> str:
     """Return the line of a prompt."""
     found = [output._asdict() for output in outputs]
     return json.dumps({"prompt": prompt, "outputs": found}, ensure_ascii=False)

@@ -94,6 +94,9 @@ def test_texts_are_written_in_order(finetuned, table, capsys):
     model = bertjax.load(str(finetuned))
     again = model.predict([row["text"] for row in rows[:3]])
     assert [one["text"] for one in again] == [one["text"] for one in found[:3]]
+    written = model.generate([row["text"] for row in rows])
+    assert [one["text"] for [one] in written] == [one["text"] for one in found]
+    # As the metrics of an evaluation have it, too.
     model = predict_rows.open_finetuned(str(finetuned))
     form = model.form._replace(metrics=("exact", "distinct1"))
     task_type = get_task_type("seq2seq")
@@ -118,3 +121,37 @@ def test_a_causal_run_goes_on_causally(
     monkeypatch.setattr(init_from, "open_model", lambda *args: opened)
     more = [f"--config.model.is_decoder={value}" for value in given]
     assert command_line.parse([*wanted, *more]).config.model.is_decoder is causal
+
+
+@pytest.mark.slow
+def test_a_pseudo_masked_run_writes_and_keeps_its_best(
+    command, arguments, wanted, table, tmp_path, capsys
+):
+    """UniLMv2's order: pretrained by pmlm, finetuned as sequence to sequence. The best
+    checkpoint is that whose texts are right most often."""
+    pretrained, workdir = tmp_path / "pmlm", tmp_path / "run"
+    given = [a for a in arguments if not a.startswith("--config=")]
+    given += ["--config=unilmv2.py:smoke", f"--workdir={pretrained}"]
+    succeeded(command("train", *given))
+    given = [a for a in wanted if not a.startswith("--config.init_from")]
+    given += [f"--config.init_from={pretrained}", "--config.task.metrics=exact"]
+    given += ["--config.eval.every.steps=30", "--config.checkpoint.every.steps=30"]
+    said = succeeded(command("train", *given, f"--workdir={workdir}")).stderr
+    assert "missing there" not in said and "parameters matched" in said
+    rows = [row for row in read_rows(workdir) if "eval/valid/exact" in row]
+    exact = {row["step"]: row["eval/valid/exact"] for row in rows}
+    assert sorted(exact) == [30, 60, 90, 120] and max(exact.values()) > 0.5
+    best = json.loads((workdir / "run.json").read_text())["best"]
+    first = min(step for step in exact if exact[step] == max(exact.values()))
+    assert (best["metric"], best["step"]) == ("eval/valid/exact", first)
+    # Commands open that checkpoint, and write the texts that were scored.
+    evaluate.main([f"--workdir={workdir}", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["exact"]) == (first, exact[first])
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    model = bertjax.load(str(workdir))
+    found = model.generate([row["text"] for row in rows])
+    same = [
+        one["text"] == row["target"] for [one], row in zip(found, rows, strict=True)
+    ]
+    assert sum(same) / len(same) == exact[first]

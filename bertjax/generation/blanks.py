@@ -58,10 +58,10 @@ def make_row(model: BlankModel, text: str, options: Options) -> Row:
             f"{tokenizer.mask_token}"
         )
     if begun:
-        ids = [*ids, *[tokenizer.mask_id] * options.max_new_tokens]
+        ids = [*ids, *[tokenizer.mask_id] * options.new_tokens]
     ids = [tokenizer.cls_id, *ids, tokenizer.sep_id]
     if len(ids) > most:
-        new = f" with --max_new_tokens={options.max_new_tokens}" * begun
+        new = f" with --max_new_tokens={options.new_tokens}" * begun
         raise UserError(
             f"{text[:40]!r} has {len(ids)} tokens{new}, more than the model's {most}"
         )

@@ -6,18 +6,24 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from bertjax import UserError, objectives
 from bertjax.assembly import models
 from bertjax.assembly.models import LoadedModel
+from bertjax.config import cli
 from bertjax.data.tokenizers.export_tokenizer import special_around
 from bertjax.generation import blanks, options, texts
 from bertjax.generation.blanks import BlankModel
 from bertjax.generation.options import Options
-from bertjax.generation.texts import Output, Side, TextModel
+from bertjax.generation.texts import Output, Prompt, Side, TextModel
 from bertjax.inference.fill_blanks import masked_lm
 from bertjax.scoring import sequence_scorers
+from bertjax.tasks import prepare_task
+from bertjax.tasks.task_rows import Form
+from bertjax.tasks.task_type import get_task_type
 
-__all__ = ["open_writer", "pick_way", "write"]
+__all__ = ["goes_on", "head_of", "open_writer", "pick_way", "write"]
 
 Writer = TextModel | BlankModel
 
@@ -29,6 +35,9 @@ def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
     options that do not go with it, and models that write nothing.
     """
     options.check_options(wanted)
+    if writes_targets(opened):
+        why = f"was finetuned (objective={opened.config.objective}) to write a target"
+        return options.check_how(wanted, ["left"], where, f"{why} from left to right")
     models.check_pretrained(opened, where)
     if is_seq2seq(opened):
         why = "is an encoder-decoder, which writes from left to right"
@@ -48,13 +57,31 @@ def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
     return how
 
 
+def writes_targets(opened: LoadedModel) -> bool:
+    """Whether a model was finetuned to write texts (tasks/types/seq2seq.py)."""
+    return "task" in opened.meta and get_task_type(opened.config.objective).generates
+
+
 def is_seq2seq(opened: LoadedModel) -> bool:
     """Whether a model is an encoder-decoder."""
     return opened.cfg.num_decoder_layers > 0
 
 
+def head_of(opened: LoadedModel) -> str:
+    """Return the head that a model cannot write without, "" where it has none: that of
+    encoder-decoders, and of texts that were learnt, may have no parameters."""
+    return "" if is_seq2seq(opened) or writes_targets(opened) else "mlm"
+
+
+def goes_on(writer: Writer) -> bool:
+    """Whether texts go on where prompts end, and are none by themselves."""
+    return isinstance(writer, TextModel) and writer.goes_on
+
+
 def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
     """Put a model's parameters on the device; how: of `pick_way`."""
+    if writes_targets(opened):
+        return open_targets(opened, params)
     if is_seq2seq(opened):
         return open_seq2seq(opened, params)
     lm = sequence_scorers.make_language_model(opened, masked_lm(params, opened.cfg))
@@ -79,7 +106,7 @@ def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextMo
         *place_decoder(cfg, lm.params),
         tokenizer,
         tokenizer.encode_with_masks,
-        Side(begin),
+        functools.partial(Side(begin).lay_out, tokenizer.encode_with_masks),
         Ends(ids.eos_token_id, pad),
         cfg.max_length,
         context=has_steps and "prefix" in names,
@@ -101,11 +128,68 @@ def open_seq2seq(opened: LoadedModel, params: Any) -> TextModel:
         *place_decoder(cfg, params),
         tokenizer,
         tokenizer.encode_with_masks,
-        find_side(opened),
+        functools.partial(find_side(opened).lay_out, tokenizer.encode_with_masks),
         Ends(ids.eos_token_id, pad, ids.forced_eos_token_id),
         cfg.max_length,
         start=tuple(i for i in first if i is not None),
     )
+
+
+def open_targets(opened: LoadedModel, params: Any) -> TextModel:
+    """Open a model that was finetuned to write targets.
+
+    Rows are those of its task, and so are the tokens that begin and end a text, as
+    inference/predict_rows.py has them.
+    """
+    from bertjax.generation.decode import Ends
+
+    cfg, tokenizer = dataclasses.replace(opened.cfg, pooler=False), opened.tokenizer
+    form = prepare_task.saved_form(opened.config, opened.meta)
+    targets = prepare_task.targets_of(opened.config)
+    start, begin = None, ()
+    if targets.place == "decoder":
+        start = (tokenizer.pad_id if targets.bare else tokenizer.sep_id,)
+        begin = () if targets.bare else (tokenizer.cls_id,)
+    length = min(opened.config.data.length, cfg.max_length)
+    return TextModel(
+        *place_decoder(cfg, params),
+        tokenizer,
+        tokenizer.encode_with_masks,
+        functools.partial(lay_out_texts, opened, form, length),
+        Ends((tokenizer.sep_id,), tokenizer.pad_id),
+        cfg.max_length,
+        start=start,
+        context=targets.place == "prefix",
+        target=targets.width,
+        begin=begin,
+    )
+
+
+def lay_out_texts(
+    opened: LoadedModel, form: Form, length: int, prompts: Sequence[Prompt]
+) -> list[list[int]]:
+    """Return the ids of prompts in rows of a task, as long as training had them.
+
+    Says how many are cut. Raises UserError for a prompt that lacks a column.
+    """
+    if not prompts:
+        return []
+    first, *second = form.columns
+    if second and (texts := [prompt for prompt in prompts if isinstance(prompt, str)]):
+        row = "".join(f', "{column}": ...' for column in second)
+        raise UserError(
+            f"{texts[0][:40]!r} is one text, and the model reads {first} and "
+            f'{second[0]}: give JSON lines {{"prompt": {{"{first}": ...{row}}}}}'
+        )
+    task_type = get_task_type(opened.config.objective)
+    read = prepare_task.parse_objects(opened.config, form, prompts, "prompts")
+    rows = task_type.make_rows(read, form, opened.tokenizer, False, cli.say)
+    rows = rows.plan(length)
+    for note in rows.notes():
+        cli.say(note)
+    batch = rows.gather(np.arange(rows.n), None, opened.tokenizer)
+    pairs = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    return [ids[real > 0].tolist() for ids, real in pairs]
 
 
 def find_side(opened: LoadedModel) -> Side:
@@ -159,14 +243,24 @@ def open_blanks(lm: sequence_scorers.LanguageModel) -> BlankModel:
 
 def write(
     writer: Writer,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     wanted: Options,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[list[Output]]:
     """Write behind prompts, or fill their blanks: outputs of each prompt, in order.
 
-    say: hears what it took. Raises UserError for a prompt that is too long.
+    say: hears what it took. Raises UserError for a prompt that is too long, and for one
+    with columns where the model was not finetuned on such rows.
     """
+    target = writer.target if isinstance(writer, TextModel) else None
+    alone = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not target and len(alone) < len(prompts):
+        raise UserError(
+            "a prompt has columns, as models have that were finetuned with "
+            "objective=seq2seq: give this one a text"
+        )
     if isinstance(writer, BlankModel):
-        return blanks.fill_texts(writer, prompts, wanted, say)
+        return blanks.fill_texts(writer, alone, wanted, say)
+    if wanted.max_new_tokens is None and target:
+        wanted = wanted._replace(max_new_tokens=target)
     return texts.write_texts(writer, prompts, wanted)

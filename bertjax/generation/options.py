@@ -23,6 +23,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "block": (1, 2**24),
     "batch_size": (1, 2**20),
 }
+NEW_TOKENS = 64
 REALS: dict[str, tuple[float, float]] = {
     "temperature": (0, 1e6),
     "top_p": (0, 1),
@@ -41,7 +42,7 @@ class Options(NamedTuple):
     ends a text.
     """
 
-    max_new_tokens: int = 64
+    max_new_tokens: int | None = None
     num_return_sequences: int = 1
     seed: int = 0
     temperature: float | None = None
@@ -60,6 +61,10 @@ class Options(NamedTuple):
     block: int | None = None
     remask: float | None = None
     batch_size: int = 32
+
+    @property
+    def new_tokens(self) -> int:
+        return self.max_new_tokens or NEW_TOKENS
 
     @property
     def beams(self) -> int:

@@ -11,7 +11,11 @@ from bertjax import UserError
 from bertjax.data.progress import Progress
 from bertjax.generation.options import Options
 
-__all__ = ["Output", "Side", "TextModel", "cut_at_stop", "write_texts"]
+__all__ = ["Output", "Prompt", "Side", "TextModel", "cut_at_stop", "write_texts"]
+
+# A text; or of a finetuned model a row of its task, {column: text}.
+Prompt = str | Mapping[str, str]
+Encode = Callable[[str], list[int]]
 
 
 class Output(NamedTuple):
@@ -29,28 +33,41 @@ class Side(NamedTuple):
     before: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
 
+    def lay_out(self, encode: Encode, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of prompts, these tokens around them."""
+        return [[*self.before, *encode(text), *self.behind] for text in prompts]
+
 
 class TextModel(NamedTuple):
     """What writes from left to right.
 
     decoder: generation.decode.Decoder; params: what it takes, on the device. encode: of
-    a prompt to ids. side: what stands around a prompt's tokens. start: None, or of an
-    encoder-decoder what its decoder's side begins with. context: the tokens of a prompt
-    see each other, as a prefix LM has it; causal_steps: attention_steps say that they
-    do not; else neither is in a batch. most: tokens that a row can have, of an
+    a text to ids. lay_out: of prompts to ids, special tokens included. start: None, or
+    of an encoder-decoder what its decoder's side begins with. context: the tokens of a
+    prompt see each other, as a prefix LM has it; causal_steps: attention_steps say that
+    they do not; else neither is in a batch. most: tokens that a row can have, of an
     encoder-decoder those of either side.
+    target: None, or of a model that has learnt to write a target for a text how long
+    these are at most, in tokens; begin: what they begin with.
     """
 
     decoder: Any
     params: Any
     tokenizer: Any
-    encode: Callable[[str], list[int]]
-    side: Side
+    encode: Encode
+    lay_out: Callable[[Sequence[Any]], list[list[int]]]
     ends: Any
     most: int
     start: tuple[int, ...] | None = None
     context: bool = False
     causal_steps: bool = False
+    target: int | None = None
+    begin: tuple[int, ...] = ()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether texts go on where prompts end, and are none by themselves."""
+        return self.start is None and self.target is None
 
 
 class Row(NamedTuple):
@@ -68,7 +85,7 @@ class Row(NamedTuple):
 
 
 def make_rows(
-    model: TextModel, prompts: Sequence[str], options: Options
+    model: TextModel, prompts: Sequence[Prompt], options: Options
 ) -> Iterator[Row]:
     """Yield the row of each prompt. Raises UserError for one that is too long.
 
@@ -78,10 +95,9 @@ def make_rows(
         ids    2 17 25 31        ids    17 25  1
                                  first   0 31
     """
-    forced = model.encode(options.prefix) if options.prefix else []
-    most, new = model.most, options.max_new_tokens
-    for prompt in prompts:
-        own = [*model.side.before, *model.encode(prompt), *model.side.behind]
+    forced = [*model.begin, *model.encode(options.prefix)] if options.prefix else []
+    most, new = model.most, options.new_tokens
+    for prompt, own in zip(prompts, model.lay_out(prompts), strict=True):
         if model.start is None:
             # A model of texts without a begin token has nothing else to begin with.
             own = own or [model.tokenizer.cls_id]
@@ -93,8 +109,9 @@ def make_rows(
         size = max(len(row.begun) + new, len(row.ids))
         if size > most:
             room = most - len(row.begun)
+            name = str(prompt)[:40]
             raise UserError(
-                f"--max_new_tokens={new}: {prompt[:40]!r} has {len(row.ids)} tokens, "
+                f"--max_new_tokens={new}: {name!r} has {len(row.ids)} tokens, "
                 f"and with new ones {size}, more than the model's {most}"
                 + f"; give --max_new_tokens={room}"
                 * (room > 0)
@@ -125,12 +142,15 @@ def make_batch(
     if model.context or model.causal_steps:
         columns = np.arange(1, length + 1, dtype=np.int32)
         steps = columns * batch["attention_mask"]
-        batch["attention_steps"] = np.zeros_like(steps) if model.context else steps
+        if model.context:  # of which what a text begins with is none
+            own = [len(row.ids) - len(row.forced) for row in filled]
+            steps *= columns > np.array(own)[:, None]
+        batch["attention_steps"] = steps
     return batch
 
 
 def write_texts(
-    model: TextModel, prompts: Sequence[str], options: Options
+    model: TextModel, prompts: Sequence[Prompt], options: Options
 ) -> list[list[Output]]:
     """Write behind each prompt: as many outputs each as options say, best first where
     there are beams. Raises UserError for a prompt that is too long."""
@@ -142,7 +162,7 @@ def write_texts(
     run, samples = make_run(model, options), options.num_return_sequences
     n = max(samples, options.beams)
     sizes = np.array([len(row.ids) for row in rows])
-    longest = model.most - options.max_new_tokens * (model.start is None)
+    longest = model.most - options.new_tokens * (model.start is None)
     at_once = max(1, options.batch_size // n)
     size, planned = forward.plan_batches(sizes, at_once, longest)
     outputs: list[list[Output]] = [[] for _ in rows]
@@ -172,7 +192,7 @@ def make_run(
     from bertjax.generation.pick import Pick
 
     shared = dict(
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=options.new_tokens,
         ends=model.ends,
         samples=options.num_return_sequences,
     )
@@ -211,11 +231,11 @@ def finish(
 ) -> Output:
     """Return the output of new ids, i32 [T]; log_probs f32 [T].
 
-    Its text reads on where the prompt ends; special tokens are left out of it.
+    A text that goes on reads on where the prompt ends. Special tokens are left out.
     """
     tokenizer = model.tokenizer
     special = {*tokenizer.special_ids.tolist()} - {tokenizer.unk_id}
-    before = row.ids[: len(row.ids) - len(row.forced)] if row.first is None else ()
+    before = row.ids[: len(row.ids) - len(row.forced)] if model.goes_on else ()
     shown = [int(i) for i in before if int(i) not in special]
 
     def text_of(new: Sequence[int]) -> str:

@@ -59,10 +59,8 @@ def open_finetuned(
     config.dtype = dtype
     if columns:
         tasks.rename(config, columns)
-    labels, form = tuple(meta["task"]["labels"]), tasks.make_form(config)
-    between = meta["task"].get("separators", form.separators)
-    form = form._replace(labels=labels, separators=between)
-    objective = tasks.with_head_options(config, labels)
+    form = tasks.saved_form(config, meta)
+    objective = tasks.with_head_options(config, form.labels)
     import jax
 
     shipped = shipped_task_type(config.objective)

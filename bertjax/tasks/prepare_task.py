@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From config values to a tokenizer and the labelled rows of each source."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -215,6 +216,30 @@ def make_form(config: ConfigDict) -> Form:
         asking=Asking(label=f"task.{label}"),
         targets=targets_of(config) if task_type.generates else None,
     )
+
+
+def saved_form(config: ConfigDict, meta: Mapping[str, Any]) -> Form:
+    """Return the form that a finetuned model has learnt; meta: of its checkpoint."""
+    form, task = make_form(config), meta["task"]
+    between = task.get("separators", form.separators)
+    return form._replace(labels=tuple(task["labels"]), separators=between)
+
+
+def parse_objects(
+    config: ConfigDict, form: Form, rows: Sequence[str | Mapping[str, Any]], name: str
+) -> Sequence[Any]:
+    """Read rows that are to be answered: {column: value}, or the text of the first.
+
+    name: of the rows, for messages. Raises UserError for one that lacks a column.
+    """
+    if not rows:
+        return []
+    columns = form.keys(labelled=False, flags=True)
+    first = next(iter(columns.values()))
+    objects = [{first: row} if isinstance(row, str) else dict(row) for row in rows]
+    lines = "\n".join(map(json.dumps, objects))
+    task_type = get_task_type(config.objective)
+    return task_type.parse(lines, name, columns, lambda text: None)
 
 
 def targets_of(config: ConfigDict) -> Targets:

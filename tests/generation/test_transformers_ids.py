@@ -2,6 +2,7 @@
 """Ids that transformers' generate writes, of small models: stored, and where torch is
 installed, computed."""
 
+import functools
 import json
 
 import numpy as np
@@ -38,7 +39,7 @@ def open_small(folder, name, **options):
         *place_decoder(model.cfg, model.params()),
         Ids(),
         Ids().encode,
-        texts.Side(),
+        functools.partial(texts.Side().lay_out, Ids().encode),
         Ends(small.ENDS[name], **options),
         most=20,
         start=start,
