@@ -8,12 +8,17 @@ several machines that share data.cache (a disk or a bucket): each runs one shard
 
 and when all are done one of them runs --merge=8. A shard that was killed is repeated by
 the same command and does what is left. The stores do not depend on any of this.
+
+--similar=FILE writes the table of similar words that data.masking=macbert puts in
+(data.similar): of each word of data.train the nearest ones by word2vec, which takes
+pip install 'bertjax[similar]', or those of a thesaurus, --synonyms=FILE.
 """
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
@@ -22,6 +27,9 @@ from bertjax.config import cli
 from bertjax.config.flag_help import Flag
 from bertjax.data.corpus.duplicates import report_corpus
 from bertjax.data.corpus.sources import Source
+from bertjax.data.masking import find_similar
+from bertjax.data.masking.similar_words import NONE
+from bertjax.data.progress import Progress
 from bertjax.data.token_store import prepare_data
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.store import Store
@@ -29,6 +37,7 @@ from bertjax.data.token_store.trained_tokenizer import read_documents
 from bertjax.data.tokenizers.fertility import report_tokenizer
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.train_vocab import Sample
+from bertjax.storage import atomic
 
 FLAGS = {
     "shard": Flag("I/N: encode one of N shards, I from 0"),
@@ -38,6 +47,8 @@ FLAGS = {
         "vocabulary fits",
         False,
     ),
+    "similar": Flag("FILE: write a table of similar words, for data.similar"),
+    "synonyms": Flag("FILE: with --similar, the thesaurus that they are taken from"),
 }
 
 
@@ -89,9 +100,41 @@ def report_text(
     return lines + [f"  {line}" for line in report_tokenizer(tokenizer, texts)]
 
 
+def check_table(args: Any) -> Path | None:
+    """Return the file of --similar, None without; refuse what does not go with it."""
+    if args.similar is None:
+        if args.synonyms is not None:
+            raise UserError(f"--synonyms={args.synonyms} needs --similar=FILE to write")
+        return None
+    if args.shard is not None:
+        raise UserError("--similar needs the whole text: give it with --merge")
+    if args.synonyms is None:
+        find_similar.import_word2vec()
+    return atomic.check_out(args.similar, "--similar")
+
+
+def write_similar(path: Path, synonyms: str | None, prepared: Any) -> None:
+    """Write a table of similar words: from a thesaurus, or by the training text."""
+    tokenizer, stores = prepared.tokenizer, [*prepared.parts.values()]
+    if synonyms is not None:
+        listed = find_similar.read_synonyms(synonyms, f"--synonyms={synonyms}")
+        words = find_similar.fitting_words(listed, tokenizer)
+        origin = f"of {Path(synonyms).name}"
+    else:
+        with Progress("word2vec", unit="words") as progress:
+            words = find_similar.similar_by_text(stores, tokenizer, progress)
+        origin = "by word2vec"
+    text = find_similar.format_words(words, origin)
+    atomic.write_file(path, text, f"--similar={path}")
+    print(f"similar {path} {len(words)} words")
+
+
 def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__)
     config = args.config
+    table = check_table(args)
+    if table:
+        config.data.similar = NONE if config.data.masking == "macbert" else ""
     prepared_text.refuse_task(config)
     validate.check(config)
     if args.shard is not None and args.merge is not None:
@@ -117,6 +160,8 @@ def main(argv: Sequence[str]) -> int:
         for name, store in stores.items():
             title = role if name == role else f"{role}/{name}"
             print(f"{title} {store.path} {store.content_hash}")
+    if table:
+        write_similar(table, args.synonyms, prepared)
     if args.report:
         inputs = prepare_data.check_inputs(**given)
         for role, stores, sources in (

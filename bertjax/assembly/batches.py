@@ -19,7 +19,7 @@ from bertjax.data.masking import vocab_tables
 from bertjax.data.masking.mask_weights import read_mask_weights
 from bertjax.data.masking.masker import read_masker
 from bertjax.data.masking.presets import Masking
-from bertjax.data.masking.similar_words import read_similar
+from bertjax.data.masking.similar_words import NONE, make_similar, read_similar
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.plan import Plan
 from bertjax.data.token_store.cache import open_cache
@@ -170,8 +170,8 @@ def make_tables(
     data = config.data
     if not len(tokenizer.replacement_ids):
         raise UserError(f"data.vocab={data.vocab}: every piece is a special one")
-    words = None
-    if data.similar:
+    words = make_similar({}) if data.similar == NONE else None
+    if data.similar and words is None:
         words = read_similar(Path(data.similar).expanduser(), tokenizer)
         left = ", ".join(f"{n:,} {why}" for why, n in words.skipped.items() if n)
         say(f"{data.similar}: {len(words.keys):,} words; left out: {left or 'none'}")

@@ -13,6 +13,7 @@ from bertjax import UserError
 from bertjax.config.schema import base
 from bertjax.data import mixture
 from bertjax.data.corpus.sources import named_sources
+from bertjax.data.masking.similar_words import NONE
 from bertjax.data.token_store import prepare_data as text
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.store import Store
@@ -53,6 +54,12 @@ def check_inputs(config: ConfigDict) -> None:
         tasks.check(config)
         return
     data = config.data
+    if data.masking == "macbert" and not data.similar:
+        raise UserError(
+            f"data.masking={data.masking} replaces words by similar ones: give a file "
+            "of them, --config.data.similar=FILE, which bertjax.prepare "
+            f"--similar=FILE writes, or --config.data.similar={NONE}"
+        )
     train = named_sources(data.train, "data.train")
     valid = named_sources(data.valid, "data.valid")
     if "train" in valid:
@@ -128,7 +135,7 @@ def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str
     }
     hashes |= {name: store.content_hash for name, store in prepared.valid.items()}
     for key in ("similar", "mask_weights"):
-        if name := config.data[key]:
+        if (name := config.data[key]) not in ("", NONE):
             with open(Path(name).expanduser(), "rb") as file:
                 hashes[f"data.{key}"] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

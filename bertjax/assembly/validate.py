@@ -12,6 +12,7 @@ from bertjax.data import mixture
 from bertjax.data.features.noise_operations import read_noise
 from bertjax.data.masking import mask_rates
 from bertjax.data.masking.masker import read_masker
+from bertjax.data.masking.similar_words import NONE
 from bertjax.data.sequences import make_plan
 from bertjax.data.tokenizers import train_vocab
 from bertjax.objectives import SUPPORT
@@ -220,18 +221,14 @@ def _check_data(config: ConfigDict) -> None:
         raise UserError("data.weights and data.alpha are both given: give one of them")
     chosen = read_masker(data, mask_rates.last(data.mask_rate))
     similar = getattr(chosen, "similar", False)  # a masker from outside has none
-    if similar and not data.similar:
-        raise UserError(
-            f"data.masking={data.masking} replaces words by similar ones: give a file "
-            "of them, --config.data.similar=FILE"
-        )
     if data.similar and not similar:
         raise UserError(
             f"data.similar={data.similar} is not used by data.masking={data.masking}, "
             "only by macbert: leave it out"
         )
     for key in ("similar", "mask_weights"):
-        if (name := data[key]) and not os.path.isfile(os.path.expanduser(name)):
+        name = data[key]
+        if name not in ("", NONE) and not os.path.isfile(os.path.expanduser(name)):
             what = "is a directory" if os.path.isdir(name) else "does not exist"
             raise UserError(f"data.{key}={name} {what}: give a file")
     if getattr(chosen, "unit", None) == "entity" and not data.entity_field:

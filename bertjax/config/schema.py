@@ -122,7 +122,8 @@ def data_keys() -> dict[str, Any]:
         mask_lengths=placeholder(str),
         corruption=placeholder(str),  # of mask, random, keep: 0.8,0.1,0.1
         replacement=placeholder(str),  # uniform, unigram
-        similar="",  # file of similar words, which macbert puts in
+        # File of similar words, which macbert puts in (prepare --similar); or none.
+        similar="",
         # File of pieces' weights, by which they are chosen (evaluate --mask_weights).
         mask_weights="",
         max_predictions=placeholder(int),  # empty: the preset's

@@ -6,6 +6,7 @@ at once. Only similar words of as many pieces are kept: rows do not change their
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,10 @@ from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.tokenizers.tokenizer import SPACELESS
 from bertjax.data.tokenizers.vocab_files import read_lines
+
+FORMAT = 1
+HEADER = f"# bertjax similar words, format {FORMAT}"  # first line of what is written
+NONE = "none"  # data.similar of a run without similar words
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,17 +97,20 @@ def make_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]]) -> Simi
 def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
     """Read data.similar: UTF-8 text, a word and then its similar words on each line.
 
-    White space separates the words; a word on several lines has the words of all. The
+    White space separates the words; a word on several lines has the words of all. A
+    table of bertjax.prepare --similar begins with HEADER, and may hold no word. The
     pieces of a word are those it has within a sentence: behind a space where its script
     writes one. Similar words that cannot stand in are left out and counted in
     `skipped`.
 
-    Raises UserError, which names the file and the line: no such file, no UTF-8, a word
-    without similar words, no words at all.
+    Raises UserError, which names the file and the line: no such file, no UTF-8, a later
+    format, a word without similar words, no words at all.
     """
     where = f"data.similar={os.fspath(path)}"
     listed: dict[str, dict[str, None]] = {}
-    for number, line in enumerate(read_lines(Path(path), where), 1):
+    lines = read_lines(Path(path), where)
+    headed = bool(lines) and _check_header(lines[0], where)
+    for number, line in enumerate(lines[headed:], 1 + headed):
         words = line.split()
         if len(words) == 1:
             raise UserError(
@@ -110,7 +118,7 @@ def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
             )
         for word in words[1:]:
             listed.setdefault(words[0], {})[word] = None
-    if not listed:
+    if not listed and not headed:
         raise UserError(f"{where} holds no words")
     texts = [*dict.fromkeys(w for word in listed for w in (word, *listed[word]))]
     ids = dict(zip(texts, ids_within_sentences(texts, tokenizer), strict=True))
@@ -129,6 +137,14 @@ def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
                 known.setdefault(ids[word], {})[ids[other]] = None
     table = make_similar({word: list(near) for word, near in known.items()})
     return replace(table, skipped=skipped)
+
+
+def _check_header(line: str, where: str) -> bool:
+    """Say whether a first line is HEADER, of this format; UserError: of another."""
+    match = re.match(r"# bertjax similar words, format (\d+)", line)
+    if match and int(match[1]) != FORMAT:
+        raise UserError(f"{where} has format {match[1]}: this version reads {FORMAT}")
+    return bool(match)
 
 
 def ids_within_sentences(texts: list[str], tokenizer: Any) -> list[tuple[int, ...]]:

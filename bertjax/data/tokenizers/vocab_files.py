@@ -5,6 +5,8 @@ Every function raises UserError, which begins with `place`, for what cannot be r
 """
 
 import codecs
+import gzip
+import zlib
 from pathlib import Path
 
 from bertjax import UserError
@@ -24,9 +26,20 @@ def read_bytes(path: Path, place: str) -> bytes:
     return content
 
 
-def read_text(path: Path, place: str) -> str:
-    """Read a file of UTF-8."""
+def read_unzipped(path: Path, place: str) -> bytes:
+    """Read what `read_bytes` reads; of a .gz file what is in it."""
     content = read_bytes(path, place)
+    if path.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+        raise UserError(f"{place}: damaged or truncated .gz file ({err})") from None
+
+
+def read_text(path: Path, place: str) -> str:
+    """Read a file of UTF-8, also .gz."""
+    content = read_unzipped(path, place)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as err:

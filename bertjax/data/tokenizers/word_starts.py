@@ -11,12 +11,10 @@ tokenizer), but for three things:
   a part of a Chinese character does not say that the character begins with it.
 """
 
-import gzip
 import hashlib
 import io
 import re
 import warnings
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +27,7 @@ from bertjax import UserError, registry
 from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY
 from bertjax.data.tokenizers.backends import Span, encode_sentences
 from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
-from bertjax.data.tokenizers.vocab_files import read_bytes
+from bertjax.data.tokenizers.vocab_files import read_unzipped
 
 RULE = "marks-1"  # any change of the marks takes a new name
 _HAN = re.compile(
@@ -241,12 +239,7 @@ def make_segmenter(segmenter: str) -> Jieba | None:
     if not path:
         return Jieba(None)
     where = f"data.segmenter={segmenter}"
-    content = read_bytes(Path(path), where)
-    try:
-        if path.endswith(".gz"):
-            content = gzip.decompress(content)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-        raise UserError(f"{where}: damaged or truncated .gz file ({err})") from None
+    content = read_unzipped(Path(path), where)
     for number, line in enumerate(content.splitlines(), 1):
         parts = line.decode("utf-8", "replace").strip().split(" ")
         if len(parts) < 2 or not parts[1].isdecimal() or "\ufffd" in parts[0]:

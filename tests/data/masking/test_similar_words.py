@@ -81,6 +81,30 @@ def test_an_empty_table_is_random_replacement():
         mask(row, None)
 
 
+def test_ngrams_are_of_words_in_the_published_shares():
+    # Words of one and of two pieces in turn; lengths count words, not pieces.
+    row = [CLS, *[9, 10, 30] * 40, SEP]
+    drawn = []
+    vocabulary = SimpleNamespace(
+        vocab_size=V, mask_id=MASK, unk_id=UNK, special_ids=np.arange(5),
+        word_starts=STARTS, replacement_ids=np.arange(5, V, dtype=np.int32),
+    )  # fmt: skip
+    ids = np.tile(np.array([row], np.int32), (1000, 1))
+    tables = make_tables(vocabulary, similar=make_similar({}))
+    keys, how = counter_rng.fold(4, np.arange(1000)), make_masking("macbert")
+    out = mask_tokens(ids, ids != PAD, keys, how, tables, 19, drawn=drawn)
+    counts = np.bincount(np.concatenate(drawn), minlength=5)[1:]
+    assert len(counts) == 4 and counts.sum() > 5000
+    shares = counts.sum() * np.array([0.4, 0.3, 0.2, 0.1])
+    assert stats.chisquare(counts, shares).pvalue > 1e-4
+    # whole words: the second piece is predicted if and only if the first is
+    chosen = np.zeros(ids.shape, bool)
+    at, slot = np.nonzero(out.mlm_weights)
+    chosen[at, out.mlm_positions[at, slot]] = True
+    assert (chosen[:, 2:-1:3] == chosen[:, 3:-1:3]).all()
+    assert not chosen[:, [0, -1]].any() and out.input_ids[chosen].min() >= 5
+
+
 def test_hashes_differ_by_piece_order_and_number():
     words = [(5,), (5, 5), (5, 6), (6, 5), (6,), (5, 6, 5), *((i, j) for i in range(60)
              for j in range(7, 60))]  # fmt: skip
