@@ -262,12 +262,22 @@ ENCODERS = {
 
 
 def train_steps(
-    objective: Any, mesh: Any, batches: Sequence[Any], accumulate: int = 1
+    objective: Any,
+    mesh: Any,
+    batches: Sequence[Any],
+    accumulate: int = 1,
+    freeze: str = "",
+    teacher: Any = None,
 ) -> tuple[list[dict[str, Any]], Any]:
-    """Train on batches as train.py does: (rows of metrics, parameters at the end)."""
+    """Train on batches as train.py does: (rows of metrics, parameters at the end).
+
+    freeze: optim.freeze; teacher: another model's parameters, arrays of numpy.
+    """
     import jax
 
     from bertjax.parallel import feed
+    from bertjax.training import read_freeze
+    from bertjax.training.frozen import frozen_sizes, join
     from bertjax.training.optim import make_optimizer
     from bertjax.training.schedules import make_schedule
     from bertjax.training.state import init_sharded, plan_state
@@ -282,8 +292,12 @@ def train_steps(
     def init() -> Any:
         return objective.init(jax.random.key(0))
 
-    _, shardings = plan_state(init, tx, mesh, objective.shardings)
-    state = init_sharded(init, tx, mesh, shardings)
+    sizes = frozen_sizes(jax.eval_shape(init), read_freeze(freeze))
+    how = dict(freeze=sizes)
+    if teacher is not None:
+        how["init_teacher"] = lambda: teacher
+    _, shardings = plan_state(init, tx, mesh, objective.shardings, **how)
+    state = init_sharded(init, tx, mesh, shardings, **how)
     update = make_train_step(
         objective.sums,
         objective.weights,
@@ -302,4 +316,5 @@ def train_steps(
             rows.append(metrics)
     assert update._cache_size() == 1, "compiled more than once"
     assert jax.tree.leaves(state)[0].sharding == jax.tree.leaves(shardings)[0]
-    return jax.device_get(rows), jax.device_get(state.params)
+    state = jax.device_get(state)
+    return jax.device_get(rows), join(state.params, state.frozen)

@@ -34,7 +34,8 @@ ROOMS = {
         {"flax", "tensorflow", "tensorflow_datasets", "orbax"},
     ),
     "checkpoints": (
-        {"checkpoints", "training.state", "parallel", "storage", "registry"},
+        {"checkpoints", "training.state", "training.frozen", "parallel"}
+        | {"storage", "registry"},
         HEAVY - {"jax", "orbax"},
     ),
     "interop": (

@@ -15,7 +15,7 @@ from bertjax import RunError, __version__
 from bertjax.assembly import prepared_text, train_step
 from bertjax.assembly.training_run import TrainingRun
 from bertjax.checkpoints import manifest, workdir
-from bertjax.checkpoints.manager import Checkpoints, merge
+from bertjax.checkpoints.manager import Checkpoints
 from bertjax.data import phases
 from bertjax.data.features.base import count_slots
 from bertjax.data.loader import stream
@@ -98,10 +98,9 @@ class TrainLoop(Loop):
         if run.restored is not None:
             self.log(f"resuming after step {run.restored}")
             return self.checkpoints.restore(run.restored, abstract)
-        fresh = state.init_sharded(update.init, update.tx, run.mesh, update.shardings)
+        fresh = update.begin(run.mesh)
         if taken := run.read_init_from(self.log):
-            params = merge(fresh.params, taken)
-            fresh = state.with_params(fresh, params, abstract.ema)
+            fresh = state.take_params(fresh, taken, abstract, update.freeze)
         return fresh
 
     def _open(self) -> None:
@@ -298,7 +297,7 @@ class TrainLoop(Loop):
             host = rows.eval_batches(size, examples, feed.local_rows(mesh, size))
             fed = feed.to_devices(host, mesh, itertools.repeat(size))
             values = step.run_eval(
-                part.evaluate,
+                functools.partial(part.evaluate, frozen=self.train_state.frozen),
                 params,
                 feed.with_flag(fed, mesh, lambda: self.stop.overdue),
                 # Of several processes the signal travels with the batches.

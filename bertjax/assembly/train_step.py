@@ -3,10 +3,11 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.tree_util import tree_leaves_with_path
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
@@ -16,8 +17,18 @@ from bertjax.data import phases
 from bertjax.generation.answers import with_texts, writing_of
 from bertjax.objectives.base import TokenIds
 from bertjax.objectives.make_objective import make_objective
+from bertjax.parallel.sharding import param_shardings, path_name
 from bertjax.tasks import prepare_task as tasks
-from bertjax.training import multi_step, optim, read_rates, schedules, state, step
+from bertjax.training import (
+    frozen,
+    multi_step,
+    optim,
+    read_freeze,
+    read_rates,
+    schedules,
+    state,
+    step,
+)
 
 NO_MFU = (
     "no MFU: objective={} does not say its FLOPs (Head.flops, docs/add_an_objective.md)"
@@ -43,9 +54,24 @@ def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
         )
 
 
+def check_freeze(config: ConfigDict, objectives: Iterable[Any]) -> None:
+    """Refuse an optim.freeze that names no parameter of any objective: UserError."""
+    rules = read_freeze(config.optim.freeze)
+    if not rules:
+        return
+    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    trees = [jax.eval_shape(objective.init, key) for objective in objectives]
+    leaves = itertools.chain.from_iterable(map(tree_leaves_with_path, trees))
+    frozen.check_rules([path_name(path) for path, _ in leaves], rules)
+
+
 class Update(NamedTuple):
     """The jitted update of a config, `step(state, batch) -> (state, metrics)`, and
-    several in a call, `many`; shapes and shardings of the state."""
+    several in a call, `many`; shapes and shardings of the state.
+
+    params: shapes and shardings of the whole model; freeze: what of it is frozen
+    (training/frozen.py).
+    """
 
     init: Callable[[], Any]
     tx: Any
@@ -53,6 +79,19 @@ class Update(NamedTuple):
     shardings: Any
     step: Any
     many: Any
+    params: Any
+    freeze: frozen.Sizes
+
+    @property
+    def reads(self) -> Any:
+        """Shapes of all that an objective reads: the model, and a teacher's."""
+        shapes = self.shapes.params, self.shapes.frozen
+        return jax.eval_shape(frozen.join, *shapes)
+
+    def begin(self, mesh: Any) -> state.State:
+        """Make the first state, a teacher's parameters aside."""
+        how = mesh, self.shardings, self.freeze
+        return state.init_sharded(self.init, self.tx, *how)
 
 
 def make_config_objective(
@@ -111,8 +150,8 @@ def check_shapes(trees: Sequence[Any]) -> None:
     """Refuse parameters that have one name and several shapes: UserError."""
     shapes: dict[str, tuple[int, ...]] = {}
     for tree in trees:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, leaf in tree_leaves_with_path(tree):
+            name = path_name(path)
             if shapes.setdefault(name, leaf.shape) != leaf.shape:
                 raise UserError(
                     f"phases: {name} has the shapes {shapes[name]} and {leaf.shape} in "
@@ -219,13 +258,16 @@ def make_update(
 
     watch, ema = config.guard, config.optim.ema
     guarded = watch.nonfinite == "skip" or watch.factor > 0
-    shapes, shardings = state.plan_state(
-        init, tx, mesh, objective.shardings, guarded, ema > 0, averages_tail(config)
-    )
+    params = jax.eval_shape(init)
+    freeze = frozen.frozen_sizes(params, read_freeze(config.optim.freeze))
+    kinds = guarded, ema > 0, averages_tail(config), freeze
+    shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings, *kinds)
+    places = param_shardings(params, mesh, objective.shardings)
     update = make_function(config, objective, tx, schedule, average_from=total - tail)
     one, many = (
         # The state is donated and stays where its shardings say.
         jax.jit(function, donate_argnums=0, out_shardings=(shardings, None))
         for function in (update, multi_step.many_steps(update))
     )
-    return Update(init, tx, shapes, shardings, one, many)
+    params = state.with_shardings(params, places)
+    return Update(init, tx, shapes, shardings, one, many, params, freeze)

@@ -57,6 +57,7 @@ def check_before_text(config: ConfigDict, mesh: Mesh) -> None:
         known = unit in ("steps", "percent")
         return phases.steps_within(unit, number, (), total) if known else 0
 
+    train_step.check_freeze(config, resolve.objectives_of(config).values())
     train_step.make_tx(config, steps("optim.warmup"), total, steps("optim.decay"))
     train_step.check_average(steps("optim.average"), total)
 
@@ -194,7 +195,7 @@ class TrainingRun:
         }
         self.objective, self.update, self.valid, _ = self.parts[""]
         self.abstract = state.with_shardings(self.update.shapes, self.update.shardings)
-        params = self.update.shapes.params
+        params = self.update.reads
         self.better = {}
         for stage in run.course.stages:
             objective = objectives[stage.objective]
@@ -213,7 +214,7 @@ class TrainingRun:
         if not config.eval.best and patience is None:
             return best.BestTracker("", None)
         batch = next(next(iter(self.valid.values())).eval_batches(objective.group))
-        params = self.update.shapes.params
+        params = self.update.reads
         terms = jax.eval_shape(objective.sums, params, batch, None)
         losses = jax.eval_shape(objective.weights, batch)
         weigh = objective.coefficients
@@ -236,9 +237,7 @@ class TrainingRun:
         if not source:
             return {}
         task = tasks.facts(self.config, prepared.parts).get("task", {})
-        return init_from.take(
-            source, prepared.tokenizer, self.abstract.params, log, task
-        )
+        return init_from.take(source, prepared.tokenizer, self.update.params, log, task)
 
     def begin_workdir(
         self,
@@ -257,7 +256,7 @@ class TrainingRun:
         }
         known = {
             "stores": self.hashes,
-            "parameters": count_params(self.update.shapes.params),
+            "parameters": count_params(self.update.params),
             best.GREATER: self.better,
             **machine(self.mesh),
         }
@@ -295,9 +294,11 @@ class TrainingRun:
     def describe(self, log: Log) -> None:
         """Log what is trained: parameters, steps, mesh, attention and phases."""
         mesh, course = self.mesh, self.batches.course
-        parameters, total = count_params(self.update.shapes.params), self.batches.total
+        parameters, total = count_params(self.update.params), self.batches.total
         where = f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {dict(mesh.shape)}"
-        log(f"{parameters:,} parameters; {total:,} steps; mesh {where}")
+        trained = count_params(self.update.shapes.params)
+        those = f", {trained:,} of them trained" * (trained < parameters)
+        log(f"{parameters:,} parameters{those}; {total:,} steps; mesh {where}")
         if self.config.budget_minutes is not None:
             config = self.config
             log(describe_budget(config.budget_minutes, total, config.budget_clock))

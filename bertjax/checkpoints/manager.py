@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,7 @@ from bertjax.checkpoints import manifest
 from bertjax.parallel.sharding import path_name
 from bertjax.parallel.watch import is_broken_collective
 from bertjax.storage.atomic import is_remote
+from bertjax.training.frozen import join
 from bertjax.training.state import State, complete
 
 
@@ -129,20 +130,27 @@ class Checkpoints:
         """
         folder = self.folder / str(step)
         saved = _tree(folder)
-        theirs, ours = _shapes(saved["params"]), _shapes(abstract.params)
+        wanted = abstract.parts()
+        item = {k: v for k, v in wanted.items() if k in saved}
+        theirs, ours = _joined_shapes(saved), _joined_shapes(wanted)
         for name in sorted({*theirs, *ours}):
             if theirs.get(name) != ours.get(name):
                 raise UserError(
                     f"{folder} is of another model: {name} has shape "
                     f"{theirs.get(name)} there, {ours.get(name)} here"
                 )
+        if _shapes(saved["params"]) != _shapes(abstract.params):
+            raise UserError(
+                f"{folder} was trained with another optim.freeze, and has moments of "
+                "what was not frozen then: keep it, or begin another workdir with "
+                f"--config.init_from={self.workdir}"
+            )
         if _shapes(saved["opt_state"]) != _shapes(abstract.opt_state):
             raise UserError(
                 f"{folder} is of another optimizer, whose moments fit no other: keep "
                 "optim.name and optim.clip, or begin another workdir with "
                 f"--config.init_from={self.workdir}"
             )
-        item = {k: v for k, v in abstract.parts().items() if k in saved}
         args = ocp.checkpoint_utils.construct_restore_args(item)
         parts = _read(folder, item, args, partial=item.keys() != saved.keys())
         return complete(parts, abstract)
@@ -182,6 +190,15 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in _leaves(params).items()}
 
 
+def _joined_shapes(parts: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a whole model's parameters by path; parts: State.parts."""
+    shapes, frozen = _shapes(parts["params"]), _shapes(parts.get("frozen", {}))
+    for name, (first, *rest) in frozen.items():
+        more = shapes[name][0] if name in shapes else 0
+        shapes[name] = (first + more, *rest)
+    return shapes
+
+
 def _leaves(params: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {path_name(path): leaf for path, leaf in leaves}
@@ -189,7 +206,7 @@ def _leaves(params: Any) -> dict[str, Any]:
 
 def describe(folder: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a checkpoint's parameters by path, without reading them."""
-    return _shapes(_tree(folder)["params"])
+    return _joined_shapes(_tree(folder))
 
 
 def has_average(folder: Any) -> bool:
@@ -201,17 +218,34 @@ def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> A
     """Restore the parameters alone, or their average, the `part` "ema".
 
     With `abstract` (part of the tree: shapes and shardings) onto its devices, else
-    all of them as numpy arrays.
+    all of them as numpy arrays. What the run did not train is among them.
     """
-    if abstract is None:
-        item = jax.tree.map(
-            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), _tree(folder)[part]
-        )
-        args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-    else:
-        item = abstract
+    tree = _tree(folder)
+    names = (part, "frozen") if part in ("params", "ema") else (part,)
+    saved = {name: tree[name] for name in names if name in tree}
+    if abstract is not None and "frozen" not in saved:
         args = ocp.checkpoint_utils.construct_restore_args(abstract)
-    return _read(folder, {part: item}, {part: args}, partial=True)[part]
+        return _read(folder, {part: abstract}, {part: args}, partial=True)[part]
+    item = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), saved)
+    args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+    parts = _read(folder, item, args, partial=True)
+    params = join(parts[part], parts.get("frozen"))
+    return params if abstract is None else place(abstract, _leaves(params).__getitem__)
+
+
+def place(abstract: Any, read: Callable[[str], np.ndarray]) -> Any:
+    """Put numpy arrays, read by path, where shapes and shardings say, in their
+    dtypes."""
+
+    def one(path: Any, leaf: Any) -> jax.Array:
+        values = read(path_name(path))
+        return jax.make_array_from_callback(
+            leaf.shape,
+            leaf.sharding,
+            lambda index: values[index].astype(leaf.dtype, copy=False),
+        )
+
+    return jax.tree_util.tree_map_with_path(one, abstract)
 
 
 def _read(folder: Any, item: Any, args: Any, partial: bool) -> Any:
@@ -266,16 +300,9 @@ def warm_start(
     if unexpected:
         say(f"there and not taken: {', '.join(unexpected)}")
     wanted = _without(abstract, missing)
-    if not foreign:
-        return restore_params(folder, wanted, part)
-
-    def read(path: Any, leaf: Any) -> jax.Array:
-        values = folder.read(path_name(path))
-        return jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: values[index]
-        )
-
-    return jax.tree_util.tree_map_with_path(read, wanted)
+    return (
+        place(wanted, folder.read) if foreign else restore_params(folder, wanted, part)
+    )
 
 
 def _without(tree: dict[str, Any], missing: list[str], prefix: str = "") -> Any:
@@ -287,14 +314,6 @@ def _without(tree: dict[str, Any], missing: list[str], prefix: str = "") -> Any:
         elif f"{prefix}{key}" not in missing:
             out[key] = value
     return out
-
-
-def merge(params: dict[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
-    """Return `params` with the leaves of `taken` in place of their own."""
-    leaves = _leaves(taken)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: leaves.get(path_name(path), leaf), params
-    )
 
 
 def _remove(folder: Any) -> None:

@@ -19,7 +19,9 @@ from bertjax import RunError, UserError
 from bertjax.checkpoints import best
 from bertjax.storage.atomic import is_remote
 
-FORMAT = 1
+# 2: what is frozen of the model (optim.freeze) is a part of its own, `frozen`, and not
+# in `params`, `ema` and the optimizer's.
+FORMAT = 2
 MANIFEST = "manifest.json"
 META = "meta.json"
 

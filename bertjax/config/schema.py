@@ -187,6 +187,9 @@ def optim_keys() -> dict[str, Any]:
         # In which Muon's family makes updates orthogonal: float32, bfloat16 or fast.
         ns_dtype="float32",
         clip=1.0,  # global norm; 0: none
+        # What is not trained: patterns of whole paths, with commas; [:N] of layers or
+        # rows the first N: encoder/embeddings/.*,encoder/layers/.*[:6]
+        freeze="",
         layer_decay=1.0,  # of the rate, a layer towards the embeddings
         warmup=duration(percent=1),
         schedule="linear",  # to 0; polynomial, cosine, wsd; or constant

@@ -127,11 +127,14 @@ class Target:
         return self.memory("eval", self.eval_shape)
 
     def state_parts(self) -> dict[str, int]:
-        """Return the bytes of "parameters" and of the "optimizer" on a device."""
+        """Return the bytes of "parameters", of what of them is "frozen", where a part
+        is (a teacher too), and of the "optimizer" on a device."""
         shapes, shardings = self.update.shapes, self.update.shardings
         parameters = shard_bytes(shapes.params, shardings.params)
+        frozen = shard_bytes(shapes.frozen, shardings.frozen)
         state = shard_bytes(shapes, shardings)
-        return {"parameters": parameters, "optimizer": state - parameters}
+        parts = {"parameters": parameters, "optimizer": state - parameters - frozen}
+        return parts | ({"frozen": frozen} if frozen else {})
 
     def lower(self, step: str, shape: Shape) -> Any:
         """Trace the "train" step, or the "eval" step of micro-batches of this shape.
@@ -147,7 +150,8 @@ class Target:
                 specs = self.arrays(shape._replace(batch_size=rows))
                 specs["example_weights"] = jax.ShapeDtypeStruct((rows,), jnp.float32)
                 evaluate = jax.jit(train_step.make_evaluate(self.objective))
-                return evaluate.lower(given.params, self._place(specs, where))
+                batch = self._place(specs, where)
+                return evaluate.lower(given.params, batch, given.frozen)
             specs = self.arrays(shape)
             if config.steps_per_call == 1:
                 return self.update.step.lower(given, self._place(specs, where))

@@ -82,7 +82,7 @@ def compile_step(
     from bertjax.models import attention
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh, peak_flops
-    from bertjax.training import multi_step, state
+    from bertjax.training import multi_step
 
     mesh = make_mesh(**config.mesh)
     objective, cfg = make_objective(config, vocab_size, jax.default_backend())
@@ -90,7 +90,7 @@ def compile_step(
     feed.check_batch_size(mesh, config.batch_size, config.accumulate, group)
     # Far from the end of any schedule: the arithmetic of a step is always the same.
     update = train_step.make_update(config, objective, mesh, 10_000, 1_000_000)
-    current = state.init_sharded(update.init, update.tx, mesh, update.shardings)
+    current = update.begin(mesh)
     rows = feed.local_rows(mesh, config.batch_size)
     local = [{name: array[rows] for name, array in b.items()} for b in batches]
     sizes, most = itertools.repeat(config.batch_size), config.steps_per_call
@@ -121,7 +121,7 @@ def compile_step(
     facts = {
         "tokens": tokens,  # of all choices of a row
         "compile_seconds": compile_seconds,
-        "parameters": sum(x.size for x in jax.tree.leaves(update.shapes.params)),
+        "parameters": sum(x.size for x in jax.tree.leaves(update.params)),
         "dtype": cfg.dtype,
         "attention": backend,
         **device_facts(mesh, compiled),

@@ -67,6 +67,9 @@ RULES: Mapping[str, tuple[str, ...]] = {
 ACTIVATIONS = {**RULES, "embed": ()}
 
 
+TEACHER = "teacher"  # among frozen parameters: those of another model, by its own paths
+
+
 def path_name(path: Path) -> str:
     """Write a pytree path as "encoder/embeddings/word"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
@@ -103,7 +106,8 @@ def axes_of(path: str, rows: ParamAxes = PARAM_AXES) -> str:
     Raises ValueError unless exactly one row matches: a renamed parameter must not
     become replicated in silence.
     """
-    matches = [axes for pattern, axes in rows if re.fullmatch(pattern, path)]
+    own = path.removeprefix(f"{TEACHER}/")
+    matches = [axes for pattern, axes in rows if re.fullmatch(pattern, own)]
     if len(matches) != 1:
         raise ValueError(f"{len(matches)} rows of the sharding table match {path!r}")
     return matches[0]

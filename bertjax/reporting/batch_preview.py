@@ -94,8 +94,12 @@ def dry_run_lines(run: Any) -> Iterator[str]:
 
     from bertjax.parallel.sharding import path_name
 
-    for path, leaf in jax.tree_util.tree_leaves_with_path(run.abstract.params):
-        yield f"{path_name(path):45} {leaf.shape!s:24} {leaf.sharding.spec}"
+    freeze = run.update.freeze
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run.update.params):
+        name, frozen = path_name(path), ""
+        if name in freeze:
+            frozen = " frozen" + f": the first {freeze[name]}" * bool(freeze[name])
+        yield f"{name:45} {leaf.shape!s:24} {leaf.sharding.spec}{frozen}"
     phase, prepared = run.batches.course.at(0), run.prepared
     seen = phase.inspect(0)
     for name, values in seen.batch.items():

@@ -20,9 +20,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bertjax.assembly.train_step import make_evaluate, make_function, make_tx
 from bertjax.assembly.training_run import TrainingRun
 from bertjax.checkpoints import manifest
-from bertjax.checkpoints.manager import Checkpoints, merge, restore_params
+from bertjax.checkpoints.manager import Checkpoints, restore_params
 from bertjax.parallel.sharding import batch_sharding
-from bertjax.training.state import State, make_state
+from bertjax.training.state import State, make_state, merge
 from bertjax.training.step import add_sums, mean_on_host
 
 T = TypeVar("T")

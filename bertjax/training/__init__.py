@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that a config is checked against before jax is loaded."""
 
+import re
+from typing import NamedTuple
+
 from bertjax import UserError, registry
 
 DECAY = ("wd", "cautious_decay")
@@ -57,6 +60,39 @@ def read_rates(text: str) -> dict[str, float]:
             raise UserError(f"optim.rates={text}: {name!r} is given twice")
         rates[name] = rate
     return rates
+
+
+class FreezeRule(NamedTuple):
+    """A part of optim.freeze: its text, the pattern of whole paths of parameters, and
+    how many layers or rows of them, the first ones; None: all."""
+
+    text: str
+    pattern: str
+    first: int | None
+
+
+def read_freeze(text: str) -> list[FreezeRule]:
+    """Read "encoder/embeddings/.*,encoder/layers/.*[:6]": what is not trained.
+
+    Each part, with commas, is a regular expression of whole paths; [:N] anywhere in it
+    means the first N of axis 0, which counts layers below "layers" and rows of a table.
+    Raises UserError for what is no regular expression, and for N = 0.
+    """
+    rules = []
+    for part in filter(None, (p.strip() for p in re.split(r",(?![^{]*\})", text))):
+        found = re.search(r"\[0?:(\d+)\]", part)
+        pattern = part.replace(found[0], "", 1) if found else part
+        first = int(found[1]) if found else None
+        try:
+            re.compile(pattern)
+        except re.error as e:
+            raise UserError(
+                f"optim.freeze={text}: {part} is no regular expression: {e}"
+            ) from None
+        if first == 0:
+            raise UserError(f"optim.freeze={text}: {part} freezes the first 0 layers")
+        rules.append(FreezeRule(part, pattern, first))
+    return rules
 
 
 def settings_of(key: str, name: str) -> tuple[str, ...]:

@@ -85,7 +85,10 @@ def group_of(path: Path, leaf: Any) -> str:
 
 
 def rate_multipliers(
-    params: Any, decay: float, rates: Mapping[str, float] | None = None
+    params: Any,
+    decay: float,
+    rates: Mapping[str, float] | None = None,
+    frozen: Any = None,
 ) -> Any:
     """Return each leaf's factor of the learning rate: a number, or [n, 1, ...].
 
@@ -94,17 +97,20 @@ def rate_multipliers(
     decay^(N + 1), all else 1: pooler, final norm, heads (Clark et al. 2020, arXiv
     2003.10555, appendix B; their code gives the whole encoder one factor more, so that
     the last layer has decay^2). A leaf that the first layers lack is aligned with the
-    last one.
+    last one. frozen: the layers that are not trained (State), which count too.
     """
     depths: dict[tuple[Any, ...], int] = {}
 
     def parent(path: Path, name: str) -> tuple[Any, ...]:
         return tuple(keys(path)[: keys(path).index(name)])
 
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if is_stacked(path):
-            above = parent(path, "layers")
-            depths[above] = max(depths.get(above, 0), leaf.shape[0])
+    sizes: dict[tuple[Any, ...], int] = {}
+    for tree in (params, frozen):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if is_stacked(path):
+                above, name = parent(path, "layers"), tuple(keys(path))
+                sizes[name] = sizes.get(name, 0) + leaf.shape[0]
+                depths[above] = max(depths.get(above, 0), sizes[name])
 
     def at_depth(path: Path, leaf: Any) -> Any:
         if is_stacked(path) and decay != 1:

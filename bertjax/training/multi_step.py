@@ -64,6 +64,12 @@ def many_steps(update: Update) -> Update:
     def many(state: State, batches: Mapping[str, jax.Array]) -> tuple[State, Metrics]:
         batches = dict(batches)
         count, stop = batches.pop("count"), batches.pop("stop", None)
+        # What no update changes is no part of what the loop carries.
+        frozen, state = state.frozen, state._replace(frozen=None)
+
+        def one(state: State, i: Any) -> tuple[State, Metrics]:
+            state, metrics = update(state._replace(frozen=frozen), batch(i))
+            return state._replace(frozen=None), metrics
 
         def batch(i: Any) -> dict[str, jax.Array]:
             return {
@@ -73,16 +79,16 @@ def many_steps(update: Update) -> Update:
 
         def body(i: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
             state, rows = carry
-            state, metrics = update(state, batch(i))
+            state, metrics = one(state, i)
             return state, jax.tree.map(lambda r, m: r.at[i].set(m), rows, metrics)
 
         most = len(batches["input_ids"])
-        _, shapes = jax.eval_shape(lambda: update(state, batch(0)))
+        _, shapes = jax.eval_shape(lambda: one(state, 0))
         rows = {k: jnp.zeros((most, *s.shape), s.dtype) for k, s in shapes.items()}
         state, rows = jax.lax.fori_loop(0, count, body, (state, rows))
         if stop is not None:
             rows["stop"] = jnp.full(most, jnp.sum(stop))
-        return state, rows
+        return state._replace(frozen=frozen), rows
 
     return many
 

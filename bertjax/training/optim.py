@@ -116,12 +116,18 @@ def scale_by_rate(
         return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, at: Any = None, **_: Any
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        at: Any = None,
+        frozen: Any = None,
+        **_: Any,
     ) -> tuple[Any, Any]:
         rate = -schedule(state.count if at is None else at)
         scaled = jax.tree.map(lambda u: rate * u, updates)
         if layer_decay != 1 or rates:
-            factors = layerwise.rate_multipliers(updates, layer_decay, rates)
+            factors = layerwise.rate_multipliers(updates, layer_decay, rates, frozen)
             scaled = jax.tree.map(jnp.multiply, scaled, factors)
         count = optax.safe_increment(state.count)
         return scaled, optax.ScaleByScheduleState(count)

@@ -2,7 +2,8 @@
 """The training state, and how it is made in its shards."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -10,16 +11,25 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from bertjax.parallel.sharding import ParamAxes, param_shardings, state_shardings
+from bertjax.parallel.sharding import (
+    TEACHER,
+    ParamAxes,
+    param_shardings,
+    path_name,
+    state_shardings,
+)
+from bertjax.training.frozen import Sizes, split
 from bertjax.training.guard import make_guard
 
 
 class State(NamedTuple):
-    """Everything an update changes: updates done i32 [], parameters, moments.
+    """Everything an update changes or reads: updates done i32 [], parameters, moments.
 
     guard: what the guard remembers (guard.py); ema: the parameters' average, a moving
     one or that of a run's tail; averaged: i32 [], how many updates' parameters a tail's
-    is the mean of. Each is None where a run has none.
+    is the mean of. frozen: what a step reads and does not train, parts of the model by
+    their paths (frozen.py) and another one, "teacher", which checkpoints do not hold.
+    Each is None where a run has none.
     """
 
     step: jax.Array
@@ -28,10 +38,23 @@ class State(NamedTuple):
     guard: Any = None
     ema: Any = None
     averaged: Any = None
+    frozen: Any = None
 
     def parts(self) -> dict[str, Any]:
-        """Return what there is by name: a checkpoint's tree."""
-        return {k: v for k, v in self._asdict().items() if v is not None}
+        """Return what there is by name: a checkpoint's tree, without a teacher."""
+        own = self._replace(frozen=without_teacher(self.frozen))
+        return {k: v for k, v in own._asdict().items() if v is not None}
+
+
+def without_teacher(frozen: Any) -> Any:
+    """Return what is frozen of the model itself, None where that is nothing."""
+    return {k: v for k, v in (frozen or {}).items() if k != TEACHER} or None
+
+
+def with_teacher(current: State, teacher: Any) -> State:
+    """Return a state whose steps read these parameters of another model."""
+    own = without_teacher(current.frozen) or {}
+    return current._replace(frozen={**own, TEACHER: teacher})
 
 
 def make_state(
@@ -40,11 +63,14 @@ def make_state(
     guarded: bool = False,
     averaged: bool = False,
     tail: bool = False,
+    freeze: Sizes = MappingProxyType({}),
 ) -> State:
     """Begin at step 0 with these parameters.
 
-    averaged: with a moving average; tail: with that of the run's tail instead.
+    averaged: with a moving average; tail: with that of the run's tail instead; freeze:
+    what of them is not trained.
     """
+    params, frozen = split(params, freeze)
     return State(
         jnp.zeros((), jnp.int32),
         params,
@@ -52,6 +78,7 @@ def make_state(
         make_guard() if guarded else None,
         params if averaged or tail else None,
         jnp.zeros((), jnp.int32) if tail else None,
+        frozen or None,
     )
 
 
@@ -63,11 +90,20 @@ def plan_state(
     guarded: bool = False,
     averaged: bool = False,
     tail: bool = False,
+    freeze: Sizes = MappingProxyType({}),
+    init_teacher: Callable[[], Any] | None = None,
 ) -> tuple[State, State]:
     """Return the state's shapes and shardings before a byte is allocated."""
-    shapes = jax.eval_shape(lambda: make_state(init(), tx, guarded, averaged, tail))
+    how = guarded, averaged, tail, freeze
+    shapes = jax.eval_shape(lambda: make_state(init(), tx, *how))
     shardings = param_shardings(shapes.params, mesh, extra)
-    return shapes, state_shardings(shapes, shapes.params, shardings, mesh)
+    where = state_shardings(shapes, shapes.params, shardings, mesh)
+    if init_teacher is not None:
+        shapes = with_teacher(shapes, jax.eval_shape(init_teacher))
+    if shapes.frozen is not None:
+        # Its paths are the model's too, with other shapes.
+        where = where._replace(frozen=param_shardings(shapes.frozen, mesh, extra))
+    return shapes, where
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
@@ -84,14 +120,23 @@ def init_sharded(
     tx: optax.GradientTransformation,
     mesh: Mesh,
     shardings: State,
+    freeze: Sizes = MappingProxyType({}),
+    init_teacher: Callable[[], Any] | None = None,
 ) -> State:
-    """Make the first state where its shardings say, in one compiled program."""
+    """Make the first state where its shardings say, in one compiled program.
+
+    Without init_teacher a teacher is left out (`with_teacher`).
+    """
     kinds = shardings.guard, shardings.ema, shardings.averaged
     has = [kind is not None for kind in kinds]
 
     def begin() -> State:
-        return make_state(init(), tx, *has)
+        made = make_state(init(), tx, *has, freeze)
+        return made if init_teacher is None else with_teacher(made, init_teacher())
 
+    if init_teacher is None:
+        own = without_teacher(shardings.frozen)
+        shardings = shardings._replace(frozen=own)
     with jax.set_mesh(mesh):
         return jax.jit(begin, out_shardings=shardings)()
 
@@ -111,6 +156,42 @@ def complete(parts: dict[str, Any], wanted: State) -> State:
     if wanted.ema is not None and "ema" not in parts:
         restored = with_params(restored, restored.params, wanted.ema)
     return restored
+
+
+def merge(params: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `params` with the leaves of `taken` in place of their own."""
+    leaves = {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(taken)}
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaves.get(path_name(path), leaf), params
+    )
+
+
+def take_params(
+    current: State, taken: Mapping[str, Any], wanted: State, freeze: Sizes
+) -> State:
+    """Return a state that begins with other parameters, where there are any.
+
+    taken: whole leaves, some of the model's. wanted: shapes and shardings of a state.
+    """
+    if any(size is not None for size in freeze.values()):
+        places = jax.tree.map(lambda s: s.sharding, (wanted.params, wanted.frozen))
+        parts = jax.eval_shape(lambda tree: split(tree, freeze), taken)
+        where = tuple(map(_restrict, places, parts))
+        trained, frozen = jax.jit(
+            lambda tree: split(tree, freeze), out_shardings=where
+        )(taken)
+    else:
+        trained, frozen = split(taken, freeze)
+    own = current.frozen and merge(current.frozen, frozen)
+    params = merge(current.params, trained)
+    return with_params(current._replace(frozen=own), params, wanted.ema)
+
+
+def _restrict(tree: Any, like: Mapping[str, Any]) -> Any:
+    """Return the part of a tree that another one has too."""
+    if not isinstance(like, Mapping):
+        return tree
+    return {key: _restrict(tree[key], value) for key, value in like.items()}
 
 
 def with_params(current: State, params: Any, wanted: Any) -> State:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from bertjax.training import guard
+from bertjax.training.frozen import join
 from bertjax.training.schedules import Schedule
 from bertjax.training.state import State
 
@@ -40,15 +41,20 @@ def mean(total: Any) -> Any:
 def make_gradients(
     sums_fn: SumsFn, coefficients: Mapping[str, float], accumulate: int = 1
 ) -> Callable[..., tuple[Any, Sums]]:
-    """Make gradients(params, batch, weights, rng) -> (gradient of the loss, sums).
+    """Make gradients(params, batch, weights, rng, frozen) -> (gradient, sums).
 
-    weights: those of the whole batch, which `accumulate` micro-batches share.
+    The gradient is of the loss by params alone. weights: those of the whole batch,
+    which `accumulate` micro-batches share. frozen: what is read and not trained.
     """
 
     def loss_fn(
-        params: Any, batch: Batch, weights: dict[str, jax.Array], rng: jax.Array
+        params: Any,
+        batch: Batch,
+        weights: dict[str, jax.Array],
+        rng: jax.Array,
+        frozen: Any = None,
     ) -> tuple[jax.Array, Sums]:
-        sums = sums_fn(params, batch, rng)
+        sums = sums_fn(join(params, frozen), batch, rng)
         loss = sum(
             coefficients.get(term, 1.0) * divide(sums[term][0], weight)
             for term, weight in weights.items()
@@ -60,7 +66,11 @@ def make_gradients(
         return grad_fn
 
     def accumulated(
-        params: Any, batch: Batch, weights: dict[str, jax.Array], rng: jax.Array
+        params: Any,
+        batch: Batch,
+        weights: dict[str, jax.Array],
+        rng: jax.Array,
+        frozen: Any = None,
     ) -> tuple[Any, Sums]:
         # Micro-batch i takes every accumulate-th row: rows stay on their device.
         micro = jax.tree.map(
@@ -69,13 +79,14 @@ def make_gradients(
 
         def add(carry: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
             rows, index = inputs
-            more = grad_fn(params, rows, weights, jax.random.fold_in(rng, index))
+            key = jax.random.fold_in(rng, index)
+            more = grad_fn(params, rows, weights, key, frozen)
             return jax.tree.map(jnp.add, carry, more), None
 
         first = jax.tree.map(lambda x: x[0], micro)
         zeros = jax.tree.map(
             lambda s: jnp.zeros(s.shape, s.dtype),
-            jax.eval_shape(grad_fn, params, first, weights, rng),
+            jax.eval_shape(grad_fn, params, first, weights, rng, frozen),
         )
         return jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))[0]
 
@@ -121,7 +132,9 @@ def make_train_step(
         time = state.step if at is None else jnp.max(at)
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         weights = weights_fn(batch)
-        grads, sums = gradients(state.params, batch, weights, rng)
+        # Apart from what an update changes, which a branch or a loop may copy.
+        frozen, state = state.frozen, state._replace(frozen=None)
+        grads, sums = gradients(state.params, batch, weights, rng, frozen)
         sums = with_weights(sums, weights)
         terms = {term: mean(total) for term, total in sums.items()}
         loss = sum(coefficients.get(term, 1.0) * terms[term] for term in weights)
@@ -129,7 +142,7 @@ def make_train_step(
 
         def advance(state: State) -> State:
             updates, moments = tx.update(
-                grads, state.opt_state, state.params, at=time, norm=norm
+                grads, state.opt_state, state.params, at=time, norm=norm, frozen=frozen
             )
             params = optax.apply_updates(state.params, updates)
             new = state._replace(params=params, opt_state=moments)
@@ -155,7 +168,7 @@ def make_train_step(
             metrics["at"] = time
         if state.guard is not None:
             metrics |= {"guard/skipped": kept.skipped, "streak": kept.streak}
-        return new._replace(step=state.step + 1), metrics
+        return new._replace(step=state.step + 1, frozen=frozen), metrics
 
     return update
 
@@ -194,16 +207,16 @@ def make_eval_step(
     sums_fn: SumsFn,
     weights_fn: WeightsFn,
     evaluate_fn: Callable[[Any, Batch], tuple[Sums, Any]] | None = None,
-) -> Callable[[Any, Batch], Sums]:
-    """Make evaluate(params, batch) -> {term: (sum, weight)}, dropout off.
+) -> Callable[..., Sums]:
+    """Make evaluate(params, batch, frozen) -> {term: (sum, weight)}, dropout off.
 
     Losses have the weights of weights_fn(batch), as in training. evaluate_fn(params,
     batch) -> (sums, `outputs` of every row), instead of sums_fn. The `stop` of a batch
-    (feed.with_flag) comes back as a sum of that name.
+    (feed.with_flag) comes back as a sum of that name. frozen: see State.
     """
 
-    def evaluate(params: Any, batch: Batch) -> Sums:
-        batch = dict(batch)
+    def evaluate(params: Any, batch: Batch, frozen: Any = None) -> Sums:
+        batch, params = dict(batch), join(params, frozen)
         stop = batch.pop("stop", None)
         outputs = {}
         if evaluate_fn is None:

@@ -12,12 +12,17 @@ from bertjax.checkpoints import manager, manifest
 from bertjax.checkpoints.manager import (
     Checkpoints,
     describe,
-    merge,
     restore_params,
     warm_start,
 )
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.state import State, init_sharded, plan_state, with_shardings
+from bertjax.training.state import (
+    State,
+    init_sharded,
+    merge,
+    plan_state,
+    with_shardings,
+)
 
 TX = optax.adam(1e-3)
 

@@ -122,7 +122,7 @@ def test_a_new_workdir(tmp_path):
 def test_a_later_format(workdir):
     """A format this version cannot read is no damage: it must not be moved away."""
     path = workdir / "checkpoints/12/manifest.json"
-    said = {"format": 2, "files": {"state": "as it will be"}}
+    said = {"format": manifest.FORMAT + 1, "files": {"state": "as it will be"}}
     said["checksum"] = manifest._own_checksum(said)
     path.write_text(json.dumps(said))
     for look in (manifest.newest_intact, lambda w, say: manifest.problem(path.parent)):
@@ -135,6 +135,7 @@ def first_manifest(path):
     """Write a manifest as the first ones were, without a checksum of its own."""
     said = json.loads(path.read_text())
     del said["checksum"]
+    said["format"] = 1
     path.write_text(json.dumps(said, indent=1))
 
 

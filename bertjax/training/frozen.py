@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a model that a run reads and does not train (optim.freeze).
+
+The parameters of such a run lie in two trees of the same paths, `State.params`, which
+has gradients and moments, and `State.frozen`. Of a leaf whose first layers or rows are
+frozen each of them has its entries of axis 0.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import UserError
+from bertjax.parallel.sharding import Path, is_stacked, keys, path_name
+from bertjax.training import FreezeRule
+
+# Path of a leaf -> how many entries of its axis 0 are frozen, the first ones; None: all
+Sizes = Mapping[str, int | None]
+
+
+def frozen_sizes(params: Any, rules: Sequence[FreezeRule]) -> dict[str, int | None]:
+    """Say what of each parameter is frozen; params: arrays or shapes.
+
+    A number of layers counts from the embeddings up, of all leaves alike: of those that
+    the first layers lack (sharding.is_stacked) correspondingly fewer entries are
+    frozen. Raises UserError for a rule that matches nothing, a number that is more than
+    there are, and where nothing is left to train.
+    """
+    leaves = {
+        path_name(path): (path, leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    check_rules(leaves, rules)
+    depths = _depths(leaves.values())
+    sizes: dict[str, int | None] = {}
+    for rule in rules:
+        for name, (path, leaf) in leaves.items():
+            if not re.fullmatch(rule.pattern, name):
+                continue
+            if rule.first is None:
+                sizes[name] = None
+                continue
+            depth = depths[_stack(path)] if is_stacked(path) else len_of(leaf)
+            if rule.first > depth:
+                what = "layers" if is_stacked(path) else "rows"
+                raise UserError(
+                    f"optim.freeze: {rule.text} is the first {rule.first} {what} of "
+                    f"{name}, which has {depth}"
+                )
+            n = rule.first - (depth - len_of(leaf))
+            if n > 0 and sizes.get(name, 0) is not None:
+                whole = n == len_of(leaf)
+                sizes[name] = None if whole else max(n, sizes.get(name) or 0)
+    if sizes and all(sizes.get(name, 0) is None for name in leaves):
+        raise UserError(
+            f"optim.freeze={','.join(r.text for r in rules)} freezes every parameter: "
+            "nothing is left to train"
+        )
+    return sizes
+
+
+def check_rules(paths: Sequence[str] | Mapping[str, Any], rules: Any) -> None:
+    """Refuse a rule that matches none of the paths: UserError."""
+    for rule in rules:
+        if not any(re.fullmatch(rule.pattern, path) for path in paths):
+            few = ", ".join([*paths][:3])
+            raise UserError(
+                f"optim.freeze: {rule.text} matches no parameter; their paths are "
+                f"{few}, ... (--dry_run lists them)"
+            )
+
+
+def len_of(leaf: Any) -> int:
+    """Return the size of axis 0 of an array or a shape; 1 of a scalar."""
+    return leaf.shape[0] if leaf.shape else 1
+
+
+def _stack(path: Path) -> tuple[Any, ...]:
+    """Name the stack of layers that a leaf lies in."""
+    named = keys(path)
+    return tuple(named[: named.index("layers")])
+
+
+def _depths(leaves: Any) -> dict[tuple[Any, ...], int]:
+    """Return how many layers each stack has, by its deepest leaf."""
+    depths: dict[tuple[Any, ...], int] = {}
+    for path, leaf in leaves:
+        if is_stacked(path):
+            stack = _stack(path)
+            depths[stack] = max(depths.get(stack, 0), leaf.shape[0])
+    return depths
+
+
+def split(
+    params: Mapping[str, Any], sizes: Sizes, prefix: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part a tree of parameters, or some of them, into (what is trained, frozen)."""
+    trained: dict[str, Any] = {}
+    frozen: dict[str, Any] = {}
+    for key, value in params.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            mine, kept = split(value, sizes, f"{path}/")
+            if mine or not kept:
+                trained[key] = mine
+            if kept:
+                frozen[key] = kept
+        elif path not in sizes:
+            trained[key] = value
+        elif (n := sizes[path]) is None:
+            frozen[key] = value
+        else:
+            trained[key], frozen[key] = value[n:], value[:n]
+    return trained, frozen
+
+
+def join(params: Mapping[str, Any], frozen: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Put together what `split` parted, and what else is frozen (a teacher).
+
+    Leaves are arrays of numpy or of jax; those in one of the trees are taken as they
+    are.
+    """
+    joined = {**params}
+    for key, value in (frozen or {}).items():
+        if key not in params:
+            joined[key] = value
+        elif isinstance(value, Mapping):
+            joined[key] = join(params[key], value)
+        else:
+            both = value, params[key]
+            is_numpy = all(isinstance(x, np.ndarray) for x in both)
+            joined[key] = (np if is_numpy else jnp).concatenate(both)
+    return joined
