@@ -56,6 +56,11 @@ ROOMS = {
         | {"registry", "tasks"},
         HEAVY - {"jax"},
     ),
+    "compression": (
+        {"assembly", "compression", "config", "data", "interop", "models", "registry"}
+        | {"storage"},
+        HEAVY - {"jax"},
+    ),
     "generation": (EVERYTHING - {"reporting", "sweeps", "probing"}, HEAVY - {"jax"}),
     "sweeps": (EVERYTHING - {"reporting", "scoring", "probing"}, HEAVY - {"jax"}),
     "speedruns": ({"speedruns", "checkpoints.workdir", "storage"}, HEAVY - {"jax"}),

@@ -86,12 +86,12 @@ def compress_model(
             if walk and group < groups - 1:
                 walk.advance(layer, depths)
             progress.add(1)
-    weights = zeros = 0
+    weights, zeros = 0, 0
     for path, packed in matrices.items():
         where, name = path.split("/")
         leaf = encoder["layers"][where][name]["kernel"]
         weights += leaf.size
-        zeros += leaf.size - np.count_nonzero(leaf)
+        zeros += leaf.size - int(np.count_nonzero(leaf))
         width = inputs_of(path, leaf[0])
         full = f"encoder/layers/{path}/kernel"
         forms[full] = make_form(recipe, False, width, packed)

@@ -149,7 +149,7 @@ def tensors_of(leaf: np.ndarray, form: Form) -> dict[str, Tensor]:
     masks = Tensor(
         "U8", shape, lambda: (np.packbits(s.reshape(-1) != 0) for s in slots)
     )
-    kept = (np.count_nonzero(leaf),)
+    kept = (int(np.count_nonzero(leaf)),)
     values = Tensor(
         "F32", kept, lambda: (s.reshape(-1)[s.reshape(-1) != 0] for s in slots)
     )

@@ -29,6 +29,7 @@ def make(path, said=None):
         ({"config": {}, "stores": {}}, workdir_kinds.RUN),
         ({"config": {}, "stores": {}, "runs": []}, workdir_kinds.SWEEP),
         ({"config": {}, "sentences": {}}, workdir_kinds.CONVERTED),
+        ({"config": {}, "compressed": {}}, workdir_kinds.COMPRESSED),
         ({}, workdir_kinds.RUN),  # damaged, as its checksum says
     ],
 )

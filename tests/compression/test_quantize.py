@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantisation: grids, GPTQ as published, AWQ's search."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from bertjax.compression import quantize
+from bertjax.compression.quantize import dequantize, output_error
+
+GOLDEN = np.load(Path(__file__).parents[1] / "testdata/compression_golden.npz")
+LAYERS = ("blocks", "dead", "wide")
+
+
+def golden(name):
+    """Weights [in, out] of a layer and the Hessian of its inputs."""
+    x = GOLDEN[f"{name}/x"].astype(np.float32)
+    return GOLDEN[f"{name}/weights"], x.T @ x / len(x)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("bits", [3, 4])
+def test_gptq_is_the_official_one(name, bits):
+    """IST-DASLab/gptq on torch: tests/testdata/make_compression_golden.py."""
+    found = dequantize(quantize.gptq(*golden(name), bits, 32))
+    np.testing.assert_allclose(found, GOLDEN[f"{name}/bits{bits}"], atol=1e-4)
+
+
+weights_of_any_size = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 9), st.integers(1, 4)),
+    elements=st.floats(-4, 4, width=32),
+)
+
+
+@given(weights_of_any_size, st.sampled_from([8, 4, 3]), st.integers(1, 9))
+def test_rounding_is_within_half_a_step(weights, bits, group_size):
+    """And 0 stays 0. A quarter of a step more at an end, by rounding zero and scale."""
+    q = quantize.rtn(weights, bits, group_size)
+    found = dequantize(q)
+    assert q.codes.max() < 2**bits
+    steps = q.scales.astype(np.float32)[np.arange(len(weights)) // group_size]
+    far = np.abs(found - weights)
+    off_by_scale = 2**bits * steps * 2.0**-10  # of a float16 scale, over the range
+    assert (far <= steps + off_by_scale).all()
+    inside = (q.codes > 0) & (q.codes < 2**bits - 1)
+    assert (far <= steps * 0.5001)[inside].all()
+    assert (found[weights == 0] == 0).all()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_change_less_than_by_rounding(name):
+    weights, hessian = golden(name)
+    plain = output_error(weights, dequantize(quantize.rtn(weights, 3, 32)), hessian)
+    for method, share in ((quantize.gptq, 0.8), (quantize.awq, 0.95)):
+        found = dequantize(method(weights, hessian, 3, 32))
+        assert output_error(weights, found, hessian) < share * plain
+
+
+def test_white_inputs_make_gptq_rounding():
+    weights = np.random.default_rng(1).standard_normal((70, 5)).astype(np.float32)
+    found, want = (
+        quantize.gptq(weights, np.eye(70), 4, 32),
+        quantize.rtn(weights, 4, 32),
+    )
+    for one, other in zip(found[:3], want[:3], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_awq_never_does_worse_than_rounding():
+    """A power of 0 is rounding, and is tried."""
+    weights = np.random.default_rng(2).standard_normal((64, 4)).astype(np.float32)
+    q, plain = quantize.awq(weights, np.eye(64), 3, 32), quantize.rtn(weights, 3, 32)
+    assert q.inputs is None
+    np.testing.assert_array_equal(q.codes, plain.codes)
+
+
+def test_output_error_is_that_of_the_outputs():
+    draw = np.random.default_rng(3)
+    x, w, v = (draw.standard_normal(s) for s in ((50, 6), (6, 4), (6, 4)))
+    want = ((x @ w - x @ v) ** 2).sum() / 50
+    assert output_error(w, v, x.T @ x / 50) == pytest.approx(want, rel=1e-5)
