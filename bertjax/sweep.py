@@ -44,7 +44,7 @@ from bertjax.training.signals import Stopped, StopSignal
 
 # Keys of single runs: those that a sweep cannot follow, and those that tell it nothing.
 FOREIGN = "optim.ema", "budget_minutes", "profile.steps", "steps_per_call"
-FOREIGN = *FOREIGN, "guard.nonfinite", "optim.freeze"
+FOREIGN = *FOREIGN, "guard.nonfinite", "optim.freeze", "teacher"
 SILENT = "log.", "checkpoint.", "guard.rewinds"
 
 

@@ -75,6 +75,8 @@ def train(
     validate.check(config)
     if config.init_from and not (path and manifest.steps(path)):
         init_from.check_init_from(config.init_from)
+    if config.teacher and not (path and manifest.steps(path)):
+        init_from.check_init_from(config.teacher, key="teacher")
     prepared_text.check_inputs(config)
     if path is not None:
         workdirs.check_workdir(path, config, allow_config_change)
@@ -121,11 +123,14 @@ def _train(
     import jax
 
     from bertjax.assembly import training_run
+    from bertjax.assembly.teacher import open_teacher
     from bertjax.assembly.train_loop import TrainLoop
     from bertjax.parallel.mesh import make_mesh
 
     mesh = make_mesh(**config.mesh)
-    training_run.check_before_text(config, mesh)
+    teacher = None if finished else open_teacher(config, log)
+    if not finished:
+        training_run.check_before_text(config, mesh, teacher)
     prepared, hashes = training_run.prepare(config, log)
     meta = {}
     if restored is not None:
@@ -137,7 +142,7 @@ def _train(
         log(f"{path} is done: step {restored}{left}")
         return 0
     run = training_run.TrainingRun(
-        config, path, mesh, (prepared, hashes), restored, meta, log
+        config, path, mesh, (prepared, hashes), restored, meta, log, teacher
     )
     run.describe(log)
     if path is None:

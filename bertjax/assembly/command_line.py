@@ -12,7 +12,7 @@ from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
-from bertjax.assembly.init_from import follow_init_from
+from bertjax.assembly.init_from import follow_init_from, follow_teacher
 from bertjax.config import flag_errors, flag_help
 from bertjax.config.arguments import check_type, config_first
 from bertjax.config.durations import UNITS, resolve_durations
@@ -92,3 +92,4 @@ def settle_config(
     resolve_durations(config, overrides)
     tasks.settle(config, overrides)
     follow_init_from(config, overrides)
+    follow_teacher(config)

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """init_from: parameters, architecture and vocabulary of another run or model."""
 
+import contextlib
 from collections.abc import Container, Mapping
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, objectives
-from bertjax.assembly.models import find_checkpoint, open_model, params_part
+from bertjax.assembly.init_layers import ChosenLayers
+from bertjax.assembly.models import (
+    find_checkpoint,
+    open_model,
+    params_part,
+    read_params,
+)
 from bertjax.checkpoints import manifest
 from bertjax.config import cli
 from bertjax.interop import hf_directories, hf_read
@@ -34,10 +41,10 @@ OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_rang
 OPEN += ("zero_init_outputs",)
 
 
-def check_init_from(path: str, say: Say = silent) -> Any:
-    """Return what init_from names: a whole checkpoint, or an imported model."""
-    found = find_checkpoint(path, "init_from", say)[1]
-    return found or open_model(path, "init_from", silent).checkpoint
+def check_init_from(path: str, say: Say = silent, key: str = "init_from") -> Any:
+    """Return what a key names: a whole checkpoint, or an imported model."""
+    found = find_checkpoint(path, key, say)[1]
+    return found or open_model(path, key, silent).checkpoint
 
 
 def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None:
@@ -71,18 +78,20 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         )
     # Silently: `take` says which checkpoint it is.
     source, *_ = open_model(config.init_from, "init_from", silent)
+    depth = "num_hidden_layers"
+    if config.init_layers:
+        config.model[depth] = in_effect(config.model.to_dict())[depth]
     for key, value in source.model.items():
-        stays = key in RUNTIME or (key in OPEN and config.model[key] is not None)
+        stays = key == depth and config.init_layers
+        stays = (
+            stays or key in RUNTIME or (key in OPEN and config.model[key] is not None)
+        )
         if not stays and f"model.{key}" not in overrides:
             config.model[key] = value
     if _goes_on_causally(config, source) and "model.is_decoder" not in overrides:
         config.model.is_decoder = True
     if not config.data.vocab:
-        if not hf_directories.is_directory(folder):
-            folder = manifest.resolve(config.init_from)[0]
-        own = folder / "tokenizer"
-        found = own if own.is_dir() else hf_directories.tokenizer_folders(folder)[0]
-        config.data.vocab = str(found)
+        config.data.vocab = vocabulary_of(config.init_from)
     # A generator's width is a size, though the objective tells it.
     (name, options, _), *_ = objectives.parse(config.objective)
     if name == "electra" and source.objective.startswith("electra:"):
@@ -90,6 +99,23 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         # As floats, which is how runs begun by earlier versions recorded them.
         parts = [f"{key}={float(value)}" for key, value in options.items()]
         config.objective = f"electra:{','.join(parts)}"
+
+
+def vocabulary_of(path: str) -> str:
+    """Return where the tokenizer of a run or of another library's directory lies."""
+    folder = manifest.as_path(path)
+    if not hf_directories.is_directory(folder):
+        folder = manifest.resolve(path)[0]
+    own = folder / "tokenizer"
+    return str(own if own.is_dir() else hf_directories.tokenizer_folders(folder)[0])
+
+
+def follow_teacher(config: ConfigDict) -> None:
+    """Take the teacher's vocabulary where none is given; nothing where it is not
+    (yet)."""
+    if config.teacher and not config.data.vocab:
+        with contextlib.suppress(OSError):
+            config.data.vocab = vocabulary_of(config.teacher)
 
 
 def _goes_on_causally(config: ConfigDict, source: ConfigDict) -> bool:
@@ -124,14 +150,52 @@ def _other_kind(config: ConfigDict, path: Any) -> list[str]:
     return [f"{key}={theirs[key]}" for key in sorted(keys) if theirs[key] != ours[key]]
 
 
+class SavedParams:
+    """The parameters of a checkpoint, or their average, as an imported model's."""
+
+    def __init__(self, folder: Any) -> None:
+        self.folder, self.leaves = folder, None
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def describe(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the leaves by path."""
+        from bertjax.checkpoints.manager import describe
+
+        return describe(self.folder)
+
+    def read(self, path: str) -> Any:
+        """Read one leaf, and with the first one all."""
+        if self.leaves is None:
+            self.leaves = leaves_of(read_params(self.folder))
+        return self.leaves[path]
+
+
+def leaves_of(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by path."""
+    import jax
+
+    from bertjax.parallel.sharding import path_name
+
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path): leaf for path, leaf in found}
+
+
 def take(
-    path: str, tokenizer: Any, params: Any, say: Say, task: Mapping[str, Any]
+    path: str,
+    tokenizer: Any,
+    params: Any,
+    say: Say,
+    task: Mapping[str, Any],
+    layers: str = "",
 ) -> dict[str, Any]:
     """Read what init_from and these parameters (shapes, shardings) have in common.
 
-    task: what a checkpoint will keep of the task (tasks/prepare_task.py): a head of
-    classes is taken where they have the same names in the same order. Raises
-    UserError where it cannot be, or a token has another id in it.
+    layers: init_layers. task: what a checkpoint will keep of the task
+    (tasks/prepare_task.py): a head of classes is taken where they have the same names
+    in the same order. Raises UserError where it cannot be, or a token has another id
+    in it.
     """
     from bertjax.checkpoints.manager import warm_start
 
@@ -150,4 +214,10 @@ def take(
     fresh = heads if known and known != wanted else ()
     if fresh:
         say(f"init_from={path}: its labels are others, so their head begins anew")
-    return warm_start(source, params, say, params_part(source), fresh, heads)
+    part = params_part(source)
+    if layers:
+        is_imported = isinstance(source, hf_read.Imported)
+        whole = source if is_imported else SavedParams(source)
+        shapes = {name: leaf.shape for name, leaf in leaves_of(params).items()}
+        source = ChosenLayers(whole, layers, shapes)
+    return warm_start(source, params, say, part, fresh, heads)

@@ -92,7 +92,7 @@ def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
     )
 
 
-def objectives_of(config: ConfigDict) -> dict[str, Any]:
+def objectives_of(config: ConfigDict, teacher: Any = None) -> dict[str, Any]:
     """Make the objective of each phase, of a model with one piece: {as phases name it:
     Objective}; "" is the config's own, and the last. Raises UserError."""
     from bertjax.objectives.make_objective import make_objective  # which needs jax
@@ -100,7 +100,8 @@ def objectives_of(config: ConfigDict) -> dict[str, Any]:
     cfg = encoder_config(config, 1)
     objectives = {}
     for name in names_of(config):
-        objectives[name] = make_objective(name or config.objective, cfg)[0]
+        own = name or config.objective
+        objectives[name] = make_objective(own, cfg, teacher=teacher)[0]
         check_plan(config, objectives[name].needs)
     return objectives
 

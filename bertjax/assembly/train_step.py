@@ -12,12 +12,13 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import resolve
+from bertjax.assembly.teacher import as_teacher
 from bertjax.config import durations, schema
 from bertjax.data import phases
 from bertjax.generation.answers import with_texts, writing_of
 from bertjax.objectives.base import TokenIds
 from bertjax.objectives.make_objective import make_objective
-from bertjax.parallel.sharding import param_shardings, path_name
+from bertjax.parallel.sharding import TEACHER, param_shardings, path_name
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import (
     frozen,
@@ -81,6 +82,7 @@ class Update(NamedTuple):
     many: Any
     params: Any
     freeze: frozen.Sizes
+    init_teacher: Callable[[], Any] | None = None
 
     @property
     def reads(self) -> Any:
@@ -88,24 +90,24 @@ class Update(NamedTuple):
         shapes = self.shapes.params, self.shapes.frozen
         return jax.eval_shape(frozen.join, *shapes)
 
-    def begin(self, mesh: Any) -> state.State:
-        """Make the first state, a teacher's parameters aside."""
-        how = mesh, self.shardings, self.freeze
+    def begin(self, mesh: Any, made_up: bool = False) -> state.State:
+        """Make the first state, a teacher's parameters aside; or with made_up ones."""
+        how = mesh, self.shardings, self.freeze, self.init_teacher if made_up else None
         return state.init_sharded(self.init, self.tx, *how)
 
 
 def make_config_objective(
-    config: ConfigDict, prepared: Any, name: str = ""
+    config: ConfigDict, prepared: Any, name: str = "", teacher: Any = None
 ) -> tuple[Any, Any]:
     """Make the objective of a config for its prepared text, and its EncoderConfig.
 
-    name: of a phase's objective; "": the config's.
+    name: of a phase's objective; "": the config's. teacher: config.teacher, open.
     """
     tokenizer = prepared.tokenizer
     cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     name = name or tasks.objective_of(config, prepared.parts)
     tokens = TokenIds.of(tokenizer)
-    objective, cfg = make_objective(name, cfg, tokens)
+    objective, cfg = make_objective(name, cfg, tokens, as_teacher(teacher, cfg))
     if any(getattr(rows, "writes", False) for rows in prepared.valid.values()):
         objective = with_texts(objective, cfg, tokens, writing_of(config))
     return objective, cfg
@@ -123,7 +125,7 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     trees = [jax.eval_shape(objective.init, key) for objective in objectives]
     check_shapes(trees)
-    parts = [tree.keys() for tree in trees]
+    parts = [{*tree, TEACHER} for tree in trees]
     rows = itertools.chain.from_iterable(o.shardings for o in objectives)
     shardings = tuple(dict.fromkeys(rows))
 
@@ -135,12 +137,20 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
             params |= fresh | {"encoder": encoder}
         return params
 
+    def init_teacher(rng: jax.Array) -> Any:
+        made = [o.init_teacher(rng) for o in objectives if o.init_teacher]
+        return {name: part for params in made for name, part in params.items()}
+
     def join(objective: Any, own: Any) -> Any:
         def select(function: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda params, *rest: function({k: params[k] for k in own}, *rest)
+            return lambda params, *rest: function(
+                {k: params[k] for k in own & params.keys()}, *rest
+            )
 
         evaluate = objective.evaluate and select(objective.evaluate)
         changes = dict(init=init, sums=select(objective.sums), evaluate=evaluate)
+        if any(each.init_teacher for each in objectives):
+            changes["init_teacher"] = init_teacher
         return dataclasses.replace(objective, shardings=shardings, **changes)
 
     return [join(*each) for each in zip(objectives, parts, strict=True)]
@@ -256,11 +266,15 @@ def make_update(
     def init() -> Any:
         return objective.init(jax.random.key(config.seed))
 
+    def init_teacher() -> Any:
+        return objective.init_teacher(jax.random.key(config.seed))
+
+    taught = init_teacher if objective.init_teacher else None
     watch, ema = config.guard, config.optim.ema
     guarded = watch.nonfinite == "skip" or watch.factor > 0
     params = jax.eval_shape(init)
     freeze = frozen.frozen_sizes(params, read_freeze(config.optim.freeze))
-    kinds = guarded, ema > 0, averages_tail(config), freeze
+    kinds = guarded, ema > 0, averages_tail(config), freeze, taught
     shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings, *kinds)
     places = param_shardings(params, mesh, objective.shardings)
     update = make_function(config, objective, tx, schedule, average_from=total - tail)
@@ -270,4 +284,4 @@ def make_update(
         for function in (update, multi_step.many_steps(update))
     )
     params = state.with_shardings(params, places)
-    return Update(init, tx, shapes, shardings, one, many, params, freeze)
+    return Update(init, tx, shapes, shardings, one, many, params, freeze, taught)

@@ -20,7 +20,16 @@ from bertjax.assembly import (
     train_step,
     workdirs,
 )
-from bertjax.checkpoints import best, workdir
+from bertjax.assembly.models import LoadedModel
+from bertjax.assembly.teacher import (
+    KEY,
+    as_teacher,
+    check_fit,
+    check_same,
+    check_use,
+    read_teacher,
+)
+from bertjax.checkpoints import best, manager, workdir
 from bertjax.config import durations, serialize
 from bertjax.data import phases
 from bertjax.models import attention
@@ -28,6 +37,7 @@ from bertjax.models.encoder import count_params
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed, hosts
 from bertjax.parallel.mesh import machine
+from bertjax.parallel.sharding import TEACHER
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import check_outputs
 from bertjax.training import multi_step, state
@@ -37,13 +47,24 @@ EVENTS = "log", "eval", "checkpoint"
 Log = Callable[[str], None]
 
 
-def check_before_text(config: ConfigDict, mesh: Mesh) -> None:
+def check_before_text(
+    config: ConfigDict, mesh: Mesh, teacher: LoadedModel | None = None
+) -> None:
     """Refuse what the mesh cannot take, and optimizers, schedules and attention that
-    cannot be made, before text is read. Raises UserError."""
+    cannot be made, before text is read, and a teacher that is of no use. Raises
+    UserError."""
     planned = resolve.wanted_phases(config)
     cfg = resolve.encoder_config(config, 1, jax.default_backend())
     cfg = make_objective(config.objective, cfg)[1]
-    for each in resolve.objectives_of(config).values():
+    taught = as_teacher(teacher, cfg)
+    objectives = [*resolve.objectives_of(config, taught).values()]
+    check_use(config, objectives)
+    if config.init_layers and not (config.init_from or config.teacher):
+        raise UserError(
+            f"init_layers={config.init_layers} chooses layers of init_from or of the "
+            "teacher: give one of the two, or leave it empty"
+        )
+    for each in objectives:
         for size in {config.batch_size, *(p.batch_size for p in planned)}:
             feed.check_batch_size(mesh, size, config.accumulate, each.group)
         train_step.check_whole_batch(config, each, mesh)
@@ -57,7 +78,7 @@ def check_before_text(config: ConfigDict, mesh: Mesh) -> None:
         known = unit in ("steps", "percent")
         return phases.steps_within(unit, number, (), total) if known else 0
 
-    train_step.check_freeze(config, resolve.objectives_of(config).values())
+    train_step.check_freeze(config, objectives)
     train_step.make_tx(config, steps("optim.warmup"), total, steps("optim.decay"))
     train_step.check_average(steps("optim.average"), total)
 
@@ -123,8 +144,8 @@ class TrainingRun:
     checkpoint to the next. lengths: train_step.schedule_lengths. abstract: shapes and
     shardings of the state. parts: {objective of a phase: Part}; objective, update and
     valid are those of the config's own, parts[""]. better: {loss: whether more of it is
-    better}. Raises UserError for what does not go together, and for rows made by older
-    rules.
+    better}. teacher: config.teacher, open. Raises UserError for what does not go
+    together, and for rows made by older rules.
     """
 
     def __init__(
@@ -136,6 +157,7 @@ class TrainingRun:
         restored: int | None,
         meta: dict[str, Any],
         log: Log,
+        teacher: LoadedModel | None = None,
     ) -> None:
         self.config, self.path, self.mesh = config, path, mesh
         self.restored, self.meta = restored, meta
@@ -151,8 +173,11 @@ class TrainingRun:
             rules = workdir.read_json(path / "run.json").get("row_rules", 1)
             prepared_text.check_rows(config, parts, path, rules)
         names = resolve.names_of(config)
+        labels = tasks.facts(config, parts).get("task", {}).get("labels", [])
+        check_fit(config, teacher, tokenizer, labels)
         pairs = [
-            train_step.make_config_objective(config, self.prepared, n) for n in names
+            train_step.make_config_objective(config, self.prepared, n, teacher)
+            for n in names
         ]
         self.cfg = pairs[-1][1]
         joined = train_step.join_objectives([objective for objective, _ in pairs])
@@ -200,6 +225,13 @@ class TrainingRun:
         for stage in run.course.stages:
             objective = objectives[stage.objective]
             self.better |= directions(objective, params, stage)
+        self.teacher = None
+        if teacher is not None:
+            wanted = self.update.shapes.frozen[TEACHER]
+            self.teacher = read_teacher(config, teacher, wanted)
+            hosts.check_equal("the teacher", [self.teacher.sha256])
+        if meta:
+            check_same(path, config, meta, self.teacher and self.teacher.sha256)
         self.best = self._make_tracker()
         if not self.valid:
             del self.every["eval"]
@@ -233,11 +265,24 @@ class TrainingRun:
 
     def read_init_from(self, log: Log) -> dict[str, Any]:
         """Read what parameters init_from gives; {} without one. Raises UserError."""
-        source, prepared = self.config.init_from, self.prepared
+        config, prepared = self.config, self.prepared
+        source, layers = config.init_from, config.init_layers
+        source = source or (config.teacher if layers else "")
         if not source:
             return {}
         task = tasks.facts(self.config, prepared.parts).get("task", {})
-        return init_from.take(source, prepared.tokenizer, self.update.params, log, task)
+        how = prepared.tokenizer, self.update.params, log, task, layers
+        return init_from.take(source, *how)
+
+    def with_teacher(self, current: state.State) -> state.State:
+        """Return a state whose steps read the teacher, if there is one; its place is on
+        the devices then, and not on this host."""
+        if self.teacher is None:
+            return current
+        read, wanted = self.teacher.leaves.__getitem__, self.abstract.frozen[TEACHER]
+        placed = state.with_teacher(current, manager.place(wanted, read))
+        self.teacher = self.teacher._replace(leaves={})
+        return placed
 
     def begin_workdir(
         self,
@@ -259,6 +304,7 @@ class TrainingRun:
             "parameters": count_params(self.update.params),
             best.GREATER: self.better,
             **machine(self.mesh),
+            **self._teacher_facts(),
         }
         save_tokenizer = self.prepared.tokenizer.save
         workdir.begin(self.path, texts, known | facts, save_tokenizer, self.counts)
@@ -270,8 +316,13 @@ class TrainingRun:
             "config": config.to_dict(),
             "tokenizer": self.prepared.tokenizer.identity,
             "stores": self.hashes,
+            **self._teacher_facts(),
             **tasks.facts(config, self.prepared.parts),
         }
+
+    def _teacher_facts(self) -> dict[str, str]:
+        """Return what is recorded of a teacher: the sha256 of its parameters."""
+        return {KEY: self.teacher.sha256} if self.teacher else {}
 
     def trace_update(self) -> None:
         """Trace an update: what its parts return has to fit together. Raises UserError,

@@ -7,6 +7,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
 from bertjax.assembly import resolve
+from bertjax.assembly.init_layers import read_layers
 from bertjax.config import durations, schema, serialize
 from bertjax.data import mixture
 from bertjax.data.features.noise_operations import read_noise
@@ -124,6 +125,8 @@ def _check_run(config: ConfigDict) -> None:
             f"guard.factor={config.guard.factor} would skip gradients below their "
             "mean: give 1 or more, or 0 to skip none"
         )
+    if config.init_layers:
+        read_layers(config.init_layers)
     if (config.eval.best or config.eval.patience) and not config.data.valid:
         key = "best" if config.eval.best else "patience"
         raise UserError(

@@ -26,6 +26,12 @@ def base() -> ConfigDict:
             # a CPU too, if it has instructions for it.
             dtype="auto",
             init_from="",  # parameters: another run's workdir, or Hugging Face's
+            # Of a deeper init_from, or else of the teacher, the layers that are taken:
+            # even (of 12, for 6: 0,2,4,7,9,11), or their numbers.
+            init_layers="",
+            # The model that mlm+distil, minilm or a task learn from: a workdir, or
+            # Hugging Face's (docs/distillation.md).
+            teacher="",
             deterministic=False,  # on GPU: bit-equal repetition, at a cost in speed
             total=duration(steps=100_000),
             budget_minutes=placeholder(float),  # of training: the schedule follows it

@@ -19,13 +19,13 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import resolve, train_step
+from bertjax.assembly.teacher import make_measured_objective
 from bertjax.config import schema, serialize
 from bertjax.data.features.base import Spec
 from bertjax.measuring import hlo, memory_analysis, topologies
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.measuring.synthetic_data import Shape, batch_specs
 from bertjax.models import attention
-from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.chips import CHIPS, Chip
 from bertjax.parallel.mesh import make_mesh
@@ -49,7 +49,7 @@ class Target:
         self.config, self.vocab_size, self.topology = config, vocab_size, topology
         self.mesh: Mesh = make_mesh(**config.mesh, devices=list(devices))
         cfg = resolve.encoder_config(config, vocab_size, backend="tpu")
-        self.objective, self.cfg = make_objective(config.objective, cfg)
+        self.objective, self.cfg = make_measured_objective(config, cfg)
         resolve.check_plan(config, self.objective.needs)
         self.hosts = len({d.process_index for d in devices})
         self.update = train_step.make_update(

@@ -24,6 +24,7 @@ FITS = {
     "bert.py:mini": "v5e:1x1",
     "bert.py:base": "v5e:2x4",
     "bert.py:large": "v5e:2x4",
+    "distilbert.py:base": "v5e:4x8",
     "electra.py:small": "v5e:2x2",
     "electra.py:base": "v5e:4x4",
     "electra.py:large": "v5e:16x16",

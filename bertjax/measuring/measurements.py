@@ -62,10 +62,10 @@ def make_objective(
     config: ConfigDict, vocab_size: int, backend: str = "cpu"
 ) -> tuple[Any, Any]:
     """Make objective and encoder's config for a backend, which is not used."""
-    from bertjax.objectives.make_objective import make_objective
+    from bertjax.assembly.teacher import make_measured_objective
 
     cfg = resolve.encoder_config(config, vocab_size, backend)
-    return make_objective(config.objective, cfg)
+    return make_measured_objective(config, cfg)
 
 
 def compile_step(
@@ -90,7 +90,7 @@ def compile_step(
     feed.check_batch_size(mesh, config.batch_size, config.accumulate, group)
     # Far from the end of any schedule: the arithmetic of a step is always the same.
     update = train_step.make_update(config, objective, mesh, 10_000, 1_000_000)
-    current = update.begin(mesh)
+    current = update.begin(mesh, made_up=True)
     rows = feed.local_rows(mesh, config.batch_size)
     local = [{name: array[rows] for name, array in b.items()} for b in batches]
     sizes, most = itertools.repeat(config.batch_size), config.steps_per_call

@@ -110,7 +110,14 @@ FAMILIES: Mapping[str, Family] = {
     # Sanh et al. 2019, section 3; a task's head as in their code, transformers.
     "distilbert": Family(
         dict(type_vocab_size=0, pooler=False, pooler_activation="relu"),
-        {"base": shape(6, 768, 12)},
+        {
+            # Of half the layers of BERT's of these names; base alone is published.
+            "tiny": shape(1, 128, 2),
+            "mini": shape(2, 256, 4),
+            "medium": shape(4, 512, 8),
+            "base": shape(6, 768, 12),
+            "large": shape(12, 1024, 16),
+        },
     ),
     # Warner et al. 2024 (arXiv 2412.13663), section 2.1 and table 4.
     "modernbert": Family(

@@ -14,6 +14,7 @@ SUPPORT = (
     "metrics",
     "pair",
     "task_head",
+    "teacher",
     "token_head",
 )
 

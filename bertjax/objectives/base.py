@@ -4,7 +4,8 @@
 A module of this package (or any dotted name) exports `make_head()` or
 `make_objective(cfg)`; `config.objective = "mlm+nsp"` imports by name. Both may take
 options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`), and
-`tokens`, which is the tokenizer's TokenIds and no option.
+`tokens`, which is the tokenizer's TokenIds, and `teacher` (teacher.py), which are no
+options.
 """
 
 import dataclasses
@@ -104,6 +105,9 @@ class Head:
     token sees itself and those before it alone (EncoderConfig.is_decoder is set), so
     that no head beside it can pool a vector of the first one.
     params: the name of its part of the parameters, which heads may share; "": its own.
+    init_teacher(rng) -> parameters of the form that params["teacher"] have, of another
+    model that it learns from; None: it reads none. needs_teacher: it has no loss
+    without one.
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
     keeps of every row.
     labels(B, L) -> {name: shape and dtype}: what a batch holds for it, beside tokens
@@ -142,6 +146,8 @@ class Head:
     task_type: str | None = None
     causal: bool = False
     params: str = ""
+    init_teacher: Callable[[jax.Array], Params] | None = None
+    needs_teacher: bool = False
     at: dataclasses.InitVar[str | None] = None
 
     def __post_init__(self, at: str | None) -> None:
@@ -161,8 +167,8 @@ class Objective:
     batch) -> (sums, outputs), where there are outputs. everywhere: what the last layer
     makes of every token is read. flops(specs) -> those of a token slot, forward and
     backward, by the arrays of a batch; None where nobody knows them. whole_batch,
-    task_type: as a Head has them. group: of a mixture by rows, how many neighbouring
-    rows make a group, which lie on one device.
+    task_type, init_teacher, needs_teacher: as a Head has them. group: of a mixture by
+    rows, how many neighbouring rows make a group, which lie on one device.
     """
 
     init: Callable[[jax.Array], Params]
@@ -177,4 +183,6 @@ class Objective:
     flops: Callable[[Specs], float] | None = None
     whole_batch: int | None = None
     task_type: str | None = None
+    init_teacher: Callable[[jax.Array], Params] | None = None
+    needs_teacher: bool = False
     group: int = 1

@@ -27,7 +27,7 @@ from bertjax.objectives.base import (
     Specs,
     Term,
 )
-from bertjax.parallel.sharding import constrain, gather_params
+from bertjax.parallel.sharding import constrain, gather_params, is_matrix
 
 
 def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
@@ -49,6 +49,8 @@ def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
         flops=both.flops,
         whole_batch=_whole_batch(heads),
         task_type=next((h.task_type for h in heads if h.task_type), None),
+        init_teacher=both.init_teacher if any(h.init_teacher for h in heads) else None,
+        needs_teacher=any(h.needs_teacher for h in heads),
     )
 
 
@@ -138,6 +140,15 @@ class CombinedHeads:
             if name not in params and (own := head.init(key, self.cfg)):
                 params[name] = own
         return params
+
+    def init_teacher(self, rng: jax.Array) -> Params:
+        """Make them in the dtypes that a step computes with: no other is needed."""
+        made = [head.init_teacher(rng) for head in self.heads if head.init_teacher]
+        params = {name: part for params in made for name, part in params.items()}
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: x.astype(self.cfg.dtype if is_matrix(path, x) else x.dtype),
+            params,
+        )
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         return self.merge([head.weights(batch) for head in self.heads])

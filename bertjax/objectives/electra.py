@@ -21,6 +21,7 @@ from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Specs, Term, row_keys
 from bertjax.objectives.losses import binary_cross_entropy
 from bertjax.objectives.metrics import binary_metrics
+from bertjax.objectives.task_head import real_tokens
 from bertjax.objectives.token_head import score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import PARAM_AXES, gather_params
 
@@ -151,17 +152,6 @@ def weights(batch: Batch) -> dict[str, jax.Array]:
         "mlm_loss": jnp.sum(batch["mlm_weights"]),
         "rtd_loss": jnp.sum(real_tokens(batch)),
     }
-
-
-def real_tokens(batch: Batch) -> jax.Array:
-    """Return 1 for each real token, [CLS] and [SEP] included, f32 [B, L].
-
-    Rows that fill up a last batch of an evaluation weigh 0.
-    """
-    real = batch["attention_mask"].astype(jnp.float32)
-    if "example_weights" in batch:
-        real = real * batch["example_weights"][:, None]
-    return real
 
 
 def sample(

@@ -43,6 +43,35 @@ def binary_cross_entropy(
     return Sum(jnp.sum(weights * loss), jnp.sum(weights))
 
 
+def kl_divergence(
+    student: jax.Array, teacher: jax.Array, weights: jax.Array, temperature: float = 1.0
+) -> Sum:
+    """Sum weighted T^2 KL(p || q) of softmaxes at temperature T, in nats.
+
+    student: logits f32 [..., V] of q; teacher: of p, which have no gradient; weights
+    f32 [...]. T^2 keeps the size of gradients at any T (Hinton et al. 2015, arXiv
+    1503.02531, section 2.1). Equal logits give 0, and no gradient.
+    """
+    check_shapes(student, teacher[..., 0], weights)
+    q = jax.nn.log_softmax(student / temperature)
+    p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher) / temperature)
+    each = jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+    return Sum(temperature**2 * jnp.sum(weights * each), jnp.sum(weights))
+
+
+def cosine_distance(x: jax.Array, y: jax.Array, weights: jax.Array) -> Sum:
+    """Sum weighted 1 - cos(x, y), f32; x, y [..., D], of y no gradient; weights [...].
+
+    Vectors of no length count as unlike all others, as of torch's CosineEmbeddingLoss.
+    """
+    check_shapes(x, y[..., 0], weights)
+    x, y = x.astype(jnp.float32), jax.lax.stop_gradient(y).astype(jnp.float32)
+    least = 1e-12
+    one, other = (jnp.sum(jnp.square(z), axis=-1) + least for z in (x, y))
+    cosine = jnp.sum(x * y, axis=-1) * jax.lax.rsqrt(one) * jax.lax.rsqrt(other)
+    return Sum(jnp.sum(weights * (1.0 - cosine)), jnp.sum(weights))
+
+
 def check_shapes(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> None:
     """Refuse shapes that would only fit by broadcasting."""
     if not logits.shape[:-1] == ids.shape == weights.shape:

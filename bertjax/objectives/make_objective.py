@@ -10,19 +10,25 @@ from bertjax.models.config import EncoderConfig
 from bertjax.objectives import SUPPORT, parse
 from bertjax.objectives.base import NO_TOKENIZER, Head, Objective, TokenIds
 from bertjax.objectives.combine import combine, mix_by_rows
+from bertjax.objectives.teacher import Teacher
 
 PACKAGE = "bertjax.objectives"
 
 
 def make_objective(
-    name: str, cfg: EncoderConfig, tokens: TokenIds = NO_TOKENIZER
+    name: str,
+    cfg: EncoderConfig,
+    tokens: TokenIds = NO_TOKENIZER,
+    teacher: Teacher | None = None,
 ) -> tuple[Objective, EncoderConfig]:
     """Build "mlm+nsp" and the like; also returns cfg, with a pooler only if needed.
 
-    tokens: for modules whose make_head or make_objective has an argument `tokens`.
+    tokens, teacher: for modules whose make_head or make_objective has arguments of
+    these names. Without a teacher what is learnt of one is left out.
     Raises UserError on an unknown name or option, or parts that cannot be combined.
     """
     attention.import_backend(cfg.attention)
+    offered = {"tokens": tokens, "teacher": teacher}
     named = [part for part in parse(name) if part.rows != 0]
     parts = [
         (registry.load("objective", part.name, PACKAGE, SUPPORT), part.options)
@@ -33,10 +39,10 @@ def make_objective(
         if len(parts) > 1:
             raise UserError(f"objective={name!r}: {module.__name__} stands alone")
         maker = module, "make_objective", options
-        objective, cfg = registry.make("objective", *maker, cfg, tokens=tokens)
+        objective, cfg = registry.make("objective", *maker, cfg, **offered)
     else:
         heads = [
-            registry.make("objective", module, "make_head", options, tokens=tokens)
+            registry.make("objective", module, "make_head", options, **offered)
             for module, options in parts
         ]
         if len({h.name for h in heads}) < len(heads):

@@ -21,6 +21,14 @@ def row_weights(batch: Batch) -> jax.Array:
     return batch.get("example_weights", jnp.ones(rows, jnp.float32))
 
 
+def real_tokens(batch: Batch) -> jax.Array:
+    """Return 1 for each real token, [CLS] and [SEP] included, f32 [B, L].
+
+    Rows that fill up a last batch of an evaluation weigh 0.
+    """
+    return batch["attention_mask"].astype(jnp.float32) * row_weights(batch)[:, None]
+
+
 def arrays(**axes_and_dtypes: tuple[str, Any]) -> Labels:
     """Make Head.labels of the arrays' axes, B rows and L tokens, and their dtypes."""
 

@@ -57,6 +57,12 @@ def with_teacher(current: State, teacher: Any) -> State:
     return current._replace(frozen={**own, TEACHER: teacher})
 
 
+def keep_teacher(current: State, before: State) -> State:
+    """Return a state that reads the teacher of another one, if that has one."""
+    frozen = before.frozen or {}
+    return with_teacher(current, frozen[TEACHER]) if TEACHER in frozen else current
+
+
 def make_state(
     params: Any,
     tx: optax.GradientTransformation,

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""init_layers: a shallower model begins with some of a deeper one's layers."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+
+LAYERS = "encoder/layers/"
+TYPES = "encoder/embeddings/token_type"
+
+
+def even_layers(depth: int, count: int) -> list[int]:
+    """Spread `count` layers evenly from the first to the last of `depth`.
+
+    >>> even_layers(12, 6)  # DistilBERT's
+    [0, 2, 4, 7, 9, 11]
+    >>> even_layers(4, 2)
+    [0, 3]
+    """
+    step = (depth - 1) / max(count - 1, 1)
+    return [math.floor(i * step + 0.5) for i in range(count)]
+
+
+def read_layers(text: str) -> list[int] | None:
+    """Read init_layers: "even", None here, or numbers with commas, ascending.
+
+    Raises UserError.
+    """
+    if text == "even":
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(
+            f"init_layers={text} is neither even nor numbers of layers, such as "
+            "0,2,4,7,9,11"
+        )
+    return [int(part) for part in parts]
+
+
+class ChosenLayers:
+    """Another model's parameters, with so many of its layers as are wanted.
+
+    source: has describe() -> {path: shape} and read(path); wanted: the shapes of the
+    parameters that begin with them. Token types that these lack are left out, as of
+    DistilBERT. Raises UserError where the layers cannot be chosen so.
+    """
+
+    def __init__(
+        self, source: Any, text: str, wanted: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.source = source
+        self.there = dict(source.describe())
+        if TYPES not in wanted:
+            self.there.pop(TYPES, None)
+        depth, count = (
+            max((s[0] for k, s in shapes.items() if k.startswith(LAYERS)), default=0)
+            for shapes in (self.there, wanted)
+        )
+        given = read_layers(text)
+        self.depth = depth
+        self.layers = even_layers(depth, count) if given is None else given
+        where = f"init_layers={text}: {source}"
+        if count > depth:
+            raise UserError(f"{where} has {depth} layers, this model {count}")
+        if len(self.layers) != count:
+            raise UserError(
+                f"init_layers={text} names {len(self.layers)} layers, and the model "
+                f"has {count}"
+            )
+        if max(self.layers, default=0) >= depth:
+            raise UserError(f"{where} has {depth} layers, from 0 to {depth - 1}")
+
+    def __str__(self) -> str:
+        return f"{self.source}, layers {', '.join(map(str, self.layers))}"
+
+    def _rows(self, path: str) -> list[int]:
+        """Return which entries of a stacked leaf are taken; the first layers may lack
+        it, and of a student's layers then those that stand in their place."""
+        lacking = self.depth - self.there[path][0]
+        return [layer - lacking for layer in self.layers[lacking:]]
+
+    def describe(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the leaves by path."""
+        return {
+            path: (len(self._rows(path)), *shape[1:])
+            if path.startswith(LAYERS)
+            else shape
+            for path, shape in self.there.items()
+        }
+
+    def read(self, path: str) -> np.ndarray:
+        """Read one leaf."""
+        values = self.source.read(path)
+        return values[self._rows(path)] if path.startswith(LAYERS) else values

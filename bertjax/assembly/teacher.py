@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.teacher: the model that another one learns from.
+
+It is read and kept on the devices, and no checkpoint holds it: a run records what it
+was by the content of its parameters, and goes on with that one alone.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.assembly.models import LoadedModel, check_masked_lm, open_model
+from bertjax.models.config import RUNTIME, EncoderConfig
+from bertjax.objectives.base import Objective
+from bertjax.objectives.make_objective import make_objective
+from bertjax.objectives.teacher import Teacher
+from bertjax.parallel.sharding import path_name
+from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.tables import Say
+from bertjax.tasks.task_type import get_task_type
+
+KEY = "teacher"  # of a config, of run.json and of what checkpoints say of themselves
+
+
+class ReadTeacher(NamedTuple):
+    """A teacher's parameters: numpy arrays by path, and the sha256 of them all."""
+
+    leaves: Mapping[str, np.ndarray]
+    sha256: str
+
+
+def open_teacher(config: ConfigDict, say: Say) -> LoadedModel | None:
+    """Open config.teacher, None where it is empty, without reading its parameters.
+
+    Raises UserError where there is no model, or none of the kind that the config's is.
+    """
+    if not config.teacher:
+        return None
+    model = open_model(config.teacher, KEY, say)
+    if not tasks.is_task(config):
+        check_masked_lm(model, f"{KEY}={config.teacher}", "give a pretrained teacher")
+        return model
+    theirs = model.config.objective if "task" in model.meta else ""
+    if not theirs or get_task_type(theirs) is not get_task_type(config.objective):
+        what = f"was finetuned for objective={theirs}" if theirs else "is not finetuned"
+        raise UserError(
+            f"{KEY}={config.teacher} {what}: give a teacher of objective="
+            f"{config.objective}, the task that is learnt"
+        )
+    return model
+
+
+def as_teacher(model: LoadedModel | None, cfg: EncoderConfig) -> Teacher | None:
+    """Return what an objective knows of a teacher, which computes as `cfg` does."""
+    if model is None:
+        return None
+    own = {key: getattr(cfg, key) for key in (*RUNTIME, "dtype")}
+    return Teacher(dataclasses.replace(model.cfg, **own))
+
+
+def make_measured_objective(
+    config: ConfigDict, cfg: EncoderConfig
+) -> tuple[Objective, EncoderConfig]:
+    """Make a config's objective, with the teacher that is measured: the config's own,
+    else where one is needed as a stand-in the student itself, twice as deep."""
+    made = make_objective(config.objective, cfg)
+    if config.teacher:
+        teacher = as_teacher(open_teacher(config, lambda text: None), cfg)
+    elif made[0].needs_teacher:
+        depth = 2 * cfg.num_hidden_layers
+        teacher = Teacher(dataclasses.replace(cfg, num_hidden_layers=depth))
+    else:
+        return made
+    return make_objective(config.objective, cfg, teacher=teacher)
+
+
+def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:
+    """Refuse an objective that lacks a teacher, and a teacher that none reads.
+
+    objectives: made with the teacher, where there is one. Raises UserError.
+    """
+    objectives = [*objectives]
+    if not config.teacher and any(each.needs_teacher for each in objectives):
+        raise UserError(
+            f"objective={config.objective} learns from a teacher: give "
+            "--config.teacher=DIR, a run's workdir or a Hugging Face directory"
+        )
+    if config.teacher and not any(each.init_teacher for each in objectives):
+        raise UserError(
+            f"{KEY}={config.teacher} says nothing to objective={config.objective}: "
+            "leave it out, or take mlm+distil"
+        )
+
+
+def check_fit(
+    config: ConfigDict, model: LoadedModel | None, tokenizer: Any, labels: Any
+) -> None:
+    """Refuse a teacher that reads other ids than its student, shorter rows, or knows
+    other classes: UserError. labels: of the student's task."""
+    if model is None:
+        return
+    where = f"{KEY}={config.teacher}"
+    theirs = model.tokenizer
+    ids = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (theirs, tokenizer)]
+    if ids[0] != ids[1]:
+        raise UserError(
+            f"{where} has another tokenizer than data.vocab={config.data.vocab}: a "
+            "student reads its teacher's ids; leave data.vocab out"
+        )
+    if config.data.length > model.cfg.max_length:
+        raise UserError(
+            f"{where} reads {model.cfg.max_length} tokens, and data.length is "
+            f"{config.data.length}"
+        )
+    known = model.meta.get("task", {}).get("labels", [])
+    if [*known] != [*labels]:
+        raise UserError(
+            f"{where} knows the labels {', '.join(known)}, the task has "
+            f"{', '.join(labels)}: they have to be the same, in one order (task.labels)"
+        )
+
+
+def read_teacher(config: ConfigDict, model: LoadedModel, wanted: Any) -> ReadTeacher:
+    """Read those of a model's parameters that a step reads; wanted: their shapes.
+
+    Raises UserError where the model lacks some, or they have other shapes.
+    """
+    params = model.read_params()
+    found = {
+        path_name(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    digest, leaves = hashlib.sha256(), {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(wanted):
+        name = path_name(path)
+        if name not in found or found[name].shape != leaf.shape:
+            has = (
+                f"has {name} {found[name].shape}" if name in found else f"lacks {name}"
+            )
+            raise UserError(
+                f"{KEY}={config.teacher} {has}, and the objective reads {leaf.shape}"
+            )
+        leaves[name] = np.ascontiguousarray(found[name])
+        digest.update(f"{name} {leaf.shape} {leaves[name].dtype}\n".encode())
+        digest.update(memoryview(leaves[name]).cast("B"))
+    return ReadTeacher(leaves, digest.hexdigest())
+
+
+def check_same(path: Any, config: ConfigDict, meta: Any, sha256: str | None) -> None:
+    """Refuse to go on with another teacher than a run began with: UserError.
+
+    meta: what the run's checkpoint says; sha256: of the teacher of now, None without.
+    """
+    known = meta.get(KEY)
+    if known == sha256:
+        return
+    if sha256 is None:
+        why = f"is empty, and {path} learns from one"
+    elif known is None:
+        why = f"is given, and {path} was trained without one"
+    else:
+        why = f"is another model than the one that {path} learns from"
+    sums = " -> ".join((x or "none")[:16] for x in (known, sha256))
+    raise UserError(
+        f"{KEY}={config.teacher} {why} ({sums}): give that one, or take another workdir"
+    )

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A masked LM learns what a larger one says of every token (Sanh et al. 2019).
+
+DistilBERT, arXiv 1910.01108, section 2, and huggingface/transformers,
+examples/research_projects/distillation/distiller.py, beside `mlm`: "mlm+distil".
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded
+from bertjax.models.flops import head_flops
+from bertjax.models.layers import Params
+from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
+from bertjax.objectives.losses import cosine_distance, kl_divergence
+from bertjax.objectives.task_head import real_tokens
+from bertjax.objectives.teacher import Teacher, init_mlm_teacher
+from bertjax.objectives.token_head import PARAMS, sum_in_chunks
+from bertjax.parallel.sharding import TEACHER
+
+# Logits of the student, MB, that are made at once where nothing limits them: both
+# models' are of all tokens, of which a masked LM has a seventh.
+MOST_MB = 256
+
+
+def make_head(
+    temperature: float = 2.0,
+    kl: float = 2.5,
+    cosine: float = 0.5,
+    teacher: Teacher | None = None,
+) -> Head:
+    """Make the head of two terms; `mlm` has the third.
+
+    kl_loss: T^2 KL(teacher || student) of the distributions over the vocabulary at
+    temperature T, the mean over all real tokens. cosine_loss: 1 less the cosine of the
+    hidden states behind the last layers. kl, cosine: their weights, the masked LM's
+    being 1 (published: 5, 1 and 2); 0 leaves a term out. Raises UserError for a
+    temperature or weights that are none.
+    """
+    if temperature <= 0 or kl < 0 or cosine < 0 or not kl + cosine:
+        raise UserError(
+            f"objective: distil's temperature={temperature} must be more than 0, its "
+            f"kl={kl} and cosine={cosine} 0 or more and not both 0"
+        )
+    coefficients = {"kl_loss": kl, "cosine_loss": cosine}
+    terms = {k: weight for k, weight in coefficients.items() if weight and teacher}
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        return dict.fromkeys(terms, jnp.sum(real_tokens(batch)))
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]:
+        if teacher is None:
+            return {}
+        found, real = {}, real_tokens(batch)
+        theirs = teacher.encode(params, batch).hidden
+        if kl:
+            models = (cfg, params), (teacher.cfg, params[TEACHER])
+            arrays = encoded.hidden, theirs, real
+            found["kl_loss"] = logits_divergence(models, arrays, temperature)
+        if cosine:
+            check_widths(cfg, teacher.cfg)
+            found["cosine_loss"] = cosine_distance(encoded.hidden, theirs, real)
+        return found
+
+    def flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
+        if teacher is None:
+            return 0.0
+        theirs = head_flops(teacher.cfg, length, length) / 3
+        own = head_flops(cfg, length, length)
+        return teacher.flops(length) + bool(kl) * (own + theirs)
+
+    return Head(
+        "distil",
+        heads.init_mlm,
+        weights,
+        sums,
+        reads=EVERYWHERE,
+        params=PARAMS,
+        coefficients=terms,
+        flops=flops,
+        needs_teacher=True,
+        init_teacher=teacher and functools.partial(init_mlm_teacher, teacher),
+    )
+
+
+def check_widths(cfg: EncoderConfig, theirs: EncoderConfig) -> None:
+    """Refuse hidden states that have no cosine: UserError."""
+    if cfg.hidden_size != theirs.hidden_size:
+        raise UserError(
+            f"objective: distil compares hidden states, and the teacher's are "
+            f"{theirs.hidden_size} wide, the student's {cfg.hidden_size}: give "
+            "mlm+distil:cosine=0"
+        )
+
+
+def logits_divergence(
+    models: tuple[tuple[EncoderConfig, Params], ...],
+    arrays: tuple[jax.Array, jax.Array, jax.Array],
+    temperature: float,
+) -> Sum:
+    """Sum kl_divergence over tokens, the logits of both made a piece at a time.
+
+    models: config and parameters {"encoder", "mlm"} of the student and of the teacher;
+    arrays: their hidden states [B, L, D] and weights f32 [B, L].
+    """
+    own, theirs = (cfg for cfg, _ in models)
+    # Padding of either table is no piece.
+    pieces = min(cfg.pieces or cfg.vocab_size for cfg in (own, theirs))
+
+    def logits(cfg: EncoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
+        word = params["encoder"]["embeddings"]["word"]
+        made = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
+        return made[..., :pieces]
+
+    def score(first: Any, *arrays: jax.Array) -> tuple[Sum, tuple[()]]:
+        *states, weights = arrays
+        student, teacher = (
+            logits(*model, hidden) for model, hidden in zip(models, states, strict=True)
+        )
+        with jax.named_scope("kl_loss"):
+            return kl_divergence(student, teacher, weights, temperature), ()
+
+    limit = dataclasses.replace(own, max_logits_mb=own.max_logits_mb or MOST_MB)
+    return sum_in_chunks(score, limit, arrays)[0]
