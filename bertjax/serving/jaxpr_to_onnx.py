@@ -131,4 +131,3 @@ def check(graph: Graph) -> None:
                 f"--format=onnx: the model computes {node.op.removeprefix(UNKNOWN)}, "
                 "which bertjax cannot write in ONNX: give --format=stablehlo"
             )
-

@@ -122,7 +122,9 @@ class Graph:
         if key not in self._known:
             node = Node(op, tuple(inputs), attributes)
             node.outputs = [
-                Value(self.new_name(op.lower()), tuple(shape), np.dtype(dtype), None, node)
+                Value(
+                    self.new_name(op.lower()), tuple(shape), np.dtype(dtype), None, node
+                )
                 for shape, dtype in outputs
             ]
             self._known[key] = node.outputs

@@ -15,8 +15,10 @@ from bertjax.serving.onnx_graph import Graph, Value
 def simplify(graph: Graph, value: Value) -> Value:
     """Return a value that is the same, of a larger operator where one is known."""
     if value.op == "Mul":
-        return layer_norm(graph, value) or scaled_norm(graph, value) or (
-            gelu(graph, value) or value
+        return (
+            layer_norm(graph, value)
+            or scaled_norm(graph, value)
+            or (gelu(graph, value) or value)
         )
     if value.op == "Add":
         return shifted_norm(graph, value) or value
@@ -91,10 +93,10 @@ def scaled_norm(graph: Graph, value: Value) -> Value | None:
     """Give a norm without a scale the one that it is multiplied by."""
     for y, scale in either(value, "Mul"):
         found = parts(y, "LayerNormalization")
-        if len(found) == 2 and is_vector(scale, y):
-            if np.all(found[1].constant == 1.0):
-                eps = y.node.attributes["epsilon"]
-                return norm(graph, found[0], flat(graph, scale), None, eps)
+        is_plain = len(found) == 2 and np.all(found[1].constant == 1.0)
+        if is_plain and is_vector(scale, y):
+            eps = y.node.attributes["epsilon"]
+            return norm(graph, found[0], flat(graph, scale), None, eps)
     return None
 
 

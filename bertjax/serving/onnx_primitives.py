@@ -20,7 +20,8 @@ Lower = Callable[[Graph, list[Value], Any], list[Value]]
 def whole(graph: Graph, inputs: Sequence[Value], eqn: Any) -> list[Value]:
     """Return inputs with the shapes that jax gives them."""
     return [
-        graph.expand(x, var.aval.shape) for x, var in zip(inputs, eqn.invars, strict=True)
+        graph.expand(x, var.aval.shape)
+        for x, var in zip(inputs, eqn.invars, strict=True)
     ]
 
 
@@ -115,7 +116,7 @@ def reshape_to(graph: Graph, x: Value, shape: Sequence[Any]) -> Value:
 
 
 def _ones(short: Sequence[Any], long: Sequence[Any]) -> list[int] | None:
-    """Say which axes of size 1 `long` has beside those of `short`; None: it is other."""
+    """Say which axes of size 1 `long` has beside `short`; None where others differ."""
     axes, rest = [], list(short)
     for i, size in enumerate(long):
         if rest and size == rest[0]:
@@ -222,30 +223,37 @@ def dot_general(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
 
 # ---------------------------------------------------------------- places
 def gather(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
-    """Lower what takes rows of a table, a slice at a known place, or places of rows."""
+    """Lower what takes rows of a table, a known place or slice, or places of rows."""
     table, at = whole(graph, inputs, eqn)
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     out, rank = eqn.outvars[0].aval, len(table.shape)
-    batched = numbers.operand_batching_dims
-    along = numbers.start_index_map, numbers.collapsed_slice_dims
-    full = all(n == size for n, size in zip(sizes[1:], table.shape[1:], strict=True))
-    last = tuple(range(len(out.shape) - rank + 1, len(out.shape)))
+    axes, collapsed = numbers.start_index_map, numbers.collapsed_slice_dims
+    is_batched = numbers.operand_batching_dims == (0,)
+    if is_batched and axes == collapsed == (1,) and sizes[2:] == table.shape[2:]:
+        given = [table, graph.cast(at, np.int64)]
+        return [graph.emit("GatherND", given, out.shape, out.dtype, batch_dims=1)]
+    full = [i for i, (n, size) in enumerate(zip(sizes, table.shape, strict=True))
+            if n == size]  # fmt: skip
+    if (
+        numbers.operand_batching_dims
+        or len(axes) != 1
+        or {*full, *axes} != {*range(rank)}
+    ):
+        return unknown(graph, inputs, eqn)
+    [axis] = axes
     index = reshape_to(graph, at, at.shape[:-1])
-    if along == ((0,), (0,)) and not batched and full and numbers.offset_dims == last:
-        if table.op == "Unsqueeze" and table.shape[0] == 1 and index.shape == ():
-            return [reshape_to(graph, table, out.shape)]
-        return [graph.emit("Gather", [table, index], out.shape, out.dtype, axis=0)]
-    if along == ((0,), ()) and not batched and full and at.constant is not None:
+    if collapsed == () and at.constant is not None:
         begin = int(at.constant.reshape(()))
-        ends = [graph.size(begin), graph.size(begin + sizes[0])]
-        axis = graph.constant(np.array([0], np.int64))
-        return [graph.emit("Slice", [table, *ends, axis], out.shape, out.dtype)]
-    if along == ((1,), (1,)) and batched == (0,) and sizes[2:] == table.shape[2:]:
-        index = graph.cast(at, np.int64)
-        return [
-            graph.emit("GatherND", [table, index], out.shape, out.dtype, batch_dims=1)
-        ]
-    return unknown(graph, inputs, eqn)
+        ends = [graph.size(begin), graph.size(begin + sizes[axis])]
+        along = graph.constant(np.array([axis], np.int64))
+        return [graph.emit("Slice", [table, *ends, along], out.shape, out.dtype)]
+    last = tuple(range(len(out.shape) - rank + 1, len(out.shape)))
+    is_row = axis == 0 and numbers.offset_dims == last
+    if collapsed != (axis,) or not (is_row or index.shape == ()):
+        return unknown(graph, inputs, eqn)
+    if table.op == "Unsqueeze" and table.shape[axis] == 1 and index.shape == ():
+        return [reshape_to(graph, table, out.shape)]
+    return [graph.emit("Gather", [table, index], out.shape, out.dtype, axis=axis)]
 
 
 def top_k(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
