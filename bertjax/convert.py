@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's directories to ours and back, without torch and transformers.
+"""Hugging Face's directories to ours and back, and files for serving, without torch
+and transformers.
 
 python -m bertjax.convert --from=HF_DIR --to=DIR                 what --model takes
 ... --from=TF1_DIR         one of Google's checkpoints of BERT, ALBERT, ELECTRA
 python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
+... --format=stablehlo     programs that jax runs alone (docs/serving.md)
+... --format=onnx          what onnxruntime runs; --quantize=int8 --gate=ROWS: smaller
 ... --add_words=FILE       with a larger vocabulary: FILE has a word a line
 ... --step=N               another checkpoint of a workdir than its newest or best
 """
 
 import functools
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from bertjax import UserError, registry
 from bertjax.assembly import command_line
@@ -19,13 +24,30 @@ from bertjax.assembly.save_model import FORMS, Read, check_target, save_model
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.interop.hf_read import Imported
+from bertjax.serving.export_model import FORMATS, Options, check_options, export_model
 
 FLAGS = {
     "from": Flag("what to convert"),
     "to": Flag("the directory to write; it must be new"),
-    "format": Flag("bertjax, what --model takes, or hf, for transformers", "bertjax"),
+    "format": Flag(
+        "bertjax, what --model takes; hf, for transformers; stablehlo or onnx, for "
+        "serving",
+        "bertjax",
+    ),
     "add_words": Flag("a file with a word a line, which the vocabulary gets"),
-    **shared("weights", "step"),
+    "batch_sizes": Flag("of stablehlo's programs; unless given 1,8", kind=list),
+    "lengths": Flag(
+        "of stablehlo's programs; unless given 32,128,512 and so on to the model's",
+        kind=list,
+    ),
+    "quantize": Flag("int8: weights of onnx in 8 bits, which needs --gate", ""),
+    "gate": Flag(
+        "labelled rows of a finetuned model's task, or a file with a text a line: 8 "
+        "bits that lose more than 0.5% of the metric there are refused",
+        "",
+    ),
+    "vectors": Flag("serve vectors of sentences, as bertjax.embed makes them", False),
+    **shared("weights", "step", "json"),
 }
 
 
@@ -34,9 +56,22 @@ def main(argv: Sequence[str]) -> int:
     source, target = args["from"].value, args.to
     if not source or not target:
         raise UserError("--from and --to are needed: what to convert, and where to")
-    registry.pick("--format", args.format, FORMS)
+    registry.pick("--format", args.format, {**FORMS, **dict.fromkeys(FORMATS)})
+    options = Options(
+        read_sizes(args.batch_sizes, "--batch_sizes"),
+        read_sizes(args.lengths, "--lengths"),
+        args.quantize,
+        args.gate,
+        args.vectors,
+        args.weights,
+    )
+    check_options(args.format, options)
+    if args.json and args.format not in FORMATS:
+        raise UserError(f"--json says nothing to --format={args.format}: leave it out")
     check_target(target, f"--to={target}")
     model = open_models.open_model(open_models.at_step(source, args.step), "--from")
+    if args.format in FORMATS:
+        return serve(target, model, f"--from={source}", args, options)
     read = functools.partial(model.read_params, weights=args.weights)
     if args.add_words:
         model, read = add_words(args.add_words, read, model)
@@ -45,6 +80,32 @@ def main(argv: Sequence[str]) -> int:
     save_model(target, args.format, model, read)
     cli.say(f"{target} is written")
     return 0
+
+
+def serve(
+    target: str, model: LoadedModel, where: str, args: Any, options: Options
+) -> int:
+    """Write what others serve; print its card, or what matters of it."""
+    if args.add_words:
+        raise UserError(
+            f"--add_words says nothing to --format={args.format}: convert twice"
+        )
+    facts = export_model(target, args.format, model, where, options)
+    if args.json:
+        print(json.dumps(facts))
+    cli.say(
+        f"{target} is written: {facts['task']}, {facts['bytes']:,} bytes, numbers "
+        f"within {facts['largest_difference']:.1e} of the model's"
+    )
+    return 0
+
+
+def read_sizes(values: list[str] | None, flag: str) -> list[int]:
+    """Return the numbers of a flag, in order. Raises UserError."""
+    sizes = [int(text) if text.isdecimal() else 0 for text in values or ()]
+    if any(size < 1 for size in sizes):
+        raise UserError(f"{flag}={','.join(values or ())}: give numbers, as in 8,32")
+    return sorted(sizes)
 
 
 def add_words(path: str, read: Read, model: LoadedModel) -> tuple[LoadedModel, Read]:

@@ -51,10 +51,17 @@ def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
     saved.close()
 
 
-def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
+def write_hf(
+    into: Path,
+    read: Read,
+    model: LoadedModel,
+    tensors: bool = True,
+    sentences: bool = True,
+) -> None:
     """Write config.json, model.safetensors and the tokenizer, for transformers, and how
     sentence-transformers makes vectors. What ELECTRA trained are two directories:
-    generator/ and discriminator/."""
+    generator/ and discriminator/. tensors, sentences: whether model.safetensors, and
+    the files of sentence-transformers, are written."""
     config, tokenizer, source, meta = model
     cfg = model.cfg
     raw, pooled = meta.get("hf"), sentence_transformers.sentence_options(source, meta)
@@ -100,6 +107,7 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
             hf_task_config.to_json(task, config, raw),
             task_type.hf_class if task_type else "",
             generation_config.from_json(meta.get("generation", {})),
+            tensors,
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them
@@ -109,7 +117,8 @@ def write_hf(into: Path, read: Read, model: LoadedModel) -> None:
         kinds = [family.model_type * is_it for is_it in (is_causal, is_seq2seq)]
         write_tokenizer(tokenizer, folder, types, longest, between, *kinds)
         # Mean pooling is what sentence-transformers takes of any model.
-        if not any(kinds) or pooled != Sentences(longest=pooled.longest):
+        has_own = pooled != Sentences(longest=pooled.longest)
+        if sentences and (has_own or not any(kinds)):
             sentence_transformers.write(folder, pooled, cfg.hidden_size, cfg.max_length)
 
 

@@ -57,6 +57,21 @@ def make_embedder(
 ) -> Embedder:
     """Make vectors of an open model, named `where` in messages; None: as it was made
     for. Raises UserError."""
+    how = settle_sentences(model, where, pooling, normalize, max_length)
+    params = model.read_params(weights=weights)
+    encode = make_encoder(model.cfg, params, how.pooling, how.normalize)
+    return Embedder(encode, model.tokenizer, how, model.config, model.meta)
+
+
+def settle_sentences(
+    model: models.LoadedModel,
+    where: str,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    max_length: int | None = None,
+) -> sentence_transformers.Sentences:
+    """Return how an open model makes vectors, with nothing left open; arguments are
+    those of `make_embedder`. Raises UserError for what is not known here."""
     tokenizer, cfg = model.tokenizer, model.cfg
     intended = sentence_transformers.sentence_options(model.checkpoint, model.meta)
     if pooling is None and intended.pooling not in POOLINGS:
@@ -83,15 +98,12 @@ def make_embedder(
     longest = min(max_length or intended.longest or cfg.max_length, cfg.max_length)
     if longest < 2:
         raise UserError(f"{where}: texts of {longest} tokens are too short")
-    how = dataclasses.replace(
+    return dataclasses.replace(
         intended,
         pooling=pooling,
         normalize=intended.normalize if normalize is None else normalize,
         longest=longest,
     )
-    params = model.read_params(weights=weights)
-    encode = make_encoder(cfg, params, how.pooling, how.normalize)
-    return Embedder(encode, tokenizer, how, model.config, model.meta)
 
 
 def tokenize(

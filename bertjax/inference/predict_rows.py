@@ -89,11 +89,15 @@ def answer(
 
 
 def predict(
-    model: Finetuned, rows: Rows, batch_size: int
+    model: Finetuned,
+    rows: Rows,
+    batch_size: int,
+    run_model: Callable[[Any], dict[str, Any]] | None = None,
 ) -> dict[str, list[np.ndarray]]:
     """Return the head's outputs for each of the rows, in order: {name: [...]}.
 
-    Rows go by falling length through at most five shapes. Raises UserError for outputs
+    Rows go by falling length through at most five shapes. run_model(batch): what makes
+    the outputs in the place of the model itself. Raises UserError for outputs
     that are not finite.
     """
     from bertjax.inference import forward
@@ -106,7 +110,9 @@ def predict(
         from bertjax.generation.answers import writing_of
 
         writing = writing_of(model.config)
-    run = make_forward(model.objective, cfg, TokenIds.of(tokenizer), writing)
+    if run_model is None:
+        run = make_forward(model.objective, cfg, TokenIds.of(tokenizer), writing)
+        run_model = functools.partial(run, model.params)
     batch_size, planned = forward.plan_batches(rows.lengths(), batch_size, rows.length)
 
     def batches() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
@@ -117,7 +123,6 @@ def predict(
 
     outputs: dict[str, list[Any]] = {}
     with Progress("predict", rows.n, "rows", forward.count_work(planned)) as progress:
-        run_model = functools.partial(run, model.params)
         for which, arrays in forward.run_batches(batches(), run_model, progress):
             for name, values in arrays.items():
                 if not np.isfinite(values).all():

@@ -46,6 +46,7 @@ def write_model(
     more: Mapping[str, Any] | None = None,
     hf_class: str = "",
     generation: GenerationSettings | None = None,
+    tensors: bool = True,
 ) -> None:
     """Write config.json and model.safetensors into an existing directory.
 
@@ -58,8 +59,8 @@ def write_model(
     that only bertjax reads; hf_class: what ends the name of the class that opens it, of
     a task's head that task_heads.CLASSES lacks (TaskType.hf_class); generation: ids
     that the model came with, which an encoder-decoder's config.json has before those of
-    `roles`. Says which parameters have no place there. Raises UserError when no family
-    has such an encoder, or task.
+    `roles`; tensors: False leaves model.safetensors out. Says which parameters have no
+    place there. Raises UserError when no family has such an encoder, or task.
     """
     family, written, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
@@ -99,8 +100,10 @@ def write_model(
     _write_json(directory / CONFIG, config)
     if is_causal or written.num_decoder_layers:
         write_generation_config(directory, ids)
-    tensors = _tensors(ours, leaves, family, written, not heads)
-    save_file(tensors, directory / read_tensors.SINGLE, metadata={"format": "pt"})
+    if not tensors:
+        return
+    made = _tensors(ours, leaves, family, written, not heads)
+    save_file(made, directory / read_tensors.SINGLE, metadata={"format": "pt"})
     # safetensors lets the owner alone read what it writes.
     shutil.copymode(directory / CONFIG, directory / read_tensors.SINGLE)
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import number_rows, take_at
+from bertjax.models.layers import count_up, number_rows, take_at
 
 
 def is_visible(query: Any, key: Any) -> Any:
@@ -135,7 +135,7 @@ class AttentionMask(NamedTuple):
 
     def _by_place(self, mask: jax.Array) -> jax.Array:
         """Leave of a mask what causality and the window do, by places in the row."""
-        at = np.arange(self.keys.shape[1])
+        at = count_up(self.keys.shape[1])
         if self.query_positions is None:
             own = at[:, None]
         else:

@@ -8,6 +8,7 @@ import numpy as np
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import (
     Params,
+    count_up,
     dropout,
     fold_in,
     layer_norm,
@@ -129,7 +130,7 @@ def relative_bias(
     if "segment_ids" in batch and "attention_steps" not in batch:
         positions = None
     if positions is None:
-        positions = np.arange(length)[None]
+        positions = count_up(length)[None]
     queries = positions if slots is None else slots
     most = cfg.relative_attention_max_distance
     away = positions[:, None, :] - queries[:, :, None]

@@ -120,6 +120,12 @@ def _affine_backward(axes, saved, dy):
 affine.defvjp(lambda *args: (affine(*args), args[:3]), _affine_backward)
 
 
+def count_up(size: Any) -> Any:
+    """Return 0, 1, ..., size - 1; of a symbolic size (jax.export), which numpy cannot
+    count to, as a traced array."""
+    return np.arange(size) if isinstance(size, int) else jnp.arange(size)
+
+
 def take_at(x: jax.Array, at: jax.Array) -> jax.Array:
     """Take positions `at` i32 [B, P] of x [B, L, ...]: [B, P, ...]."""
     at = at.reshape(*at.shape, *(1,) * (x.ndim - 2))

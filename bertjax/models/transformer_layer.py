@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.models.attention import attend, choose_backend
@@ -31,6 +30,7 @@ from bertjax.models.embeddings import (
 from bertjax.models.layers import (
     Params,
     activate,
+    count_up,
     dropout,
     fold_in,
     layer_norm,
@@ -84,7 +84,7 @@ def make_attention_inputs(
         mask = mask._replace(bias=bias, query_positions=slots)
         if cfg.position_embedding_type != "rope":
             return AttentionInputs(mask, None)
-        positions = batch.get("position_ids", np.arange(mask.keys.shape[1]))
+        positions = batch.get("position_ids", count_up(mask.keys.shape[1]))
         positions = positions if slots is None else slots
         return AttentionInputs(mask, rope_angles(positions, cfg.head_dim, theta))
 

@@ -12,7 +12,7 @@ from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import predict_rows
 from bertjax.scoring import mlm, retrieval
 from bertjax.scoring.scorer import Scores, scores_of_sets
-from bertjax.tasks.task_rows import check_label
+from bertjax.tasks.task_rows import Rows, check_label
 from bertjax.tasks.task_type import find_task_type, get_task_type
 
 FLAGS = ("examples", "columns", "label")
@@ -55,14 +55,29 @@ def score_task(args: Any, path: str, flag: str, opened: models.LoadedModel) -> S
     )
     if args.label:
         model = model._replace(form=model.form._replace(label=args.label))
-    columns = model.form.keys(flags=True)
-    check_label(columns)
+    check_label(model.form.keys(flags=True))
     text, key = args.text, "--text"
     if not text:
         text, key = model.config.data.valid, "data.valid"
     if not text:
         raise UserError("data.valid is empty in this model's config: give --text=FILES")
+    sets = {}
+    for name, rows in labelled_rows(model, text, key).items():
+        outputs = predict_rows.predict(model, rows, args.batch_size or 32)
+        every = np.arange(rows.n)
+        sets[name] = {**rows.score(outputs, every), **rows.parts(outputs, every)}
+    return scores_of_sets(sets, args, opened[-1])
+
+
+def labelled_rows(
+    model: predict_rows.Finetuned, text: str, key: str
+) -> dict[str, Rows]:
+    """Return the rows of each set that a value names; key: what begins messages.
+
+    Raises UserError for files that cannot be read as the model's task.
+    """
     task_type = get_task_type(model.config.objective)
+    columns = model.form.keys(flags=True)
     sets = {}
     for name, part in named_sources(text, key).items():
         examples = task_type.read(part, key, columns, cli.say)
@@ -70,7 +85,5 @@ def score_task(args: Any, path: str, flag: str, opened: models.LoadedModel) -> S
             examples, model.form, model.tokenizer, True, cli.say
         ).plan(model.config.data.length)
         cli.say(f"{name}: {rows.read_as(model.tokenizer)}")
-        outputs = predict_rows.predict(model, rows, args.batch_size or 32)
-        every = np.arange(rows.n)
-        sets[name] = {**rows.score(outputs, every), **rows.parts(outputs, every)}
-    return scores_of_sets(sets, args, opened[-1])
+        sets[name] = rows
+    return sets

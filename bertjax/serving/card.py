@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""card.json: what a served directory is, for those who read it without bertjax."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bertjax
+from bertjax.assembly.models import LoadedModel
+from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
+from bertjax.serving.served_model import ServedModel
+from bertjax.tasks import prepare_task as tasks
+
+CARD = "card.json"
+FORMAT_VERSION = 1
+
+
+def describe(model: LoadedModel, served: ServedModel) -> dict[str, Any]:
+    """Return what a card says in every format.
+
+    task, inputs and outputs by name; labels in the order of the logits; max_length:
+    tokens of a text, special ones included; ids of padding and of blanks; the prompt
+    that stands before each text.
+    """
+    tokenizer, how = model.tokenizer, served.sentences
+    return {
+        "version": FORMAT_VERSION,
+        "bertjax": bertjax.__version__,
+        "task": served.task,
+        "family": model.config.model.family,
+        "inputs": [*served.inputs],
+        "outputs": [*served.outputs],
+        "labels": [*served.labels],
+        "max_length": served.longest,
+        "pad_id": tokenizer.pad_id,
+        "mask_id": tokenizer.mask_id if tokenizer.has_mask else None,
+        "prompt": how.prompt if how else "",
+    }
+
+
+def write_card(folder: Path, facts: dict[str, Any]) -> None:
+    (folder / CARD).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+
+
+def write_own_tokenizer(folder: Path, model: LoadedModel, served: ServedModel) -> None:
+    """Write tokenizer.json and its config, which cuts texts where the model does."""
+    between = None
+    if served.labels or served.task == "question-answering":
+        between = model.meta["task"].get("separators") or tasks.separators(model.config)
+    types = "token_type_ids" in served.inputs
+    write_tokenizer(model.tokenizer, folder, types, served.longest, between)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write an open model as a new directory that others serve."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertjax import UserError
+from bertjax.assembly.models import LoadedModel
+from bertjax.assembly.save_model import check_target
+from bertjax.storage import directories
+
+FORMATS = ("stablehlo", "onnx")
+
+
+class Options(NamedTuple):
+    """How a model is written; empty lists, "" and 0 stand for what is not given.
+
+    batch_sizes, lengths: of StableHLO's programs; quantize: "int8", of ONNX; gate: rows
+    by which that is judged; vectors: whether vectors are served of a model with a head.
+    """
+
+    batch_sizes: Sequence[int] = ()
+    lengths: Sequence[int] = ()
+    quantize: str = ""
+    gate: str = ""
+    vectors: bool = False
+    weights: str = ""
+
+
+def check_options(format: str, options: Options) -> None:
+    """Refuse flags that say nothing to a format, before a model is read: UserError."""
+    for name in ("batch_sizes", "lengths") if format != "stablehlo" else ():
+        if getattr(options, name):
+            raise UserError(f"--{name} is of --format=stablehlo alone: leave it out")
+    for name in ("quantize", "gate") if format != "onnx" else ():
+        if getattr(options, name):
+            raise UserError(f"--{name} is of --format=onnx alone: leave it out")
+    if options.vectors and format not in FORMATS:
+        raise UserError(f"--vectors says nothing to --format={format}: leave it out")
+    if options.quantize not in ("", "int8"):
+        raise UserError(f"--quantize={options.quantize}: int8 alone is known")
+    if options.quantize and not options.gate:
+        raise UserError(
+            "--quantize=int8 needs --gate=ROWS: labelled rows of the model's task, or "
+            "a file with a text a line, by which both models are judged"
+        )
+    if options.gate and not options.quantize:
+        raise UserError("--gate judges 8 bits: give --quantize=int8 with it")
+    if format == "onnx":
+        from bertjax.serving.write_onnx import check_packages
+
+        check_packages()
+
+
+def export_model(
+    target: str, format: str, model: LoadedModel, where: str, options: Options
+) -> dict[str, Any]:
+    """Write a directory, whole or not at all; return what its card.json says.
+
+    where: the flag and value that the model came from. Raises UserError.
+    """
+    from bertjax.serving.served_model import make_served
+
+    served = make_served(model, where, options.weights, options.vectors)
+    facts: dict[str, Any] = {}
+
+    def write(folder: Path) -> None:
+        if format == "stablehlo":
+            from bertjax.serving import write_stablehlo as writer
+
+            sizes = options.batch_sizes or writer.BATCH_SIZES
+            lengths = options.lengths or writer.default_lengths(served.longest)
+            if max(lengths) > served.longest:
+                raise UserError(
+                    f"--lengths={max(lengths)}: the model takes {served.longest} tokens"
+                )
+            facts.update(writer.write_stablehlo(folder, model, served, sizes, lengths))
+        else:
+            from bertjax.serving.gate import Gate
+            from bertjax.serving.write_onnx import write_onnx
+
+            gate = None
+            if options.quantize:
+                gate = Gate(options.gate, where, options.weights)
+            facts.update(write_onnx(folder, model, served, gate))
+
+    into = check_target(target, f"--to={target}")
+    if not directories.make_whole(into, write, f"--to={target}"):
+        raise UserError(f"--to={target} exists already: another process has made it")
+    return facts

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a smaller model may lose: it is written only if its task's metric stays."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.assembly.models import LoadedModel
+from bertjax.config import cli
+from bertjax.inference import predict_rows
+from bertjax.serving.differences import Predict, make_batch
+from bertjax.serving.served_model import ServedModel
+
+MOST = 0.005  # of the metric, what it may fall by
+BATCH = 8
+RATE = 0.15  # of the tokens, those that a masked LM is asked for
+KEY = "--gate"
+
+
+class Judged(NamedTuple):
+    """A metric of the model and of what is written, and what it was counted over."""
+
+    metric: str
+    float32: float
+    int8: float
+    count: int
+    unit: str
+
+
+class Gate(NamedTuple):
+    """Rows by which a smaller model is judged; where: begins messages (--from=...).
+
+    rows: labelled rows of a finetuned model's task; of others a file of texts, a text a
+    line.
+    """
+
+    rows: str
+    where: str
+    weights: str = ""
+
+    def check(
+        self, model: LoadedModel, served: ServedModel, predict: Predict
+    ) -> dict[str, Any]:
+        """Return what Judged holds; UserError where the metric falls."""
+        if served.task == "fill-mask":
+            found = masked_accuracy(self.rows, model, served, predict)
+        elif served.sentences:
+            found = mean_cosine(self.rows, model, served, predict)
+        else:
+            found = self._task(model, served, predict)
+        told = (
+            f"{found.metric} over {found.count:,} {found.unit} is {found.float32:.4f} in "
+            f"float32, {found.int8:.4f} in int8"
+        )
+        if not found.int8 >= found.float32 * (1 - MOST):
+            raise UserError(
+                f"{KEY}={self.rows}: {told}, which is more than {MOST:.1%} less: "
+                "nothing is written"
+            )
+        cli.say(told)
+        return found._asdict()
+
+    def _task(
+        self, model: LoadedModel, served: ServedModel, predict: Predict
+    ) -> Judged:
+        """Score a finetuned model by the metric that counts in its config."""
+        from bertjax.scoring.own import labelled_rows
+
+        path = self.where.partition("=")[2]
+        finetuned = predict_rows.open_finetuned(
+            path, weights=self.weights, flag="--from", opened=model
+        )
+
+        def run(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return outputs_of(model.config.objective, predict(batch))
+
+        totals, count, name = np.zeros(2), 0, ""
+        for rows in labelled_rows(finetuned, self.rows, KEY).values():
+            name, every = rows.scores[0], np.arange(rows.n)
+            for i, how in enumerate((None, run)):
+                outputs = predict_rows.predict(finetuned, rows, BATCH, how)
+                totals[i] += rows.n * rows.score(outputs, every)[name]
+            count += rows.n
+        return Judged(name, *(totals / max(count, 1)).tolist(), count, "rows")
+
+
+def outputs_of(
+    objective: str, logits: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return what rows are scored by (TaskType.outputs) from what is served."""
+    name = objective.partition(":")[0]
+    if name == "span":
+        return dict(logits)
+    scores = logits["logits"]
+    if name == "tag":
+        odds = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return {"tags": scores.argmax(-1), "probability": 1 / odds.sum(axis=-1)}
+    return {"scores": scores[:, 0] if name == "regress" else scores}
+
+
+def read_texts(path: str) -> list[str]:
+    """Return the lines of a file that are not empty. Raises UserError."""
+    try:
+        text = Path(path).expanduser().read_text("utf-8")
+    except (OSError, UnicodeError) as e:
+        raise UserError(f"{KEY}={path} cannot be read: {e}") from e
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"{KEY}={path} has no texts")
+    return lines
+
+
+def text_batches(
+    path: str, model: LoadedModel, served: ServedModel
+) -> list[dict[str, np.ndarray]]:
+    """Return the texts of a file in batches, in order of their lengths."""
+    from bertjax.inference.embed_texts import tokenize
+    from bertjax.inference.forward import plan_batches
+
+    prompt = served.sentences.prompt if served.sentences else ""
+    lines = [prompt + line for line in read_texts(path)]
+    rows, _ = tokenize(model.tokenizer, lines, served.longest)
+    sizes = np.array([len(row) for row in rows])
+    _, planned = plan_batches(sizes, BATCH, served.longest)
+    pad, batches = model.tokenizer.pad_id, []
+    for which, length in planned:
+        shape = len(which), length
+        batch = make_batch(served, [rows[i] for i in which], pad, shape)
+        if "token_type_ids" in batch:
+            batch["token_type_ids"][:] = 0
+        batches.append(batch)
+    return batches
+
+
+def masked_accuracy(
+    path: str, model: LoadedModel, served: ServedModel, predict: Predict
+) -> Judged:
+    """Score a masked LM by how many of the masked tokens it finds; draws are fixed."""
+    import jax
+
+    run, params = jax.jit(served.run), jax.device_put(served.params)
+    draws, tokenizer = np.random.default_rng(0), model.tokenizer
+    right, total = np.zeros(2), 0
+    for batch in text_batches(path, model, served):
+        ids = batch["input_ids"]
+        special = np.isin(ids, tokenizer.special_ids)
+        chosen = (batch["attention_mask"] > 0) & ~special
+        chosen &= draws.random(ids.shape) < RATE
+        given = {**batch, "input_ids": np.where(chosen, tokenizer.mask_id, ids)}
+        for i, found in enumerate((jax.device_get(run(params, given)), predict(given))):
+            right[i] += (found["logits"].argmax(-1) == ids)[chosen].sum()
+        total += int(chosen.sum())
+    if not total:
+        raise UserError(f"{KEY}={path}: no token was masked: give more text")
+    return Judged("mlm_accuracy", *(right / total).tolist(), total, "masked tokens")
+
+
+def mean_cosine(
+    path: str, model: LoadedModel, served: ServedModel, predict: Predict
+) -> Judged:
+    """Score vectors by their cosines with the float32 model's, whose own are 1."""
+    import jax
+
+    run, params = jax.jit(served.run), jax.device_put(served.params)
+    name, cosines = "sentence_embedding", []
+    for batch in text_batches(path, model, served):
+        a, b = jax.device_get(run(params, batch))[name], predict(batch)[name]
+        sizes = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+        cosines += (np.sum(a * b, axis=-1) / np.maximum(sizes, 1e-12)).tolist()
+    count = len(read_texts(path))
+    return Judged("cosine", 1.0, float(np.mean(cosines)), count, "texts")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in 8 bits: a graph of ONNX with a quarter of the bytes.
+
+Matrices are rounded to 255 levels around 0, one scale for each column, tables of
+embeddings one for each row, which is what a tied head needs too. What meets a matrix is
+rounded while the model runs, one scale and zero for all of it (dynamic quantization, as
+onnxruntime.quantization has it, whose tables have one scale for all of their rows).
+"""
+
+import numpy as np
+
+from bertjax.serving.onnx_graph import Graph, Node, Value
+
+LEVELS = 127
+NARROW = 16  # matrices with fewer columns stay as they are: classes of a task
+
+
+def quantize(graph: Graph) -> None:
+    """Give products with matrices, and tables that rows are taken of, 8-bit weights.
+
+    The graph is changed in place; norms, biases, positions and narrow heads are not.
+    """
+    replaced: dict[int, Value] = {}
+    tables: dict[int, tuple[Value, Value]] = {}
+
+    def now(value: Value | None) -> Value | None:
+        return replaced.get(id(value), value)
+
+    for node in graph.nodes():
+        inputs = [now(value) for value in node.inputs]
+        table = inputs[0] if node.op == "Gather" else weights_of(node)
+        if table is not None and is_large(table):
+            # Of [K, N] a scale a column; tables, and their transposes, have rows.
+            axis = 0 if node.op == "MatMul" and inputs[1] is table else 1
+            if id(table) not in tables:
+                tables[id(table)] = rounded(graph, table, axis)
+            make = take_rows if node.op == "Gather" else multiply
+            replaced[id(node.outputs[0])] = make(graph, node, inputs, tables[id(table)])
+        elif inputs != list(node.inputs):
+            kinds = [(value.shape, value.dtype) for value in node.outputs]
+            made = graph.emit_many(node.op, inputs, kinds, **node.attributes)
+            pairs = zip(node.outputs, made, strict=True)
+            replaced |= {id(old): new for old, new in pairs}
+    graph.outputs = {name: now(value) for name, value in graph.outputs.items()}
+
+
+def weights_of(node: Node) -> Value | None:
+    """Return the matrix of a product, a constant or the transpose of one; or None."""
+    if node.op != "MatMul":
+        return None
+    right = node.inputs[1]
+    return right.node.inputs[0] if right.op == "Transpose" else right
+
+
+def is_large(table: Value) -> bool:
+    """True for a constant matrix of floats that is worth it."""
+    is_matrix = table.constant is not None and len(table.shape) == 2
+    return is_matrix and table.dtype == np.float32 and min(table.shape) >= NARROW
+
+
+def rounded(graph: Graph, table: Value, axis: int) -> tuple[Value, Value]:
+    """Return a table in 8 bits, and what its columns (axis 0) or rows (1) are times."""
+    numbers = table.constant
+    scale = np.abs(numbers).max(axis, keepdims=True) / LEVELS
+    scale = np.where(scale > 0, scale, 1).astype(np.float32)
+    levels = np.rint(numbers / scale).astype(np.int8)
+    return (
+        graph.constant(levels, f"{table.name}/int8"),
+        graph.constant(scale.reshape(-1), f"{table.name}/scale"),
+    )
+
+
+def multiply(
+    graph: Graph, node: Node, inputs: list[Value], table: tuple[Value, Value]
+) -> Value:
+    """Multiply by a matrix in integers; the floats around it are onnxruntime's to
+    join."""
+    (x, _), (levels, scale), [out] = inputs, table, node.outputs
+    kinds = [(x.shape, np.uint8), ((), np.float32), ((), np.uint8)]
+    small, x_scale, zero = graph.emit_many("DynamicQuantizeLinear", [x], kinds)
+    if node.inputs[1].op == "Transpose":
+        levels = graph.transpose(levels, [1, 0])
+    product = [small, levels, zero]
+    sums = graph.emit("MatMulInteger", product, out.shape, np.int32)
+    both = graph.emit("Mul", [x_scale, scale], scale.shape, np.float32)
+    return graph.emit("Mul", [graph.cast(sums, np.float32), both], out.shape, out.dtype)
+
+
+def take_rows(
+    graph: Graph, node: Node, inputs: list[Value], table: tuple[Value, Value]
+) -> Value:
+    """Take rows of a table in 8 bits, and scale them."""
+    (_, at), (levels, scale), [out] = inputs, table, node.outputs
+    rows = graph.emit("Gather", [levels, at], out.shape, np.int8, axis=0)
+    own = graph.emit("Gather", [scale, at], at.shape, np.float32, axis=0)
+    axes = graph.constant(np.array([-1], np.int64))
+    own = graph.emit("Unsqueeze", [own, axes], (*at.shape, 1), np.float32)
+    return graph.emit("Mul", [graph.cast(rows, np.float32), own], out.shape, out.dtype)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model as onnx/model.onnx, which onnxruntime runs, beside the files that optimum and
+sentence-transformers read: config.json, the tokenizer, modules.json.
+
+Inputs and outputs are called as transformers' exports call them, so that
+ORTModelForMaskedLM and the like, SentenceTransformer(backend="onnx") and
+transformers.js open the directory.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import bertjax
+from bertjax import UserError
+from bertjax.assembly.models import LoadedModel
+from bertjax.assembly.save_model import write_hf
+from bertjax.config import cli
+from bertjax.interop import hf_write
+from bertjax.serving import onnx_graph, onnx_int8
+from bertjax.serving.card import describe, write_card, write_own_tokenizer
+from bertjax.serving.differences import (
+    TEXTS,
+    Predict,
+    largest_difference,
+    make_batch,
+    real_rows,
+)
+from bertjax.serving.gate import Gate
+from bertjax.serving.served_model import ServedModel
+
+FILE = "onnx/model.onnx"
+PACKAGES = ("onnx", "onnxruntime")
+TOGETHER = 4  # texts of a batch that is compared
+
+
+def check_packages() -> None:
+    """Raise UserError where what writes and runs ONNX is not installed."""
+    if lacking := [name for name in PACKAGES if not importlib.util.find_spec(name)]:
+        raise UserError(
+            f"--format=onnx needs {' and '.join(lacking)}: pip install 'bertjax[onnx]'"
+        )
+
+
+def write_onnx(
+    folder: Path, model: LoadedModel, served: ServedModel, gate: Gate | None
+) -> dict[str, Any]:
+    """Write onnx/model.onnx, tokenizer, configs and card.json; return what it says.
+
+    gate: None for float32; else weights are of 8 bits, and the gate decides. Raises
+    UserError where it refuses, and for what ONNX cannot hold.
+    """
+    from bertjax.serving.jaxpr_to_onnx import convert
+
+    check_packages()
+    sizes = dict.fromkeys(served.inputs, "b, l")
+    graph = convert(
+        served.run, served.unstacked(), sizes, served.longest, served.outputs
+    )
+    if gate:
+        onnx_int8.quantize(graph)
+    about = f"bertjax {bertjax.__version__}, {served.task}"
+    path = folder / FILE
+    path.parent.mkdir()
+    path.write_bytes(onnx_graph.serialize(graph, about))
+    predict = open_session(path)
+    facts = describe(model, served) | {
+        "format": "onnx",
+        "file": FILE,
+        "quantize": "int8" if gate else "",
+        "bytes": path.stat().st_size,
+    }
+    if gate:
+        facts["gate"] = gate.check(model, served, predict)
+    batches = compared_batches(model, served)
+    facts["largest_difference"] = largest_difference(served, predict, batches)
+    write_surroundings(folder, model, served)
+    write_card(folder, facts)
+    return facts
+
+
+def open_session(path: Path, threads: int = 0) -> Predict:
+    """Return predict(batch) -> outputs of a file of ours, batches being i32 or i64.
+
+    threads: of onnxruntime, 0 for one a core.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(
+        str(path), options, providers=["CPUExecutionProvider"]
+    )
+    names = [output.name for output in session.get_outputs()]
+    inputs = [given.name for given in session.get_inputs()]
+
+    def predict(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        given = {name: np.asarray(batch[name], np.int64) for name in inputs}
+        return dict(zip(names, session.run(names, given), strict=True))
+
+    return predict
+
+
+def compared_batches(
+    model: LoadedModel, served: ServedModel, count: int = TEXTS
+) -> list[dict[str, np.ndarray]]:
+    """Return real texts of all lengths in batches, each as long as its longest."""
+    from bertjax.inference.forward import plan_batches
+
+    rows = real_rows(model.tokenizer, served.longest, count)
+    sizes = np.array([len(row) for row in rows])
+    _, planned = plan_batches(sizes, TOGETHER, served.longest)
+    return [
+        make_batch(
+            served, [rows[i] for i in which], model.tokenizer.pad_id, (len(which), n)
+        )
+        for which, n in planned
+    ]
+
+
+def write_surroundings(folder: Path, model: LoadedModel, served: ServedModel) -> None:
+    """Write config.json and what sentence-transformers reads, where a family of Hugging
+    Face's has such a model; of others the tokenizer alone."""
+    kind = (model.meta.get("hf") or {}).get("model_type", model.config.model.family)
+    try:
+        if served.cfg.hidden_size != model.cfg.hidden_size:
+            raise UserError("of ELECTRA's two models the generator alone is served")
+        hf_write.choose_family(served.cfg, model.tokenizer.roles, kind)
+    except UserError as e:
+        cli.say(f"not written: config.json ({e})")
+        write_own_tokenizer(folder, model, served)
+        return
+    vectors = served.sentences is not None
+    write_hf(folder, lambda: served.params, model, tensors=False, sentences=vectors)

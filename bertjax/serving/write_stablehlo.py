@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model as programs of StableHLO that jax runs without bertjax (jax.export).
+
+A program for each batch size and length; all take the same weights, which are stored
+once. docs/serving.md has a reader of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from safetensors.numpy import load_file, save_file
+
+from bertjax.assembly.models import LoadedModel
+from bertjax.data.progress import Progress
+from bertjax.inference.fill_blanks import BLANKS as COUNT
+from bertjax.serving.card import describe, write_card, write_own_tokenizer
+from bertjax.serving.differences import (
+    blank_positions,
+    largest_difference,
+    make_batch,
+    real_rows,
+)
+from bertjax.serving.served_model import BLANKS, ServedModel
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+WEIGHTS = "model.safetensors"
+BATCH_SIZES = (1, 8)
+SHORTEST, RATIO = 32, 4  # of the lengths that nobody asked for
+
+
+def default_lengths(longest: int) -> list[int]:
+    """Return the lengths of programs: from 32 on four times as much, and `longest`.
+
+    >>> default_lengths(512), default_lengths(20)
+    ([32, 128, 512], [20])
+    """
+    steps = math.ceil(math.log(max(longest / SHORTEST, 1), RATIO))
+    return sorted({longest, *(SHORTEST * RATIO**i for i in range(steps))})
+
+
+def write_stablehlo(
+    folder: Path,
+    model: LoadedModel,
+    served: ServedModel,
+    batch_sizes: Sequence[int],
+    lengths: Sequence[int],
+) -> dict[str, Any]:
+    """Write programs, weights, tokenizer and card.json; return what the card says.
+
+    Texts are padded to the first length that takes them. Models of vectors give these
+    alone, masked LMs logits f32 [B, 8, V] at mlm_positions i32 [B, 8].
+    """
+    if served.task == "sentence-similarity":
+        served = served._replace(outputs=served.outputs[:1])
+    params = served.unstacked()
+    leaves, tree = jax.tree.flatten_with_path(params)
+    names = ["/".join(str(jax.tree_util.keystr((k,), simple=True)) for k in path)
+             for path, _ in leaves]  # fmt: skip
+    weights = {
+        n: np.ascontiguousarray(x) for n, (_, x) in zip(names, leaves, strict=True)
+    }
+    save_file(weights, folder / WEIGHTS)
+    (folder / WEIGHTS).chmod(0o644)  # safetensors lets the owner alone read it
+
+    def run(weights: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
+        found = served.run(jax.tree.unflatten(tree, [weights[n] for n in names]), batch)
+        return {name: found[name].astype("float32") for name in served.outputs}
+
+    programs = [
+        {"file": f"batch{b}_length{n}.jaxexport", "batch_size": b, "length": n}
+        for b in sorted({*batch_sizes})
+        for n in sorted({*lengths})
+    ]
+    with Progress("export", total=len(programs), unit="programs") as progress:
+        for program in programs:
+            made = export.export(jax.jit(run), platforms=PLATFORMS)(
+                shapes_of(weights), shapes_of(blank_batch(served, program))
+            )
+            (folder / program["file"]).write_bytes(made.serialize())
+            progress.add(1)
+    write_own_tokenizer(folder, model, served)
+    files = [WEIGHTS, *(program["file"] for program in programs)]
+    facts = describe(model, served) | {
+        "format": "stablehlo",
+        "jax": jax.__version__,
+        "platforms": [*PLATFORMS],
+        "weights": WEIGHTS,
+        "programs": programs,
+        "bytes": sum((folder / name).stat().st_size for name in files),
+        "largest_difference": difference(folder, model, served, programs),
+    }
+    if served.task == "fill-mask":
+        facts |= {"inputs": [*served.inputs, BLANKS], "blanks": COUNT}
+    write_card(folder, facts)
+    return facts
+
+
+def shapes_of(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    return {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
+
+
+def blank_batch(
+    served: ServedModel,
+    program: Mapping[str, Any],
+    rows: Sequence[np.ndarray] = (),
+    pad_id: int = 0,
+) -> dict[str, np.ndarray]:
+    """Return a batch of a program's shape that holds these rows."""
+    shape = program["batch_size"], program["length"]
+    batch = make_batch(served, [*rows], pad_id, shape)
+    if served.task == "fill-mask":
+        batch[BLANKS] = blank_positions(batch, COUNT)
+    return batch
+
+
+def difference(
+    folder: Path,
+    model: LoadedModel,
+    served: ServedModel,
+    programs: Sequence[Mapping[str, Any]],
+) -> float:
+    """Return how far the files' numbers are from the model's, over all programs."""
+    weights = jax.device_put(load_file(folder / WEIGHTS))
+    longest = programs[-1]["length"]
+    rows, largest = real_rows(model.tokenizer, longest), 0.0
+    with Progress("compare", total=len(programs), unit="programs") as progress:
+        for program in programs:
+            stored = bytearray((folder / program["file"]).read_bytes())
+            call = jax.jit(export.deserialize(stored).call)
+            fitting = [row for row in rows if len(row) <= program["length"]]
+            chosen = fitting[-program["batch_size"] :]
+            batch = blank_batch(served, program, chosen, model.tokenizer.pad_id)
+
+            def predict(batch: Any, call: Any = call) -> dict[str, np.ndarray]:
+                return jax.device_get(call(weights, batch))
+
+            largest = max(largest, largest_difference(served, predict, [batch]))
+            progress.add(1)
+    return largest
