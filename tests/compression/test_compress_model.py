@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole encoders: what their matrices see, and what is left of them."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -22,12 +24,19 @@ SIZES = dict(
     intermediate_size=24, max_position_embeddings=32, initializer_range=0.4,
 )  # fmt: skip
 SKIPS = dict(embedding_skip=True, value_skip=True, unet_skips=True, norm_position="pre")
+MORE = ("shared", "skips", "causal")
 FAMILIES = {**ENCODERS, "skips": SKIPS, "causal": dict(is_decoder=True, pooler=False)}
 
 
-def make_model(name):
+@functools.cache
+def draw_model(name):
     cfg = EncoderConfig(**SIZES, **FAMILIES[name])
-    params = {"encoder": encoder.init(jax.random.key(0), cfg)}
+    init = jax.jit(encoder.init, static_argnums=1)
+    return cfg, {"encoder": init(jax.random.key(0), cfg)}
+
+
+def make_model(name):
+    cfg, params = draw_model(name)
     return cfg, jax.tree.map(np.array, params)
 
 
@@ -44,7 +53,8 @@ def make_batch(pad, rows=4, seed=0):
 
 def run(params, cfg, batch):
     inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
-    return np.asarray(encoder.apply(params["encoder"], cfg, inputs).hidden)
+    apply = jax.jit(lambda p, x: encoder.apply(p, cfg, x).hidden)
+    return np.asarray(apply(params["encoder"], inputs))
 
 
 def depths_of(cfg):
@@ -87,10 +97,8 @@ def test_hessians_are_of_real_tokens_alone():
         np.testing.assert_allclose(padded[name], one, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(twice[name], one, rtol=1e-4, atol=1e-5)
     batch = make_batch(8)
-    kept = encoder.apply_layers(
-        part, cfg, {k: batch[k] for k in ("input_ids", "attention_mask")}, lambda x: x
-    )
-    x = np.asarray(kept[0])[:3][batch["attention_mask"][:3].astype(bool)]
+    first = Walk(part["embeddings"], cfg, [batch]).hidden[0]
+    x = np.asarray(first)[:3][batch["attention_mask"][:3].astype(bool)]
     np.testing.assert_allclose(found["attention/query"], x.T @ x / 20, rtol=1e-4)
 
 
@@ -110,7 +118,10 @@ def test_shared_layers_are_seen_at_all_depths():
         )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "local", *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)],
+)
 def test_every_family_is_pruned_and_packed(name, tmp_path):
     cfg, params = make_model(name)
     before = {k: v.copy() for k, v in flatten(params).items()}
