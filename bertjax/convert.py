@@ -37,7 +37,7 @@ FLAGS = {
     "add_words": Flag("a file with a word a line, which the vocabulary gets"),
     "batch_sizes": Flag("of stablehlo's programs; unless given 1,8", kind=list),
     "lengths": Flag(
-        "of stablehlo's programs; unless given 32,128,512 and so on to the model's",
+        "of stablehlo's programs; unless given 32,128,512 as far as the model takes",
         kind=list,
     ),
     "quantize": Flag("int8: weights of onnx in 8 bits, which needs --gate", ""),

@@ -9,6 +9,7 @@ import numpy as np
 from bertjax.serving.served_model import BLANKS, ServedModel
 
 TEXTS = 16
+COMPARED = 512  # tokens of the longest: scores grow with their square
 EVERY = 7  # tokens from one blank to the next
 NEVER = -1e6  # logits below it stand for no probability
 Predict = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]

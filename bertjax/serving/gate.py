@@ -52,8 +52,8 @@ class Gate(NamedTuple):
         else:
             found = self._task(model, served, predict)
         told = (
-            f"{found.metric} over {found.count:,} {found.unit} is {found.float32:.4f} in "
-            f"float32, {found.int8:.4f} in int8"
+            f"{found.metric} over {found.count:,} {found.unit} is {found.float32:.4f} "
+            f"in float32, {found.int8:.4f} in int8"
         )
         if not found.int8 >= found.float32 * (1 - MOST):
             raise UserError(

@@ -109,6 +109,8 @@ def fold(graph: Graph, values: Sequence[Value], eqn: Any) -> list[Value] | None:
     if not is_known or not all(isinstance(size, int) for size in sizes):
         return None
     name, outputs = eqn.primitive.name, [var.aval.size for var in eqn.outvars]
+    if name == "dim_as_value":
+        return None
     if name == "broadcast_in_dim" and outputs != [values[0].constant.size]:
         return None
     if name in ("transpose", "dot_general") and max(outputs) > SMALL:

@@ -232,21 +232,16 @@ def gather(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
     if is_batched and axes == collapsed == (1,) and sizes[2:] == table.shape[2:]:
         given = [table, graph.cast(at, np.int64)]
         return [graph.emit("GatherND", given, out.shape, out.dtype, batch_dims=1)]
-    full = [i for i, (n, size) in enumerate(zip(sizes, table.shape, strict=True))
-            if n == size]  # fmt: skip
-    if (
-        numbers.operand_batching_dims
-        or len(axes) != 1
-        or {*full, *axes} != {*range(rank)}
-    ):
+    along = {i for i in range(rank) if sizes[i] != table.shape[i]} | {*axes}
+    if numbers.operand_batching_dims or len(axes) != 1 or along != {*axes}:
         return unknown(graph, inputs, eqn)
     [axis] = axes
     index = reshape_to(graph, at, at.shape[:-1])
     if collapsed == () and at.constant is not None:
         begin = int(at.constant.reshape(()))
         ends = [graph.size(begin), graph.size(begin + sizes[axis])]
-        along = graph.constant(np.array([axis], np.int64))
-        return [graph.emit("Slice", [table, *ends, along], out.shape, out.dtype)]
+        at_axis = graph.constant(np.array([axis], np.int64))
+        return [graph.emit("Slice", [table, *ends, at_axis], out.shape, out.dtype)]
     last = tuple(range(len(out.shape) - rank + 1, len(out.shape)))
     is_row = axis == 0 and numbers.offset_dims == last
     if collapsed != (axis,) or not (is_row or index.shape == ()):

@@ -23,6 +23,7 @@ from bertjax.interop import hf_write
 from bertjax.serving import onnx_graph, onnx_int8
 from bertjax.serving.card import describe, write_card, write_own_tokenizer
 from bertjax.serving.differences import (
+    COMPARED,
     TEXTS,
     Predict,
     largest_difference,
@@ -34,7 +35,7 @@ from bertjax.serving.served_model import ServedModel
 
 FILE = "onnx/model.onnx"
 PACKAGES = ("onnx", "onnxruntime")
-TOGETHER = 4  # texts of a batch that is compared
+TOGETHER = 8  # texts of a batch that is compared
 
 
 def check_packages() -> None:
@@ -110,9 +111,10 @@ def compared_batches(
     """Return real texts of all lengths in batches, each as long as its longest."""
     from bertjax.inference.forward import plan_batches
 
-    rows = real_rows(model.tokenizer, served.longest, count)
+    longest = min(served.longest, COMPARED)
+    rows = real_rows(model.tokenizer, longest, count)
     sizes = np.array([len(row) for row in rows])
-    _, planned = plan_batches(sizes, TOGETHER, served.longest)
+    _, planned = plan_batches(sizes, TOGETHER, longest)
     return [
         make_batch(
             served, [rows[i] for i in which], model.tokenizer.pad_id, (len(which), n)

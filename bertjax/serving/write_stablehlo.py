@@ -20,6 +20,7 @@ from bertjax.data.progress import Progress
 from bertjax.inference.fill_blanks import BLANKS as COUNT
 from bertjax.serving.card import describe, write_card, write_own_tokenizer
 from bertjax.serving.differences import (
+    COMPARED,
     blank_positions,
     largest_difference,
     make_batch,
@@ -34,11 +35,12 @@ SHORTEST, RATIO = 32, 4  # of the lengths that nobody asked for
 
 
 def default_lengths(longest: int) -> list[int]:
-    """Return the lengths of programs: from 32 on four times as much, and `longest`.
+    """Return the lengths of programs: 32, 128 and 512, or the model's longest.
 
-    >>> default_lengths(512), default_lengths(20)
-    ([32, 128, 512], [20])
+    >>> default_lengths(8192), default_lengths(100), default_lengths(20)
+    ([32, 128, 512], [32, 100], [20])
     """
+    longest = min(longest, COMPARED)
     steps = math.ceil(math.log(max(longest / SHORTEST, 1), RATIO))
     return sorted({longest, *(SHORTEST * RATIO**i for i in range(steps))})
 
@@ -126,7 +128,7 @@ def difference(
 ) -> float:
     """Return how far the files' numbers are from the model's, over all programs."""
     weights = jax.device_put(load_file(folder / WEIGHTS))
-    longest = programs[-1]["length"]
+    longest = min(programs[-1]["length"], COMPARED)
     rows, largest = real_rows(model.tokenizer, longest), 0.0
     with Progress("compare", total=len(programs), unit="programs") as progress:
         for program in programs:

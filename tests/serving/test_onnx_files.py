@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX files: onnxruntime says what the model says."""
+
+import json
+
+import numpy as np
+import pytest
+import small_served as small
+
+from bertjax import UserError
+from bertjax.serving import differences, write_onnx
+from bertjax.serving.export_model import Options, check_options, export_model
+from bertjax.serving.served_model import make_served
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+CLOSE = 1e-4
+
+
+def exported(folder, model, **options):
+    facts = export_model(str(folder), "onnx", model, "--from=x", Options(**options))
+    assert json.loads((folder / "card.json").read_text()) == facts
+    return facts, write_onnx.open_session(folder / write_onnx.FILE, threads=1)
+
+
+@pytest.mark.parametrize("family", small.FAMILIES)
+def test_families(family, vocabulary, tmp_path):
+    model = small.small_model(vocabulary, family)
+    facts, _ = exported(tmp_path / "out", model)
+    assert facts["task"] == "fill-mask"
+    assert facts["largest_difference"] < CLOSE
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["model_type"] == family
+    assert (tmp_path / "out/tokenizer.json").is_file()
+    assert not (tmp_path / "out/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "family, task",
+    [*(("bert", task) for task in small.TASKS), ("modernbert", "text-classification")],
+)
+def test_tasks(family, task, vocabulary, tmp_path):
+    model = small.finetuned(vocabulary, family, task)
+    facts, predict = exported(tmp_path / "out", model)
+    assert (facts["task"], facts["largest_difference"] < CLOSE) == (task, True)
+    served = make_served(model, "x")
+    batch = differences.make_batch(served, [np.array([2, 9, 3])], 0, (1, 5))
+    shapes = {name: x.shape for name, x in predict(batch).items()}
+    assert (
+        shapes
+        == {
+            "text-classification": {"logits": (1, 3)},
+            "token-classification": {"logits": (1, 5, 3)},
+            "question-answering": {"start_logits": (1, 5), "end_logits": (1, 5)},
+        }[task]
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(qk_norm=True, value_skip=True, unet_skips=True, embedding_skip=True),
+        dict(relative_attention_num_buckets=8, position_embedding_type="none"),
+        dict(
+            norm_type="rms_norm",
+            norm_bias=False,
+            norm_position="pre",
+            mlp_type="glu",
+            hidden_act="relu2",
+            vocab_size=1024,
+            final_logit_softcapping=5.0,
+        ),
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_switches_of_our_own(options, vocabulary, tmp_path, capsys):
+    """What no family of Hugging Face's has is served too, without config.json."""
+    facts, _ = exported(tmp_path / "out", small.small_model(vocabulary, **options))
+    assert facts["largest_difference"] < CLOSE
+    told = "not written: config.json" in capsys.readouterr().err
+    assert told != (tmp_path / "out/config.json").exists()
+
+
+def test_200_texts_of_all_lengths(vocabulary, tmp_path):
+    """From an empty one to one that is cut, alone and beside longer ones."""
+    model = small.small_model(vocabulary)
+    _, predict = exported(tmp_path / "out", model)
+    served = make_served(model, "x")
+    batches = write_onnx.compared_batches(model, served, count=200)
+    sizes = np.concatenate([b["attention_mask"].sum(axis=1) for b in batches])
+    assert len(sizes) == 200
+    assert (sizes.min(), sizes.max()) == (2, small.LONGEST)
+    assert differences.largest_difference(served, predict, batches) < CLOSE
+
+
+def test_a_difference_is_seen(vocabulary):
+    served = make_served(small.small_model(vocabulary), "x")
+    batch = differences.make_batch(served, [np.array([2, 9, 3])], 0, (2, 4))
+
+    def predict(batch):
+        logits = np.array(served.run(served.params, batch)["logits"])
+        logits[0, 3] += 9  # padding
+        logits[0, 1, 7] += 0.5
+        return {"logits": logits}
+
+    found = differences.largest_difference(served, predict, [batch])
+    assert found == pytest.approx(0.5, abs=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_vectors(pooling, vocabulary, tmp_path):
+    """What sentence-transformers opens with backend="onnx"."""
+    how = {"pooling": pooling, "normalize": True, "longest": 32, "prompt": "query: "}
+    model = small.small_model(vocabulary, meta={"sentences": how})
+    facts, predict = exported(tmp_path / "out", model, vectors=True)
+    assert facts["outputs"] == ["sentence_embedding", "last_hidden_state"]
+    assert (facts["max_length"], facts["prompt"]) == (32, "query: ")
+    assert facts["largest_difference"] < CLOSE
+    ids = np.array([[2, 9, 8, 3, 0], [2, 7, 3, 0, 0]])
+    mask = (ids > 0).astype(int)
+    found = predict(
+        {"input_ids": ids, "attention_mask": mask, "token_type_ids": 0 * ids}
+    )
+    hidden = found["last_hidden_state"]
+    ends = mask.sum(axis=1) - 1
+    want = {
+        "mean": (hidden * mask[..., None]).sum(axis=1) / mask.sum(axis=1)[:, None],
+        "cls": hidden[:, 0],
+        "last": hidden[np.arange(2), ends],
+    }[pooling]
+    want /= np.linalg.norm(want, axis=1, keepdims=True)
+    np.testing.assert_allclose(found["sentence_embedding"], want, atol=1e-5)
+    if pooling == "last":  # has no name there that bertjax writes
+        return
+    steps = json.loads((tmp_path / "out/modules.json").read_text())
+    assert [step["path"] for step in steps] == ["", "1_Pooling", "2_Normalize"]
+
+
+# ---------------------------------------------------------------- 8 bits
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("The loop ends when it is done.\nA name is bound to an object.\n")
+    return path
+
+
+def test_int8(vocabulary, texts, tmp_path):
+    """A quarter of the bytes, the tied table once, numbers near the model's."""
+    wide = dict(hidden_size=128, intermediate_size=512)
+    model = small.small_model(vocabulary, **wide)
+    whole, _ = exported(tmp_path / "whole", model, vectors=True)
+    facts, predict = exported(
+        tmp_path / "out", model, quantize="int8", gate=str(texts), vectors=True
+    )
+    assert facts["bytes"] < 0.29 * whole["bytes"]  # of so small a model
+    assert facts["gate"]["metric"] == "cosine"
+    assert 0.995 < facts["gate"]["int8"] <= 1 + 1e-6
+    assert facts["gate"]["count"] == 2
+    assert facts["largest_difference"] < 0.3
+
+    head, _ = exported(tmp_path / "mlm", model, quantize="int8", gate=str(texts))
+    assert head["gate"]["metric"] == "mlm_accuracy"
+    assert head["bytes"] - facts["bytes"] < 0.2 * facts["bytes"]
+
+
+def test_the_gate_refuses_what_lost_too_much(vocabulary, texts, tmp_path, monkeypatch):
+    from bertjax.serving import onnx_int8
+
+    monkeypatch.setattr(onnx_int8, "LEVELS", 1)  # -1, 0 and 1
+    model = small.small_model(vocabulary)
+    options = Options(quantize="int8", gate=str(texts), vectors=True)
+    words = r"cosine over 2 texts is 1.0000 in float32, 0\.\d+ in int8.*nothing is writ"
+    with pytest.raises(UserError, match=words):
+        export_model(str(tmp_path / "out"), "onnx", model, "--from=x", options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rounded_tables_are_within_half_a_level():
+    from bertjax.serving import onnx_int8
+    from bertjax.serving.onnx_graph import Graph
+
+    numbers = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
+    numbers[3] = 0
+    graph = Graph()
+    for axis in (0, 1):
+        levels, scale = onnx_int8.rounded(graph, graph.constant(numbers, "w"), axis)
+        step = np.expand_dims(scale.constant, axis)
+        away = np.abs(levels.constant * step - numbers)
+        assert levels.dtype == np.int8
+        assert (away <= step / 2 + 1e-6).all()
+
+
+# ---------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    "objective, options, word",
+    [
+        ("clm", dict(is_decoder=True), "is a decoder, which writes texts"),
+        ("choose", {}, "objective=choose, which is not served"),
+    ],
+)
+def test_models_that_are_not_served(objective, options, word, vocabulary):
+    meta = {"task": {"labels": []}} if objective == "choose" else {}
+    model = small.small_model(vocabulary, "bert", objective, meta, **options)
+    with pytest.raises(UserError, match=word):
+        make_served(model, "--from=x")
+
+
+def test_an_operator_that_is_not_known(vocabulary):
+    import jax.numpy as jnp
+
+    from bertjax.serving.jaxpr_to_onnx import convert
+
+    def run(params, batch):
+        return {"y": jnp.sort(batch["x"] * params["w"], axis=1), "z": batch["x"]}
+
+    given = {"w": np.float32(2)}, {"x": "b, l"}, 8
+    with pytest.raises(UserError, match="computes sort, which bertjax cannot write"):
+        convert(run, *given, ["y"])
+    assert convert(run, *given, ["z"]).outputs.keys() == {"z"}
+
+
+@pytest.mark.parametrize(
+    "format, options, word",
+    [
+        ("onnx", dict(lengths=[8]), "--lengths is of --format=stablehlo"),
+        ("stablehlo", dict(quantize="int8"), "--quantize is of --format=onnx"),
+        ("onnx", dict(quantize="int4"), "int8 alone"),
+        ("onnx", dict(quantize="int8"), "needs --gate"),
+        ("onnx", dict(gate="x"), "give --quantize=int8"),
+        ("hf", dict(vectors=True), "--vectors says nothing"),
+    ],
+)
+def test_options(format, options, word):
+    with pytest.raises(UserError, match=word):
+        check_options(format, Options(**options))
+
+
+def test_packages_that_are_missing(monkeypatch):
+    monkeypatch.setattr(write_onnx, "PACKAGES", ("onnx", "no_such_package"))
+    with pytest.raises(UserError, match=r"no_such_package: pip install 'bertjax\[onnx"):
+        check_options("onnx", Options())
