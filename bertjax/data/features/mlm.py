@@ -8,6 +8,11 @@ import numpy as np
 
 from bertjax.data.features import base
 from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+from bertjax.data.features.concept_labels import (
+    label_specs,
+    make_labels,
+    names_of,
+)
 from bertjax.data.masking import mask_rates
 from bertjax.data.masking.masker import mask_tokens, read_masker
 
@@ -22,7 +27,7 @@ class MlmFeatures(base.Features):
         super().__init__(settings)
         data = settings.config.data
         base.check_mask(settings)
-        self.tables = settings.tables
+        self.tables, self.concepts = settings.tables, names_of(data)
         self.rate = mask_rates.read(settings.mask_rate)
         self.masker_at = functools.lru_cache(2)(functools.partial(read_masker, data))
         self.predictions = mask_rates.predictions(data, settings.length, settings.rates)
@@ -33,7 +38,8 @@ class MlmFeatures(base.Features):
         return self.masker_at(self.rate and self.rate.last)
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:
-        return {**gathered, **base.prediction_specs(self.name, self.predictions)}
+        own = base.prediction_specs(self.name, self.predictions)
+        return {**gathered, **own, **label_specs(self.concepts, self.predictions)}
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
         batch = base.without_marks(rows.arrays)
@@ -42,7 +48,8 @@ class MlmFeatures(base.Features):
             self.masker_at(self.rate and self.rate.at(rows.progress)),
             self.tables, self.predictions, rows.arrays.get("marks"), drawn,
         )  # fmt: skip
-        return batch | masked._asdict()
+        labels = make_labels(self.concepts, rows, masked.mlm_positions)
+        return batch | masked._asdict() | labels
 
     def describe(self) -> str:
         ends = self.rate or (self.masking.rate,)
