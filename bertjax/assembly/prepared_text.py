@@ -144,7 +144,7 @@ def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str
         for name, store in prepared.parts.items()
     }
     hashes |= {name: store.content_hash for name, store in prepared.valid.items()}
-    for key in ("similar", "mask_weights"):
+    for key in ("similar", "mask_weights", "swap"):
         if (name := config.data[key]) not in ("", NONE):
             with open(Path(name).expanduser(), "rb") as file:
                 hashes[f"data.{key}"] = hashlib.file_digest(file, "sha256").hexdigest()

@@ -128,6 +128,7 @@ def data_keys() -> dict[str, Any]:
         replacement=placeholder(str),  # uniform, unigram
         # File of similar words, which macbert puts in (prepare --similar); or none.
         similar="",
+        swap="",  # file of pairs of words, which change places in half of the rows
         # File of pieces' weights, by which they are chosen (evaluate --mask_weights).
         mask_weights="",
         max_predictions=placeholder(int),  # empty: the preset's

@@ -192,13 +192,13 @@ def _entity_pattern(entities: tuple[str, ...]) -> re.Pattern[str]:
     """Return what finds the entities of a document."""
     # Longest first: the alternatives are tried in order.
     ordered = sorted(set(entities), key=lambda e: (-len(e), e))
-    return re.compile("|".join(map(_whole, ordered)))
+    return re.compile("|".join(map(whole_word, ordered)))
 
 
-def _whole(entity: str) -> str:
+def whole_word(entity: str) -> str:
     """Return a pattern of an entity that is no part of a word.
 
-    >>> [bool(re.search(_whole(e), "Romeo在北京")) for e in ("Rome", "北京")]
+    >>> [bool(re.search(whole_word(e), "Romeo在北京")) for e in ("Rome", "北京")]
     [False, True]
     """
 
