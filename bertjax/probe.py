@@ -5,6 +5,11 @@ python -m bertjax.probe --model=DIR --train=FILES --valid=FILES
     --text=COLUMN [--text_pair=COLUMN] --label=COLUMN   texts: tables, a row a text
     | [--text=1] --tag=-1       words: FILE.bio, .conll, .jsonl, tfds:, a tag a word
     | [--text=text] --targets=COLUMN    spans, or pairs of them: FILE.jsonl
+
+With --treated, a model that has unlearnt a concept of texts, the effect of the concept
+on their label: TReATE beside the conditional expectation, and how well either model
+tells concept and control. With --swap, a file of pairs such as "he she", by how much
+probabilities of labels differ between texts and their counterfactuals.
 """
 
 import functools
@@ -37,6 +42,10 @@ FLAGS = {
     "labels": Flag("the labels that count, with commas", ""),
     "pooling": Flag("of texts: mean, cls or last, of spans: mean or first", "mean"),
     "metric": Flag("accuracy, f1, macro_f1 or matthews", "accuracy"),
+    "treated": Flag("effects: the model that has unlearnt --concept", ""),
+    "concept": Flag("effects: the column that says whether a text has it", ""),
+    "control": Flag("effects: the column of what both models are to know", ""),
+    "swap": Flag("gaps: a file of pairs of words, two a line", ""),
     **shared("dtype", "weights"),
     "max_words": Flag(
         "words for the probes, and for the scores, at most", 20_000, least=2
@@ -58,9 +67,15 @@ FLAGS = {
 def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     kind = check(args)
-    from bertjax.probing.run_probes import run_probes
+    if args.treated or args.swap:
+        check_effects(args, kind)
+        from bertjax.probing import run_effects
 
-    results = run_probes(args, kind)
+        results, say = run_effects.run_effects(args), run_effects.describe
+    else:
+        from bertjax.probing.run_probes import run_probes
+
+        results, say = run_probes(args, kind), probe_table.describe
     text = json.dumps(results)
     if args.out:
         out = Path(args.out).expanduser()
@@ -68,8 +83,26 @@ def main(argv: Sequence[str]) -> int:
     if args.png:
         draw = functools.partial(probe_table.plot, results)
         atomic.write_file(Path(args.png).expanduser(), draw, f"--png={args.png}")
-    print(text if args.json else probe_table.describe(results))
+    print(text if args.json else say(results))
     return 0
+
+
+# Flags of the probes of all layers, which effects do not use.
+OF_LAYERS = ("png", "metric", "max_words", "seeds", "random_encoder", "labels")
+
+
+def check_effects(args: Any, kind: str) -> None:
+    """Refuse flags that do not go with --treated or --swap."""
+    mode = "--treated" if args.treated else "--swap"
+    if kind != "label":
+        raise UserError(f"{mode} is about texts and their --label, not --{kind}")
+    if args.treated and not args.concept:
+        raise UserError("--treated needs --concept, the column that it has unlearnt")
+    for name in OF_LAYERS:
+        if args[name].present:
+            raise UserError(f"--{name} has no effect with {mode}: leave it out")
+    if len(args.probes) > 1:
+        raise UserError(f"--probes={','.join(args.probes)}: {mode} takes one of them")
 
 
 def check(args: Any) -> str:
@@ -87,6 +120,10 @@ def check(args: Any) -> str:
     (kind,) = kinds
     if not (args.text or kind in TEXT_COLUMNS):
         raise UserError("--text is missing: see --help")
+    if not (args.treated or args.swap):
+        for name in ("concept", "control"):
+            if args[name].value:
+                raise UserError(f"--{name} needs --treated, or --swap: see --help")
     unused = "max_words" if kind == "label" else "text_pair"
     if args[unused].present:
         raise UserError(f"--{unused} has no effect with --{kind}: leave it out")

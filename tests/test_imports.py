@@ -84,6 +84,7 @@ ROOMS = {
     ),
     "data/token_store": (
         {"data.token_store", "data.corpus", "data.tokenizers", "registry", "storage"}
+        | {"data.token_flags"}
         | {f"data.{name}" for name in ("mixture", "progress")},
         NO_JAX,
     ),

@@ -16,14 +16,21 @@ from bertjax.data import batches, mixture, phases
 from bertjax.data.features.base import Features
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import vocab_tables
+from bertjax.data.masking.counterfactual import make_pair_table
 from bertjax.data.masking.mask_weights import read_mask_weights
 from bertjax.data.masking.masker import read_masker
 from bertjax.data.masking.presets import Masking
-from bertjax.data.masking.similar_words import NONE, make_similar, read_similar
+from bertjax.data.masking.similar_words import (
+    NONE,
+    Similar,
+    make_similar,
+    read_similar,
+)
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.plan import Plan
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.data.tokenizers.word_pairs import read_pairs, written_forms
 from bertjax.tasks import prepare_task as tasks
 
 
@@ -161,7 +168,7 @@ def make_tables(
 ) -> Any:
     """Make what masking knows of the vocabulary and of the training text's counts [V].
 
-    Reads data.similar, and says which of its words cannot be used, and
+    Reads data.similar and data.swap, and says which of their words cannot be used, and
     data.mask_weights.
     """
     masking = read_masker(config.data)
@@ -173,12 +180,23 @@ def make_tables(
     words = make_similar({}) if data.similar == NONE else None
     if data.similar and words is None:
         words = read_similar(Path(data.similar).expanduser(), tokenizer)
-        left = ", ".join(f"{n:,} {why}" for why, n in words.skipped.items() if n)
-        say(f"{data.similar}: {len(words.keys):,} words; left out: {left or 'none'}")
+        left = _left_out(words)
+        say(f"{data.similar}: {len(words.keys):,} words; left out: {left}")
     weights = None
     if data.mask_weights:
         weights = read_mask_weights(data.mask_weights, tokenizer)
-    return vocab_tables.make_tables(tokenizer, counts, words, weights)
+    pairs = None
+    if data.swap:
+        forms = written_forms(read_pairs(data.swap, "data.swap"))
+        pairs = make_pair_table(forms, tokenizer)
+        say(f"{data.swap}: {len(pairs.keys):,} words; left out: {_left_out(pairs)}")
+    return vocab_tables.make_tables(tokenizer, counts, words, weights, pairs)
+
+
+def _left_out(words: Similar) -> str:
+    """Say which words of a table cannot be used, and why."""
+    why = ", ".join(f"{n:,} {why}" for why, n in words.skipped.items() if n)
+    return why or "none"
 
 
 def packed_slots(half: Features) -> tuple[int, ...] | None:

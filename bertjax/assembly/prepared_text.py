@@ -18,6 +18,7 @@ from bertjax.data.token_store import prepare_data as text
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.store import Store
 from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.objectives import parse as parse_objective
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import shipped_task_type
 
@@ -60,6 +61,15 @@ def check_inputs(config: ConfigDict) -> None:
             "of them, --config.data.similar=FILE, which bertjax.prepare "
             f"--similar=FILE writes, or --config.data.similar={NONE}"
         )
+    parts = {part.name for part in parse_objective(config.objective)}
+    for key in ("concept", "control"):
+        unit = data.mask_unit == key
+        if (unit or key in parts) and not data[key]:
+            what = "data.mask_unit" if unit else "objective"
+            raise UserError(
+                f"{what}={key} needs the words that it is about: give data.{key}, a "
+                "file or words:good,bad"
+            )
     train = named_sources(data.train, "data.train")
     valid = named_sources(data.valid, "data.valid")
     if "train" in valid:
@@ -97,7 +107,7 @@ def _check_components(
 def inputs(config: ConfigDict) -> dict[str, Any]:
     """Return what `prepare_data` takes of a config."""
     data, keys = config.data, "train valid vocab_size lower_case cache max_line_bytes"
-    keys += " text_field group_field entity_field segmenter extra_ids"
+    keys += " text_field group_field entity_field segmenter extra_ids concept control"
     weighed = data.vocab_alpha is None
     return {
         **{key: data[key] for key in keys.split()},
@@ -134,7 +144,7 @@ def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str
         for name, store in prepared.parts.items()
     }
     hashes |= {name: store.content_hash for name, store in prepared.valid.items()}
-    for key in ("similar", "mask_weights"):
+    for key in ("similar", "mask_weights", "swap"):
         if (name := config.data[key]) not in ("", NONE):
             with open(Path(name).expanduser(), "rb") as file:
                 hashes[f"data.{key}"] = hashlib.file_digest(file, "sha256").hexdigest()

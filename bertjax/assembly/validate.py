@@ -24,8 +24,8 @@ from bertjax.training import CHOICES, read_freeze, read_rates, settings_of, writ
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
 OF_TEXT = (
     "masking mask_rate mask_unit mask_lengths corruption replacement similar "
-    "mask_weights plan noise max_predictions paper_compat short_seq_prob text_field "
-    "group_field entity_field segmenter"
+    "mask_weights swap concept control plan noise max_predictions paper_compat "
+    "short_seq_prob text_field group_field entity_field segmenter"
 )
 OF_TEXT = [*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"]
 
@@ -230,7 +230,12 @@ def _check_data(config: ConfigDict) -> None:
             f"data.similar={data.similar} is not used by data.masking={data.masking}, "
             "only by macbert: leave it out"
         )
-    for key in ("similar", "mask_weights"):
+    if data.swap and registry.is_outside(data.masking):
+        raise UserError(
+            f"data.swap={data.swap} goes with presets, not with data.masking="
+            f"{data.masking}: leave one of them out"
+        )
+    for key in ("similar", "mask_weights", "swap"):
         name = data[key]
         if name not in ("", NONE) and not os.path.isfile(os.path.expanduser(name)):
             what = "is a directory" if os.path.isdir(name) else "does not exist"

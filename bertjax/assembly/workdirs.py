@@ -81,6 +81,6 @@ def names_its_text(path: Any, config: ConfigDict) -> bool:
     A task's rows are read in a moment: a table changed in its place is noticed.
     """
     recorded = workdir.read_json(path / "config.json").get("data", {})
-    keys = "train", "valid", "vocab", "similar", "mask_weights", "segmenter"
-    same = all(recorded.get(key) == config.data[key] for key in keys)
+    keys = "train valid vocab similar mask_weights swap segmenter concept control"
+    same = all(recorded.get(key, "") == config.data[key] for key in keys.split())
     return same and not tasks.is_task(config)

@@ -100,6 +100,10 @@ def data_keys() -> dict[str, Any]:
         text_field="text",  # of JSON lines, Parquet, tfds
         group_field="",  # the field (language, domain) that parts a text
         entity_field="",  # the field with a list of names, for mask_unit=entity
+        # Words that concept heads and mask_unit=concept are about, and a control's:
+        # a file, words:good,bad, pos:a,ad (of data.segmenter), or entities.
+        concept="",
+        control="",
         segmenter="",  # of words in Chinese: jieba, or jieba:DICTIONARY
         weights="",  # of the components in the batches: wiki=3,novels=1
         alpha=placeholder(float),  # or shares ~ size^alpha; 0.3: XLM-R
@@ -123,13 +127,14 @@ def data_keys() -> dict[str, Any]:
         # my.module:rate=0.2 (docs/add_a_masker.md).
         masking="bert",
         mask_rate=placeholder(object),  # 0.15, or a ramp over a phase: 0.3:0.15
-        mask_unit=placeholder(str),  # token, word, ngram, span, entity
+        mask_unit=placeholder(str),  # token, word, ngram, span, entity, concept
         # Law of the units' lengths: 0.4,0.3,0.2,0.1 or geometric:0.2:10
         mask_lengths=placeholder(str),
         corruption=placeholder(str),  # of mask, random, keep: 0.8,0.1,0.1
         replacement=placeholder(str),  # uniform, unigram
         # File of similar words, which macbert puts in (prepare --similar); or none.
         similar="",
+        swap="",  # file of pairs of words, which change places in half of the rows
         # File of pieces' weights, by which they are chosen (evaluate --mask_weights).
         mask_weights="",
         max_predictions=placeholder(int),  # empty: the preset's

@@ -18,7 +18,8 @@ from bertjax.models.families import in_effect
 NOT_COMPARED = re.compile(
     r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
     rf"|model\.({'|'.join(RUNTIME)})"
-    r"|teacher|data\.(engine|cache|train|valid|vocab|similar|mask_weights|segmenter)"
+    r"|teacher|data\.(engine|cache|train|valid|vocab|similar|mask_weights|segmenter"
+    r"|swap|concept|control)"
 )
 
 

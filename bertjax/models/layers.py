@@ -126,6 +126,24 @@ def count_up(size: Any) -> Any:
     return np.arange(size) if isinstance(size, int) else jnp.arange(size)
 
 
+@jax.custom_vjp
+def reverse_gradient(x: jax.Array, alpha: jax.Array) -> jax.Array:
+    """Return x; its gradient is that of the result times -alpha.
+
+    x [B, ...]; alpha: f32 [] or [B], one a row, which gets no gradient. (Ganin and
+    Lempitsky 2015, arXiv 1409.7495, section 3.)
+    """
+    return x
+
+
+def _reverse_backward(alpha: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    scale = alpha.reshape(*alpha.shape, *(1,) * (dy.ndim - alpha.ndim))
+    return (-scale * dy).astype(dy.dtype), jnp.zeros_like(alpha)
+
+
+reverse_gradient.defvjp(lambda x, alpha: (x, alpha), _reverse_backward)
+
+
 def take_at(x: jax.Array, at: jax.Array) -> jax.Array:
     """Take positions `at` i32 [B, P] of x [B, L, ...]: [B, P, ...]."""
     at = at.reshape(*at.shape, *(1,) * (x.ndim - 2))

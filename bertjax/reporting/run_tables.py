@@ -115,7 +115,7 @@ def _is_other_text(key: str, runs: Sequence[Run]) -> bool:
     def read(run: Run) -> dict[str, str]:
         stores = run.facts.get("stores") or {}
         train = {k: v for k, v in stores.items() if k.split("/")[0] == "train"}
-        files = {"data.similar", "data.mask_weights"}
+        files = {"data.similar", "data.mask_weights", "data.swap"}
         valid = {k: v for k, v in stores.items() if k not in {*train, *files}}
         return train if key == "data.train" else valid
 

@@ -35,6 +35,7 @@ COMMON = dict(
     replacement="uniform",
     similar="",
     mask_weights="",
+    swap="",
     max_predictions=None,
     paper_compat=False,
 )

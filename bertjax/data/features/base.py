@@ -146,6 +146,7 @@ KEYS = frozenset(
         "corruption",
         "replacement",
         "similar",
+        "swap",
         "mask_weights",
         "max_predictions",
         "paper_compat",

@@ -11,6 +11,7 @@ PACKAGE = "bertjax.data.features"
 # Modules that are no host half by name.
 SUPPORT = (
     "base",
+    "concept_labels",
     "encoder_decoder",
     "make_features",
     "mixed",

@@ -8,7 +8,14 @@ import numpy as np
 
 from bertjax.data.features import base
 from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+from bertjax.data.features.concept_labels import (
+    label_specs,
+    make_labels,
+    names_of,
+)
 from bertjax.data.masking import mask_rates
+from bertjax.data.masking.choose import Rows
+from bertjax.data.masking.counterfactual import draw_rows, swap_words
 from bertjax.data.masking.masker import mask_tokens, read_masker
 
 
@@ -22,7 +29,7 @@ class MlmFeatures(base.Features):
         super().__init__(settings)
         data = settings.config.data
         base.check_mask(settings)
-        self.tables = settings.tables
+        self.tables, self.concepts = settings.tables, names_of(data)
         self.rate = mask_rates.read(settings.mask_rate)
         self.masker_at = functools.lru_cache(2)(functools.partial(read_masker, data))
         self.predictions = mask_rates.predictions(data, settings.length, settings.rates)
@@ -33,16 +40,28 @@ class MlmFeatures(base.Features):
         return self.masker_at(self.rate and self.rate.last)
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:
-        return {**gathered, **base.prediction_specs(self.name, self.predictions)}
+        own = base.prediction_specs(self.name, self.predictions)
+        return {**gathered, **own, **label_specs(self.concepts, self.predictions)}
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
-        batch = base.without_marks(rows.arrays)
+        batch = base.without_marks(self._swap(rows.arrays, rows.keys)[0])
         masked = mask_tokens(
             batch["input_ids"], batch["attention_mask"], rows.keys,
             self.masker_at(self.rate and self.rate.at(rows.progress)),
             self.tables, self.predictions, rows.arrays.get("marks"), drawn,
         )  # fmt: skip
-        return batch | masked._asdict()
+        labels = make_labels(self.concepts, rows, masked.mlm_positions)
+        return batch | masked._asdict() | labels
+
+    def _swap(self, arrays: Batch, keys: np.ndarray) -> tuple[Batch, int]:
+        """Return the arrays with counterfactual words in half of the rows, where there
+        are pairs (data.swap), and how many tokens are others."""
+        if getattr(self.tables, "pairs", None) is None:
+            return arrays, 0
+        ids, real = arrays["input_ids"], arrays["attention_mask"]
+        rows = Rows(ids, real, keys, arrays.get("marks"))
+        new = swap_words(rows, self.tables, draw_rows(keys))
+        return arrays | {"input_ids": new}, int((new != ids).sum())
 
     def describe(self) -> str:
         ends = self.rate or (self.masking.rate,)
@@ -50,7 +69,9 @@ class MlmFeatures(base.Features):
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         chosen = self.predicted(after)
-        return base.count_masks(self.tokenizer, before, after["input_ids"], chosen)
+        before, swapped = self._swap(before, before["keys"])
+        counts = base.count_masks(self.tokenizer, before, after["input_ids"], chosen)
+        return counts | ({"swapped": swapped} if swapped else {})
 
     def predicted(self, batch: Batch) -> np.ndarray:
         positions, weights = batch["mlm_positions"], batch["mlm_weights"]

@@ -24,7 +24,7 @@ from bertjax.data.token_flags import BEGINS_WORD
 from bertjax.data.tokenizers.vocab_files import read_lines
 
 NEAREST = 5  # similar words of a word
-LEAST = 0.3  # cosine of a similar word
+LEAST = 0.4  # cosine of a similar word
 MOST = 50_000  # words that vectors are learnt of, the commonest
 RARE = 10  # a word that occurs less often has no vector
 SETTINGS = dict(vector_size=100, window=5, negative=5, sg=1, epochs=5, seed=1)

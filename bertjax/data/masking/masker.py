@@ -18,6 +18,7 @@ from bertjax import UserError, registry
 from bertjax.data import counter_rng
 from bertjax.data.masking import choose
 from bertjax.data.masking.choose import Chosen, Rows
+from bertjax.data.masking.concepts import choose_concepts
 from bertjax.data.masking.ngrams import choose_ngrams
 from bertjax.data.masking.presets import Masking, make_masking
 from bertjax.data.masking.vocab_tables import Tables, make_tables
@@ -85,7 +86,11 @@ class PresetMasker:
         if masking.unit == "token":
             return choose.choose_tokens(noise, free, budget)
         units = choose.find_units(free, begins)
-        unit = choose.choose_units(noise, units, begins, budget)
+        if masking.unit == "concept":
+            marks = np.zeros_like(begins) if rows.marks is None else rows.marks
+            unit = choose_concepts(noise, units, begins, marks, budget)
+        else:
+            unit = choose.choose_units(noise, units, begins, budget)
         return choose.all_tokens(units, unit, None, shape)
 
     def corrupt(
@@ -212,7 +217,8 @@ def mask_tokens(
 
     Args:
       marks: u8 [b, L] of a store that has them: bit 1 begins a word (in place of the
-        vocabulary's table), 2 is part of an entity, 4 begins one.
+        vocabulary's table), 2 is part of an entity, 4 begins one, 16 is part of a
+        word of data.concept.
       drawn: receives i64 arrays, the lengths in units of all that was chosen; of
         n-grams the drawn lengths (`ngrams.choose_ngrams`).
 

@@ -40,8 +40,9 @@ class Masking:
     """How positions are chosen and corrupted.
 
     rate: share of a row's tokens, special ones included, that is predicted.
-    unit: what is chosen as a whole: "token", "word", or "entity" (the marked stretches
-        of the store's `marks`; nothing else is eligible).
+    unit: what is chosen as a whole: "token", "word", "entity" (the marked stretches of
+        the store's `marks`; nothing else is eligible), or "concept" (as many words of
+        data.concept as others, concepts.py).
     lengths: the law of how many neighbouring units are chosen together: share of 1, 2,
         ... of them. n-grams of words: unit="word", lengths=harmonic(3).
     count: how many tokens a row of n predicts: "round" (BERT: max(1, round(rate * n))),
@@ -87,6 +88,7 @@ UNITS: dict[str, dict[str, Any]] = {
     "ngram": {"unit": "word", "lengths": harmonic(3)},
     "span": {"unit": "word", "lengths": geometric(0.2, 10), "outcome": "span"},
     "entity": {"unit": "entity", "lengths": (1.0,)},
+    "concept": {"unit": "concept", "lengths": (1.0,)},
 }
 PRESETS = {
     # google-research/bert, create_pretraining_data.py
@@ -181,6 +183,11 @@ def make_masking(
     masking = dataclasses.replace(masking, **changes)
     if (masking.unit, masking.lengths) != ("token", (1.0,)):
         masking = dataclasses.replace(masking, repeats=False)  # a quirk of tokens alone
+    if masking.unit == "concept" and len(masking.lengths) > 1:
+        raise UserError(
+            f"data.mask_lengths={lengths!r} does not go with data.mask_unit=concept: "
+            "words of a concept are chosen one at a time"
+        )
     if masking.weights != "uniform" and len(masking.lengths) > 1:
         what = "rare" if masking.weights == "rare" else "weighted"
         why = f"{what} tokens are drawn one unit at a time"

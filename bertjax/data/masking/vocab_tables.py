@@ -24,6 +24,7 @@ class Tables:
     # f64 [V], 1 / weight, or count^0.7: the smaller, the sooner chosen
     patience: np.ndarray | None
     similar: Similar | None
+    pairs: Similar | None = None  # words that are swapped: each has one other
 
     @property
     def vocab_size(self) -> int:
@@ -36,13 +37,14 @@ def make_tables(
     counts: np.ndarray | None = None,
     similar: Similar | None = None,
     weights: np.ndarray | None = None,
+    pairs: Similar | None = None,
 ) -> Tables:
     """Make the tables of a tokenizer.
 
     The tokenizer has vocab_size, mask_id, unk_id, special_ids, word_starts and
     replacement_ids. `counts` [V] of the training text are needed for unigram
     replacement and for rare tokens; counts that are all zero count as none. `weights`
-    f64 [V] of data.mask_weights.
+    f64 [V] of data.mask_weights. pairs: of data.swap.
     """
     flags = np.zeros(tokenizer.vocab_size, np.uint8)
     flags[np.asarray(tokenizer.word_starts, bool)] = BEGINS_WORD
@@ -55,5 +57,12 @@ def make_tables(
     if weights is not None:
         patience = 1 / weights
     return Tables(
-        tokenizer.mask_id, tokenizer.unk_id, flags, drawn, unigram, patience, similar
+        tokenizer.mask_id,
+        tokenizer.unk_id,
+        flags,
+        drawn,
+        unigram,
+        patience,
+        similar,
+        pairs,
     )

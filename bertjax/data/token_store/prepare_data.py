@@ -20,6 +20,7 @@ from bertjax.data.corpus.sources import (
     parse_sources,
     report_repeats,
 )
+from bertjax.data.token_flags import MARKED
 from bertjax.data.token_store.cache import Cache, open_cache
 from bertjax.data.token_store.components import (
     Component,
@@ -39,7 +40,7 @@ from bertjax.data.tokenizers.fertility import (
     report_capitals,
 )
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from bertjax.data.tokenizers.word_starts import make_marker, make_segmenter
+from bertjax.data.tokenizers.word_starts import make_marker, make_segmenter, read_marked
 
 NAMED = 5  # pieces that a message names
 
@@ -66,9 +67,16 @@ class DataConfig:
     group_field: str = ""
     entity_field: str = ""
     segmenter: str = ""
+    concept: str = ""
+    control: str = ""
     vocab_alpha: float | None = None
     vocab_weights: dict[str, float] | None = None
     extra_ids: int = 0
+
+    @property
+    def marked(self) -> dict[str, str]:
+        """Which words get marks of their own: {name of MARKED: value}."""
+        return {name: getattr(self, name) for name in MARKED}
 
 
 class Inputs(NamedTuple):
@@ -102,7 +110,8 @@ def check_inputs(**given: Any) -> Inputs:
     if not train:
         raise UserError("data.train: names no text")
     valid = _sources(config, "valid")
-    make_segmenter(config.segmenter)
+    segmenter = make_segmenter(config.segmenter)
+    read_marked(config.marked, segmenter, bool(config.entity_field))
     if config.vocab:
         tokenizer = load_tokenizer(config.vocab, config.lower_case)
     else:
@@ -153,7 +162,9 @@ class Work:
                         report_repeats((s.name for s in own), f"data.{role}", say)
             else:
                 sources = {"valid": _sources(config, "valid")}
-            marker = make_marker(tokenizer, config.segmenter, bool(config.entity_field))
+            entities = bool(config.entity_field)
+            marked = config.marked
+            marker = make_marker(tokenizer, config.segmenter, entities, marked)
             self.encoder = Encoder(tokenizer, marker, workers)
             self.all = [
                 Component(name, own, self.encoder, self.cache, config, role, say)

@@ -15,7 +15,7 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError, registry
-from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY
+from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY, MARKED
 from bertjax.data.tokenizers.backends import Span, encode_sentences
+from bertjax.data.tokenizers.marked_words import MarkedWords, read_marked_words
 from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
 from bertjax.data.tokenizers.vocab_files import read_unzipped
 
@@ -49,6 +50,13 @@ class Jieba:
         self.dictionary = dictionary
         digest = hashlib.sha256(_content(dictionary)).hexdigest()
         self.identity = f"jieba {_jieba().__version__} {digest}"
+
+    def words_of(self, tags: set[str]) -> list[str]:
+        """Return the words of the dictionary that have one of these parts of speech,
+        its third column."""
+        lines = _content(self.dictionary).decode("utf-8").splitlines()
+        parts = (line.split() for line in lines)
+        return [word for word, *more in parts if more[1:] and more[1] in tags]
 
     def words(self, text: str) -> list[Span]:
         """Return the spans of the words with a Chinese character.
@@ -97,12 +105,14 @@ class Marker:
     tokenizer: Tokenizer
     segmenter: Jieba | None
     entities: bool
+    marked: tuple[MarkedWords, ...] = ()
 
     @property
     def identity(self) -> str:
         """Another string whenever the marks may be others."""
         name = self.segmenter.identity if self.segmenter else ""
-        return f"{RULE}|{name}|{self.entities}"
+        marked = "".join(f"|{words.identity}" for words in self.marked)
+        return f"{RULE}|{name}|{self.entities}{marked}"
 
     def encode(
         self, sentences: list[str], joined: list[bool], entities: tuple[str, ...]
@@ -117,8 +127,8 @@ class Marker:
             part of a word is none.
 
         Returns:
-          ids and marks u8 [n] of each sentence: bit 1 begins a word, 2 part of an
-          entity, 4 begins an entity.
+          ids and marks u8 [n] of each sentence, bits of token_flags.py: 1 begins a
+          word, 2 part of an entity, 4 begins one, 16 and 32 part of a marked word.
 
         With jieba, where 北京 is an entity:
 
@@ -130,8 +140,15 @@ class Marker:
         if entities and self.entities:
             pattern = _entity_pattern(entities)
             named = [[m.span() for m in pattern.finditer(s)] for s in sentences]
+        classes = [
+            [(one.flag, one.find(s, w, e)) for one in self.marked]
+            for s, w, e in zip(sentences, words, named, strict=True)
+        ]
         # Spans cost time; most sentences need none.
-        needs = [bool(w or e) for w, e in zip(words, named, strict=True)]
+        needs = [
+            bool(w or e or any(spans for _, spans in c))
+            for w, e, c in zip(words, named, classes, strict=True)
+        ]
 
         def encode(function: Any, spans: bool) -> Iterator[Any]:
             chosen = [n for n, need in enumerate(needs) if need == spans]
@@ -150,12 +167,13 @@ class Marker:
             if words[n]:
                 _begin_words(begins, where, words[n], len(sentence))
             marks = begins.astype(np.uint8) * BEGINS_WORD
-            for first, last in named[n]:
-                begun = False
-                for at, (start, end) in enumerate(where):
-                    if start < last and (end > first or start == first):
-                        marks[at] |= ENTITY if begun else ENTITY | BEGINS_ENTITY
-                        begun = True
+            for span in named[n]:
+                inside = _tokens_of(span, where)
+                marks[inside] |= ENTITY
+                marks[inside[:1]] |= BEGINS_ENTITY
+            for flag, spans in classes[n]:
+                for span in spans:
+                    marks[_tokens_of(span, where)] |= flag
             result.append((ids, marks))
         return result
 
@@ -174,13 +192,13 @@ def _entity_pattern(entities: tuple[str, ...]) -> re.Pattern[str]:
     """Return what finds the entities of a document."""
     # Longest first: the alternatives are tried in order.
     ordered = sorted(set(entities), key=lambda e: (-len(e), e))
-    return re.compile("|".join(map(_whole, ordered)))
+    return re.compile("|".join(map(whole_word, ordered)))
 
 
-def _whole(entity: str) -> str:
+def whole_word(entity: str) -> str:
     """Return a pattern of an entity that is no part of a word.
 
-    >>> [bool(re.search(_whole(e), "Romeo在北京")) for e in ("Rome", "北京")]
+    >>> [bool(re.search(whole_word(e), "Romeo在北京")) for e in ("Rome", "北京")]
     [False, True]
     """
 
@@ -212,20 +230,47 @@ def _begin_words(
         done = max(done, end)
 
 
+def _tokens_of(span: Span, where: list[Span]) -> list[int]:
+    """Return the tokens that a span of characters has a part in; where: theirs."""
+    first, last = span
+    return [
+        at
+        for at, (start, end) in enumerate(where)
+        if start < last and (end > first or start == first)
+    ]
+
+
 def make_marker(
-    tokenizer: Tokenizer, segmenter: str = "", entities: bool = False
+    tokenizer: Tokenizer,
+    segmenter: str = "",
+    entities: bool = False,
+    marked: Mapping[str, str] | None = None,
 ) -> Marker | None:
     """Make a marker, or None where the tokenizer's own table says everything.
 
     segmenter: "" (none), "jieba", or "jieba:FILE" with a dictionary of lines "word
-    frequency", also .gz. entities: whether documents have entities.
+    frequency", also .gz. entities: whether documents have entities. marked: the values
+    of data.concept and data.control, "" for none.
 
-    Raises UserError for an unknown segmenter, a missing package, no dictionary.
+    Raises UserError for an unknown segmenter, a missing package, no dictionary, and for
+    what `read_marked` does.
     """
     chosen = make_segmenter(segmenter)
-    if not chosen and not entities and not tokenizer.joins_with_space:
+    words = read_marked(marked or {}, chosen, entities)
+    if not (chosen or entities or words or tokenizer.joins_with_space):
         return None
-    return Marker(tokenizer, chosen, entities)
+    return Marker(tokenizer, chosen, entities, words)
+
+
+def read_marked(
+    marked: Mapping[str, str], segmenter: Jieba | None, entities: bool
+) -> tuple[MarkedWords, ...]:
+    """Read which words get bits of their own: {name of MARKED: value}. UserError."""
+    return tuple(
+        read_marked_words(f"data.{name}", value, MARKED[name], segmenter, entities)
+        for name, value in marked.items()
+        if value
+    )
 
 
 def make_segmenter(segmenter: str) -> Jieba | None:

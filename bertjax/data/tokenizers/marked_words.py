@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which words of a text are of a concept: data.concept, and data.control.
+
+The words are listed in a file or in the config, or are those of a part of speech in the
+segmenter's dictionary, or what the record of each document lists (data.entity_field),
+for which a tagger has told them.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertjax import UserError
+from bertjax.data.tokenizers.backends import Span
+from bertjax.data.tokenizers.vocab_files import read_lines
+
+# Letters and digits; an apostrophe or hyphen inside is part of the word.
+_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
+ENTITIES = "entities"
+
+
+class MarkedWords(NamedTuple):
+    """Words that get a bit of the marks; None: those that the record lists."""
+
+    flag: int
+    words: frozenset[str] | None
+
+    @property
+    def identity(self) -> str:
+        """Another string whenever other words may be marked."""
+        listed = "\n".join([ENTITIES] if self.words is None else sorted(self.words))
+        return f"{self.flag} {hashlib.sha256(listed.encode()).hexdigest()}"
+
+    def find(self, sentence: str, words: list[Span], named: list[Span]) -> list[Span]:
+        """Return the spans of these words; capitals do not count.
+
+        words: the spans that a segmenter found, beside which words stand between what
+        are no letters; named: those of what the record lists.
+
+        >>> MarkedWords(16, frozenset({"good"})).find("Good, goodly, good.", [], [])
+        [(0, 4), (14, 18)]
+        """
+        if self.words is None:
+            return named
+        inside = {at for word in words for at in range(*word)}
+        spaced = (match.span() for match in _WORD.finditer(sentence))
+        spans = words + [span for span in spaced if span[0] not in inside]
+        is_mine = self.words.__contains__
+        return [(a, b) for a, b in spans if is_mine(sentence[a:b].lower())]
+
+
+def read_marked_words(
+    key: str, value: str, flag: int, segmenter: Any, entities: bool
+) -> MarkedWords:
+    """Read data.concept or data.control, whose name is `key`.
+
+    value: "words:good,bad"; "pos:a,ad", parts of speech in the dictionary of segmenter
+    (word_starts.Jieba, or None); "entities", which needs data.entity_field (entities);
+    or a file, a word a line. Raises UserError.
+    """
+    where = f"{key}={value}"
+    if value == ENTITIES:
+        if not entities:
+            raise UserError(f"{where} are what data.entity_field lists: give it")
+        return MarkedWords(flag, None)
+    how, _, rest = value.partition(":")
+    if how == "words":
+        words = rest.split(",")
+    elif how == "pos":
+        if segmenter is None:
+            raise UserError(f"{where} needs data.segmenter, whose dictionary has them")
+        words = segmenter.words_of(set(rest.split(",")))
+        if not words:
+            raise UserError(f"{where}: no word of data.segmenter's dictionary has it")
+    else:
+        words = [line.strip() for line in read_lines(Path(value).expanduser(), where)]
+        for number, word in enumerate(words, 1):
+            if word.split()[1:]:
+                raise UserError(f"{where}, line {number}: {word!r} is not one word")
+    found = frozenset(word.lower() for word in words if word)
+    if not found:
+        raise UserError(f"{where} names no word")
+    return MarkedWords(flag, found)

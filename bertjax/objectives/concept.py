@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unlearn a concept: a head tells its words from others, the encoder learns to hide it.
+
+Feder et al. 2021 (CausaLM, arXiv 2005.13407, section 3), by the gradient reversal of
+Ganin and Lempitsky 2015 (arXiv 1409.7495), whose schedule is `gamma`; the released code
+has none. Which words are the concept's the host says (data.concept).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError, registry
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.layers import Params, fold_in, reverse_gradient
+from bertjax.models.pooling import means
+from bertjax.objectives.base import EVERYWHERE, Batch, Head
+from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.task_head import KEY, row_weights
+
+OF = {"words": "mlm_positions", "texts": EVERYWHERE}  # what has labels -> what is read
+
+
+def reversal_strength(batch: Batch, alpha: float, gamma: float) -> jax.Array:
+    """Return by how much gradients are reversed, f32 [B].
+
+    alpha (2 / (1 + exp(-gamma p)) - 1), p the share of the phase that lies behind
+    (`phase_progress` f32 [B]): 0 at first, when the head knows nothing; gamma 0: alpha
+    throughout. (Ganin and Lempitsky 2015, section 4: alpha 1, gamma 10.)
+    """
+    p = batch["phase_progress"]
+    if not gamma:
+        return jnp.full_like(p, alpha)
+    return alpha * (2 / (1 + jnp.exp(-gamma * p)) - 1)
+
+
+def make_label_head(
+    name: str, of: str, weight: float, reverse: tuple[float, float] | None = None
+) -> Head:
+    """Make a head of the labels `<name>_labels` or `<name>_texts` (0 or 1).
+
+    of: of OF; "words", i32 [B, P], of the hidden states at the predicted positions;
+    "texts", i32 [B], of the mean over a text's. reverse: alpha and gamma of
+    `reversal_strength`, None for a head that the encoder works with. The loss counts
+    `weight`. Raises UserError for numbers below 0 and another `of`.
+    """
+    reads = registry.pick(f"objective: {name}:of", of, OF)
+    if weight < 0 or min(reverse or (0,)) < 0:
+        raise UserError(f"objective: {name}: weight, alpha and gamma must be 0 or more")
+
+    def own(cfg: EncoderConfig) -> EncoderConfig:
+        # A layer before the classes: what a linear one cannot tell another could.
+        return dataclasses.replace(cfg, task_transform=True)
+
+    def weigh(batch: Batch) -> jax.Array:
+        if of == "texts":
+            return row_weights(batch)
+        weights = batch["mlm_weights"]
+        if name == "control" and "concept_labels" in batch:
+            # Words of the concept would teach a control the concept.
+            return weights * (1 - batch["concept_labels"])
+        return weights
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Any,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Any]:
+        labels = batch[f"{name}_{'labels' if of == 'words' else of}"]
+        x = encoded.hidden if of == "words" else means(encoded.hidden, batch)
+        if reverse:
+            x = reverse_gradient(x, reversal_strength(batch, *reverse))
+        rng = fold_in(rng, KEY + len(name))
+        args = heads.task_logits(params[name], own(cfg), x, rng), labels, weigh(batch)
+        loss = cross_entropy(*args)
+        return {f"{name}_loss": loss, f"{name}_accuracy": accuracy(*args)}
+
+    return Head(
+        name,
+        lambda rng, cfg: heads.init_task(rng, own(cfg)),
+        lambda batch: {f"{name}_loss": jnp.sum(weigh(batch))},
+        sums,
+        reads,
+        needs=frozenset({"mlm"}),
+        coefficients={f"{name}_loss": weight},
+        shardings=heads.task_shardings(name),
+    )
+
+
+def make_head(
+    of: str = "words", alpha: float = 1.0, gamma: float = 10.0, weight: float = 1.0
+) -> Head:
+    return make_label_head("concept", of, weight, (alpha, gamma))
