@@ -36,7 +36,9 @@ FLAGS = {
     "embeddings": Flag("8 bits, the same as the layers, or dense: untouched", "8"),
     "text": Flag("files to calibrate on: globs, with commas"),
     "rows": Flag("rows of the text", 128, least=1),
-    "length": Flag("tokens of a row; unless given 128 or the model's", kind=int),
+    "length": Flag(
+        "tokens of a row; unless given 128 or the model's", kind=int, least=8
+    ),
     "table": Flag("the Markdown file to write: a grid of methods"),
     "evaluate": Flag("of --table: the flags of bertjax.evaluate"),
     "metric": Flag("of --table: what of its JSON is shown; with commas"),
@@ -49,8 +51,6 @@ def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if not args.model:
         raise UserError("--model is missing: what to compress")
-    if args.length is not None and args.length < 8:
-        raise UserError(f"--length={args.length}: give at least 8 tokens")
     if args.table is not None:
         return write_table(args)
     for flag in OF_TABLE:

@@ -110,12 +110,12 @@ def compress_kernel(
     """Replace a kernel's weights in place; returns its codes (None of a pruned one) and
     what its outputs lost."""
     weights = kernel.reshape(inputs_of(path, kernel), -1)
+    if not np.isfinite(weights).all():
+        raise UserError(f"--model: weights of {path} are not finite (NaN)")
     try:
         small = recipe.compress(weights, hessian)
     except np.linalg.LinAlgError as e:
-        raise UserError(
-            f"--model: the inputs of {path} give no solution ({e}): is the model whole?"
-        ) from None
+        raise UserError(f"--model: the inputs of {path}: {e}") from None
     new = dequantize(small) if isinstance(small, Quantized) else small
     errors = []
     if hessian is not None:

@@ -3,12 +3,12 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
@@ -78,15 +78,8 @@ def run_grid(
             said = ", ".join(f"{k} {v:.4f}" for k, v in values.items())
             say(f"{name}: {said}, {done['bytes'] / 1e6:.1f} MB")
             if out is None:
-                remove(Path(into))
+                shutil.rmtree(into)
     return rows
-
-
-def remove(folder: Path) -> None:
-    """Remove a model that was made for its score."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()
 
 
 def score(model: str, evaluate: str, metrics: Sequence[str]) -> dict[str, float]:

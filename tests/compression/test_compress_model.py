@@ -178,6 +178,13 @@ def test_later_layers_see_what_is_left_of_the_earlier():
     np.testing.assert_array_equal(found, want)
 
 
+def test_a_model_of_nan_is_refused():
+    cfg, params = make_model("bert")
+    params["encoder"]["layers"]["mlp"]["down"]["kernel"][1, 2, 3] = np.nan
+    with pytest.raises(UserError, match="weights of mlp/down are not finite"):
+        compress_model(params, cfg, make_recipe("magnitude"), [])
+
+
 def test_encoder_decoders_are_refused():
     cfg = EncoderConfig(**SIZES, num_decoder_layers=2)
     with pytest.raises(UserError, match="--model=x is an encoder-decoder"):
