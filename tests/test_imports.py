@@ -71,6 +71,10 @@ ROOMS = {
     "probing": (EVERYTHING - {"reporting"}, HEAVY - {"jax", "optax"}),
     "reporting": (EVERYTHING, HEAVY - {"jax"}),
     "scoring": (EVERYTHING - {"reporting"}, HEAVY - {"jax"}),
+    "serving": (
+        EVERYTHING - {"reporting", "probing", "sweeps", "measuring"} | {"serving"},
+        HEAVY - {"jax"} | {"onnxscript", "torch", "transformers"},
+    ),
     # Data is numpy. What prepares text, what plans rows and what masks them do not know
     # each other.
     "data": ({"data", "registry"}, NO_JAX),

@@ -102,8 +102,8 @@ def write_model(
         write_generation_config(directory, ids)
     if not tensors:
         return
-    made = _tensors(ours, leaves, family, written, not heads)
-    save_file(made, directory / read_tensors.SINGLE, metadata={"format": "pt"})
+    by_name = _tensors(ours, leaves, family, written, not heads)
+    save_file(by_name, directory / read_tensors.SINGLE, metadata={"format": "pt"})
     # safetensors lets the owner alone read what it writes.
     shutil.copymode(directory / CONFIG, directory / read_tensors.SINGLE)
 

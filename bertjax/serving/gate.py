@@ -51,16 +51,16 @@ class Gate(NamedTuple):
             found = mean_cosine(self.rows, model, served, predict)
         else:
             found = self._task(model, served, predict)
-        told = (
+        figures = (
             f"{found.metric} over {found.count:,} {found.unit} is {found.float32:.4f} "
             f"in float32, {found.int8:.4f} in int8"
         )
         if not found.int8 >= found.float32 * (1 - MOST):
             raise UserError(
-                f"{KEY}={self.rows}: {told}, which is more than {MOST:.1%} less: "
+                f"{KEY}={self.rows}: {figures}, which is more than {MOST:.1%} less: "
                 "nothing is written"
             )
-        cli.say(told)
+        cli.say(figures)
         return found._asdict()
 
     def _task(

@@ -239,7 +239,7 @@ def serialize(graph: Graph, about: str) -> bytes:
             **values,
         )
 
-    made = helper.make_graph(
+    contents = helper.make_graph(
         # An output may be an input, or another output: each has a node of its own.
         [make_node(node) for node in nodes]
         + [helper.make_node("Identity", [v.name], [k]) for k, v in outputs],
@@ -249,7 +249,7 @@ def serialize(graph: Graph, about: str) -> bytes:
         [numpy_helper.from_array(value.constant, value.name) for value in constants],
     )
     model = helper.make_model(
-        made,
+        contents,
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="bertjax",

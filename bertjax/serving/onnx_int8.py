@@ -38,8 +38,8 @@ def quantize(graph: Graph) -> None:
             replaced[id(node.outputs[0])] = make(graph, node, inputs, tables[id(table)])
         elif inputs != list(node.inputs):
             kinds = [(value.shape, value.dtype) for value in node.outputs]
-            made = graph.emit_many(node.op, inputs, kinds, **node.attributes)
-            pairs = zip(node.outputs, made, strict=True)
+            renewed = graph.emit_many(node.op, inputs, kinds, **node.attributes)
+            pairs = zip(node.outputs, renewed, strict=True)
             replaced |= {id(old): new for old, new in pairs}
     graph.outputs = {name: now(value) for name, value in graph.outputs.items()}
 

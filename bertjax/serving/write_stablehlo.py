@@ -80,10 +80,10 @@ def write_stablehlo(
     ]
     with Progress("export", total=len(programs), unit="programs") as progress:
         for program in programs:
-            made = export.export(jax.jit(run), platforms=PLATFORMS)(
+            exported = export.export(jax.jit(run), platforms=PLATFORMS)(
                 shapes_of(weights), shapes_of(blank_batch(served, program))
             )
-            (folder / program["file"]).write_bytes(made.serialize())
+            (folder / program["file"]).write_bytes(exported.serialize())
             progress.add(1)
     write_own_tokenizer(folder, model, served)
     files = [WEIGHTS, *(program["file"] for program in programs)]

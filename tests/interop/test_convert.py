@@ -173,7 +173,7 @@ def test_refusals_leave_nothing(command, trained, exported, tmp_path):
         ([f"--from={tmp_path / 'no'}", "--to=x"], "no such directory"),
         ([f"--from={exported / 'config.json'}", "--to=x"], "a file, no directory"),
         ([f"--from={tmp_path}", "--to=x"], r"no config\.json"),
-        ([f"--from={exported}", "--to=x", "--format=onnx"], "onnx"),
+        ([f"--from={exported}", "--to=x", "--format=tflite"], "tflite"),
     ]:
         with pytest.raises(UserError, match=word):
             convert.main(flags)

@@ -149,7 +149,7 @@ def test_int8(vocabulary, texts, tmp_path):
     wide = dict(hidden_size=128, intermediate_size=512)
     model = small.small_model(vocabulary, **wide)
     whole, _ = exported(tmp_path / "whole", model, vectors=True)
-    facts, predict = exported(
+    facts, _ = exported(
         tmp_path / "out", model, quantize="int8", gate=str(texts), vectors=True
     )
     assert facts["bytes"] < 0.29 * whole["bytes"]  # of so small a model

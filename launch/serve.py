@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Serve what `bertjax.convert --format=onnx` or `--format=stablehlo` wrote, over HTTP.
+
+    python launch/serve.py --model=DIR [--port=8000]
+    curl -d '{"texts": ["The capital of France is [MASK]."]}' localhost:8000/predict
+
+One file without bertjax: copy it. It needs numpy, tokenizers, and onnxruntime or jax.
+Texts are a list of strings, or of pairs of strings: premise and hypothesis, question
+and context. Answers come in their order. Requests that wait share a batch.
+"""
+
+import argparse
+import json
+import pathlib
+import queue
+import signal
+import sys
+import threading
+from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+from tokenizers import Tokenizer
+
+LARGEST = 1 << 20  # bytes of a request
+TOP = 5  # guesses for a blank
+
+
+# ---------------------------------------------------------------- the two formats
+def load_stablehlo(folder):
+    """Return (card, run); run(input_ids=..., ...) pads to the next program's shape."""
+    import jax
+
+    folder = pathlib.Path(folder)
+    card = json.loads((folder / "card.json").read_text("utf-8"))
+    data = np.memmap(folder / card["weights"], np.uint8, "r")
+    begin = 8 + int(data[:8].view("<u8")[0])  # of the numbers, behind their names
+    weights, known = {}, {}
+    for name, about in json.loads(data[8:begin].tobytes()).items():
+        if name != "__metadata__":
+            a, b = (begin + offset for offset in about["data_offsets"])
+            numbers = data[a:b].view("<f4").reshape(about["shape"])
+            weights[name] = jax.device_put(numbers)
+
+    def run(**batch):
+        rows, length = batch["input_ids"].shape
+        for p in card["programs"]:
+            file, b, n = p["file"], p["batch_size"] - rows, p["length"] - length
+            if b >= 0 and n >= 0:
+                break
+        else:
+            raise ValueError(f"no program takes {rows} texts of {length} tokens")
+        if file not in known:
+            stored = bytearray((folder / file).read_bytes())
+            known[file] = jax.jit(jax.export.deserialize(stored).call)
+        given = {}
+        for name in card["inputs"]:
+            wide = 0 if name == "mlm_positions" else n
+            given[name] = np.pad(np.int32(batch[name]), [(0, b), (0, wide)])
+        found = known[file](weights, given)
+        return {name: np.asarray(x)[:rows] for name, x in found.items()}
+
+    return card, run
+
+
+def load_onnx(folder, threads=0):
+    """Return (card, run); run(input_ids=..., ...) takes any shape."""
+    import onnxruntime
+
+    card = json.loads((folder / "card.json").read_text("utf-8"))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(
+        str(folder / card["file"]), options, providers=["CPUExecutionProvider"]
+    )
+    # Hidden states are for others: what needs them makes vectors of its own.
+    wanted = [name for name in card["outputs"] if name != "last_hidden_state"]
+
+    def run(**batch):
+        given = {name: np.asarray(batch[name], np.int64) for name in card["inputs"]}
+        return dict(zip(wanted, session.run(wanted, given), strict=True))
+
+    return card, run
+
+
+# ---------------------------------------------------------------- texts and answers
+class Server:
+    """Answer texts in batches: a thread takes all that wait, up to `most` at once."""
+
+    def __init__(self, folder, most, threads):
+        folder = pathlib.Path(folder)
+        card = json.loads((folder / "card.json").read_text("utf-8"))
+        if card["format"] == "onnx":
+            self.card, self.run = load_onnx(folder, threads)
+        else:
+            self.card, self.run = load_stablehlo(folder)
+            most = min(most, max(p["batch_size"] for p in card["programs"]))
+        self.most, self.waiting = most, queue.SimpleQueue()
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        longest = card["max_length"]
+        if card["format"] == "stablehlo":
+            longest = min(longest, max(p["length"] for p in card["programs"]))
+        self.tokenizer.enable_truncation(longest)
+        threading.Thread(target=self.work, daemon=True).start()
+
+    def answer(self, texts):
+        """Return an answer a text. Raises ValueError for what cannot be answered."""
+        rows = [(self.encode(text), text, Future()) for text in texts]
+        for row in rows:
+            self.waiting.put(row)
+        return [future.result() for _, _, future in rows]
+
+    def encode(self, text):
+        is_pair = isinstance(text, list) and len(text) == 2
+        parts = text if is_pair else [text]
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError("texts are strings, or pairs of strings")
+        parts = [self.card["prompt"] + parts[0], *parts[1:]]
+        row = self.tokenizer.encode(*parts)
+        if self.card["task"] == "question-answering" and not is_pair:
+            raise ValueError("texts are pairs: a question and its context")
+        if self.card["task"] == "fill-mask":
+            blanks, most = row.ids.count(self.card["mask_id"]), self.card.get("blanks")
+            if not blanks or (most and blanks > most):
+                raise ValueError(f"{blanks} blanks in {text!r:.60}")
+        return row
+
+    def work(self):
+        while True:
+            rows = [self.waiting.get()]
+            while len(rows) < self.most and not self.waiting.empty():
+                rows.append(self.waiting.get())
+            try:
+                found = self.run(**self.batch([row for row, _, _ in rows]))
+                make = getattr(self, self.card["task"].replace("-", "_"))
+                for i, (row, text, future) in enumerate(rows):
+                    future.set_result(
+                        make(row, text, {k: v[i] for k, v in found.items()})
+                    )
+            except Exception as error:  # goes to those who wait
+                for _, _, future in rows:
+                    if not future.done():
+                        future.set_exception(error)
+
+    def batch(self, rows):
+        length = max(len(row.ids) for row in rows)
+        names = {"input_ids": "ids", "token_type_ids": "type_ids"}
+        names |= {"attention_mask": "attention_mask"}
+        batch = {}
+        for name, source in names.items():
+            fill = self.card["pad_id"] if name == "input_ids" else 0
+            batch[name] = np.full((len(rows), length), fill, np.int32)
+            for out, row in zip(batch[name], rows, strict=True):
+                out[: len(row.ids)] = getattr(row, source)
+        if "mlm_positions" in self.card["inputs"]:
+            at = np.zeros((len(rows), self.card["blanks"]), np.int32)
+            for out, row in zip(at, rows, strict=True):
+                blanks = self.blanks(row)
+                out[: len(blanks)] = blanks
+            batch["mlm_positions"] = at
+        return batch
+
+    def blanks(self, row):
+        return [i for i, token in enumerate(row.ids) if token == self.card["mask_id"]]
+
+    def fill_mask(self, row, text, found):
+        blanks, logits = self.blanks(row), found["logits"]
+        if "mlm_positions" not in self.card["inputs"]:
+            logits = logits[blanks]
+        masks = []
+        for odds in softmax(logits[: len(blanks)]):
+            best = np.argsort(-odds)[:TOP]
+            names = [self.tokenizer.id_to_token(int(i)) for i in best]
+            pairs = zip(names, odds[best].tolist(), strict=True)
+            masks.append([{"token": t, "probability": p} for t, p in pairs])
+        return {"masks": masks}
+
+    def text_classification(self, row, text, found):
+        if not self.card["labels"]:
+            return {"value": float(found["logits"][0])}
+        odds = softmax(found["logits"])
+        best = int(odds.argmax())
+        return {"label": self.card["labels"][best], "score": float(odds[best])}
+
+    def token_classification(self, row, text, found):
+        """Say of each word its tag: that of its first piece."""
+        odds, words = softmax(found["logits"]), {}
+        for i, word in enumerate(row.word_ids):
+            if word is not None and row.sequence_ids[i] == 0:
+                a, b = row.offsets[i]
+                words.setdefault(word, [i, a, b])[2] = b
+        return {
+            "tags": [
+                {
+                    "word": text[a:b],
+                    "start": a,
+                    "tag": self.card["labels"][int(odds[i].argmax())],
+                    "score": float(odds[i].max()),
+                }
+                for i, a, b in words.values()
+            ]
+        }
+
+    def question_answering(self, row, text, found):
+        """Give the best span of the context, of at most 30 pieces."""
+        inside = np.array([n == 1 for n in row.sequence_ids])
+        size = len(row.ids)
+        scores = found["start_logits"][:size, None] + found["end_logits"][None, :size]
+        places = np.arange(size)
+        width = places[None] - places[:, None]
+        allowed = (width >= 0) & (width < 30)
+        allowed &= inside[:, None] & inside[None]
+        a, b = np.unravel_index(
+            np.where(allowed, scores, -np.inf).argmax(), scores.shape
+        )
+        begin, end = row.offsets[a][0], row.offsets[b][1]
+        return {
+            "answer": text[1][begin:end],
+            "start": begin,
+            "score": float(scores[a, b]),
+        }
+
+    def sentence_similarity(self, row, text, found):
+        return {"embedding": found["sentence_embedding"].tolist()}
+
+
+def softmax(logits):
+    odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return odds / odds.sum(axis=-1, keepdims=True)
+
+
+# ---------------------------------------------------------------- HTTP
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60  # seconds for a client that says nothing
+
+    def do_GET(self):
+        if self.path != "/health":
+            return self.reply(404, {"error": "GET /health, or POST /predict"})
+        card = self.server.model.card
+        self.reply(200, {"task": card["task"], "labels": card["labels"]})
+
+    def do_POST(self):
+        size = int(self.headers.get("Content-Length") or 0)
+        if size > LARGEST:
+            while size > 0 and self.rfile.read(min(size, LARGEST)):
+                size -= LARGEST  # who is still sending hears no answer
+            return self.reply(413, {"error": f"more than {LARGEST} bytes"})
+        body = self.rfile.read(size)
+        if self.path != "/predict":
+            return self.reply(404, {"error": "GET /health, or POST /predict"})
+        try:
+            texts = json.loads(body)["texts"]
+            if not isinstance(texts, list):
+                raise ValueError("texts is no list")
+            self.reply(200, {"answers": self.server.model.answer(texts)})
+        except (ValueError, KeyError, TypeError) as error:
+            self.reply(400, {"error": f"{type(error).__name__}: {error}"})
+
+    def reply(self, status, content):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format, *args):
+        print(f"{self.address_string()} {format % args}", file=sys.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", required=True, help="a directory with card.json")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument("--batch_size", type=int, default=8, help="texts at once")
+    parser.add_argument("--threads", type=int, default=0, help="of onnxruntime")
+    flags = parser.parse_args()
+    if not (pathlib.Path(flags.model) / "card.json").is_file():
+        parser.error(f"--model={flags.model}: no card.json; bertjax.convert writes it")
+    server = ThreadingHTTPServer((flags.host, flags.port), Handler)
+    server.daemon_threads = True
+    server.model = Server(flags.model, flags.batch_size, flags.threads)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print(f"serving http://{flags.host}:{server.server_port}/predict", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
