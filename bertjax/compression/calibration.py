@@ -41,10 +41,10 @@ def read_calibration(
     if more:
         raise UserError(f"--text={text}: calibration reads one set, without a name")
     none: frozenset[str] = frozenset()
-    made: Any = batches.make_eval_batches(
+    held_out: Any = batches.make_eval_batches(
         config, none, opened.tokenizer, name, store, None, cli.say
     )
-    found = len(made.eval_ids(rows))
+    found = len(held_out.eval_ids(rows))
     if found < rows:
         cli.say(f"--text={text} has {counted(found, 'row')} of {length} tokens")
     at_once = max(1, TOKENS // length)
@@ -53,5 +53,5 @@ def read_calibration(
         keys = tuple(key for key in keys if key != "token_type_ids")
     return [
         {key: batch[key] for key in keys if key in batch}
-        for batch in made.eval_batches(min(at_once, found), rows)
+        for batch in held_out.eval_batches(min(at_once, found), rows)
     ]

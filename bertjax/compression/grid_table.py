@@ -75,8 +75,8 @@ def run_grid(
             rows[0]["bytes"] = done["bytes_dense"]
             row = {"method": recipe.method, "degree": recipe.degree}
             rows.append({**row, "bytes": done["bytes"], "values": values})
-            said = ", ".join(f"{k} {v:.4f}" for k, v in values.items())
-            say(f"{name}: {said}, {done['bytes'] / 1e6:.1f} MB")
+            scores = ", ".join(f"{k} {v:.4f}" for k, v in values.items())
+            say(f"{name}: {scores}, {done['bytes'] / 1e6:.1f} MB")
             if out is None:
                 shutil.rmtree(into)
     return rows

@@ -224,8 +224,8 @@ def write_packed(
             one = form.matrices[0]
             about |= {"bits": one.bits, "group_size": one.group_size}
         leaves[name] = about
-        made = tensors_of(leaf, form)
-        tensors |= {f"{name}.{part}": tensor for part, tensor in made.items()}
+        parts = tensors_of(leaf, form)
+        tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
     # Wide numbers first, so that all lie where their width divides.
     order = sorted(tensors, key=lambda name: [*DTYPES].index(tensors[name].dtype))
     header: dict[str, Any] = {"__metadata__": {
@@ -261,15 +261,15 @@ def read_packed(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     file = file / FILE if file.is_dir() else file
     try:
         with safe_open(file, "numpy") as opened:
-            said = opened.metadata() or {}
-            if said.get("format") != FORMAT:
+            metadata = opened.metadata() or {}
+            if metadata.get("format") != FORMAT:
                 raise UserError(f"{file} is no packed model of format {FORMAT}")
             parts: dict[str, list[str]] = {}
             for name in opened.keys():  # noqa: SIM118 (no dict)
                 leaf, _, part = name.rpartition(".")
                 parts.setdefault(leaf, []).append(part)
             tree: dict[str, Any] = {}
-            for name, about in json.loads(said["leaves"]).items():
+            for name, about in json.loads(metadata["leaves"]).items():
                 found = {p: opened.get_tensor(f"{name}.{p}") for p in parts[name]}
                 *above, last = name.split("/")
                 node = tree
@@ -278,4 +278,4 @@ def read_packed(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 node[last] = restore(about["form"], about, found)
     except (OSError, SafetensorError) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from None
-    return tree, json.loads(said["recipe"])
+    return tree, json.loads(metadata["recipe"])

@@ -174,8 +174,8 @@ def describe_probes(
     for kind, own in classes.items():
         m = len(own.valid)
         scores[kind] = {
-            name: effects.estimate((said[kind][:m].argmax(1) == own.valid) * 1.0)
-            for name, said in found.items()
+            name: effects.estimate((logits[kind][:m].argmax(1) == own.valid) * 1.0)
+            for name, logits in found.items()
         } | {"majority": own.majority}
     if {"concept", "control"} <= classes.keys():
         concept, control = classes["concept"], classes["control"]
@@ -227,8 +227,8 @@ def gaps_of(
     if len(where) < 2:
         raise UserError(f"--swap: the words of the pairs are in {len(where)} texts")
     gaps: dict[str, Any] = {"texts": len(where)}
-    for name, said in found.items():
-        a, b = said["label"][where], said["label"][m + where]
+    for name, logits in found.items():
+        a, b = logits["label"][where], logits["label"][m + where]
         gaps[name] = effects.estimate(effects.total_variation(a, b))
         if "concept" in classes:
             sign = 2 * classes["concept"].valid[where] - 1
@@ -243,26 +243,26 @@ def describe(results: Mapping[str, Any]) -> str:
     lines = [f"{rows['train']:,} texts for the probes, {rows['valid']:,} for the rest"]
     lines.append("accuracy of probes on the last layer:")
     for kind, scores in results["probes"].items():
-        each = (f"{name} {_told(score)}" for name, score in scores.items())
+        each = (f"{name} {_format(score)}" for name, score in scores.items())
         lines.append(f"  {kind:10} {', '.join(each)}")
     if "treate" in results:
         lines.append(f"{results['concept']}:")
-        lines.append(f"  {'TReATE':10} {_told(results['treate'])}")
+        lines.append(f"  {'TReATE':10} {_format(results['treate'])}")
         for name in ("effect", "conexp"):
             title = {"conexp": "CONEXP"}.get(name, name)
             for outcome, one in (results[name] or {"": "not told"}).items():
-                lines.append(f"  {title:10} {outcome} {_told(one)}")
+                lines.append(f"  {title:10} {outcome} {_format(one)}")
     if gaps := results.get("swap_gap"):
         lines.append(f"{gaps['texts']:,} texts and their counterfactuals:")
         for name, one in gaps.items():
             if name.endswith("_effect"):
-                lines += [f"  {name:16} {k} {_told(v)}" for k, v in one.items()]
+                lines += [f"  {name:16} {k} {_format(v)}" for k, v in one.items()]
             elif name != "texts":
-                lines.append(f"  {name + ' gap':16} {_told(one)}")
+                lines.append(f"  {name + ' gap':16} {_format(one)}")
     return "\n".join(lines)
 
 
-def _told(one: Any) -> str:
+def _format(one: Any) -> str:
     if not isinstance(one, dict):
         return one if isinstance(one, str) else f"{one:.3f}"
     width = "" if one["ci95"] is None else f" ± {one['ci95']:.3f}"
