@@ -286,6 +286,17 @@ def queries_keys_values(
         return [project(params, name, cfg, x) for name, x in inputs.items()]
 
 
+def layer_vectors(
+    layer: Params, cfg: EncoderConfig, x: jax.Array
+) -> dict[str, jax.Array]:
+    """Return what a layer's attention makes of its input x [B, L, D], all heads side by
+    side: {"query", "key", "value"}, [B, L, H K] each, before rotary positions."""
+    b, length, d = x.shape
+    made = queries_keys_values(layer["attention"], cfg, x.reshape(-1, d), {})
+    names = "query", "key", "value"
+    return {k: y.reshape(b, length, -1) for k, y in zip(names, made, strict=True)}
+
+
 def project(params: Params, name: str, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     """Make queries, keys or values [T, H K] of x [T, D], as `name` says.
 

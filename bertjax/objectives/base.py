@@ -99,6 +99,8 @@ class Head:
     metrics alone.
     reads: where it reads encoded.hidden: EVERYWHERE, [B, L, D]; NOWHERE; or the name of
     an array of the batch, i32 [B, P], that holds positions, [B, P, D].
+    inner: layers, from 0, or -1 for the last, whose inputs [B, L, D] it reads too, as
+    encoded.inner.
     needs: what the host has to make: "mlm" or another module of data/features, or a
     dotted name, with its options ("diffusion:schedule=cosine"); "nsp" or "sop": pairs
     with labels. pooled: whether it reads the pooled vector. causal: in its rows a
@@ -148,6 +150,7 @@ class Head:
     params: str = ""
     init_teacher: Callable[[jax.Array], Params] | None = None
     needs_teacher: bool = False
+    inner: tuple[int, ...] = ()
     at: dataclasses.InitVar[str | None] = None
 
     def __post_init__(self, at: str | None) -> None:

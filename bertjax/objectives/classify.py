@@ -5,8 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.objectives.base import Batch, Head, Sum
-from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.losses import cross_entropy, kl_divergence
 from bertjax.objectives.task_head import arrays, make_task_head, row_weights
+from bertjax.objectives.teacher import Soft, Teacher
 
 
 def loss(logits: jax.Array, batch: Batch) -> Sum:
@@ -19,6 +20,18 @@ def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
     return {"scores": logits}
 
 
-def make_head(classes: int = 2) -> Head:
+def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
+    """Compare the student's logits [B, C] with the teacher's, at temperature t."""
+    return kl_divergence(own, known, row_weights(batch), t)
+
+
+def make_head(
+    classes: int = 2,
+    teacher_weight: float = 0.5,
+    teacher_temperature: float = 2.0,
+    teacher: Teacher | None = None,
+) -> Head:
+    """Make the head; with a teacher its classes weigh teacher_weight (Soft)."""
     labels = arrays(labels=("B", jnp.int32))
-    return make_task_head("classify", classes, loss, outputs, labels)
+    soft = Soft(teacher, soft_loss, teacher_weight, teacher_temperature)
+    return make_task_head("classify", classes, loss, outputs, labels, soft=soft)

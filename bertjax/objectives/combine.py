@@ -130,7 +130,9 @@ class CombinedHeads:
         reads = dict.fromkeys(head.reads for head in heads)
         self.positions = [name for name in reads if name not in (EVERYWHERE, NOWHERE)]
         is_mean = cfg.pooler and cfg.classifier_pooling == "mean"
-        self.everywhere = is_mean or EVERYWHERE in reads
+        nothing = not self.positions and not cfg.pooler  # inner layers alone
+        self.everywhere = is_mean or EVERYWHERE in reads or nothing
+        self.depths = tuple(dict.fromkeys(n for head in heads for n in head.inner))
 
     def init(self, rng: jax.Array) -> Params:
         rngs = jax.random.split(rng, len(self.heads) + 1)
@@ -193,7 +195,7 @@ class CombinedHeads:
         params = gather_params(params, self.cfg.dtype, self.shardings)
         batch = flatten_sequences(batch)
         encode = functools.partial(
-            encoder.apply, params["encoder"], self.cfg, batch, rng
+            encoder.apply, params["encoder"], self.cfg, batch, rng, depths=self.depths
         )
         if self.everywhere:
             encoded = encode()
@@ -208,7 +210,13 @@ class CombinedHeads:
             parts = jnp.split(x, ends[:-1], axis=1)[1:]
             hidden = dict(zip(self.positions, parts, strict=True))
         hidden |= {NOWHERE: x[:, :0], EVERYWHERE: x}
-        return params, [encoded._replace(hidden=hidden[h.reads]) for h in self.heads]
+        inner = dict(zip(self.depths, encoded.inner, strict=True))
+
+        def own(head: Head) -> encoder.Encoded:
+            states = tuple(inner[depth] for depth in head.inner)
+            return encoded._replace(hidden=hidden[head.reads], inner=states)
+
+        return params, [*map(own, self.heads)]
 
     def _add_up(
         self, params: Params, encoded: Any, batch: Batch, rng: jax.Array | None

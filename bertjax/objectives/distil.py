@@ -49,6 +49,7 @@ def make_head(
             f"objective: distil's temperature={temperature} must be more than 0, its "
             f"kl={kl} and cosine={cosine} 0 or more and not both 0"
         )
+    teacher = teacher and teacher.pooled(False)
     coefficients = {"kl_loss": kl, "cosine_loss": cosine}
     terms = {k: weight for k, weight in coefficients.items() if weight and teacher}
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from bertjax.models.encoder import Encoded
 from bertjax.models.pooling import first_tokens, means, normalize_vectors
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
-from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.losses import cross_entropy, kl_divergence
 from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.teacher import Soft, Teacher
 from bertjax.parallel.sharding import constrain
 
 HIDDEN = -1e9  # the score of a passage that is no negative
@@ -34,19 +35,15 @@ def vectors(encoded: Encoded, batch: Batch, cls: bool, normalize: bool) -> jax.A
         return normalize_vectors(out) if normalize else out
 
 
-def weights(batch: Batch) -> dict[str, jax.Array]:
-    """Return the number of rows, f32 []; nothing of rows that are only searched."""
-    if "relevant_numbers" not in batch:
-        return {}
-    return {"retrieve_loss": jnp.sum(row_weights(batch))}
-
-
-def score(texts: jax.Array, temperature: float, batch: Batch) -> dict[str, Sum]:
-    """Score each row's query, slot 0, by its passage, slot 1, among all passages.
+def passage_scores(
+    texts: jax.Array, temperature: float, batch: Batch
+) -> tuple[jax.Array, jax.Array]:
+    """Score each row's query, slot 0, by all passages: f32 [B, B (S - 1)].
 
     texts: their vectors, f32 [B, S, D]. passage_numbers i32 [B, S - 1]: equal for equal
     passages, -1 for none; relevant_numbers i32 [B, R]: those that answer the query,
-    then -1. Rows that are only searched have neither, and no loss.
+    then -1. Also returns which column is a row's own passage, slot 1, i32 [B]; what is
+    neither that nor a negative has the score HIDDEN.
     """
     queries, passages = texts[:, 0], texts[:, 1:]
     rows, each, width = passages.shape
@@ -58,8 +55,12 @@ def score(texts: jax.Array, temperature: float, batch: Batch) -> dict[str, Sum]:
     answers = jnp.any(batch["relevant_numbers"][:, :, None] == numbers, axis=1)
     own = jnp.arange(rows, dtype=jnp.int32) * each
     others = jnp.arange(rows * each) != own[:, None]
-    scores = jnp.where(others & (answers | (numbers < 0)), HIDDEN, scores)
-    args = scores, own, row_weights(batch)
+    return jnp.where(others & (answers | (numbers < 0)), HIDDEN, scores), own
+
+
+def score(texts: jax.Array, temperature: float, batch: Batch) -> dict[str, Sum]:
+    """Score each row's query by its passage among all passages (`passage_scores`)."""
+    args = *passage_scores(texts, temperature, batch), row_weights(batch)
     return {"retrieve_loss": cross_entropy(*args), "retrieve_accuracy": accuracy(*args)}
 
 
@@ -71,17 +72,42 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def make_head(
-    cls: bool = False, normalize: bool = True, temperature: float = 0.05
+    cls: bool = False,
+    normalize: bool = True,
+    temperature: float = 0.05,
+    teacher_weight: float = 0.5,
+    teacher_temperature: float = 2.0,
+    teacher: Teacher | None = None,
 ) -> Head:
     """Make a head without parameters; its outputs are the `vectors` f32 [B, S, D].
 
-    A task's options come from task.* of a config.
+    A task's options come from task.* of a config. With a teacher, whose vectors may
+    have another width, its distribution over the passages weighs teacher_weight (Soft).
+    Rows that are only searched have no relevant_numbers, and no loss.
     """
+
+    def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
+        return kl_divergence(own, known, row_weights(batch), t)
+
+    soft = Soft(teacher, soft_loss, teacher_weight, teacher_temperature)
+    taught = teacher and teacher.pooled(False)
+    terms = ["retrieve_loss", *["retrieve_kl_loss"] * bool(taught)]
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        if "relevant_numbers" not in batch:
+            return {}
+        return dict.fromkeys(terms, jnp.sum(row_weights(batch)))
 
     def sums(params, cfg, encoded, batch, rng):
         if "relevant_numbers" not in batch:
             return {}
-        return score(vectors(encoded, batch, cls, normalize), temperature, batch)
+        texts = vectors(encoded, batch, cls, normalize)
+        found = score(texts, temperature, batch)
+        if taught:
+            theirs = vectors(taught.encode(params, batch), batch, cls, normalize)
+            both = (passage_scores(x, temperature, batch)[0] for x in (texts, theirs))
+            found["retrieve_kl_loss"] = soft.loss(*both, batch, soft.temperature)
+        return found
 
     def outputs(params, cfg, encoded, batch):
         return {"vectors": vectors(encoded, batch, cls, normalize)}
@@ -96,4 +122,7 @@ def make_head(
         whole_batch=0,  # an evaluation has no loss: vectors are made row by row
         outputs=outputs,
         labels=labels,
+        coefficients=soft.coefficients("retrieve"),
+        flops=taught and taught.head_flops,
+        init_teacher=taught and taught.init,
     )

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.objectives.base import Batch, Head, Sum
-from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.losses import cross_entropy, kl_divergence
 from bertjax.objectives.task_head import arrays, make_task_head, row_weights
+from bertjax.objectives.teacher import Soft, Teacher
 
 HIDDEN = -1e9  # the logit of padding
 
@@ -34,8 +35,21 @@ def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
     return {"start_logits": starts, "end_logits": ends}
 
 
-def make_head() -> Head:
+def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
+    """Compare where starts and ends are with the teacher's: the mean of both."""
+    pairs = zip(*(mask_padding(logits, batch) for logits in (own, known)), strict=True)
+    start, end = (kl_divergence(*pair, row_weights(batch), t) for pair in pairs)
+    return Sum((start.value + end.value) / 2, start.weight)
+
+
+def make_head(
+    teacher_weight: float = 0.5,
+    teacher_temperature: float = 2.0,
+    teacher: Teacher | None = None,
+) -> Head:
+    """Make the head; with a teacher its places weigh teacher_weight (Soft)."""
     place = "B", jnp.int32
     labels = arrays(start_positions=place, end_positions=place)
-    how = dict(of_tokens=True, dropout=False)
+    soft = Soft(teacher, soft_loss, teacher_weight, teacher_temperature)
+    how = dict(of_tokens=True, dropout=False, soft=soft)
     return make_task_head("span", 2, loss, outputs, labels, **how)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.objectives.base import Batch, Head, Sum
-from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.losses import cross_entropy, kl_divergence
 from bertjax.objectives.task_head import arrays, make_task_head, row_weights
+from bertjax.objectives.teacher import Soft, Teacher
 
 
 def word_weights(batch: Batch) -> jax.Array:
@@ -30,7 +31,19 @@ def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
     return {"tags": tags, "probability": jnp.max(jax.nn.softmax(logits), axis=-1)}
 
 
-def make_head(classes: int = 2) -> Head:
+def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
+    """Compare the student's logits [B, L, C] with the teacher's, word by word."""
+    return kl_divergence(own, known, word_weights(batch), t)
+
+
+def make_head(
+    classes: int = 2,
+    teacher_weight: float = 0.5,
+    teacher_temperature: float = 2.0,
+    teacher: Teacher | None = None,
+) -> Head:
+    """Make the head; with a teacher its classes weigh teacher_weight (Soft)."""
     labels = arrays(labels=("BL", jnp.int32), label_weights=("BL", jnp.float32))
-    how = dict(weights=word_weights, of_tokens=True)
+    soft = Soft(teacher, soft_loss, teacher_weight, teacher_temperature)
+    how = dict(weights=word_weights, of_tokens=True, soft=soft)
     return make_task_head("tag", classes, loss, outputs, labels, **how)

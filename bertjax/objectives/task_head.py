@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from bertjax.models import heads
 from bertjax.models.layers import fold_in
 from bertjax.objectives.base import EVERYWHERE, NOWHERE, Batch, Head, Labels, Sum
+from bertjax.objectives.teacher import Soft
+from bertjax.parallel.sharding import TEACHER
 
 KEY = 2**20  # of the head's dropout: no layer has that number
 
@@ -51,13 +53,17 @@ def make_task_head(
     weights: Callable[[Batch], jax.Array] = row_weights,
     of_tokens: bool = False,
     dropout: bool = True,
+    soft: Soft | None = None,
 ) -> Head:
     """Make the head of a task, whose loss is called NAME_loss.
 
     loss(logits, batch) and outputs(logits, batch) take f32 logits [B, C] of the pooled
     vectors, or [B, L, C] of hidden states (of_tokens); weights(batch) are those of the
-    loss, of any shape. dropout: whether the classes see vectors with dropout.
+    loss, of any shape. dropout: whether the classes see vectors with dropout. soft:
+    what is learnt of a teacher, where there is one.
     """
+    taught = soft and soft.teacher and soft.teacher.pooled(not of_tokens)
+    terms = [f"{name}_loss", *[f"{name}_kl_loss"] * bool(taught)]
 
     def logits(params, cfg, encoded, rng=None):
         vectors = encoded.hidden if of_tokens else encoded.pooled
@@ -65,19 +71,30 @@ def make_task_head(
 
     def sums(params, cfg, encoded, batch, rng):
         rng = fold_in(rng, KEY) if dropout else None
-        return {f"{name}_loss": loss(logits(params, cfg, encoded, rng), batch)}
+        own = logits(params, cfg, encoded, rng)
+        found = {f"{name}_loss": loss(own, batch)}
+        if taught:
+            theirs = taught.encode(params, batch)
+            known = logits(params[TEACHER], taught.cfg, theirs)
+            args = own, known, batch, soft.temperature
+            found[f"{name}_kl_loss"] = soft.loss(*args)
+        return found
 
     def evaluate(params, cfg, encoded, batch):
         return outputs(logits(params, cfg, encoded), batch)
 
+    init = functools.partial(heads.init_task, classes=classes)
     return Head(
         name,
-        functools.partial(heads.init_task, classes=classes),
-        lambda batch: {f"{name}_loss": jnp.sum(weights(batch))},
+        init,
+        lambda batch: dict.fromkeys(terms, jnp.sum(weights(batch))),
         sums,
         reads=EVERYWHERE if of_tokens else NOWHERE,
         pooled=not of_tokens,
         outputs=evaluate,
         labels=labels,
         task_type=name,
+        coefficients=soft.coefficients(name) if soft else {},
+        flops=taught and taught.head_flops,
+        init_teacher=taught and (lambda rng: taught.init(rng, **{name: init})),
     )

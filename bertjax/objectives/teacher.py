@@ -12,13 +12,45 @@ from collections.abc import Callable
 
 import jax
 
+from bertjax import UserError
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import encoder_flops
 from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch
+from bertjax.objectives.base import Batch, Sum
 from bertjax.parallel.sharding import TEACHER
+
+SoftLoss = Callable[[jax.Array, jax.Array, Batch, float], Sum]
+
+
+@dataclasses.dataclass(frozen=True)
+class Soft:
+    """What a task's head learns of a teacher that knows the task (soft labels).
+
+    loss(student's logits, teacher's, batch, temperature) -> Sum, the term
+    NAME_kl_loss. weight: of that term; the labels have the rest, 1 - weight (Hinton et
+    al. 2015, arXiv 1503.02531, section 2). Raises UserError for a weight that is no
+    share and a temperature of 0 or less.
+    """
+
+    teacher: "Teacher | None"
+    loss: SoftLoss
+    weight: float
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight <= 1 or self.temperature <= 0:
+            raise UserError(
+                f"objective: teacher_weight={self.weight} must be a share, more than 0 "
+                f"and at most 1, and teacher_temperature={self.temperature} more than 0"
+            )
+
+    def coefficients(self, name: str) -> dict[str, float]:
+        """Return the weights of a head's two terms; {} without a teacher."""
+        if self.teacher is None:
+            return {}
+        return {f"{name}_loss": 1 - self.weight, f"{name}_kl_loss": self.weight}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +70,25 @@ class Teacher:
         made = {name: make(rng, self.cfg) for name, make in own.items()}
         return params | {name: part for name, part in made.items() if part}
 
-    def encode(self, params: Params, batch: Batch) -> Encoded:
+    def encode(
+        self, params: Params, batch: Batch, depths: tuple[int, ...] = ()
+    ) -> Encoded:
         """Encode a batch without dropout; params: the whole tree of a step."""
+        own = params[TEACHER]["encoder"]
         with jax.named_scope("teacher"):
-            return encoder.apply(params[TEACHER]["encoder"], self.cfg, batch)
+            return encoder.apply(own, self.cfg, batch, depths=depths)
+
+    def pooled(self, is_pooled: bool) -> "Teacher":
+        """Return it with or without a vector of the whole text."""
+        return Teacher(dataclasses.replace(self.cfg, pooler=is_pooled))
 
     def flops(self, length: int) -> float:
         """Count its forward pass, per token slot: a third of a step's."""
         return encoder_flops(self.cfg, length, 0) / 3
+
+    def head_flops(self, cfg: EncoderConfig, length: int, predictions: int) -> float:
+        """Count what it adds to a student's step, as Head.flops does."""
+        return self.flops(length)
 
 
 def init_mlm_teacher(teacher: Teacher, rng: jax.Array) -> Params:

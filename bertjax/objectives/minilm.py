@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The relations of tokens in one layer of a teacher: MiniLM.
+
+Wang et al. 2020 (MiniLM, arXiv 2002.10957, section 3) and 2021 (MiniLMv2, arXiv
+2012.15828, section 3.1): queries, keys and values of a layer, cut anew into relation
+heads, give softmax(A A^T / sqrt(width)) of any widths of teacher and student; what the
+student's last layer has is to be what the teacher's layer has.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded
+from bertjax.models.layers import Params
+from bertjax.models.stacked_layers import take_layer
+from bertjax.models.transformer_layer import layer_vectors
+from bertjax.objectives.base import NOWHERE, Batch, Head, Sum
+from bertjax.objectives.losses import kl_divergence
+from bertjax.objectives.task_head import real_tokens
+from bertjax.objectives.teacher import Teacher
+from bertjax.parallel.sharding import TEACHER
+
+HIDDEN = -1e9  # the score of a token of another sequence, and of padding
+# Relation -> of which vectors with which.
+RELATIONS = {
+    "attention": ("query", "key"),
+    "query": ("query", "query"),
+    "key": ("key", "key"),
+    "value": ("value", "value"),
+}
+
+
+def make_head(
+    layer: int = 0,
+    heads: int = 0,
+    queries: float = 1.0,
+    keys: float = 1.0,
+    values: float = 1.0,
+    attention: float = 0.0,
+    teacher: Teacher | None = None,
+) -> Head:
+    """Make the head, which has no parameters.
+
+    layer: the teacher's, counted from 1; 0: its last one. heads: into which vectors are
+    cut; 0: as many as the teacher's attention has. queries, keys, values, attention:
+    weights of the terms query_relation_loss, ..., KL(teacher || student), the mean over
+    real tokens and heads; 0 leaves one out. MiniLM of 2020 is
+    attention=1,queries=0,keys=0; MiniLMv2 of a large teacher takes its layer 21 of 24,
+    and heads=48 or 64. Raises UserError for what none of that can be.
+    """
+    weigh = {"query": queries, "key": keys, "value": values, "attention": attention}
+    if min(weigh.values()) < 0 or not any(weigh.values()) or layer < 0 or heads < 0:
+        raise UserError(
+            "objective: minilm's layer, heads and weights (queries, keys, values, "
+            "attention) must be 0 or more, and some weight more"
+        )
+    teacher = teacher and teacher.pooled(False)
+    pairs = {k: RELATIONS[k] for k, weight in weigh.items() if weight and teacher}
+    if teacher and layer > teacher.cfg.num_hidden_layers:
+        raise UserError(
+            f"objective: minilm:layer={layer}, and the teacher has "
+            f"{teacher.cfg.num_hidden_layers} layers"
+        )
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        real = jnp.sum(real_tokens(batch))
+        return {f"{name}_relation_loss": real for name in pairs}
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]:
+        if teacher is None:
+            return {}
+        at = layer - 1 if layer else -1
+        known = teacher.encode(params, batch, depths=(at,)).inner[0]
+        own = vectors_of(params["encoder"], cfg, encoded.inner[0], -1)
+        theirs = vectors_of(params[TEACHER]["encoder"], teacher.cfg, known, at)
+        count = heads or teacher.cfg.num_attention_heads
+        return {
+            f"{name}_relation_loss": relation_divergence(
+                [own[k] for k in pair], [theirs[k] for k in pair], count, batch
+            )
+            for name, pair in pairs.items()
+        }
+
+    def flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
+        if teacher is None:
+            return 0.0
+        # Queries, keys and values once more, and the relations, 2 L D each.
+        own = 6.0 * (3 * cfg.hidden_size**2 + len(pairs) * length * cfg.hidden_size)
+        d = teacher.cfg.hidden_size
+        return own + teacher.flops(length) + 2.0 * (3 * d * d + len(pairs) * length * d)
+
+    return Head(
+        "minilm",
+        lambda rng, cfg: {},
+        weights,
+        sums,
+        reads=NOWHERE,
+        coefficients={f"{k}_relation_loss": weigh[k] for k in pairs},
+        flops=flops,
+        inner=(-1,),
+        needs_teacher=True,
+        init_teacher=teacher and teacher.init,
+    )
+
+
+def vectors_of(
+    params: Params, cfg: EncoderConfig, x: jax.Array, layer: int
+) -> dict[str, jax.Array]:
+    """Return queries, keys and values of an encoder's layer, given its input x."""
+    groups = cfg.groups
+    own = take_layer(params["layers"], groups[layer], groups[-1] + 1)
+    return layer_vectors(own, cfg, x)
+
+
+def relation_divergence(
+    student: list[jax.Array], teacher: list[jax.Array], heads: int, batch: Batch
+) -> Sum:
+    """Sum KL(teacher || student) of the relations, over tokens, mean over heads.
+
+    student, teacher: two vectors of each token, [B, L, M] of any M that the heads
+    divide. A token sees the real ones of its own sequence. One head's [B, L, L] is in
+    memory at a time, and made again in the backward pass.
+    """
+    for vectors in (student, teacher):
+        if (width := vectors[0].shape[-1]) % heads:
+            raise UserError(
+                f"objective: minilm:heads={heads} does not divide vectors of {width}: "
+                "take a number that divides teacher's and student's hidden_size"
+            )
+    number = batch.get("segment_ids", batch["attention_mask"])  # 0: padding
+    mask = (number[:, :, None] == number[:, None]) & (number[:, None] > 0)
+    real = real_tokens(batch) / heads
+
+    def cut(x: jax.Array) -> jax.Array:
+        b, length, width = x.shape
+        return jnp.moveaxis(x.reshape(b, length, heads, width // heads), 2, 0)
+
+    def scores(pair: list[jax.Array]) -> jax.Array:
+        x, y = (part.astype(jnp.float32) for part in pair)
+        found = jnp.einsum("bqd,bkd->bqk", x, y) / x.shape[-1] ** 0.5
+        return jnp.where(mask, found, HIDDEN)
+
+    def add(total: jax.Array, one: list[list[jax.Array]]) -> tuple[jax.Array, None]:
+        return total + kl_divergence(*map(scores, one), real).value, None
+
+    parts = [[*map(cut, vectors)] for vectors in (student, teacher)]
+    with jax.named_scope("relations"):
+        start = jnp.zeros((), jnp.float32)
+        total, _ = jax.lax.scan(jax.checkpoint(add), start, parts)
+    return Sum(total, jnp.sum(real_tokens(batch)))

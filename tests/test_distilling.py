@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a teacher to a student by commands: recorded, resumed, refused, evaluated."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import read_rows, refused, succeeded
+
+from bertjax.checkpoints import manifest
+from bertjax.checkpoints.manager import describe, restore_params
+
+
+def digest(folder):
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def student(command, arguments, trained, tmp_path_factory):
+    """(its arguments but for the teacher, its workdir, the teacher's sha256 before)."""
+    before, workdir = digest(trained), tmp_path_factory.mktemp("students") / "run"
+    given = [a for a in arguments if not a.startswith("--config=")]
+    given = ["--config=distilbert.py:smoke", *given, "--config.total.steps=8"]
+    given.append(f"--workdir={workdir}")
+    succeeded(command("train", *given, f"--config.teacher={trained}"))
+    return given, workdir, before
+
+
+def test_a_student_learns_and_its_teacher_does_not(student, trained):
+    _, workdir, before = student
+    rows = [r for r in read_rows(workdir) if "train/loss" in r]
+    assert {"train/kl_loss", "train/cosine_loss", "train/mlm_loss"} <= rows[0].keys()
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+    scores = [r for r in read_rows(workdir) if "eval/valid/kl_loss" in r]
+    assert scores[-1]["step"] == 8
+    assert digest(trained) == before
+
+
+def test_checkpoints_hold_a_teachers_hash_alone(student):
+    workdir = student[1]
+    folder = workdir / "checkpoints/8"
+    known = json.loads((workdir / "run.json").read_text())["teacher"]
+    assert manifest.read_meta(folder)["teacher"] == known and len(known) == 64
+    names = describe(folder)
+    assert names and not any("teacher" in name for name in names)
+    assert names["encoder/layers/mlp/up/bias"][0] == 1  # of the teacher's two
+
+
+def test_a_student_needs_no_teacher_any_more(command, student):
+    given = ["--json", f"--workdir={student[1]}"]
+    found = json.loads(succeeded(command("evaluate", *given)).stdout)
+    assert np.isfinite(found["mlm_loss"]) and "kl_loss" not in found
+
+
+@pytest.mark.parametrize("what", ["another", "none", "missing"])
+def test_a_run_goes_on_with_its_teacher_alone(
+    command, student, trained, tmp_path, what
+):
+    given, workdir, _ = student
+    copy = tmp_path / "run"
+    shutil.copytree(workdir, copy)
+    shutil.rmtree(copy / "checkpoints/8")
+    given = [*given[:-1], f"--workdir={copy}"]
+    teacher = {
+        "another": trained / "checkpoints/8",
+        "none": "",
+        "missing": tmp_path / "nobody",
+    }[what]
+    words = {"another": "is another model", "none": "learns from", "missing": "nobody"}
+    words = words[what]
+    refused(command("train", *given, f"--config.teacher={teacher}"), "teacher", words)
+    assert manifest.steps(copy) == [4]
+
+
+@pytest.mark.slow
+def test_the_same_teacher_in_other_files_is_the_same(
+    command, student, trained, tmp_path
+):
+    """A Hugging Face directory of it; and the run ends with the same bits."""
+    given, workdir, _ = student
+    copy, exported = tmp_path / "run", tmp_path / "hf"
+    shutil.copytree(workdir, copy)
+    shutil.rmtree(copy / "checkpoints/8")
+    succeeded(
+        command("convert", f"--from={trained}", f"--to={exported}", "--format=hf")
+    )
+    given = [*given[:-1], f"--workdir={copy}", f"--config.teacher={exported}"]
+    succeeded(command("train", *given))
+    one, two = (restore_params(w / "checkpoints/8") for w in (workdir, copy))
+    for part in ("up", "down"):
+        a, b = (x["encoder"]["layers"]["mlp"][part]["kernel"] for x in (one, two))
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_does_not_go_together(command, arguments, student, trained, tmp_path):
+    given = [*student[0][:-1], f"--workdir={tmp_path / 'x'}"]
+    refused(command("train", *given), "learns from a teacher", "--config.teacher=DIR")
+    given = [*arguments, f"--workdir={tmp_path / 'x'}"]
+    teacher = f"--config.teacher={trained}"
+    refused(command("train", *given, teacher), "says nothing to objective=mlm+nsp")
+    assert not (tmp_path / "x").exists()
