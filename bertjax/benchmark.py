@@ -7,6 +7,7 @@ loop       bertjax.train itself, without checkpoints, against its own bare step
 packing    one update on rows of data.train, padded and packed alternately
 plan       planning `--sequences` sequences of made-up lengths
 fill_mask  latency of one text of 32 and of 128 tokens, with random parameters
+generate   batch_size prompts of half of data.length, and as many new tokens, greedily
 
 `--peer=FILE` measures against another program (measuring/alternate.py), whose
 arguments stand behind it: `--peer='tests/peers/hf_mlm.py --compile'`.
@@ -27,7 +28,7 @@ from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
 from bertjax.parallel.host_memory import keep_freed_memory
 
 FLAGS = {
-    "what": Flag("step, input, loop, packing, plan or fill_mask; see above", "step"),
+    "what": Flag("step, input, loop, packing, plan, fill_mask, generate", "step"),
     "peer": Flag("another program to measure against"),
     "rounds": Flag("times that each is measured", 5, least=1),
     "sequences": Flag("plan: how many", 10**6, least=1),

@@ -31,7 +31,12 @@ from bertjax.measuring.results import (
     steps_a_round,
     summarise,
 )
-from bertjax.measuring.synthetic_data import expected_vocab_size, one_phase
+from bertjax.measuring.synthetic_data import (
+    Shape,
+    batch_specs,
+    expected_vocab_size,
+    one_phase,
+)
 from bertjax.training.writer import Writer
 
 SETTLE = 3  # steps of the loop that are not counted after a pause
@@ -87,6 +92,16 @@ def serve(measured: Measured) -> None:
         speak({"seconds": measured.run(int(line)), "peak_rss_mb": peak_rss_mb()})
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process had so far; 0 where /proc is not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Contender:
     """A process that computes when it is asked to."""
 
@@ -105,6 +120,7 @@ class Contender:
         self.facts = self._read()
         self.first_step_seconds = time.perf_counter() - begun
         self.times: list[Seconds] = []
+        self.busy: list[float] = []  # processor seconds a step of each round
         self.peak_rss_mb = 0.0
 
     def _read(self) -> dict[str, Any]:
@@ -115,10 +131,12 @@ class Contender:
 
     def run(self, steps: int) -> Seconds:
         """Let it compute so many steps."""
+        before = processor_seconds(self.process.pid)
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
         reply = self._read()
         self.peak_rss_mb = reply["peak_rss_mb"]
+        self.busy.append((processor_seconds(self.process.pid) - before) / steps)
         return reply["seconds"]
 
     def end(self) -> None:
@@ -141,7 +159,9 @@ def compare(
     """Let ours and a peer (the loop's: the bare step) alternate, on a CPU on one core.
 
     Ratios of times are the peer's over ours, the median over rounds; those of memory
-    and of the time to the first step are ours over the peer's.
+    and of the time to the first step are ours over the peer's. On a CPU processor_ratio
+    is that of the time that the processes themselves had, which other jobs on the
+    machine hardly change.
     """
     backend = find_backend()
     if backend == "cpu" and hasattr(os, "sched_setaffinity"):
@@ -170,9 +190,16 @@ def compare(
                 one.times.append(one.run(steps))
     key = next(k for k in other.times[0] if k in ours.times[0])
     pairs = zip(ours.times, other.times, strict=True)
+    results, peer_results = ours.summarise(), other.summarise()
+    # A loop's rounds have steps that are not counted.
+    if backend == "cpu" and what != "loop" and all(ours.busy[1:]):
+        for one, found in ((ours, results), (other, peer_results)):
+            found["processor_ms"] = 1e3 * statistics.median(one.busy[1:])
+        ratios = [b / a for a, b in zip(ours.busy[1:], other.busy[1:], strict=True)]
+        results["processor_ratio"] = statistics.median(ratios)
     return {
-        **ours.summarise(),
-        "peer": other.summarise(),
+        **results,
+        "peer": peer_results,
         **spread([b[key] / a[key] for a, b in pairs]),
         "peak_rss_ratio": ours.peak_rss_mb / other.peak_rss_mb,
         "first_step_ratio": ours.first_step_seconds / other.first_step_seconds,
@@ -204,6 +231,10 @@ def describe_shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[st
     """Describe a config to a peer, in Hugging Face's names."""
     config = one_phase(config)
     cfg = resolve.encoder_config(config, vocab_size, backend)
+    more = {}
+    if cfg.num_decoder_layers:
+        more = {"num_decoder_layers": cfg.num_decoder_layers}
+        more |= {"mlp_type": cfg.mlp_type, "targets": target_slots(config)}
     names = "hidden_size num_hidden_layers num_attention_heads intermediate_size"
     names += " vocab_size max_position_embeddings type_vocab_size layer_norm_eps"
     names += " hidden_dropout_prob attention_probs_dropout_prob dtype"
@@ -215,4 +246,12 @@ def describe_shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[st
         ),
         "lr": config.optim.lr,
         "wd": config.optim.wd,
+        **more,
     }
+
+
+def target_slots(config: ConfigDict) -> int:
+    """Return the tokens of a row that a decoder predicts."""
+    objective = resolve.objectives_of(config)[""]
+    shape = Shape(config.batch_size, config.data.length, (config.data.mask_rate,))
+    return batch_specs(config, objective, shape)["lm_ids"].shape[-1]

@@ -18,7 +18,13 @@ from bertjax.assembly import prepared_text, resolve
 from bertjax.config import cli, durations
 from bertjax.data.features.base import count_slots, count_text
 from bertjax.measuring.alternate import Pacer
-from bertjax.measuring.results import Measured, Seconds, memory_mb, watch_memory
+from bertjax.measuring.results import (
+    Measured,
+    Seconds,
+    mean_seconds,
+    memory_mb,
+    watch_memory,
+)
 from bertjax.measuring.synthetic_data import (
     Shape,
     batch_specs,
@@ -29,16 +35,9 @@ from bertjax.measuring.synthetic_data import (
     synthetic_text,
     with_row_sizes,
 )
+from bertjax.measuring.writing_speed import measure_generate
 
 NEVER = 1_000_000_000  # steps
-
-
-def mean_seconds(step: Callable[[int], Any], steps: int) -> float:
-    """Call step(0), step(1), ... and return the mean seconds of a call."""
-    begun = time.perf_counter()
-    for i in range(steps):
-        step(i)
-    return (time.perf_counter() - begun) / steps
 
 
 def measure_step(config: ConfigDict) -> Measured:
@@ -305,4 +304,5 @@ MEASURES = {
     "packing": measure_packing,
     "plan": measure_plan,
     "fill_mask": measure_fill_mask,
+    "generate": measure_generate,
 }

@@ -7,6 +7,7 @@ import resource
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -29,6 +30,14 @@ def peak_rss_mb() -> float:
     """Return the most memory this process had, MB."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def mean_seconds(step: Callable[[int], Any], steps: int) -> float:
+    """Call step(0), step(1), ... and return the mean seconds of a call."""
+    begun = time.perf_counter()
+    for i in range(steps):
+        step(i)
+    return (time.perf_counter() - begun) / steps
 
 
 def steps_a_round(seconds: Seconds) -> int:
