@@ -3,8 +3,9 @@
 
 Matrices are rounded to 255 levels around 0, one scale for each column, tables of
 embeddings one for each row, which is what a tied head needs too. What meets a matrix is
-rounded while the model runs, one scale and zero for all of it (dynamic quantization, as
-onnxruntime.quantization has it, whose tables have one scale for all of their rows).
+rounded while the model runs, one scale for each token (ZeroQuant, arXiv 2206.01861,
+section 4.1): a text's numbers depend on no other text of its batch, and on no padding,
+as they do where all that meets a matrix has one scale (onnxruntime.quantization).
 """
 
 import numpy as np
@@ -73,17 +74,26 @@ def rounded(graph: Graph, table: Value, axis: int) -> tuple[Value, Value]:
 def multiply(
     graph: Graph, node: Node, inputs: list[Value], table: tuple[Value, Value]
 ) -> Value:
-    """Multiply by a matrix in integers; the floats around it are onnxruntime's to
-    join."""
+    """Multiply by a matrix in integers: rows of x in 255 levels, each by its largest.
+
+    The levels are unsigned around 128, which the instructions for such products take.
+    """
     (x, _), (levels, scale), [out] = inputs, table, node.outputs
-    kinds = [(x.shape, np.uint8), ((), np.float32), ((), np.uint8)]
-    small, x_scale, zero = graph.emit_many("DynamicQuantizeLinear", [x], kinds)
+    rows, axes = (*x.shape[:-1], 1), graph.constant(np.array([-1], np.int64))
+    sizes = graph.emit("Abs", [x], x.shape, np.float32)
+    largest = graph.emit("ReduceMax", [sizes, axes], rows, np.float32, keepdims=1)
+    least = graph.constant(np.float32(1e-9))  # of a row of zeros
+    largest = graph.emit("Max", [largest, least], rows, np.float32)
+    share = graph.constant(np.float32(1 / LEVELS))
+    own = graph.emit("Mul", [largest, share], rows, np.float32)
+    x = graph.emit("Div", [x, own], x.shape, np.float32)
+    one, middle = graph.constant(np.float32(1)), graph.constant(np.uint8(128))
+    x = graph.emit("QuantizeLinear", [x, one, middle], x.shape, np.uint8)
     if node.inputs[1].op == "Transpose":
         levels = graph.transpose(levels, [1, 0])
-    product = [small, levels, zero]
-    sums = graph.emit("MatMulInteger", product, out.shape, np.int32)
-    both = graph.emit("Mul", [x_scale, scale], scale.shape, np.float32)
-    return graph.emit("Mul", [graph.cast(sums, np.float32), both], out.shape, out.dtype)
+    sums = graph.emit("MatMulInteger", [x, levels, middle], out.shape, np.int32)
+    y = graph.emit("Mul", [graph.cast(sums, np.float32), scale], out.shape, np.float32)
+    return graph.emit("Mul", [y, own], out.shape, out.dtype)
 
 
 def take_rows(

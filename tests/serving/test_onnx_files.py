@@ -149,7 +149,7 @@ def test_int8(vocabulary, texts, tmp_path):
     wide = dict(hidden_size=128, intermediate_size=512)
     model = small.small_model(vocabulary, **wide)
     whole, _ = exported(tmp_path / "whole", model, vectors=True)
-    facts, _ = exported(
+    facts, predict = exported(
         tmp_path / "out", model, quantize="int8", gate=str(texts), vectors=True
     )
     assert facts["bytes"] < 0.29 * whole["bytes"]  # of so small a model
@@ -157,6 +157,12 @@ def test_int8(vocabulary, texts, tmp_path):
     assert 0.995 < facts["gate"]["int8"] <= 1 + 1e-6
     assert facts["gate"]["count"] == 2
     assert facts["largest_difference"] < 0.3
+
+    ids = np.array([[2, 9, 8, 3, 0], [2, 700, 600, 500, 3]])
+    batch = {"input_ids": ids, "attention_mask": ids > 0, "token_type_ids": 0 * ids}
+    alone = {name: x[:1, :4] for name, x in batch.items()}
+    found, name = predict(batch), "sentence_embedding"
+    np.testing.assert_allclose(found[name][:1], predict(alone)[name], atol=1e-6)
 
     head, _ = exported(tmp_path / "mlm", model, quantize="int8", gate=str(texts))
     assert head["gate"]["metric"] == "mlm_accuracy"
