@@ -16,7 +16,6 @@ it has the same weights in few bytes (docs/compression.md).
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bertjax import UserError, counted
@@ -145,9 +144,9 @@ def write_table(args: Any) -> int:
     compress = open_compressor(args, recipes)
     model = open_models.at_step(args.model, args.step)
     how = args.evaluate, split(args.metric), args.out, cli.say
-    rows = grid_table.run_grid(model, recipes, compress, *how)
-    table = "\n".join(grid_table.markdown(rows))
-    atomic.write_file(Path(out), f"{table}\n", f"--table={args.table}")
+    for rows in grid_table.run_grid(model, recipes, compress, *how):
+        table = "\n".join(grid_table.markdown(rows))  # what there is so far
+        atomic.write_file(out, f"{table}\n", f"--table={args.table}")
     print(json.dumps(rows) if args.json else table)
     return 0
 

@@ -53,9 +53,9 @@ def run_grid(
     metrics: Sequence[str],
     out: str | None,
     say: Callable[[str], None],
-) -> list[Row]:
-    """Compress a model by each recipe and score the result; the first row is of the
-    model itself.
+) -> Iterator[list[Row]]:
+    """Compress a model by each recipe, score the result, and yield the rows so far; the
+    first one is of the model itself.
 
     compress(recipe, directory) writes one and returns what it did. evaluate: the flags
     of `python -m bertjax.evaluate`; metrics: keys of what that prints. out: where the
@@ -79,7 +79,7 @@ def run_grid(
             say(f"{name}: {scores}, {done['bytes'] / 1e6:.1f} MB")
             if out is None:
                 shutil.rmtree(into)
-    return rows
+            yield rows
 
 
 def score(model: str, evaluate: str, metrics: Sequence[str]) -> dict[str, float]:

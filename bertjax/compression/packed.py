@@ -131,8 +131,12 @@ def tensors_of(leaf: np.ndarray, form: Form) -> dict[str, Tensor]:
         tensors = {}
         for part, dtype in (("codes", "U32"), ("zeros", "U32"), ("scales", "F16")):
             tensors[part] = _of_matrices(form, part, dtype)
-        if form.matrices[0].inputs is not None:
-            tensors["inputs"] = _of_matrices(form, "inputs", "F32")
+        inputs = [matrix.inputs for matrix in form.matrices]
+        if any(factors is not None for factors in inputs):
+            ones = np.ones(form.inputs, np.float32)  # dividing by them changes nothing
+            filled = [ones if factors is None else factors for factors in inputs]
+            shape = len(filled), form.inputs
+            tensors["inputs"] = Tensor("F32", shape, lambda: iter(filled))
         return tensors
     slots = slots_of(leaf, form)
     size = slots[0].size
