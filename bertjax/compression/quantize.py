@@ -138,13 +138,12 @@ def awq(
     weights = np.asarray(weights, np.float32)
     size = np.sqrt(np.diag(hessian)).astype(np.float32)
     size = np.maximum(size, 1e-4 * max(float(size.max()), 1e-30))
-    # Factors of 1 where none help: all layers' matrices lie in one tensor of a file.
     best, lowest = rtn(weights, bits, group_size), np.inf
     for power in range(ALPHAS):
         factors = size ** np.float32(power / ALPHAS)
         factors /= np.sqrt(factors.max() * factors.min())
         tried = rtn(weights * factors[:, None], bits, group_size)
-        tried = tried._replace(inputs=factors)
+        tried = tried._replace(inputs=factors) if power else best
         error = output_error(weights, dequantize(tried), hessian)
         if error < lowest:
             best, lowest = tried, error
