@@ -123,7 +123,7 @@ def _train(
     import jax
 
     from bertjax.assembly import training_run
-    from bertjax.assembly.teacher import open_teacher
+    from bertjax.assembly.open_teacher import open_teacher
     from bertjax.assembly.train_loop import TrainLoop
     from bertjax.parallel.mesh import make_mesh
 

@@ -53,12 +53,12 @@ class ChosenLayers:
         self, source: Any, text: str, wanted: Mapping[str, tuple[int, ...]]
     ) -> None:
         self.source = source
-        self.there = dict(source.describe())
+        self.shapes = dict(source.describe())
         if TYPES not in wanted:
-            self.there.pop(TYPES, None)
+            self.shapes.pop(TYPES, None)
         depth, count = (
-            max((s[0] for k, s in shapes.items() if k.startswith(LAYERS)), default=0)
-            for shapes in (self.there, wanted)
+            max((s[0] for k, s in some.items() if k.startswith(LAYERS)), default=0)
+            for some in (self.shapes, wanted)
         )
         given = read_layers(text)
         self.depth = depth
@@ -80,7 +80,7 @@ class ChosenLayers:
     def _rows(self, path: str) -> list[int]:
         """Return which entries of a stacked leaf are taken; the first layers may lack
         it, and of a student's layers then those that stand in their place."""
-        lacking = self.depth - self.there[path][0]
+        lacking = self.depth - self.shapes[path][0]
         return [layer - lacking for layer in self.layers[lacking:]]
 
     def describe(self) -> dict[str, tuple[int, ...]]:
@@ -89,7 +89,7 @@ class ChosenLayers:
             path: (len(self._rows(path)), *shape[1:])
             if path.startswith(LAYERS)
             else shape
-            for path, shape in self.there.items()
+            for path, shape in self.shapes.items()
         }
 
     def read(self, path: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import resolve
-from bertjax.assembly.teacher import as_teacher
+from bertjax.assembly.open_teacher import as_teacher
 from bertjax.config import durations, schema
 from bertjax.data import phases
 from bertjax.generation.answers import with_texts, writing_of
@@ -138,8 +138,8 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
         return params
 
     def init_teacher(rng: jax.Array) -> Any:
-        made = [o.init_teacher(rng) for o in objectives if o.init_teacher]
-        return {name: part for params in made for name, part in params.items()}
+        trees = [o.init_teacher(rng) for o in objectives if o.init_teacher]
+        return {name: part for tree in trees for name, part in tree.items()}
 
     def join(objective: Any, own: Any) -> Any:
         def select(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,8 +21,9 @@ from bertjax.assembly import (
     workdirs,
 )
 from bertjax.assembly.models import LoadedModel
-from bertjax.assembly.teacher import (
+from bertjax.assembly.open_teacher import (
     KEY,
+    ReadTeacher,
     as_teacher,
     check_fit,
     check_same,
@@ -125,6 +126,19 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
     return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
 
 
+def check_row_rules(config: ConfigDict, parts: Any, path: Any) -> None:
+    """Refuse rows that an older version's rules made, and a run that does not say by
+    which ones its rows were: UserError."""
+    if not (path / "run.json").exists():
+        raise UserError(
+            f"--workdir={path}: run.json is missing, which says by which rules its "
+            "rows were made: put it back, or take another workdir, with "
+            f"--config.init_from={path}"
+        )
+    rules = workdir.read_json(path / "run.json").get("row_rules", 1)
+    prepared_text.check_rows(config, parts, path, rules)
+
+
 class Part(NamedTuple):
     """What belongs to one objective of a run: itself, its update, the batches of each
     validation set, and the jitted evaluation of one of them."""
@@ -164,14 +178,7 @@ class TrainingRun:
         self.prepared, self.hashes = text
         tokenizer, parts = self.prepared.tokenizer, self.prepared.parts
         if meta:
-            if not (path / "run.json").exists():
-                raise UserError(
-                    f"--workdir={path}: run.json is missing, which says by which rules "
-                    "its rows were made: put it back, or take another workdir, with "
-                    f"--config.init_from={path}"
-                )
-            rules = workdir.read_json(path / "run.json").get("row_rules", 1)
-            prepared_text.check_rows(config, parts, path, rules)
+            check_row_rules(config, parts, path)
         names = resolve.names_of(config)
         labels = tasks.facts(config, parts).get("task", {}).get("labels", [])
         check_fit(config, teacher, tokenizer, labels)
@@ -225,16 +232,22 @@ class TrainingRun:
         for stage in run.course.stages:
             objective = objectives[stage.objective]
             self.better |= directions(objective, params, stage)
-        self.teacher = None
-        if teacher is not None:
-            wanted = self.update.shapes.frozen[TEACHER]
-            self.teacher = read_teacher(config, teacher, wanted)
-            hosts.check_equal("the teacher", [self.teacher.sha256])
-        if meta:
-            check_same(path, config, meta, self.teacher and self.teacher.sha256)
+        self.teacher = self._read_teacher(teacher)
         self.best = self._make_tracker()
         if not self.valid:
             del self.every["eval"]
+
+    def _read_teacher(self, teacher: LoadedModel | None) -> ReadTeacher | None:
+        """Read the teacher, which has to be that of the checkpoint that a run goes on
+        from. Raises UserError."""
+        read = None
+        if teacher is not None:
+            wanted = self.update.shapes.frozen[TEACHER]
+            read = read_teacher(self.config, teacher, wanted)
+            hosts.check_equal("the teacher", [read.sha256])
+        if self.meta:
+            check_same(self.path, self.config, self.meta, read and read.sha256)
+        return read
 
     def _make_tracker(self) -> best.BestTracker:
         """Make what tells the best evaluation (eval.best), as far as the run has come.

@@ -19,7 +19,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import resolve, train_step
-from bertjax.assembly.teacher import make_measured_objective
+from bertjax.assembly.open_teacher import make_measured_objective
 from bertjax.config import schema, serialize
 from bertjax.data.features.base import Spec
 from bertjax.measuring import hlo, memory_analysis, topologies

@@ -61,7 +61,7 @@ def make_objective(
     config: ConfigDict, vocab_size: int, backend: str = "cpu"
 ) -> tuple[Any, Any]:
     """Make objective and encoder's config for a backend, which is not used."""
-    from bertjax.assembly.teacher import make_measured_objective
+    from bertjax.assembly.open_teacher import make_measured_objective
 
     cfg = resolve.encoder_config(config, vocab_size, backend)
     return make_measured_objective(config, cfg)

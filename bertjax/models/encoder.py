@@ -22,14 +22,19 @@ from bertjax.models.transformer_layer import make_attention_inputs, normalise
 
 
 class Encoded(NamedTuple):
-    """What heads see: hidden [B, L, D]; pooled [B, D], packed [B, S, D], or None.
-
-    inner: what layers that were asked for read, [B, L, D] each.
-    """
+    """What heads see: hidden [B, L, D]; pooled [B, D], packed [B, S, D], or None."""
 
     hidden: jax.Array
     pooled: jax.Array | None
-    inner: tuple[jax.Array, ...] = ()
+
+
+class EncodedInside(NamedTuple):
+    """What heads of inner layers see: as Encoded, and inner: what the layers that were
+    asked for read, [B, L, D] each."""
+
+    hidden: jax.Array
+    pooled: jax.Array | None
+    inner: tuple[jax.Array, ...]
 
 
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
@@ -64,7 +69,7 @@ def apply(
     at: jax.Array | None = None,
     inputs: jax.Array | None = None,
     depths: tuple[int, ...] = (),
-) -> Encoded:
+) -> Any:
     """Encode a batch; `rng=None` means evaluation (no dropout).
 
     batch: input_ids, attention_mask (1 = real) i32 [B, L]; optional token_type_ids
@@ -82,14 +87,15 @@ def apply(
     inputs: [B, L, E] in the place of word embeddings (transformers' inputs_embeds);
     positions and types are added to them, and input_ids are not read.
 
-    depths: layers, from 0, or -1 for the last, whose inputs are `inner`.
+    Returns an Encoded; with depths, layers from 0, or -1 for the last, an EncodedInside
+    that has their inputs.
     """
     if not depths:
         return _apply(params, cfg, batch, rng, lambda x: None, at, inputs)[0]
     encoded, (first, results) = _apply(params, cfg, batch, rng, lambda x: x, at, inputs)
     layers = (depth % cfg.num_hidden_layers for depth in depths)
     inner = tuple(results[i - 1] if i else first for i in layers)
-    return encoded._replace(inner=inner)
+    return EncodedInside(*encoded, inner)
 
 
 def apply_layers(

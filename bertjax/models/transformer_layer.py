@@ -292,9 +292,9 @@ def layer_vectors(
     """Return what a layer's attention makes of its input x [B, L, D], all heads side by
     side: {"query", "key", "value"}, [B, L, H K] each, before rotary positions."""
     b, length, d = x.shape
-    made = queries_keys_values(layer["attention"], cfg, x.reshape(-1, d), {})
+    each = queries_keys_values(layer["attention"], cfg, x.reshape(-1, d), {})
     names = "query", "key", "value"
-    return {k: y.reshape(b, length, -1) for k, y in zip(names, made, strict=True)}
+    return {k: y.reshape(b, length, -1) for k, y in zip(names, each, strict=True)}
 
 
 def project(params: Params, name: str, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ SUPPORT = (
     "make_objective",
     "metrics",
     "pair",
+    "piecewise_gradient",
     "task_head",
     "teacher",
     "token_head",

@@ -145,8 +145,8 @@ class CombinedHeads:
 
     def init_teacher(self, rng: jax.Array) -> Params:
         """Make them in the dtypes that a step computes with: no other is needed."""
-        made = [head.init_teacher(rng) for head in self.heads if head.init_teacher]
-        params = {name: part for params in made for name, part in params.items()}
+        trees = [head.init_teacher(rng) for head in self.heads if head.init_teacher]
+        params = {name: part for tree in trees for name, part in tree.items()}
         return jax.tree_util.tree_map_with_path(
             lambda path, x: x.astype(self.cfg.dtype if is_matrix(path, x) else x.dtype),
             params,
@@ -210,11 +210,14 @@ class CombinedHeads:
             parts = jnp.split(x, ends[:-1], axis=1)[1:]
             hidden = dict(zip(self.positions, parts, strict=True))
         hidden |= {NOWHERE: x[:, :0], EVERYWHERE: x}
-        inner = dict(zip(self.depths, encoded.inner, strict=True))
 
-        def own(head: Head) -> encoder.Encoded:
-            states = tuple(inner[depth] for depth in head.inner)
-            return encoded._replace(hidden=hidden[head.reads], inner=states)
+        def own(head: Head) -> Any:
+            result = encoder.Encoded(hidden[head.reads], encoded.pooled)
+            if not head.inner:
+                return result
+            states = dict(zip(self.depths, encoded.inner, strict=True))
+            inner = tuple(states[depth] for depth in head.inner)
+            return encoder.EncodedInside(*result, inner)
 
         return params, [*map(own, self.heads)]
 

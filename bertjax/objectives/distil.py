@@ -7,7 +7,6 @@ examples/research_projects/distillation/distiller.py, beside `mlm`: "mlm+distil"
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +19,11 @@ from bertjax.models.flops import head_flops
 from bertjax.models.layers import Params
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cosine_distance, kl_divergence
+from bertjax.objectives.piecewise_gradient import add_pieces
 from bertjax.objectives.task_head import real_tokens
 from bertjax.objectives.teacher import Teacher, init_mlm_teacher
-from bertjax.objectives.token_head import PARAMS, sum_in_chunks
-from bertjax.parallel.sharding import TEACHER
+from bertjax.objectives.token_head import PARAMS, count_chunks
+from bertjax.parallel.sharding import TEACHER, size_along
 
 # Logits of the student, MB, that are made at once where nothing limits them: both
 # models' are of all tokens, of which a masked LM has a seventh.
@@ -122,17 +122,20 @@ def logits_divergence(
     pieces = min(cfg.pieces or cfg.vocab_size for cfg in (own, theirs))
 
     def logits(cfg: EncoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
-        word = params["encoder"]["embeddings"]["word"]
-        made = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
-        return made[..., :pieces]
+        whole = heads.mlm_logits(params[PARAMS], params["word"], cfg, hidden)
+        return whole[..., :pieces]
 
-    def score(first: Any, *arrays: jax.Array) -> tuple[Sum, tuple[()]]:
-        *states, weights = arrays
-        student, teacher = (
-            logits(*model, hidden) for model, hidden in zip(models, states, strict=True)
-        )
+    def score(mine: Params, known: Params, *piece: jax.Array) -> jax.Array:
+        hidden, states, weights = piece
+        student, teacher = logits(own, mine, hidden), logits(theirs, known, states)
         with jax.named_scope("kl_loss"):
-            return kl_divergence(student, teacher, weights, temperature), ()
+            return kl_divergence(student, teacher, weights, temperature).value
 
+    heads_of = [
+        {PARAMS: tree.get(PARAMS, {}), "word": tree["encoder"]["embeddings"]["word"]}
+        for _, tree in models
+    ]
     limit = dataclasses.replace(own, max_logits_mb=own.max_logits_mb or MOST_MB)
-    return sum_in_chunks(score, limit, arrays)[0]
+    rows, length, _ = arrays[0].shape
+    count = count_chunks(limit, -(-rows // size_along("batch")), length)
+    return Sum(add_pieces(score, count, *heads_of, arrays), jnp.sum(arrays[-1]))

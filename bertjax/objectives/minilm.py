@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from bertjax import UserError
 from bertjax.models.config import EncoderConfig
-from bertjax.models.encoder import Encoded
+from bertjax.models.encoder import EncodedInside
 from bertjax.models.layers import Params
 from bertjax.models.stacked_layers import take_layer
 from bertjax.models.transformer_layer import layer_vectors
@@ -71,7 +71,7 @@ def make_head(
     def sums(
         params: Params,
         cfg: EncoderConfig,
-        encoded: Encoded,
+        encoded: EncodedInside,
         batch: Batch,
         rng: jax.Array | None,
     ) -> dict[str, Sum]:

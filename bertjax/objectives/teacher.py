@@ -9,14 +9,15 @@ the head then reads is `params["teacher"]`, which no gradient and no optimizer s
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
 from bertjax import UserError
-from bertjax.models import encoder, heads
+from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
-from bertjax.models.encoder import Encoded
 from bertjax.models.flops import encoder_flops
+from bertjax.models.heads import init_mlm
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Sum
 from bertjax.parallel.sharding import TEACHER
@@ -67,13 +68,12 @@ class Teacher:
         Of those of a run it says shapes and dtypes alone.
         """
         params = {"encoder": encoder.init(rng, self.cfg)}
-        made = {name: make(rng, self.cfg) for name, make in own.items()}
-        return params | {name: part for name, part in made.items() if part}
+        heads = {name: make(rng, self.cfg) for name, make in own.items()}
+        return params | {name: part for name, part in heads.items() if part}
 
-    def encode(
-        self, params: Params, batch: Batch, depths: tuple[int, ...] = ()
-    ) -> Encoded:
-        """Encode a batch without dropout; params: the whole tree of a step."""
+    def encode(self, params: Params, batch: Batch, depths: tuple[int, ...] = ()) -> Any:
+        """Encode a batch without dropout, as encoder.apply does; params: the whole tree
+        of a step."""
         own = params[TEACHER]["encoder"]
         with jax.named_scope("teacher"):
             return encoder.apply(own, self.cfg, batch, depths=depths)
@@ -93,4 +93,4 @@ class Teacher:
 
 def init_mlm_teacher(teacher: Teacher, rng: jax.Array) -> Params:
     """Make parameters of a masked LM's form."""
-    return teacher.init(rng, mlm=heads.init_mlm)
+    return teacher.init(rng, mlm=init_mlm)

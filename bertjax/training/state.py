@@ -137,8 +137,8 @@ def init_sharded(
     has = [kind is not None for kind in kinds]
 
     def begin() -> State:
-        made = make_state(init(), tx, *has, freeze)
-        return made if init_teacher is None else with_teacher(made, init_teacher())
+        first = make_state(init(), tx, *has, freeze)
+        return first if init_teacher is None else with_teacher(first, init_teacher())
 
     if init_teacher is None:
         own = without_teacher(shardings.frozen)

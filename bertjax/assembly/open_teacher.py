@@ -69,14 +69,14 @@ def make_measured_objective(
 ) -> tuple[Objective, EncoderConfig]:
     """Make a config's objective, with the teacher that is measured: the config's own,
     else where one is needed as a stand-in the student itself, twice as deep."""
-    made = make_objective(config.objective, cfg)
+    alone = make_objective(config.objective, cfg)
     if config.teacher:
         teacher = as_teacher(open_teacher(config, lambda text: None), cfg)
-    elif made[0].needs_teacher:
+    elif alone[0].needs_teacher:
         depth = 2 * cfg.num_hidden_layers
         teacher = Teacher(dataclasses.replace(cfg, num_hidden_layers=depth))
     else:
-        return made
+        return alone
     return make_objective(config.objective, cfg, teacher=teacher)
 
 
