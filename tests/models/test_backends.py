@@ -48,7 +48,7 @@ def run(cfg: EncoderConfig, only: int, steps: bool = False) -> list[np.ndarray]:
 
     def loss(params):
         rng = jax.random.key(2)
-        hidden, pooled, _ = encoder.apply(params, cfg, batch, rng, AT if only else None)
+        hidden, pooled = encoder.apply(params, cfg, batch, rng, AT if only else None)
         hidden = hidden * weights[..., None]
         pull = jax.random.normal(jax.random.key(3), (*hidden.shape[1:],))
         return jnp.sum(hidden * pull) + jnp.sum(pooled), (hidden, pooled)

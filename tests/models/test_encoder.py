@@ -345,7 +345,7 @@ def test_hidden_at_positions_alone(name, packed, change):
         return sum(jnp.sum(jnp.sin(3 * x)) for x in jax.tree.leaves(encoded))
 
     def everywhere(params):
-        hidden, pooled, _ = encoder.apply(params, cfg, batch)
+        hidden, pooled = encoder.apply(params, cfg, batch)
         encoded = jnp.take_along_axis(hidden, at[..., None], axis=1), pooled
         return pull(encoded), encoded
 

@@ -47,7 +47,7 @@ def mlm(params, cfg, batch, hidden):
 
 def run(params, cfg, batch):
     """Compute all that transformers may have computed."""
-    hidden, pooled, _ = encoder.apply(params["encoder"], cfg, batch)
+    hidden, pooled = encoder.apply(params["encoder"], cfg, batch)
     out = {"hidden": hidden, "mlm_logits": mlm(params, cfg, batch, hidden)}
     if cfg.pooler:
         out["pooled"] = pooled

@@ -92,7 +92,7 @@ def test_equal_to_another_implementation(name):
 
     @jax.jit
     def run(params, batch):
-        hidden, pooled, _ = encoder.apply(params["encoder"], cfg, batch)
+        hidden, pooled = encoder.apply(params["encoder"], cfg, batch)
         word = params["encoder"]["embeddings"]["word"]
         return {
             "hidden": hidden,

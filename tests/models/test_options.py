@@ -148,7 +148,7 @@ def test_each_leaf_learns_and_has_one_row_of_the_sharding_table(name):
     weights = np.random.default_rng(3).standard_normal((3, L, 16))
 
     def loss(params, cfg):
-        hidden, pooled, _ = encoder.apply(params, cfg, make_batch())
+        hidden, pooled = encoder.apply(params, cfg, make_batch())
         return jnp.sum(hidden * weights) + jnp.sum(pooled)
 
     gradient = jax.jit(jax.grad(loss), static_argnums=1)

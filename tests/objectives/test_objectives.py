@@ -195,7 +195,7 @@ def test_the_hidden_token_leaks_into_no_logit(made):
         batch = dict(make_batch(), **masked)
         params = made.params
         where = batch["mlm_positions"]
-        hidden, pooled, _ = encoder.apply(params["encoder"], made.cfg, batch, at=where)
+        hidden, pooled = encoder.apply(params["encoder"], made.cfg, batch, at=where)
         word = params["encoder"]["embeddings"]["word"]
         return (
             heads.mlm_logits(params["mlm"], word, made.cfg, hidden),
