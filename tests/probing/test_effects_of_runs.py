@@ -67,7 +67,7 @@ def test_the_known_effect_is_found(tmp_path, capsys):
     texts = (write_text(rng, rng.integers(2), rng.integers(2)) for _ in range(3000))
     (tmp_path / "text.txt").write_text("\n\n".join(texts) + "\n")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words += [*REST, *sum(QUALITY, []), *sum(MANNER, [])]
+    words += [*REST, *(w for pair in (*QUALITY, *MANNER) for w in pair)]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     pairs = "\n".join(map(" ".join, zip(*QUALITY, strict=True)))
     (tmp_path / "pairs.txt").write_text(pairs)
