@@ -55,6 +55,8 @@ class Gate(NamedTuple):
             f"{found.metric} over {found.count:,} {found.unit} is {found.float32:.4f} "
             f"in float32, {found.int8:.4f} in int8"
         )
+        if not found.float32 > 0:
+            raise UserError(f"{KEY}={self.rows}: {figures}: it judges nothing")
         if not found.int8 >= found.float32 * (1 - MOST):
             raise UserError(
                 f"{KEY}={self.rows}: {figures}, which is more than {MOST:.1%} less: "

@@ -164,6 +164,10 @@ def test_int8(vocabulary, texts, tmp_path):
     found, name = predict(batch), "sentence_embedding"
     np.testing.assert_allclose(found[name][:1], predict(alone)[name], atol=1e-6)
 
+    # A model that knows one piece: some of its guesses are right.
+    bias = model.checkpoint["mlm"]["bias"].copy()
+    bias[model.tokenizer.encode_batch(["."])[0][0]] += 9
+    model.checkpoint["mlm"]["bias"] = bias
     head, _ = exported(tmp_path / "mlm", model, quantize="int8", gate=str(texts))
     assert head["gate"]["metric"] == "mlm_accuracy"
     assert head["bytes"] - facts["bytes"] < 0.2 * facts["bytes"]
@@ -179,6 +183,61 @@ def test_the_gate_refuses_what_lost_too_much(vocabulary, texts, tmp_path, monkey
     with pytest.raises(UserError, match=words):
         export_model(str(tmp_path / "out"), "onnx", model, "--from=x", options)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("task", small.TASKS)
+def test_rows_are_scored_by_what_is_served(task, vocabulary):
+    """As by the outputs of the objective itself."""
+    from bertjax.objectives.make_objective import make_objective
+    from bertjax.serving.gate import outputs_of
+
+    model = small.finetuned(vocabulary, "bert", task)
+    served = make_served(model, "x")
+    batch = differences.make_batch(served, [np.array([2, 9, 8, 3])], 0, (2, 6))
+    objective, _ = make_objective(small.TASKS[task], model.cfg)
+    labels = {
+        name: np.zeros(x.shape, x.dtype) for name, x in objective.labels(2, 6).items()
+    }
+    _, wanted = objective.evaluate(model.checkpoint, {**batch, **labels})
+    logits = {k: np.asarray(x) for k, x in served.run(served.params, batch).items()}
+    found = outputs_of(model.config.objective, logits)
+    assert found.keys() == wanted.keys()
+    for name, x in wanted.items():
+        np.testing.assert_allclose(found[name], x, atol=1e-5)
+
+
+def test_the_gate_scores_a_task(vocabulary, tmp_path, monkeypatch):
+    """Rows whose labels are the model's own answers: it has accuracy 1."""
+    from bertjax.assembly import models
+    from bertjax.serving import gate
+
+    monkeypatch.setattr(models, "read_params", lambda params, *_: params)
+    model = small.finetuned(vocabulary)
+    model.config.task.label = "label"
+    served = make_served(model, "x")
+    texts = ["Names are bound.", "A loop ends.", "An object.", "It is a name for it."]
+    rows = model.tokenizer.encode_batch(texts)
+    lines = ["text\tlabel"]
+    for text, ids in zip(texts, rows, strict=True):
+        row = np.array([model.tokenizer.cls_id, *ids, model.tokenizer.sep_id])
+        batch = differences.make_batch(served, [row], 0, (1, len(row)))
+        batch["token_type_ids"][:] = 0
+        best = np.asarray(served.run(served.params, batch)["logits"]).argmax()
+        lines.append(f"{text}\t{small.LABELS[best]}")
+    path = tmp_path / "rows.tsv"
+    path.write_text("\n".join([*lines, ""]))
+
+    def times(factor):
+        def predict(batch):
+            found = served.run(served.params, batch)
+            return {name: factor * np.asarray(x) for name, x in found.items()}
+
+        return gate.Gate(str(path), "--from=x").check(model, served, predict)
+
+    wanted = dict(metric="accuracy", float32=1.0, int8=1.0, count=4, unit="rows")
+    assert times(2) == wanted
+    with pytest.raises(UserError, match=r"rows is 1\.0000 in float32, 0\.0000 in int8"):
+        times(-1)
 
 
 def test_rounded_tables_are_within_half_a_level():
