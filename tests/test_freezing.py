@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that freeze parts of a model: from another run, killed and resumed, refused."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 from conftest import refused, succeeded
 
+from bertjax import UserError, sweep
+from bertjax.assembly import command_line
 from bertjax.checkpoints import manifest
 from bertjax.checkpoints.manager import restore_params
 
@@ -60,3 +64,12 @@ def test_what_no_parameter_has_is_refused(command, arguments, tmp_path):
     given = [*arguments, "--config.optim.freeze=nosuchpart/.*"]
     refused(command("train", *given, f"--workdir={tmp_path / 'x'}"), "nosuchpart/.*")
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("key, value", [("optim.freeze", "mlm/.*"), ("teacher", "DIR")])
+def test_a_sweep_has_no_frozen_parts(key, value):
+    given = ["task.text=a", "task.label=b", "data.valid=c.tsv", f"{key}={value}"]
+    given = [f"--config.{each}" for each in given]
+    config = command_line.parse(["--config=finetune/classify.py:smoke", *given]).config
+    with pytest.raises(UserError, match=f"{key}={re.escape(value)} does not go with"):
+        sweep.check(config, {})

@@ -27,7 +27,7 @@ from bertjax.parallel.sharding import TEACHER, size_along
 
 # Logits of the student, MB, that are made at once where nothing limits them: both
 # models' are of all tokens, of which a masked LM has a seventh.
-MOST_MB = 256
+MOST_MB = 64
 
 
 def make_head(

@@ -20,6 +20,7 @@ from bertjax.measuring import (
 )
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.measuring.synthetic_data import Shape
+from bertjax.models.encoder import count_params
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.chips import CHIPS
 
@@ -304,6 +305,27 @@ def test_what_was_compiled_is_kept_on_this_machine(tmp_path, monkeypatch):
         config.data.cache = given
         target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
         assert target.cache == wanted
+
+
+def test_what_is_frozen_is_counted_without_moments():
+    """A teacher, in the dtype of the computation, and parts of the model itself."""
+    config = command_line.parse(["--config=distilbert.py:smoke"]).config
+    config.model.attention, config.dtype = "xla", "bfloat16"
+
+    def parts(freeze):
+        config.optim.freeze = freeze
+        target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
+        return target.state_parts(), target.objective
+
+    alone, objective = parts("")
+    teacher = jax.eval_shape(objective.init_teacher, jax.random.key(0))
+    assert teacher["encoder"]["layers"]["mlp"]["up"]["bias"].shape[0] == 2
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(teacher))
+    assert alone["frozen"] == size < 4 * count_params(teacher)
+    some, _ = parts("encoder/embeddings/.*")
+    moved = some["frozen"] - alone["frozen"]
+    assert moved == alone["parameters"] - some["parameters"] > 4 * 1000 * 128
+    assert alone["optimizer"] - some["optimizer"] == 2 * moved
 
 
 @pytest.mark.parametrize("name", ["bert.py:base", "bert.py:large", "roberta.py:base"])
