@@ -23,7 +23,13 @@ def exported(folder, model, **options):
     return facts, write_onnx.open_session(folder / write_onnx.FILE, threads=1)
 
 
-@pytest.mark.parametrize("family", small.FAMILIES)
+SLOW = ("roberta", "electra", "distilbert")  # bert's layers, less or more of them
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[pytest.mark.slow] * (f in SLOW)) for f in small.FAMILIES],
+)
 def test_families(family, vocabulary, tmp_path):
     model = small.small_model(vocabulary, family)
     facts, _ = exported(tmp_path / "out", model)
@@ -107,7 +113,10 @@ def test_a_difference_is_seen(vocabulary):
     assert found == pytest.approx(0.5, abs=1e-4)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize(
+    "pooling",
+    ["mean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cls", "last"))],
+)
 def test_vectors(pooling, vocabulary, tmp_path):
     """What sentence-transformers opens with backend="onnx"."""
     how = {"pooling": pooling, "normalize": True, "longest": 32, "prompt": "query: "}

@@ -82,6 +82,7 @@ def test_200_texts_of_all_lengths(reader, vocabulary, tmp_path):
         run(input_ids=np.zeros((9, 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["token-classification", "question-answering"])
 def test_tasks(task, reader, vocabulary, tmp_path):
     model = small.finetuned(vocabulary, "bert", task)
