@@ -11,7 +11,7 @@ from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli, schema
 from bertjax.data.corpus.sources import parse_sources
 
-TOKENS = 4096  # padded tokens at once
+TOKENS = 2048  # padded tokens at once
 # Of the model's config: how its texts are read, and where stores of them are kept.
 SAME = ("cache", "text_field", "segmenter", "max_line_bytes", "lower_case")
 

@@ -31,14 +31,15 @@ def inverse_factor(hessian: np.ndarray) -> np.ndarray:
     Cholesky factor R R^T = H, R upper triangular, U is the inverse. Raises
     numpy.linalg.LinAlgError where H is not positive definite or not finite.
     """
-    h = hessian.astype(np.float64)
+    # In reverse order; in memory as LAPACK has it, which works in place then.
+    h = np.array(hessian[::-1, ::-1], np.float64, order="F")
     diagonal = np.einsum("ii->i", h)
     diagonal[diagonal == 0] = 1.0
     diagonal += DAMPING * diagonal.mean()
     if not np.isfinite(diagonal).all():
         raise np.linalg.LinAlgError("the Hessian is not finite")
-    # The lower factor of H in reverse order, in reverse order again, is R.
-    lower = cholesky(h[::-1, ::-1], lower=True, overwrite_a=True, check_finite=False)
+    # The lower factor of that, in reverse order again, is R.
+    lower = cholesky(h, lower=True, overwrite_a=True, check_finite=False)
     inverse, info = lapack.dtrtri(lower, lower=1, overwrite_c=1)
     if info:
         raise np.linalg.LinAlgError("the Hessian has no inverse")

@@ -13,6 +13,7 @@ from bertjax.compression.quantize import Quantized
 from bertjax.compression.sparse import Pattern
 
 BITS = (8, 4, 3)
+ROWS = 2048  # of a table at once
 EMBEDDINGS = {"8": "in 8 bits", "same": "as the layers are", "dense": "untouched"}
 
 
@@ -89,7 +90,13 @@ class Recipe:
             check_groups(self.pattern, width)
             return sparse.magnitude(table.T, self.pattern)
         bits = self.bits if self.embeddings == "same" else 8
-        return quantize.rtn(table.T, bits, min(self.group_size or 128, width))
+        how = bits, min(self.group_size or 128, width)
+        starts = range(0, len(table), ROWS)
+        parts = [quantize.rtn(table[at : at + ROWS].T, *how) for at in starts]
+        codes, scales, zeros = (
+            np.concatenate([part[i] for part in parts], axis=1) for i in range(3)
+        )
+        return Quantized(codes, scales, zeros, None, how[1], bits)
 
 
 def check_groups(pattern: Pattern, inputs: int) -> None:

@@ -29,6 +29,7 @@ from bertjax.compression.quantize import Quantized, dequantize
 
 FILE = "packed.safetensors"
 FORMAT = "bertjax-packed-1"
+CODES = 2**18  # that are packed at once; a multiple of 32, so that words end there
 DTYPES = {"F32": "<f4", "U32": "<u4", "F16": "<f2", "U8": "u1"}  # widest first
 
 
@@ -39,16 +40,27 @@ def pack_bits(values: np.ndarray, bits: int) -> np.ndarray:
     >>> pack_bits(np.array([1, 2, 7], np.uint8), 3)  # 0b111_010_001
     array([465], dtype=uint32)
     """
-    planes = (values.reshape(-1, 1) >> np.arange(bits, dtype=np.uint8)) & 1
-    stream = np.packbits(planes.astype(bool), bitorder="little")
-    return np.pad(stream, (0, -len(stream) % 4)).view("<u4")
+    values = values.reshape(-1)
+    words = np.zeros(-(-len(values) * bits // 32), "<u4")
+    stream, places = words.view(np.uint8), np.arange(bits, dtype=np.uint8)
+    for first in range(0, len(values), CODES):
+        planes = (values[first : first + CODES, None] >> places) & 1
+        part = np.packbits(planes, bitorder="little")
+        stream[first * bits // 8 :][: len(part)] = part
+    return words
 
 
 def unpack_bits(words: np.ndarray, bits: int, n: int) -> np.ndarray:
     """Return the n numbers of `pack_bits`: u8 [n]."""
     stream = np.ascontiguousarray(words, "<u4").view(np.uint8)
-    planes = np.unpackbits(stream, count=n * bits, bitorder="little").reshape(n, bits)
-    return np.packbits(planes, axis=1, bitorder="little")[:, 0]
+    values = np.empty(n, np.uint8)
+    for first in range(0, n, CODES):
+        count = min(CODES, n - first)
+        part = stream[first * bits // 8 :]
+        planes = np.unpackbits(part, count=count * bits, bitorder="little")
+        planes = np.packbits(planes.reshape(count, bits), axis=1, bitorder="little")
+        values[first : first + count] = planes[:, 0]
+    return values
 
 
 def pack_pairs(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -42,11 +42,14 @@ def dequantize(q: Quantized) -> np.ndarray:
 
     The same bits wherever it is computed: each operation is one of IEEE 754's.
     """
-    n = len(q.codes)
-    group = np.arange(n) // q.group_size
-    steps = q.codes.astype(np.float32) - q.zeros.astype(np.float32)[group]
-    weights = steps * q.scales.astype(np.float32)[group]
-    return weights if q.inputs is None else weights / q.inputs[:, None]
+    weights = q.codes.astype(np.float32)
+    for group, (scale, zero) in enumerate(zip(q.scales, q.zeros, strict=True)):
+        part = weights[group * q.group_size : (group + 1) * q.group_size]
+        part -= zero.astype(np.float32)
+        part *= scale.astype(np.float32)
+    if q.inputs is not None:
+        weights /= q.inputs[:, None]
+    return weights
 
 
 def make_grid(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:

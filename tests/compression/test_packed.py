@@ -20,6 +20,14 @@ def test_bits_there_and_back(bits, data):
     assert packed.unpack_bits(words, bits, len(values)).tolist() == values
 
 
+def test_many_are_packed_in_parts(monkeypatch):
+    values = np.random.default_rng(0).integers(0, 8, 1000).astype(np.uint8)
+    whole = packed.pack_bits(values, 3)
+    monkeypatch.setattr(packed, "CODES", 64)
+    np.testing.assert_array_equal(packed.pack_bits(values, 3), whole)
+    np.testing.assert_array_equal(packed.unpack_bits(whole, 3, 1000), values)
+
+
 def test_three_bits_lie_in_a_row():
     """32 codes in 3 words, the eleventh over the first word's end."""
     values = np.zeros(32, np.uint8)
