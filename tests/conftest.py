@@ -318,3 +318,22 @@ def train_steps(
     assert jax.tree.leaves(state)[0].sharding == jax.tree.leaves(shardings)[0]
     state = jax.device_get(state)
     return jax.device_get(rows), join(state.params, state.frozen)
+
+
+# ---------------------------------------------------------------- a model
+def tiny_encoder(vocab_size: int, length: int, **own: Any) -> Any:
+    """Make the config of one layer of 16 without dropout, quick to compile."""
+    from bertjax.models.config import EncoderConfig
+
+    given = dict(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        unroll=1,
+    )
+    return EncoderConfig(**given | own)

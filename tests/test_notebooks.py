@@ -17,6 +17,7 @@ SAID = {
     "2_finetune_and_compare_seeds": r"good 0\.\d+ the food was lovely",
     "3_continue_a_hugging_face_model": r"after: [56] of 6 true sentences",
     "4_look_inside": r"same number between: (9\d|100)% right",
+    "5_write_texts": r"<extra_id_0> pond [\s\S]*a call: the eagle lives in the cliff",
 }
 
 

@@ -4,25 +4,15 @@
 import jax
 import numpy as np
 import pytest
-from conftest import train_steps
+from conftest import tiny_encoder, train_steps
 
 from bertjax.models import encoder
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed
 from bertjax.parallel.mesh import make_mesh
 
 B, C, L, V = 8, 3, 8, 40
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=L,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+CFG = tiny_encoder(V, L)
 CLUE = 7
 
 

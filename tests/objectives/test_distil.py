@@ -8,27 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, train_steps
+from conftest import ROOT, tiny_encoder, train_steps
 
 from bertjax import UserError
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.losses import cosine_distance, kl_divergence
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.teacher import Teacher
 from bertjax.parallel.mesh import make_mesh
 
 B, L, P, V = 16, 8, 2, 64
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=L,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    unroll=1,
-)
+CFG = tiny_encoder(V, L)
 DEEP = dataclasses.replace(CFG, num_hidden_layers=2)
 NAME = "mlm+distil"
 GOLDEN = np.load(ROOT / "tests/testdata/distil_golden.npz")

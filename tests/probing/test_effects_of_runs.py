@@ -43,7 +43,7 @@ def write_rows(path, rng, n):
     path.write_text("\n".join(lines) + "\n")
 
 
-def train(folder, name, objective):
+def train(folder, name, objective, b1=0.9):
     made = config.make_smoke(config.load_config("bert.py:tiny"))
     made.objective = objective
     data, model = made.data, made.model
@@ -56,7 +56,9 @@ def train(folder, name, objective):
     model.hidden_dropout_prob = model.attention_probs_dropout_prob = 0.0
     made.batch_size, made.total = 64, config.duration(steps=800)
     made.optim.lr, made.optim.warmup = 2e-3, config.duration(steps=30)
-    made.optim.rates = "heads:5"  # the head that tells must not fall behind
+    made.optim.b1 = b1
+    # The head that tells the concept must not fall behind the encoder.
+    made.optim.rates = "heads:5"
     made.log.every = made.checkpoint.every = config.duration(steps=800)
     return bertjax.fit(made, folder / name)
 
@@ -75,7 +77,7 @@ def test_the_known_effect_is_found(tmp_path, capsys):
     write_rows(tmp_path / "valid.tsv", rng, 3000)
     train(tmp_path, "factual", "mlm")
     heads = "concept:of=texts,gamma=3+control:of=texts,weight=0.3"
-    train(tmp_path, "treated", f"mlm+{heads}")
+    train(tmp_path, "treated", f"mlm+{heads}", b1=0.5)
     capsys.readouterr()
     given = {"model": "factual", "treated": "treated", "swap": "pairs.txt"}
     given |= {"train": "train.tsv", "valid": "valid.tsv"}
@@ -87,7 +89,7 @@ def test_the_known_effect_is_found(tmp_path, capsys):
     # The treated model tells the concept no better than the control does.
     assert concept["factual"]["value"] > 0.99
     assert concept["by_control"] == pytest.approx(LIKELY)
-    assert concept["treated"]["value"] < LIKELY + 0.05
+    assert concept["treated"]["value"] < LIKELY + 0.03
     assert control["factual"]["value"] > 0.98 and control["treated"]["value"] > 0.98
     # What the classifier really does, by its answers to counterfactual texts.
     gap = found["swap_gap"]
