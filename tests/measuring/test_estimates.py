@@ -252,14 +252,14 @@ def test_what_is_compiled_is_what_will_run():
     config.eval.mask_rate, config.model.attention = 0.5, "xla"
     target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
     longest, _ = target.shapes()
-    _, batch = target.lower("train", longest).args_info[0]
+    batch = target.lower("train", longest).args_info[0][1]
     assert batch["input_ids"].shape == (3, 8, 48) and batch["count"].shape == ()
-    _, batch = target.lower("eval", target.eval_shape).args_info[0]
+    batch = target.lower("eval", target.eval_shape).args_info[0][1]
     assert batch["input_ids"].shape == (4, 64)
     assert batch["mlm_positions"].shape == (4, 32) and "stop" not in batch
     target.hosts = 2  # of which any may be stopped by a signal
     for step, shape in (("train", longest), ("eval", target.eval_shape)):
-        _, batch = target.lower(step, shape).args_info[0]
+        batch = target.lower(step, shape).args_info[0][1]
         assert batch["stop"].shape == (1,)
 
 
