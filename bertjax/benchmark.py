@@ -19,7 +19,7 @@ import os
 from collections.abc import Sequence
 
 from bertjax import UserError, registry
-from bertjax.assembly import command_line, resolve, validate
+from bertjax.assembly import command_line, prepared_text, resolve, validate
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.measuring.alternate import compare, serve, split
@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__)
     config = args.config
     validate.check(config)
+    prepared_text.check_concepts(config)
     resolve.set_flags(config)
     make = registry.pick("--what", args.what, MEASURES)
     if args.what == "plan":

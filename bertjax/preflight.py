@@ -26,7 +26,7 @@ import os
 from collections.abc import Sequence
 
 from bertjax import UserError
-from bertjax.assembly import command_line, validate
+from bertjax.assembly import command_line, prepared_text, validate
 from bertjax.config import cli
 from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
@@ -58,6 +58,7 @@ def show(argv: Sequence[str]) -> int:
     """Print what one config needs on one topology."""
     args = command_line.parse(argv, FLAGS, __doc__)
     validate.check(args.config)
+    prepared_text.check_concepts(args.config)
     topology = args.topology or topologies.DEFAULT
     topologies.parse(topology)
     topologies.prepare()

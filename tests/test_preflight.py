@@ -67,6 +67,7 @@ def read(result):
 def test_refusals_in_one_line(run):
     refused(run(*SMALL, "--topology=v5e-8"), "--topology=v5e-8", "v5e:2x4")
     refused(run("--config=bert.py:no_such_size"), "no_such_size")
+    refused(run("--config=causalm.py:base"), "data.concept")
     with pytest.raises(UserError, match="shipped configs: leave --config out"):
         preflight.write_table(["--config=bert.py:mini", "--table=x.md"])
 

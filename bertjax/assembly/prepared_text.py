@@ -61,15 +61,7 @@ def check_inputs(config: ConfigDict) -> None:
             "of them, --config.data.similar=FILE, which bertjax.prepare "
             f"--similar=FILE writes, or --config.data.similar={NONE}"
         )
-    parts = {part.name for part in parse_objective(config.objective)}
-    for key in ("concept", "control"):
-        unit = data.mask_unit == key
-        if (unit or key in parts) and not data[key]:
-            what = "data.mask_unit" if unit else "objective"
-            raise UserError(
-                f"{what}={key} needs the words that it is about: give data.{key}, a "
-                "file or words:good,bad"
-            )
+    check_concepts(config)
     train = named_sources(data.train, "data.train")
     valid = named_sources(data.valid, "data.valid")
     if "train" in valid:
@@ -83,6 +75,19 @@ def check_inputs(config: ConfigDict) -> None:
                     "nothing to mix"
                 )
     text.check_inputs(**inputs(config))
+
+
+def check_concepts(config: ConfigDict) -> None:
+    """Refuse heads and masks of a concept whose words are not given: UserError."""
+    parts = {part.name for part in parse_objective(config.objective)}
+    for key in ("concept", "control"):
+        unit = config.data.mask_unit == key
+        if (unit or key in parts) and not config.data[key]:
+            what = "data.mask_unit" if unit else "objective"
+            raise UserError(
+                f"{what}={key} needs the words that it is about: give data.{key}, a "
+                "file or words:good,bad"
+            )
 
 
 def refuse_task(config: ConfigDict) -> None:

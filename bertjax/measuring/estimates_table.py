@@ -49,6 +49,10 @@ FITS = {
 }
 # What a table of the user's would say.
 FLAGS = {
+    "causalm.py:base": (
+        "--config.data.concept=words:good,bad",
+        "--config.data.control=words:food,room",
+    ),
     "finetune/choose.py": (
         "--config.task.text=context",
         "--config.task.choices=first,second,third,fourth",

@@ -44,7 +44,8 @@ class MlmFeatures(base.Features):
         return {**gathered, **own, **label_specs(self.concepts, self.predictions)}
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
-        batch = base.without_marks(self._swap(rows.arrays, rows.keys)[0])
+        arrays = self._swap(rows.arrays, rows.keys) if self.swaps else rows.arrays
+        batch = base.without_marks(arrays)
         masked = mask_tokens(
             batch["input_ids"], batch["attention_mask"], rows.keys,
             self.masker_at(self.rate and self.rate.at(rows.progress)),
@@ -53,15 +54,17 @@ class MlmFeatures(base.Features):
         labels = make_labels(self.concepts, rows, masked.mlm_positions)
         return batch | masked._asdict() | labels
 
-    def _swap(self, arrays: Batch, keys: np.ndarray) -> tuple[Batch, int]:
-        """Return the arrays with counterfactual words in half of the rows, where there
-        are pairs (data.swap), and how many tokens are others."""
-        if getattr(self.tables, "pairs", None) is None:
-            return arrays, 0
+    @property
+    def swaps(self) -> bool:
+        """Whether half of the rows have counterfactual words (data.swap)."""
+        return getattr(self.tables, "pairs", None) is not None
+
+    def _swap(self, arrays: Batch, keys: np.ndarray) -> Batch:
+        """Return the arrays with counterfactual words in half of the rows."""
         ids, real = arrays["input_ids"], arrays["attention_mask"]
         rows = Rows(ids, real, keys, arrays.get("marks"))
         new = swap_words(rows, self.tables, draw_rows(keys))
-        return arrays | {"input_ids": new}, int((new != ids).sum())
+        return arrays | {"input_ids": new}
 
     def describe(self) -> str:
         ends = self.rate or (self.masking.rate,)
@@ -69,9 +72,13 @@ class MlmFeatures(base.Features):
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         chosen = self.predicted(after)
-        before, swapped = self._swap(before, before["keys"])
-        counts = base.count_masks(self.tokenizer, before, after["input_ids"], chosen)
-        return counts | ({"swapped": swapped} if swapped else {})
+        own, counts = before["input_ids"], {}
+        if self.swaps:
+            before = self._swap(before, before["keys"])
+            counts["swapped"] = int((before["input_ids"] != own).sum())
+        return counts | base.count_masks(
+            self.tokenizer, before, after["input_ids"], chosen
+        )
 
     def predicted(self, batch: Batch) -> np.ndarray:
         positions, weights = batch["mlm_positions"], batch["mlm_weights"]
