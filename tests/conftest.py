@@ -54,6 +54,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list) -> None:
             item.add_marker(skip)
 
 
+MOST_MAPS = 25_000  # of 65,530 that Linux lets a process have (vm.max_map_count)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Forget compiled programs before they are too many: each takes some mappings of
+    memory, and a process without one to spare ends without a word."""
+    yield
+    maps = Path("/proc/self/maps")
+    known = maps.read_bytes().count(b"\n") if maps.exists() else 0
+    if "jax" in sys.modules and known > MOST_MAPS:
+        sys.modules["jax"].clear_caches()
+
+
 # ---------------------------------------------------------------- a corpus
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
