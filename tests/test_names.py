@@ -3,7 +3,7 @@
 
 import ast
 import graphlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,3 +173,9 @@ def test_files_do_not_import_each_other_in_a_circle():
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_a_test_file_has_a_name_of_its_own():
+    """pytest collects one of two files of one name, wherever they lie."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not [name for name, count in names.items() if count > 1]
