@@ -84,7 +84,7 @@ def test_terms_that_do_not_go_together(change, said):
         directions(wrong, params, batches)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_is_logged_is_what_is_optimised(accumulate):
     """Whatever weight the Sum of a loss has; metrics keep their own."""
     objective, _ = make_objective("mlm+lab.weighted", CFG)

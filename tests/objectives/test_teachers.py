@@ -242,9 +242,8 @@ def test_it_goes_beside_a_masked_lm():
         assert both[term] == pytest.approx(value, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["minilm", pytest.param("classify:classes=3", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["minilm", "classify:classes=3"])
 def test_any_mesh_and_micro_batches(name):
     objective, params = make(name)
     teacher, batches = jax.device_get(params["teacher"]), [make_batch(name)] * 3

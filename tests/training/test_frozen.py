@@ -208,6 +208,7 @@ def test_depths_of_rates_count_frozen_layers():
     assert found == {k: v for k, v in factors.items() if "/layers/" not in k}
 
 
+@pytest.mark.slow
 def test_any_mesh_and_micro_batches():
     cfg = EncoderConfig(**SHAPE, unroll=1)
     objective, _ = make_objective("mlm", cfg)
