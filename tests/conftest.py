@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
+# Cases that compile for seconds, and of whose kind another one stays in `make test`.
+SLOW = frozenset((ROOT / "tests/slow.txt").read_text(encoding="utf-8").splitlines())
 
 
 def knows(flag: bytes) -> bool:
@@ -50,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list) -> None:
         return
     skip = pytest.mark.skip(reason="slow: runs with --runslow")
     for item in items:
-        if "slow" in item.keywords:
+        if "slow" in item.keywords or item.nodeid.removeprefix("tests/") in SLOW:
             item.add_marker(skip)
 
 
@@ -143,17 +145,38 @@ Command = Callable[..., subprocess.CompletedProcess]
 
 
 @pytest.fixture(scope="session")
-def command(environment: dict[str, str]) -> Command:
-    """Run `python -m bertjax.NAME ARGUMENTS`; the result holds what it said."""
+def fork_server(environment: dict[str, str]) -> Iterator[subprocess.Popen]:
+    """A process that has imported the libraries of every command (fork_server.py)."""
+    server = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("fork_server.py")],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout.readline() == "ready\n"
+    yield server
+    server.stdin.close()
+    server.wait()
 
-    def run(
-        name: str,
-        *arguments: Any,
-        env: dict[str, str] | None = None,
-        before: Sequence[str] = (),
-    ) -> subprocess.CompletedProcess:
+
+@pytest.fixture(scope="session")
+def command(
+    environment: dict[str, str],
+    fork_server: subprocess.Popen,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Command:
+    """Run `python -m bertjax.NAME ARGUMENTS`; the result holds what it said.
+
+    With an environment of its own it is a process from the start, else a fork of one
+    that has imported the libraries.
+    """
+    folder = tmp_path_factory.mktemp("said")
+
+    def start(line: list, env: dict[str, str] | None) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [*before, sys.executable, "-m", f"bertjax.{name}", *map(str, arguments)],
+            line,
             cwd=ROOT,
             env={**environment, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -161,6 +184,29 @@ def command(environment: dict[str, str]) -> Command:
             text=True,
             timeout=400,
         )
+
+    def fork(name: str, arguments: list[str]) -> subprocess.CompletedProcess:
+        said = {kind: folder / kind for kind in ("stdout", "stderr")}
+        for path in said.values():
+            path.write_bytes(b"")
+        paths = {kind: str(path) for kind, path in said.items()}
+        order = {"name": name, "arguments": arguments, **paths}
+        fork_server.stdin.write(json.dumps(order) + "\n")
+        fork_server.stdin.flush()
+        status = int(fork_server.stdout.readline())
+        texts = {kind: path.read_text("utf-8") for kind, path in said.items()}
+        return subprocess.CompletedProcess([name, *arguments], status, **texts)
+
+    def run(
+        name: str,
+        *arguments: Any,
+        env: dict[str, str] | None = None,
+        before: Sequence[str] = (),
+    ) -> subprocess.CompletedProcess:
+        words = [str(argument) for argument in arguments]
+        if env is None and not before:
+            return fork(name, words)
+        return start([*before, sys.executable, "-m", f"bertjax.{name}", *words], env)
 
     return run
 

@@ -179,3 +179,10 @@ def test_a_test_file_has_a_name_of_its_own():
     """pytest collects one of two files of one name, wherever they lie."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert not [name for name, count in names.items() if count > 1]
+
+
+def test_slow_cases_are_there():
+    text = (ROOT / "tests/slow.txt").read_text(encoding="utf-8")
+    for case in text.splitlines():
+        path, function = case.split("[")[0].split("::")
+        assert f"\ndef {function}(" in (ROOT / "tests" / path).read_text(), case
