@@ -28,6 +28,7 @@ from bertjax.data.masking.similar_words import (
 )
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.plan import Plan
+from bertjax.data.sequences.turns import Limits
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.word_pairs import read_pairs, written_forms
@@ -74,8 +75,9 @@ def make_run(
         rule: str | None,
         slots: tuple[int, ...] | None,
         streams: frozenset[str],
+        limits: tuple[int, int] | None,
     ) -> tuple[Any, mixture.Mixture]:
-        how = dict(slots=slots, streams=streams)
+        how = dict(slots=slots, streams=streams, limits=limits)
         plans = make_plans(config, rule, parts, raw, say, **how)
         rows = {name: p.n for name, p in plans.items()}
         mixed = mixture.make_mixture(rows, weights, config.data.alpha)
@@ -86,7 +88,8 @@ def make_run(
     def rows_of(phase: phases.Wanted | phases.Phase) -> tuple[Any, mixture.Mixture]:
         rule = split_needs(needs[phase.objective]).pair_rule
         half = make_half(phase)
-        return plan_rows(half.raw, rule, packed_slots(half), half.streams)
+        how = packed_slots(half), half.streams, half.limits
+        return plan_rows(half.raw, rule, *how)
 
     sizes = {phase.shape: rows_of(phase)[1].n for phase in wanted}
 
@@ -137,8 +140,8 @@ def make_eval_batches(
     half = resolve.make_features(
         config, needs, tokenizer, tables, length, rate, is_evaluation=True
     )
-    how = dict(seed=seed, slots=packed_slots(half), streams=half.streams)
-    plans = make_plans(config, rule, {name: store}, half.raw, say, **how)
+    how = dict(slots=packed_slots(half), streams=half.streams, limits=half.limits)
+    plans = make_plans(config, rule, {name: store}, half.raw, say, seed=seed, **how)
     return batches.Batches(
         plans=tuple(plans.values()),
         mixture=mixture.make_mixture({name: p.n for name, p in plans.items()}),
@@ -220,12 +223,14 @@ def make_plans(
     seed: int | None = None,
     slots: Sequence[int] | None = None,
     streams: Iterable[str] = (),
+    limits: tuple[int, int] | None = None,
 ) -> dict[str, Plan]:
     """Plan the rows of each store; say what the plan leaves out.
 
     rule: by which pairs are drawn; length: of the rows, special tokens included.
     cache: of large plans; None: data.cache. seed: None is the config's. slots: see
-    packed_slots. streams: those that rows bring.
+    packed_slots. streams: those that rows bring. limits: of rows of turns
+    (Features.limits).
     """
     if tasks.is_task(config):
         return {name: rows.plan(length) for name, rows in stores.items()}
@@ -246,6 +251,7 @@ def make_plans(
                 cache=cache,
                 slots=None if slots is None else np.array(slots),
                 streams=streams,
+                limits=None if limits is None else Limits(*limits),
             )
         except UserError as e:
             which = str(e).removeprefix("data.train or data.valid: ")

@@ -119,6 +119,7 @@ def inputs(config: ConfigDict) -> dict[str, Any]:
         **{key: data[key] for key in keys.split()},
         "vocab": str(Path(data.vocab).expanduser()) if data.vocab else "",
         "tokenizer_kind": data.tokenizer,
+        "layout": "turns" if data.plan == "turns" else "",
         "vocab_alpha": data.alpha if weighed else data.vocab_alpha,
         "vocab_weights": mixture.read_weights(data.weights) if weighed else None,
     }

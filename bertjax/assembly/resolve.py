@@ -19,7 +19,7 @@ from bertjax.data.masking import mask_rates
 from bertjax.data.tokenizers import stream_vocab
 from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.models.config import EncoderConfig, read_id_streams
-from bertjax.models.families import FAMILIES
+from bertjax.models.families import FAMILIES, in_effect
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
@@ -66,7 +66,9 @@ def encoder_config(
             f"model.pieces={shape['pieces']} is smaller than the tokenizer's "
             f"{vocab_size} pieces: leave it empty"
         )
-    shape["id_streams"] = size_id_streams(config, shape.get("id_streams", ""))
+    # Without a number for lack of one, which EncoderConfig refuses.
+    sized = (f"{n}:{rows or ''}".rstrip(":") for n, rows in id_streams(config).items())
+    shape["id_streams"] = ",".join(sized)
     dtype = dtype_of(config.dtype, backend)
     # A loop over the layers compiles in a minute and keeps matrix products alone.
     # Layers one after the other are a fifth faster on a TPU (docs/benchmarks.md), and
@@ -87,10 +89,11 @@ def encoder_config(
     return cfg
 
 
-def size_id_streams(config: ConfigDict, written: str) -> str:
-    """Return model.id_streams with the rows of each table: of a stream of data.streams
-    as many as it has ids. Raises UserError for fewer."""
-    caps, sized = read_streams(config.data.streams), []
+def id_streams(config: ConfigDict) -> dict[str, int]:
+    """Return what the model embeds beside words, {name: rows of its table}: of a stream
+    of data.streams a row for each of its ids. Raises UserError for fewer."""
+    written = in_effect(config.model)["id_streams"] or ""
+    caps, sized = read_streams(config.data.streams), {}
     for name, rows in read_id_streams(written).items():
         ids = stream_vocab.FIRST + caps[name] if name in caps else 0
         if 0 < rows < ids:
@@ -98,24 +101,24 @@ def size_id_streams(config: ConfigDict, written: str) -> str:
                 f"model.id_streams={written}: {name} has {ids} ids, no value and "
                 f"unknown ones included (data.streams={config.data.streams})"
             )
-        sized.append(f"{name}:{rows or ids}" if rows or ids else name)
-    return ",".join(sized)
+        sized[name] = rows or ids
+    return sized
 
 
 def embedded_streams(config: ConfigDict) -> frozenset[str]:
     """Return the streams of data.streams that the model embeds."""
-    written = read_id_streams(config.model.id_streams or "")
-    return frozenset(read_streams(config.data.streams).keys() & written.keys())
+    own = read_streams(config.data.streams).keys()
+    return frozenset(own & id_streams(config).keys())
 
 
 def check_id_streams(config: ConfigDict, half: Features) -> None:
     """Refuse streams of model.id_streams that no array of a batch has: UserError."""
     gathered = {f"{name}_ids": Spec((half.raw,)) for name in half.streams}
     arrays = half.specs(gathered)
-    for name in read_id_streams(config.model.id_streams or ""):
+    for name in id_streams(config):
         if f"{name}_ids" not in arrays:
             raise UserError(
-                f"model.id_streams={config.model.id_streams}: rows of objective="
+                f"model.id_streams={name}: rows of objective="
                 f"{config.objective} have no {name}_ids: name a stream of data.streams"
             )
 
@@ -167,7 +170,7 @@ def make_features(
     rows = 1 if is_evaluation else config.accumulate
     settings = Settings(
         config, tokenizer, tables, length, mask_rate, rates, rows,
-        embedded_streams(config),
+        id_streams(config), embedded_streams(config),
     )  # fmt: skip
     half = (
         Features(settings)
@@ -209,6 +212,16 @@ def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
         raise UserError(
             f"objective={config.objective!r} learns from running text, not from the "
             f"rows of a table: leave task.text={config.task.text} out"
+        )
+    answers = (needed.features or "").partition(":")[0] == "dialogue"
+    is_outside = registry.is_outside(needed.features or "")
+    if answers != (config.data.plan == "turns") and not is_outside:
+        wanted = "turns" if answers else "full_sentences"
+        raise UserError(
+            f"objective={config.objective} and data.plan={config.data.plan}: rows of "
+            f"turns go with objective=dialogue; give data.plan={wanted}"
+            + ", or objective=dialogue"
+            * (not answers)
         )
     if needed.pair_rule and config.data.plan != "pairs":
         raise UserError(

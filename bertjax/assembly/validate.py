@@ -26,7 +26,7 @@ from bertjax.training import CHOICES, read_freeze, read_rates, settings_of, writ
 OF_TEXT = (
     "masking mask_rate mask_unit mask_lengths corruption replacement similar "
     "mask_weights swap concept control plan noise max_predictions paper_compat "
-    "short_seq_prob text_field group_field entity_field streams segmenter"
+    "short_seq_prob text_field group_field entity_field streams segmenter target_length"
 )
 OF_TEXT = [*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"]
 
@@ -40,6 +40,7 @@ RANGES = {
     "data.short_seq_prob": (0, 1),
     "data.max_line_bytes": (1, 2**40),
     "data.max_segments": (1, 2**16),
+    "data.target_length": (4, 2**16),
     "data.vocab_size": (train_vocab.LEAST, 2**24),
     "data.extra_ids": (0, 2**16),
     "data.alpha": (0, 1),
@@ -223,6 +224,11 @@ def _check_data(config: ConfigDict) -> None:
     mixture.read_weights(data.weights)
     read_noise(data.noise)
     read_streams(data.streams)
+    if data.target_length is not None and data.plan != "turns":
+        raise UserError(
+            f"data.target_length={data.target_length} is of data.plan=turns, and this "
+            f"is {data.plan}: leave it out"
+        )
     if data.weights and data.alpha is not None:
         raise UserError("data.weights and data.alpha are both given: give one of them")
     chosen = read_masker(data, mask_rates.last(data.mask_rate))

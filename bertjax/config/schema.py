@@ -121,7 +121,10 @@ def data_keys() -> dict[str, Any]:
         lower_case=placeholder(bool),  # empty: what the tokenizer's files say
         length=128,
         engine="tf",  # or python: the same batches without TensorFlow
-        plan="pairs",  # or full_sentences, doc_sentences, document
+        plan="pairs",  # or full_sentences, doc_sentences, document, turns
+        # Of turns: slots of an answer, special tokens included; empty: length / 8, and
+        # 32 at least where half a row has them.
+        target_length=placeholder(int),
         short_seq_prob=0.1,  # pairs: share of chunks with short targets
         packed=False,  # several sequences a row, which do not see each other
         max_segments=placeholder(int),  # a row; empty: max(4, length / 16)

@@ -18,6 +18,7 @@ from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import limit_segments, make_plan
+from bertjax.data.sequences.turns import Limits
 from bertjax.tasks.task_type import find_task_type, with_options
 
 SEQUENCES = 4  # of a packed row, if it may hold so many
@@ -123,11 +124,16 @@ def make_batches(
     document = max(most - 3, 2)
     if not data.packed:
         document *= 8  # a document ends where a row does, or far behind
-    # Sentences of a token, so that rows end nowhere but at their last slot.
+    # Sentences of a token, so that rows end nowhere but at their last slot; turns as
+    # long as answers may be.
+    sentence = max(features.limits[0] - 2, 1) if features.limits else 1
+    document = max(document // sentence, 2) * sentence
     tokens = document * sequences * min(max(shape.batch_size, 16), 256)
-    tokenizer, store = synthetic_text(vocab_size, tokens, 1, document, data.extra_ids)
+    how = sentence, document, data.extra_ids
+    tokenizer, store = synthetic_text(vocab_size, tokens, *how)
     kinds = np.arange(len(store.sentences) - 1, dtype=np.uint16) % 2 + 1
-    store.streams = dict.fromkeys(features.streams, ("sentence", kinds))
+    own = {*features.streams} | ({"speaker"} if features.limits else set())
+    store.streams = dict.fromkeys(own, ("sentence", kinds))
     plan = make_plan(
         store,
         data.plan,
@@ -139,6 +145,7 @@ def make_batches(
         max_segments=data.max_segments,
         slots=slots,
         streams=features.streams,
+        limits=features.limits and Limits(*features.limits),
     )
     return Batches(
         plans=(plan,),

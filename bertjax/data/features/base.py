@@ -8,6 +8,7 @@ array of a batch, so that what feeds, measures and compiles has to ask nobody el
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +41,9 @@ class Settings(NamedTuple):
     masker's `tables`); length: L of the batch; mask_rate: of the phase, as the config
     has it; rates: of all phases of this shape, which share their shapes; rows: how
     many neighbouring rows of a batch are of one kind (config.accumulate, since a
-    micro-batch takes every so many-th row); streams: those of the text that the model
-    embeds.
+    micro-batch takes every so many-th row); tables_of_ids: what the model embeds of
+    `model.id_streams`, {name: rows of its table}; streams: those of them that are of
+    the text.
     """
 
     config: Any
@@ -51,6 +53,7 @@ class Settings(NamedTuple):
     mask_rate: Any = None
     rates: tuple[Any, ...] = (None,)
     rows: int = 1
+    tables_of_ids: Mapping[str, int] = MappingProxyType({})
     streams: frozenset[str] = frozenset()
 
 
@@ -78,9 +81,11 @@ class Features:
     keys: the keys of config.data, among KEYS, that it reads; others are refused where
     they are given. streams: those of data.streams that rows bring, as {name}_ids i32
     [b, raw]; those that the model embeds, unless a subclass says otherwise. per_token:
-    the arrays that say something of each token: copies of tokens have them too.
+    the arrays that say something of each token: copies of tokens have them too. limits:
+    of rows of data.plan=turns alone, (slots of an answer, predictions of a row).
     """
 
+    limits: tuple[int, int] | None = None
     keys: frozenset[str] = frozenset()
     streams: frozenset[str] = frozenset()
 
