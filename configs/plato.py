@@ -21,11 +21,11 @@ def get_config(arg: str | None = None):
     config.total = c.duration(steps=100_000)
     config.model.family = "plato"
     config.model.size = size
-    config.model.max_position_embeddings = 1024 if published else 512
+    config.model.max_position_embeddings = 1024 if published else 576
     config.model.id_streams = "role:128" if published else "role:32,turn:32"
     config.data.plan = "turns"
     config.data.packed = True
-    config.data.length = 1024 if published else 256
+    config.data.length = 1024 if published else 512
     config.data.target_length = 128 if published else 64
     config.data.tokenizer = "unigram"
     config.data.vocab_size = 8001

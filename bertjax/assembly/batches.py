@@ -75,7 +75,7 @@ def make_run(
         rule: str | None,
         slots: tuple[int, ...] | None,
         streams: frozenset[str],
-        limits: tuple[int, int] | None,
+        limits: tuple[int, int, int] | None,
     ) -> tuple[Any, mixture.Mixture]:
         how = dict(slots=slots, streams=streams, limits=limits)
         plans = make_plans(config, rule, parts, raw, say, **how)
@@ -223,7 +223,7 @@ def make_plans(
     seed: int | None = None,
     slots: Sequence[int] | None = None,
     streams: Iterable[str] = (),
-    limits: tuple[int, int] | None = None,
+    limits: tuple[int, int, int] | None = None,
 ) -> dict[str, Plan]:
     """Plan the rows of each store; say what the plan leaves out.
 

@@ -105,6 +105,12 @@ def id_streams(config: ConfigDict) -> dict[str, int]:
     return sized
 
 
+def max_positions(config: ConfigDict) -> int:
+    """Return the longest sequence that the model has positions for."""
+    shape = in_effect(config.model)
+    return shape["max_position_embeddings"] - shape["position_offset"]
+
+
 def embedded_streams(config: ConfigDict) -> frozenset[str]:
     """Return the streams of data.streams that the model embeds."""
     own = read_streams(config.data.streams).keys()
@@ -170,7 +176,7 @@ def make_features(
     rows = 1 if is_evaluation else config.accumulate
     settings = Settings(
         config, tokenizer, tables, length, mask_rate, rates, rows,
-        id_streams(config), embedded_streams(config),
+        id_streams(config), embedded_streams(config), max_positions(config),
     )  # fmt: skip
     half = (
         Features(settings)

@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     many neighbouring rows of a batch are of one kind (config.accumulate, since a
     micro-batch takes every so many-th row); tables_of_ids: what the model embeds of
     `model.id_streams`, {name: rows of its table}; streams: those of them that are of
-    the text.
+    the text; max_positions: those that the model has.
     """
 
     config: Any
@@ -55,6 +55,7 @@ class Settings(NamedTuple):
     rows: int = 1
     tables_of_ids: Mapping[str, int] = MappingProxyType({})
     streams: frozenset[str] = frozenset()
+    max_positions: int = 2**31 - 1
 
 
 class GatheredRows(NamedTuple):
@@ -82,10 +83,11 @@ class Features:
     they are given. streams: those of data.streams that rows bring, as {name}_ids i32
     [b, raw]; those that the model embeds, unless a subclass says otherwise. per_token:
     the arrays that say something of each token: copies of tokens have them too. limits:
-    of rows of data.plan=turns alone, (slots of an answer, predictions of a row).
+    of rows of data.plan=turns alone, slots of an answer and of a context, and
+    predictions of a row.
     """
 
-    limits: tuple[int, int] | None = None
+    limits: tuple[int, int, int] | None = None
     keys: frozenset[str] = frozenset()
     streams: frozenset[str] = frozenset()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dialogue: an answer is predicted from left to right behind the turns before it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,11 @@ IDS = ("role", "turn")
 
 
 class Limits(NamedTuple):
-    """As sequences/turns.py has them: slots of an answer, and predictions of a row."""
+    """As sequences/turns.py has them: slots of an answer and of a context, and
+    predictions of a row."""
 
     target: int
+    context: int
     predictions: int
 
 
@@ -48,7 +50,7 @@ class DialogueFeatures(base.Features):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         config = settings.config
-        self.limits = read_limits(config.data, settings.length)
+        self.limits = read_limits(config.data, settings.length, settings.max_positions)
         self.tables = {k: n for k, n in settings.tables_of_ids.items() if k in IDS}
 
     @property
@@ -124,33 +126,37 @@ class DialogueFeatures(base.Features):
         return base.mark_columns(shape, batch[f"{self.name}_positions"] + 1, weights)
 
 
-def read_limits(data: object, length: int) -> Limits:
-    """Return the slots of an answer and the predictions of a row of a config's data.
+def read_limits(data: Any, length: int, positions: int) -> Limits:
+    """Return the slots of answers and contexts, and a row's predictions.
 
     An answer has data.target_length slots, or an eighth of the row's, 32 at least where
-    half a row has them. A packed row predicts data.max_predictions tokens, or half of
-    its length. Raises UserError.
+    half a row has them; a context as many as there are positions beyond an answer's. A
+    packed row predicts data.max_predictions tokens, or three eighths of its length.
+    Raises UserError.
     """
     target = data.target_length or max(length // 8, min(32, length // 2))
-    if not LEAST <= target <= length - LEAST:
+    most = min(length, positions) - LEAST
+    if not LEAST <= target <= most:
         raise UserError(
-            f"data.target_length={target} must be from {LEAST} to data.length="
-            f"{length} less {LEAST}, which a context needs"
+            f"data.target_length={target} must be from {LEAST} to {most}: a context "
+            f"needs {LEAST} more of data.length={length} and of the model's "
+            f"{positions} positions"
         )
+    context = min(length, positions - target)
     if not data.packed:
         if data.max_predictions is not None:
             raise UserError(
                 f"data.max_predictions={data.max_predictions} is of packed rows of "
                 "answers: give data.target_length, or data.packed=True"
             )
-        return Limits(target, target - 1)
-    predictions = data.max_predictions or max(target - 1, -(-length // 2))
+        return Limits(target, context, target - 1)
+    predictions = data.max_predictions or max(target - 1, -(-3 * length // 8))
     if predictions < target - 1:
         raise UserError(
             f"data.max_predictions={predictions} is less than an answer has, "
             f"data.target_length={target} less 1"
         )
-    return Limits(target, predictions)
+    return Limits(target, context, predictions)
 
 
 def make_features(settings: Settings) -> DialogueFeatures:

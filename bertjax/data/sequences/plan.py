@@ -259,9 +259,9 @@ def _parts_by_document(plan: Plan, s: _Sequences) -> _Parts:
 def _turn_parts(
     plan: Plan, start: np.ndarray, stop: np.ndarray, document: np.ndarray
 ) -> _Parts:
-    target = plan.limits.target
+    known, target = plan.limits.known(plan.length), plan.limits.target
     document = document.astype(np.int64)
-    found = turns.find_parts(plan, start, stop, document, plan.length - target, target)
+    found = turns.find_parts(plan, start, stop, document, known, target)
     values = {
         "token_type_ids": found.kind,
         "role_ids": found.role,

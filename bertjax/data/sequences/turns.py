@@ -8,9 +8,10 @@ has a context is the answer of one sequence, so that their number is known:
 
     cls knowledge sep turn sep turn sep | cls answer sep
 
-An answer has `target` slots at most, its cls and sep included, and the context the
-rest: whole turns, the oldest of which are left out. Knowledge has half of the context's
-slots at most, and what is longer loses its end; so does a longer answer, and its sep.
+An answer has `target` slots at most, its cls and sep included: a longer one loses its
+end, and its sep. The context has what an answer leaves of a row, and `context` slots at
+most: whole turns, the oldest of which are left out. Knowledge has half of what the
+longest answer leaves at most, and what is longer loses its end.
 """
 
 from collections import Counter
@@ -27,11 +28,17 @@ CONTEXT, ANSWER, KNOWLEDGE = 0, 1, 2  # token types
 
 
 class Limits(NamedTuple):
-    """target: slots of an answer. predictions: tokens that a packed row may predict, of
-    all its answers; a sequence fills as much of the row's as it predicts of these."""
+    """target: slots of an answer. context: slots of a context. predictions: tokens that
+    a packed row may predict, of all its answers; a sequence fills as much of the row as
+    it predicts of these."""
 
     target: int
+    context: int
     predictions: int
+
+    def known(self, length: int) -> int:
+        """Return the most tokens of knowledge in a row of so many slots."""
+        return max(min(self.context, length - self.target) // 2 - 1, 0)
 
 
 class Parts(NamedTuple):
@@ -61,7 +68,6 @@ def turn_blocks(
 
     text: has `speakers` [S] besides its offsets.
     """
-    room = length - limits.target
     for low in range(0, len(text.documents) - 1, chunks.WINDOW):
         edges = np.asarray(text.documents[low : low + chunks.WINDOW + 1])
         first, last = int(edges[0]), int(edges[-1])
@@ -74,48 +80,45 @@ def turn_blocks(
         at = np.flatnonzero(~known)
         at = at[at > begins[document[at]]]
         whole = ends[opening] - ends[begins]
-        kept = known_tokens(whole, room)
+        kept = np.minimum(whole, limits.known(length))
         skipped["tokens of knowledge"] += int((whole - kept).sum())
 
         # Each turn and its sep: a context is as many of the last ones as fit.
         filled = ends - ends[0] + np.arange(len(ends))
-        own = document[at]
-        fits = room - 1 - kept[own] - (kept[own] > 0)
+        own, tokens = document[at], ends[at + 1] - ends[at]
+        # With cls and sep; one that is cut has no sep.
+        answer = np.minimum(tokens + 2, limits.target)
+        before = 1 + kept[own] + (kept[own] > 0)
+        fits = np.minimum(limits.context, length - answer) - before
         start = np.searchsorted(filled, filled[at] - fits)
         start = np.minimum(np.maximum(start, opening[own]), at)
         vanished = (start == at) & (at > opening[own])
         skipped["turns whose context does not fit"] += int(vanished.sum())
-        at, own, start = at[~vanished], own[~vanished], start[~vanished]
+        tokens, answer, before, at, own, start = (
+            x[~vanished] for x in (tokens, answer, before, at, own, start)
+        )
         skipped["oldest turns of contexts"] += int((start - opening[own]).sum())
-        tokens = ends[at + 1] - ends[at]
         skipped["tokens of answers"] += int(
             np.maximum(tokens + 1 - limits.target, 0).sum()
         )
-        # With cls and sep; one that is cut has no sep.
-        answer = np.minimum(tokens + 2, limits.target)
-        size = 1 + kept[own] + (kept[own] > 0) + filled[at] - filled[start] + answer
+        size = before + filled[at] - filled[start] + answer
         # A row's predictions never run out before its slots do.
         share = -(-(answer - 1) * length // limits.predictions)
         yield Block(start + first, at + first + 1, np.maximum(size, share), own + low)
         chunks.release(text.documents, text.sentences, text.speakers)
 
 
-def known_tokens(tokens: np.ndarray, room: int) -> np.ndarray:
-    """Return how many of a conversation's tokens of knowledge a context has."""
-    return np.minimum(tokens, max(room // 2 - 1, 0))
-
-
 def find_parts(
-    text: Any, first: np.ndarray, stop: np.ndarray, document: np.ndarray, room: int,
+    text: Any, first: np.ndarray, stop: np.ndarray, document: np.ndarray, known: int,
     target: int,
 ) -> Parts:  # fmt: skip
     """Return the parts of sequences: of sentences [first, stop) in documents, [k] each;
-    room: slots of a context."""
+    known: the most tokens of knowledge."""
     tok, begin = text.sentences, text.documents[document]
     opening = begin.copy()
     while (more := (opening < stop - 1) & (text.speakers[opening] == KNOWN)).any():
         opening[more] += 1
-    kept = known_tokens(tok[opening] - tok[begin], room)
+    kept = np.minimum(tok[opening] - tok[begin], known)
     has_known = kept > 0
     count = has_known + stop - first
     of = np.repeat(np.arange(len(first)), count)
