@@ -33,6 +33,9 @@ def get_config(arg: str | None = None):
     config.optim.lr = 1e-4 if published else 3e-4
     config.optim.b2 = 0.98
     config.optim.warmup = c.duration(percent=2)
+    if published:  # 22 GB of weights in bfloat16 do not lie on a chip whole
+        config.model.remat = "full"
+        config.mesh.fsdp = 16
     if smoke:
         c.make_smoke(config)
         config.data.train = config.data.valid = ""

@@ -28,7 +28,6 @@ from bertjax.data.masking.similar_words import (
 )
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.plan import Plan
-from bertjax.data.sequences.turns import Limits
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.word_pairs import read_pairs, written_forms
@@ -251,7 +250,7 @@ def make_plans(
                 cache=cache,
                 slots=None if slots is None else np.array(slots),
                 streams=streams,
-                limits=None if limits is None else Limits(*limits),
+                limits=limits,
             )
         except UserError as e:
             which = str(e).removeprefix("data.train or data.valid: ")

@@ -18,7 +18,6 @@ from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import limit_segments, make_plan
-from bertjax.data.sequences.turns import Limits
 from bertjax.tasks.task_type import find_task_type, with_options
 
 SEQUENCES = 4  # of a packed row, if it may hold so many
@@ -145,7 +144,7 @@ def make_batches(
         max_segments=data.max_segments,
         slots=slots,
         streams=features.streams,
-        limits=features.limits and Limits(*features.limits),
+        limits=features.limits,
     )
     return Batches(
         plans=(plan,),

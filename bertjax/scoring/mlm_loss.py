@@ -3,6 +3,7 @@
 
 import dataclasses
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from bertjax.objectives.token_head import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
 from bertjax.training import step
 
+ANSWERS = "dialogue_loss"  # whose perplexity is told, since nothing is masked
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, of rare characters
 
 
@@ -99,6 +101,8 @@ def evaluate(
             if before:
                 rows = map(read_before, rows)
             values = tally.score(run, params, rows)
+            if ANSWERS in values:
+                values["perplexity"] = math.exp(min(values[ANSWERS], 700))
             if predicted and not tally.predictions:
                 raise UserError(
                     f"{name}: nothing was predicted, with data.mask_unit="

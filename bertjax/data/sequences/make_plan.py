@@ -55,13 +55,13 @@ def make_plan(
     cache: str | Path | None = None,
     slots: np.ndarray | None = None,
     streams: Iterable[str] = (),
-    limits: turns.Limits | None = None,
+    limits: tuple[int, int, int] | None = None,
 ) -> Plan:
     """Plan the rows of a store; L = `length` counts the special tokens.
 
     slots: i64 [L + 1], what a sequence of so many tokens takes of a packed row, whose
     L slots they fill; None: as many as it has tokens. streams: those of the store that
-    rows bring. limits: of kind turns.
+    rows bring. limits: of kind turns, those of turns.Limits.
 
     `pair_rule`, for kind pairs alone, is a name in PAIR_RULES. A packed row holds
     at most `max_segments` sequences, by default L / 16 and 4 at least. With `cache`, a
@@ -151,7 +151,7 @@ def _find_streams(
 
 
 def _find_turns(
-    store: Any, kind: str, limits: turns.Limits | None
+    store: Any, kind: str, limits: tuple[int, int, int] | None
 ) -> tuple[np.ndarray | None, turns.Limits | None]:
     """Return who speaks each sentence, and the limits, of turns. Raises UserError."""
     if (kind == "turns") != (limits is not None):
@@ -162,7 +162,7 @@ def _find_turns(
     if limits is None:
         return None, None
     ((_, speakers),) = _find_streams(store, ["speaker"]).values()
-    return speakers, limits
+    return speakers, turns.Limits(*limits)
 
 
 def limit_segments(length: int, packed: bool, most: int | None) -> int | None:
