@@ -101,8 +101,6 @@ def evaluate(
             if before:
                 rows = map(read_before, rows)
             values = tally.score(run, params, rows)
-            if ANSWERS in values:
-                values["perplexity"] = math.exp(min(values[ANSWERS], 700))
             if predicted and not tally.predictions:
                 raise UserError(
                     f"{name}: nothing was predicted, with data.mask_unit="
@@ -207,7 +205,7 @@ class Tally:
     ) -> dict[str, float]:
         """Run batches through run(params, batch) -> (sums, guesses), and count them.
 
-        Returns the means of the sums.
+        Returns the means of the sums, and the perplexity of answers.
         """
         pending: list[Any] = []  # batches, and guesses that are still on the device
 
@@ -221,6 +219,8 @@ class Tally:
         means = step.run_eval(evaluate, params, batches)
         for each in pending:
             self._count(*each)
+        if ANSWERS in means:
+            means["perplexity"] = math.exp(min(means[ANSWERS], 700))
         return means
 
     def _count(self, batch: Mapping[str, np.ndarray], guesses: Any) -> None:

@@ -172,9 +172,9 @@ def _field(
     record: Mapping[str, Any], name: str, where: Where, noun: str = "record"
 ) -> Any:
     if name not in record:
-        there = ", ".join(f"`{key}`" for key in record) or "none"
+        fields = ", ".join(f"`{key}`" for key in record) or "none"
         raise UserError(
-            f"{where()}: the {noun} has no field `{name}`; there are: {there}"
+            f"{where()}: the {noun} has no field `{name}`; there are: {fields}"
         )
     return record[name]
 

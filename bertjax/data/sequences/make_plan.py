@@ -138,14 +138,14 @@ def _find_streams(
     store: Any, names: Iterable[str]
 ) -> dict[str, tuple[str, np.ndarray]]:
     """Return streams of a store by name, sorted. Raises UserError."""
-    there, found = getattr(store, "streams", {}), {}
+    known, found = getattr(store, "streams", {}), {}
     for name in sorted(names):
-        if name not in there:
+        if name not in known:
             raise UserError(
                 f"data.train or data.valid has no stream `{name}`: give "
-                f"data.streams={','.join([*there, name])}"
+                f"data.streams={','.join([*known, name])}"
             )
-        kind, ids = there[name]
+        kind, ids = known[name]
         found[name] = kind, np.asarray(ids)
     return found
 

@@ -71,10 +71,9 @@ class Stream:
     def check(self, name: str, value: Any) -> None:
         """Raise StreamError for a value of the other kind; none is of either."""
         if value and isinstance(value, tuple) != (self.kind == TOKEN):
-            here, there = "ranges", "a value a sentence"
-            if self.kind == TOKEN:
-                here, there = there, here
-            raise StreamError(f"`{name}` has {here} here, and {there} before")
+            both = "ranges", "a value a sentence"
+            own, usual = both if self.kind != TOKEN else both[::-1]
+            raise StreamError(f"`{name}` has {own} here, and {usual} before")
 
     def of_sentences(self, name: str, values: Sequence[Mapping[str, Any]]) -> Any:
         """Return the id of each sentence, [s]. Raises StreamError."""
