@@ -76,7 +76,8 @@ def check_prompts(prompts: Any) -> list[Any]:
         raise UserError(f"texts={prompts!r:.60} must be a list of strings")
     found = list(prompts)
     for one in found:
-        check_texts(one.values() if isinstance(one, Mapping) else [one])
+        if not (isinstance(one, Mapping) and "turns" in one):
+            check_texts(one.values() if isinstance(one, Mapping) else [one])
     return found
 
 
@@ -300,7 +301,8 @@ class Model(LoadedModel):
         """Write behind texts, or fill their blanks, as `bertjax.generate` does.
 
         texts: of a model that was finetuned to write targets the texts, or objects by
-        column, as `predict` takes them.
+        column, as `predict` takes them; of a model of answers conversations,
+        {"turns": [{"speaker": ..., "text": ...}, ...]}.
         options: the command's flags of that, max_new_tokens, num_beams, temperature,
         how, order and others (generation/options.py). Returns of each text its outputs,
         {"text", "ids", "score"}; score: the sum of ln p of what was written. Raises

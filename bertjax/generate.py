@@ -11,7 +11,9 @@ The likeliest tokens are taken, or those of --num_beams; with --temperature, --t
 --top_p they are drawn. --input has a prompt a line, or JSON lines {"prompt": ...}; with
 --json, and in a file of --out, comes out an object a prompt: {"prompt": ...,
 "outputs": [{"text": ..., "ids": [...], "score": ...}]}. A model that was finetuned with
-objective=seq2seq writes the target of each prompt, which may be an object by column.
+objective=seq2seq writes the target of each prompt, which may be an object by column; of
+objective=dialogue the next turn of each conversation, {"turns": [{"speaker": ...,
+"text": ...}, ...]}, whose oldest turns are left out where there are too many.
 """
 
 import json
@@ -48,6 +50,7 @@ FLAGS = {
     "num_return_sequences": Flag("texts for each prompt", 1),
     "seed": Flag("of the draws", 0),
     "prefix": Flag("left: what each text begins with"),
+    "rank": Flag("left: draw so many texts, give the likeliest a token", kind=int),
     "stop": Flag("left: a string that ends a text, and is left out", ()),
     "how": Flag("left or unmask; see above", ""),
     "order": Flag("unmask: confidence, entropy, left or random"),
@@ -122,9 +125,13 @@ def read_prompts(path: str) -> list[Any]:
         if not line.strip():
             continue
         try:
-            prompt = json.loads(line)["prompt"]
+            read = json.loads(line)
+            prompt = read if "turns" in read else read["prompt"]
         except (ValueError, TypeError, KeyError):
             prompt = None
+        if isinstance(prompt, dict) and "turns" in prompt:
+            prompts.append(prompt)  # whose turns are looked at where they are read
+            continue
         cells = prompt.values() if isinstance(prompt, dict) else [prompt]
         if not cells or not all(isinstance(cell, str) for cell in cells):
             raise UserError(f'{name}:{number} is no JSON object {{"prompt": TEXT}}')

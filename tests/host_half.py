@@ -9,7 +9,8 @@ from bertjax.data.masking.vocab_tables import make_tables
 def make_half(
     needs, tokenizer, length, tables=None, rate=None, rates=(), accumulate=1, **keys,
 ):  # fmt: skip
-    """Make the features of `needs` ("mlm", "nsp", ...); keys: of config.data.
+    """Make the features of `needs` ("mlm", "nsp", ...); keys: of config.data, and
+    model.id_streams.
 
     A tokenizer that does not say otherwise has a mask.
     """
@@ -17,6 +18,7 @@ def make_half(
         tokenizer.has_mask = True
     config = base()
     config.accumulate = accumulate
+    config.model.id_streams = keys.pop("id_streams", None)
     config.data.update(keys)
     rate = config.data.mask_rate if rate is None else rate
     needs = frozenset(needs.split()) if isinstance(needs, str) else needs

@@ -13,11 +13,13 @@ from bertjax import UserError, registry
 from bertjax.config import schema
 from bertjax.data import phases
 from bertjax.data.features import make_features as features
-from bertjax.data.features.base import KEYS, Features, Settings
+from bertjax.data.features.base import KEYS, Features, Settings, Spec
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import mask_rates
-from bertjax.models.config import EncoderConfig
-from bertjax.models.families import FAMILIES
+from bertjax.data.tokenizers import stream_vocab
+from bertjax.data.tokenizers.stream_vocab import read_streams
+from bertjax.models.config import EncoderConfig, read_id_streams
+from bertjax.models.families import FAMILIES, in_effect
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
@@ -64,6 +66,9 @@ def encoder_config(
             f"model.pieces={shape['pieces']} is smaller than the tokenizer's "
             f"{vocab_size} pieces: leave it empty"
         )
+    # Without a number for lack of one, which EncoderConfig refuses.
+    sized = (f"{n}:{rows or ''}".rstrip(":") for n, rows in id_streams(config).items())
+    shape["id_streams"] = ",".join(sized)
     dtype = dtype_of(config.dtype, backend)
     # A loop over the layers compiles in a minute and keeps matrix products alone.
     # Layers one after the other are a fifth faster on a TPU (docs/benchmarks.md), and
@@ -82,6 +87,46 @@ def encoder_config(
             limit += f" less model.position_offset={cfg.position_offset}"
         raise UserError(f"{key}={longest} is more than {limit}")
     return cfg
+
+
+def id_streams(config: ConfigDict) -> dict[str, int]:
+    """Return what the model embeds beside words, {name: rows of its table}: of a stream
+    of data.streams a row for each of its ids. Raises UserError for fewer."""
+    written = in_effect(config.model)["id_streams"] or ""
+    caps, sized = read_streams(config.data.streams), {}
+    for name, rows in read_id_streams(written).items():
+        ids = stream_vocab.FIRST + caps[name] if name in caps else 0
+        if 0 < rows < ids:
+            raise UserError(
+                f"model.id_streams={written}: {name} has {ids} ids, no value and "
+                f"unknown ones included (data.streams={config.data.streams})"
+            )
+        sized[name] = rows or ids
+    return sized
+
+
+def max_positions(config: ConfigDict) -> int:
+    """Return the longest sequence that the model has positions for."""
+    shape = in_effect(config.model)
+    return shape["max_position_embeddings"] - shape["position_offset"]
+
+
+def embedded_streams(config: ConfigDict) -> frozenset[str]:
+    """Return the streams of data.streams that the model embeds."""
+    own = read_streams(config.data.streams).keys()
+    return frozenset(own & id_streams(config).keys())
+
+
+def check_id_streams(config: ConfigDict, half: Features) -> None:
+    """Refuse streams of model.id_streams that no array of a batch has: UserError."""
+    gathered = {f"{name}_ids": Spec((half.raw,)) for name in half.streams}
+    arrays = half.specs(gathered)
+    for name in id_streams(config):
+        if f"{name}_ids" not in arrays:
+            raise UserError(
+                f"model.id_streams={name}: rows of objective="
+                f"{config.objective} have no {name}_ids: name a stream of data.streams"
+            )
 
 
 def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
@@ -129,10 +174,17 @@ def make_features(
     needed = split_needs(needs)
     rates = rates or (mask_rate,)
     rows = 1 if is_evaluation else config.accumulate
-    settings = Settings(config, tokenizer, tables, length, mask_rate, rates, rows)
-    if needed.features is None:
-        return Features(settings)
-    return features.make_features(needed.features, settings)
+    settings = Settings(
+        config, tokenizer, tables, length, mask_rate, rates, rows,
+        id_streams(config), embedded_streams(config), max_positions(config),
+    )  # fmt: skip
+    half = (
+        Features(settings)
+        if needed.features is None
+        else features.make_features(needed.features, settings)
+    )
+    check_id_streams(config, half)
+    return half
 
 
 def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
@@ -166,6 +218,16 @@ def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
         raise UserError(
             f"objective={config.objective!r} learns from running text, not from the "
             f"rows of a table: leave task.text={config.task.text} out"
+        )
+    answers = (needed.features or "").partition(":")[0] == "dialogue"
+    is_outside = registry.is_outside(needed.features or "")
+    if answers != (config.data.plan == "turns") and not is_outside:
+        wanted = "turns" if answers else "full_sentences"
+        raise UserError(
+            f"objective={config.objective} and data.plan={config.data.plan}: rows of "
+            f"turns go with objective=dialogue; give data.plan={wanted}"
+            + ", or objective=dialogue"
+            * (not answers)
         )
     if needed.pair_rule and config.data.plan != "pairs":
         raise UserError(

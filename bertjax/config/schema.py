@@ -100,6 +100,9 @@ def data_keys() -> dict[str, Any]:
         text_field="text",  # of JSON lines, Parquet, tfds
         group_field="",  # the field (language, domain) that parts a text
         entity_field="",  # the field with a list of names, for mask_unit=entity
+        # Fields of JSON lines with a value a sentence, or values of ranges of the text,
+        # the commonest of which have ids: speaker,type:50000 (docs/data.md).
+        streams="",
         # Words that concept heads and mask_unit=concept are about, and a control's:
         # a file, words:good,bad, pos:a,ad (of data.segmenter), or entities.
         concept="",
@@ -118,7 +121,10 @@ def data_keys() -> dict[str, Any]:
         lower_case=placeholder(bool),  # empty: what the tokenizer's files say
         length=128,
         engine="tf",  # or python: the same batches without TensorFlow
-        plan="pairs",  # or full_sentences, doc_sentences, document
+        plan="pairs",  # or full_sentences, doc_sentences, document, turns
+        # Of turns: slots of an answer, special tokens included; empty: length / 8, and
+        # 32 at least where half a row has them.
+        target_length=placeholder(int),
         short_seq_prob=0.1,  # pairs: share of chunks with short targets
         packed=False,  # several sequences a row, which do not see each other
         max_segments=placeholder(int),  # a row; empty: max(4, length / 16)

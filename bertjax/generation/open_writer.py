@@ -13,7 +13,7 @@ from bertjax.assembly import models
 from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli
 from bertjax.data.tokenizers.export_tokenizer import special_around
-from bertjax.generation import blanks, options, texts
+from bertjax.generation import blanks, dialogues, options, texts
 from bertjax.generation.blanks import BlankModel
 from bertjax.generation.options import Options
 from bertjax.generation.texts import Output, Prompt, Side, TextModel
@@ -39,6 +39,9 @@ def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
         why = f"was finetuned (objective={opened.config.objective}) to write a target"
         return options.check_how(wanted, ["left"], where, f"{why} from left to right")
     models.check_pretrained(opened, where)
+    if dialogues.answers(opened):
+        why = "answers conversations, from left to right"
+        return options.check_how(wanted, ["left"], where, why)
     if is_seq2seq(opened):
         why = "is an encoder-decoder, which writes from left to right"
         return options.check_how(wanted, ["left"], where, why)
@@ -84,6 +87,8 @@ def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
         return open_targets(opened, params)
     if is_seq2seq(opened):
         return open_seq2seq(opened, params)
+    if dialogues.answers(opened):
+        return open_dialogue(opened, masked_lm(params, opened.cfg))
     lm = sequence_scorers.make_language_model(opened, masked_lm(params, opened.cfg))
     return open_left(opened, lm) if how == "left" else open_blanks(lm)
 
@@ -111,6 +116,25 @@ def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextMo
         cfg.max_length,
         context=has_steps and "prefix" in names,
         causal_steps=has_steps and "prefix" not in names,
+    )
+
+
+def open_dialogue(opened: LoadedModel, placed: tuple[Any, Any]) -> TextModel:
+    """Open a model of answers; placed: its parameters, and its architecture."""
+    from bertjax.generation.decode import Ends
+
+    params, cfg = placed
+    cfg, tokenizer = dataclasses.replace(cfg, pooler=False), opened.tokenizer
+    rows = dialogues.Conversations(opened)
+    return TextModel(
+        *place_decoder(cfg, params),
+        tokenizer,
+        tokenizer.encode_with_masks,
+        Side().lay_out,
+        Ends((tokenizer.sep_id,), tokenizer.pad_id),
+        rows.length,
+        target=rows.target - 1,
+        arrange=rows.lay_out,
     )
 
 
@@ -263,4 +287,9 @@ def write(
         return blanks.fill_texts(writer, alone, wanted, say)
     if wanted.max_new_tokens is None and target:
         wanted = wanted._replace(max_new_tokens=target)
+    if writer.arrange is not None and wanted.new_tokens > target:
+        raise UserError(
+            f"--max_new_tokens={wanted.new_tokens}: answers have {target} tokens at "
+            f"most (data.target_length less 1)"
+        )
     return texts.write_texts(writer, prompts, wanted)

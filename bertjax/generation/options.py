@@ -11,12 +11,13 @@ HOW = ("left", "unmask")
 EARLY_STOPPING = ("false", "true", "never")
 # What --how reads, beside what both ways read; None where it was not given.
 LEFT = ("num_beams", "length_penalty", "early_stopping", "repetition_penalty")
-LEFT += ("prefix", "stop")
+LEFT += ("prefix", "stop", "rank")
 UNMASK = ("order", "steps", "gamma", "block", "remask")
 RANGES: dict[str, tuple[float, float]] = {
     "max_new_tokens": (1, 2**24),
     "num_beams": (1, 1024),
     "num_return_sequences": (1, 4096),
+    "rank": (1, 4096),
     "seed": (0, 2**32 - 1),
     "top_k": (1, 2**31 - 1),
     "steps": (1, 2**24),
@@ -55,6 +56,7 @@ class Options(NamedTuple):
     repetition_penalty: float | None = None
     prefix: str | None = None
     stop: Sequence[str] | None = None
+    rank: int | None = None
     order: str | None = None
     steps: int | None = None
     gamma: float | None = None
@@ -65,6 +67,11 @@ class Options(NamedTuple):
     @property
     def new_tokens(self) -> int:
         return self.max_new_tokens or NEW_TOKENS
+
+    @property
+    def samples(self) -> int:
+        """Texts that are written for each prompt; `rank` keeps the likeliest."""
+        return self.rank or self.num_return_sequences
 
     @property
     def beams(self) -> int:
@@ -105,6 +112,16 @@ def check_options(options: Options) -> None:
 
 def _check_draws(options: Options) -> None:
     temperature, n = options.draw_temperature, options.num_return_sequences
+    if options.rank is not None:
+        if not temperature or options.beams > 1:
+            raise UserError(
+                f"--rank={options.rank} ranks texts that are drawn: give --top_k or "
+                "--temperature, and no --num_beams"
+            )
+        if options.rank < n:
+            raise UserError(
+                f"--num_return_sequences={n} is more than --rank={options.rank}"
+            )
     for name in ("top_k", "top_p"):
         if getattr(options, name) is not None and not temperature:
             raise UserError(

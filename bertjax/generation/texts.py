@@ -3,6 +3,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,9 @@ class TextModel(NamedTuple):
     they do not; else neither is in a batch. most: tokens that a row can have, of an
     encoder-decoder those of either side.
     target: None, or of a model that has learnt to write a target for a text how long
-    these are at most, in tokens; begin: what they begin with.
+    these are at most, in tokens; begin: what they begin with. arrange: in the place of
+    lay_out, of prompts to arrays i32 [n] by name, of ids and what else a batch has of
+    each token.
     """
 
     decoder: Any
@@ -63,6 +66,7 @@ class TextModel(NamedTuple):
     causal_steps: bool = False
     target: int | None = None
     begin: tuple[int, ...] = ()
+    arrange: Callable[[Sequence[Any]], list[dict[str, np.ndarray]]] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -72,11 +76,12 @@ class TextModel(NamedTuple):
 
 class Row(NamedTuple):
     """A prompt's ids, with special tokens; the decoder's first ids, of an
-    encoder-decoder; how many of the last are written ones, and these."""
+    encoder-decoder; the written ones that it ends with; further arrays of the ids."""
 
     ids: np.ndarray
     first: np.ndarray | None
     forced: list[int]
+    more: Mapping[str, np.ndarray] = MappingProxyType({})
 
     @property
     def begun(self) -> np.ndarray:
@@ -97,11 +102,17 @@ def make_rows(
     """
     forced = [*model.begin, *model.encode(options.prefix)] if options.prefix else []
     most, new = model.most, options.new_tokens
-    for prompt, own in zip(prompts, model.lay_out(prompts), strict=True):
+    if model.arrange is None:
+        arranged = [{"input_ids": own} for own in model.lay_out(prompts)]
+    else:
+        arranged = model.arrange(prompts)
+    for prompt, more in zip(prompts, arranged, strict=True):
+        own = list(more.pop("input_ids"))
         if model.start is None:
             # A model of texts without a begin token has nothing else to begin with.
             own = own or [model.tokenizer.cls_id]
-            row = Row(np.array([*own, *forced], np.int32), None, forced)
+            more = {name: go_on(name, x, len(forced)) for name, x in more.items()}
+            row = Row(np.array([*own, *forced], np.int32), None, forced, more)
         else:
             first = np.array([*model.start, *forced], np.int32)
             begun = [*model.start[1:], *forced]
@@ -117,6 +128,14 @@ def make_rows(
                 * (room > 0)
             )
         yield row
+
+
+def go_on(name: str, values: np.ndarray, number: int) -> np.ndarray:
+    """Return an array of a prompt's tokens with those of so many new ones behind: what
+    counts tokens counts on, what else there is of the last one they have too."""
+    counts = name in ("position_ids", "attention_steps")
+    more = values[-1] + counts * np.arange(1, number + 1)
+    return np.append(values, more.astype(values.dtype))
 
 
 def make_batch(
@@ -139,7 +158,11 @@ def make_batch(
         ids[real] = np.concatenate(parts)
         batch[f"{name}input_ids"] = ids
         batch[f"{name}attention_mask"] = real.astype(np.int32)
-    if model.context or model.causal_steps:
+    for name in rows[0].more:
+        batch[name] = np.zeros((size, length), np.int32)
+        for k, row in enumerate(filled):
+            batch[name][k, : len(row.ids)] = row.more[name]
+    if (model.context or model.causal_steps) and model.arrange is None:
         columns = np.arange(1, length + 1, dtype=np.int32)
         steps = columns * batch["attention_mask"]
         if model.context:  # of which what a text begins with is none
@@ -159,7 +182,8 @@ def write_texts(
     rows = [*make_rows(model, prompts, options)]
     if not rows:
         return []
-    run, samples = make_run(model, options), options.num_return_sequences
+    samples, kept = options.samples, options.num_return_sequences
+    run = make_run(model, options)
     n = max(samples, options.beams)
     sizes = np.array([len(row.ids) for row in rows])
     longest = model.most - options.new_tokens * (model.start is None)
@@ -175,12 +199,20 @@ def write_texts(
             written = run(batch, numbers, np.resize(forced, size))
             found = [*read_outputs(written)]
             for k, i in enumerate(which):
-                outputs[i] = [
+                candidates = [
                     finish(model, rows[i], ids, log_probs, options.stop or ())
                     for ids, log_probs in found[k * samples : (k + 1) * samples]
                 ]
+                if options.rank is not None:
+                    candidates.sort(key=mean_score, reverse=True)
+                outputs[i] = candidates[:kept]
             progress.add(len(which))
     return outputs
+
+
+def mean_score(output: Output) -> float:
+    """Return the mean of ln p of an output's tokens, by which candidates are ranked."""
+    return output.score / max(len(output.ids), 1)
 
 
 def make_run(
@@ -194,7 +226,7 @@ def make_run(
     shared = dict(
         max_new_tokens=options.new_tokens,
         ends=model.ends,
-        samples=options.num_return_sequences,
+        samples=options.samples,
     )
     penalty = options.repetition_penalty or 1.0
     if options.beams > 1:

@@ -123,9 +123,16 @@ def make_batches(
     document = max(most - 3, 2)
     if not data.packed:
         document *= 8  # a document ends where a row does, or far behind
-    # Sentences of a token, so that rows end nowhere but at their last slot.
+    # Sentences of a token, so that rows end nowhere but at their last slot; turns as
+    # long as answers may be.
+    sentence = max(features.limits[0] - 2, 1) if features.limits else 1
+    document = max(document // sentence, 2) * sentence
     tokens = document * sequences * min(max(shape.batch_size, 16), 256)
-    tokenizer, store = synthetic_text(vocab_size, tokens, 1, document, data.extra_ids)
+    how = sentence, document, data.extra_ids
+    tokenizer, store = synthetic_text(vocab_size, tokens, *how)
+    kinds = np.arange(len(store.sentences) - 1, dtype=np.uint16) % 2 + 1
+    own = {*features.streams} | ({"speaker"} if features.limits else set())
+    store.streams = dict.fromkeys(own, ("sentence", kinds))
     plan = make_plan(
         store,
         data.plan,
@@ -136,6 +143,8 @@ def make_batches(
         packed=data.packed,
         max_segments=data.max_segments,
         slots=slots,
+        streams=features.streams,
+        limits=features.limits,
     )
     return Batches(
         plans=(plan,),

@@ -36,7 +36,9 @@ class Cache(NamedTuple):
     layers: one LayerCache each. segments: i32 [B, room], 1 = a token, 0 = none yet.
     steps: i32 [B, room] as attention_mask.py reads them, None in a causal model. index:
     i32 [B], the tokens so far of each row, which is the slot of its next one.
-    memory_segments: i32 [B, S], 1 = a token of the encoder's, or None.
+    memory_segments: i32 [B, S], 1 = a token of the encoder's, or None. more: of prompts
+    with arrays beside these, i32 [B] each: `position_ids` how far a token's position is
+    from its slot, and token types and streams of ids those of all new tokens.
     """
 
     layers: tuple[LayerCache, ...]
@@ -44,6 +46,7 @@ class Cache(NamedTuple):
     steps: jax.Array | None
     index: jax.Array
     memory_segments: jax.Array | None = None
+    more: dict[str, jax.Array] | None = None
 
     @property
     def room(self) -> int:

@@ -77,6 +77,20 @@ def t5(layers: int, width: int, heads: int, inner: int, **more: Any) -> Shape:
     return shape(layers, width, heads, **own, **{"logit_scale": width**-0.5, **more})
 
 
+# Bao et al. 2021 (arXiv 2109.09519), section 3.1, and PaddlePaddle/Knover's
+# projects/PLATO-XL/11B.json: pre-LN, a type for knowledge, a table of 128 roles.
+PLATO = dict(
+    pooler=False,
+    max_position_embeddings=1024,
+    type_vocab_size=3,
+    id_streams="role:128",
+    embedding_norm=False,
+    norm_position="pre",
+    final_norm=True,
+    layer_norm_eps=1e-5,
+    initializer_range=0.01,
+)
+
 FAMILIES: Mapping[str, Family] = {
     "bert": Family({}, SIZES),
     "roberta": Family(ROBERTA, SIZES),
@@ -216,6 +230,14 @@ FAMILIES: Mapping[str, Family] = {
             "mini": shape(4, 256, 4, num_decoder_layers=4),
             "base": shape(6, 768, 12, num_decoder_layers=6),
             "large": shape(12, 1024, 16, num_decoder_layers=12),
+        },
+    ),
+    # The 11B model of the article; the others are ours, of BERT's widths.
+    "plato": Family(
+        PLATO,
+        {
+            **SIZES,
+            "xl": shape(72, 3072, 32, intermediate_size=18_432),
         },
     ),
 }

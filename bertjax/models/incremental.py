@@ -55,9 +55,12 @@ def make_decoder(cfg: EncoderConfig) -> Decoder:
     L], the start token with what follows it, are continued. Rows are of unlike length:
     attention_mask (decoder_attention_mask) is 1 at their tokens, which begin the row.
 
-    New tokens are of type 0. `prefill` raises ValueError for packed rows, for a room
-    without L slots, and for a model whose tokens see those behind them. Tokens beyond
-    the room are lost: the caller gives each row as many slots as it will have tokens.
+    New tokens are of type 0; or where the batch has token_type_ids, or streams of ids,
+    of the last token's. Where it has position_ids they count up from the last token's.
+    `prefill` raises ValueError for packed rows, for a room without L slots, for
+    position_ids without a table of positions, and for a model whose tokens see those
+    behind them. Tokens beyond the room are lost: the caller gives each row as many
+    slots as it will have tokens.
     """
     stack = decoder_config(cfg) if cfg.num_decoder_layers else without_pooler(cfg)
 
@@ -80,6 +83,7 @@ def make_decoder(cfg: EncoderConfig) -> Decoder:
             jnp.sum(real, axis=1),
             memory_segments,
         )
+        cache = cache._replace(more=last_values(tokens, cache.index))
         embeddings, _ = own_parts(params, cfg)
         inputs = make_attention_inputs(embeddings, stack, tokens)
         cache, x = run(params, cfg, stack, tokens, inputs, memory, cache)
@@ -100,10 +104,28 @@ def make_decoder(cfg: EncoderConfig) -> Decoder:
             tokens = {"attention_mask": jnp.ones_like(ids)}
             memory = decoders.make_memory_inputs(tokens, encoded)
         tokens = {"input_ids": ids, "position_ids": slots}
+        for name, values in (cache.more or {}).items():
+            each = jnp.broadcast_to(values[:, None], ids.shape)
+            tokens[name] = tokens[name] + each if name in tokens else each
         cache, x = run(params, cfg, stack, tokens, inputs, memory, cache)
         return cache, logits_of(params, cfg, x)
 
     return Decoder(prefill, extend)
+
+
+def last_values(tokens: Batch, index: jax.Array) -> dict[str, jax.Array]:
+    """Return what new tokens go on with, i32 [B] by name, of a batch's arrays [B, L]
+    that say more of its tokens; index: i32 [B], how many each row has."""
+    usual = ("input_ids", "attention_mask", "attention_steps")
+    last = jnp.maximum(index - 1, 0)[:, None]
+    more = {
+        name: jnp.take_along_axis(values, last, axis=1)[:, 0]
+        for name, values in tokens.items()
+        if name not in usual and values.shape == tokens["input_ids"].shape
+    }
+    if "position_ids" in more:
+        more["position_ids"] -= last[:, 0]
+    return more
 
 
 def check_prompts(stack: EncoderConfig, tokens: Batch, room: int) -> None:
@@ -111,8 +133,15 @@ def check_prompts(stack: EncoderConfig, tokens: Batch, room: int) -> None:
     length = tokens["input_ids"].shape[1]
     if room < length:
         raise ValueError(f"room={room} does not hold prompts of {length} tokens")
-    if "segment_ids" in tokens or "position_ids" in tokens:
+    if "segment_ids" in tokens:
         raise ValueError("a prompt has a row of its own, and begins it: no packed rows")
+    has_table = stack.position_embedding_type == "absolute"
+    distances = stack.relative_attention_num_buckets or not all(stack.is_global)
+    if "position_ids" in tokens and (distances or not has_table):
+        raise ValueError(
+            "position_ids of a prompt go with a table of positions alone: those of new "
+            "tokens would be their slots elsewhere"
+        )
     if not stack.is_decoder and "attention_steps" not in tokens:
         raise ValueError(
             "tokens of this model see those behind them: it continues a batch with "

@@ -25,7 +25,7 @@ from bertjax.objectives.task_head import real_tokens
 from bertjax.objectives.token_head import score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import PARAM_AXES, gather_params
 
-SHARED = ("word", "position", "token_type", "norm")
+SHARED = ("word", "position", "token_type", "streams", "norm")
 # The generator lies like an encoder.
 SHARDINGS = (
     *(

@@ -3,6 +3,7 @@
 
 import dataclasses
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from bertjax.objectives.token_head import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
 from bertjax.training import step
 
+ANSWERS = "dialogue_loss"  # whose perplexity is told, since nothing is masked
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, of rare characters
 
 
@@ -203,7 +205,7 @@ class Tally:
     ) -> dict[str, float]:
         """Run batches through run(params, batch) -> (sums, guesses), and count them.
 
-        Returns the means of the sums.
+        Returns the means of the sums, and the perplexity of answers.
         """
         pending: list[Any] = []  # batches, and guesses that are still on the device
 
@@ -217,6 +219,8 @@ class Tally:
         means = step.run_eval(evaluate, params, batches)
         for each in pending:
             self._count(*each)
+        if ANSWERS in means:
+            means["perplexity"] = math.exp(min(means[ANSWERS], 700))
         return means
 
     def _count(self, batch: Mapping[str, np.ndarray], guesses: Any) -> None:

@@ -141,6 +141,19 @@ def test_parameter_counts(family, size, vocab, published):
     assert encoder.count_params(made) == published
 
 
+def test_the_layers_of_plato_xl():
+    """10.87 billion, of 72 x (4 D^2 + 2 D M) and biases and norms."""
+    made = jax.eval_shape(
+        lambda: encoder.init(jax.random.key(0), make("plato", "xl", 8001))
+    )
+    d, m = 3072, 18_432
+    each = 4 * d * d + 2 * d * m + 4 * d + m + d + 4 * d
+    assert encoder.count_params(made["layers"]) == 72 * each
+    assert round(72 * each / 1e9, 2) == 10.87
+    assert made["embeddings"]["streams"]["role"].shape == (128, d)
+    assert made["embeddings"]["token_type"].shape == (3, d)
+
+
 def make(family, size, vocab_size):
     known = FAMILIES[family]
     shape = {**known.fixed, **known.sizes[size]}

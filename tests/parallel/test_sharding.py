@@ -30,7 +30,7 @@ from bertjax.training.optim import make_optimizer
 from bertjax.training.state import init_sharded, plan_state
 
 SHIPPED = ("bert.py", "roberta.py", "quickstart.py", "albert.py", "electra.py:base")
-SHIPPED += ("t5.py:v1_1_base", "bart.py")
+SHIPPED += ("t5.py:v1_1_base", "bart.py", "plato.py")
 SHIPPED += ("bert.py --config.model.relative_attention_num_buckets=32",)
 SKIPS = (
     f"--config.model.{s}=True" for s in ("embedding_skip", "value_skip", "unet_skips")

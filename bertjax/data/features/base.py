@@ -8,6 +8,7 @@ array of a batch, so that what feeds, measures and compiles has to ask nobody el
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,9 @@ class Settings(NamedTuple):
     masker's `tables`); length: L of the batch; mask_rate: of the phase, as the config
     has it; rates: of all phases of this shape, which share their shapes; rows: how
     many neighbouring rows of a batch are of one kind (config.accumulate, since a
-    micro-batch takes every so many-th row).
+    micro-batch takes every so many-th row); tables_of_ids: what the model embeds of
+    `model.id_streams`, {name: rows of its table}; streams: those of them that are of
+    the text; max_positions: those that the model has.
     """
 
     config: Any
@@ -50,6 +53,9 @@ class Settings(NamedTuple):
     mask_rate: Any = None
     rates: tuple[Any, ...] = (None,)
     rows: int = 1
+    tables_of_ids: Mapping[str, int] = MappingProxyType({})
+    streams: frozenset[str] = frozenset()
+    max_positions: int = 2**31 - 1
 
 
 class GatheredRows(NamedTuple):
@@ -74,13 +80,22 @@ class Features:
     What `make` returns must depend on the row's own arrays, key and place alone, never
     on other rows, so that batches depend on no host, device or batch size.
     keys: the keys of config.data, among KEYS, that it reads; others are refused where
-    they are given.
+    they are given. streams: those of data.streams that rows bring, as {name}_ids i32
+    [b, raw]; those that the model embeds, unless a subclass says otherwise. per_token:
+    the arrays that say something of each token: copies of tokens have them too. limits:
+    of rows of data.plan=turns alone, slots of an answer and of a context, and
+    predictions of a row.
     """
 
+    limits: tuple[int, int, int] | None = None
     keys: frozenset[str] = frozenset()
+    streams: frozenset[str] = frozenset()
 
     def __init__(self, settings: Settings) -> None:
         self.tokenizer, self.length = settings.tokenizer, settings.length
+        self.streams = settings.streams
+        own = (f"{name}_ids" for name in sorted(settings.streams))
+        self.per_token = (*PER_TOKEN, *own)
 
     @property
     def raw(self) -> int:
@@ -156,7 +171,7 @@ KEYS = frozenset(
 
 # The tokens of a row: what an encoder reads, and a decoder.
 SIDES = ("input_ids", "decoder_input_ids")
-# Arrays of a row that say something of each token: copies of tokens have them too.
+# Arrays of a row that say something of each token, beside streams.
 PER_TOKEN = (
     "input_ids",
     "attention_mask",

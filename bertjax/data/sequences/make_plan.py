@@ -10,6 +10,7 @@ full_sentences  RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): whole s
 doc_sentences   the same, but a sequence never crosses a document.
 document        one document; a longer one is cut, without regard to its sentences.
 pairs           sentence pairs of chunks of a document (sentence_pairs.py).
+turns           a turn of a conversation, behind those before it (turns.py).
 
 Packed, every sequence lies in exactly one row, several to a row (packing.py); they are
 those of unpacked rows.
@@ -27,7 +28,7 @@ from typing import IO, Any
 import numpy as np
 
 from bertjax import UserError
-from bertjax.data.sequences import chunks, packing, sentence_pairs
+from bertjax.data.sequences import chunks, packing, sentence_pairs, turns
 from bertjax.data.sequences.plan import Plan
 from bertjax.data.sequences.sentence_pairs import PAIR_RULES
 from bertjax.registry import pick
@@ -37,6 +38,7 @@ FORMAT = "plan-3"
 _SMALL = 1 << 20  # tokens: below this, planning is faster than opening a file
 KINDS = {  # and the shortest length
     "full_sentences": 3, "doc_sentences": 3, "document": 3, "pairs": 5,
+    "turns": 8,
 }  # fmt: skip
 
 
@@ -52,11 +54,14 @@ def make_plan(
     max_segments: int | None = None,
     cache: str | Path | None = None,
     slots: np.ndarray | None = None,
+    streams: Iterable[str] = (),
+    limits: tuple[int, int, int] | None = None,
 ) -> Plan:
     """Plan the rows of a store; L = `length` counts the special tokens.
 
     slots: i64 [L + 1], what a sequence of so many tokens takes of a packed row, whose
-    L slots they fill; None: as many as it has tokens.
+    L slots they fill; None: as many as it has tokens. streams: those of the store that
+    rows bring. limits: of kind turns, those of turns.Limits.
 
     `pair_rule`, for kind pairs alone, is a name in PAIR_RULES. A packed row holds
     at most `max_segments` sequences, by default L / 16 and 4 at least. With `cache`, a
@@ -64,7 +69,7 @@ def make_plan(
     maps, in a directory named by a hash of all that decides them.
 
     Raises UserError for an unknown kind or rule, a rule where there are no pairs, a
-    length without room for text, or a store that gives no sequence.
+    length without room for text, or a store that gives no sequence or lacks a stream.
 
     Kind full_sentences, two documents of sentences [10 11] [12] and [20 21] [22]:
 
@@ -83,7 +88,6 @@ def make_plan(
     if packed and max_segments is not None and max_segments < 1:
         raise UserError(f"data.max_segments={max_segments} must be at least 1")
     cap = limit_segments(length, packed, max_segments)
-    shaped = packed and slots is not None
     if not len(store.tokens):
         raise UserError("data.train or data.valid holds no text: not one token")
     counts, marks = getattr(store, "counts", None), getattr(store, "marks", None)
@@ -95,17 +99,13 @@ def make_plan(
         np.asarray(store.sentences, np.int64), np.asarray(store.documents, np.int64),
         None if counts is None else np.asarray(counts),
         None if marks is None else np.asarray(marks),
+        _find_streams(store, streams),
+        *_find_turns(store, kind, limits),
     )  # fmt: skip
     content = getattr(store, "content_hash", None)
     if cache is not None and content is not None and len(plan.tokens) >= _SMALL:
-        decides = [FORMAT, content, kind, length]
-        decides += [seed, short_seq_prob, pair_rule] if kind == "pairs" else []
-        decides += [seed, cap] if packed else []
-        decides += [hashlib.sha256(slots.tobytes()).hexdigest()] if shaped else []
-        # Without this word lie plans whose short targets were drawn for documents.
-        decides += ["chunks"] if kind == "pairs" and not packed else []
-        name = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
-        arrays = _cached(Path(cache) / f"plan-{name}", plan, slots)
+        name = _name(plan, content, slots)
+        arrays = _cached(Path(cache) / name, plan, slots)
         if arrays is not None:
             return replace(plan, **arrays)
     if not (chunks.is_clean(plan.sentences) and chunks.is_clean(plan.documents)):
@@ -118,6 +118,51 @@ def make_plan(
     skipped = _fill(plan, lambda name, values: columns[name].append(values), slots)
     whole = {name: np.concatenate(arrays) for name, arrays in columns.items()}
     return replace(plan, **_arrays(whole, skipped))
+
+
+def _name(plan: Plan, content: str, slots: np.ndarray | None) -> str:
+    """Name the directory of a plan by a hash of all that decides it."""
+    kind, seed, packed = plan.kind, plan.seed, plan.packed
+    decides = [FORMAT, content, kind, plan.length]
+    decides += [seed, plan.short_seq_prob, plan.pair_rule] if kind == "pairs" else []
+    decides += [*plan.limits] if plan.limits is not None else []
+    decides += [seed, plan.max_segments] if packed else []
+    if packed and slots is not None:
+        decides += [hashlib.sha256(slots.tobytes()).hexdigest()]
+    # Without this word lie plans whose short targets were drawn for documents.
+    decides += ["chunks"] if kind == "pairs" and not packed else []
+    return f"plan-{hashlib.sha256(repr(decides).encode()).hexdigest()[:32]}"
+
+
+def _find_streams(
+    store: Any, names: Iterable[str]
+) -> dict[str, tuple[str, np.ndarray]]:
+    """Return streams of a store by name, sorted. Raises UserError."""
+    known, found = getattr(store, "streams", {}), {}
+    for name in sorted(names):
+        if name not in known:
+            raise UserError(
+                f"data.train or data.valid has no stream `{name}`: give "
+                f"data.streams={','.join([*known, name])}"
+            )
+        kind, ids = known[name]
+        found[name] = kind, np.asarray(ids)
+    return found
+
+
+def _find_turns(
+    store: Any, kind: str, limits: tuple[int, int, int] | None
+) -> tuple[np.ndarray | None, turns.Limits | None]:
+    """Return who speaks each sentence, and the limits, of turns. Raises UserError."""
+    if (kind == "turns") != (limits is not None):
+        raise UserError(
+            f"data.plan={kind}: rows of turns go with an objective that answers, such "
+            "as objective=dialogue, and with no other"
+        )
+    if limits is None:
+        return None, None
+    ((_, speakers),) = _find_streams(store, ["speaker"]).values()
+    return speakers, turns.Limits(*limits)
 
 
 def limit_segments(length: int, packed: bool, most: int | None) -> int | None:
@@ -139,7 +184,10 @@ def _cached(path: Path, plan: Plan, slots: np.ndarray | None) -> dict[str, Any] 
             directories.remove(path)
         directories.make_whole(path, lambda part: _write_arrays(part, plan, slots))
         arrays = _opened(path)
-    for array in (plan.tokens, *offsets, plan.marks, *(arrays or {}).values()):
+    aligned = (ids for _, ids in plan.streams.values())
+    for array in (
+        plan.tokens, *offsets, plan.marks, *aligned, *(arrays or {}).values()
+    ):  # fmt: skip
         chunks.advise(array, "MADV_RANDOM")
     return arrays
 
@@ -217,8 +265,10 @@ def _index(plan: Plan) -> str:
 def _sequences(plan: Plan, add: Add, skipped: Counter[str]) -> Iterator[np.ndarray]:
     """Plan the sequences into columns; yield what they fill of a row, i64."""
     gaps = plan.pair_rule in sentence_pairs.SKIPS_SINGLE
-    end = None
-    if plan.kind == "pairs":
+    apart, end = gaps or plan.kind == "turns", None
+    if plan.kind == "turns":
+        blocks = turns.turn_blocks(plan, plan.length, plan.limits, skipped)
+    elif plan.kind == "pairs":
         blocks = chunks.pair_blocks(
             plan, plan.length, plan.seed, plan.short_seq_prob, plan.pair_slots
         )
@@ -236,19 +286,25 @@ def _sequences(plan: Plan, add: Add, skipped: Counter[str]) -> Iterator[np.ndarr
                 skipped["chunks of one sentence"] += len(lost)
                 skipped["tokens in chunks of one sentence"] += int(lost.sum())
             block = chunks.Block(*(column[~alone] for column in block))
+        if apart:
             add("stops", block.stop)
         add("starts", block.start)
-        if plan.kind in ("pairs", "full_sentences"):
+        if plan.kind in ("pairs", "full_sentences", "turns"):
             add("document", block.document.astype(_index(plan), copy=False))
         if len(block.stop):
             end = block.stop[-1:]
         yield block.slots
+    if end is None and plan.kind == "turns":
+        raise UserError(
+            "data.train or data.valid: no turn of a conversation has one before it "
+            f"that fits in data.length={plan.length}"
+        )
     if end is None:
         raise UserError(
             f"data.train or data.valid: no chunk of {plan.length} tokens has the two "
             f"sentences that {plan.pair_rule} needs"
         )
-    if not gaps:
+    if not apart:
         add("starts", end)
 
 

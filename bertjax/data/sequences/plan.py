@@ -7,14 +7,16 @@ of a pair, or what a row holds of each document. A row is one sequence, or sever
 packed.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.sequences import chunks, sentence_pairs
+from bertjax.data.sequences import chunks, sentence_pairs, turns
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,10 @@ class Plan:
     documents: np.ndarray  # i64 [D+1] sentence offsets, strictly increasing
     counts: np.ndarray | None  # [V] how often each id occurs, where the store knows
     marks: np.ndarray | None  # u8 [tokens], where the store has them
+    # Ids that are gathered as {name}_ids: ("token", [tokens]) or ("sentence", [S]).
+    streams: Mapping[str, tuple[str, np.ndarray]] = MappingProxyType({})
+    speakers: np.ndarray | None = None  # [S] of conversations (turns.py)
+    limits: turns.Limits | None = None  # of turns
 
     @property
     def packed(self) -> bool:
@@ -91,7 +97,8 @@ class Plan:
         Returns input_ids, token_type_ids and attention_mask, i32 [b, L], and the
         labels of the plan's pair rule, i32 [b]; without a rule B is the rest of the
         chunk. `specials` has pad_id, cls_id and sep_id. A store with marks gives
-        `marks`, u8 [b, L], 0 at special tokens.
+        `marks`, u8 [b, L], 0 at special tokens. Each of `streams` gives {name}_ids, i32
+        [b, L], 0 there too. Rows of turns have role_ids and turn_ids, i32 [b, L].
 
         Packed rows have besides segment_ids, i32 [b, L] (1, 2, ... in order, 0 for
         padding) and position_ids, i32 [b, L], which restart with each sequence, and
@@ -123,7 +130,10 @@ class Plan:
             parts = _parts_by_document(self, s)
         else:
             start, stop = self.starts[s.number], self.stops[s.number]
-            parts = _Parts(start, stop, np.arange(len(start)))
+            if self.kind == "turns":
+                parts = _turn_parts(self, start, stop, self.document[s.number])
+            else:
+                parts = _Parts(start, stop, np.arange(len(start)))
         rows, begin = _framed(self, parts, s, len(ids), specials)
         if self.packed:
             labels["cls_positions"] = (begin - s.row * self.length).astype(np.int32)
@@ -161,15 +171,19 @@ class Plan:
 
 
 def row_specs(
-    length: int, max_segments: int | None, pair_rule: str | None
+    length: int,
+    max_segments: int | None,
+    pair_rule: str | None,
+    streams: Iterable[str] = (),
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return what `gather` makes of a row but `marks`: {name: (shape, dtype)}.
 
-    max_segments: of packed rows, else None.
+    max_segments: of packed rows, else None. streams: names of those that it brings.
     """
     row, packed = (length,), max_segments is not None
     names = ["input_ids", "attention_mask", "token_type_ids"]
     names += ["segment_ids", "position_ids"] * packed
+    names += [f"{name}_ids" for name in sorted(streams)]
     specs = dict.fromkeys(names, (row, "int32"))
     sequences = (max_segments,) if packed else ()
     if packed:
@@ -191,11 +205,19 @@ class _Sequences(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Token ranges in order, each [p]; `of` says of which sequence, not falling."""
+    """Token ranges in order, each [p]; `of` says of which sequence, not falling.
+
+    opens, closes: bool [p], whether cls stands before, and sep behind; None: before the
+    first of a sequence, behind all. values: numbers [p] that rows have in all slots of
+    a part, i32 by name.
+    """
 
     start: np.ndarray
     stop: np.ndarray
     of: np.ndarray
+    opens: np.ndarray | None = None
+    closes: np.ndarray | None = None
+    values: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def _sequences(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> _Sequences:
@@ -232,6 +254,20 @@ def _parts_by_document(plan: Plan, s: _Sequences) -> _Parts:
     start = np.concatenate([c[1] for c in crossings])[order]
     last = np.append(of[1:] != of[:-1], True)
     return _Parts(start, np.where(last, stop[of], np.append(start[1:], 0)), of)
+
+
+def _turn_parts(
+    plan: Plan, start: np.ndarray, stop: np.ndarray, document: np.ndarray
+) -> _Parts:
+    known, target = plan.limits.known(plan.length), plan.limits.target
+    document = document.astype(np.int64)
+    found = turns.find_parts(plan, start, stop, document, known, target)
+    values = {
+        "token_type_ids": found.kind,
+        "role_ids": found.role,
+        "turn_ids": found.turn,
+    }
+    return _Parts(*found[:5], values)
 
 
 def _draw_pairs(plan: Plan, s: _Sequences) -> tuple[sentence_pairs.Pairs, np.ndarray]:
@@ -281,8 +317,10 @@ def _framed(
     """
     shape, slots = (b, plan.length), b * plan.length
     row = s.row[parts.of]
-    opens = np.append(True, parts.of[1:] != parts.of[:-1])[: len(row)]
-    size = parts.stop - parts.start + 1 + opens
+    first = np.append(True, parts.of[1:] != parts.of[:-1])[: len(row)]
+    opens = first if parts.opens is None else parts.opens
+    closes = np.ones(len(row), bool) if parts.closes is None else parts.closes
+    size = parts.stop - parts.start + closes + opens
     used = np.bincount(row, size, minlength=b).astype(np.int64)
     at = np.cumsum(size) - size  # in rows without padding
     at += np.arange(b)[row] * plan.length - (np.cumsum(used) - used)[row]
@@ -291,8 +329,8 @@ def _framed(
     source = np.repeat(parts.start - at - opens, count)
     source += slot
     real = np.arange(plan.length) < used[:, None]
-    sep = at + size - 1
-    cls = at[opens]
+    sep = (at + size - 1)[closes]
+    cls, begin = at[opens], at[first]
 
     ids = plan.tokens.take(source, mode="clip").astype(np.int32)
     ids[sep] = specials.sep_id
@@ -307,12 +345,21 @@ def _framed(
 
     pairs = plan.kind == "pairs"
     rows["token_type_ids"] = spread(~opens) if pairs else np.zeros(shape, np.int32)
+    rows |= {name: spread(values) for name, values in parts.values.items()}
     if plan.packed:
         rows["segment_ids"] = spread(s.nth[parts.of] + 1)
-        place = slot.astype(np.int32) - np.repeat(cls[parts.of].astype(np.int32), count)
+        starts = np.repeat(begin[parts.of].astype(np.int32), count)
+        place = slot.astype(np.int32) - starts
         rows["position_ids"] = place.reshape(shape) * mask
     if plan.marks is not None:
         marks = plan.marks.take(source, mode="clip")
         marks[sep] = marks[cls] = 0
         rows["marks"] = marks.reshape(shape) * real
-    return rows, cls
+    for name, (kind, values) in plan.streams.items():
+        at = source
+        if kind == "sentence":
+            at = np.searchsorted(plan.sentences, source, "right") - 1
+        own = values.take(at, mode="clip").astype(np.int32)
+        own[sep] = own[cls] = 0
+        rows[f"{name}_ids"] = own.reshape(shape) * mask
+    return rows, begin

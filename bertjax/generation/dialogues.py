@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations as prompts: rows as a model of answers learnt them, up to its turn."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, objectives
+from bertjax.assembly import resolve
+from bertjax.assembly.models import LoadedModel
+from bertjax.data.corpus.aligned_records import SPEAKER, TURNS, make_document
+from bertjax.data.corpus.documents import Fields
+from bertjax.data.features.base import GatheredRows
+from bertjax.data.sequences.make_plan import make_plan
+from bertjax.data.sequences.turns import Limits
+
+Arrays = dict[str, np.ndarray]  # of a row's tokens, i32 [n] each
+NAME = "dialogue"  # of the objective
+NOBODY = "\0"  # a speaker who has not spoken
+
+
+def answers(opened: LoadedModel) -> bool:
+    """Whether a model has learnt to answer conversations."""
+    parts = objectives.parse(opened.config.objective)
+    return any(part.name == NAME for part in parts)
+
+
+class Conversations:
+    """Lays out conversations for a model; target: slots that an answer has at most,
+    length: those of a row."""
+
+    def __init__(self, opened: LoadedModel) -> None:
+        config = opened.config.copy_and_resolve_references()
+        config.data.packed, config.data.max_predictions = False, None
+        self.tokenizer, self.field = opened.tokenizer, config.data.text_field
+        self.length = config.data.length
+        how = self.tokenizer, None, self.length, None
+        needs = frozenset({NAME})
+        self.features = resolve.make_features(config, needs, *how)
+        self.target, context, predictions = self.features.limits
+        # Behind a context there has to be room for the longest answer.
+        context = min(context, self.length - self.target)
+        self.limits = Limits(self.target, context, predictions)
+
+    def lay_out(self, prompts: Sequence[str | Mapping[str, Any]]) -> list[Arrays]:
+        """Return the arrays of each prompt's row; its last token is the answer's first.
+
+        A prompt is an object with `turns`, as records of the training text have them,
+        and maybe `knowledge` and `speaker`, who answers: unless given who spoke last
+        beside the one whose turn was the last. A text is a turn. Raises UserError where
+        that is not so, or nothing of a conversation fits.
+        """
+        return [self.lay_out_one(prompt) for prompt in prompts]
+
+    def lay_out_one(self, prompt: str | Mapping[str, Any]) -> Arrays:
+        """Return the arrays of one prompt; see `lay_out`."""
+        name = f"the prompt {str(prompt)[:60]!r}"
+        record = {TURNS: [{"text": prompt}]} if isinstance(prompt, str) else prompt
+        found = turns_of(record, self.field, name)
+        fields = Fields(layout=TURNS)
+        document = make_document(found, fields, lambda: name, Counter())
+        ids = [self.tokenizer.encode(text) for text in document.paragraphs]
+        speakers = [values[SPEAKER] for values in document.values or ()]
+        *before, (_, who) = zip(ids, speakers, strict=True)
+        # The answer is a token, which stands for those that are to come.
+        kept = [(own, number) for own, number in before if own]
+        own = [*(own for own, _ in kept), [self.tokenizer.unk_id]]
+        numbers = np.array([*(number for _, number in kept), who])
+        store = SimpleNamespace(
+            tokens=np.concatenate(own),
+            sentences=np.cumsum([0, *map(len, own)]),
+            documents=np.array([0, len(own)]),
+            streams={SPEAKER: ("sentence", numbers)},
+        )
+        try:
+            plan = make_plan(store, TURNS, self.length, 0, limits=self.limits)
+        except UserError:
+            plan = None
+        if plan is None or plan.stops[-1] != len(own):
+            raise UserError(
+                f"{name}: nothing was said, or the last turn has more than the "
+                f"{self.limits.context - 2} tokens of a context"
+            )
+        return self.make_row(plan)
+
+    def make_row(self, plan: Any) -> Arrays:
+        """Return the arrays of the last answer of a plan, without what it says."""
+        last, zero = np.array([plan.n - 1]), np.zeros(1, np.int64)
+        rows = plan.gather(last, zero.astype(np.uint64), self.tokenizer)
+        gathered = GatheredRows(rows, zero.astype(np.uint64), zero, zero)
+        batch = self.features.make(gathered)
+        size = int(batch["attention_mask"].sum()) - 2  # the token, and its [SEP]
+        shape = rows["input_ids"].shape
+        named = (n for n in batch if n != "attention_mask" and batch[n].shape == shape)
+        return {name: batch[name][0, :size].astype(np.int32) for name in named}
+
+
+def turns_of(record: Mapping[str, Any], field: str, name: str) -> dict[str, Any]:
+    """Return a conversation as records have it, with the answer as a turn behind it;
+    field: what training had a turn's text in. Raises UserError."""
+    turns = record.get(TURNS)
+    if not isinstance(turns, list) or not all(isinstance(t, Mapping) for t in turns):
+        raise UserError(
+            f'{name} is no conversation: give {{"turns": [{{"speaker": ..., "text": '
+            "...}, ...]}"
+        )
+    own = []
+    for turn in turns:
+        text = turn.get(field, turn.get("text"))
+        own.append({"text": text, SPEAKER: turn.get(SPEAKER)})
+    names = [turn[SPEAKER] for turn in own]
+    who = record.get(SPEAKER)
+    if who is None and any(one is not None for one in names):
+        others = (one for one in reversed(names) if one != names[-1])
+        who = next(others, NOBODY)
+    known = {"knowledge": record["knowledge"]} if record.get("knowledge") else {}
+    return {TURNS: [*own, {"text": "?", SPEAKER: who}], **known}

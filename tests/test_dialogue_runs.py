@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From chats to answers: runs of configs/plato.py, resumed, shown and asked."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+from conftest import read_rows, succeeded, timeless, train_losses
+
+import bertjax
+from bertjax import UserError, generate, show
+from bertjax.checkpoints import manifest
+from bertjax.generation import dialogues
+
+NAMES = ["ann", "bob", "cem"]
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chats")
+    rng = random.Random(0)
+    for name, number in (("train", 120), ("valid", 20)):
+        lines = []
+        for _ in range(number):
+            turns = []
+            for _ in range(rng.randint(1, 5)):
+                n = rng.randint(1, 9)
+                for text in (f"how many is {n} and one ?", f"that makes {n + 1} ."):
+                    turns.append({"speaker": rng.choice(NAMES), "text": text})
+            lines.append(json.dumps({"turns": turns, "knowledge": "counting"}))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return [
+        "--config=plato.py:smoke",
+        f"--config.data.train={folder / 'train.jsonl'}",
+        f"--config.data.valid={folder / 'valid.jsonl'}",
+        f"--config.data.cache={folder / 'stores'}",
+        "--config.data.vocab_size=120",
+        "--config.model.hidden_size=32",
+        "--config.total.steps=12",
+        "--config.eval.every.steps=6",
+        "--config.eval.examples=16",
+        "--config.checkpoint.every.steps=4",
+    ]
+
+
+@pytest.fixture(scope="module")
+def workdir(flags, command, tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    succeeded(command("train", *flags, f"--workdir={path}"))
+    return path
+
+
+def test_a_run_learns_and_its_answers_are_scored(workdir, command):
+    losses = train_losses(workdir)
+    assert losses[-1] < losses[0] - 0.2
+    row = read_rows(workdir)[-1]
+    assert 0 < row["eval/valid/dialogue_loss"] < 6
+    assert row["eval/valid/dialogue_accuracy"] > 0
+    scored = succeeded(command("evaluate", f"--model={workdir}", "--json"))
+    scores = json.loads(scored.stdout)
+    assert scores["perplexity"] == pytest.approx(np.exp(scores["dialogue_loss"]))
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_for_bit(workdir, flags, command, tmp_path):
+    parts = tmp_path / "parts"
+    shutil.copytree(workdir, parts)
+    shutil.rmtree(parts / "checkpoints" / str(manifest.steps(workdir)[-1]))
+    resumed = succeeded(command("train", *flags, f"--workdir={parts}"))
+    assert "resuming after step 8" in resumed.stderr
+    assert timeless(read_rows(parts)) == timeless(read_rows(workdir))
+
+
+def test_rows_are_shown_with_their_roles(flags, capsys):
+    assert show.main(flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:1] == ["role"] for line in lines)
+    shown = []
+    for hosts in (1, 4):
+        assert show.main([*flags, "--json", f"--hosts={hosts}"]) == 0
+        shown.append(json.loads(capsys.readouterr().out))
+    assert shown[0] == shown[1]
+    assert shown[0]["predicted"] > 100 and shown[0]["segments_per_row"] > 1
+
+
+def test_conversations_are_answered(workdir, tmp_path, capsys):
+    model = bertjax.load(str(workdir))
+    said = [{"speaker": "ann", "text": "how many is 3 and one ?"}]
+    prompts = [{"turns": said}, {"turns": said * 40, "knowledge": "counting"}]
+    written = model.generate(prompts, max_new_tokens=5)
+    assert all(len(one["ids"]) <= 5 for outputs in written for one in outputs)
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    given = [f"--model={workdir}", f"--input={tmp_path / 'p.jsonl'}"]
+    assert generate.main([*given, "--max_new_tokens=5", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt"] for line in lines] == prompts
+    assert [line["outputs"] for line in lines] == written
+    # A text is a turn.
+    ((alone,),) = model.generate([said[0]["text"]], max_new_tokens=5)
+    assert alone["ids"] == written[0][0]["ids"]
+
+
+def test_candidates_are_ranked_by_their_mean_likelihood(workdir):
+    model = bertjax.load(str(workdir))
+    prompt = [{"turns": [{"text": "how many is 3 and one ?"}]}]
+    drawn = dict(temperature=1.0, seed=3, max_new_tokens=6)
+    (every,) = model.generate(prompt, num_return_sequences=8, **drawn)
+    (best,) = model.generate(prompt, rank=8, num_return_sequences=2, **drawn)
+    order = sorted(every, key=lambda one: -one["score"] / len(one["ids"]))
+    assert best == order[:2] and best[0] != every[0]
+
+
+def test_rows_of_prompts_are_those_of_training(workdir):
+    """An answer's context by the store and by the prompt is the same, roles and all."""
+    model = bertjax.load(str(workdir))
+    rows = dialogues.Conversations(model)
+    turns = [("ann", "how many is 3"), ("bob", "that makes 4 ."), ("cem", "and one ?")]
+    said = [{"speaker": s, "text": t} for s, t in turns]
+    row = rows.lay_out_one({"turns": said, "speaker": "ann"})
+    ids = [model.tokenizer.encode(text) for _, text in turns]
+    begin, end = model.tokenizer.cls_id, model.tokenizer.sep_id
+    wanted = [begin, *(i for own in ids for i in [*own, end]), begin]
+    assert row["input_ids"].tolist() == wanted
+    roles = [0, *np.repeat([0, 2, 1], [len(own) + 1 for own in ids]), 0]
+    roles[0] = 0
+    assert row["role_ids"].tolist() == roles
+    context = len(wanted) - 1
+    target = rows.target
+    places = [*range(target + context - 1, target - 1, -1), 0]
+    assert row["position_ids"].tolist() == places
+    assert row["token_type_ids"].tolist() == [0] * context + [1]
+    assert row["attention_steps"].tolist() == [0] * context + [context + 1]
+    # Unless it is said, who answers is who spoke last beside the last one.
+    usual = rows.lay_out_one({"turns": said})
+    assert usual["role_ids"][1] == 2 and usual["role_ids"][len(ids[0]) + 2] == 0
+
+
+@pytest.mark.parametrize(
+    "prompt, options, said",
+    [
+        ({"turns": "hello"}, {}, r"is no conversation: give \{\"turns\""),
+        ({"turns": [{"speaker": "a"}]}, {}, "`text` is not a string"),
+        ({"turns": []}, {}, "nothing was said"),
+        ({"turns": [{"text": "one " * 200}]}, {}, "more than the"),
+        ({"turns": [{"text": "a"}]}, {"max_new_tokens": 999}, "answers have 31 tokens"),
+        (
+            {"turns": [{"text": "a"}]},
+            {"rank": 4},
+            r"^rank=4 ranks texts that are drawn",
+        ),
+        ({"turns": [{"text": "a"}]}, {"how": "unmask"}, "answers conversations"),
+    ],
+)
+def test_what_is_no_conversation(workdir, prompt, options, said):
+    with pytest.raises(UserError, match=said):
+        bertjax.load(str(workdir)).generate([prompt], **options)
+
+
+@pytest.mark.parametrize(
+    "key, said",
+    [
+        ("data.plan=document", r"data\.plan=turns"),
+        ("objective=clm", "rows of turns go with objective=dialogue"),
+        ("data.target_length=94", r"data\.target_length=94 must be from 4 to 92"),
+        ("data.max_predictions=8", r"data\.max_predictions=8 is less"),
+        ("data.text_field=words", "the turn has no field `words`"),
+        ("model.id_streams=rolle:4", "have no rolle_ids"),
+    ],
+)
+def test_what_is_refused(flags, key, said):
+    with pytest.raises(UserError, match=said):
+        show.main([*flags, f"--config.{key}"])
