@@ -40,7 +40,8 @@ Term = Any
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """The ids of the tokenizer's special pieces, by the names that it has for them.
+    """The ids of the tokenizer's special pieces, by the names that it has for them, and
+    of the streams that are saved with it, (name, number of ids) each.
 
     Where there is no tokenizer yet, they are the first five: what is made then is asked
     what it needs, or measured on made-up rows, and never trained.
@@ -52,13 +53,15 @@ class TokenIds:
     sep_id: int = 3
     mask_id: int = 4
     special_ids: tuple[int, ...] = (0, 1, 2, 3, 4)
+    streams: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Any) -> "TokenIds":
         """Take them from a tokenizer (data/tokenizers/tokenizer.py)."""
         names = "pad_id", "unk_id", "cls_id", "sep_id", "mask_id"
         special = tuple(int(i) for i in tokenizer.special_ids)
-        return cls(*(int(getattr(tokenizer, name)) for name in names), special)
+        streams = tuple(getattr(tokenizer, "stream_sizes", {}).items())
+        return cls(*(int(getattr(tokenizer, name)) for name in names), special, streams)
 
 
 NO_TOKENIZER = TokenIds()
