@@ -2,7 +2,7 @@
 """From a config and prepared text to the batches of a run."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,9 +70,13 @@ def make_run(
 
     @functools.cache
     def plan_rows(
-        raw: int, rule: str | None, slots: tuple[int, ...] | None
+        raw: int,
+        rule: str | None,
+        slots: tuple[int, ...] | None,
+        streams: frozenset[str],
     ) -> tuple[Any, mixture.Mixture]:
-        plans = make_plans(config, rule, parts, raw, say, slots=slots)
+        how = dict(slots=slots, streams=streams)
+        plans = make_plans(config, rule, parts, raw, say, **how)
         rows = {name: p.n for name, p in plans.items()}
         mixed = mixture.make_mixture(rows, weights, config.data.alpha)
         for line in mixed.lines():
@@ -82,7 +86,7 @@ def make_run(
     def rows_of(phase: phases.Wanted | phases.Phase) -> tuple[Any, mixture.Mixture]:
         rule = split_needs(needs[phase.objective]).pair_rule
         half = make_half(phase)
-        return plan_rows(half.raw, rule, packed_slots(half))
+        return plan_rows(half.raw, rule, packed_slots(half), half.streams)
 
     sizes = {phase.shape: rows_of(phase)[1].n for phase in wanted}
 
@@ -133,9 +137,8 @@ def make_eval_batches(
     half = resolve.make_features(
         config, needs, tokenizer, tables, length, rate, is_evaluation=True
     )
-    plans = make_plans(
-        config, rule, {name: store}, half.raw, say, seed=seed, slots=packed_slots(half)
-    )
+    how = dict(seed=seed, slots=packed_slots(half), streams=half.streams)
+    plans = make_plans(config, rule, {name: store}, half.raw, say, **how)
     return batches.Batches(
         plans=tuple(plans.values()),
         mixture=mixture.make_mixture({name: p.n for name, p in plans.items()}),
@@ -216,12 +219,13 @@ def make_plans(
     cache: Path | None = None,
     seed: int | None = None,
     slots: Sequence[int] | None = None,
+    streams: Iterable[str] = (),
 ) -> dict[str, Plan]:
     """Plan the rows of each store; say what the plan leaves out.
 
     rule: by which pairs are drawn; length: of the rows, special tokens included.
     cache: of large plans; None: data.cache. seed: None is the config's. slots: see
-    packed_slots.
+    packed_slots. streams: those that rows bring.
     """
     if tasks.is_task(config):
         return {name: rows.plan(length) for name, rows in stores.items()}
@@ -241,6 +245,7 @@ def make_plans(
                 max_segments=data.max_segments,
                 cache=cache,
                 slots=None if slots is None else np.array(slots),
+                streams=streams,
             )
         except UserError as e:
             which = str(e).removeprefix("data.train or data.valid: ")

@@ -13,10 +13,12 @@ from bertjax import UserError, registry
 from bertjax.config import schema
 from bertjax.data import phases
 from bertjax.data.features import make_features as features
-from bertjax.data.features.base import KEYS, Features, Settings
+from bertjax.data.features.base import KEYS, Features, Settings, Spec
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import mask_rates
-from bertjax.models.config import EncoderConfig
+from bertjax.data.tokenizers import stream_vocab
+from bertjax.data.tokenizers.stream_vocab import read_streams
+from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.families import FAMILIES
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
@@ -64,6 +66,7 @@ def encoder_config(
             f"model.pieces={shape['pieces']} is smaller than the tokenizer's "
             f"{vocab_size} pieces: leave it empty"
         )
+    shape["id_streams"] = size_id_streams(config, shape.get("id_streams", ""))
     dtype = dtype_of(config.dtype, backend)
     # A loop over the layers compiles in a minute and keeps matrix products alone.
     # Layers one after the other are a fifth faster on a TPU (docs/benchmarks.md), and
@@ -82,6 +85,39 @@ def encoder_config(
             limit += f" less model.position_offset={cfg.position_offset}"
         raise UserError(f"{key}={longest} is more than {limit}")
     return cfg
+
+
+def size_id_streams(config: ConfigDict, written: str) -> str:
+    """Return model.id_streams with the rows of each table: of a stream of data.streams
+    as many as it has ids. Raises UserError for fewer."""
+    caps, sized = read_streams(config.data.streams), []
+    for name, rows in read_id_streams(written).items():
+        ids = stream_vocab.FIRST + caps[name] if name in caps else 0
+        if 0 < rows < ids:
+            raise UserError(
+                f"model.id_streams={written}: {name} has {ids} ids, no value and "
+                f"unknown ones included (data.streams={config.data.streams})"
+            )
+        sized.append(f"{name}:{rows or ids}" if rows or ids else name)
+    return ",".join(sized)
+
+
+def embedded_streams(config: ConfigDict) -> frozenset[str]:
+    """Return the streams of data.streams that the model embeds."""
+    written = read_id_streams(config.model.id_streams or "")
+    return frozenset(read_streams(config.data.streams).keys() & written.keys())
+
+
+def check_id_streams(config: ConfigDict, half: Features) -> None:
+    """Refuse streams of model.id_streams that no array of a batch has: UserError."""
+    gathered = {f"{name}_ids": Spec((half.raw,)) for name in half.streams}
+    arrays = half.specs(gathered)
+    for name in read_id_streams(config.model.id_streams or ""):
+        if f"{name}_ids" not in arrays:
+            raise UserError(
+                f"model.id_streams={config.model.id_streams}: rows of objective="
+                f"{config.objective} have no {name}_ids: name a stream of data.streams"
+            )
 
 
 def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
@@ -129,10 +165,17 @@ def make_features(
     needed = split_needs(needs)
     rates = rates or (mask_rate,)
     rows = 1 if is_evaluation else config.accumulate
-    settings = Settings(config, tokenizer, tables, length, mask_rate, rates, rows)
-    if needed.features is None:
-        return Features(settings)
-    return features.make_features(needed.features, settings)
+    settings = Settings(
+        config, tokenizer, tables, length, mask_rate, rates, rows,
+        embedded_streams(config),
+    )  # fmt: skip
+    half = (
+        Features(settings)
+        if needed.features is None
+        else features.make_features(needed.features, settings)
+    )
+    check_id_streams(config, half)
+    return half
 
 
 def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:

@@ -16,6 +16,7 @@ from bertjax.data.masking.masker import read_masker
 from bertjax.data.masking.similar_words import NONE
 from bertjax.data.sequences import make_plan
 from bertjax.data.tokenizers import train_vocab
+from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
 from bertjax.tasks import prepare_task as tasks
@@ -25,7 +26,7 @@ from bertjax.training import CHOICES, read_freeze, read_rates, settings_of, writ
 OF_TEXT = (
     "masking mask_rate mask_unit mask_lengths corruption replacement similar "
     "mask_weights swap concept control plan noise max_predictions paper_compat "
-    "short_seq_prob text_field group_field entity_field segmenter"
+    "short_seq_prob text_field group_field entity_field streams segmenter"
 )
 OF_TEXT = [*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"]
 
@@ -221,6 +222,7 @@ def _check_data(config: ConfigDict) -> None:
         )
     mixture.read_weights(data.weights)
     read_noise(data.noise)
+    read_streams(data.streams)
     if data.weights and data.alpha is not None:
         raise UserError("data.weights and data.alpha are both given: give one of them")
     chosen = read_masker(data, mask_rates.last(data.mask_rate))

@@ -261,7 +261,7 @@ def batch_specs(
     features: Features, max_segments: int | None, pair_rule: str | None
 ) -> dict[str, Spec]:
     """Return every array of a batch of text; the arguments are those of a Plan."""
-    gathered = row_specs(features.raw, max_segments, pair_rule)
+    gathered = row_specs(features.raw, max_segments, pair_rule, features.streams)
     return features.specs({name: Spec(*array) for name, array in gathered.items()})
 
 

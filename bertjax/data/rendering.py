@@ -3,7 +3,8 @@
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,6 +145,16 @@ def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
             text = f"\033[{';'.join(codes)}m{text}\033[0m"
         out.append(("" if joined or not out else " ") + text)
     return "".join(out)
+
+
+def stream_text(ids: np.ndarray, names: Callable[[int], str]) -> str:
+    """Write the ids of a row's real tokens [n] by their names, runs of one together.
+
+    >>> stream_text(np.array([0, 2, 2, 2, 0]), {0: "-", 2: "ann"}.get)
+    '- x1, ann x3, - x1'
+    """
+    runs = [(number, len([*run])) for number, run in groupby(ids.tolist())]
+    return visible(", ".join(f"{names(number)} x{n}" for number, n in runs))
 
 
 def visible(text: str) -> str:

@@ -126,6 +126,8 @@ def make_batches(
     # Sentences of a token, so that rows end nowhere but at their last slot.
     tokens = document * sequences * min(max(shape.batch_size, 16), 256)
     tokenizer, store = synthetic_text(vocab_size, tokens, 1, document, data.extra_ids)
+    kinds = np.arange(len(store.sentences) - 1, dtype=np.uint16) % 2 + 1
+    store.streams = dict.fromkeys(features.streams, ("sentence", kinds))
     plan = make_plan(
         store,
         data.plan,
@@ -136,6 +138,7 @@ def make_batches(
         packed=data.packed,
         max_segments=data.max_segments,
         slots=slots,
+        streams=features.streams,
     )
     return Batches(
         plans=(plan,),

@@ -37,6 +37,26 @@ RANGES = {
 }
 
 
+def read_id_streams(written: str) -> dict[str, int]:
+    """Read the value of model.id_streams: {name: rows}; 0 where no number is given.
+
+    >>> read_id_streams("role:32,type")
+    {'role': 32, 'type': 0}
+
+    Raises UserError for what is no name or number, or is given twice.
+    """
+    found: dict[str, int] = {}
+    for entry in filter(None, map(str.strip, written.split(","))):
+        name, colon, number = entry.partition(":")
+        is_number = number.isdecimal() and 1 <= int(number) <= MOST
+        if name in found or not name.isidentifier() or (colon and not is_number):
+            raise UserError(
+                f"model.id_streams={written}: {entry!r} is not a new NAME or NAME:ROWS"
+            )
+        found[name] = int(number) if colon else 0
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
     """Sizes and switches of an encoder; Hugging Face's names where they exist.
@@ -59,6 +79,10 @@ class EncoderConfig:
     # rope and none the longest sequence.
     max_position_embeddings: int = 512
     type_vocab_size: int = 2  # 0: no token types
+    # Further ids of tokens that have embeddings, added to the words', with the rows of
+    # their tables: "role:32,type:50002"; a batch has them as {name}_ids. In a config a
+    # stream of data.streams needs no number: it has a row for each of its ids.
+    id_streams: str = ""
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
@@ -163,6 +187,12 @@ class EncoderConfig:
             registry.check_module("model.attention", module, "")
         else:
             registry.pick("model.attention", self.attention, dict.fromkeys(ATTENTION))
+        for name, rows in read_id_streams(self.id_streams).items():
+            if not rows:
+                raise UserError(
+                    f"model.id_streams={self.id_streams}: {name!r} is no stream of "
+                    f"data.streams, so say how many rows its table has: {name}:ROWS"
+                )
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if not least <= value <= most:
@@ -306,7 +336,7 @@ def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
     """Return the decoder's own stack of layers, as the config of an encoder.
 
     Its positions are relative to one side, its layers are the decoder's, and token
-    types are the encoder's alone.
+    types and streams of ids are the encoder's alone.
     """
     return dataclasses.replace(
         cfg,
@@ -314,6 +344,7 @@ def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
         num_decoder_layers=0,
         is_decoder=True,
         type_vocab_size=0,
+        id_streams="",
         pooler=False,
     )
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.models.config import EncoderConfig
+from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.layers import (
     Params,
     count_up,
@@ -28,7 +28,8 @@ def embed(
 ) -> jax.Array:
     """Return what the first layer reads, [B, L, D] in cfg.dtype; rng: the encoder's.
 
-    Word, position and token type embeddings are added up in f32 [B, L, E]. inputs: [B,
+    Embeddings of words, positions, token types and streams of ids ({name}_ids in the
+    batch, i32 [B, L]) are added up in f32 [B, L, E]. inputs: [B,
     L, E] in the place of the word embeddings; None: those of input_ids.
     """
     if inputs is None:
@@ -49,6 +50,10 @@ def embed(
             if "token_type_ids" in batch
             else params["token_type"][0].astype(jnp.float32)
         )
+    for name in read_id_streams(cfg.id_streams):
+        # As of token types: without ids in the batch all are 0.
+        table, ids = params["streams"][name], batch.get(f"{name}_ids")
+        x = x + (table[0].astype(jnp.float32) if ids is None else lookup(table, ids))
     if cfg.embedding_norm:
         x = layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)
     rng = fold_in(rng, cfg.num_hidden_layers)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bertjax.models.config import EncoderConfig
+from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.embeddings import embed
 from bertjax.models.layer_specs import layer_specs, position_specs
 from bertjax.models.layers import Params, draw, linear_specs, norm_specs
@@ -51,6 +51,10 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     embeddings |= position_specs(cfg)
     if cfg.type_vocab_size:
         embeddings["token_type"] = ((cfg.type_vocab_size, e), "normal")
+    if streams := read_id_streams(cfg.id_streams):
+        embeddings["streams"] = {
+            name: ((rows, e), "normal") for name, rows in streams.items()
+        }
     if cfg.embedding_size:
         embeddings["projection"] = linear_specs((e,), (d,))
     specs = {"embeddings": embeddings, "layers": layer_specs(cfg)}
@@ -73,11 +77,12 @@ def apply(
     """Encode a batch; `rng=None` means evaluation (no dropout).
 
     batch: input_ids, attention_mask (1 = real) i32 [B, L]; optional token_type_ids
-    and position_ids i32 [B, L]. Packed rows have segment_ids i32 [B, L] (0 = padding)
-    and cls_positions i32 [B, S]. Returns hidden [B, L, D] in cfg.dtype and, with a
-    pooler, pooled [B, D], or [B, S, D] of packed rows. Ids must be below the table
-    sizes: the host sees to it. attention_steps i32 [B, L] say who sees whom
-    (attention_mask.py); in a decoder each token sees those before it.
+    and position_ids i32 [B, L], and {name}_ids i32 [B, L] of cfg.id_streams. Packed
+    rows have segment_ids i32 [B, L] (0 = padding) and cls_positions i32 [B, S]. Returns
+    hidden [B, L, D] in cfg.dtype and, with a pooler, pooled [B, D], or [B, S, D] of
+    packed rows. Ids must be below the table sizes: the host sees to it. attention_steps
+    i32 [B, L] say who sees whom (attention_mask.py); in a decoder each token sees those
+    before it.
 
     at: i32 [B, P], the positions where alone hidden is wanted, [B, P, D]. The last
     layer is computed there (and where the pooler looks), but for its keys and values:

@@ -27,6 +27,7 @@ Path = tuple[Any, ...]
 PARAM_AXES: tuple[tuple[str, str], ...] = (
     (r"encoder/embeddings/word|mlm/decoder", "vocab embed"),
     (r"(en|de)coder/embeddings/(position|token_type)", "table embed"),
+    (r"encoder/embeddings/streams/[a-z0-9_]+", "table embed"),
     (r"(en|de)coder/embeddings/relative", "table heads"),
     (r"(en|de)coder/(embeddings/norm|final_norm)/(scale|bias)", "width"),
     (

@@ -10,6 +10,8 @@ import numpy as np
 
 from bertjax import counted
 from bertjax.data import rendering
+from bertjax.data.features.base import PER_TOKEN
+from bertjax.data.tokenizers.stream_vocab import streams_of
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_rows import Rows, say_counts
 
@@ -41,7 +43,21 @@ def preview_row(
     stages, colour = rendering.row_stages(seen, tokenizer, row), sys.stdout.isatty()
     lines = [(s, rendering.to_text(t, s, colour)) for s, t in stages.items()]
     markup = [(s, rendering.stage_html(t, s)) for s, t in stages.items()]
+    for name, text in stream_lines(seen, tokenizer, row):
+        lines.append((name, text))
+        markup.append((name, html.escape(text)))
     return RowPreview(heading, lines, markup)
+
+
+def stream_lines(seen: Any, tokenizer: Any, row: int) -> Iterator[tuple[str, str]]:
+    """Yield (name, values of the row's tokens) of each stream that was gathered."""
+    vocabs, real = streams_of(tokenizer), seen.gathered["attention_mask"][row] > 0
+    usual = {*PER_TOKEN}
+    for name, ids in seen.gathered.items():
+        if name.endswith("_ids") and name not in usual:
+            stream = name.removesuffix("_ids")
+            named = vocabs[stream].name if stream in vocabs else str
+            yield stream, rendering.stream_text(ids[row][real], named)
 
 
 def row_heading(seen: Any, step: int, row: int, names: Sequence[str]) -> str:

@@ -17,28 +17,45 @@ class Document(NamedTuple):
 
     group: the value of data.group_field (a language, a site), "" without;
     entities: the strings of data.entity_field.
+    values: None; or where there are streams, of each paragraph its value of each stream
+    by name: a value of the sentence (None for none), or ranges of its characters,
+    ((start, end, value), ...). Then paragraphs are sentences, and stay whole.
     """
 
     paragraphs: list[str]
     group: str = ""
     entities: tuple[str, ...] = ()
+    values: list[dict[str, Any]] | None = None
 
 
 class Fields(NamedTuple):
-    """Which fields (columns) of a record are read, by config key; "" reads none."""
+    """Which fields (columns) of a record are read, by config key; "" reads none.
+
+    streams: fields that are aligned with the text (aligned_records.py), with commas.
+    layout: "", or "turns": records are conversations.
+    """
 
     text_field: str = "text"
     group_field: str = ""
     entity_field: str = ""
+    streams: str = ""
+    layout: str = ""
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether records have more to say of their sentences than the text."""
+        return bool(self.streams or self.layout)
 
     def keys(self) -> dict[str, str]:
-        """Return {field that is read: its config key}."""
-        named = self._asdict().items()
-        return {field: f"data.{key}" for key, field in named if field}
+        """Return {field that is read: its config key}, of records of text alone."""
+        named = ("text_field", "group_field", "entity_field")
+        keys = {getattr(self, name): f"data.{name}" for name in named}
+        return {field: key for field, key in keys.items() if field}
 
     def suffix(self) -> str:
         """Return what a fingerprint ends with; "" for the defaults."""
-        return "" if self == TEXT else f":{'|'.join(self)}"
+        fields = self if self.is_aligned else self[:3]  # as older versions have it
+        return "" if self == TEXT else f":{'|'.join(fields)}"
 
 
 TEXT = Fields()
@@ -133,7 +150,7 @@ def make_document(
 
     >>> record = {"text": "One.\\n\\nTwo.", "lang": "en", "names": ["One"]}
     >>> make_document(record, Fields("text", "lang", "names"), str, Counter())
-    Document(paragraphs=['One.', 'Two.'], group='en', entities=('One',))
+    Document(paragraphs=['One.', 'Two.'], group='en', entities=('One',), values=None)
     >>> make_document({"text": [[3, 1], [4]]}, Fields(), str, Counter()).paragraphs
     ['3 1', '4']
     """

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import IO
 
 from bertjax import UserError
-from bertjax.data.corpus import files
+from bertjax.data.corpus import aligned_records, files
 from bertjax.data.corpus.documents import Document, Source, make_document
 from bertjax.data.corpus.line_repair import (
     DOCUMENT_LIMIT,
@@ -65,6 +65,12 @@ class FileSource(Source):
         """Whether each line is a record."""
         path = self.path.lower().removesuffix(self.pack)
         return path.endswith((".jsonl", ".ndjson", ".json"))
+
+    @property
+    def _make(self) -> Callable[..., Document]:
+        return (
+            aligned_records.make_document if self.fields.is_aligned else make_document
+        )
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return how the bytes are read, e.g. "text.gz", and their SHA-256."""
@@ -143,7 +149,7 @@ class FileSource(Source):
         chunks = whole._chunks(counter)
         if self.is_json:
             for record, where in json_lines(self.name, chunks, max_line_bytes, counter):
-                document = make_document(record, self.fields, where, counter)
+                document = self._make(record, self.fields, where, counter)
                 if paragraph in document.paragraphs:
                     return where()
         else:
@@ -160,7 +166,7 @@ class FileSource(Source):
             skipped = self._lines_before if self.start else int
             records = json_lines(self.name, chunks, max_line_bytes, counter, skipped)
             for record, where in records:
-                yield make_document(record, self.fields, where, counter)
+                yield self._make(record, self.fields, where, counter)
         else:
             lines = text_lines(chunks, max_line_bytes, counter)
             yield from map(Document, group(lines, counter, self.titled))

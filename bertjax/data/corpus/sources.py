@@ -76,8 +76,15 @@ def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]
     if not sources:
         raise UserError(f"{key} names no text; give files, patterns or tfds:NAME:SPLIT")
     for source in sources:
+        is_json = isinstance(source, FileSource) and source.is_json
+        if fields.is_aligned and not is_json:
+            asks = f"data.streams={fields.streams}" if fields.streams else "data.plan"
+            raise UserError(
+                f"{key}={source.name}: {asks} is read from JSON lines, and this is no "
+                ".jsonl file"
+            )
         if isinstance(source, FileSource) and not source.is_json:
-            for field, name in zip(fields[1:], ("group", "entity"), strict=True):
+            for field, name in zip(fields[1:3], ("group", "entity"), strict=True):
                 # Held-out text without groups is a validation set of its own.
                 if field and (name, role) != ("group", "valid"):
                     raise UserError(

@@ -40,7 +40,8 @@ class Settings(NamedTuple):
     masker's `tables`); length: L of the batch; mask_rate: of the phase, as the config
     has it; rates: of all phases of this shape, which share their shapes; rows: how
     many neighbouring rows of a batch are of one kind (config.accumulate, since a
-    micro-batch takes every so many-th row).
+    micro-batch takes every so many-th row); streams: those of the text that the model
+    embeds.
     """
 
     config: Any
@@ -50,6 +51,7 @@ class Settings(NamedTuple):
     mask_rate: Any = None
     rates: tuple[Any, ...] = (None,)
     rows: int = 1
+    streams: frozenset[str] = frozenset()
 
 
 class GatheredRows(NamedTuple):
@@ -74,13 +76,19 @@ class Features:
     What `make` returns must depend on the row's own arrays, key and place alone, never
     on other rows, so that batches depend on no host, device or batch size.
     keys: the keys of config.data, among KEYS, that it reads; others are refused where
-    they are given.
+    they are given. streams: those of data.streams that rows bring, as {name}_ids i32
+    [b, raw]; those that the model embeds, unless a subclass says otherwise. per_token:
+    the arrays that say something of each token: copies of tokens have them too.
     """
 
     keys: frozenset[str] = frozenset()
+    streams: frozenset[str] = frozenset()
 
     def __init__(self, settings: Settings) -> None:
         self.tokenizer, self.length = settings.tokenizer, settings.length
+        self.streams = settings.streams
+        own = (f"{name}_ids" for name in sorted(settings.streams))
+        self.per_token = (*PER_TOKEN, *own)
 
     @property
     def raw(self) -> int:
@@ -156,7 +164,7 @@ KEYS = frozenset(
 
 # The tokens of a row: what an encoder reads, and a decoder.
 SIDES = ("input_ids", "decoder_input_ids")
-# Arrays of a row that say something of each token: copies of tokens have them too.
+# Arrays of a row that say something of each token, beside streams.
 PER_TOKEN = (
     "input_ids",
     "attention_mask",

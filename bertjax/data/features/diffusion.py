@@ -127,7 +127,7 @@ class DiffusionFeatures(base.Features):
         own["diffusion_norm"] = Spec((), "float32", loss=True)
         if self.block:
             names = [
-                *(gathered.keys() & {*base.PER_TOKEN}),
+                *(gathered.keys() & {*self.per_token}),
                 "position_ids",
                 "attention_steps",
             ]
@@ -159,7 +159,7 @@ class DiffusionFeatures(base.Features):
             batch["position_ids"] = position
             batch |= {
                 name: np.concatenate([batch[name], rows.arrays.get(name, position)], 1)
-                for name in batch.keys() & {*base.PER_TOKEN}
+                for name in batch.keys() & {*self.per_token}
             }
             step = (position // self.block + 1) * real
             batch["attention_steps"] = np.concatenate([-step, step], axis=1)

@@ -95,6 +95,7 @@ class EncoderDecoderFeatures(base.Features):
 
     def __init__(self, settings: base.Settings) -> None:
         super().__init__(settings)
+        self.streams = frozenset()  # both sides are texts of their own
         self.unk_id, self.end_id = self.tokenizer.unk_id, self.tokenizer.sep_id
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:

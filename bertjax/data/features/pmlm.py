@@ -8,14 +8,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.features import base
-from bertjax.data.features.base import (
-    PER_TOKEN,
-    Batch,
-    GatheredRows,
-    Settings,
-    Spec,
-    Specs,
-)
+from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
 from bertjax.data.features.mlm import MlmFeatures
 from bertjax.data.masking import choose, mask_rates
 from bertjax.data.masking.masker import PresetMasker
@@ -89,7 +82,7 @@ class PmlmFeatures(MlmFeatures):
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:
         specs, row = super().specs(gathered), Spec((self.length,))
-        own = [name for name in PER_TOKEN if name in gathered]
+        own = [name for name in self.per_token if name in gathered]
         specs |= dict.fromkeys([*own, "position_ids", "attention_steps"], row)
         specs |= base.prediction_specs("par", self.predictions)
         return specs | {"text_tokens": Spec(())}
@@ -103,7 +96,7 @@ class PmlmFeatures(MlmFeatures):
         masker = PresetMasker(self.masking_at(rate=rate))
         batch = {
             name: arrays[name]
-            if name in arrays and name not in PER_TOKEN
+            if name in arrays and name not in self.per_token
             else np.zeros((b, *spec.shape), spec.dtype)
             for name, spec in self.specs({k: Spec(()) for k in arrays}).items()
         }
@@ -112,7 +105,7 @@ class PmlmFeatures(MlmFeatures):
         step = max(1, _BLOCK // self.text)
         for low in range(0, b, step):
             part = slice(low, low + step)
-            own = {name: arrays[name][part] for name in PER_TOKEN if name in arrays}
+            own = {n: arrays[n][part] for n in self.per_token if n in arrays}
             out = {name: values[part] for name, values in batch.items()}
             self._fill(masker, rows.keys[part], own, out, drawn)
         return batch

@@ -52,11 +52,13 @@ def make_plan(
     max_segments: int | None = None,
     cache: str | Path | None = None,
     slots: np.ndarray | None = None,
+    streams: Iterable[str] = (),
 ) -> Plan:
     """Plan the rows of a store; L = `length` counts the special tokens.
 
     slots: i64 [L + 1], what a sequence of so many tokens takes of a packed row, whose
-    L slots they fill; None: as many as it has tokens.
+    L slots they fill; None: as many as it has tokens. streams: those of the store that
+    rows bring.
 
     `pair_rule`, for kind pairs alone, is a name in PAIR_RULES. A packed row holds
     at most `max_segments` sequences, by default L / 16 and 4 at least. With `cache`, a
@@ -64,7 +66,7 @@ def make_plan(
     maps, in a directory named by a hash of all that decides them.
 
     Raises UserError for an unknown kind or rule, a rule where there are no pairs, a
-    length without room for text, or a store that gives no sequence.
+    length without room for text, or a store that gives no sequence or lacks a stream.
 
     Kind full_sentences, two documents of sentences [10 11] [12] and [20 21] [22]:
 
@@ -95,6 +97,7 @@ def make_plan(
         np.asarray(store.sentences, np.int64), np.asarray(store.documents, np.int64),
         None if counts is None else np.asarray(counts),
         None if marks is None else np.asarray(marks),
+        _find_streams(store, streams),
     )  # fmt: skip
     content = getattr(store, "content_hash", None)
     if cache is not None and content is not None and len(plan.tokens) >= _SMALL:
@@ -120,6 +123,22 @@ def make_plan(
     return replace(plan, **_arrays(whole, skipped))
 
 
+def _find_streams(
+    store: Any, names: Iterable[str]
+) -> dict[str, tuple[str, np.ndarray]]:
+    """Return streams of a store by name, sorted. Raises UserError."""
+    there, found = getattr(store, "streams", {}), {}
+    for name in sorted(names):
+        if name not in there:
+            raise UserError(
+                f"data.train or data.valid has no stream `{name}`: give "
+                f"data.streams={','.join([*there, name])}"
+            )
+        kind, ids = there[name]
+        found[name] = kind, np.asarray(ids)
+    return found
+
+
 def limit_segments(length: int, packed: bool, most: int | None) -> int | None:
     """Return how many sequences a row of L tokens may hold; None: it is not packed."""
     return (most or max(4, length // 16)) if packed else None
@@ -139,7 +158,10 @@ def _cached(path: Path, plan: Plan, slots: np.ndarray | None) -> dict[str, Any] 
             directories.remove(path)
         directories.make_whole(path, lambda part: _write_arrays(part, plan, slots))
         arrays = _opened(path)
-    for array in (plan.tokens, *offsets, plan.marks, *(arrays or {}).values()):
+    aligned = (ids for _, ids in plan.streams.values())
+    for array in (
+        plan.tokens, *offsets, plan.marks, *aligned, *(arrays or {}).values()
+    ):  # fmt: skip
         chunks.advise(array, "MADV_RANDOM")
     return arrays
 

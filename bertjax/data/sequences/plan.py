@@ -7,7 +7,9 @@ of a pair, or what a row holds of each document. A row is one sequence, or sever
 packed.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +42,8 @@ class Plan:
     documents: np.ndarray  # i64 [D+1] sentence offsets, strictly increasing
     counts: np.ndarray | None  # [V] how often each id occurs, where the store knows
     marks: np.ndarray | None  # u8 [tokens], where the store has them
+    # Ids that are gathered as {name}_ids: ("token", [tokens]) or ("sentence", [S]).
+    streams: Mapping[str, tuple[str, np.ndarray]] = MappingProxyType({})
 
     @property
     def packed(self) -> bool:
@@ -91,7 +95,8 @@ class Plan:
         Returns input_ids, token_type_ids and attention_mask, i32 [b, L], and the
         labels of the plan's pair rule, i32 [b]; without a rule B is the rest of the
         chunk. `specials` has pad_id, cls_id and sep_id. A store with marks gives
-        `marks`, u8 [b, L], 0 at special tokens.
+        `marks`, u8 [b, L], 0 at special tokens. Each of `streams` gives {name}_ids, i32
+        [b, L], 0 there too.
 
         Packed rows have besides segment_ids, i32 [b, L] (1, 2, ... in order, 0 for
         padding) and position_ids, i32 [b, L], which restart with each sequence, and
@@ -161,15 +166,19 @@ class Plan:
 
 
 def row_specs(
-    length: int, max_segments: int | None, pair_rule: str | None
+    length: int,
+    max_segments: int | None,
+    pair_rule: str | None,
+    streams: Iterable[str] = (),
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return what `gather` makes of a row but `marks`: {name: (shape, dtype)}.
 
-    max_segments: of packed rows, else None.
+    max_segments: of packed rows, else None. streams: names of those that it brings.
     """
     row, packed = (length,), max_segments is not None
     names = ["input_ids", "attention_mask", "token_type_ids"]
     names += ["segment_ids", "position_ids"] * packed
+    names += [f"{name}_ids" for name in sorted(streams)]
     specs = dict.fromkeys(names, (row, "int32"))
     sequences = (max_segments,) if packed else ()
     if packed:
@@ -315,4 +324,11 @@ def _framed(
         marks = plan.marks.take(source, mode="clip")
         marks[sep] = marks[cls] = 0
         rows["marks"] = marks.reshape(shape) * real
+    for name, (kind, values) in plan.streams.items():
+        at = source
+        if kind == "sentence":
+            at = np.searchsorted(plan.sentences, source, "right") - 1
+        own = values.take(at, mode="clip").astype(np.int32)
+        own[sep] = own[cls] = 0
+        rows[f"{name}_ids"] = own.reshape(shape) * mask
     return rows, cls

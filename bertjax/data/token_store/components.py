@@ -90,7 +90,7 @@ class Component:
         root = os.fspath(cache.root)
         tokenizer, marker = encoder.tokenizer, encoder.marker
         settings = {
-            "format": 1 if marker is None else FORMAT,
+            "format": FORMAT if encoder.streams else 1 if marker is None else 2,
             "fingerprints": [s.fingerprint(root, say) for s in sources],
             "tokenizer": tokenizer.identity,
             "sentence_rule": sentences.RULE if tokenizer.has_sentences else "",
@@ -100,6 +100,7 @@ class Component:
         where_needed = {
             "joins": int(tokenizer.kind in SPACE_FIRST),
             "marks": marker and marker.identity,
+            "streams": {n: s.identity for n, s in encoder.streams.items()},
             "group_field": data.group_field,
             "cuts": sorted({s.cut_rule() for s in sources} - {""}),
         }
@@ -227,14 +228,15 @@ class Component:
 
             if not self.grouped:
                 meta = {**self.meta, "repairs": repairs.as_dict()}
-                write_store(path, blocks(""), encoder.tokenizer, meta)
+                write_store(path, blocks(""), encoder.tokenizer, meta, encoder.streams)
                 return
             stores, empty = {}, []
             for group in sorted({g for _, m in metas for g in m["groups"]}):
                 name = f"{len(stores):06d}"
                 (path / name).mkdir()
                 meta = {**self.meta, "label": group, "repairs": {}}
-                if write_store(path / name, blocks(group), encoder.tokenizer, meta):
+                found = blocks(group), encoder.tokenizer, meta, encoder.streams
+                if write_store(path / name, *found):
                     stores[group] = name
                 else:
                     empty.append(group)

@@ -7,12 +7,13 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from multiprocessing.connection import wait
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,9 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.corpus.sentences import split_sentences
 from bertjax.data.corpus.sources import Document
+from bertjax.data.token_store.streams import Stream
 from bertjax.data.tokenizers.backends import SPACE_FIRST, encode_sentences
+from bertjax.data.tokenizers.stream_vocab import TOKEN
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.word_starts import Marker
 
@@ -36,7 +39,7 @@ class Block:
     """A piece of work: paragraphs of parts of documents, all of one group.
 
     `begins` says of each part whether a document begins with it, `entities` are those
-    of its document.
+    of its document, `values` those of the paragraphs of a part (Document.values).
     """
 
     group: str = ""
@@ -44,6 +47,7 @@ class Block:
     begins: list[bool] = field(default_factory=list)
     entities: list[tuple[str, ...]] = field(default_factory=list)
     characters: int = 0
+    values: list[list[dict[str, Any]]] = field(default_factory=list)
 
 
 class Encoded(NamedTuple):
@@ -51,7 +55,8 @@ class Encoded(NamedTuple):
 
     tokens: u16 or u32 [n]; lengths: i64 [s], tokens of each sentence;
     sentences: how many of them each part has; empty: sentences without a token, which
-    are left out; characters: of the block; marks: u8 [n], or None without a marker.
+    are left out; characters: of the block; marks: u8 [n], or None without a marker;
+    streams: ids by name, [n] or, of those with a value a sentence, [s].
     """
 
     tokens: np.ndarray
@@ -62,6 +67,7 @@ class Encoded(NamedTuple):
     characters: int
     group: str = ""
     marks: np.ndarray | None = None
+    streams: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[Block]:
@@ -79,14 +85,22 @@ def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[B
         group = document.group
         first = True
         part: list[str] = []
-        for paragraph in chain.from_iterable(map(pieces, document.paragraphs)):
+        values: list[dict[str, Any]] = []
+        # What has values is a sentence, and is not cut.
+        whole = document.values is not None
+        each = document.paragraphs if whole else map(pieces, document.paragraphs)
+        cut = each if whole else chain.from_iterable(each)
+        for number, paragraph in enumerate(cut):
             if not part:
                 block = pending.setdefault(group, Block(group))
                 block.parts.append(part)
                 block.begins.append(first)
                 block.entities.append(document.entities)
+                block.values.append(values := [])
                 first = False
             part.append(paragraph)
+            if document.values is not None:
+                values.append(document.values[number])
             block.characters += len(paragraph)
             waiting += len(paragraph)
             if block.characters >= characters:
@@ -123,19 +137,26 @@ def token_dtype(vocab_size: int) -> str:
 
 
 def encode_block(
-    tokenizer: Tokenizer, block: Block, marker: Marker | None = None
+    tokenizer: Tokenizer,
+    block: Block,
+    marker: Marker | None = None,
+    streams: Mapping[str, Stream] = MappingProxyType({}),
 ) -> Encoded:
     """Split a block's paragraphs into sentences and these into ids.
 
-    Raises UserError where the tokenizer gives an id that its vocabulary has not.
+    Raises UserError where the tokenizer gives an id that its vocabulary has not, or
+    where values are of another kind than their stream.
     """
     texts: list[str] = []
     owners: list[int] = []
     joined: list[bool] = []  # to the sentence before, by no space
     space_first = tokenizer.kind in SPACE_FIRST
+    values = list(chain.from_iterable(block.values))
     for number, part in enumerate(block.parts):
         for paragraph in part:
-            if tokenizer.has_sentences:
+            if values:
+                sentences = [paragraph]
+            elif tokenizer.has_sentences:
                 sentences = split_sentences(paragraph)
             else:
                 sentences = [paragraph] if paragraph.strip() else []
@@ -152,8 +173,16 @@ def encode_block(
     lengths: list[int] = []
     arrays = [np.zeros(0, dtype)]
     marks = [np.zeros(0, np.uint8)]
+    ranged = {n: s for n, s in streams.items() if s.kind == TOKEN}
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in ranged}
     alone = any(block.entities)  # then no call has sentences of two parts
     for start, end in _batches(texts, owners if alone else None):
+        if ranged:
+            encode = tokenizer.engine.encode_spans
+            spanned = encode_sentences(encode, texts[start:end], joined[start:end])
+            for value, (_, spans) in zip(values[start:end], spanned, strict=True):
+                for name, stream in ranged.items():
+                    rows[name].append(stream.of_tokens(name, value[name], spans))
         if marker is None:
             encode = tokenizer.engine.encode_batch
             ids = encode_sentences(encode, texts[start:end], joined[start:end])
@@ -172,6 +201,12 @@ def encode_block(
         arrays.append(flat.astype(dtype))
     sizes = np.array(lengths, np.int64)
     owners_of = np.array(owners, np.int64)[sizes > 0]
+    aligned = {
+        name: np.concatenate([np.zeros(0, stream.dtype), *rows[name]])
+        if name in ranged
+        else stream.of_sentences(name, values)[sizes > 0]
+        for name, stream in streams.items()
+    }
     return Encoded(
         tokens=np.concatenate(arrays),
         lengths=sizes[sizes > 0],
@@ -181,6 +216,7 @@ def encode_block(
         characters=block.characters,
         group=block.group,
         marks=None if marker is None else np.concatenate(marks),
+        streams=aligned,
     )
 
 
@@ -232,9 +268,11 @@ class Encoder:
         tokenizer: Tokenizer,
         marker: Marker | None = None,
         workers: int | None = None,
+        streams: Mapping[str, Stream] = MappingProxyType({}),
     ) -> None:
         self.tokenizer = tokenizer
         self.marker = marker
+        self.streams = dict(streams)
         affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
         cores = len(affinity(0)) if affinity else os.cpu_count()
         self.workers = workers or cores or 1
@@ -253,7 +291,7 @@ class Encoder:
 
     def encode(self, block: Block) -> Encoded:
         """Encode one block here."""
-        return encode_block(self.tokenizer, block, self.marker)
+        return encode_block(self.tokenizer, block, self.marker, self.streams)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Have `function(encoder, *args)` done in a process of the pool.
@@ -263,7 +301,8 @@ class Encoder:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._stop, self._done = context.Event(), context.Value("d", 0.0)
-            given = (self.tokenizer, self.marker, self._stop, self._done)
+            given = (self.tokenizer, self.marker, self.streams)
+            given += (self._stop, self._done)
             self._pool = ProcessPoolExecutor(self.workers, context, _begin, given)
         return self._pool.submit(_call, function, args)
 
@@ -312,9 +351,15 @@ _stop: Any = None
 _done: Any = None
 
 
-def _begin(tokenizer: Tokenizer, marker: Marker | None, stop: Any, done: Any) -> None:
+def _begin(
+    tokenizer: Tokenizer,
+    marker: Marker | None,
+    streams: Mapping[str, Stream],
+    stop: Any,
+    done: Any,
+) -> None:
     global _encoder, _stop, _done
-    _encoder, _stop, _done = Encoder(tokenizer, marker, 1), stop, done
+    _encoder, _stop, _done = Encoder(tokenizer, marker, 1, streams), stop, done
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -7,6 +7,7 @@
   lengths.bin    u32 [S], tokens of each sentence
   documents.bin  i64 [P]: 2 x sentences of a part of a document + whether it begins one
   marks.bin      u8 [n], where a marker was used
+  <name>.bin     ids of a stream, where there are streams (streams.py)
   meta.json      names of the groups, repairs, sizes, a sha256 a file
 
 These are encoded blocks one after another, as encoding.py gives them. Which documents
@@ -44,7 +45,9 @@ from bertjax.data.token_store.store import (
     token_dtype,
     write_meta,
 )
+from bertjax.data.token_store.streams import StreamError, check_kinds
 from bertjax.data.tokenizers.backends import TextError
+from bertjax.data.tokenizers.stream_vocab import SENTENCE
 from bertjax.storage import directories
 
 PIECE_BYTES = 1 << 26
@@ -139,6 +142,8 @@ def _write(
     types = dict(zip(FILES, ("<i8", dtype, "<u4", "<i8"), strict=True))
     if encoder.marker is not None:
         types[MARKS] = "u1"
+    streams = {name: [s.kind, s.dtype] for name, s in encoder.streams.items()}
+    types |= {f"{name}.bin": dtype for name, (_, dtype) in streams.items()}
     groups: dict[str, int] = {}
     with (
         hashed_files(path, types) as out,
@@ -154,19 +159,33 @@ def _write(
             out["documents.bin"].write(parts)
             if MARKS in out:
                 out[MARKS].write(block.marks)
+            for name, ids in block.streams.items():
+                out[f"{name}.bin"].write(ids)
         files = {name: file.facts() for name, file in out.items()}
     for source in piece.sources:
         source.refuse_changed()
     meta = {"piece": str(piece), "groups": list(groups), "dtype": dtype}
+    meta |= {"streams": streams} if streams else {}
     write_meta(path, {**meta, "files": files, "repairs": repairs.as_dict()})
 
 
 def _located(
     encoded: Iterable[Encoded], encoder: Encoder, piece: Piece
 ) -> Iterator[Encoded]:
-    """Pass blocks on; where the tokenizer refuses a text, name its file and line."""
+    """Pass blocks on; where the tokenizer refuses a text, or values are of another kind
+    than their stream, name the file and line."""
     try:
         yield from encoded
+    except StreamError as error:
+        for source in piece.sources:
+            for document in source.documents(Counts(), piece.max_line_bytes):
+                try:
+                    check_kinds(encoder.streams, document.values or ())
+                except StreamError as refused:
+                    first = document.paragraphs[0]
+                    where = source.locate(first, piece.max_line_bytes)
+                    raise UserError(f"{where}: {refused}") from None
+        raise UserError(f"{piece}: {error}") from None
     except TextError as error:
         for source in piece.sources:
             for document in source.documents(Counts(), piece.max_line_bytes):
@@ -199,29 +218,38 @@ def read_blocks(path: Path, meta: dict[str, Any], group: str) -> Iterator[Encode
     types = {"tokens.bin": meta["dtype"], "lengths.bin": "<u4", "documents.bin": "<i8"}
     if MARKS in meta["files"]:
         types[MARKS] = "u1"
+    streams = meta.get("streams", {})
+    types |= {f"{name}.bin": dtype for name, (_, dtype) in streams.items()}
     with contextlib.ExitStack() as stack:
         index = stack.enter_context(open(path / "blocks.bin", "rb"))
         files = {n: stack.enter_context(open(path / n, "rb")) for n in types}
         while len(row := np.fromfile(index, "<i8", 6)) == 6:
             number, tokens, sentences, parts, empty, characters = row.tolist()
-            sizes = dict(zip(types, (tokens, sentences, parts, tokens), strict=False))
+            each = dict.fromkeys(types, tokens) | {
+                "lengths.bin": sentences,
+                "documents.bin": parts,
+            }
+            for name, (kind, _) in streams.items():
+                each[f"{name}.bin"] = sentences if kind == SENTENCE else tokens
             if number != group_number:
                 for name, file in files.items():
-                    file.seek(sizes[name] * np.dtype(types[name]).itemsize, 1)
+                    file.seek(each[name] * np.dtype(types[name]).itemsize, 1)
                 continue
-            values, lengths, starts, *marks = (
-                np.fromfile(file, types[name], sizes[name])
+            read = {
+                name: np.fromfile(file, types[name], each[name])
                 for name, file in files.items()
-            )
+            }
+            starts = read["documents.bin"]
             yield Encoded(
-                values,
-                lengths,
+                read["tokens.bin"],
+                read["lengths.bin"],
                 sentences=(starts >> 1).tolist(),
                 begins=(starts & 1).astype(bool).tolist(),
                 empty=empty,
                 characters=characters,
                 group=group,
-                marks=marks[0] if marks else None,
+                marks=read.get(MARKS),
+                streams={name: read[f"{name}.bin"] for name in streams},
             )
 
 

@@ -10,6 +10,7 @@ is kept and used by all.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
@@ -31,6 +32,8 @@ from bertjax.data.token_store.components import (
 from bertjax.data.token_store.encoding import Encoder
 from bertjax.data.token_store.pieces import Piece, encode_pieces
 from bertjax.data.token_store.store import Store
+from bertjax.data.token_store.streams import make_streams
+from bertjax.data.token_store.trained_streams import add_vocabs
 from bertjax.data.token_store.trained_tokenizer import REPORTED, trained_tokenizer
 from bertjax.data.tokenizers import train_vocab
 from bertjax.data.tokenizers.extra_ids import add_extra_ids
@@ -39,6 +42,7 @@ from bertjax.data.tokenizers.fertility import (
     measure_tokenizer,
     report_capitals,
 )
+from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from bertjax.data.tokenizers.word_starts import make_marker, make_segmenter, read_marked
 
@@ -52,7 +56,8 @@ class DataConfig:
     train, valid: the sources' strings, either may have named components; valid may be
     empty. vocab: the tokenizer's path; empty: `tokenizer_kind` with `vocab_size`
     pieces is trained on `train`, its components in shares of size^vocab_alpha or of
-    vocab_weights; extra_ids sentinels are put behind either.
+    vocab_weights; extra_ids sentinels are put behind either. streams: as data.streams;
+    layout: of records (Fields).
     """
 
     train: str
@@ -66,6 +71,8 @@ class DataConfig:
     text_field: str = "text"
     group_field: str = ""
     entity_field: str = ""
+    streams: str = ""
+    layout: str = ""
     segmenter: str = ""
     concept: str = ""
     control: str = ""
@@ -77,6 +84,12 @@ class DataConfig:
     def marked(self) -> dict[str, str]:
         """Which words get marks of their own: {name of MARKED: value}."""
         return {name: getattr(self, name) for name in MARKED}
+
+    @property
+    def fields(self) -> Fields:
+        """Which fields of records are read."""
+        given = {name: getattr(self, name) for name in Fields._fields}
+        return Fields(**given | {"streams": ",".join(read_streams(self.streams))})
 
 
 class Inputs(NamedTuple):
@@ -129,7 +142,7 @@ def check_inputs(**given: Any) -> Inputs:
 def _sources(config: DataConfig, role: str) -> dict[str, list[Source]]:
     key = f"data.{role}"
     named = named_sources(getattr(config, role), key)
-    fields = {name: getattr(config, name) for name in Fields._fields}
+    fields = config.fields._asdict()
     return {n: parse_sources(v, key, role, **fields) for n, v in named.items()}
 
 
@@ -156,6 +169,8 @@ class Work:
                     inputs.train, self.cache, config, say
                 )
                 tokenizer = add_extra_ids(tokenizer, config.extra_ids)
+                every = chain.from_iterable(inputs.train.values())
+                tokenizer = add_vocabs(tokenizer, every, self.cache, config, say)
                 sources = {"train": inputs.train, "valid": inputs.valid}
                 for role, named in sources.items():
                     for own in named.values():
@@ -165,7 +180,8 @@ class Work:
             entities = bool(config.entity_field)
             marked = config.marked
             marker = make_marker(tokenizer, config.segmenter, entities, marked)
-            self.encoder = Encoder(tokenizer, marker, workers)
+            streams = make_streams(tokenizer, config.streams, config.layout)
+            self.encoder = Encoder(tokenizer, marker, workers, streams)
             self.all = [
                 Component(name, own, self.encoder, self.cache, config, role, say)
                 for role, named in sources.items()

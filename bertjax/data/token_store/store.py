@@ -7,31 +7,44 @@
   documents.bin  i64 [D+1], offsets into sentences, first 0, last S
   counts.bin     i64 [V], how often each id occurs
   marks.bin      u8 [n], only where a marker was used (format 2): words, entities
+  streams.json, <name>.bin  only where there are streams (format 3): streams.py
   meta.json      what it was made of, sizes, a sha256 a file
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.token_store.encoding import Encoded, token_dtype
-from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.data.token_store.streams import Stream
+from bertjax.data.tokenizers.tokenizer import STREAMS, Tokenizer
 
-FORMAT = 2  # without marks a store is of format 1, which older versions read
+# Without streams a store is of format 2, and without marks of format 1, which older
+# versions read.
+FORMAT = 3
 # A smaller store is checked against its checksums at every start, in a moment.
 VERIFIED = 1 << 28  # bytes
 FILES = ("tokens.bin", "sentences.bin", "documents.bin", "counts.bin")
 MARKS = "marks.bin"
 SINGLE = 0.5  # of the documents: so many of a single sentence are told of
 LOOKED_AT = 1 << 20  # documents
+
+
+class AlignedIds(NamedTuple):
+    """A stream: its kind, "token" or "sentence", and ids, u16 or u32 [n] or [S]."""
+
+    kind: str
+    ids: np.ndarray
 
 
 class Store:
@@ -64,6 +77,19 @@ class Store:
     def unknown_share(self) -> float:
         """The share of tokens that are the unknown one."""
         return self.meta["unknowns"] / self.meta["tokens"]
+
+    @functools.cached_property
+    def streams(self) -> dict[str, AlignedIds]:
+        """Ids aligned with tokens or sentences, by name."""
+        if STREAMS not in self.meta["files"]:
+            return {}
+        about = json.loads((self.path / STREAMS).read_text("utf-8"))
+        return {
+            name: AlignedIds(
+                one["kind"], np.memmap(self.path / f"{name}.bin", one["dtype"], "r")
+            )
+            for name, one in about.items()
+        }
 
     def lines(self, title: str) -> list[str]:
         """Say what is in the store and what was repaired on the way into it."""
@@ -175,20 +201,30 @@ def write_meta(path: Path, meta: dict[str, Any]) -> None:
 
 
 def write_store(
-    path: Path, blocks: Iterable[Encoded], tokenizer: Tokenizer, meta: dict[str, Any]
+    path: Path,
+    blocks: Iterable[Encoded],
+    tokenizer: Tokenizer,
+    meta: dict[str, Any],
+    streams: Mapping[str, Stream] = MappingProxyType({}),
 ) -> int:
     """Write the store of one component into a directory; return its tokens.
 
     Args:
       path: an empty directory.
-      blocks: encoded blocks of one group, in order; with marks if meta["format"] is 2.
+      blocks: encoded blocks of one group, in order; with marks if meta has "marks".
       meta: what meta.json says besides sizes and checksums.
+      streams: those of the blocks.
     """
     dtype = token_dtype(tokenizer.vocab_size)
     types = dict(zip(FILES, (dtype, "<i8", "<i8", "<i8"), strict=True))
-    if meta["format"] > 1:
+    if meta.get("marks"):
         types[MARKS] = "u1"
+    types |= {f"{name}.bin": stream.dtype for name, stream in streams.items()}
+    types |= {STREAMS: "u1"} if streams else {}
     with hashed_files(path, types) as out:
+        if streams:
+            about = {name: stream.facts for name, stream in streams.items()}
+            out[STREAMS].write([*json.dumps(about, indent=1).encode()])
         sizes = _stream(blocks, out, tokenizer)
         files = {name: file.facts() for name, file in out.items()}
     content = {n: f["sha256"] for n, f in files.items()}
@@ -213,6 +249,8 @@ def _stream(
         out["sentences.bin"].write(tokens + np.cumsum(block.lengths))
         if MARKS in out:
             out[MARKS].write(block.marks)
+        for name, ids in block.streams.items():
+            out[f"{name}.bin"].write(ids)
         tokens += len(block.tokens)
         empty_sentences += block.empty
         ends = []

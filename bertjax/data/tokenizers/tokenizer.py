@@ -29,6 +29,7 @@ SPACELESS = re.compile(
     "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
 )
 SENTINEL = "<extra_id_{}>"  # T5's names
+STREAMS = "streams.json"  # among the files: vocabularies of streams (stream_vocab.py)
 # The commonest of what ends sentences (data/corpus/sentences.py has them all).
 STOPS = frozenset(".!?…‼⁇⁈⁉؟۔।॥。！？｡．")
 
@@ -323,6 +324,8 @@ def load_tokenizer(
         if str(e) and (type(e) in (Exception, ValueError) or is_panic):
             reason = str(e).splitlines()[0]
         reader.refuse(f"{entry.name} is not a tokenizer that can be read ({reason})")
+    if (streams := Path(path) / STREAMS).is_file():
+        tokenizer.files[STREAMS] = streams.read_bytes()
     return tokenizer
 
 

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that say something of their sentences or tokens beside the text.
+
+Three forms, of JSON lines:
+
+  sentences and a value each   {"sentences": ["Hi.", "Yes?"], "speaker": ["ann", "bob"]}
+  text and ranges in it        {"text": "String s;", "type": [[7, 8, "String"]]}
+  conversations                {"turns": [{"speaker": "ann", "text": "Hi."}, ...],
+                                "knowledge": "..."}
+
+A range is [start, end, value], characters of the text as it stands in the record. Of
+sentences a stream may have a list of ranges each as well. A line of a text is a
+sentence. Values are strings, numbers, or null for none.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice, pairwise
+from typing import Any
+
+from bertjax import UserError
+from bertjax.data.corpus import documents
+from bertjax.data.corpus.documents import Document, Fields
+from bertjax.data.corpus.line_repair import clean, decode
+
+SPEAKER = "speaker"  # of a turn
+TURNS = "turns"  # the layout of conversations, and their field
+KNOWLEDGE = 0  # the number of who speaks what was known before; speakers begin with 1
+Where = Callable[[], str]
+Range = tuple[int, int, str]
+Values = dict[str, Any]
+
+
+def make_document(
+    record: Mapping[str, Any], fields: Fields, where: Where, counter: Counter[str]
+) -> Document:
+    """Turn a record into a document with values; `where()` begins the messages.
+
+    Of a conversation each turn is a sentence, whose speaker is a number, 1, 2, ... in
+    the order in which they first speak; what knowledge says comes first, by speaker 0.
+    Turns without a speaker are two speakers' in turn.
+
+    >>> record = {"turns": [{"speaker": "ann", "text": "Hi."}, {"speaker": "bob",
+    ...     "text": "Yes?"}], "knowledge": "Bob is here."}
+    >>> document = make_document(record, Fields(layout="turns"), str, Counter())
+    >>> document.paragraphs
+    ['Bob is here.', 'Hi.', 'Yes?']
+    >>> [value["speaker"] for value in document.values]
+    [0, 1, 2]
+
+    Raises UserError for a field that lacks or is of another kind.
+    """
+    plain = fields._replace(streams="", layout="")
+    whole = documents.make_document(
+        {**record, fields.text_field: None}, plain, where, counter
+    )
+    names = [name for name in fields.streams.split(",") if name]
+    if fields.layout == TURNS:
+        pairs = _turns(record, fields, names, where)
+    elif "sentences" in record:
+        pairs = _sentences(record, names, where)
+    else:
+        pairs = _lines(record, fields.text_field, names, where)
+    paragraphs, values = [], []
+    for text, own in pairs:
+        text, own = _cleaned(text, own, counter)
+        if text:
+            paragraphs.append(text)
+            values.append(own)
+    return whole._replace(paragraphs=paragraphs, values=values)
+
+
+def _turns(
+    record: Mapping[str, Any], fields: Fields, names: list[str], where: Where
+) -> Iterator[tuple[str, Values]]:
+    turns, known = _field(record, TURNS, where), record.get("knowledge")
+    if not isinstance(turns, list) or not all(isinstance(t, dict) for t in turns):
+        raise UserError(f"{where()}: `turns` is not a list of objects")
+    known = [known] if isinstance(known, str) else known or []
+    if not isinstance(known, list):
+        raise UserError(f"{where()}: `knowledge` is neither a text nor a list of them")
+    nothing: Values = dict.fromkeys(names)
+    for text in known:
+        yield _string(text, "knowledge", where), {**nothing, SPEAKER: KNOWLEDGE}
+    speakers: dict[Any, int] = {}
+    for number, turn in enumerate(turns):
+        name = _value(turn.get(SPEAKER), SPEAKER, where)
+        name = number % 2 if name is None else name
+        own: Values = {SPEAKER: speakers.setdefault(name, len(speakers) + 1)}
+        for stream in names:
+            own[stream] = _value(_field(turn, stream, where, "turn"), stream, where)
+        text = _field(turn, fields.text_field, where, "turn")
+        yield _string(text, fields.text_field, where), own
+
+
+def _sentences(
+    record: Mapping[str, Any], names: list[str], where: Where
+) -> Iterator[tuple[str, Values]]:
+    sentences = record["sentences"]
+    if not isinstance(sentences, list):
+        raise UserError(f"{where()}: `sentences` is not a list")
+    streams = {name: _field(record, name, where) for name in names}
+    for name, values in streams.items():
+        if not isinstance(values, list) or len(values) != len(sentences):
+            raise UserError(
+                f"{where()}: `{name}` is not a list with a value for each of the "
+                f"{len(sentences)} sentences"
+            )
+    for number, text in enumerate(sentences):
+        text = _string(text, "sentences", where)
+        own: Values = {}
+        for name, values in streams.items():
+            value = values[number]
+            if isinstance(value, list):
+                own[name] = _ranges(value, len(text), name, where)
+            else:
+                own[name] = _value(value, name, where)
+        yield text, own
+
+
+def _lines(
+    record: Mapping[str, Any], text_field: str, names: list[str], where: Where
+) -> Iterator[tuple[str, Values]]:
+    """Cut a text at its lines, and ranges at the lines that they are in."""
+    text = _string(_field(record, text_field, where), text_field, where)
+    streams = {
+        name: sorted(_ranges(_field(record, name, where), len(text), name, where))
+        for name in names
+    }
+    done, start = dict.fromkeys(names, 0), 0
+    for line in text.split("\n"):
+        end, own = start + len(line), {}
+        for name, ranges in streams.items():
+            inside: list[Range] = []
+            for first, last, value in islice(ranges, done[name], None):
+                if first >= end:
+                    break
+                if last > start:
+                    cut = max(first - start, 0), min(last, end) - start
+                    inside.append((*cut, value))
+            own[name] = tuple(inside)
+            while done[name] < len(ranges) and ranges[done[name]][1] <= end:
+                done[name] += 1
+        yield line, own
+        start = end + 1
+
+
+def _cleaned(text: str, own: Values, counter: Counter[str]) -> tuple[str, Values]:
+    """Clean a sentence, and move ranges along with their characters."""
+    ranged = {name: value for name, value in own.items() if isinstance(value, tuple)}
+    if not any(ranged.values()):
+        return " ".join(clean(text, counter).split("\n")).strip(), own
+    edges = {0, len(text)}
+    for ranges in ranged.values():
+        for first, last, _ in ranges:
+            edges |= {first, last}
+    # Piece by piece, so that it is known where each edge lies afterwards.
+    order, parts, moved = sorted(edges), [], {0: 0}
+    for first, last in pairwise(order):
+        parts.append(clean(text[first:last], counter).replace("\n", " "))
+        moved[last] = moved[first] + len(parts[-1])
+    whole = "".join(parts)
+    left, text = len(whole) - len(whole.lstrip()), whole.strip()
+    places = {edge: min(max(at - left, 0), len(text)) for edge, at in moved.items()}
+    for name, ranges in ranged.items():
+        spans = ((places[a], places[b], value) for a, b, value in ranges)
+        own = {**own, name: tuple(span for span in spans if span[0] < span[1])}
+    return text, own
+
+
+def _field(
+    record: Mapping[str, Any], name: str, where: Where, noun: str = "record"
+) -> Any:
+    if name not in record:
+        there = ", ".join(f"`{key}`" for key in record) or "none"
+        raise UserError(
+            f"{where()}: the {noun} has no field `{name}`; there are: {there}"
+        )
+    return record[name]
+
+
+def _string(value: Any, field: str, where: Where) -> str:
+    if isinstance(value, bytes):
+        value = decode(value, Counter())
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise UserError(f"{where()}: `{field}` is not a string but {kind}")
+    return value
+
+
+def _value(value: Any, name: str, where: Where) -> str | None:
+    """Return a value as a line of text; None for none."""
+    if value is not None and not isinstance(value, str | int | float):
+        kind = type(value).__name__
+        raise UserError(f"{where()}: a value of `{name}` is no text but {kind}")
+    return None if value is None else " ".join(str(value).split()) or None
+
+
+def _ranges(value: Any, size: int, name: str, where: Where) -> tuple[Range, ...]:
+    found = []
+    for one in value if isinstance(value, list) else [value]:
+        if not (isinstance(one, list) and len(one) == 3):
+            raise UserError(f"{where()}: `{name}` is no list of [start, end, value]")
+        first, last, own = one
+        if not (type(first) is type(last) is int and 0 <= first < last <= size):
+            raise UserError(
+                f"{where()}: `{name}` has the range {first!r} to {last!r}, and there "
+                f"are {size} characters"
+            )
+        if (own := _value(own, name, where)) is not None:
+            found.append((first, last, own))
+    return tuple(found)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of a store: ids aligned with its tokens or its sentences.
+
+  <name>.bin    u16 or u32 [n], of kind token an id a token, of kind sentence one a
+                sentence; in a piece as well as in the store (format 3)
+  streams.json  {name: {"kind": ..., "dtype": ..., "vocabulary": ...}}, in the store
+
+0 is no value, 1 an unknown one (data/tokenizers/stream_vocab.py).
+"""
+
+import hashlib
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.corpus.aligned_records import SPEAKER, TURNS
+from bertjax.data.tokenizers.backends import Span
+from bertjax.data.tokenizers.stream_vocab import (
+    NO_VALUE,
+    SENTENCE,
+    TOKEN,
+    UNKNOWN,
+    StreamVocab,
+    read_streams,
+    streams_of,
+)
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+
+SPEAKERS = StreamVocab(SENTENCE)  # of a conversation, by their numbers
+
+
+class StreamError(UserError):
+    """Values of another kind than their stream has."""
+
+
+class Stream:
+    """Turns the values of a stream into ids; it can be sent to another process."""
+
+    def __init__(self, vocab: StreamVocab) -> None:
+        self.kind, self.vocab = vocab.kind, vocab
+        self.dtype = "<u2" if vocab.size <= 1 << 16 else "<u4"
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return self.vocab.ids
+
+    @property
+    def identity(self) -> str:
+        """Another string whenever the ids of the same values may be others."""
+        facts = json.dumps([*self.vocab], ensure_ascii=False)
+        return hashlib.sha256(facts.encode()).hexdigest()
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What streams.json says of it."""
+        return {"kind": self.kind, "dtype": self.dtype, "vocabulary": self.identity}
+
+    def id_of(self, value: Any) -> int:
+        """Return the id of a value; None is none."""
+        if value is None:
+            return NO_VALUE
+        if self.vocab.values is None:
+            return min(int(value), self.vocab.size - 1)
+        return self._ids.get(value, UNKNOWN)
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise StreamError for a value of the other kind; none is of either."""
+        if value and isinstance(value, tuple) != (self.kind == TOKEN):
+            here, there = "ranges", "a value a sentence"
+            if self.kind == TOKEN:
+                here, there = there, here
+            raise StreamError(f"`{name}` has {here} here, and {there} before")
+
+    def of_sentences(self, name: str, values: Sequence[Mapping[str, Any]]) -> Any:
+        """Return the id of each sentence, [s]. Raises StreamError."""
+        own = [value[name] for value in values]
+        for value in own:
+            self.check(name, value)
+        own = [None if isinstance(value, tuple) else value for value in own]
+        return np.array([self.id_of(value) for value in own], self.dtype)
+
+    def of_tokens(self, name: str, ranges: Any, spans: Sequence[Span]) -> np.ndarray:
+        """Return the ids of tokens, [n]; spans: the characters of each.
+
+        A token has the value of the range that it has a part in, of several the last.
+
+        Of "int count;" with the range [4, 9, "int"], whose id is 2:
+
+            pieces   int  co  ##unt  ;
+            ids        0   2      2  0
+        """
+        self.check(name, ranges)
+        ids = np.zeros(len(spans), self.dtype)
+        if ranges:
+            begins, ends = [a for a, _ in spans], [b for _, b in spans]
+            for first, last, value in ranges:
+                # A piece of no characters, such as a space before, goes with what
+                # begins where it stands.
+                low = min(bisect_right(ends, first), bisect_left(begins, first))
+                ids[low : bisect_left(begins, last)] = self.id_of(value)
+        return ids
+
+
+def check_kinds(
+    streams: Mapping[str, Stream], values: Iterable[Mapping[str, Any]]
+) -> None:
+    """Raise StreamError for a value that is of another kind than its stream."""
+    for value in values:
+        for name, stream in streams.items():
+            stream.check(name, value[name])
+
+
+def make_streams(tokenizer: Tokenizer, written: str, layout: str) -> dict[str, Stream]:
+    """Return the streams that text is encoded with: those of data.streams, whose
+    vocabularies the tokenizer has, and of conversations who speaks."""
+    vocabs = streams_of(tokenizer)
+    streams = {name: Stream(vocabs[name]) for name in read_streams(written)}
+    return streams | ({SPEAKER: Stream(SPEAKERS)} if layout == TURNS else {})

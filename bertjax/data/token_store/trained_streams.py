@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vocabularies of streams, made once of the training text and kept in the cache."""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bertjax import UserError, counted
+from bertjax.data.corpus.line_repair import CLEANING, Counts
+from bertjax.data.corpus.sources import Source
+from bertjax.data.token_store.cache import Cache
+from bertjax.data.token_store.store import hash_json
+from bertjax.data.tokenizers.stream_vocab import (
+    KINDS,
+    TOKEN,
+    StreamVocab,
+    count_values,
+    from_json,
+    make_vocab,
+    read_streams,
+    streams_of,
+    to_json,
+    with_streams,
+)
+from bertjax.data.tokenizers.tokenizer import STREAMS, Tokenizer
+
+
+def add_vocabs(
+    tokenizer: Tokenizer,
+    sources: Iterable[Source],
+    cache: Cache,
+    data: Any,
+    say: Callable[[str], None],
+) -> Tokenizer:
+    """Return the tokenizer with the vocabularies of data.streams: those that it has, as
+    it has them, the others of the values of `sources`, made once and kept in `cache`.
+
+    Raises UserError where a stream has values of both kinds.
+    """
+    caps, known = read_streams(data.streams), streams_of(tokenizer)
+    lacking = {name: cap for name, cap in caps.items() if name not in known}
+    if not lacking:
+        return tokenizer
+    sources = list(sources)
+    settings = {
+        "fingerprints": [s.fingerprint(os.fspath(cache.root), say) for s in sources],
+        "cleaning": CLEANING,
+        "max_line_bytes": data.max_line_bytes,
+        "streams": lacking,
+    }
+    target = f"streams-{hash_json(settings)[:16]}"
+
+    def write(path: Path) -> None:
+        vocabs = _count(sources, lacking, data.max_line_bytes)
+        content = to_json(vocabs)
+        (path / STREAMS).write_bytes(content)
+        (path / "identity").write_text(hash_json(content.decode()))
+
+    if not cache.has(target):
+        cache.make(target, write)
+    path = cache.get(target)
+    try:
+        content = (path / STREAMS).read_bytes()
+        if (path / "identity").read_text() != hash_json(content.decode()):
+            raise ValueError
+    except (OSError, ValueError):
+        raise UserError(
+            f"{path}: the vocabularies of streams are damaged; delete the directory "
+            "and they will be made again"
+        ) from None
+    found = from_json(content)
+    for name, vocab in found.items():
+        number = counted(len(vocab.values or ()), "value")
+        say(f"stream {name}: {number}, of each {vocab.kind} one or none")
+    return with_streams(tokenizer, known | found)
+
+
+def _count(
+    sources: Iterable[Source], caps: Mapping[str, int], max_line_bytes: int
+) -> dict[str, StreamVocab]:
+    counts: dict[str, dict[str, Counter[str]]] = {
+        name: defaultdict(Counter) for name in caps
+    }
+    for source in sources:
+        for document in source.documents(Counts(), max_line_bytes):
+            count_values(document.values or (), caps, counts)
+            for name, kinds in counts.items():
+                if len([kind for kind in kinds.values() if kind]) > 1:
+                    where = source.locate(document.paragraphs[0], max_line_bytes)
+                    raise UserError(
+                        f"{where}: `{name}` has ranges in some records, and a value a "
+                        "sentence in others"
+                    )
+    return {
+        name: make_vocab(kind, counts[name][kind], cap)
+        for name, cap in caps.items()
+        for kind in [next((k for k in KINDS if counts[name][k]), TOKEN)]
+    }

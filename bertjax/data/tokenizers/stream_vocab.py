@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams: values that records have beside their text, and the vocabularies of these.
+
+A stream is a value a sentence (its speaker) or values of ranges of characters (types of
+identifiers). Values become ids by a vocabulary: of all values of the training text,
+the most frequent first, up to a cap. Id 0 stands for no value (special tokens, padding,
+what no range covers), id 1 for a value that the vocabulary lacks.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from bertjax import UserError
+from bertjax.data.tokenizers.tokenizer import STREAMS, Tokenizer
+
+KINDS = SENTENCE, TOKEN = "sentence", "token"
+NO_VALUE, UNKNOWN, FIRST = 0, 1, 2
+CAP = (1 << 16) - FIRST  # so that ids fit 16 bits
+MOST = (1 << 31) - 1 - FIRST
+# What a batch or a store calls its own arrays: {name}_ids, {name}.bin.
+TAKEN = "input token_type position segment attention lm mlm par clm decoder region"
+TAKEN += " tokens sentences documents counts marks text turns knowledge"
+TAKEN = frozenset(TAKEN.split())
+_NAME = re.compile("[a-z][a-z0-9_]*")
+
+
+class StreamVocab(NamedTuple):
+    """A stream's kind, and its values in the order of their ids, the first being FIRST.
+
+    values None: the values are ids themselves, such as the number of a speaker in a
+    conversation.
+    """
+
+    kind: str
+    values: tuple[str, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of ids; every id is below it."""
+        return 1 << 16 if self.values is None else FIRST + len(self.values)
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each value."""
+        return {value: FIRST + i for i, value in enumerate(self.values or ())}
+
+    def name(self, number: int) -> str:
+        """Name an id for people.
+
+        >>> [StreamVocab("token", ("int", "String")).name(i) for i in range(4)]
+        ['-', '?', 'int', 'String']
+        """
+        if number == NO_VALUE or self.values is None:
+            return str(number) if number else "-"
+        return "?" if number == UNKNOWN else self.values[number - FIRST]
+
+
+def read_streams(written: str, key: str = "data.streams") -> dict[str, int]:
+    """Read the value of data.streams: {name: how many values have an id}.
+
+    >>> read_streams("speaker,type:50000")
+    {'speaker': 65534, 'type': 50000}
+
+    Raises UserError for a name that is none, taken or given twice, and for a number
+    that is none.
+    """
+    caps: dict[str, int] = {}
+    for entry in filter(None, map(str.strip, written.split(","))):
+        name, colon, number = entry.partition(":")
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"{key}={written}: {name!r} is no name of a stream: write small letters"
+                " and _"
+            )
+        if name in TAKEN:
+            raise UserError(f"{key}={written}: {name!r} is the name of something else")
+        if name in caps:
+            raise UserError(f"{key}={written}: {name!r} is given twice")
+        if colon and not (number.isdecimal() and 1 <= int(number) <= MOST):
+            raise UserError(f"{key}={written}: {number!r} is no number of values")
+        caps[name] = int(number) if colon else CAP
+    return caps
+
+
+def make_vocab(kind: str, counts: Mapping[str, int], cap: int) -> StreamVocab:
+    """Return the vocabulary of counted values: of the `cap` most frequent, ties in the
+    order of the values."""
+    order = sorted(counts, key=lambda value: (-counts[value], value))
+    return StreamVocab(kind, tuple(order[:cap]))
+
+
+def count_values(
+    values: Iterable[Mapping[str, object]],
+    names: Iterable[str],
+    counts: Mapping[str, dict[str, Counter[str]]],
+) -> None:
+    """Count the values of each stream, by the kind that they have, in `counts`.
+
+    values: of each sentence a value or None, or ranges (start, end, value).
+    """
+    for own in values:
+        for name in names:
+            value = own[name]
+            if isinstance(value, tuple):
+                counts[name][TOKEN].update(one for _, _, one in value)
+            elif value is not None:
+                counts[name][SENTENCE][str(value)] += 1
+
+
+def streams_of(tokenizer: Tokenizer) -> dict[str, StreamVocab]:
+    """Return the vocabularies that are saved with a tokenizer, by name."""
+    return from_json(tokenizer.files.get(STREAMS, b"{}"))
+
+
+def from_json(content: bytes) -> dict[str, StreamVocab]:
+    """Read what `to_json` wrote."""
+    return {
+        name: StreamVocab(one["kind"], tuple(one["values"]))
+        for name, one in json.loads(content).items()
+    }
+
+
+def with_streams(tokenizer: Tokenizer, vocabs: Mapping[str, StreamVocab]) -> Tokenizer:
+    """Return the tokenizer, with which these vocabularies are saved; none: itself."""
+    if not vocabs:
+        return tokenizer
+    return replace(tokenizer, files={**tokenizer.files, STREAMS: to_json(vocabs)})
+
+
+def to_json(vocabs: Mapping[str, StreamVocab]) -> bytes:
+    """Write vocabularies as the file that `streams_of` reads."""
+    data = {name: one._asdict() for name, one in sorted(vocabs.items())}
+    return (json.dumps(data, ensure_ascii=False, indent=0) + "\n").encode()
