@@ -69,7 +69,8 @@ def make_measured_objective(
 ) -> tuple[Objective, EncoderConfig]:
     """Make a config's objective, with the teacher that is measured: the config's own,
     else where one is needed as a stand-in the student itself, twice as deep."""
-    alone = make_objective(config.objective, cfg)
+    tokens = resolve.token_ids(config)
+    alone = make_objective(config.objective, cfg, tokens)
     if config.teacher:
         teacher = as_teacher(open_teacher(config, lambda text: None), cfg)
     elif alone[0].needs_teacher:
@@ -77,7 +78,7 @@ def make_measured_objective(
         teacher = Teacher(dataclasses.replace(cfg, num_hidden_layers=depth))
     else:
         return alone
-    return make_objective(config.objective, cfg, teacher=teacher)
+    return make_objective(config.objective, cfg, tokens, teacher)
 
 
 def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:

@@ -41,7 +41,7 @@ Term = Any
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
     """The ids of the tokenizer's special pieces, by the names that it has for them, and
-    of the streams that are saved with it, (name, number of ids) each.
+    of the text's streams (data.streams) names with numbers of ids.
 
     Where there is no tokenizer yet, they are the first five: what is made then is asked
     what it needs, or measured on made-up rows, and never trained.
@@ -60,8 +60,7 @@ class TokenIds:
         """Take them from a tokenizer (data/tokenizers/tokenizer.py)."""
         names = "pad_id", "unk_id", "cls_id", "sep_id", "mask_id"
         special = tuple(int(i) for i in tokenizer.special_ids)
-        streams = tuple(getattr(tokenizer, "stream_sizes", {}).items())
-        return cls(*(int(getattr(tokenizer, name)) for name in names), special, streams)
+        return cls(*(int(getattr(tokenizer, name)) for name in names), special)
 
 
 NO_TOKENIZER = TokenIds()

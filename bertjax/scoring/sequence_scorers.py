@@ -25,7 +25,7 @@ from bertjax.scoring.token_rows import Row, Window, causal_row, make_row_scorer
 DRAWS = 128  # of masks a text, for a bound
 # Parts of objectives that teach to predict the next token, or where it is masked the
 # token behind.
-CAUSAL, BEFORE = {"clm", "prefix"}, {"mntp"}
+CAUSAL, BEFORE = {"clm", "prefix", "cuglm"}, {"mntp"}
 
 
 class LanguageModel(NamedTuple):

@@ -154,4 +154,5 @@ GRAMMARS = {
     "typescript": _TYPESCRIPT,
     "tsx": _TYPESCRIPT._replace(function="language_tsx"),
 }
+CODE = "code-1"  # names the rules of reading: stores made by other ones are others
 SUFFIXES = {".java": "java", ".ts": "typescript", ".tsx": "tsx"}

@@ -23,7 +23,6 @@ UNKNOWN = "<name>"  # the value of a name of which the file declares no type
 CLASS = "<class>"  # of a name of a type
 MARK = "<annotation>"
 LONGEST = 64  # characters of a type that is kept
-CODE = "code-1"  # names the rules here: stores made by other ones are others
 
 _ARGUMENTS = re.compile(rb"<[^<>]*>")
 _BLANK = re.compile(rb"\s+")

@@ -9,7 +9,6 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.features import base
 from bertjax.data.features.base import (
-    PER_TOKEN,
     Batch,
     GatheredRows,
     Settings,
@@ -22,7 +21,8 @@ from bertjax.data.masking.mask_rates import MaskRate
 
 RATE = MaskRate(0.15, 0.15)
 MOST = 30  # masked tokens of a row
-TYPES = "type_ids"  # of the stream of types; 0: no name
+STREAM = "type"
+TYPES = f"{STREAM}_ids"  # 0: no name
 
 
 class CuglmFeatures(base.Features):
@@ -66,6 +66,12 @@ class CuglmFeatures(base.Features):
         super().__init__(settings)
         base.check_mask(settings)
         data = settings.config.data
+        if STREAM in settings.streams:
+            raise UserError(
+                f"model.id_streams: the model would read the types of names, which "
+                f"objective={settings.config.objective} predicts: leave {STREAM} out"
+            )
+        self.streams = settings.streams | {STREAM}
         self.causal, self.tables = causal, settings.tables
         self.in_order = bool(data.paper_compat)
         self.text = self.length // 2
@@ -85,8 +91,8 @@ class CuglmFeatures(base.Features):
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:
         row, names = Spec((self.length,)), Spec((self.predictions,))
-        specs = {k: v for k, v in gathered.items() if k not in (*PER_TOKEN, TYPES)}
-        own = [name for name in PER_TOKEN if name in gathered]
+        specs = {k: v for k, v in gathered.items() if k not in (*self.per_token, TYPES)}
+        own = [name for name in self.per_token if name in gathered]
         own += ["segment_ids", "position_ids", "attention_steps"]
         specs |= dict.fromkeys(own, row)
         specs |= base.prediction_specs("mlm", self.predictions)
@@ -136,13 +142,13 @@ class CuglmFeatures(base.Features):
         """Return the arrays of a batch with both copies, nothing masked."""
         ids, real, R = arrays["input_ids"], arrays["attention_mask"], self.text
         places = np.arange(R, dtype=np.int32)
-        own = {name: arrays[name] for name in PER_TOKEN if name in arrays}
+        own = {name: arrays[name] for name in self.per_token if name in arrays}
         own.setdefault("position_ids", np.broadcast_to(places, ids.shape))
         first = own.setdefault("segment_ids", real)
         # Behind the numbers that sequences of the masked copy can have.
         sequences = arrays.get("cls_positions", np.zeros((1, 1))).shape[1]
         second = (first + sequences) * real
-        batch = {k: v for k, v in arrays.items() if k not in PER_TOKEN}
+        batch = {k: v for k, v in arrays.items() if k not in self.per_token}
         for name, values in own.items():
             out = batch[name] = np.zeros((len(ids), self.length), values.dtype)
             out[:, :R] = values
