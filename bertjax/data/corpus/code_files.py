@@ -2,7 +2,7 @@
 """Files of Java and TypeScript, and JSON lines with such: lines, and types of names."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 from bertjax import UserError
 from bertjax.data.corpus import documents, files
 from bertjax.data.corpus.code_grammars import CODE, GRAMMARS, SUFFIXES
-from bertjax.data.corpus.code_names import read_code
+from bertjax.data.corpus.code_names import Code
 from bertjax.data.corpus.documents import Document, Fields, Source
 from bertjax.data.corpus.line_repair import Counts, clean, decode
 
 STREAM = "type"  # what is known of code beside its text
-OF_NONE: dict[str, Any] = {}
 
 
 def language_of(path: str) -> str:
@@ -61,12 +60,24 @@ def parse(text: str, language: str, fields: Fields, counter: Counter[str]) -> Do
 
     Of each line it has the values of the stream `type`, where data.streams asks for it.
     """
-    code = read_code(clean(text, counter), language)
+    code = Code(clean(text, counter), language)
     counter["broken_code"] += code.broken
-    values = [OF_NONE] * len(code.lines)
-    if STREAM in fields.streams.split(","):
-        values = [{STREAM: names} for names in code.names]
-    return Document(code.lines, values=values)
+    asked = STREAM in fields.streams.split(",")
+    return Document(code.lines, values=_Values(code, asked))
+
+
+class _Values(Sequence[dict[str, Any]]):
+    """What Document.values has of code; names are looked for when they are asked for,
+    since a tokenizer is trained without."""
+
+    def __init__(self, code: Code, asked: bool) -> None:
+        self.code, self.asked = code, asked
+
+    def __len__(self) -> int:
+        return len(self.code.lines)
+
+    def __getitem__(self, line: Any) -> Any:
+        return {STREAM: self.code.names[line]} if self.asked else {}
 
 
 @dataclass

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tree-sitter's grammars of Java and TypeScript call the parts of code.
 
-Names of captures in a language's `parts`, which code_names.py reads:
+A language's `comments` are left out. Names of captures in its `parts`, which code_names.py reads:
 
   name       an identifier
   class      one of a type: a class, an interface, a type parameter
@@ -9,7 +9,6 @@ Names of captures in a language's `parts`, which code_names.py reads:
   call       one of a method, where methods have names of their own (Java)
   property   one behind a dot, of what object ever; own: of this
   imported   one of a class that another file declares
-  comment    what is no code
   scope      where names end that are known from their declaration on
   body       of a class: its members are known in all of it
 
@@ -35,6 +34,7 @@ class Grammar(NamedTuple):
 
     package: str
     function: str
+    comments: str
     parts: str
     declarations: str
     bare: bool
@@ -43,6 +43,7 @@ class Grammar(NamedTuple):
 _JAVA = Grammar(
     "tree_sitter_java",
     "language",
+    "[(line_comment) (block_comment)] @comment",
     """
 [(identifier) (type_identifier)] @name
 (type_identifier) @class
@@ -55,7 +56,6 @@ _JAVA = Grammar(
 [(method_invocation object: (this) name: (_) @own) (field_access object: (this)
  field: (_) @own)]
 (import_declaration . "import" . (scoped_identifier name: (_) @imported))
-[(line_comment) (block_comment)] @comment
 [(block) (constructor_body) (method_declaration) (constructor_declaration)
  (lambda_expression) (for_statement) (enhanced_for_statement) (catch_clause)
  (try_with_resources_statement) (switch_block_statement_group) (switch_rule)] @scope
@@ -93,6 +93,7 @@ _JAVA = Grammar(
 _TYPESCRIPT = Grammar(
     "tree_sitter_typescript",
     "language_typescript",
+    "(comment) @comment",
     """
 [(identifier) (type_identifier) (property_identifier) (private_property_identifier)
  (shorthand_property_identifier) (shorthand_property_identifier_pattern)] @name
@@ -103,7 +104,6 @@ _TYPESCRIPT = Grammar(
  @mark))]
 [(property_identifier) (private_property_identifier)] @property
 (member_expression object: (this) property: (_) @own)
-(comment) @comment
 [(statement_block) (function_declaration) (function_expression) (arrow_function)
  (method_definition) (method_signature) (abstract_method_signature) (for_statement)
  (for_in_statement) (catch_clause) (switch_case) (switch_default)

@@ -31,48 +31,53 @@ _RUN = re.compile(" {2,}")
 Span = tuple[int, int, str]
 
 
-class Code(NamedTuple):
-    """A file's lines, and of each line the ranges of its names with their types.
+class Code:
+    """Clean text (line_repair.clean) in a language of code_grammars.GRAMMARS.
 
-    broken: whether the parser met with something that is not of the language.
-    """
+    lines: comments are left out, and so are blank lines and what is indented; several
+    blanks are one. broken: whether the parser met with something that is not of the
+    language.
 
-    lines: list[str]
-    names: list[tuple[Span, ...]]
-    broken: bool
-
-
-def read_code(text: str, language: str) -> Code:
-    """Read clean text (line_repair.clean) in a language of code_grammars.GRAMMARS.
-
-    Comments are left out, and so are blank lines and what is indented; several blanks
-    are one.
-
-    >>> read_code("// Most.\\nint max(int a) {\\n  return a; }", "java")[:2]
-    (['int max(int a) {', 'return a; }'], [((4, 7, 'int'), (12, 13, 'int')), \
-((7, 8, 'int'),)])
+    >>> code = Code("// Most.\\nint max(int a) {\\n  return a; }", "java")
+    >>> code.lines, code.names[0]
+    (['int max(int a) {', 'return a; }'], ((4, 7, 'int'), (12, 13, 'int')))
 
     Raises UserError without tree-sitter, which names the extra.
     """
-    parser = _open(language)
-    data = text.encode()
-    tree = parser.parser.parse(data)
-    parts = parser.run(parser.parts).captures(tree.root_node)
-    matches = parser.run(parser.declarations).matches(tree.root_node)
-    names = _name_types(data, parts, matches, parser.grammar.bare)
-    comments = sorted(_edges(parts.get("comment", ())))
-    if len(data) != len(text):  # bytes -> characters
-        place = np.cumsum((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
-        place = np.append(0, place).tolist()
-        names = [(place[a], place[b], value) for a, b, value in names]
-        comments = [(place[a], place[b]) for a, b in comments]
-    lines, values = _cut_lines(_without(text, comments), names)
-    return Code(lines, values, tree.root_node.has_error)
+
+    def __init__(self, text: str, language: str) -> None:
+        self._parser = _open(language)
+        self._data = text.encode()
+        self._root = self._parser.parser.parse(self._data).root_node
+        self.broken = self._root.has_error
+        found = self._parser.run(self._parser.comments).captures(self._root)
+        comments = sorted(_edges(found.get("comment", ())))
+        self._place = None
+        if len(self._data) != len(text):  # bytes -> characters
+            is_first = (np.frombuffer(self._data, np.uint8) & 0xC0) != 0x80
+            place = self._place = np.append(0, np.cumsum(is_first)).tolist()
+            comments = [(place[a], place[b]) for a, b in comments]
+        self._raw = _cut_lines(_without(text, comments))
+        self.lines = [
+            _RUN.sub(" ", line) if "  " in line else line for _, line in self._raw
+        ]
+
+    @functools.cached_property
+    def names(self) -> list[tuple[Span, ...]]:
+        """The ranges of names with their types, of each line."""
+        parser = self._parser
+        parts = parser.run(parser.parts).captures(self._root)
+        matches = parser.run(parser.declarations).matches(self._root)
+        names = _name_types(self._data, parts, matches, parser.grammar.bare)
+        if place := self._place:
+            names = [(place[a], place[b], value) for a, b, value in names]
+        return _into_lines(self._raw, names)
 
 
 class _Parser(NamedTuple):
     grammar: Grammar
     parser: Any
+    comments: Any
     parts: Any
     declarations: Any
     run: Any
@@ -85,7 +90,7 @@ def _open(language: str) -> _Parser:
     tree_sitter: Any = registry.import_extra("tree_sitter", "code", what)
     module: Any = registry.import_extra(grammar.package, "code", what)
     known = tree_sitter.Language(getattr(module, grammar.function)())
-    queries = (tree_sitter.Query(known, q) for q in grammar[2:4])
+    queries = (tree_sitter.Query(known, q) for q in grammar[2:5])
     parser = tree_sitter.Parser(known)
     return _Parser(grammar, parser, *queries, tree_sitter.QueryCursor)
 
@@ -114,64 +119,68 @@ def _name_types(
     data: bytes, parts: dict[str, list[Any]], matches: list[Any], bare: bool
 ) -> list[Span]:
     """Return every name with its type, in order, in bytes."""
-    starts = {kind: {a for a, _ in _edges(parts.get(kind, ()))} for kind in _KINDS}
-    names = sorted(set(_edges(parts.get("name", ()))))
+    roles = {
+        node.start_byte: kind for kind in _ROLES for node in parts.get(kind, ())
+    }
+    calls = {node.start_byte for node in parts.get("call", ())}
+    names = dict(sorted(_edges(parts.get("name", ()))))
     declared = _declarations(data, matches)
     opens = [(a, -b, True) for a, b in _edges(parts.get("body", ()))]
     opens += [(a, -b, False) for a, b in _edges(parts.get("scope", ()))]
     walk = _Walk(sorted(opens), len(data))
-    ends = dict(names)
-
-    def key(start: int) -> bytes:
-        called = b"()" if start in starts["call"] else b""
-        return data[start : ends.get(start, start)] + called
-
-    for start in sorted(declared.types):
-        kind, known = declared.types[start]
+    keys = {
+        start: data[start:end] + b"()" if start in calls else data[start:end]
+        for start, end in names.items()
+    }
+    for start, (kind, known) in sorted(declared.types.items()):
         if kind == "function":
-            walk.to(start)[-1].names.setdefault(key(start), known)
+            walk.to(start)[-1].names.setdefault(keys[start], known)
         elif kind in ("member", "method"):
             inside = [s for s in walk.to(start) if s.members is not None]
             if inside:
-                inside[-1].members.setdefault(key(start), known)  # type: ignore[union-attr]
+                inside[-1].members.setdefault(keys[start], known)  # type: ignore[union-attr]
                 if bare:
-                    inside[-1].names.setdefault(key(start), known)
-    classes = {
+                    inside[-1].names.setdefault(keys[start], known)
+    classes: dict[bytes, dict[bytes, str] | None] = {
         name: walk.scopes[at].members
         for at, name in declared.owners.items()
         if at in walk.scopes
     }
-    for start in starts["imported"]:
-        classes.setdefault(key(start), None)
+    for start, role in roles.items():
+        if role == "imported":
+            classes.setdefault(keys[start], None)
     walk.again()
     found: dict[int, str] = {}
-    for start, end in names:
-        stack, own = walk.to(start), key(start)
-        if start in starts["mark"]:
-            value = MARK
-        elif start in starts["class"] or start in starts["imported"]:
-            value = CLASS
+    for start, own in keys.items():
+        stack, role = walk.to(start), roles.get(start)
+        if role in _VALUES:
+            value = _VALUES[role]
         elif start in declared.types:
             kind, value = declared.types[start]
             if kind == "local":
                 stack[-1].names[own] = value
-        elif start in starts["own"]:
+        elif role == "own":
             value = _innermost(stack).get(own, UNKNOWN)
         elif start in declared.objects:
             at = declared.objects[start]
             of = classes.get(found.get(at, UNKNOWN).encode())
-            of = of or classes.get(data[at : ends.get(at, at)]) or {}
+            of = of or classes.get(keys.get(at, b"")) or {}
             value = of.get(own, UNKNOWN)
-        elif start in starts["property"]:
+        elif role == "property":
             value = UNKNOWN
         else:
-            usual = CLASS if own in classes else UNKNOWN
-            value = next((s.names[own] for s in stack[::-1] if own in s.names), usual)
+            value = CLASS if own in classes else UNKNOWN
+            for scope in reversed(stack):
+                if own in scope.names:
+                    value = scope.names[own]
+                    break
         found[start] = value
-    return [(start, end, found[start]) for start, end in names]
+    return [(start, end, found[start]) for start, end in names.items()]
 
 
-_KINDS = ("class", "mark", "call", "property", "own", "imported")
+# Of several that a name has the last.
+_ROLES = ("property", "own", "class", "imported", "mark")
+_VALUES = {"class": CLASS, "imported": CLASS, "mark": MARK}
 
 
 def _innermost(stack: list[_Scope]) -> dict[bytes, str]:
@@ -270,34 +279,38 @@ def _without(text: str, comments: list[tuple[int, int]]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _cut_lines(
-    text: str, names: list[Span]
-) -> tuple[list[str], list[tuple[Span, ...]]]:
-    """Cut text at its line ends, and say where in its line each name is."""
-    lines, values, start, at = [], [], 0, 0
+def _cut_lines(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, stripped, and where each begins."""
+    found, start = [], 0
     for raw in text.split("\n"):
-        end = start + len(raw)
-        line = raw.strip()
-        begin = start + raw.find(line) if line else end
-        own = []
+        if line := raw.strip():
+            found.append((start + raw.index(line[0]), line))
+        start += len(raw) + 1
+    return found
+
+
+def _into_lines(
+    lines: list[tuple[int, str]], names: list[Span]
+) -> list[tuple[Span, ...]]:
+    """Say where in its line each name is."""
+    values, at = [], 0
+    for begin, line in lines:
+        end, own = begin + len(line), []
         while at < len(names) and names[at][0] < end:
             first, last, value = names[at]
             own.append((first - begin, last - begin, value))
             at += 1
-        if line:
-            if "  " in line:
-                line, own = _with_single_blanks(line, own)
-            lines.append(line)
-            values.append(tuple(own))
-        start = end + 1
-    return lines, values
+        if "  " in line:
+            own = _without_runs(line, own)
+        values.append(tuple(own))
+    return values
 
 
-def _with_single_blanks(line: str, spans: list[Span]) -> tuple[str, list[Span]]:
-    """Make runs of blanks one, and move the ranges with what they stand for."""
+def _without_runs(line: str, spans: list[Span]) -> list[Span]:
+    """Move ranges to where their names are when runs of blanks are one."""
     runs = [(m.end(), m.end() - m.start() - 1) for m in _RUN.finditer(line)]
 
     def moved(place: int) -> int:
         return place - sum(cut for end, cut in runs if end <= place)
 
-    return _RUN.sub(" ", line), [(moved(a), moved(b), value) for a, b, value in spans]
+    return [(moved(a), moved(b), value) for a, b, value in spans]

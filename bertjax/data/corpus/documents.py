@@ -26,7 +26,7 @@ class Document(NamedTuple):
     paragraphs: list[str]
     group: str = ""
     entities: tuple[str, ...] = ()
-    values: list[dict[str, Any]] | None = None
+    values: Sequence[dict[str, Any]] | None = None
 
 
 class Fields(NamedTuple):
