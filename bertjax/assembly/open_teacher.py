@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
+from bertjax.assembly import resolve
 from bertjax.assembly.models import LoadedModel, check_masked_lm, open_model
 from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.objectives.base import Objective

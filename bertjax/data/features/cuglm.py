@@ -206,11 +206,9 @@ class CuglmFeatures(base.Features):
         }
 
     def predicted(self, batch: Batch) -> np.ndarray:
+        # Of the clean copy every token is: to mark them would say nothing.
         shape = batch["input_ids"].shape
-        out = base.mark_columns(shape, batch["mlm_positions"], batch["mlm_weights"])
-        R = self.text
-        out[:, R + 1 : 2 * R] = batch["lm_weights"][:, :-1] > 0
-        return out
+        return base.mark_columns(shape, batch["mlm_positions"], batch["mlm_weights"])
 
     def origin(self, batch: Batch) -> np.ndarray:
         columns = np.arange(self.length) % max(self.text, 1)
