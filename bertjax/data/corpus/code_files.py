@@ -77,7 +77,8 @@ class _Values(Sequence[dict[str, Any]]):
         return len(self.code.lines)
 
     def __getitem__(self, line: Any) -> Any:
-        return {STREAM: self.code.names[line]} if self.asked else {}
+        number = range(len(self))[line]  # or no such line
+        return {STREAM: self.code.names[number]} if self.asked else {}
 
 
 @dataclass

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tree-sitter's grammars of Java and TypeScript call the parts of code.
 
-A language's `comments` are left out. Names of captures in its `parts`, which code_names.py reads:
+A language's `comments` are left out. What code_names.py reads are the captures of its
+`parts`, named by what they are:
 
   name       an identifier
   class      one of a type: a class, an interface, a type parameter

@@ -108,22 +108,27 @@ class _Scope(NamedTuple):
 
 
 class _Declared(NamedTuple):
-    """What a file declares: of the name at each byte its kind and type."""
+    """What a file declares.
 
-    types: dict[int, tuple[str, str]]
-    owners: dict[int, bytes]  # where a class's body begins -> its name
-    objects: dict[int, int]  # where a property begins -> where its object does
+    local: types of names by where they begin, known from there on; early: kind and type
+    of those that are known before. owners: where a class's body begins -> its name;
+    objects: where a property begins -> where its object does.
+    """
+
+    local: dict[int, str]
+    early: dict[int, tuple[str, str]]
+    owners: dict[int, bytes]
+    objects: dict[int, int]
 
 
 def _name_types(
     data: bytes, parts: dict[str, list[Any]], matches: list[Any], bare: bool
 ) -> list[Span]:
     """Return every name with its type, in order, in bytes."""
-    roles = {
-        node.start_byte: kind for kind in _ROLES for node in parts.get(kind, ())
-    }
+    roles = {node.start_byte: kind for kind in _ROLES for node in parts.get(kind, ())}
     calls = {node.start_byte for node in parts.get("call", ())}
-    names = dict(sorted(_edges(parts.get("name", ()))))
+    edges = _edges(parts.get("name", ()))
+    names = dict(sorted((a, b) for a, b in edges if a < b))  # none that is made up
     declared = _declarations(data, matches)
     opens = [(a, -b, True) for a, b in _edges(parts.get("body", ()))]
     opens += [(a, -b, False) for a, b in _edges(parts.get("scope", ()))]
@@ -132,10 +137,13 @@ def _name_types(
         start: data[start:end] + b"()" if start in calls else data[start:end]
         for start, end in names.items()
     }
-    for start, (kind, known) in sorted(declared.types.items()):
+    for start, (kind, known) in sorted(declared.early.items()):
+        if start not in keys:
+            continue
         if kind == "function":
-            walk.to(start)[-1].names.setdefault(keys[start], known)
-        elif kind in ("member", "method"):
+            # Around the scope that the function itself is.
+            walk.to(start)[-2].names.setdefault(keys[start], known)
+        else:
             inside = [s for s in walk.to(start) if s.members is not None]
             if inside:
                 inside[-1].members.setdefault(keys[start], known)  # type: ignore[union-attr]
@@ -147,7 +155,7 @@ def _name_types(
         if at in walk.scopes
     }
     for start, role in roles.items():
-        if role == "imported":
+        if role == "imported" and start in keys:
             classes.setdefault(keys[start], None)
     walk.again()
     found: dict[int, str] = {}
@@ -155,10 +163,10 @@ def _name_types(
         stack, role = walk.to(start), roles.get(start)
         if role in _VALUES:
             value = _VALUES[role]
-        elif start in declared.types:
-            kind, value = declared.types[start]
-            if kind == "local":
-                stack[-1].names[own] = value
+        elif start in declared.local:
+            value = stack[-1].names[own] = declared.local[start]
+        elif start in declared.early:
+            value = declared.early[start][1]
         elif role == "own":
             value = _innermost(stack).get(own, UNKNOWN)
         elif start in declared.objects:
@@ -218,29 +226,27 @@ class _Walk:
 
 def _declarations(data: bytes, matches: list[Any]) -> _Declared:
     """Read what the query of declarations found."""
-    types: dict[int, tuple[str, str]] = {}
-    owners, objects = {}, {}
+    declared = _Declared({}, {}, {}, {})
     for _, found in matches:
         if "of" in found:
-            objects[found["of"][0].start_byte] = found["object"][0].start_byte
-            continue
-        if "owner" in found:
+            at = found["object"][0].start_byte
+            declared.objects[found["of"][0].start_byte] = at
+        elif "owner" in found:
             owner = found["owner"][0]
             name = data[owner.start_byte : owner.end_byte]
-            owners[found["body"][0].start_byte] = name
-            continue
-        [kind] = found.keys() & _DECLARES
-        start = found[kind][0].start_byte
-        value = _type_of(data, found)
-        if types.get(start, ("", UNKNOWN))[1] in (UNKNOWN, "var"):
-            types[start] = kind, value
-    for start, (kind, value) in types.items():
-        if value == "var":  # of Java: no type of that name can be declared
-            types[start] = kind, UNKNOWN
-    return _Declared(types, owners, objects)
+            declared.owners[found["body"][0].start_byte] = name
+        elif "local" in found:
+            start, value = found["local"][0].start_byte, _type_of(data, found)
+            if declared.local.get(start, UNKNOWN) == UNKNOWN:
+                declared.local[start] = value
+        else:
+            [kind] = found.keys() & _EARLY
+            start = found[kind][0].start_byte
+            declared.early[start] = kind, _type_of(data, found)
+    return declared
 
 
-_DECLARES = {"local", "function", "member", "method"}
+_EARLY = {"function", "member", "method"}
 _LITERALS = {"string", "number", "boolean"}
 
 
@@ -265,7 +271,8 @@ def _plain_type(written: bytes) -> str:
     while (shorter := _ARGUMENTS.sub(b"", text)) != text:
         text = shorter
     plain = _BLANK.sub(b"", text).replace(b"\0", b"=>").decode()
-    return plain if 0 < len(plain) <= LONGEST else UNKNOWN
+    is_known = 0 < len(plain) <= LONGEST and plain != "var"  # of Java: inferred
+    return plain if is_known else UNKNOWN
 
 
 def _without(text: str, comments: list[tuple[int, int]]) -> str:

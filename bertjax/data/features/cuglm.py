@@ -38,7 +38,7 @@ class CuglmFeatures(base.Features):
     one, `lm_ids`, unless that is special; `lm_names` says which name that is part of, 0
     for none. Copies of a token have its position and type of segment.
 
-    R = 6, 4 = mask, the name 17 25 is of type 7, the name 46 of type 2:
+    R = 6, two tokens to be masked, 4 = mask, the name 17 25 is of type 7, 46 of type 2:
 
                          masked copy           clean copy
         gathered         2 17 25 31 46  3
