@@ -95,7 +95,7 @@ def test_completions(trained, command):
             "--json",
             "return items.size(",
             "count",
-        )  # fmt: skip
+        )
     )
     outputs = [json.loads(line)["outputs"][0] for line in made.stdout.splitlines()]
     assert len(outputs) == 2 and all(0 < len(o["ids"]) <= 5 for o in outputs)

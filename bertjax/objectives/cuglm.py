@@ -249,5 +249,5 @@ def name_completions(
     zeros = jnp.zeros((len(names), names.shape[1] + 1), rank.dtype)
     worst = zeros.at[rows, names].max(rank)[:, 1:]
     unknown = zeros.at[rows, names].max((ids == unk_id).astype(rank.dtype))[:, 1:] > 0
-    there = zeros.astype(weights.dtype).at[rows, names].max(weights)[:, 1:]
-    return completions(what, worst, there, unknown)
+    weights = zeros.astype(weights.dtype).at[rows, names].max(weights)[:, 1:]
+    return completions(what, worst, weights, unknown)

@@ -196,7 +196,7 @@ def test_no_gradient_goes_through_the_choice():
 
 
 def test_one_stage_predicts_from_what_types_are_predicted_from():
-    params, types, tokens = typed(by_type=False)
+    params, _, tokens = typed(by_type=False)
     assert "dense" not in params and tokens.shape == (2, 8, V)
     bias = params["type_bias"].at[0].set(1e3)
     np.testing.assert_array_equal(typed({"type_bias": bias}, by_type=False)[2], tokens)

@@ -147,28 +147,8 @@ def encode_block(
     Raises UserError where the tokenizer gives an id that its vocabulary has not, or
     where values are of another kind than their stream.
     """
-    texts: list[str] = []
-    owners: list[int] = []
-    joined: list[bool] = []  # to the sentence before, by no space
-    space_first = tokenizer.kind in SPACE_FIRST
     values = list(chain.from_iterable(block.values))
-    for number, part in enumerate(block.parts):
-        for paragraph in part:
-            if values:
-                sentences = [paragraph]
-            elif tokenizer.has_sentences:
-                sentences = split_sentences(paragraph)
-            else:
-                sentences = [paragraph] if paragraph.strip() else []
-            after = [False] * len(sentences)
-            if tokenizer.joins_with_space:
-                sentences = with_spaces(paragraph, sentences)
-            elif space_first and not all(map(str.isascii, sentences[:-1])):
-                spaced = follow_space(paragraph, sentences)
-                after = [False, *(not space for space in spaced[1:])]
-            texts += sentences
-            owners += [number] * len(sentences)
-            joined += after
+    texts, owners, joined = _cut_sentences(tokenizer, block, whole=bool(values))
     dtype = token_dtype(tokenizer.vocab_size)
     lengths: list[int] = []
     arrays = [np.zeros(0, dtype)]
@@ -221,6 +201,35 @@ def encode_block(
         marks=None if marker is None else np.concatenate(marks),
         streams=aligned,
     )
+
+
+def _cut_sentences(
+    tokenizer: Tokenizer, block: Block, whole: bool
+) -> tuple[list[str], list[int], list[bool]]:
+    """Return the sentences of a block, the part that each is of, and whether it is
+    joined to the one before by no space; whole: paragraphs are sentences."""
+    texts: list[str] = []
+    owners: list[int] = []
+    joined: list[bool] = []
+    space_first = tokenizer.kind in SPACE_FIRST
+    for number, part in enumerate(block.parts):
+        for paragraph in part:
+            if whole:
+                sentences = [paragraph]
+            elif tokenizer.has_sentences:
+                sentences = split_sentences(paragraph)
+            else:
+                sentences = [paragraph] if paragraph.strip() else []
+            after = [False] * len(sentences)
+            if tokenizer.joins_with_space:
+                sentences = with_spaces(paragraph, sentences)
+            elif space_first and not all(map(str.isascii, sentences[:-1])):
+                spaced = follow_space(paragraph, sentences)
+                after = [False, *(not space for space in spaced[1:])]
+            texts += sentences
+            owners += [number] * len(sentences)
+            joined += after
+    return texts, owners, joined
 
 
 def with_spaces(paragraph: str, sentences: list[str]) -> list[str]:

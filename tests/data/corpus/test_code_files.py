@@ -109,7 +109,9 @@ def test_records_that_are_none(tmp_path, row, said):
 
 
 def test_streams_that_code_has_not(folder):
-    with pytest.raises(UserError, match="stream type alone, not data.streams=speaker"):
+    with pytest.raises(
+        UserError, match=r"stream type alone, not data\.streams=speaker"
+    ):
         sources(folder / "A.java", streams="speaker")
     with pytest.raises(UserError, match=r"JSON lines or code, and this is no \.jsonl"):
         sources(folder / "notes.txt", streams="type")

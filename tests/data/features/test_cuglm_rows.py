@@ -203,11 +203,11 @@ def test_ranges(tokens, length, rate):
 
 
 def test_a_model_must_not_read_the_types_it_predicts():
-    with pytest.raises(UserError, match="model.id_streams: the model would read"):
+    with pytest.raises(UserError, match=r"model\.id_streams: the model would read"):
         from bertjax.data.features import base, cuglm
 
         config = SimpleNamespace(data=SimpleNamespace(), objective="cuglm")
         settings = base.Settings(config, TOKENIZER, None, 12)
         cuglm.make_features(settings._replace(streams=frozenset({"type"})))
-    with pytest.raises(UserError, match="data.length >= 4"):
+    with pytest.raises(UserError, match=r"data\.length >= 4"):
         half(3)
