@@ -171,7 +171,8 @@ def encode_block(
             ids = encode_sentences(encode, texts[start:end], joined[start:end])
         else:
             entities = block.entities[owners[start]] if alone else ()
-            both = marker.encode(texts[start:end], joined[start:end], entities, spanned)
+            given = texts[start:end], joined[start:end], entities
+            both = marker.encode(*given, *([spanned] if ranged else []))
             ids = [i for i, _ in both]
             marks.append(np.fromiter(chain.from_iterable(m for _, m in both), np.uint8))
         lengths += map(len, ids)
