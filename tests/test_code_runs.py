@@ -8,6 +8,7 @@ import shutil
 import pytest
 from conftest import read_rows, refused, succeeded, timeless, train_losses
 
+from bertjax.assembly import command_line, resolve
 from bertjax.checkpoints import manifest
 
 TYPES = {"count": "int", "total": "int", "name": "String", "items": "List"}
@@ -116,6 +117,18 @@ def test_finetuning_begins_from_a_run(trained, command, flags, tmp_path):
     last = next(r for r in reversed(read_rows(trained)) if "train/mlm_loss" in r)
     assert first["train/mlm_loss"] < 2 * last["train/mlm_loss"] + 1
     assert "train/nsp_loss" not in first
+
+
+def test_the_recipe_is_that_of_the_article():
+    made = command_line.parse(["--config=cuglm.py"]).config
+    cfg = resolve.encoder_config(made, 50_000)
+    assert (cfg.num_hidden_layers, cfg.hidden_size, cfg.head_dim) == (6, 516, 86)
+    assert (cfg.intermediate_size, made.batch_size, made.optim.lr) == (3072, 48, 5e-5)
+    first, second = resolve.wanted_phases(made)
+    steps = made.total.steps * first.extent / 100
+    assert steps == pytest.approx(600_000, rel=1e-3) and first.objective == "cuglm"
+    assert second.objective == "" and made.objective == "cuglm:causal=1"
+    assert made.data.length == 2 * 128
 
 
 def test_streams_are_asked_for(command, flags, tmp_path):
