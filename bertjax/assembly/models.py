@@ -24,6 +24,7 @@ from bertjax.interop.families import all_families
 from bertjax.interop.generation_config import GenerationSettings
 from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.models.families import FAMILIES, size_name
+from bertjax.objectives import CAUSAL, parse
 from bertjax.storage import directories
 from bertjax.storage.atomic import is_remote
 from bertjax.tasks import hf_task_config
@@ -218,6 +219,13 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
     if opened.cfg.num_decoder_layers:
         raise UserError(
             f"{what} is an encoder-decoder, which writes texts and fills no blanks"
+        )
+    names = resolve.names_of(opened.config)
+    learnt = [parse(name or opened.config.objective) for name in names]
+    if {part.name for parts in learnt for part in parts} <= CAUSAL:
+        raise UserError(
+            f"{what} learnt to predict the next token (objective="
+            f"{opened.config.objective}), and fills no blanks"
         )
     if not opened.tokenizer.has_mask:
         raise UserError(f"{what} fills no blanks: its vocabulary has no mask token")

@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
+from bertjax.assembly import resolve
 from bertjax.assembly.models import LoadedModel, check_masked_lm, open_model
 from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.objectives.base import Objective
@@ -69,7 +70,8 @@ def make_measured_objective(
 ) -> tuple[Objective, EncoderConfig]:
     """Make a config's objective, with the teacher that is measured: the config's own,
     else where one is needed as a stand-in the student itself, twice as deep."""
-    alone = make_objective(config.objective, cfg)
+    tokens = resolve.token_ids(config)
+    alone = make_objective(config.objective, cfg, tokens)
     if config.teacher:
         teacher = as_teacher(open_teacher(config, lambda text: None), cfg)
     elif alone[0].needs_teacher:
@@ -77,7 +79,7 @@ def make_measured_objective(
         teacher = Teacher(dataclasses.replace(cfg, num_hidden_layers=depth))
     else:
         return alone
-    return make_objective(config.objective, cfg, teacher=teacher)
+    return make_objective(config.objective, cfg, tokens, teacher)
 
 
 def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:

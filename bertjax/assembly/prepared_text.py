@@ -112,8 +112,8 @@ def _check_components(
 def inputs(config: ConfigDict) -> dict[str, Any]:
     """Return what `prepare_data` takes of a config."""
     data, keys = config.data, "train valid vocab_size lower_case cache max_line_bytes"
-    keys += " text_field group_field entity_field streams segmenter extra_ids concept"
-    keys += " control"
+    keys += " text_field group_field entity_field code_field streams segmenter"
+    keys += " extra_ids concept control"
     weighed = data.vocab_alpha is None
     return {
         **{key: data[key] for key in keys.split()},

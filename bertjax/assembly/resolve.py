@@ -2,6 +2,7 @@
 """From a ConfigDict to frozen values: the encoder's config, phases, masking."""
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Iterable
@@ -149,6 +150,20 @@ def objectives_of(config: ConfigDict, teacher: Any = None) -> dict[str, Any]:
         objectives[name] = make_objective(own, cfg, teacher=teacher)[0]
         check_plan(config, objectives[name].needs)
     return objectives
+
+
+def token_ids(config: ConfigDict, tokenizer: Any = None) -> Any:
+    """Return the TokenIds of a tokenizer, or of none yet; of streams that it has no
+    vocabulary of, as many ids as data.streams allows."""
+    from bertjax.objectives.base import NO_TOKENIZER, TokenIds  # which needs jax
+
+    caps = read_streams(config.data.streams)
+    sizes = {name: stream_vocab.FIRST + cap for name, cap in caps.items()}
+    ids = NO_TOKENIZER
+    if tokenizer is not None:
+        ids, known = TokenIds.of(tokenizer), stream_vocab.streams_of(tokenizer)
+        sizes |= {name: known[name].size for name in caps if name in known}
+    return dataclasses.replace(ids, streams=tuple(sorted(sizes.items())))
 
 
 def names_of(config: ConfigDict) -> list[str]:

@@ -16,7 +16,6 @@ from bertjax.assembly.open_teacher import as_teacher
 from bertjax.config import durations, schema
 from bertjax.data import phases
 from bertjax.generation.answers import with_texts, writing_of
-from bertjax.objectives.base import TokenIds
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.sharding import TEACHER, param_shardings, path_name
 from bertjax.tasks import prepare_task as tasks
@@ -106,7 +105,7 @@ def make_config_objective(
     tokenizer = prepared.tokenizer
     cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     name = name or tasks.objective_of(config, prepared.parts)
-    tokens = TokenIds.of(tokenizer)
+    tokens = resolve.token_ids(config, tokenizer)
     objective, cfg = make_objective(name, cfg, tokens, as_teacher(teacher, cfg))
     if any(getattr(rows, "writes", False) for rows in prepared.valid.values()):
         objective = with_texts(objective, cfg, tokens, writing_of(config))

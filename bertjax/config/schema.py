@@ -100,6 +100,8 @@ def data_keys() -> dict[str, Any]:
         text_field="text",  # of JSON lines, Parquet, tfds
         group_field="",  # the field (language, domain) that parts a text
         entity_field="",  # the field with a list of names, for mask_unit=entity
+        # Of JSON lines of code: the field with a path or a language (docs/code.md).
+        code_field="",
         # Fields of JSON lines with a value a sentence, or values of ranges of the text,
         # the commonest of which have ids: speaker,type:50000 (docs/data.md).
         streams="",

@@ -13,6 +13,7 @@ rows lies behind. `find_repeats` says what that costs.
 import bisect
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from bertjax import UserError, registry
 
 EXTENTS = ("steps", "percent", "examples", "tokens", "epochs")
 SETTINGS = {"length": int, "batch_size": int, "mask_rate": str, "objective": str}
+_COMMA = re.compile(rf",(?=\s|$|({'|'.join((*EXTENTS, *SETTINGS))})=)")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def parse_phases(
     >>> [p.length for p in parse_phases("percent=90; length=512", 8, 128, None)]
     [128, 512]
     """
-    parts = [p.split() for p in text.replace(",", " ").split(";")]
+    # Commas part what a phase says, but not the options of an objective.
+    parts = [_COMMA.sub(" ", p).split() for p in text.split(";")]
     own = {"batch_size": batch_size, "length": length, "mask_rate": mask_rate}
     wanted = []
     for number, words in enumerate(parts):

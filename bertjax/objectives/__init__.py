@@ -19,6 +19,9 @@ SUPPORT = (
     "token_head",
 )
 
+# Parts of objectives that teach the head over the vocabulary the next token alone.
+CAUSAL = frozenset({"clm", "prefix", "cuglm"})
+
 
 class Part(NamedTuple):
     """A part of config.objective: a module, its options, and of a mixture by rows how

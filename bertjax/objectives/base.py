@@ -40,7 +40,8 @@ Term = Any
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """The ids of the tokenizer's special pieces, by the names that it has for them.
+    """The ids of the tokenizer's special pieces, by the names that it has for them, and
+    of the text's streams (data.streams) names with numbers of ids.
 
     Where there is no tokenizer yet, they are the first five: what is made then is asked
     what it needs, or measured on made-up rows, and never trained.
@@ -52,6 +53,7 @@ class TokenIds:
     sep_id: int = 3
     mask_id: int = 4
     special_ids: tuple[int, ...] = (0, 1, 2, 3, 4)
+    streams: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Any) -> "TokenIds":

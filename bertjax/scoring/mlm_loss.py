@@ -22,7 +22,6 @@ from bertjax.data.tokenizers.tokenizer import BYTES
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
 from bertjax.models import encoder, heads
-from bertjax.objectives.base import TokenIds
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.token_head import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
@@ -57,7 +56,8 @@ def evaluate(
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
     if config.objective == "mlm":
         params, cfg = fill_blanks.masked_lm(params, cfg)
-    objective, cfg = make_objective(config.objective, cfg, TokenIds.of(tokenizer))
+    tokens = resolve.token_ids(config, tokenizer)
+    objective, cfg = make_objective(config.objective, cfg, tokens)
     whole = objective.whole_batch
     if whole and batch_size not in (None, whole):
         raise UserError(

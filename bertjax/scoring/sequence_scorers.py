@@ -18,14 +18,12 @@ from bertjax.assembly import models, resolve
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
-from bertjax.objectives import parse
+from bertjax.objectives import CAUSAL, parse
 from bertjax.scoring import masked_bound, pseudo_likelihoods
 from bertjax.scoring.token_rows import Row, Window, causal_row, make_row_scorer
 
 DRAWS = 128  # of masks a text, for a bound
-# Parts of objectives that teach to predict the next token, or where it is masked the
-# token behind.
-CAUSAL, BEFORE = {"clm", "prefix"}, {"mntp"}
+BEFORE = {"mntp"}  # parts of objectives that teach the token behind a masked one
 
 
 class LanguageModel(NamedTuple):

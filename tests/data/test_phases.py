@@ -314,3 +314,10 @@ def test_batches_are_skipped():
     across = skip_batches(planned, 38, 44)
     first = move_cursor(planned[2].example(44), 240, 1000)
     assert (across[-1].start, across[-1].first) == (38, first)
+
+
+def test_commas_part_settings_but_not_the_options_of_an_objective():
+    text = "percent=50,length=64, objective=cuglm:stages=1,types=0; batch_size=4,"
+    first, second = wanted(text)
+    assert (first.extent, first.length) == (50, 64)
+    assert first.objective == "cuglm:stages=1,types=0" and second.batch_size == 4

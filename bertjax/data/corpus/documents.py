@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError, counted
 from bertjax.data.corpus import files
+from bertjax.data.corpus.code_grammars import CODE
 from bertjax.data.corpus.line_repair import Counts, clean, decode, join_names
 
 
@@ -25,14 +26,15 @@ class Document(NamedTuple):
     paragraphs: list[str]
     group: str = ""
     entities: tuple[str, ...] = ()
-    values: list[dict[str, Any]] | None = None
+    values: Sequence[dict[str, Any]] | None = None
 
 
 class Fields(NamedTuple):
     """Which fields (columns) of a record are read, by config key; "" reads none.
 
     streams: fields that are aligned with the text (aligned_records.py), with commas.
-    layout: "", or "turns": records are conversations.
+    layout: "", or "turns": records are conversations. code_field: of records of code, a
+    path or a language.
     """
 
     text_field: str = "text"
@@ -40,6 +42,7 @@ class Fields(NamedTuple):
     entity_field: str = ""
     streams: str = ""
     layout: str = ""
+    code_field: str = ""
 
     @property
     def is_aligned(self) -> bool:
@@ -48,13 +51,15 @@ class Fields(NamedTuple):
 
     def keys(self) -> dict[str, str]:
         """Return {field that is read: its config key}, of records of text alone."""
-        named = ("text_field", "group_field", "entity_field")
+        named = ("text_field", "group_field", "entity_field", "code_field")
         keys = {getattr(self, name): f"data.{name}" for name in named}
         return {field: key for field, key in keys.items() if field}
 
     def suffix(self) -> str:
         """Return what a fingerprint ends with; "" for the defaults."""
-        fields = self if self.is_aligned else self[:3]  # as older versions have it
+        if self.code_field:
+            return f":{'|'.join(self)}:{CODE}"
+        fields = self[:5] if self.is_aligned else self[:3]  # as older versions have it
         return "" if self == TEXT else f":{'|'.join(fields)}"
 
 

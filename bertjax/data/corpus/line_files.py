@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import IO
 
 from bertjax import UserError
-from bertjax.data.corpus import aligned_records, files
+from bertjax.data.corpus import aligned_records, code_files, files
 from bertjax.data.corpus.documents import Document, Source, make_document
 from bertjax.data.corpus.line_repair import (
     DOCUMENT_LIMIT,
@@ -68,6 +68,8 @@ class FileSource(Source):
 
     @property
     def _make(self) -> Callable[..., Document]:
+        if self.fields.code_field:
+            return code_files.make_document
         return (
             aligned_records.make_document if self.fields.is_aligned else make_document
         )

@@ -21,6 +21,9 @@ REPAIRS = {  # what is counted, and what was done with it
     "long_lines": ("line", "over data.max_line_bytes, split"),
     "long_records": ("JSON line", "over data.max_line_bytes, skipped"),
     "long_documents": ("document", f"over {DOCUMENT_LIMIT:,} characters, split"),
+    "long_code": ("file of code", "over data.max_line_bytes, skipped"),
+    "broken_code": ("file of code", "that is not all understood, read as far as it is"),
+    "other_languages": ("record", "of a language that is not read as code, skipped"),
     "empty_documents": ("document", "without text, skipped"),
     "empty_files": ("file", "without text"),
 }

@@ -4,6 +4,7 @@
 - `a.txt`, `b/*.txt.gz`, `c.zst`: a paragraph or sentence a line, documents
   separated by a blank line; in files that begin as WikiText's do, by titles
 - `d.jsonl`, `e.json.gz`: a JSON object a line, its `text` is one document
+- `src/**/*.java`, `*.ts`, `*.tsx`: a file is one document, a line of code a sentence
 - `f.parquet`: a row is one document, its column `text`
 - `tfds:name[/config][:version]:split`: TensorFlow Datasets on this machine, `text`
 - `builtin:docs`, `builtin:docs:train`, `builtin:docs:valid`: the documentation that
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from bertjax import UserError, registry
 from bertjax.data.corpus import files, tfds_source
+from bertjax.data.corpus.code_files import STREAM, CodeSource, language_of
 from bertjax.data.corpus.documents import NAME, Document, Fields, Source
 from bertjax.data.corpus.line_files import BuiltinSource, FileSource
 from bertjax.data.corpus.line_repair import is_titled
@@ -70,28 +72,43 @@ def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]
             for path in expand_paths(entry, key, some_empty=True):
                 if path.lower().endswith(".parquet"):
                     sources.append(ParquetSource(path, fields))
+                elif language_of(path):
+                    files.read_head(path, key)
+                    sources.append(CodeSource(path, fields))
                 else:
                     titled = is_titled(files.read_head(path, key))
                     sources.append(FileSource(path, fields=fields, titled=titled))
     if not sources:
         raise UserError(f"{key} names no text; give files, patterns or tfds:NAME:SPLIT")
     for source in sources:
-        is_json = isinstance(source, FileSource) and source.is_json
-        if fields.is_aligned and not is_json:
-            asks = f"data.streams={fields.streams}" if fields.streams else "data.plan"
-            raise UserError(
-                f"{key}={source.name}: {asks} is read from JSON lines, and this is no "
-                ".jsonl file"
-            )
-        if isinstance(source, FileSource) and not source.is_json:
-            for field, name in zip(fields[1:3], ("group", "entity"), strict=True):
-                # Held-out text without groups is a validation set of its own.
-                if field and (name, role) != ("group", "valid"):
-                    raise UserError(
-                        f"data.{name}_field={field}: {source.name} is plain text, "
-                        "which has no fields"
-                    )
+        _check_fields(source, fields, key, role)
     return sources
+
+
+def _check_fields(source: Source, fields: Fields, key: str, role: str) -> None:
+    """Refuse to read of a source what it has not: UserError."""
+    is_json = isinstance(source, FileSource) and source.is_json
+    is_code = isinstance(source, CodeSource) or (is_json and bool(fields.code_field))
+    if is_code:
+        if (asked := fields.streams) not in ("", STREAM) or fields.layout:
+            raise UserError(
+                f"{key}={source.name}: code has the stream {STREAM} alone, not "
+                f"{f'data.streams={asked}' if asked else 'conversations'}"
+            )
+    elif fields.is_aligned and not is_json:
+        asks = f"data.streams={fields.streams}" if fields.streams else "data.plan"
+        raise UserError(
+            f"{key}={source.name}: {asks} is read from JSON lines or code, and this is "
+            "no .jsonl, .java, .ts or .tsx file"
+        )
+    if isinstance(source, FileSource | CodeSource) and not is_json:
+        for field, name in zip(fields[1:3], ("group", "entity"), strict=True):
+            # Held-out text without groups is a validation set of its own.
+            if field and (name, role) != ("group", "valid"):
+                raise UserError(
+                    f"data.{name}_field={field}: {source.name} is plain text, which "
+                    "has no fields"
+                )
 
 
 def expand_paths(

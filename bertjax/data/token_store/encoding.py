@@ -157,18 +157,22 @@ def encode_block(
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ranged}
     alone = any(block.entities)  # then no call has sentences of two parts
     for start, end in _batches(texts, owners if alone else None):
+        spanned = None
         if ranged:
             encode = tokenizer.engine.encode_spans
             spanned = encode_sentences(encode, texts[start:end], joined[start:end])
             for value, (_, spans) in zip(values[start:end], spanned, strict=True):
                 for name, stream in ranged.items():
                     rows[name].append(stream.of_tokens(name, value[name], spans))
-        if marker is None:
+        if marker is None and spanned is not None:
+            ids = [i for i, _ in spanned]
+        elif marker is None:
             encode = tokenizer.engine.encode_batch
             ids = encode_sentences(encode, texts[start:end], joined[start:end])
         else:
             entities = block.entities[owners[start]] if alone else ()
-            both = marker.encode(texts[start:end], joined[start:end], entities)
+            given = texts[start:end], joined[start:end], entities
+            both = marker.encode(*given, *([spanned] if ranged else []))
             ids = [i for i, _ in both]
             marks.append(np.fromiter(chain.from_iterable(m for _, m in both), np.uint8))
         lengths += map(len, ids)

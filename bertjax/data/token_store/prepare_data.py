@@ -71,6 +71,7 @@ class DataConfig:
     text_field: str = "text"
     group_field: str = ""
     entity_field: str = ""
+    code_field: str = ""
     streams: str = ""
     layout: str = ""
     segmenter: str = ""

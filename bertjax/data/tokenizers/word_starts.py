@@ -115,7 +115,11 @@ class Marker:
         return f"{RULE}|{name}|{self.entities}{marked}"
 
     def encode(
-        self, sentences: list[str], joined: list[bool], entities: tuple[str, ...]
+        self,
+        sentences: list[str],
+        joined: list[bool],
+        entities: tuple[str, ...],
+        spanned: list[tuple[list[int], list[Span]]] | None = None,
     ) -> list[tuple[list[int], np.ndarray]]:
         """Return of each sentence its ids and marks.
 
@@ -125,6 +129,8 @@ class Marker:
           joined: whether the sentence follows another without a space.
           entities: strings to look for, of the document; the longest one wins, and a
             part of a word is none.
+          spanned: what the tokenizer's encode_spans gives of the sentences, where that
+            is known.
 
         Returns:
           ids and marks u8 [n] of each sentence, bits of token_flags.py: 1 begins a
@@ -155,12 +161,16 @@ class Marker:
             texts, after = [sentences[n] for n in chosen], [joined[n] for n in chosen]
             return iter(encode_sentences(function, texts, after))
 
-        with_spans = encode(self.tokenizer.engine.encode_spans, True)
-        plain = encode(self.tokenizer.engine.encode_batch, False)
+        if spanned is None:
+            with_spans = encode(self.tokenizer.engine.encode_spans, True)
+            plain = encode(self.tokenizer.engine.encode_batch, False)
+            spanned = [
+                next(with_spans) if need else (next(plain), []) for need in needs
+            ]
         starts = self.tokenizer.word_starts
         result = []
         for n, sentence in enumerate(sentences):
-            ids, where = next(with_spans) if needs[n] else (next(plain), [])
+            ids, where = spanned[n]
             begins = starts[np.array(ids, np.int64)]
             if len(ids) and sentence[0] != " ":
                 begins[0] = True

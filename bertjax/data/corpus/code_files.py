@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of Java and TypeScript, and JSON lines with such: lines, and types of names."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from bertjax import UserError
+from bertjax.data.corpus import documents, files
+from bertjax.data.corpus.code_grammars import CODE, GRAMMARS, SUFFIXES
+from bertjax.data.corpus.code_names import Code
+from bertjax.data.corpus.documents import Document, Fields, Source
+from bertjax.data.corpus.line_repair import Counts, clean, decode
+
+STREAM = "type"  # what is known of code beside its text
+
+
+def language_of(path: str) -> str:
+    """Return the language of a file by its name, "" for none of GRAMMARS.
+
+    >>> language_of("src/Main.java.gz"), language_of("a.tsx"), language_of("a.py")
+    ('java', 'tsx', '')
+    """
+    name = path.lower().removesuffix(".gz").removesuffix(".zst")
+    return SUFFIXES.get(PurePath(name).suffix, "")
+
+
+def make_document(
+    record: Mapping[str, Any],
+    fields: Fields,
+    where: Callable[[], str],
+    counter: Counter[str],
+) -> Document:
+    """Turn a record of code into a document; `where()` begins the messages.
+
+    Its data.code_field is a path or the name of a language; what is of none that is
+    known is a document without text, and counted. Raises UserError for a field that
+    lacks or is of another kind.
+    """
+    plain = fields._replace(streams="", code_field="")
+    documents.refuse_missing(fields.keys(), record, where())
+    written, text = record[fields.code_field], record[fields.text_field]
+    for field, value in ((fields.code_field, written), (fields.text_field, text)):
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            raise UserError(f"{where()}: `{field}` is not a string but {kind}")
+    whole = {**record, fields.text_field: None}
+    document = documents.make_document(whole, plain, where, counter)
+    language = written.lower() if written.lower() in GRAMMARS else language_of(written)
+    if not language:
+        counter["other_languages"] += 1
+        return document
+    return parse(text, language, fields, counter)._replace(group=document.group)
+
+
+def parse(text: str, language: str, fields: Fields, counter: Counter[str]) -> Document:
+    """Read code as a document, a line of code a sentence.
+
+    Of each line it has the values of the stream `type`, where data.streams asks for it.
+    """
+    code = Code(clean(text, counter), language)
+    counter["broken_code"] += code.broken
+    asked = STREAM in fields.streams.split(",")
+    return Document(code.lines, values=_Values(code, asked))
+
+
+class _Values(Sequence[dict[str, Any]]):
+    """What Document.values has of code; names are looked for when they are asked for,
+    since a tokenizer is trained without."""
+
+    def __init__(self, code: Code, asked: bool) -> None:
+        self.code, self.asked = code, asked
+
+    def __len__(self) -> int:
+        return len(self.code.lines)
+
+    def __getitem__(self, line: Any) -> Any:
+        number = range(len(self))[line]  # or no such line
+        return {STREAM: self.code.names[number]} if self.asked else {}
+
+
+@dataclass
+class CodeSource(Source):
+    """A file of code, local or behind a URL: one document, read whole."""
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        """Return the language, the rules of reading it, and the file's SHA-256."""
+        digest, self.seen = files.file_hash(self.name, cache_dir)
+        types = ":type" * (STREAM in self.fields.streams.split(","))
+        return f"{CODE}-{language_of(self.name)}{types}:{digest}"
+
+    def text_bytes(self) -> int | None:
+        """Return the bytes of the file. Raises UserError where it cannot be read."""
+        with files.reading(self.name):
+            return files.stat(self.name)[0]
+
+    def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        counter = counts[self.name]
+        data = b"".join(counts.reading(files.unpacked(self.name)))
+        if len(data) > max_line_bytes:
+            counter["long_code"] += 1
+            return
+        language = language_of(self.name)
+        yield parse(decode(data, counter), language, self.fields, counter)
+
+    def locate(self, paragraph: str, max_line_bytes: int) -> str:
+        """Name the file, and the first line that has such text."""
+        text = clean(decode(b"".join(files.unpacked(self.name)), Counter()), Counter())
+        for number, line in enumerate(text.split("\n"), 1):
+            if " ".join(line.split()) == paragraph:
+                return f"{self.name}, line {number}"
+        return self.name

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CugLM: names of code by their types, the next token, and what code comes next.
+
+Liu et al. 2020 (Multi-task learning based pre-trained language model for code
+completion, ASE, doi 10.1145/3324884.3416591). Differences from LiuFang816/CugLM, whose
+causal mask lets every token see the whole text from the second layer on, and whose
+encoder of the causal part is another one, without positions: here one encoder reads
+both copies of a row (data/features/cuglm.py), and a token sees none behind it.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded
+from bertjax.models.flops import head_flops
+from bertjax.models.layers import Params
+from bertjax.models.typed_head import (
+    init_typed,
+    typed_flops,
+    typed_logits,
+    typed_shardings,
+)
+from bertjax.objectives import nsp as next_segment
+from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Objective, Sum, TokenIds
+from bertjax.objectives.combine import combine
+from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.token_head import PARAMS, sum_in_chunks
+
+NAME = "cuglm"
+STREAM = "type"
+UNKNOWN_TYPE = 1  # of the stream's vocabulary: a type that it lacks, or fewer
+MADE_UP = 7  # types of a text that has none
+TOP = 1, 5
+
+
+def make_objective(
+    cfg: EncoderConfig,
+    tokens: TokenIds = NO_TOKENIZER,
+    causal: bool = False,
+    nsp: bool = True,
+    stages: int = 2,
+    types: float = 1.0,
+    gold: bool = False,
+) -> tuple[Objective, EncoderConfig]:
+    """Predict masked names, `mlm_loss`, their types, `type_loss`, the next token of a
+    text that is read from left to right, `lm_loss`, and whether code follows code,
+    `nsp_loss`; the losses are added up.
+
+    causal: the masked copy is read from left to right too, and nothing is said of what
+    follows, as in finetuning (section 3.4). nsp: whether that is learnt otherwise.
+    stages: 2, a name is predicted by its likeliest type; 1, by what the type is
+    predicted from. types: the weight of the types' loss. gold: in training the true
+    type stands for the likeliest one. Raises UserError for a decoder, and options that
+    do not go together.
+    """
+    if cfg.is_decoder:
+        raise UserError(
+            "model.is_decoder=True: cuglm says itself which tokens see those behind "
+            "them: set model.is_decoder=False"
+        )
+    if stages not in (1, 2) or types < 0 or (stages == 2 and not types):
+        raise UserError(
+            f"objective: cuglm's stages={stages} must be 1 or 2, and types={types} 0 or"
+            " more, in two stages above 0"
+        )
+    if gold and stages == 1:
+        raise UserError("objective: cuglm's gold=1 has no use with stages=1")
+    needs = frozenset({f"{NAME}:causal={int(causal)}"})
+    size = dict(tokens.streams).get(STREAM, MADE_UP)
+    own = [
+        make_names_head(needs, tokens.unk_id, size, stages == 2, types, gold),
+        make_next_head(needs, tokens.unk_id),
+    ]
+    follows = nsp and not causal
+    if follows:
+        own.append(next_segment.make_head())
+    cfg = dataclasses.replace(cfg, pooler=follows)
+    return combine(own, cfg), cfg
+
+
+def make_names_head(
+    needs: frozenset[str],
+    unk_id: int,
+    size: int,
+    by_type: bool = True,
+    weight: float = 1.0,
+    gold: bool = False,
+) -> Head:
+    """Make the head of masked names; size: of the types' vocabulary.
+
+    The unknown token is never learnt, nor are types that the vocabulary lacks.
+    Evaluations say `masked_name_top1` and the like: see `completions`.
+    """
+
+    def weigh(batch: Batch) -> tuple[jax.Array, jax.Array]:
+        weights = batch["mlm_weights"]
+        known = batch["mlm_types"] > UNKNOWN_TYPE
+        return weights * (batch["mlm_ids"] != unk_id), weights * known
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        sums = map(jnp.sum, weigh(batch))
+        terms = dict(zip(("mlm_loss", "type_loss"), sums, strict=True))
+        return terms if weight else {"mlm_loss": terms["mlm_loss"]}
+
+    def score(
+        params: Params,
+        cfg: EncoderConfig,
+        is_training: bool,
+        first: jax.Array | None,
+        *arrays: jax.Array,
+    ) -> tuple[dict[str, Sum], jax.Array]:
+        hidden, ids, types, of_ids, of_types = arrays
+        word = params["encoder"]["embeddings"]["word"]
+        given = types if gold and is_training else None
+        type_logits, logits = typed_logits(params[NAME], word, cfg, hidden, given)
+        terms = {
+            "mlm_loss": cross_entropy(logits, ids, of_ids),
+            "mlm_accuracy": accuracy(logits, ids, of_ids),
+        }
+        if weight:
+            terms["type_loss"] = cross_entropy(type_logits, types, of_types)
+            terms["type_accuracy"] = accuracy(type_logits, types, of_types)
+        return terms, ranks(logits, ids)
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]:
+        run = functools.partial(score, params, cfg, rng is not None)
+        arrays = encoded.hidden, batch["mlm_ids"], batch["mlm_types"], *weigh(batch)
+        terms, rank = sum_in_chunks(run, cfg, arrays)
+        if rng is None:
+            terms |= name_completions("masked_name", rank, batch, "mlm", unk_id)
+        return terms
+
+    return Head(
+        NAME,
+        lambda rng, cfg: init_typed(rng, cfg, size, by_type),
+        weights,
+        sums,
+        reads="mlm_positions",
+        needs=needs,
+        coefficients={"type_loss": weight} if weight else {},
+        shardings=typed_shardings(NAME),
+        flops=lambda cfg, length, p: typed_flops(cfg, size, by_type, length, p),
+    )
+
+
+def make_next_head(needs: frozenset[str], unk_id: int) -> Head:
+    """Make the head of next tokens, which is that of all token heads (token_head.py).
+
+    The unknown token is never learnt. Evaluations say `token_top1` and `name_top1` and
+    the like, of all tokens and of whole names: see `completions`.
+    """
+
+    def weigh(batch: Batch) -> jax.Array:
+        return batch["lm_weights"] * (batch["lm_ids"] != unk_id)
+
+    def sums(
+        params: Params,
+        cfg: EncoderConfig,
+        encoded: Encoded,
+        batch: Batch,
+        rng: jax.Array | None,
+    ) -> dict[str, Sum]:
+        word = params["encoder"]["embeddings"]["word"]
+
+        def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, jax.Array]:
+            hidden, ids, weights = arrays
+            logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
+            terms = {
+                "lm_loss": cross_entropy(logits, ids, weights),
+                "lm_accuracy": accuracy(logits, ids, weights),
+            }
+            return terms, ranks(logits, ids)
+
+        arrays = encoded.hidden, batch["lm_ids"], weigh(batch)
+        terms, rank = sum_in_chunks(score, cfg, arrays)
+        if rng is None:
+            weights = batch["lm_weights"]
+            unknown = batch["lm_ids"] == unk_id
+            terms |= completions("token", rank, weights, unknown)
+            terms |= name_completions("name", rank, batch, "lm", unk_id)
+        return terms
+
+    return Head(
+        "lm",
+        heads.init_mlm,
+        lambda batch: {"lm_loss": jnp.sum(weigh(batch))},
+        sums,
+        reads="lm_positions",
+        needs=needs,
+        params=PARAMS,
+        flops=head_flops,
+    )
+
+
+def ranks(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """Count the tokens that are likelier than the true one, i32 [B, P]; ties are not.
+
+    logits f32 [B, P, V], ids i32 [B, P].
+    """
+    true = jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="clip")
+    return jnp.sum(logits > true, axis=-1, dtype=jnp.int32)
+
+
+def completions(
+    what: str, rank: jax.Array, weights: jax.Array, unknown: jax.Array
+) -> dict[str, Sum]:
+    """Count how often the true one is among the 1 and the 5 likeliest.
+
+    rank i32, weights f32, unknown bool, all of one shape. `<what>_top1`, `<what>_top5`:
+    of all, where the unknown token is always wrong, since nobody can complete it;
+    `<what>_top1_known`, `<what>_top5_known`: of the others alone.
+    """
+    known = weights * ~unknown
+    terms = {}
+    for most in TOP:
+        right = jnp.sum(known * (rank < most))
+        terms[f"{what}_top{most}"] = Sum(right, jnp.sum(weights))
+        terms[f"{what}_top{most}_known"] = Sum(right, jnp.sum(known))
+    return terms
+
+
+def name_completions(
+    what: str, rank: jax.Array, batch: Batch, stream: str, unk_id: int
+) -> dict[str, Sum]:
+    """Count whole names: one is among the k likeliest if each of its tokens is, given
+    the true ones before it. For k = 1 that is what a greedy completion writes; for 5 no
+    fewer names than 5 beams would offer.
+
+    The batch has `<stream>_names` i32 [B, P], the number of the name that each token is
+    part of, from 1, 0 for none, P at most; `<stream>_ids` and `<stream>_weights`.
+    """
+    names, ids = batch[f"{stream}_names"], batch[f"{stream}_ids"]
+    weights = batch[f"{stream}_weights"]
+    rows = jnp.arange(len(names))[:, None]
+    zeros = jnp.zeros((len(names), names.shape[1] + 1), rank.dtype)
+    worst = zeros.at[rows, names].max(rank)[:, 1:]
+    unknown = zeros.at[rows, names].max((ids == unk_id).astype(rank.dtype))[:, 1:] > 0
+    weights = zeros.astype(weights.dtype).at[rows, names].max(weights)[:, 1:]
+    return completions(what, worst, weights, unknown)
