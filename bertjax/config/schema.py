@@ -175,6 +175,12 @@ def task_keys() -> dict[str, Any]:
         length_penalty=1.0,
         # Of complete: relations of a path at most; 1: triples alone.
         paths=1,
+        # Of mlmlm: whether the text about an entity is read behind its name; how many
+        # pieces of it belong to an answer whose name others have too; whether padding
+        # behind a short answer is predicted, and counts.
+        descriptions=True,
+        disambiguate=0,
+        pads=False,
     )
 
 

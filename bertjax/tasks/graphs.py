@@ -71,6 +71,7 @@ class Graph:
     texts: Mapping[str, Described] = field(default_factory=dict)
     known: Callable[["Graph"], np.ndarray] = lambda graph: np.zeros((0, 3), np.int32)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    _cache: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -163,6 +164,28 @@ class Graph:
 
         rows = [(end(t.head, t), middle(t), end(t.tail, t)) for t in triples]
         return np.array(rows, np.int32).reshape(-1, 3)
+
+    def with_names(self, entities: Iterable[str], relations: Iterable[str]) -> Self:
+        """Return the graph with entities and relations behind its own, which stay."""
+        own = self.entity_numbers, self.relation_numbers
+        entities, relations = (
+            [*dict.fromkeys([*known, *more])]
+            for known, more in zip(own, (entities, relations), strict=True)
+        )
+        known = self.known_triples  # numbers stay
+        return replace(
+            self, entities=entities, relations=relations, known=lambda graph: known
+        )
+
+    def cached(self, name: str, make: Callable[[], Any], tokenizer: Any) -> Any:
+        """Make what depends on the graph's parts, its settings and a tokenizer once.
+
+        Graphs that were made of this one by `with_known` and `with_names` share it.
+        """
+        key = name, tokenizer.identity, len(self.entities), len(self.relations)
+        if len(self.entities) + len(self.relations) > 0 and key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
     def with_known(self, triples: np.ndarray) -> Self:
         """Return the graph in which more triples are known to be right."""

@@ -19,7 +19,7 @@ from bertjax.tasks.triple_files import Triple, read_descriptions, read_triples
 # Keys of config.task by the parts of a triple, which always stand in this order.
 COLUMNS = {"text": "head", "text_pair": "relation", "label": "tail"}
 UNUSED = {"labels": "", "choices": "", **COLUMNS}
-SETTINGS = ("paths",)
+SETTINGS = ("paths", "descriptions", "disambiguate", "pads", "target_length")
 
 
 def check(config: ConfigDict) -> None:
@@ -57,6 +57,13 @@ def make_graph(
     return replace(
         graph, known=lambda own: own.numbers(every), settings=settings_of(config)
     )
+
+
+def make_open_graph(
+    config: ConfigDict, train: Sequence[Triple], others: Sequence[Triple], say: Say
+) -> Graph:
+    """Make a graph whose entities and relations need not be learnt from."""
+    return make_graph(config, train, others, say, is_open=True)
 
 
 def open_graph(config: ConfigDict, facts: Mapping[str, Any]) -> Graph:
