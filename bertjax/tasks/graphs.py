@@ -221,7 +221,7 @@ class Graph:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], place: str) -> UserError:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     return UserError(
         f"{place}: the {what} {name!r} is in no triple that was learnt from{meant}"

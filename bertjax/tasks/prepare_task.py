@@ -132,6 +132,11 @@ def check_settings(config: ConfigDict, usual: ConfigDict) -> None:
     usual: the config.task of a config that sets nothing.
     """
     own = _task_type_of(config)
+    if config.data.entities and not (own and own.make_graph):
+        raise UserError(
+            f"data.entities={config.data.entities} has no effect with objective="
+            f"{config.objective}: it names the entities of triples"
+        )
     for name in task_type_names():
         for key in load_task_type(name).settings:
             if not (own and key in own.settings) and config.task[key] != usual[key]:
@@ -308,15 +313,15 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
     return Prepared(tokenizer, train, valid)
 
 
-def check_vocabulary(made: Tokenizer, given: Tokenizer | None) -> Tokenizer:
+def check_vocabulary(tokenizer: Tokenizer, given: Tokenizer | None) -> Tokenizer:
     """Return the vocabulary that was made of the examples. Raises UserError where
     another one is given."""
-    if given and given.identity != made.identity:
+    if given and given.identity != tokenizer.identity:
         raise UserError(
             "data.vocab: the vocabulary is made of the entities and relations of "
             "data.train, and this one, or that of init_from, has others: leave it out"
         )
-    return made
+    return tokenizer
 
 
 def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:

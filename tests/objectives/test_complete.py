@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CoKE's loss and answers: the published formula, packed rows, a graph with an answer."""
+"""CoKE's loss and answers: the published formula, packed rows, a graph."""
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,9 @@ def test_the_loss_is_the_published_formula(gold):
 def test_a_worked_loss():
     scores = jnp.log(jnp.array([[0.5, 0.25, 0.25]]))
     right, ones = jnp.array([0]), jnp.ones(1)
-    assert soft_cross_entropy(scores, right, ones, 1.0).value == pytest.approx(np.log(2))
+    assert soft_cross_entropy(scores, right, ones, 1.0).value == pytest.approx(
+        np.log(2)
+    )
     # 0.6 of ln 2, and 0.2 of ln 4 twice
     half = soft_cross_entropy(scores, right, ones, 0.6).value
     assert half == pytest.approx(0.6 * np.log(2) + 0.4 * np.log(4))

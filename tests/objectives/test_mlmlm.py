@@ -154,7 +154,9 @@ def test_the_loss_is_of_the_pieces_alone():
     sums = jax.jit(objective.sums)(params, batch, None)
     encoded = encoder.apply(params["encoder"], cfg, batch, at=batch["mlm_positions"])
     word = params["encoder"]["embeddings"]["word"]
-    log_p = jax.nn.log_softmax(heads.mlm_logits(params["mlm"], word, cfg, encoded.hidden))
+    log_p = jax.nn.log_softmax(
+        heads.mlm_logits(params["mlm"], word, cfg, encoded.hidden)
+    )
     wanted = -(log_p[0, 0, 7] + log_p[0, 1, 8] + log_p[1, 0, 9])
     assert float(sums["mlm_loss"].value) == pytest.approx(float(wanted), rel=1e-5)
     assert sums["mlm_loss"].weight == 3 == objective.weights(batch)["mlm_loss"]

@@ -121,7 +121,9 @@ def test_paths_end_where_nothing_leads_on():
     assert ends.tolist() == [[3, 3]]
     assert walked.tolist() == [[[0, 0], [0, 0]]]
     rows, _ = make_rows("a\tr\tb\nb\tr\tc\n", paths=2)
-    assert [*rows.plan(16).notes()] == ["1 triples begin no path: their tails lead nowhere"]
+    assert [*rows.plan(16).notes()] == [
+        "1 triples begin no path: their tails lead nowhere"
+    ]
 
 
 def test_scored_rows_know_what_is_right_too():

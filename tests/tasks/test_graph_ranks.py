@@ -118,9 +118,15 @@ def test_names_are_found_and_told_apart():
     from bertjax.tasks.triple_files import Described, Triple
 
     train = [Triple("q1", "p", "q2", "t.tsv", 1), Triple("q1", "p", "q3", "t.tsv", 2)]
-    texts = {"q1": Described("Bonn"), "q2": Described("Jordan"), "q3": Described("Jordan")}
+    texts = {
+        "q1": Described("Bonn"),
+        "q2": Described("Jordan"),
+        "q3": Described("Jordan"),
+    }
     graph = Graph.of(train, [], texts, is_open=False)
-    assert graph.numbers([Triple("Bonn", "p", "?", "q.tsv", 1)]).tolist() == [[0, 0, -1]]
+    assert graph.numbers([Triple("Bonn", "p", "?", "q.tsv", 1)]).tolist() == [
+        [0, 0, -1]
+    ]
     for name, words in (("Jordan", "q2, q3"), ("Bon", "did you mean 'Bonn'")):
         with pytest.raises(UserError, match=f"q.tsv:4: .*{words}"):
             graph.numbers([Triple(name, "p", "?", "q.tsv", 4)])

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from bertjax import UserError
-from bertjax.tasks.open_graph import number_triples
 from bertjax.tasks.graphs import Graph
+from bertjax.tasks.open_graph import number_triples
 from bertjax.tasks.task_rows import Form
 from bertjax.tasks.triple_files import (
     Described,
@@ -35,7 +35,10 @@ def test_triples_are_read_packed_or_not(tmp_path):
 
 
 def test_objects_may_leave_out_what_is_asked_for():
-    lines = [{"head": "a", "relation": "r", "tail": None}, {"tail": "b", "relation": "r"}]
+    lines = [
+        {"head": "a", "relation": "r", "tail": None},
+        {"tail": "b", "relation": "r"},
+    ]
     lines[1]["head"] = "?"
     found = parse_triples("\n".join(map(json.dumps, lines)), "rows")
     assert [(t.head, t.tail) for t in found] == [("a", "?"), ("?", "b")]
@@ -60,7 +63,10 @@ def test_what_is_no_triple_is_named(tmp_path, text, words):
 
 def test_names_of_both_kinds_of_files(tmp_path):
     (tmp_path / "a.tsv").write_text("q1\tBonn\ta city\nq2\tRhine\n")
-    objects = [{"id": "p1", "label": "lies on"}, {"id": "q3", "label": None, "text": "x"}]
+    objects = [
+        {"id": "p1", "label": "lies on"},
+        {"id": "q3", "label": None, "text": "x"},
+    ]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, objects)))
     said = []
     value = f"{tmp_path}/a.tsv,{tmp_path}/b.jsonl"
@@ -73,10 +79,10 @@ def test_names_of_both_kinds_of_files(tmp_path):
     }
     assert "1 id without a name" in said[0]
     (tmp_path / "c.tsv").write_text("q1\tBonn\nq1\tBonn\n")
-    with pytest.raises(UserError, match="c.tsv:2: the id 'q1' occurs twice"):
+    with pytest.raises(UserError, match=r"c.tsv:2: the id 'q1' occurs twice"):
         read_descriptions(str(tmp_path / "c.tsv"), "data.entities")
     (tmp_path / "d.tsv").write_text("q1\n")
-    with pytest.raises(UserError, match="d.tsv:1: .* has 1 cell"):
+    with pytest.raises(UserError, match=r"d.tsv:1: .* has 1 cell"):
         read_descriptions(str(tmp_path / "d.tsv"), "data.entities")
 
 
