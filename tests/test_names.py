@@ -37,6 +37,7 @@ SHARED_STEMS = {
         {"tasks/types/complete", "objectives/complete"},
         A_TYPE_HAS_AN_OBJECTIVE,
     ),
+    "edges": ({"tasks/types/edges", "objectives/edges"}, A_TYPE_HAS_AN_OBJECTIVE),
     "mlmlm": ({"tasks/types/mlmlm", "objectives/mlmlm"}, A_TYPE_HAS_AN_OBJECTIVE),
     "regress": ({"tasks/types/regress", "objectives/regress"}, A_TYPE_HAS_AN_OBJECTIVE),
     "retrieve": (

@@ -21,14 +21,12 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
 from bertjax.models.layers import Params
-from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Sum
+from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
 from bertjax.objectives.losses import check_shapes
 from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.ranking import best_candidates, count_above
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
-
-POSITIONS = "complete_positions"
 
 
 def soft_cross_entropy(
@@ -67,7 +65,7 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Name what a batch of packed triples holds beside tokens."""
     slots = length // 3
     sizes = {"segment_ids": length, "position_ids": length}
-    sizes |= {POSITIONS: slots, "complete_ids": slots}
+    sizes |= {"complete_positions": slots, "complete_ids": slots}
     arrays = {k: jax.ShapeDtypeStruct((rows, n), jnp.int32) for k, n in sizes.items()}
     weights = jax.ShapeDtypeStruct((rows, slots), jnp.float32)
     return arrays | {"complete_weights": weights}
@@ -80,10 +78,20 @@ def make_head(gold: float = 1.0, top: int = 10, candidates: Any = None) -> Head:
     candidates: which tokens are entities (tasks/types/complete.py); None: all that are
     not special. Raises UserError for a gold that is no share.
     """
+    return make_candidate_head("complete", labels, gold, top, candidates)
+
+
+def make_candidate_head(
+    name: str, labels: Labels, gold: float, top: int, candidates: Any
+) -> Head:
+    """Make a head that chooses among tokens at `<name>_positions` i32 [B, S].
+
+    A batch has `<name>_ids` i32 and `<name>_weights` f32 [B, S] where it is known what
+    is right, and known_entities i32 [B, S, F] where it is ranked.
+    """
+    ids_name, weights_name = f"{name}_ids", f"{name}_weights"
     if not 0 < gold <= 1:
-        raise UserError(
-            f"objective: complete's gold={gold} has to be above 0, at most 1"
-        )
+        raise UserError(f"objective: {name}'s gold={gold} has to be above 0, at most 1")
 
     def span(cfg: EncoderConfig) -> tuple[int, int]:
         if candidates is not None:
@@ -92,17 +100,17 @@ def make_head(gold: float = 1.0, top: int = 10, candidates: Any = None) -> Head:
         return special, max(cfg.vocab_size - special, 1)
 
     def slot_weights(batch: Batch) -> jax.Array:
-        return batch["complete_weights"] * row_weights(batch)[:, None]
+        return batch[weights_name] * row_weights(batch)[:, None]
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
-        if "complete_ids" not in batch:
+        if ids_name not in batch:
             return {}
-        return {"complete_loss": jnp.sum(slot_weights(batch))}
+        return {f"{name}_loss": jnp.sum(slot_weights(batch))}
 
     def sums(
         params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
     ) -> dict[str, Sum]:
-        if "complete_ids" not in batch:  # rows that are to be answered
+        if ids_name not in batch:  # rows that are to be answered
             return {}
         first, count = span(cfg)
 
@@ -111,9 +119,9 @@ def make_head(gold: float = 1.0, top: int = 10, candidates: Any = None) -> Head:
             right = jnp.maximum(ids - first, 0)
             args = scores, right, weights
             loss = soft_cross_entropy(*args, gold)
-            return {"complete_loss": loss, "complete_accuracy": accuracy(*args)}, ()
+            return {f"{name}_loss": loss, f"{name}_accuracy": accuracy(*args)}, ()
 
-        arrays = encoded.hidden, batch["complete_ids"], slot_weights(batch)
+        arrays = encoded.hidden, batch[ids_name], slot_weights(batch)
         return sum_in_chunks(score, cfg, arrays)[0]
 
     def outputs(
@@ -128,19 +136,19 @@ def make_head(gold: float = 1.0, top: int = 10, candidates: Any = None) -> Head:
             ids, *known = more
             return (), count_above(scores, jnp.maximum(ids - first, 0), *known)
 
-        names = [k for k in ("complete_ids", "known_entities") if k in batch]
-        arrays = encoded.hidden, *(batch[name] for name in names)
+        given = [k for k in (ids_name, "known_entities") if k in batch]
+        arrays = encoded.hidden, *(batch[k] for k in given)
         return sum_in_chunks(rank, cfg, arrays)[1]
 
     return Head(
-        "complete",
+        name,
         heads.init_mlm,
         weights,
         sums,
-        reads=POSITIONS,
+        reads=f"{name}_positions",
         params=PARAMS,
         outputs=outputs,
         labels=labels,
         flops=head_flops,
-        task_type="complete",
+        task_type=name,
     )

@@ -24,14 +24,14 @@ from bertjax.tasks.triple_files import BLANK, Described, Triple
 HITS = 1, 3, 10
 METRICS = ("mrr", *(f"hits@{k}" for k in HITS), "mean_rank")
 METRICS += ("mrr_optimistic", "mrr_pessimistic")
-HEAD, TAIL = 0, 2  # which end of a triple is asked for: its column
-SIDES = {"head": HEAD, "tail": TAIL}
+HEAD, RELATION, TAIL = range(3)  # which part of a triple is asked for: its column
+SIDES = {"head": HEAD, "relation": RELATION, "tail": TAIL}
 
 
 class Queries(NamedTuple):
-    """triples i32 [n, 3] of which one end is asked for: sides i64 [n], HEAD or TAIL.
+    """triples i32 [n, 3] of which one part is asked for: sides i64 [n], its column.
 
-    An end that nobody knows is -1.
+    A part that nobody knows is -1.
     """
 
     triples: np.ndarray
@@ -39,7 +39,7 @@ class Queries(NamedTuple):
 
     @property
     def answers(self) -> np.ndarray:
-        """The entities that are asked for: i32 [n]."""
+        """What is asked for: entities or relations, i32 [n]."""
         return self.triples[np.arange(len(self.sides)), self.sides]
 
     def take(self, which: np.ndarray) -> Self:
@@ -57,19 +57,25 @@ def both_sides(triples: np.ndarray) -> Queries:
     return Queries(np.repeat(triples, 2, axis=0), sides)
 
 
+def no_triples(graph: "Graph") -> np.ndarray:
+    """Return none, i32 [0, 3]."""
+    return np.zeros((0, 3), np.int32)
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Entities and relations, by number, and what all files together say of them.
 
     texts: what they are called, of those that files describe. known: reads the triples
-    i32 [n, 3] by which ranks are filtered. settings: what config.task says of how they
-    are completed.
+    i32 [n, 3] by which ranks are filtered; learnt: those that are learnt. settings:
+    what config.task says of how they are completed.
     """
 
     entities: Sequence[str]
     relations: Sequence[str]
     texts: Mapping[str, Described] = field(default_factory=dict)
-    known: Callable[["Graph"], np.ndarray] = lambda graph: np.zeros((0, 3), np.int32)
+    known: Callable[["Graph"], np.ndarray] = no_triples
+    learnt: Callable[["Graph"], np.ndarray] = no_triples
     settings: Mapping[str, Any] = field(default_factory=dict)
     _cache: dict[Any, Any] = field(default_factory=dict)
 
@@ -105,6 +111,11 @@ class Graph:
         """The number of each relation, by its id."""
         return {name: i for i, name in enumerate(self.relations)}
 
+    @property
+    def width(self) -> int:
+        """More than any number of an entity or a relation."""
+        return max(len(self.entities), len(self.relations), 1)
+
     @cached_property
     def by_name(self) -> dict[str, list[int]]:
         """The entities of each name."""
@@ -116,6 +127,11 @@ class Graph:
     def describe(self, name: str) -> Described:
         """Return what an entity or a relation is called: without a file, its id."""
         return self.texts.get(name) or Described(name)
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Triples that are learnt, each once: i32 [n, 3]."""
+        return np.unique(self.learnt(self), axis=0)
 
     @cached_property
     def known_triples(self) -> np.ndarray:
@@ -159,7 +175,7 @@ class Graph:
             return self.entity(name, place.place) if number is None else number
 
         def middle(t: Triple) -> int:
-            number = relations.get(t.relation)
+            number = -1 if t.relation == BLANK else relations.get(t.relation)
             return self.relation(t.relation, t.place) if number is None else number
 
         rows = [(end(t.head, t), middle(t), end(t.tail, t)) for t in triples]
@@ -190,7 +206,7 @@ class Graph:
     def with_known(self, triples: np.ndarray) -> Self:
         """Return the graph in which more triples are known to be right."""
         more = self.known_triples
-        both = np.concatenate([more, triples]) if len(more) else triples
+        both = np.concatenate([more, triples])
         return replace(self, known=lambda graph: both)
 
     def to_json(self) -> dict[str, Any]:
@@ -208,11 +224,13 @@ class Graph:
         cls,
         facts: Mapping[str, Any],
         known: Callable[["Graph"], np.ndarray],
+        learnt: Callable[["Graph"], np.ndarray],
         settings: Mapping[str, Any],
     ) -> Self:
-        """Return a checkpoint's graph. known: reads the triples, at need."""
+        """Return a checkpoint's graph. known, learnt: read the triples, at need."""
         texts = {name: Described(*text) for name, text in facts["texts"].items()}
-        return cls(facts["entities"], facts["relations"], texts, known, settings)
+        parts = facts["entities"], facts["relations"], texts
+        return cls(*parts, known, learnt, settings)
 
     @cached_property
     def vocabulary(self) -> np.ndarray:
@@ -228,32 +246,39 @@ def _unknown(what: str, name: str, known: Iterable[str], place: str) -> UserErro
     )
 
 
-def check_queries(triples: Sequence[Triple], labelled: bool) -> None:
-    """Refuse a BLANK in a triple that says what is right, and an answer that asks for
-    none, or two: UserError, naming the place."""
+def check_queries(
+    triples: Sequence[Triple], labelled: bool, asks: str = "head, or of the tail"
+) -> None:
+    """Refuse a BLANK in a triple that says what is right, and a query that has none
+    where one is expected, or more: UserError, naming the place.
+
+    asks: which parts may be asked for; or "relation".
+    """
     for t in triples:
-        blanks = (t.head, t.tail).count(BLANK)
+        blanks = (t.head, t.relation, t.tail).count(BLANK)
+        right = (t.relation == BLANK) == (asks == "relation")
         if labelled and blanks:
             raise UserError(
                 f"{t.place}: {BLANK!r} stands for what is asked for, and these triples "
                 "say what is right"
             )
-        if not labelled and blanks != 1:
+        if not labelled and not (blanks == 1 and right):
             raise UserError(
-                f"{t.place}: write {BLANK} in the place of the head, or of the tail: "
-                "one of the two is asked for"
+                f"{t.place}: write {BLANK} in the place of the {asks}, and nowhere "
+                "else: it stands for what is asked for"
             )
 
 
 class KnownAnswers:
-    """The entities that are known to answer queries, right ones included.
+    """What is known to answer queries, right answers included.
 
-    Built of triples i32 [n, 3], which may repeat; entities, relations: how many.
+    Built of triples i32 [n, 3], which may repeat; width: more than any number in them
+    and in queries.
     """
 
-    def __init__(self, triples: np.ndarray, entities: int) -> None:
+    def __init__(self, triples: np.ndarray, width: int) -> None:
         triples = np.unique(triples, axis=0).astype(np.int64)
-        self.entities = entities
+        self.width = width
         self.sorted: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for side in SIDES.values():
             keys = self._keys(triples, side)
@@ -262,8 +287,8 @@ class KnownAnswers:
 
     def _keys(self, triples: np.ndarray, side: int) -> np.ndarray:
         """Number what is given of triples: i64 [n]."""
-        given = TAIL - side  # the other end
-        return triples[:, 1].astype(np.int64) * self.entities + triples[:, given]
+        first, last = (part for part in SIDES.values() if part != side)
+        return triples[:, first].astype(np.int64) * self.width + triples[:, last]
 
     def ranges(self, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
         """Return where the answers to queries begin and end among those of their side:
@@ -335,17 +360,19 @@ def score_sides(
 
 
 def answer_of(
-    graph: Graph, numbers: np.ndarray, probabilities: np.ndarray
+    graph: Graph,
+    numbers: np.ndarray,
+    probabilities: np.ndarray,
+    what: str = "entities",
 ) -> dict[str, Any]:
     """Return {"entities": [{"name", "probability"}, ...]}, as predict prints it.
 
-    With "id" where files say what entities are called.
+    With "id" where files say what entities are called. what: or "relations".
     """
-    entities = []
-    for number, probability in zip(
-        numbers.tolist(), probabilities.tolist(), strict=True
-    ):
-        entity = graph.entities[number]
-        one = {"name": graph.describe(entity).name, "probability": probability}
-        entities.append(one | ({"id": entity} if graph.texts else {}))
-    return {"entities": entities}
+    ids, found = getattr(graph, what), []
+    pairs = zip(numbers.tolist(), probabilities.tolist(), strict=True)
+    for number, probability in pairs:
+        name = ids[number]
+        one = {"name": graph.describe(name).name, "probability": probability}
+        found.append(one | ({"id": name} if graph.texts else {}))
+    return {what: found}

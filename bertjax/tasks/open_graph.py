@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,10 @@ def make_graph(
                 say(f"data.entities: {counted(len(some), 'id')} {what}: {some[0]}, ...")
     every = [*train, *others]
     return replace(
-        graph, known=lambda own: own.numbers(every), settings=settings_of(config)
+        graph,
+        known=lambda own: own.numbers(every),
+        learnt=lambda own: own.numbers(train),
+        settings=settings_of(config),
     )
 
 
@@ -69,15 +73,16 @@ def make_open_graph(
 def open_graph(config: ConfigDict, facts: Mapping[str, Any]) -> Graph:
     """Return the graph of a model; its triples are read where ranks are filtered."""
 
-    def known(graph: Graph) -> np.ndarray:
+    def read(graph: Graph, sides: Sequence[str]) -> np.ndarray:
         found: list[Triple] = []
-        for side in ("train", "valid"):
+        for side in sides:
             key = f"data.{side}"
             for part in named_sources(config.data[side], key).values():
                 found += read_triples(part, key, {})
         return graph.numbers(found)
 
-    return Graph.from_json(facts["graph"], known, settings_of(config))
+    known, learnt = (partial(read, sides=s) for s in (("train", "valid"), ("train",)))
+    return Graph.from_json(facts["graph"], known, learnt, settings_of(config))
 
 
 def settings_of(config: ConfigDict) -> dict[str, Any]:
@@ -86,15 +91,19 @@ def settings_of(config: ConfigDict) -> dict[str, Any]:
 
 
 def number_triples(
-    read: Sequence[Triple], form: Form, labelled: bool, say: Say
+    read: Sequence[Triple],
+    form: Form,
+    labelled: bool,
+    say: Say,
+    asks: str = "head, or of the tail",
 ) -> tuple[Form, np.ndarray]:
     """Return triples by number, i32 [n, 3], each once where they say what is right, and
     the form whose graph knows these too.
 
-    Raises UserError, naming the place, for what the graph does not have, and queries
-    that are none.
+    asks: see check_queries. Raises UserError, naming the place, for what the graph does
+    not have, and queries that are none.
     """
-    check_queries(read, labelled)
+    check_queries(read, labelled, asks)
     triples = form.graph.numbers(read)
     if not labelled:
         return form, triples

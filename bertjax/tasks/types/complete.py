@@ -189,7 +189,7 @@ class Completions(Rows):
 
     def for_scores(self) -> "Completions":
         """Return the queries of triples alone, with what is known."""
-        known = KnownAnswers(self.graph.known_triples, len(self.graph.entities))
+        known = KnownAnswers(self.graph.known_triples, self.graph.width)
         return replace(self, paths=1, known=known)
 
     def _of_queries(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:

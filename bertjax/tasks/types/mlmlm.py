@@ -144,7 +144,7 @@ class Spellings(Rows):
 
     def for_scores(self) -> "Spellings":
         """Return the same queries, with what is known."""
-        known = KnownAnswers(self.graph.known_triples, len(self.graph.entities))
+        known = KnownAnswers(self.graph.known_triples, self.graph.width)
         return replace(self, known=known)
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
