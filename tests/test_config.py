@@ -23,7 +23,7 @@ SIZES_OF = {
     n: FAMILIES.get(FAMILY.get(n, n.removesuffix(".py")), FAMILIES["bert"]).sizes
     for n in SHIPPED
 }
-for own in ("hybrid.py", "modern.py", "quickstart.py"):
+for own in ("coke.py", "edges.py", "hybrid.py", "modern.py", "quickstart.py"):
     SIZES = runpy.run_path(str(Path(__file__).parents[1] / "configs" / own))["SIZES"]
     SIZES_OF[own] = {size: {"hidden_size": how[1]} for size, how in SIZES.items()}
 
@@ -368,7 +368,7 @@ def test_a_model_without_a_size_spells_it_out():
 @pytest.mark.parametrize(
     "argument, word",
     [
-        ("objective=mlmm", "objective='mlmm' is unknown; did you mean 'mlm'"),
+        ("objective=mlmn", "objective='mlmn' is unknown; did you mean 'mlm'"),
         ("objective=base", "objective='base'"),
         ("objective=no.such.module", "no module"),
         ("data.engine=spark", r"data\.engine='spark'"),

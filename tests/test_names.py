@@ -33,6 +33,12 @@ SHARED_STEMS = {
         {"tasks/types/classify", "objectives/classify"},
         A_TYPE_HAS_AN_OBJECTIVE,
     ),
+    "complete": (
+        {"tasks/types/complete", "objectives/complete"},
+        A_TYPE_HAS_AN_OBJECTIVE,
+    ),
+    "edges": ({"tasks/types/edges", "objectives/edges"}, A_TYPE_HAS_AN_OBJECTIVE),
+    "mlmlm": ({"tasks/types/mlmlm", "objectives/mlmlm"}, A_TYPE_HAS_AN_OBJECTIVE),
     "regress": ({"tasks/types/regress", "objectives/regress"}, A_TYPE_HAS_AN_OBJECTIVE),
     "retrieve": (
         {"tasks/types/retrieve", "objectives/retrieve"},

@@ -67,7 +67,8 @@ def write_hf(
     raw, pooled = meta.get("hf"), sentence_transformers.sentence_options(source, meta)
     task, between = meta.get("task", {}), None
     task_type = get_task_type(config.objective) if task else None
-    if task_type and task_type.generates:  # a language model, as before the task
+    if task_type and (task_type.generates or task_type.token_head):
+        # A language model, as before the task.
         task, task_type = {}, None
     is_seq2seq = model.cfg.num_decoder_layers > 0
     if task_type and not task_type.makes_vectors and not is_seq2seq:

@@ -106,7 +106,10 @@ def make_config_objective(
     cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     name = name or tasks.objective_of(config, prepared.parts)
     tokens = resolve.token_ids(config, tokenizer)
-    objective, cfg = make_objective(name, cfg, tokens, as_teacher(teacher, cfg))
+    rows = next(iter(prepared.parts.values()))
+    candidates = getattr(rows, "candidates", None)  # of a task's
+    how = tokens, as_teacher(teacher, cfg), candidates
+    objective, cfg = make_objective(name, cfg, *how)
     if any(getattr(rows, "writes", False) for rows in prepared.valid.values()):
         objective = with_texts(objective, cfg, tokens, writing_of(config))
     return objective, cfg

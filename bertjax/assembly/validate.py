@@ -53,6 +53,8 @@ RANGES = {
     "task.target_length": (1, 2**16),
     "task.num_beams": (1, 2**10),
     "task.length_penalty": (-100, 100),
+    "task.paths": (1, 3),
+    "task.disambiguate": (0, 2**16),
     "optim.lr": (0, 3e38),
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),

@@ -18,7 +18,7 @@ from bertjax.checkpoints.workdir import read_json, rows_up_to
 
 AUTO = "auto"
 # Metrics of which less is better, unless a run knows more; of the others more is.
-WORDS = "loss|perplexity|entropy|error|ece|brier|bits|cost|mse|mae"
+WORDS = "loss|perplexity|entropy|error|ece|brier|bits|cost|mse|mae|rank"
 FALLING = re.compile(rf"(^|_)({WORDS})(_|@|$)")
 NEVER = 2**62  # later than any step
 GREATER = "greater_is_better"  # in run.json: {term: bool} of the objective's losses

@@ -97,6 +97,8 @@ def data_keys() -> dict[str, Any]:
         # of a mixture have names: wiki=a.txt,novels=b.txt or *=langs/*.txt
         train="",
         valid="",  # the same; names are those of the validation sets
+        # Of triples: files of what entities and relations are called (id, name, text).
+        entities="",
         text_field="text",  # of JSON lines, Parquet, tfds
         group_field="",  # the field (language, domain) that parts a text
         entity_field="",  # the field with a list of names, for mask_unit=entity
@@ -179,6 +181,14 @@ def task_keys() -> dict[str, Any]:
         target_length=64,
         num_beams=1,
         length_penalty=1.0,
+        # Of complete: relations of a path at most; 1: triples alone.
+        paths=1,
+        # Of mlmlm: whether the text about an entity is read behind its name; how many
+        # pieces of it belong to an answer whose name others have too; whether padding
+        # behind a short answer is predicted, and counts.
+        descriptions=True,
+        disambiguate=0,
+        pads=False,
     )
 
 

@@ -65,7 +65,8 @@ def open_finetuned(
 
     shipped = shipped_task_type(config.objective)
     # Texts are learnt by the head over the vocabulary, which may have no parameters.
-    head = config.objective if shipped and not shipped.generates else ""
+    is_own = shipped and not (shipped.generates or shipped.token_head)
+    head = config.objective if is_own else ""
     params = jax.device_put(models.read_params(checkpoint, head, weights))
     threshold = meta["task"].get("threshold")
     return Finetuned(config, objective, form, tokenizer, params, threshold)
@@ -111,7 +112,8 @@ def predict(
 
         writing = writing_of(model.config)
     if run_model is None:
-        run = make_forward(model.objective, cfg, TokenIds.of(tokenizer), writing)
+        how = TokenIds.of(tokenizer), writing, rows.candidates
+        run = make_forward(model.objective, cfg, *how)
         run_model = functools.partial(run, model.params)
     batch_size, planned = forward.plan_batches(rows.lengths(), batch_size, rows.length)
 
@@ -135,18 +137,23 @@ def predict(
 
 @functools.lru_cache(maxsize=8)
 def make_forward(
-    objective: str, cfg: Any, tokens: Any, writing: Any = None
+    objective: str,
+    cfg: Any,
+    tokens: Any,
+    writing: Any = None,
+    candidates: Any = None,
 ) -> Callable[[Any, Any], dict[str, Any]]:
     """Make run(parameters, batch) -> the head's outputs, compiled once a shape.
 
     The same function for the same model; tokens: the TokenIds of the tokenizer;
-    writing: how texts are written (generation/answers.py), None: they are not.
+    writing: how texts are written (generation/answers.py), None: they are not;
+    candidates: those of the rows.
     """
     import jax
 
     from bertjax.objectives.make_objective import make_objective
 
-    whole, cfg = make_objective(objective, cfg, tokens)
+    whole, cfg = make_objective(objective, cfg, tokens, candidates=candidates)
     if writing is not None:
         from bertjax.generation.answers import with_texts
 

@@ -89,6 +89,8 @@ def _refuse(
     _, length, heads, width = shape
     if name != "xla" and kind.bias:
         return "it adds nothing to scores: model.relative_attention_num_buckets"
+    if name != "xla" and kind.edges:
+        return "it takes no attention_edges"
     if name == "fused":
         return _refuse_fused(length, heads, width, kind)
     if name in ("splash", "cudnn") and rate:

@@ -46,18 +46,19 @@ class MaskKind(NamedTuple):
     steps: bool = False
     window: bool = False
     bias: bool = False
+    edges: bool = False
 
 
 FULL = MaskKind()
 
 
-def mask_kind(cfg: EncoderConfig, steps: bool) -> MaskKind:
+def mask_kind(cfg: EncoderConfig, steps: bool, edges: bool = False) -> MaskKind:
     """Return what backends must take for an encoder: all its layers use the same.
 
-    steps: whether its batches have attention_steps.
+    steps, edges: whether its batches have attention_steps, attention_edges.
     """
     bias = cfg.relative_attention_num_buckets > 0
-    return MaskKind(cfg.is_decoder, steps, not all(cfg.is_global), bias)
+    return MaskKind(cfg.is_decoder, steps, not all(cfg.is_global), bias, edges)
 
 
 class AttentionMask(NamedTuple):
@@ -72,7 +73,8 @@ class AttentionMask(NamedTuple):
     [B, H, L, L], what is added to the scores of the keys that it sees; of the queries
     at query_positions alone it may be [B, H, P, L]. queries: None, or i32 [B, T], the
     same numbers of queries that are no keys here: those of a decoder that reads an
-    encoder's tokens.
+    encoder's tokens. edges: None, or i8 [B, L, L], 1 where a query (axis 1) sees a key,
+    of those that it may see otherwise; each query sees some real key.
     """
 
     keys: jax.Array
@@ -84,11 +86,13 @@ class AttentionMask(NamedTuple):
     causal: bool = False
     bias: jax.Array | None = None
     queries: jax.Array | None = None
+    edges: jax.Array | None = None
 
     @property
     def kind(self) -> MaskKind:
         has_steps, has_bias = self.steps is not None, self.bias is not None
-        return MaskKind(self.causal, has_steps, self.window > 0, has_bias)
+        has_edges = self.edges is not None
+        return MaskKind(self.causal, has_steps, self.window > 0, has_bias, has_edges)
 
     @property
     def compares_sequences(self) -> bool:
@@ -118,6 +122,8 @@ class AttentionMask(NamedTuple):
         if self.steps is not None:
             keys = self.steps[:, None, None, :]
             mask = mask & is_visible(self._of_queries(self.steps), keys)
+        if self.edges is not None:
+            mask = mask & (self._edges_of_queries() > 0)[:, None]
         if self.causal or (self.window and self.positions is None):
             return self._by_place(mask)
         if not self.window:
@@ -146,6 +152,13 @@ class AttentionMask(NamedTuple):
             return mask
         distance = abs(own - at)
         return (mask & (distance <= self.window // 2)) | (distance == 0)
+
+    def _edges_of_queries(self) -> jax.Array:
+        """Take the edges that leave the queries: i8 [B, L or P, L]."""
+        if self.query_positions is None:
+            return self.edges
+        at = self.query_positions[:, :, None]
+        return jnp.take_along_axis(self.edges, at, axis=1, mode="clip")
 
     def _of_queries(self, x: jax.Array) -> jax.Array:
         """Take of x [B, L] what belongs to the queries: [B, 1, P, 1]."""
@@ -178,15 +191,18 @@ def make_attention_mask(
     """Take attention_mask i32 [B, L], of packed rows segment_ids i32 [B, L].
 
     With attention_steps i32 [B, L] a window is measured by position_ids, where the
-    batch has them. Raises ValueError for other shapes, and for steps in a causal mask.
+    batch has them. attention_edges i8 [B, L, L] say which keys queries see of those.
+    Raises ValueError for other shapes, and for steps in a causal mask.
     """
     packed = "segment_ids" in batch
     keys = batch["segment_ids" if packed else "attention_mask"]
     if keys.ndim != 2:
         raise ValueError(f"attention_mask has shape {keys.shape}, not [B, L]")
-    steps = batch.get("attention_steps")
+    steps, edges = batch.get("attention_steps"), batch.get("attention_edges")
+    if edges is not None and edges.shape != (*keys.shape, keys.shape[1]):
+        raise ValueError(f"attention_edges has shape {edges.shape}, not [B, L, L]")
     if steps is None:
-        return AttentionMask(keys, packed, window, causal=causal)
+        return AttentionMask(keys, packed, window, causal=causal, edges=edges)
     if causal:
         raise ValueError(
             "the batch has attention_steps and model.is_decoder=True: both say who "
@@ -195,4 +211,5 @@ def make_attention_mask(
     if steps.shape != keys.shape:
         raise ValueError(f"attention_steps has shape {steps.shape}, not {keys.shape}")
     positions = batch.get("position_ids") if window else None
-    return AttentionMask(keys, packed, window, steps=steps, positions=positions)
+    more = dict(steps=steps, positions=positions, edges=edges)
+    return AttentionMask(keys, packed, window, **more)

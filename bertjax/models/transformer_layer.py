@@ -173,7 +173,8 @@ def self_attention(
     if inputs[0].mask.query_positions is not None:
         backend = "xla"  # of few queries, which see the keys of a cache
     else:
-        kind = mask_kind(cfg, inputs[0].mask.steps is not None)
+        seen = inputs[0].mask
+        kind = mask_kind(cfg, seen.steps is not None, seen.edges is not None)
         shape = (b, length, *heads[2:])
         backend, _ = choose_backend(cfg.attention, shape, rate, x.dtype, kind)
     # Kernels take a query for each key; "xla" takes those at the positions alone.

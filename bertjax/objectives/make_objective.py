@@ -3,6 +3,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from bertjax import UserError, registry
 from bertjax.models import attention
@@ -20,15 +21,17 @@ def make_objective(
     cfg: EncoderConfig,
     tokens: TokenIds = NO_TOKENIZER,
     teacher: Teacher | None = None,
+    candidates: Any = None,
 ) -> tuple[Objective, EncoderConfig]:
     """Build "mlm+nsp" and the like; also returns cfg, with a pooler only if needed.
 
-    tokens, teacher: for modules whose make_head or make_objective has arguments of
-    these names. Without a teacher what is learnt of one is left out.
+    tokens, teacher, candidates (of a task's rows): for modules whose make_head or
+    make_objective has arguments of these names. Without a teacher what is learnt of
+    one is left out.
     Raises UserError on an unknown name or option, or parts that cannot be combined.
     """
     attention.import_backend(cfg.attention)
-    offered = {"tokens": tokens, "teacher": teacher}
+    offered = {"tokens": tokens, "teacher": teacher, "candidates": candidates}
     named = [part for part in parse(name) if part.rows != 0]
     parts = [
         (registry.load("objective", part.name, PACKAGE, SUPPORT), part.options)

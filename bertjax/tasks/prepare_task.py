@@ -82,11 +82,13 @@ def _settle_named(config: ConfigDict, overrides: Any) -> None:
         config.objective = task.objective
 
 
-def check(config: ConfigDict) -> Tokenizer:
-    """Refuse what can be seen without reading the tables; returns the tokenizer."""
+def check(config: ConfigDict) -> Tokenizer | None:
+    """Refuse what can be seen without reading the tables; returns the tokenizer, None
+    where it is made of them."""
     data = config.data
     check_task(config)
-    if not data.vocab:
+    is_made = get_task_type(config.objective).make_tokenizer is not None
+    if not (data.vocab or is_made):
         raise UserError(
             "data.vocab is empty: give the vocabulary, or a pretrained model that has "
             "one, --config.init_from=DIR"
@@ -99,6 +101,8 @@ def check(config: ConfigDict) -> Tokenizer:
         )
     for key in ("train", "valid"):
         locate(config, key)
+    if is_made and not data.vocab:
+        return None
     return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
 
 
@@ -128,6 +132,11 @@ def check_settings(config: ConfigDict, usual: ConfigDict) -> None:
     usual: the config.task of a config that sets nothing.
     """
     own = _task_type_of(config)
+    if config.data.entities and not (own and own.make_graph):
+        raise UserError(
+            f"data.entities={config.data.entities} has no effect with objective="
+            f"{config.objective}: it names the entities of triples"
+        )
     for name in task_type_names():
         for key in load_task_type(name).settings:
             if not (own and key in own.settings) and config.task[key] != usual[key]:
@@ -222,7 +231,10 @@ def saved_form(config: ConfigDict, meta: Mapping[str, Any]) -> Form:
     """Return the form that a finetuned model has learnt; meta: of its checkpoint."""
     form, task = make_form(config), meta["task"]
     between = task.get("separators", form.separators)
-    return form._replace(labels=tuple(task["labels"]), separators=between)
+    open_graph = get_task_type(config.objective).open_graph
+    graph = open_graph(config, task) if open_graph else None
+    labels = tuple(task["labels"])
+    return form._replace(labels=labels, separators=between, graph=graph)
 
 
 def parse_objects(
@@ -278,6 +290,11 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
     form = task_type.find_labels([*chain(*examples[0].values())], form)
     if form.labels != given:
         say(f"{len(form.labels)} labels: {', '.join(form.labels)}")
+    if task_type.make_graph:
+        every = ([*chain(*parts.values())] for parts in examples)
+        form = form._replace(graph=task_type.make_graph(config, *every, say))
+    if task_type.make_tokenizer:
+        tokenizer = check_vocabulary(task_type.make_tokenizer(form.graph), tokenizer)
     make = task_type.make_rows
     train, valid = (
         {name: make(part, form, tokenizer, True, say) for name, part in parts.items()}
@@ -294,6 +311,17 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
         for line in (laid.read_as(tokenizer), *laid.notes()):
             say(f"{name}: {line}")
     return Prepared(tokenizer, train, valid)
+
+
+def check_vocabulary(tokenizer: Tokenizer, given: Tokenizer | None) -> Tokenizer:
+    """Return the vocabulary that was made of the examples. Raises UserError where
+    another one is given."""
+    if given and given.identity != tokenizer.identity:
+        raise UserError(
+            "data.vocab: the vocabulary is made of the entities and relations of "
+            "data.train, and this one, or that of init_from, has others: leave it out"
+        )
+    return tokenizer
 
 
 def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:

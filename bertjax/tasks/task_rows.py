@@ -71,7 +71,8 @@ class Form(NamedTuple):
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
     metrics: names of the task type's. limits: of questions. targets: where labels are
-    texts. asking: for messages.
+    texts. asking: for messages. graph: what completes triples knows of all of them
+    (graphs.py).
     """
 
     columns: tuple[str, ...]
@@ -82,6 +83,7 @@ class Form(NamedTuple):
     limits: Limits = Limits()
     asking: Asking = Asking()
     targets: Targets | None = None
+    graph: Any = None
 
     @property
     def identity(self) -> str:
@@ -210,6 +212,11 @@ class Rows:
     def n(self) -> int:
         """The number of rows."""
         return len(self.lengths())
+
+    @property
+    def candidates(self) -> Any:
+        """What answers are chosen among, where a head is to be given it."""
+        return None
 
     def lengths(self) -> np.ndarray:
         """Return the tokens of every row, special ones included: i64 [n]."""

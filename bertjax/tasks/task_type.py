@@ -33,6 +33,10 @@ class TaskType:
       find_labels(examples, form) -> the form, with the names of its classes.
       locate(entry, key) -> the file that an entry of a source names.
       file_names: what a message writes in the place of a directory.
+      make_graph(config, train, others, say) -> what the rows of all sets share
+        (Form.graph), of their examples; open_graph(config, facts) -> that of a model,
+        whose checkpoint keeps these facts of the task. make_tokenizer(graph) -> the
+        vocabulary, where it is the graph's.
     Scores:
       metrics: names that task.metrics may have; default_metrics: those that count where
         it has none, () for all. outputs: the names that `outputs` of a head must
@@ -54,6 +58,7 @@ class TaskType:
         and no answers; has_threshold: answers may be withheld (predict --threshold);
         generates: labels are texts, and answers too, which the head over the
         vocabulary learns (Form.targets).
+      token_head: the head is the one over the vocabulary, whatever its parameters are.
       hf_class: what ends the name of transformers' class that computes the same of
         heads.init_task's parameters, and that convert writes; "" for none.
     """
@@ -83,6 +88,10 @@ class TaskType:
     makes_vectors: bool = False
     has_threshold: bool = False
     generates: bool = False
+    token_head: bool = False
+    make_graph: Callable[..., Any] | None = None
+    open_graph: Callable[..., Any] | None = None
+    make_tokenizer: Callable[[Any], Any] | None = None
     hf_class: str = ""
 
 
@@ -107,7 +116,8 @@ def load_task_type(name: str, key: str = "task_type") -> TaskType:
 
 def shipped_task_type(objective: str) -> TaskType | None:
     """Return the type of a shipped objective; of others None, and nothing is loaded."""
-    return load_task_type(objective) if objective in task_type_names() else None
+    name = objective.partition(":")[0]  # without its options
+    return load_task_type(name) if name in task_type_names() else None
 
 
 def find_task_type(objective: str) -> TaskType | None:

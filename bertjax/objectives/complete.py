@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which entity completes a triple: a softmax over all entities (CoKE).
+
+Wang et al. 2019 (arXiv 1911.02168), section 3: the hidden state at the [MASK] of an
+end, through the masked LM's transform, meets the embeddings of the entities. The right
+one's share of the target is `gold`, the others share the rest alike. That number is
+what the official code calls SOFT_LABEL (PaddlePaddle/Research, KG/CoKE), 0.15 to 1: its
+README lists it as "label smoothing", of which it is the contrary. Relations and special
+pieces are no candidates here; there they share the softmax, though never the target.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded
+from bertjax.models.flops import head_flops
+from bertjax.models.layers import Params
+from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
+from bertjax.objectives.losses import check_shapes
+from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.ranking import best_candidates, count_above
+from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.token_head import PARAMS, sum_in_chunks
+
+
+def soft_cross_entropy(
+    scores: jax.Array, right: jax.Array, weights: jax.Array, gold: float
+) -> Sum:
+    """Sum weighted cross-entropies, in nats, of targets that give the right candidate
+    `gold` and each of the others (1 - gold) / (N - 1).
+
+    scores f32 [..., N]; right i32, weights f32 [...].
+    """
+    check_shapes(scores, right, weights)
+    own = jnp.take_along_axis(scores, right[..., None], -1, mode="clip")[..., 0]
+    each = jax.nn.logsumexp(scores, axis=-1) - gold * own
+    if gold < 1:
+        rest = (1.0 - gold) / max(scores.shape[-1] - 1, 1)
+        each -= rest * (jnp.sum(scores, axis=-1) - own)
+    return Sum(jnp.sum(weights * each), jnp.sum(weights))
+
+
+def entity_scores(
+    params: Params, cfg: EncoderConfig, hidden: jax.Array, first: int, count: int
+) -> jax.Array:
+    """Return the logits of the entities, f32 [B, S, N], from hidden [B, S, D].
+
+    Their tokens are `count` ones from `first` on.
+    """
+    tokens = slice(first, first + count)
+    head = dict(params.get(PARAMS, {}))
+    for name in head.keys() & {"bias", "decoder"}:
+        head[name] = head[name][tokens]
+    word = params["encoder"]["embeddings"]["word"][tokens]
+    return heads.mlm_logits(head, word, dataclasses.replace(cfg, pieces=0), hidden)
+
+
+def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name what a batch of packed triples holds beside tokens."""
+    slots = length // 3
+    sizes = {"segment_ids": length, "position_ids": length}
+    sizes |= {"complete_positions": slots, "complete_ids": slots}
+    arrays = {k: jax.ShapeDtypeStruct((rows, n), jnp.int32) for k, n in sizes.items()}
+    weights = jax.ShapeDtypeStruct((rows, slots), jnp.float32)
+    return arrays | {"complete_weights": weights}
+
+
+def make_head(gold: float = 1.0, top: int = 10, candidates: Any = None) -> Head:
+    """Make the head, whose parameters are the masked LM's.
+
+    gold: the right entity's share of the target. top: entities of an answer at most.
+    candidates: which tokens are entities (tasks/types/complete.py); None: all that are
+    not special. Raises UserError for a gold that is no share.
+    """
+    return make_candidate_head("complete", labels, gold, top, candidates)
+
+
+def make_candidate_head(
+    name: str, labels: Labels, gold: float, top: int, candidates: Any
+) -> Head:
+    """Make a head that chooses among tokens at `<name>_positions` i32 [B, S].
+
+    A batch has `<name>_ids` i32 and `<name>_weights` f32 [B, S] where it is known what
+    is right, and known_entities i32 [B, S, F] where it is ranked.
+    """
+    ids_name, weights_name = f"{name}_ids", f"{name}_weights"
+    if not 0 < gold <= 1:
+        raise UserError(f"objective: {name}'s gold={gold} has to be above 0, at most 1")
+
+    def span(cfg: EncoderConfig) -> tuple[int, int]:
+        if candidates is not None:
+            return candidates.first, candidates.count
+        special = len(NO_TOKENIZER.special_ids)
+        return special, max(cfg.vocab_size - special, 1)
+
+    def slot_weights(batch: Batch) -> jax.Array:
+        return batch[weights_name] * row_weights(batch)[:, None]
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        if ids_name not in batch:
+            return {}
+        return {f"{name}_loss": jnp.sum(slot_weights(batch))}
+
+    def sums(
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+    ) -> dict[str, Sum]:
+        if ids_name not in batch:  # rows that are to be answered
+            return {}
+        first, count = span(cfg)
+
+        def score(_: Any, hidden: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
+            scores = entity_scores(params, cfg, hidden, first, count)
+            right = jnp.maximum(ids - first, 0)
+            args = scores, right, weights
+            loss = soft_cross_entropy(*args, gold)
+            return {f"{name}_loss": loss, f"{name}_accuracy": accuracy(*args)}, ()
+
+        arrays = encoded.hidden, batch[ids_name], slot_weights(batch)
+        return sum_in_chunks(score, cfg, arrays)[0]
+
+    def outputs(
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
+    ) -> dict[str, jax.Array]:
+        first, count = span(cfg)
+
+        def rank(_: Any, hidden: Any, *more: Any) -> tuple[Any, Any]:
+            scores = entity_scores(params, cfg, hidden, first, count)
+            if not more:
+                return (), best_candidates(scores, jax.nn.softmax(scores), top)
+            ids, *known = more
+            return (), count_above(scores, jnp.maximum(ids - first, 0), *known)
+
+        given = [k for k in (ids_name, "known_entities") if k in batch]
+        arrays = encoded.hidden, *(batch[k] for k in given)
+        return sum_in_chunks(rank, cfg, arrays)[1]
+
+    return Head(
+        name,
+        heads.init_mlm,
+        weights,
+        sums,
+        reads=f"{name}_positions",
+        params=PARAMS,
+        outputs=outputs,
+        labels=labels,
+        flops=head_flops,
+        task_type=name,
+    )

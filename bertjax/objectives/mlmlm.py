@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which entity fills a block of masks: the mean likelihood of its pieces (MLMLM).
+
+Clouatre et al. 2021 (arXiv 2009.07058), section 3. The masked LM learns the pieces of
+the right entity, slot by slot. An entity of k pieces is scored by those of the first k
+slots, all entities by one pass: the mean of ln p (`mean_logp`, the article's formula),
+the mean of p (`mean_p`, what its name says), or their sum (`sum_logp`), which longer
+names lose. Of `task.pads` rows the padding behind them counts like pieces.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import registry
+from bertjax.models import heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import Encoded
+from bertjax.models.flops import head_flops
+from bertjax.models.layers import Params
+from bertjax.objectives.base import Batch, Head, Labels, Sum
+from bertjax.objectives.ranking import best_candidates, count_above
+from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
+
+SCORES = dict.fromkeys(("mean_logp", "mean_p", "sum_logp"))
+
+
+def candidate_sums(
+    log_p: jax.Array, table: jax.Array, counts: jax.Array, first: Any, of_p: bool
+) -> jax.Array:
+    """Add up ln p, or p, of the pieces of each candidate: f32 [B, N].
+
+    log_p f32 [B, w, V] of the slots from `first` on; table i32 [N, K], the pieces;
+    counts i32 [N], how many slots count. A slot at a time: nothing is [B, N, K].
+    """
+
+    def add(total: jax.Array, slot: jax.Array) -> tuple[jax.Array, None]:
+        at = jnp.minimum(first + slot, table.shape[1] - 1)
+        found = log_p[:, slot][:, table[:, at]]
+        found = jnp.exp(found) if of_p else found
+        return total + jnp.where(first + slot < counts, found, 0.0), None
+
+    zeros = jnp.zeros((len(log_p), len(table)), jnp.float32)
+    return jax.lax.scan(add, zeros, jnp.arange(log_p.shape[1]))[0]
+
+
+def make_labels(masks: int) -> Labels:
+    """Make Head.labels of batches with so many masks a row."""
+
+    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        shape = rows, min(masks, length)
+        weights = jax.ShapeDtypeStruct(shape, jnp.float32)
+        right = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        names = "mlm_positions", "mlm_ids"
+        found = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
+        return {**found, "mlm_weights": weights, "right_entities": right}
+
+    return labels
+
+
+def make_head(
+    score: str = "mean_logp", top: int = 10, masks: int = 16, candidates: Any = None
+) -> Head:
+    """Make the head, whose parameters are the masked LM's: `mlm_loss`, `mlm_accuracy`.
+
+    score: see above. top: entities of an answer at most. masks: of batches that are
+    made up. candidates: the pieces of all entities (tasks/spelled_entities.py), None
+    where nothing is ranked. Raises UserError for an unknown score.
+    """
+    registry.pick("objective: mlmlm's score", score, SCORES)
+
+    def slot_weights(batch: Batch) -> jax.Array:
+        return batch["mlm_weights"] * row_weights(batch)[:, None]
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        if "mlm_ids" not in batch:
+            return {}
+        return {"mlm_loss": jnp.sum(slot_weights(batch))}
+
+    def sums(
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+    ) -> dict[str, Sum]:
+        if "mlm_ids" not in batch:  # rows that are to be answered
+            return {}
+
+        def of_slots(_: Any, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
+            return score_tokens(params, cfg, *arrays)[0], ()
+
+        arrays = encoded.hidden, batch["mlm_ids"], slot_weights(batch)
+        return sum_in_chunks(of_slots, cfg, arrays)[0]
+
+    def entity_scores(
+        params: Params, cfg: EncoderConfig, encoded: Encoded
+    ) -> jax.Array:
+        """Return the score of every candidate, f32 [B, N]."""
+        word = params["encoder"]["embeddings"]["word"]
+        table = jnp.asarray(candidates.table)
+        counts = jnp.asarray(candidates.counts)
+
+        def of_slots(first: Any, hidden: jax.Array) -> tuple[Any, tuple[()]]:
+            logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
+            log_p = jax.nn.log_softmax(logits)
+            start = 0 if first is None else first
+            args = log_p, table, counts, start, score == "mean_p"
+            return candidate_sums(*args), ()
+
+        total = sum_in_chunks(of_slots, cfg, (encoded.hidden,))[0]
+        return total if score == "sum_logp" else total / counts
+
+    def outputs(
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
+    ) -> dict[str, jax.Array]:
+        if candidates is None:
+            return {}
+        scores = entity_scores(params, cfg, encoded)
+        if "right_entities" in batch:
+            known = batch.get("known_entities")
+            return count_above(scores, batch["right_entities"], known)
+        likely = scores if score == "mean_p" else jnp.exp(scores)
+        return best_candidates(scores, likely, top)
+
+    return Head(
+        "mlmlm",
+        heads.init_mlm,
+        weights,
+        sums,
+        reads="mlm_positions",
+        params=PARAMS,
+        outputs=outputs,
+        labels=make_labels(masks),
+        flops=head_flops,
+        task_type="mlmlm",
+    )

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a config to its graph, and from examples to numbered triples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import counted
+from bertjax.data.corpus.sources import expand_paths, named_sources, split_sources
+from bertjax.tasks import tables, triple_files
+from bertjax.tasks.graphs import Graph, check_queries
+from bertjax.tasks.tables import Say, silent
+from bertjax.tasks.task_rows import Form
+from bertjax.tasks.triple_files import Triple, read_descriptions, read_triples
+
+# Keys of config.task by the parts of a triple, which always stand in this order.
+COLUMNS = {"text": "head", "text_pair": "relation", "label": "tail"}
+UNUSED = {"labels": "", "choices": "", **COLUMNS}
+SETTINGS = ("paths", "descriptions", "disambiguate", "pads", "target_length")
+
+
+def check(config: ConfigDict) -> None:
+    """Refuse what completion cannot do. Raises UserError."""
+    for entry in split_sources(config.data.entities):
+        expand_paths(entry, "data.entities", pattern=triple_files.WANTED)
+
+
+def make_graph(
+    config: ConfigDict,
+    train: Sequence[Triple],
+    others: Sequence[Triple],
+    say: Say = silent,
+    is_open: bool = False,
+) -> Graph:
+    """Make the graph of the triples of data.train and of all others that are given.
+
+    is_open: see Graph.of. Says what data.entities does not describe, and what of it
+    occurs in no triple. Raises UserError where its files cannot be read.
+    """
+    files = config.data.entities
+    texts = read_descriptions(files, "data.entities", say) if files else {}
+    graph = Graph.of(train, others, texts, is_open)
+    if texts:
+        ids = {*graph.entities, *graph.relations}
+        plain = [name for name in graph.entities if name not in texts]
+        unused = [name for name in texts if name not in ids]
+        for some, what in (
+            (plain, "of entities without a name, which are called by it"),
+            (unused, "described that occur in no triple, left out"),
+        ):
+            if some:
+                say(f"data.entities: {counted(len(some), 'id')} {what}: {some[0]}, ...")
+    every = [*train, *others]
+    return replace(
+        graph,
+        known=lambda own: own.numbers(every),
+        learnt=lambda own: own.numbers(train),
+        settings=settings_of(config),
+    )
+
+
+def make_open_graph(
+    config: ConfigDict, train: Sequence[Triple], others: Sequence[Triple], say: Say
+) -> Graph:
+    """Make a graph whose entities and relations need not be learnt from."""
+    return make_graph(config, train, others, say, is_open=True)
+
+
+def open_graph(config: ConfigDict, facts: Mapping[str, Any]) -> Graph:
+    """Return the graph of a model; its triples are read where ranks are filtered."""
+
+    def read(graph: Graph, sides: Sequence[str]) -> np.ndarray:
+        found: list[Triple] = []
+        for side in sides:
+            key = f"data.{side}"
+            for part in named_sources(config.data[side], key).values():
+                found += read_triples(part, key, {})
+        return graph.numbers(found)
+
+    known, learnt = (partial(read, sides=s) for s in (("train", "valid"), ("train",)))
+    return Graph.from_json(facts["graph"], known, learnt, settings_of(config))
+
+
+def settings_of(config: ConfigDict) -> dict[str, Any]:
+    """Return what config.task says of how triples are completed."""
+    return {key: config.task[key] for key in SETTINGS}
+
+
+def number_triples(
+    read: Sequence[Triple],
+    form: Form,
+    labelled: bool,
+    say: Say,
+    asks: str = "head, or of the tail",
+) -> tuple[Form, np.ndarray]:
+    """Return triples by number, i32 [n, 3], each once where they say what is right, and
+    the form whose graph knows these too.
+
+    asks: see check_queries. Raises UserError, naming the place, for what the graph does
+    not have, and queries that are none.
+    """
+    check_queries(read, labelled, asks)
+    triples = form.graph.numbers(read)
+    if not labelled:
+        return form, triples
+    _, first = np.unique(triples, axis=0, return_index=True)
+    if len(first) < len(triples):
+        again = np.setdiff1d(np.arange(len(triples)), first)
+        places = [read[i].place for i in again[:4]] + [""] * (len(again) - 4)
+        tables.report(say, places, "triple", " that came before, counted once")
+    triples = triples[np.sort(first)]
+    return form._replace(graph=form.graph.with_known(triples)), triples

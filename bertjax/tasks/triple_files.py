@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of triples, and of what entities and relations are called.
+
+- triples: a TSV without a first line of names, packed (.gz, .zst) or not, a line each:
+  head, relation, tail; or JSON lines with these three
+- names: a TSV of id, name, and where there is one a text; or JSON lines with id, label
+  (or name), description (or text)
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bertjax import UserError, counted
+from bertjax.data.corpus.line_repair import load_json
+from bertjax.data.corpus.sources import expand_paths, split_sources
+from bertjax.tasks import tables
+from bertjax.tasks.tables import Columns, Say, silent
+
+WANTED = "FILE.tsv"
+BLANK = "?"  # what is asked for
+FIELDS = "head", "relation", "tail"
+HEADERS = {
+    FIELDS,
+    ("subject", "predicate", "object"),
+    ("subject", "relation", "object"),
+}
+LABELS, TEXTS = ("label", "name"), ("description", "text")
+
+
+class Triple(NamedTuple):
+    """An edge of a graph, and where it stands; of a query one end is BLANK."""
+
+    head: str
+    relation: str
+    tail: str
+    source: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The file and the line, for messages."""
+        return f"{self.source}:{self.line}"
+
+    @property
+    def is_query(self) -> bool:
+        """Whether an end is asked for."""
+        return BLANK in (self.head, self.tail)
+
+
+class Described(NamedTuple):
+    """What an entity or a relation is called, and a text about it, or ""."""
+
+    name: str
+    text: str = ""
+
+
+def read_triples(
+    value: str, key: str, columns: Columns, say: Say = silent
+) -> list[Triple]:
+    """Read the triples of all files that a config value names, in order.
+
+    key: the config key or flag that messages name. columns play no part: what stands
+    where is fixed. Raises UserError, naming file and line, for what is no triple.
+
+    >>> read_triples("train.tsv", "data.train", {})[0]
+    Triple(head='a', relation='knows', tail='b', source='train.tsv', line=1)
+    """
+    found: list[Triple] = []
+    for entry in split_sources(value):
+        if entry.startswith("tfds:"):
+            raise UserError(f"{key}={entry}: triples are read from files, {WANTED}")
+        for path in expand_paths(entry, key, pattern=WANTED):
+            part = parse_triples(tables.read_text(path), path, columns, say)
+            if not part:
+                raise UserError(f"{key}={path}: there are no triples")
+            found += part
+    if not found:
+        raise UserError(f"{key} is empty: give triples, {WANTED}")
+    return found
+
+
+def parse_triples(
+    text: str, name: str, columns: Columns = (), say: Say = silent
+) -> list[Triple]:
+    """Read the triples of a text, as `read_triples` does."""
+    found = []
+    is_json = text.lstrip()[:1] == "{"
+    for number, line in _lines(text, name, say):
+        cells = _json_cells(line, f"{name}:{number}") if is_json else line.split("\t")
+        cells = [cell.strip() for cell in cells]
+        if not found and tuple(map(str.lower, cells)) in HEADERS:
+            say(f"{name}:{number}: the first line names the columns, and is skipped")
+            continue
+        if len(cells) != len(FIELDS) or not all(cells):
+            has = counted(sum(map(bool, cells)), "cell")
+            raise UserError(
+                f"{name}:{number}: a triple is head, relation and tail, with tabs "
+                f"between them, {BLANK} for what is asked; this line has {has}"
+            )
+        found.append(Triple(*cells, name, number))
+    return found
+
+
+def _lines(text: str, name: str, say: Say) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not empty, by number from 1; says which are."""
+    blank = []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        line = line.removesuffix("\r")
+        if line.strip():
+            yield number, line
+        else:
+            blank.append(f"{name}:{number}")
+    tables.report(say, blank if text else [], "empty line", ", skipped")
+
+
+def _json_cells(line: str, place: str) -> list[str]:
+    found = load_json(line, place)
+    if not isinstance(found, dict):
+        raise UserError(f"{place}: is no JSON object")
+    if lacking := [name for name in FIELDS[:2] if name not in found]:
+        raise UserError(f"{place}: there is no {lacking[0]}: give {', '.join(FIELDS)}")
+    cells = [found.get(name) for name in FIELDS]
+    cells = [BLANK if cell is None else cell for cell in cells]
+    if not all(isinstance(cell, str) for cell in cells):
+        raise UserError(f"{place}: {', '.join(FIELDS)} have to be texts, or null")
+    return cells
+
+
+def read_descriptions(value: str, key: str, say: Say = silent) -> dict[str, Described]:
+    """Return what the files that a config value names say of entities and relations.
+
+    Raises UserError, naming file and line, for an id that stands there twice, and for
+    lines without an id and a name. Says how many have an empty name, which counts as
+    none.
+    """
+    found: dict[str, Described] = {}
+    nameless: list[str] = []
+    for entry in split_sources(value):
+        for path in expand_paths(entry, key, pattern=WANTED):
+            text = tables.read_text(path)
+            read = _described_object if text.lstrip()[:1] == "{" else _described_cells
+            for number, line in _lines(text, path, say):
+                place = f"{path}:{number}"
+                name, described = read(line, place)
+                if name in found:
+                    raise UserError(f"{place}: the id {name!r} occurs twice")
+                if not described.name:
+                    nameless.append(place)
+                found[name] = described
+    tables.report(say, nameless, "id", " without a name, which keep their ids")
+    return {k: Described(d.name or k, d.text) for k, d in found.items()}
+
+
+def _described_cells(line: str, place: str) -> tuple[str, Described]:
+    name, *cells = (cell.strip() for cell in line.split("\t"))
+    if not name or not 1 <= len(cells) <= 2:
+        raise UserError(
+            f"{place}: what an entity is called is id, name and, if there is one, a "
+            "text, with tabs between them; this line has "
+            f"{counted(len(cells) + 1, 'cell')}"
+        )
+    return name, Described(*cells)
+
+
+def _described_object(line: str, place: str) -> tuple[str, Described]:
+    found = load_json(line, place)
+    if not isinstance(found, dict) or not isinstance(found.get("id"), str):
+        raise UserError(f"{place}: is no JSON object with an id, a text")
+
+    def first(names: Sequence[str]) -> str:
+        value = next((found[name] for name in names if found.get(name)), "")
+        if not isinstance(value, str):
+            raise UserError(f"{place}: {' or '.join(names)} has to be a text")
+        return " ".join(value.split())
+
+    return found["id"], Described(first(LABELS), first(TEXTS))

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triples whose head or tail is asked for, over a vocabulary of entities (CoKE).
+
+Wang et al. 2019 (arXiv 1911.02168), section 3: a triple is three tokens, one of whose
+ends is [MASK]; so is a path, entity, relations, entity. Nothing begins or ends a
+sequence, and as many as there is room for share a row, where they do not see each
+other. Which ones do is drawn once; the rows are shuffled in every epoch.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data import counter_rng
+from bertjax.data.tokenizers import plain_ids, tokenizer_files
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.tasks import graphs, open_graph, triple_files
+from bertjax.tasks.graphs import HEAD, TAIL, Graph, KnownAnswers, Queries
+from bertjax.tasks.tables import Say, silent
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
+from bertjax.tasks.task_type import TaskType
+from bertjax.tasks.triple_files import Triple
+from bertjax.tasks.walks import LONGEST, Walks, draw_lengths
+
+FIRST = len(plain_ids.SPECIAL)  # the token of the first entity; relations come behind
+SHUFFLE = counter_rng.fold(0, "triples")  # of which queries share a row
+
+
+class Candidates(NamedTuple):
+    """The tokens that answers are chosen among: `count` of them, from `first` on."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Completions(Rows):
+    """Queries, several a row.
+
+    queries: as they were read, of triples that say what is right both ends of each.
+    paths: relations of a path at most; 1: triples alone. known: of rows that are
+    scored. `plan` makes the rest: laid, the queries in the order in which rows take
+    them; edges i64 [queries], the relations of each, and walks, where they are more
+    than one; starts i64 [rows + 1], the first query of each row, and the end; slots,
+    queries of a row at most.
+    """
+
+    queries: Queries
+    labelled: bool
+    paths: int = 1
+    known: KnownAnswers | None = None
+    laid: Queries | None = None
+    edges: np.ndarray | None = None
+    walks: Walks | None = None
+    starts: np.ndarray | None = None
+    slots: int = 0
+
+    shortest = 3
+
+    @property
+    def graph(self) -> Graph:
+        """Entities and relations."""
+        return self.form.graph
+
+    @property
+    def candidates(self) -> Candidates:
+        """What answers are chosen among."""
+        return Candidates(FIRST, len(self.graph.entities))
+
+    def arrays(self) -> list[np.ndarray | None]:
+        return [*self.queries, np.array(self.paths), self.graph.vocabulary]
+
+    def plan(self, length: int) -> Self:
+        """Draw paths, and fill rows with queries, one after the other."""
+        queries, walks = self.queries, None
+        edges = np.ones(len(queries.sides), np.int64)
+        if self.paths > 1:
+            tails = queries.triples[:, TAIL]
+            walks = Walks.of(queries.triples[::2], len(self.graph.entities))
+            drawn = draw_lengths(walks, tails, self.paths)
+            queries = queries.join(queries.take(drawn > 1))
+            edges = np.concatenate([edges, drawn[drawn > 1]])
+        if self.labelled and self.known is None:
+            n = len(edges)
+            order = np.argsort(counter_rng.permute(np.arange(n), n, SHUFFLE))
+            queries, edges = queries.take(order), edges[order]
+        if (longest := int(edges.max()) + 2) > length:
+            raise UserError(
+                f"data.length={length} is too short: a sequence has {longest} tokens"
+            )
+        starts, used = [], length
+        for i, width in enumerate((edges + 2).tolist()):
+            if used + width > length:
+                starts.append(i)
+                used = 0
+            used += width
+        at = np.array([*starts, len(edges)], np.int64)
+        laid = dict(laid=queries, edges=edges, walks=walks, starts=at)
+        return replace(super().plan(length), slots=length // 3, **laid)
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        used = np.add.reduceat(self.edges + 2, self.starts[:-1])
+        return used, np.zeros_like(used)
+
+    def members(self, example: np.ndarray) -> np.ndarray:
+        """Return the queries of rows: i64 [b, slots], -1 for none."""
+        query = self.starts[example][:, None] + np.arange(self.slots)
+        return np.where(query < self.starts[example + 1][:, None], query, -1)
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows: input_ids, attention_mask, segment_ids, position_ids i32 [b, L];
+        complete_positions i32 [b, S] of the masks. Where it is known what is right
+        complete_ids i32, its token, and complete_weights f32 [b, S]; where rows are
+        scored known_entities i32 [b, S, F], what is right too, by the entities'
+        numbers, -1 for none.
+
+        Entities 5 6, relation 7, the triple 5 7 6, length 8 (mask 4, padding 0):
+
+            input_ids           5  7  4  4  7  6  0  0
+            segment_ids         1  1  1  2  2  2  0  0
+            position_ids        0  1  2  0  1  2  0  0
+            complete_positions  2  3
+            complete_ids        6  5
+        """
+        members = self.members(example)
+        tokens, widths = self._sequences(members, keys, specials)
+        begins = np.cumsum(widths, axis=1) - widths
+        inside = np.arange(tokens.shape[2]) < widths[:, :, None]
+        row, slot, at = np.nonzero(inside)
+        column = begins[row, slot] + at
+        ids, segments, positions = (
+            np.full((len(example), self.length), fill, np.int32)
+            for fill in (specials.pad_id, 0, 0)
+        )
+        segments[row, column], positions[row, column] = slot + 1, at
+        is_head = self.laid.sides[members] == HEAD
+        ends = np.where(is_head, 0, np.maximum(widths - 1, 0))
+        right = np.take_along_axis(tokens, ends[:, :, None], 2)
+        np.put_along_axis(tokens, ends[:, :, None], specials.mask_id, 2)
+        ids[row, column] = tokens[inside]
+        batch = {
+            "input_ids": ids,
+            "attention_mask": (segments > 0).astype(np.int32),
+            "segment_ids": segments,
+            "position_ids": positions,
+            "complete_positions": ((begins + ends) * (widths > 0)).astype(np.int32),
+        }
+        if self.labelled:
+            batch["complete_ids"] = right[:, :, 0].astype(np.int32)
+            batch["complete_weights"] = (members >= 0).astype(np.float32)
+        if self.known is not None:
+            others = self.known.others(
+                self.laid.take(members.ravel()), self.known_width
+            )
+            batch["known_entities"] = others.reshape(*members.shape, -1)
+        return batch
+
+    @cached_property
+    def known_width(self) -> int:
+        """F: as many entities as are known to answer a query."""
+        return self.known.most(self.laid)
+
+    def _sequences(
+        self, members: np.ndarray, keys: Any, specials: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of queries, both ends shown, i64 [b, S, W], and how many
+        each has, i64 [b, S]: 0 of none. An end that nobody knows is entity 0."""
+        triples = self.laid.triples[members].astype(np.int64)
+        head, middle, tail = np.moveaxis(np.maximum(triples, 0), -1, 0)
+        first_relation = FIRST + len(self.graph.entities)
+        edges = self.edges[members]
+        widths = np.where(members >= 0, edges + 2, 0)
+        tokens = np.zeros(
+            (*members.shape, (LONGEST if self.walks else 1) + 2), np.int64
+        )
+        tokens[..., 0], tokens[..., 1] = FIRST + head, first_relation + middle
+        if self.walks:
+            key = counter_rng.fold(keys, "path")
+            walked, tail = self.walks.walk(tail, edges - 1, key)
+            tokens[..., 2:-1] = first_relation + walked
+        np.put_along_axis(tokens, edges[..., None] + 1, FIRST + tail[..., None], -1)
+        return tokens, widths
+
+    def for_scores(self) -> "Completions":
+        """Return the queries of triples alone, with what is known."""
+        known = KnownAnswers(self.graph.known_triples, self.graph.width)
+        return replace(self, paths=1, known=known)
+
+    def _of_queries(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+        """Return outputs of rows, [n, S, ...], query by query: [queries, ...]."""
+        real = self.members(example) >= 0
+        return {name: np.asarray(found)[real] for name, found in outputs.items()}
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Rank what is right: "greater", "equal" f32 [n, S]."""
+        found = self._of_queries(outputs, example)
+        counts = found["greater"], found["equal"]
+        return graphs.ranking_scores(*counts, self.form.metrics)
+
+    def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+        members = self.members(example)
+        sides = self.laid.sides[members[members >= 0]]
+        found = self._of_queries(outputs, example)
+        return {"sides": graphs.score_sides(found, sides, self.form.metrics)}
+
+    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
+        """Yield {"entities": [{"name", "probability"}, ...]}, the likeliest first."""
+        found = self._of_queries(outputs, np.arange(self.n))
+        for pair in zip(found["top_ids"], found["top_probabilities"], strict=True):
+            yield graphs.answer_of(self.graph, *pair)
+
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        """Yield each query of a row, and what is right."""
+        for slot in range(int(row["segment_ids"].max())):
+            own = row["input_ids"][row["segment_ids"] == slot + 1]
+            asked = " ".join(tokenizer.pieces[i] for i in own)
+            if self.labelled:
+                asked += f" = {tokenizer.pieces[row['complete_ids'][slot]]}"
+            yield f"query {slot + 1}", asked
+
+    def read_as(self, tokenizer: Any, labelled: bool = True) -> str:
+        # Of a row that holds many queries the first one.
+        return super().read_as(tokenizer, labelled).partition("; query 2 ")[0]
+
+    def of_columns(self, labelled: bool) -> str:
+        return f" of {self.length} tokens"
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        graph, counts = self.graph, np.bincount(self.edges, minlength=2).tolist()
+        found: dict[str, float] = {"of triples": counts[1]}
+        found |= {f"of paths of {k}": n for k, n in enumerate(counts) if k > 1}
+        found |= {"entities": len(graph.entities), "relations": len(graph.relations)}
+        return {"queries": found}
+
+    def notes(self) -> Iterator[str]:
+        if self.walks is not None:
+            without = len(self.queries.sides) - int((self.edges > 1).sum())
+            yield f"{without // 2:,} triples begin no path: their tails lead nowhere"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"labels": [], "graph": self.graph.to_json()}
+
+
+def make_completions(
+    read: Sequence[Triple],
+    form: Form,
+    tokenizer: Tokenizer,
+    labelled: bool,
+    say: Say = silent,
+) -> Completions:
+    """Make queries of triples, both ends of each; of what is to be answered one each.
+
+    Raises UserError, naming the place, for what is not in the graph.
+    """
+    form, triples = open_graph.number_triples(read, form, labelled, say)
+    queries = graphs.both_sides(triples)
+    if not labelled:
+        queries = Queries(triples, np.where(triples[:, 0] < 0, HEAD, TAIL))
+    ends = queries.triples[:, [HEAD, TAIL]]
+    tokens = queries.triples[:, 1] + len(form.graph.entities), ends[ends >= 0]
+    ids = FIRST + np.concatenate(tokens)
+    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
+    paths = form.graph.settings["paths"] if labelled else 1
+    return Completions(form, counts, queries, labelled, paths)
+
+
+def make_tokenizer(graph: Graph) -> Tokenizer:
+    """Make the vocabulary: special pieces, the entities, the relations.
+
+    A name that something before it has is told apart by a mark.
+    """
+    taken = dict.fromkeys(plain_ids.SPECIAL)
+    for name in (*graph.entities, *graph.relations):
+        while name in taken:
+            name += "'"
+        taken[name] = None
+    names = {"names": [*taken][FIRST:]}
+    content = json.dumps(names, ensure_ascii=False).encode()
+    reader = tokenizer_files.Reader("data.train", None)
+    return Tokenizer(**reader.make({plain_ids.FILE: content}, {}))
+
+
+TASK_TYPE = TaskType(
+    read=triple_files.read_triples,
+    parse=triple_files.parse_triples,
+    make_rows=make_completions,
+    metrics=graphs.METRICS,
+    outputs=("greater", "equal"),
+    file_names=triple_files.WANTED,
+    columns=open_graph.COLUMNS,
+    unused=open_graph.UNUSED,
+    settings=("paths",),
+    check=open_graph.check,
+    text_columns=0,
+    make_graph=open_graph.make_graph,
+    open_graph=open_graph.open_graph,
+    make_tokenizer=make_tokenizer,
+    token_head=True,
+)

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edges whose relation is masked, in the part of their graph that is around them.
+
+A row is a set of tokens that see along edges alone: [CLS], which all see and which sees
+all; the two ends of the masked edge and the entities around them; and each edge as two
+tokens of its relation, one that its head and one that its tail sees, which see each
+other. So direction is in who sees whom, and tokens have no positions. The context is
+drawn from training edges at either end, anew in every epoch.
+
+Other edges between the same two ends, in either direction, would tell the answer (an
+inverse, a synonym): they are hidden with it, and counted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.data import counter_rng
+from bertjax.data.tokenizers.tokenizer import Tokenizer
+from bertjax.tasks import graphs, open_graph, triple_files
+from bertjax.tasks.graphs import HEAD, RELATION, TAIL, Graph, KnownAnswers, Queries
+from bertjax.tasks.tables import Say, silent
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
+from bertjax.tasks.task_type import TaskType
+from bertjax.tasks.triple_files import Triple
+from bertjax.tasks.types.complete import FIRST, Candidates, make_tokenizer
+
+LONGEST = 256  # tokens of a row: its mask is [L, L]
+FRAME = 5  # [CLS], two ends, and the two tokens of the masked edge
+NODE, OUT, IN = range(3)  # token_type_ids
+FIXED = counter_rng.fold(0, "context")  # of rows that are scored or answered
+
+
+@dataclass(frozen=True, eq=False)
+class Subgraphs(Rows):
+    """A row a query. learns: whether the context is drawn anew in every epoch; known:
+    of rows that are scored; planned: the length of `plan`."""
+
+    queries: Queries
+    labelled: bool
+    learns: bool = True
+    known: KnownAnswers | None = None
+    planned: int = 0
+
+    shortest = FRAME
+
+    @property
+    def graph(self) -> Graph:
+        """Entities and relations, and the edges that contexts are made of."""
+        return self.form.graph
+
+    @property
+    def candidates(self) -> Candidates:
+        """What answers are chosen among: the relations."""
+        first = FIRST + len(self.graph.entities)
+        return Candidates(first, len(self.graph.relations))
+
+    def arrays(self) -> list[np.ndarray | None]:
+        return [*self.queries, self.graph.edges, self.graph.vocabulary]
+
+    def plan(self, length: int) -> Self:
+        if length > LONGEST:
+            raise UserError(
+                f"data.length={length}: rows of subgraphs have {LONGEST} tokens at "
+                "most, since who sees whom is a table of all pairs"
+            )
+        return replace(super().plan(length), planned=length)
+
+    @cached_property
+    def incident(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each entity where its edges begin among i64 [incidences], and these."""
+        edges = self.graph.edges
+        loops = edges[:, HEAD] == edges[:, TAIL]
+        number = np.arange(len(edges))
+        ends = np.concatenate([edges[:, HEAD], edges[~loops, TAIL]])
+        numbers = np.concatenate([number, number[~loops]])
+        order = np.argsort(ends, kind="stable")
+        sizes = np.bincount(ends, minlength=len(self.graph.entities))
+        return np.concatenate([[0], np.cumsum(sizes)]), numbers[order]
+
+    def around(self, entity: int, other: int) -> np.ndarray:
+        """Return the edges at an entity, but for those to the other end: i64 [n]."""
+        starts, numbers = self.incident
+        found = numbers[starts[entity] : starts[entity + 1]]
+        ends = self.graph.edges[found][:, [HEAD, TAIL]]
+        between = (ends == [entity, other]).all(1) | (ends == [other, entity]).all(1)
+        return found[~between]
+
+    @cached_property
+    def hidden(self) -> np.ndarray:
+        """Count the edges that are hidden with each query, itself aside: i64 [n]."""
+        width = self.graph.width
+
+        def pairs(triples: np.ndarray) -> np.ndarray:
+            ends = np.sort(triples[:, [HEAD, TAIL]].astype(np.int64), axis=1)
+            return ends[:, 0] * width + ends[:, 1]
+
+        every = np.sort(pairs(self.graph.edges))
+        own = pairs(self.queries.triples)
+        between = np.searchsorted(every, own, "right") - np.searchsorted(every, own)
+        edges = {tuple(edge) for edge in self.graph.edges.tolist()}
+        learnt = [tuple(t) in edges for t in self.queries.triples.tolist()]
+        return between - np.array(learnt, np.int64)
+
+    @property
+    def room(self) -> int:
+        """Edges of a context at most: each has two tokens, and an entity."""
+        return (self.planned - FRAME) // 3
+
+    def context(self, head: int, tail: int, key: np.ndarray) -> np.ndarray:
+        """Draw the edges around two ends: i64 [n], half of the room for either, what
+        one leaves for the other."""
+        parts = [self.around(head, tail)]
+        if head != tail:
+            parts.append(self.around(tail, head))
+        sizes = [len(part) for part in parts] + [0] * (2 - len(parts))
+        first = min(sizes[0], self.room - min(sizes[1], self.room // 2))
+        chosen = []
+        for part, most in zip(parts, (first, self.room - first), strict=False):
+            drawn = np.argsort(counter_rng.bits(key, part), kind="stable")
+            chosen.append(part[drawn[:most]])
+        return np.concatenate(chosen)
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        most = np.array([self._most(*t) for t in self.queries.triples[:, [HEAD, TAIL]]])
+        kept = np.minimum(most, self.room)
+        return FRAME + 3 * kept, np.zeros_like(kept)
+
+    def _most(self, head: int, tail: int) -> int:
+        own = len(self.around(head, tail))
+        return own + (len(self.around(tail, head)) if head != tail else 0)
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], 0 of [CLS]
+        and entities, 1 and 2 of an edge's two tokens; attention_edges i8 [b, L, L];
+        edges_positions i32 [b, 1] of the masked edge's first token. Where it is known
+        what is right edges_ids i32, its token, and edges_weights f32 [b, 1]; where rows
+        are scored known_entities i32 [b, 1, F], relations that are right too, -1 for
+        none.
+        """
+        fixed = counter_rng.fold(FIXED, example)
+        keys = keys if self.learns and self.labelled else fixed
+        shape = len(example), self.length
+        ids = np.full(shape, specials.pad_id, np.int32)
+        types = np.zeros(shape, np.int32)
+        sees = np.zeros((*shape, self.length), np.int8)
+        sizes = np.zeros(len(example), np.int64)
+        for row, (i, key) in enumerate(zip(example, keys, strict=True)):
+            sizes[row] = self._fill(ids[row], types[row], sees[row], i, key, specials)
+        own = np.arange(self.length)
+        real = (own < sizes[:, None]).astype(np.int32)
+        sees[:, own, own] = 1
+        sees[:, :, 0] = 1  # padding too: no query is without a key
+        sees[:, 0] = real
+        queries = self.queries.take(example)
+        batch = {
+            "input_ids": ids,
+            "attention_mask": real,
+            "token_type_ids": types,
+            "attention_edges": sees,
+            "edges_positions": np.ones((len(example), 1), np.int32),
+        }
+        if self.labelled:
+            right = self.candidates.first + queries.answers[:, None]
+            batch["edges_ids"] = right.astype(np.int32)
+            batch["edges_weights"] = np.ones((len(example), 1), np.float32)
+        if self.known is not None:
+            width = self.known.most(self.queries)
+            batch["known_entities"] = self.known.others(queries, width)[:, None]
+        return batch
+
+    def _fill(
+        self,
+        ids: np.ndarray,
+        types: np.ndarray,
+        sees: np.ndarray,
+        query: int,
+        key: np.ndarray,
+        specials: Any,
+    ) -> int:
+        """Fill the arrays of a row; returns how many tokens it has."""
+        head, _, tail = self.queries.triples[query].tolist()
+        first_relation, places = self.candidates.first, {}
+        ids[0], ids[1:3], types[1:3] = specials.cls_id, specials.mask_id, (OUT, IN)
+        size = 3
+
+        def place(entity: int) -> int:
+            nonlocal size
+            if entity not in places:
+                places[entity] = size
+                ids[size] = FIRST + entity
+                size += 1
+            return places[entity]
+
+        def link(out: int, into: int, begin: int, end: int) -> None:
+            for a, b in ((out, into), (out, begin), (into, end)):
+                sees[a, b] = sees[b, a] = 1
+
+        link(1, 2, place(head), place(tail))
+        for edge in self.context(head, tail, key):
+            begin, relation, end = self.graph.edges[edge].tolist()
+            begin, end = place(begin), place(end)
+            ids[size : size + 2] = first_relation + relation
+            types[size : size + 2] = OUT, IN
+            size += 2
+            link(size - 2, size - 1, begin, end)
+        return size
+
+    def for_scores(self) -> "Subgraphs":
+        """Return the queries with one context each, and with what is known."""
+        known = KnownAnswers(self.graph.known_triples, self.graph.width)
+        return replace(self, learns=False, known=known)
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Rank what is right: "greater", "equal" f32 [n, 1]."""
+        counts = (np.asarray(outputs[name])[:, 0] for name in ("greater", "equal"))
+        return graphs.ranking_scores(*counts, self.form.metrics)
+
+    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
+        """Yield {"relations": [{"name", "probability"}, ...]}, the likeliest first."""
+        pairs = zip(outputs["top_ids"], outputs["top_probabilities"], strict=True)
+        for ids, probabilities in pairs:
+            yield graphs.answer_of(self.graph, ids[0], probabilities[0], "relations")
+
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        """Yield what is asked, what is right, and the edges around it."""
+        pieces, ids = tokenizer.pieces, row["input_ids"]
+        sees, types = row["attention_edges"], row["token_type_ids"]
+
+        def edge(out: int) -> str:
+            ends = []
+            for half in (out, out + 1):
+                is_end = (sees[half] > 0) & (types == NODE)
+                ends.append(pieces[ids[np.flatnonzero(is_end)[1]]])  # behind [CLS]
+            return f"{ends[0]} {pieces[ids[out]]} {ends[1]}"
+
+        first, *others = map(edge, np.flatnonzero(types == OUT))
+        if self.labelled:
+            first += f" = {pieces[row['edges_ids'][0]]}"
+        yield "edge", first
+        yield "around", "; ".join(others)
+
+    def of_columns(self, labelled: bool) -> str:
+        return f" of {self.length} tokens, {self.room} edges at most"
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        parts = {"entities": len(self.graph.entities), "edges": len(self.graph.edges)}
+        return {"graph": parts | {"relations": len(self.graph.relations)}}
+
+    def notes(self) -> Iterator[str]:
+        rows, most = int((self.hidden > 0).sum()), int(self.hidden.sum())
+        if rows:
+            yield (
+                f"{rows:,} of {self.n:,} edges have others between the same ends, "
+                f"inverses for instance: {counted(most, 'is', 'are')} hidden with them"
+            )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"labels": [], "graph": self.graph.to_json()}
+
+
+def make_subgraphs(
+    read: Sequence[Triple],
+    form: Form,
+    tokenizer: Tokenizer,
+    labelled: bool,
+    say: Say = silent,
+) -> Subgraphs:
+    """Make a query of each triple: its relation.
+
+    Raises UserError, naming the place, for what is not in the graph.
+    """
+    how = form, labelled, say, "relation"
+    form, triples = open_graph.number_triples(read, *how)
+    queries = Queries(triples, np.full(len(triples), RELATION))
+    edges = form.graph.edges
+    relations = FIRST + len(form.graph.entities) + edges[:, RELATION]
+    ids = np.concatenate([FIRST + edges[:, [HEAD, TAIL]].ravel(), relations])
+    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
+    return Subgraphs(form, counts, queries, labelled)
+
+
+TASK_TYPE = TaskType(
+    read=triple_files.read_triples,
+    parse=triple_files.parse_triples,
+    make_rows=make_subgraphs,
+    metrics=graphs.METRICS,
+    outputs=("greater", "equal"),
+    file_names=triple_files.WANTED,
+    columns=open_graph.COLUMNS,
+    unused=open_graph.UNUSED,
+    check=open_graph.check,
+    text_columns=0,
+    make_graph=open_graph.make_graph,
+    open_graph=open_graph.open_graph,
+    make_tokenizer=make_tokenizer,
+    token_head=True,
+)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triples whose head or tail is spelled by a masked language model (MLMLM).
+
+Clouatre et al. 2021 (arXiv 2009.07058): what is known of a triple is text, what is
+asked for a block of as many masks as the longest entity has pieces, and every entity is
+scored by its pieces' likelihoods there, all by one pass. A row is
+
+    [CLS] head [SEP] relation [SEP] masks [SEP]     for the tail
+    [CLS] masks [SEP] relation [SEP] tail [SEP]     for the head
+
+An entity is its name and, with task.descriptions, the text about it, which alone is cut
+where a row is too long.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.data.rendering import decode
+from bertjax.tasks import graphs, open_graph, triple_files
+from bertjax.tasks.graphs import HEAD, TAIL, Graph, KnownAnswers, Queries
+from bertjax.tasks.spelled_entities import Candidates, Spelled, spell
+from bertjax.tasks.tables import Say, silent
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
+from bertjax.tasks.task_type import TaskType
+from bertjax.tasks.triple_files import BLANK, Triple
+
+
+@dataclass(frozen=True, eq=False)
+class Spellings(Rows):
+    """A row a query. spelled: the pieces of the graph's parts; answers: of what may be
+    answered, which the head is given too; known: of rows that are scored."""
+
+    queries: Queries
+    labelled: bool
+    spelled: Spelled
+    answers_table: Candidates
+    known: KnownAnswers | None = None
+    planned: int = 0  # the length of `plan`: predict narrows `length` alone
+
+    @property
+    def graph(self) -> Graph:
+        """Entities and relations."""
+        return self.form.graph
+
+    @property
+    def candidates(self) -> Candidates:
+        """The pieces of what answers are chosen among."""
+        return self.answers_table
+
+    def arrays(self) -> list[np.ndarray | None]:
+        parts = self.spelled.contexts, self.spelled.relations
+        texts = [array for part in parts for array in (part.tokens, part.offsets)]
+        own = self.candidates.table, self.candidates.counts
+        return [*self.queries, *texts, *own]
+
+    @property
+    def specials(self) -> int:
+        """Special tokens in a row."""
+        return 2 + 2 * self.form.separators
+
+    @property
+    def shortest(self) -> int:
+        longest = int(self.spelled.relations.lengths.max(initial=1))
+        return self.specials + self.candidates.longest + longest + 1
+
+    def plan(self, length: int) -> Self:
+        if length < self.shortest:
+            raise UserError(
+                f"data.length={length} is too short: rows need {self.shortest}, of "
+                f"which {self.candidates.longest} are masks, as many as the longest "
+                "entity has pieces (task.target_length cuts it)"
+            )
+        return replace(super().plan(length), planned=length)
+
+    @cached_property
+    def given(self) -> np.ndarray:
+        """The entity that each query says: i64 [n]."""
+        others = TAIL - self.queries.sides
+        return self.queries.triples[np.arange(len(others)), others].astype(np.int64)
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        relations = self.spelled.relations.lengths[self.queries.triples[:, 1]]
+        around = self.specials + self.candidates.longest + relations
+        whole = self.spelled.contexts.lengths[self.given]
+        kept = np.minimum(whole, self.planned - around)
+        return around + kept, whole - kept
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows: input_ids, attention_mask i32 [b, L]; mlm_positions i32 [b, K] of
+        the masks. Where it is known what is right right_entities i32 [b], its number,
+        mlm_ids i32 [b, K], its pieces, padding behind them, and mlm_weights f32 [b, K],
+        0 there unless task.pads is set; where rows are scored known_entities i32
+        [b, F], what is right too, -1 for none.
+
+        Head 7 8, relation 9, tail 6, K = 2 ([CLS] 1, [SEP] 2, mask 4), both queries:
+
+            input_ids      1  7  8  2  9  2  4  4  2    mlm_positions  6  7
+                           1  4  4  2  9  2  6  2  0                   1  2
+        """
+        queries, width = self.queries.take(example), self.candidates.longest
+        _, cut = self.sizes
+        between = [specials.sep_id] * self.form.separators
+        masks = [specials.mask_id] * width
+        ids = np.full((len(example), self.length), specials.pad_id, np.int32)
+        real = np.zeros(ids.shape, np.int32)
+        begins = np.zeros(len(example), np.int64)
+        for row, (i, side) in enumerate(zip(example, queries.sides, strict=True)):
+            entity = self.spelled.contexts[self.given[i]]
+            known = entity[: len(entity) - cut[i]].tolist()
+            relation = self.spelled.relations[queries.triples[row, 1]].tolist()
+            parts = (masks, known) if side == HEAD else (known, masks)
+            first, last = parts
+            whole = [specials.cls_id, *first, *between, *relation, *between, *last]
+            whole.append(specials.sep_id)
+            ids[row, : len(whole)], real[row, : len(whole)] = whole, 1
+            begins[row] = 1 if side == HEAD else len(whole) - 1 - width
+        positions = (begins[:, None] + np.arange(width)).astype(np.int32)
+        batch = {"input_ids": ids, "attention_mask": real, "mlm_positions": positions}
+        return batch | (self._answers(queries) if self.labelled else {})
+
+    def _answers(self, queries: Queries) -> Batch:
+        """Make what says what is right."""
+        right, table = queries.answers, self.candidates.table
+        weights = np.arange(table.shape[1]) < self.candidates.counts[right][:, None]
+        batch = {
+            "right_entities": right.astype(np.int32),
+            "mlm_ids": table[right],
+            "mlm_weights": weights.astype(np.float32),
+        }
+        if self.known is not None:
+            batch["known_entities"] = self.known.others(queries, self.known_width)
+        return batch
+
+    @cached_property
+    def known_width(self) -> int:
+        """F: as many entities as are known to answer a query."""
+        return self.known.most(self.queries)
+
+    def for_scores(self) -> "Spellings":
+        """Return the same queries, with what is known."""
+        known = KnownAnswers(self.graph.known_triples, self.graph.width)
+        return replace(self, known=known)
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Rank what is right: "greater", "equal" f32 [n]."""
+        counts = (np.asarray(outputs[name]) for name in ("greater", "equal"))
+        return graphs.ranking_scores(*counts, self.form.metrics)
+
+    def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+        sides = self.queries.sides[example]
+        return {"sides": graphs.score_sides(outputs, sides, self.form.metrics)}
+
+    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
+        """Yield {"entities": [{"name", "probability"}, ...]}, the likeliest first."""
+        for pair in zip(outputs["top_ids"], outputs["top_probabilities"], strict=True):
+            yield graphs.answer_of(self.graph, *pair)
+
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        """Yield what the model sees, and what is right."""
+        yield "text", decode(tokenizer, row["input_ids"][row["attention_mask"] > 0])
+        if self.labelled:
+            yield "answer", decode(tokenizer, row["mlm_ids"][row["mlm_weights"] > 0])
+
+    def of_columns(self, labelled: bool) -> str:
+        longest = self.candidates.longest
+        return f" of {counted(longest, 'mask')} and {self.length} tokens"
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        lengths = self.candidates.lengths
+        pieces = {n: float(getattr(lengths, n)()) for n in ("min", "mean", "max")}
+        counts = {"entities": len(lengths), "relations": len(self.graph.relations)}
+        return {"candidates": counts, "pieces of an entity": pieces}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"labels": [], "graph": self.graph.to_json()}
+
+
+def make_spellings(
+    read: Sequence[Triple],
+    form: Form,
+    tokenizer: Any,
+    labelled: bool,
+    say: Say = silent,
+) -> Spellings:
+    """Make queries of triples, both ends of each; of what is to be answered one each.
+
+    An entity that the graph does not have is known by its text: with others by which it
+    is scored it may be answered, in a question it may not. Raises UserError, naming the
+    place, for queries that are none.
+    """
+    own = form.graph
+    ends = [end for t in read for end in (t.head, t.tail)]
+    graph = own.with_names(
+        [end for end in ends if end != BLANK and end not in own.by_name],
+        [t.relation for t in read],
+    )
+    new = len(graph.entities) - len(own.entities)
+    if new:
+        say(f"{counted(new, 'entity', 'entities')} in no triple that was learnt from")
+    form = form._replace(graph=graph)
+    form, triples = open_graph.number_triples(read, form, labelled, say)
+    queries = graphs.both_sides(triples)
+    if not labelled:
+        queries = Queries(triples, np.where(triples[:, 0] < 0, HEAD, TAIL))
+    spelled = graph.cached("spelled", lambda: spell(graph, tokenizer, say), tokenizer)
+    answering = graph if labelled else own
+
+    def make_table() -> Candidates:
+        answers = spell(answering, tokenizer, silent).answers
+        settings = answering.settings
+        how = settings["target_length"], tokenizer.pad_id, settings["pads"]
+        return Candidates.of(answers, *how)
+
+    table = answering.cached("candidates", make_table, tokenizer)
+    parts = spelled.contexts, spelled.relations, spelled.answers
+    counts = sum(part.counts(tokenizer) for part in parts)
+    return Spellings(form, counts, queries, labelled, spelled, table)
+
+
+TASK_TYPE = TaskType(
+    read=triple_files.read_triples,
+    parse=triple_files.parse_triples,
+    make_rows=make_spellings,
+    metrics=graphs.METRICS,
+    outputs=("greater", "equal"),
+    file_names=triple_files.WANTED,
+    columns=open_graph.COLUMNS,
+    unused=open_graph.UNUSED,
+    settings=("descriptions", "disambiguate", "pads", "target_length"),
+    check=open_graph.check,
+    text_columns=0,
+    make_graph=open_graph.make_open_graph,
+    open_graph=open_graph.open_graph,
+    token_head=True,
+)

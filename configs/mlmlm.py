@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLMLM: a pretrained masked language model completes triples by entities' names.
+
+Clouatre et al. 2021 (arXiv 2009.07058): RoBERTa-large, one pass a query, all entities
+ranked by the mean likelihood of their pieces. Batch, rate and epochs are those that
+finetuning has in this package: what the article trained with could not be found.
+ARG: a size and smoke.
+
+  --config.init_from=DIR, any masked LM
+  --config.data.train=train.tsv --config.data.valid=dev.tsv: head, relation, tail
+  [--config.data.entities=FILE], their names and texts (docs/graphs.md)
+  [--config.task.disambiguate=8], pieces of the text where names are alike
+  [--config.objective=mlmlm:score=mean_p], or sum_logp, for mean_logp
+"""
+
+from bertjax import config as c
+
+
+def get_config(arg: str | None = None):
+    size, smoke = c.read_arg(arg, size="base")
+    config = c.finetuning(smoke, lr=3e-5, length=64)
+    config.objective = "mlmlm"
+    config.model.size = size
+    return config
