@@ -22,9 +22,9 @@ from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
 from bertjax.models.layers import Params
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
+from bertjax.objectives.entity_ranks import best_candidates, count_above
 from bertjax.objectives.losses import check_shapes
 from bertjax.objectives.metrics import accuracy
-from bertjax.objectives.ranking import best_candidates, count_above
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.objectives.ranking import best_candidates, count_above
+from bertjax.objectives.entity_ranks import best_candidates, count_above
 from bertjax.tasks.graphs import (
     HEAD,
     METRICS,
