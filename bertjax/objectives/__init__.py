@@ -14,6 +14,7 @@ SUPPORT = (
     "metrics",
     "pair",
     "piecewise_gradient",
+    "ranking",
     "task_head",
     "teacher",
     "token_head",

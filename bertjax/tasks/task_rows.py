@@ -71,7 +71,8 @@ class Form(NamedTuple):
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
     metrics: names of the task type's. limits: of questions. targets: where labels are
-    texts. asking: for messages.
+    texts. drawn: given negatives of a query in a row, at most. candidates: of a
+    query, to score. asking: for messages.
     """
 
     columns: tuple[str, ...]
@@ -82,6 +83,8 @@ class Form(NamedTuple):
     limits: Limits = Limits()
     asking: Asking = Asking()
     targets: Targets | None = None
+    drawn: int = 1
+    candidates: int = 10
 
     @property
     def identity(self) -> str:
@@ -98,6 +101,8 @@ class Form(NamedTuple):
             )
         if self.targets:
             limits += f", targets={(*self.targets,)!r}"
+        if self.drawn != 1:
+            limits += f", drawn={self.drawn}"
         return (
             f"Form(columns={self.columns!r}, label={self.label!r}, "
             f"labels={self.labels!r}, separators={self.separators!r}, "
