@@ -10,7 +10,6 @@ and its negatives (Gao et al. 2021, arXiv 2101.08751, equation 7), a row's seque
 import functools
 
 import jax
-import jax.numpy as jnp
 
 from bertjax.objectives import choose
 from bertjax.objectives.base import Batch, Head, Sum
@@ -19,8 +18,6 @@ from bertjax.objectives.task_head import make_task_head
 
 def loss(logits: jax.Array, batch: Batch) -> Sum:
     """Score the first of each row's passages, which is the right one."""
-    if "choice_weights" not in batch:  # rows that are only scored
-        return Sum(jnp.float32(0), jnp.float32(0))
     return choose.loss(logits, batch)
 
 
@@ -32,4 +29,9 @@ def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
 def make_head(choices: int = 5) -> Head:
     """Make the head. choices: passages of a row, where batches are to be made up."""
     labels = functools.partial(choose.labels, choices)
-    return make_task_head("rerank", 1, loss, outputs, labels)
+
+    def is_learnt(batch: Batch) -> bool:
+        return "choice_weights" in batch
+
+    parts = loss, outputs, labels
+    return make_task_head("rerank", 1, *parts, has_loss=is_learnt)

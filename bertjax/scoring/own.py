@@ -81,9 +81,8 @@ def labelled_rows(
     sets = {}
     for name, part in named_sources(text, key).items():
         examples = task_type.read(part, key, columns, cli.say)
-        rows = task_type.make_rows(
-            examples, model.form, model.tokenizer, True, cli.say
-        ).plan(model.config.data.length)
+        rows = task_type.make_rows(examples, model.form, model.tokenizer, True, cli.say)
+        rows = rows.for_scores().plan(model.config.data.length)
         cli.say(f"{name}: {rows.read_as(model.tokenizer)}")
         sets[name] = rows
     return sets
