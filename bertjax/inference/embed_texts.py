@@ -3,7 +3,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ class Embedder(NamedTuple):
     how: sentence_transformers.Sentences
     config: Any
     meta: dict[str, Any]
+    digest: str = ""  # of the parameters
 
     def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
         """Return the vectors of texts, f32 [n, D], and how many texts were cut.
@@ -76,6 +78,21 @@ class Embedder(NamedTuple):
         return search.Sparse.of_top(weights, terms, width), cut
 
 
+def narrow(vectors: np.ndarray, width: int | None, normalize: bool) -> np.ndarray:
+    """Take the first numbers of each vector, again of length 1 where they were so.
+
+    Raises UserError where the vectors have fewer.
+    """
+    if width is None:
+        return vectors
+    if width > vectors.shape[1]:
+        raise UserError(
+            f"--width={width}: the model's vectors have {vectors.shape[1]} numbers"
+        )
+    part = np.ascontiguousarray(vectors[:, :width])
+    return normalized(part) if normalize else part
+
+
 def normalized(vectors: np.ndarray) -> np.ndarray:
     """Make vectors [n, D] of length 1; zeros stay zeros."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -103,8 +120,8 @@ def make_embedder(
     for. Raises UserError."""
     how = settle_sentences(model, where, pooling, normalize, max_length)
     if how.kind == "sparse":
-        head = model.read_params("mlm", weights)
-        encode = _make_encode(head, model.cfg, "term_weights", how.active or ACTIVE)
+        params = model.read_params("mlm", weights)
+        encode = _make_encode(params, model.cfg, "term_weights", how.active or ACTIVE)
     elif how.kind == "multi_vector":
         params = dict(model.read_params(weights=weights))
         if isinstance(model.checkpoint, Imported):
@@ -115,7 +132,25 @@ def make_embedder(
     else:
         params = model.read_params(weights=weights)
         encode = make_encoder(model.cfg, params, how.pooling, how.normalize)
-    return Embedder(encode, model.tokenizer, how, model.config, model.meta)
+    facts = how, model.config, model.meta, digest_of(params)
+    return Embedder(encode, model.tokenizer, *facts)
+
+
+def digest_of(params: Any) -> str:
+    """Tell parameters from others: a hash of their names, shapes and some numbers."""
+    digest = hashlib.sha256()
+
+    def add(name: str, tree: Any) -> None:
+        if isinstance(tree, Mapping):
+            for key in sorted(tree):
+                add(f"{name}/{key}", tree[key])
+            return
+        flat = np.asarray(tree).reshape(-1)
+        digest.update(f"{name}{np.shape(tree)}".encode())
+        digest.update(np.ascontiguousarray(flat[:: max(1, len(flat) // 64)]).tobytes())
+
+    add("", params)
+    return digest.hexdigest()
 
 
 def settle_sentences(

@@ -18,9 +18,9 @@ def choose_negatives(
 
     found i64 [q, k], scores f32 [q, k]: what a search finds, best first, -1 for none.
     What answers a query, or has the text of what does, is none; nor is what scores more
-    than the query's least answer among these less the share `margin` of its size, which
-    is often an answer that nobody has marked (de Souza P. Moreira et al. 2024, arXiv
-    2407.15831, TopK-PercPos). A query whose answers are all not among them has no bound.
+    than the least of the query's answers among these less the share `margin` of its
+    size: often an answer that nobody has marked (de Souza P. Moreira et al. 2024, arXiv
+    2407.15831, TopK-PercPos). A query without an answer among these has no bound.
 
     >>> found, scores = np.array([[4, 7, 2, 5]]), np.array([[1, 0.99, 0.8, 0.5]])
     >>> choose_negatives(found, scores, [{4: 1}], "abcdefgh", 2, margin=0.05)

@@ -90,6 +90,11 @@ class Sparse:
         return int(self.weights.shape[0])
 
     @property
+    def width(self) -> int:
+        """How many pieces there are."""
+        return int(self.weights.shape[1])
+
+    @property
     def nbytes(self) -> int:
         parts = self.weights.data, self.weights.indices, self.weights.indptr
         return sum(int(x.nbytes) for x in parts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make retrieval_golden.json: sentence-transformers' losses on numbers that numpy draws.
+"""Make retrieval_golden.json: sentence-transformers' losses on drawn numbers.
 
 python tests/testdata/make_retrieval_golden.py       (sentence-transformers 6.2, torch)
 
