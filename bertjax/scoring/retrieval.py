@@ -19,8 +19,8 @@ from bertjax.tasks import passages, search, search_measures
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.hard_negatives import choose_negatives
 from bertjax.tasks.passages import Collection
+from bertjax.tasks.retrieval_options import read_widths
 from bertjax.tasks.task_type import find_task_type
-from bertjax.tasks.types.retrieve import read_widths
 
 FLAGS = ("columns", "precision", "rerank", "depth", "mine", "negatives", "margin")
 DEPTH = 20  # passages that a cross-encoder puts in order

@@ -11,14 +11,13 @@
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files
 from bertjax.data.corpus.sources import split_sources
-from bertjax.models.families import in_effect
 from bertjax.tasks import tables
 from bertjax.tasks.tables import Columns, Say
 from bertjax.tasks.text_rows import WHOLE
@@ -275,19 +274,6 @@ def _scores_of(row: tables.Row, count: int) -> list[float]:
             "positive and then of each negative"
         )
     return [*map(float, scores)]
-
-
-def check_widths(model: Any, widths: Sequence[int]) -> None:
-    """Refuse widths that vectors of a model do not have. UserError.
-
-    model: config.model.
-    """
-    size = in_effect(model.to_dict()).get("hidden_size")
-    if size and (wide := [width for width in widths if width > size]):
-        raise UserError(
-            f"task.widths: {wide[0]} is more than hidden_size={size}, the width of the "
-            "model's vectors"
-        )
 
 
 def _are_texts(*found: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
+from bertjax.tasks import retrieval_options as options
 from bertjax.tasks import search
 from bertjax.tasks.task_rows import Outputs
 from bertjax.tasks.types import retrieve
@@ -32,12 +33,12 @@ class TokensSearched(retrieve.Searched):
 
 
 def _check(config: ConfigDict) -> None:
-    retrieve.check_rows(config)
-    retrieve.check_chunks(config)
+    options.check_rows(config)
+    options.check_chunks(config)
 
 
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
-    return retrieve.head_options(task, "embedding_size")
+    return options.head_options(task, "embedding_size")
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
@@ -52,7 +53,7 @@ TASK_TYPE = replace(
         retrieve.make_pairs, searched=TokensSearched, with_query_positions=True
     ),
     outputs=("tokens",),
-    settings=("temperature", "embedding_size", *retrieve.SHARED),
+    settings=("temperature", "embedding_size", *options.SHARED),
     check=_check,
     head_options=_head_options,
     facts=_facts,

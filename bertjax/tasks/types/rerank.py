@@ -20,6 +20,7 @@ from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search_measures, text_rows
+from bertjax.tasks import retrieval_options as options
 from bertjax.tasks.passages import Collection
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
 from bertjax.tasks.task_type import TaskType
@@ -166,7 +167,7 @@ def make_rows(
 
 
 def _check(config: ConfigDict) -> None:
-    retrieve.check_rows(config)
+    options.check_rows(config)
     if not config.task.negatives:
         raise UserError("task.negatives=0: a query needs a passage that is wrong too")
 

@@ -16,18 +16,17 @@ from typing import Any, Self
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted, registry
+from bertjax import counted, registry
 from bertjax.data import counter_rng
-from bertjax.data.corpus.sources import named_sources, split_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search, search_measures
+from bertjax.tasks import retrieval_options as options
 from bertjax.tasks.passages import Collection
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import POOLINGS, TaskType
 
 TOGETHER = 4  # texts in a row that is searched: it keeps as many vectors
 STEP = 16  # rows are as long as a multiple of it
-SHARED = ("negatives", "margin_weight", "chunks")  # settings of all that make vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,67 +334,20 @@ def make_pairs(
     return rows(form, texts.counts(tokenizer), texts, grades, own, **more)
 
 
-def check_rows(config: ConfigDict) -> None:
-    """Refuse what rows of queries and passages have no use for, or cannot be."""
-    if not config.task.text_pair:
-        raise UserError("task.text_pair is empty: name the column of the passage")
-    if config.eval.examples:
-        raise UserError(
-            f"eval.examples={config.eval.examples} has no effect with objective="
-            f"{config.objective}, whose evaluation searches all passages: give "
-            "eval.examples=0"
-        )
-    if len(named_sources(config.data.train, "data.train")) > 1:
-        raise UserError(
-            f"data.train={config.data.train} is a mixture, and passages are learnt "
-            "from one source alone"
-        )
-
-
-def check_chunks(config: ConfigDict) -> None:
-    """Refuse chunks that do not part a batch, and a share of margins that is none."""
-    chunks = config.task.chunks
-    if chunks < 1 or config.batch_size % chunks:
-        raise UserError(
-            f"task.chunks={chunks} has to divide batch_size={config.batch_size}"
-        )
-    if not 0 <= config.task.margin_weight <= 1:
-        raise UserError(
-            f"task.margin_weight={config.task.margin_weight} must be from 0 to 1"
-        )
-
-
-def read_widths(text: str) -> list[int]:
-    """Read task.widths. Raises UserError for what are no numbers of 1 or more."""
-    widths = split_sources(text)
-    if any(not (w.isdecimal() and int(w)) for w in widths):
-        raise UserError(f"task.widths={text}: give numbers, as in 32,64")
-    return [*map(int, widths)]
-
-
 def _check(config: ConfigDict) -> None:
     known = dict.fromkeys(name for name in POOLINGS if name != "last")
     registry.pick("task.pooling", config.task.pooling, known)
-    check_rows(config)
-    check_chunks(config)
-    passages.check_widths(config.model, read_widths(config.task.widths))
-
-
-def head_options(task: ConfigDict, *names: str) -> dict[str, Any]:
-    """Return the options that all heads of retrieval have, and others of config.task;
-    what has its usual value is left out, so that objectives keep their names."""
-    options = {"temperature": task.temperature}
-    options |= {name: task[name] for name in names}
-    usual = {"margin_weight": 0.0, "chunks": 1}
-    return options | {k: task[k] for k, v in usual.items() if task[k] != v}
+    options.check_rows(config)
+    options.check_chunks(config)
+    options.check_widths(config)
 
 
 def _head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, Any]:
-    options = head_options(task)
-    options |= {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
-    if widths := read_widths(task.widths):
-        options["widths"] = "/".join(map(str, widths))
-    return options
+    out = options.head_options(task)
+    out |= {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
+    if widths := options.read_widths(task.widths):
+        out["widths"] = "/".join(map(str, widths))
+    return out
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
@@ -413,7 +365,7 @@ TASK_TYPE = TaskType(
     outputs=("vectors",),
     columns={k.removeprefix("task."): v for k, v in passages.COLUMNS.items()},
     unused={"labels": "", "choices": ""},
-    settings=("pooling", "normalize", "temperature", "widths", *SHARED),
+    settings=("pooling", "normalize", "temperature", "widths", *options.SHARED),
     check=_check,
     head_options=_head_options,
     facts=_facts,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
+from bertjax.tasks import retrieval_options as options
 from bertjax.tasks import search
 from bertjax.tasks.task_rows import Outputs
 from bertjax.tasks.types import retrieve
@@ -25,12 +26,12 @@ class SparseSearched(retrieve.Searched):
 
 
 def _check(config: ConfigDict) -> None:
-    retrieve.check_rows(config)
-    retrieve.check_chunks(config)
+    options.check_rows(config)
+    options.check_chunks(config)
 
 
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
-    return retrieve.head_options(task, "query_flops", "passage_flops", "active")
+    return options.head_options(task, "query_flops", "passage_flops", "active")
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
@@ -45,7 +46,7 @@ TASK_TYPE = replace(
     outputs=("weights", "terms"),
     settings=(
         *("temperature", "query_flops", "passage_flops", "active"),
-        *retrieve.SHARED,
+        *options.SHARED,
     ),
     check=_check,
     head_options=_head_options,
