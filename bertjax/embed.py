@@ -27,7 +27,7 @@ from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.storage import atomic
 from bertjax.tasks import tables
-from bertjax.tasks.search import Sparse
+from bertjax.tasks.search import MultiVectors, Sparse
 
 FLAGS = {
     **shared("model"),
@@ -100,12 +100,14 @@ def write_lines(
         vectors = narrow(vectors, args.width, model.how.normalize)
         write(out, vectors)
         return cut, vectors.shape[1]
-    index, cut = model.index(lines, args.batch_size)
+    index, cut = model.make_index(lines, args.batch_size)
+    save: Any
     if isinstance(index, Sparse):
         from scipy.sparse import save_npz
 
         save, width = functools.partial(save_npz, matrix=index.weights), index.width
     else:
+        assert isinstance(index, MultiVectors)
         arrays = {"tokens": index.tokens, "offsets": index.offsets}
         save, width = functools.partial(np.savez, **arrays), index.tokens.shape[1]
     atomic.write_file(out, save, f"--out={out}")

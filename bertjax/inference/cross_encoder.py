@@ -41,7 +41,8 @@ class CrossEncoder:
             ids = self.model.tokenizer.encode_batch([of[i] for i in used])
             texts.append(Ragged.of([ids[i] for i in which]))
         form = self.model.form._replace(columns=("query", "passage"))
-        counts = sum(text.counts(self.model.tokenizer) for text in texts)
+        first, second = (text.counts(self.model.tokenizer) for text in texts)
+        counts = first + second
         rows = Texts(form, counts, tuple(texts)).plan(self.model.config.data.length)
         outputs = predict_rows.predict(self.model, rows, batch_size)
         return np.array(outputs["scores"], np.float32).reshape(-1)

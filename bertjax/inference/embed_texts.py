@@ -38,7 +38,7 @@ class Embedder(NamedTuple):
     def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
         """Return the vectors of texts, f32 [n, D], and how many texts were cut.
 
-        Raises UserError for a model of vectors of another kind (`index` makes them).
+        Raises UserError for a model of vectors of another kind (`make_index` does).
         """
         if self.how.kind != "dense":
             raise UserError(
@@ -53,7 +53,9 @@ class Embedder(NamedTuple):
         texts = [self.how.prompt + line for line in lines]
         return tokenize(self.tokenizer, texts, self.how.longest)
 
-    def index(self, lines: list[str], batch_size: int = 32) -> tuple[search.Index, int]:
+    def make_index(
+        self, lines: list[str], batch_size: int = 32
+    ) -> tuple[search.Index, int]:
         """Return the vectors of texts, of any kind, so that inner products compare them
         as the model does, and how many texts were cut."""
         if self.how.kind == "dense":

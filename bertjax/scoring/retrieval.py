@@ -39,7 +39,7 @@ class Retriever(NamedTuple):
     def index(self, collection: Collection) -> tuple[search.Index, search.Index]:
         """Return the vectors of queries and of passages; says how many were cut."""
         texts = [*collection.queries, *collection.passages]
-        index, cut = self.model.index(texts, self.batch_size)
+        index, cut = self.model.make_index(texts, self.batch_size)
         say_cut(self.model, cut)
         return index.split(len(collection.queries))
 

@@ -253,8 +253,8 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     both = [place for grades, p, place in given if grades[p]]
     note = " among the positives of the same query, left out"
     tables.report(say, both, "given negative", note, entry)
-    own, scores = [-1] * len(queries), [*taught.values()]
-    return Collection([*passages], [*queries], [*queries.values()], own, scores)
+    lists = [*passages], [*queries], [*queries.values()], [-1] * len(queries)
+    return Collection(*lists, [*taught.values()])
 
 
 def _scores_of(row: tables.Row, count: int) -> list[float]:

@@ -136,7 +136,8 @@ class Candidates(_Together, CollectionRows):
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows of one sequence each: input_ids and the like, i32 [b, L]."""
-        return read_together(self, *self.pairs[example].T, specials)
+        query, passage = self.pairs[example].T
+        return read_together(self, query, passage, specials)
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         real = row["attention_mask"] > 0
