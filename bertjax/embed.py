@@ -2,11 +2,18 @@
 """Vectors of sentences, a line each: a .npy of float32 [lines, hidden_size].
 
 python -m bertjax.embed --model=DIR --text=FILE|- --out=FILE.npy
+
+A file is embedded block by block, so that neither its lines nor their vectors need fit
+memory; the same command goes on where it stopped. Of a model of other vectors, which
+have to fit, a .npz is written: of splade scipy.sparse's (load_npz), of colbert `tokens`
+f32 [T, E], of which line i has those of [offsets[i], offsets[i + 1]).
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +22,20 @@ from bertjax.assembly import command_line
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus import files
-from bertjax.inference.embed_texts import open_embedder
+from bertjax.inference.embed_file import embed_file
+from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
+from bertjax.interop.sentence_transformers import Sentences
 from bertjax.storage import atomic
 from bertjax.tasks import tables
+from bertjax.tasks.search import MultiVectors, Sparse
 
 FLAGS = {
     **shared("model"),
     "text": Flag("a sentence a line; - is standard input"),
-    "out": Flag("the .npy to write, a row a line"),
+    "out": Flag("the .npy to write, a row a line; of splade and colbert a .npz"),
     "pooling": Flag("mean, cls or last, unless given what the model was made for"),
     "normalize": Flag("make each vector of length 1", kind=bool),
+    "width": Flag("keep the first numbers of each vector", kind=int, least=1),
     "max_length": Flag(
         "tokens of a line, special ones included; longer lines are cut; unless "
         "given what the model was made for",
@@ -39,20 +50,73 @@ def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if not args.model or not args.text or not args.out:
         raise UserError("--model, --text and --out are needed: see --help")
-    out = atomic.check_out(args.out, "--out", ".npy")
-    lines = read_lines(args.text)
+    ending = ".npz" if args.out.lower().endswith(".npz") else ".npy"
+    out = atomic.check_out(args.out, "--out", ending)
+    in_blocks = ending == ".npy" and is_file(args.text)
+    lines = [] if in_blocks else read_lines(args.text)
     options = args.weights, args.pooling, args.normalize, args.max_length
     model = open_embedder(args.model, "--model", args.dtype, *options)
-    vectors, cut = model.embed(lines, args.batch_size)
-    write(out, vectors)
     how = model.how
-    line = f"{out}: {counted(len(lines), 'row')} of {vectors.shape[1]}, "
-    line += f"{how.pooling} pooling" + ", of length 1" * how.normalize
-    line += f", each after {how.prompt!r}" * bool(how.prompt)
+    if (how.kind == "dense") != (ending == ".npy"):
+        wanted = ".npy" if how.kind == "dense" else ".npz"
+        raise UserError(
+            f"--out={args.out}: vectors of this model are {how.kind}: a {wanted}"
+        )
+    if args.width and how.kind != "dense":
+        raise UserError(f"--width: vectors of this model are {how.kind}")
+    if in_blocks:
+        path = str(Path(args.text).expanduser())
+        try:
+            todo = model, path, out, args.batch_size, args.width, cli.say
+            (rows, width), cut, empty = embed_file(*todo)
+        except OSError as e:
+            why = f"cannot be written: {e.strerror or e}"
+            raise UserError(f"--out={out} {why}") from e
+    else:
+        cut, width = write_lines(model, lines, out, args)
+        rows, empty = len(lines), sum(not line.strip() for line in lines)
+    line = f"{out}: {counted(rows, 'row')} of {width}, {describe(how)}"
     line += f"; {counted(cut, 'line')} cut at {how.longest} tokens" * bool(cut)
-    empty = sum(not line.strip() for line in lines)
     cli.say(line + f"; {counted(empty, 'empty line')}" * bool(empty))
     return 0
+
+
+def describe(how: Sentences) -> str:
+    """Say how vectors are made."""
+    if how.kind == "sparse":
+        return "weights of the vocabulary"
+    if how.kind == "multi_vector":
+        return "a vector a token, of length 1"
+    line = f"{how.pooling} pooling" + ", of length 1" * how.normalize
+    return line + f", each after {how.prompt!r}" * bool(how.prompt)
+
+
+def write_lines(
+    model: Embedder, lines: list[str], out: Path, args: Any
+) -> tuple[int, int]:
+    """Write the vectors of lines: how many were cut, and what a vector's width is."""
+    if model.how.kind == "dense":
+        vectors, cut = model.embed(lines, args.batch_size)
+        vectors = narrow(vectors, args.width, model.how.normalize)
+        write(out, vectors)
+        return cut, vectors.shape[1]
+    index, cut = model.make_index(lines, args.batch_size)
+    save: Any
+    if isinstance(index, Sparse):
+        from scipy.sparse import save_npz
+
+        save, width = functools.partial(save_npz, matrix=index.weights), index.width
+    else:
+        assert isinstance(index, MultiVectors)
+        arrays = {"tokens": index.tokens, "offsets": index.offsets}
+        save, width = functools.partial(np.savez, **arrays), index.tokens.shape[1]
+    atomic.write_file(out, save, f"--out={out}")
+    return cut, width
+
+
+def is_file(path: str) -> bool:
+    """True for a file on a disk, which can be read twice."""
+    return path != "-" and Path(path).expanduser().is_file()
 
 
 def read_lines(path: str) -> list[str]:

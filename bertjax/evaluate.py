@@ -21,7 +21,11 @@
               default as the model learnt it
 --what=retrieval   how well vectors (bertjax.embed) find the passages that answer
               queries: --text=FOLDER in BEIR's layout, or a table of pairs with the
-              columns query and positive, or --columns=QUERY,POSITIVE
+              columns query and positive, or --columns=QUERY,POSITIVE; also in fewer
+              bytes, --precision=int8,binary. --rerank=MODEL puts the first --depth=20
+              in the order of a cross-encoder. --mine=FILE.jsonl writes hard negatives,
+              --negatives=8 a pair that score at most 1 - --margin=0.05 times what is
+              right, and with --rerank its scores, for a run with data.train=FILE.jsonl
 --what=sts    how well the cosine of two texts' vectors agrees with people's scores:
               --text=TABLE with the columns sentence1, sentence2 and score, or
               --columns=TEXT,TEXT_PAIR and --label=SCORE (numbers: no first line)
@@ -59,6 +63,12 @@ FLAGS = {
     "characters": Flag("lm, elbo: of a document at most", kind=int, least=1),
     "draws": Flag("elbo: masks a text", kind=int, least=1),
     "estimator": Flag("elbo: any_order or continuous"),
+    "precision": Flag("retrieval: also score vectors as int8, binary, float32"),
+    "rerank": Flag("retrieval: a cross-encoder that orders what is found"),
+    "depth": Flag("retrieval: passages of a query that it orders", kind=int, least=2),
+    "mine": Flag("retrieval: a .jsonl to write, of pairs with hard negatives"),
+    "negatives": Flag("retrieval: of a mined pair, at most", kind=int, least=1),
+    "margin": Flag("retrieval: see above", kind=float, least=0, most=1),
     "columns": Flag("names of the texts' columns"),
     "label": Flag("name of the label's column"),
     "length": Flag("mlm, lm, elbo: tokens of a sequence", kind=int, least=3),
@@ -71,7 +81,8 @@ FLAGS = {
 # Flags that some scorers read and others do not.
 REFINING = ("rates", "length", "mask_unit", "examples", "variant", "columns", "label")
 REFINING += ("scorer", "begin", "stride", "characters", "draws", "estimator")
-REFINING += ("mask_weights",)
+REFINING += ("mask_weights", "precision", "rerank", "depth", "mine", "negatives")
+REFINING += ("margin",)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -53,7 +53,7 @@ ROOMS = {
     "inference": (
         {"inference", "assembly", "config", "data", "generation", "interop"}
         | {"models", "objectives"}
-        | {"registry", "tasks"},
+        | {"registry", "storage", "tasks"},
         HEAVY - {"jax"},
     ),
     "compression": (

@@ -77,7 +77,8 @@ def write_hf(
     # Before the long work.
     family, *_ = hf_write.choose_family(cfg, tokenizer.roles, model_type)
     is_causal = cfg.is_decoder and not task
-    params = read()
+    params = dict(read())
+    projection = params.pop("colbert", {}).get("kernel")
     pieces = tokenizer.vocab_size
     if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
         # Padding for a chip's sake; what came with padding goes with it.
@@ -88,7 +89,8 @@ def write_hf(
         from bertjax.objectives.electra import split_pair
 
         models = split_pair(params, cfg)
-    if pooled.pooling not in sentence_transformers.MODES.values():
+    of_text = pooled.kind == "dense"
+    if of_text and pooled.pooling not in sentence_transformers.MODES.values():
         cli.say(
             f"not written: that vectors of sentences are made by {pooled.pooling}; "
             "sentence-transformers will take the mean"
@@ -119,8 +121,11 @@ def write_hf(
         write_tokenizer(tokenizer, folder, types, longest, between, *kinds)
         # Mean pooling is what sentence-transformers takes of any model.
         has_own = pooled != Sentences(longest=pooled.longest)
-        if sentences and (has_own or not any(kinds)):
-            sentence_transformers.write(folder, pooled, cfg.hidden_size, cfg.max_length)
+        if sentences and config.objective == "rerank" and task_type:
+            sentence_transformers.write_cross_encoder(folder, longest)
+        elif sentences and (has_own or not any(kinds)):
+            sizes = cfg.hidden_size, cfg.max_length
+            sentence_transformers.write(folder, pooled, *sizes, projection)
 
 
 FORMS = {"bertjax": write_workdir, "hf": write_hf}

@@ -167,10 +167,25 @@ def task_keys() -> dict[str, Any]:
         target="",  # of seq2seq: the texts that are learnt
         labels="",  # of classes, in order; empty: found in the training rows
         metrics="",  # accuracy, f1, ... (bertjax/tasks/metrics.py)
-        # Of retrieve: vectors of texts, and what divides their products.
+        # Of retrieve, splade and colbert: what divides the scores of the softmax (0.05
+        # suits cosines, 1 the other two); given negatives of a query in a row, at most.
+        temperature=0.05,
+        negatives=1,
+        # The share of a teacher's margins in the loss (column scores): margin MSE.
+        margin_weight=0.0,
+        # Parts of a batch that are encoded one after the other, to save memory.
+        chunks=1,
+        # Of retrieve: vectors of texts.
         pooling="mean",  # of all tokens, or cls: the first one
         normalize=True,
-        temperature=0.05,
+        widths="",  # learnt too: the first 32 and 64 numbers of a vector, 32,64
+        # Of splade: factors of the regulariser that makes weights 0, and how many
+        # weights of a text are kept.
+        query_flops=5e-5,
+        passage_flops=3e-5,
+        active=256,
+        embedding_size=128,  # of colbert: numbers of a token's vector
+        candidates=10,  # of rerank: passages that an evaluation puts in order, a query
         # Of span, in pieces: from one row of a context to the next, the longest
         # question (the rest is cut), the longest answer that is given.
         stride=128,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of texts: one forward pass, pooled as the model was made for."""
+"""Vectors of texts: one forward pass, made as the model was made for."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +13,15 @@ from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.data.progress import Progress
 from bertjax.interop import sentence_transformers
+from bertjax.interop.hf_read import Imported
+from bertjax.tasks import search
 from bertjax.tasks.task_type import POOLINGS
 
 __all__ = ["Embedder", "embed_rows", "make_embedder", "open_embedder", "tokenize"]
 
 BLOCK = 1000  # lines that are tokenized at a time
+ACTIVE = 256  # weights of a text that are kept, unless a model says how many
+SPARSE = ("weights", "terms")  # what forward.term_weights returns
 Encode = Callable[[dict[str, np.ndarray]], Any]
 
 
@@ -28,14 +33,72 @@ class Embedder(NamedTuple):
     how: sentence_transformers.Sentences
     config: Any
     meta: dict[str, Any]
+    digest: str = ""  # of the parameters
 
     def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
-        """Return the vectors of texts, f32 [n, D], and how many texts were cut."""
-        longest = self.how.longest
-        texts = [self.how.prompt + line for line in lines]
-        rows, cut = tokenize(self.tokenizer, texts, longest)
-        pad_id = self.tokenizer.pad_id
+        """Return the vectors of texts, f32 [n, D], and how many texts were cut.
+
+        Raises UserError for a model of vectors of another kind (`make_index` does).
+        """
+        if self.how.kind != "dense":
+            raise UserError(
+                f"the model's vectors are {self.how.kind}, not a list of numbers a text"
+            )
+        rows, cut = self.tokenize(lines)
+        pad_id, longest = self.tokenizer.pad_id, self.how.longest
         return embed_rows(self.encode, rows, pad_id, batch_size, longest), cut
+
+    def tokenize(self, lines: list[str]) -> tuple[list[np.ndarray], int]:
+        """Return texts as ids, and how many were cut."""
+        texts = [self.how.prompt + line for line in lines]
+        return tokenize(self.tokenizer, texts, self.how.longest)
+
+    def make_index(
+        self, lines: list[str], batch_size: int = 32
+    ) -> tuple[search.Index, int]:
+        """Return the vectors of texts, of any kind, so that inner products compare them
+        as the model does, and how many texts were cut."""
+        if self.how.kind == "dense":
+            vectors, cut = self.embed(lines, batch_size)
+            if not self.how.dot:
+                vectors = normalized(vectors)
+            return search.Dense(vectors), cut
+        rows, cut = self.tokenize(lines)
+        how = self.encode, rows, self.tokenizer.pad_id, batch_size, self.how.longest
+        outputs: list[Any] = [None] * len(rows)
+        for which, found in encode_rows(*how):
+            for i, own in enumerate(which):
+                # Copies, since a view would keep the whole batch.
+                if self.how.kind == "multi_vector":
+                    outputs[own] = found[i, : len(rows[own])].copy()
+                else:
+                    outputs[own] = {name: x[i].copy() for name, x in found.items()}
+        if self.how.kind == "multi_vector":
+            return search.MultiVectors.of(outputs), cut
+        weights, terms = (np.stack([x[k] for x in outputs]) for k in SPARSE)
+        width = self.tokenizer.vocab_size
+        return search.Sparse.of_top(weights, terms, width), cut
+
+
+def narrow(vectors: np.ndarray, width: int | None, normalize: bool) -> np.ndarray:
+    """Take the first numbers of each vector, again of length 1 where they were so.
+
+    Raises UserError where the vectors have fewer.
+    """
+    if width is None:
+        return vectors
+    if width > vectors.shape[1]:
+        raise UserError(
+            f"--width={width}: the model's vectors have {vectors.shape[1]} numbers"
+        )
+    part = np.ascontiguousarray(vectors[:, :width])
+    return normalized(part) if normalize else part
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Make vectors [n, D] of length 1; zeros stay zeros."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(norms, 1e-12)
 
 
 def open_embedder(
@@ -58,9 +121,38 @@ def make_embedder(
     """Make vectors of an open model, named `where` in messages; None: as it was made
     for. Raises UserError."""
     how = settle_sentences(model, where, pooling, normalize, max_length)
-    params = model.read_params(weights=weights)
-    encode = make_encoder(model.cfg, params, how.pooling, how.normalize)
-    return Embedder(encode, model.tokenizer, how, model.config, model.meta)
+    if how.kind == "sparse":
+        params = model.read_params("mlm", weights)
+        encode = _make_encode(params, model.cfg, "term_weights", how.active or ACTIVE)
+    elif how.kind == "multi_vector":
+        params = dict(model.read_params(weights=weights))
+        if isinstance(model.checkpoint, Imported):
+            directory = model.checkpoint.directory
+            kernel = sentence_transformers.read_projection(directory)
+            params["colbert"] = {"kernel": kernel}
+        encode = _make_encode(params, model.cfg, "token_vectors")
+    else:
+        params = model.read_params(weights=weights)
+        encode = make_encoder(model.cfg, params, how.pooling, how.normalize)
+    facts = how, model.config, model.meta, digest_of(params)
+    return Embedder(encode, model.tokenizer, *facts)
+
+
+def digest_of(params: Any) -> str:
+    """Tell parameters from others: a hash of their names, shapes and some numbers."""
+    digest = hashlib.sha256()
+
+    def add(name: str, tree: Any) -> None:
+        if isinstance(tree, Mapping):
+            for key in sorted(tree):
+                add(f"{name}/{key}", tree[key])
+            return
+        flat = np.asarray(tree).reshape(-1)
+        digest.update(f"{name}{np.shape(tree)}".encode())
+        digest.update(np.ascontiguousarray(flat[:: max(1, len(flat) // 64)]).tobytes())
+
+    add("", params)
+    return digest.hexdigest()
 
 
 def settle_sentences(
@@ -74,7 +166,14 @@ def settle_sentences(
     those of `make_embedder`. Raises UserError for what is not known here."""
     tokenizer, cfg = model.tokenizer, model.cfg
     intended = sentence_transformers.sentence_options(model.checkpoint, model.meta)
-    if pooling is None and intended.pooling not in POOLINGS:
+    given = {"--pooling": pooling, "--normalize": normalize}
+    for name in [x for x in given if given[x] is not None and intended.kind != "dense"]:
+        raise UserError(f"{name} has no use with {where}: its vectors are no averages")
+    if (
+        pooling is None
+        and intended.kind == "dense"
+        and intended.pooling not in POOLINGS
+    ):
         raise UserError(
             f"{where}: its vectors are made by {intended.pooling}, which "
             "is not known here; --pooling=mean and --pooling=cls give others"
@@ -85,7 +184,8 @@ def settle_sentences(
             "which is not known here where the tokenizer keeps capitals"
         )
     pooling = intended.pooling if pooling is None else pooling
-    registry.pick("--pooling", pooling, POOLINGS)
+    if intended.kind == "dense":
+        registry.pick("--pooling", pooling, POOLINGS)
     if cfg.is_decoder and pooling == "cls":
         raise UserError(
             f"{where}: --pooling=cls: the first token of a decoder sees itself alone; "
@@ -129,10 +229,15 @@ def make_encoder(cfg: Any, params: Any, pooling: str, normalize: bool) -> Encode
     The mean is over the real tokens, [CLS] and [SEP] included; "cls" is the first
     token's last hidden state, without a pooler (sentence-transformers' Pooling).
     """
+    own = {"encoder": params["encoder"]}
+    return _make_encode(own, cfg, "pooled_vectors", pooling, normalize)
+
+
+def _make_encode(params: Any, cfg: Any, readout: str, *options: Any) -> Encode:
     from bertjax.inference import forward  # which needs jax
 
-    placed = forward.place_params({"encoder": params["encoder"]}, cfg)
-    run = forward.make_forward(cfg, forward.pooled_vectors, pooling, normalize)
+    placed = forward.place_params(params, cfg)
+    run = forward.make_forward(cfg, getattr(forward, readout), *options)
     return functools.partial(run, placed)
 
 
@@ -140,15 +245,22 @@ def embed_rows(
     encode: Encode, rows: list[np.ndarray], pad_id: int, batch_size: int, longest: int
 ) -> np.ndarray:
     """Return the vectors of rows of ids, in order: f32 [n, D]."""
+    vectors = np.empty((0, 0), np.float32)
+    for which, found in encode_rows(encode, rows, pad_id, batch_size, longest):
+        if not len(vectors):
+            vectors = np.empty((len(rows), found.shape[1]), np.float32)
+        vectors[which] = found
+    return vectors
+
+
+def encode_rows(
+    encode: Encode, rows: list[np.ndarray], pad_id: int, batch_size: int, longest: int
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield (which rows, what `encode` makes of them), by falling length."""
     from bertjax.inference import forward
 
     sizes = np.array([len(row) for row in rows])
     work = forward.count_work(forward.plan_batches(sizes, batch_size, longest)[1])
-    vectors = np.empty((0, 0), np.float32)
     with Progress("embed", total=len(rows), unit="lines", work=work) as progress:
         batches = forward.pad_batches(rows, pad_id, batch_size, longest)
-        for which, found in forward.run_batches(batches, encode, progress):
-            if not len(vectors):
-                vectors = np.empty((len(rows), found.shape[1]), np.float32)
-            vectors[which] = found
-    return vectors
+        yield from forward.run_batches(batches, encode, progress)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.models import encoder, heads, stacked_layers
-from bertjax.models.pooling import POOLINGS, normalize_vectors
+from bertjax.models.pooling import POOLINGS, members_of, normalize_vectors
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 
 __all__ = [
@@ -28,7 +28,9 @@ __all__ = [
     "place_params",
     "pooled_vectors",
     "run_batches",
+    "term_weights",
     "token_log_likelihoods",
+    "token_vectors",
     "top_guesses",
 ]
 
@@ -79,6 +81,21 @@ def pooled_vectors(
     """Return a vector a row, f32 [B, D]; pooling: a name of models/pooling.py."""
     vectors = POOLINGS[pooling](hidden.astype("float32"), batch)
     return normalize_vectors(vectors) if normalize else vectors
+
+
+def term_weights(params: Any, cfg: Any, hidden: Any, batch: Any, active: int) -> Any:
+    """Return a row's largest weights of the vocabulary, "weights" f32 [B, active], and
+    their pieces, "terms" i32 (SPLADE)."""
+    word, is_text = params["encoder"]["embeddings"]["word"], members_of(batch)
+    head = params.get(PARAMS, {})
+    weights = heads.term_weights(head, word, cfg, hidden, is_text)[:, 0]
+    largest, terms = jax.lax.top_k(weights, min(active, cfg.vocab_size))
+    return {"weights": largest, "terms": terms}
+
+
+def token_vectors(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
+    """Return a vector of each token, f32 [B, L, E] (ColBERT)."""
+    return heads.token_vectors(params["colbert"], hidden)
 
 
 def top_guesses(

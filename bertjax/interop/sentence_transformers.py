@@ -2,9 +2,10 @@
 """How a model makes vectors of sentences: the files of sentence-transformers.
 
 modules.json lists the steps; 1_Pooling/config.json and sentence_bert_config.json hold
-their options, config_sentence_transformers.json a prompt (sentence_transformers/base/
-model.py, .../modules/transformer.py, .../pooling.py). A directory without them is mean
-pooling there, and here, of what tokenizer_config.json's model_max_length leaves.
+their options, config_sentence_transformers.json a prompt and which of their classes
+opens the directory (sentence_transformers/base/model.py, .../modules/*.py). A directory
+without them is mean pooling there, and here, of what tokenizer_config.json's
+model_max_length leaves.
 """
 
 import dataclasses
@@ -14,6 +15,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from bertjax import UserError
 from bertjax.interop import hf_read, read_tensors
@@ -34,8 +38,19 @@ MODES = {  # the names of version 5 and older -> of version 6
     "pooling_mode_lasttoken": "lasttoken",
 }
 MODULE = "sentence_transformers.models."
+BASE = "sentence_transformers.base.modules."  # of version 6
 OWN = r"^sentence_transformers\..*\."  # versions differ in where their modules lie
 KINDS = ["Transformer", "Pooling", "Normalize"]
+SPARSE = ["Transformer", "SpladePooling"]
+TOKENS = ["Transformer", "Dense", "MultiVectorMask", "Normalize"]
+# Sentences.kind -> the class that opens it; of scores of pairs CrossEncoder does.
+CLASSES = {
+    "dense": "SentenceTransformer",
+    "sparse": "SparseEncoder",
+    "multi_vector": "MultiVectorEncoder",
+}
+CROSS = "CrossEncoder"
+IDENTITY = "torch.nn.modules.linear.Identity"
 UNBOUNDED = 10**9  # transformers writes 10**30 for what has no bound
 
 
@@ -46,6 +61,8 @@ class Sentences:
     pooling: "mean", "cls" or what is not known here; longest: tokens, 0: model's;
     lower: whether text is lower-cased, whatever the tokenizer does; prompt: stands
     before each text; dot: vectors are compared by their inner products, not angles.
+    kind: of CLASSES, whether a text has a vector, weights of the vocabulary, or a
+    vector a token; active: of these weights how many are kept, 0: all.
     """
 
     pooling: str = "mean"
@@ -54,6 +71,8 @@ class Sentences:
     lower: bool = False
     prompt: str = ""
     dot: bool = False
+    kind: str = "dense"
+    active: int = 0
 
 
 def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
@@ -99,12 +118,23 @@ def read(directory: Path, where: str) -> Sentences:
         if not isinstance(prompt, str | None):
             raise UserError(f"{where}: {PROMPTS} has no prompt {key!r}")
     pooling = "+".join(kinds) or "nothing"
+    kind = "dense"
+    if kinds == SPARSE:
+        options = _options(directory, paths, where)
+        usual = {"pooling_strategy": "max", "activation_function": "relu"}
+        if all(options.get(key, value) == value for key, value in usual.items()):
+            kind = "sparse"
+    elif kinds == TOKENS:
+        options = _options(directory, paths, where)
+        mask = read_tensors.read_json(
+            directory / os.path.basename(paths[2]) / "config.json", where
+        )
+        usual = {"bias": False, "activation_function": IDENTITY, "use_residual": False}
+        plain = all(options.get(key, value) == value for key, value in usual.items())
+        if plain and not mask.get("skiplist_words"):
+            kind = "multi_vector"
     if kinds in (KINDS[:2], KINDS):
-        model, folder = paths[:2]
-        if model or os.path.basename(folder) != folder or folder in ("", ".", ".."):
-            path = model or folder
-            raise UserError(f"{where}: {MODULES}: the path {path!r} leads elsewhere")
-        options = read_tensors.read_json(directory / folder / "config.json", where)
+        options = _options(directory, paths, where)
         modes = options.get("pooling_mode")
         modes = modes or [mode for key, mode in MODES.items() if options.get(key)]
         pooling = modes if isinstance(modes, str) else "+".join(map(str, modes))
@@ -119,25 +149,47 @@ def read(directory: Path, where: str) -> Sentences:
     if (value := limits.get(key := "max_seq_length")) is not None:
         longest = _length(name, key, value, where)
     lower = bool(limits.get("do_lower_case"))
-    dot = prompts.get(SIMILARITY) == "dot"
-    return Sentences(pooling, "Normalize" in kinds, longest, lower, prompt or "", dot)
+    dot = prompts.get(SIMILARITY) == "dot" or kind != "dense"
+    normalize = "Normalize" in kinds
+    return Sentences(pooling, normalize, longest, lower, prompt or "", dot, kind)
 
 
-def write(directory: Path, sentences: Sentences, width: int, longest: int) -> None:
+def _options(directory: Path, paths: list[str], where: str) -> dict[str, Any]:
+    """Read the config.json of the second step. Raises UserError."""
+    model, folder = paths[:2]
+    if model or os.path.basename(folder) != folder or folder in ("", ".", ".."):
+        path = model or folder
+        raise UserError(f"{where}: {MODULES}: the path {path!r} leads elsewhere")
+    return read_tensors.read_json(directory / folder / "config.json", where)
+
+
+def projection_path(directory: Path) -> Path:
+    """Return the file of a multi_vector directory's projection."""
+    steps = json.loads((directory / MODULES).read_text("utf-8"))
+    return directory / os.path.basename(steps[1]["path"]) / read_tensors.SINGLE
+
+
+def read_projection(directory: Path) -> np.ndarray:
+    """Read the projection of a multi_vector directory: f32 [D, E]."""
+    weight = load_file(projection_path(directory))["linear.weight"]
+    return np.ascontiguousarray(weight.T, np.float32)
+
+
+def write(
+    directory: Path,
+    sentences: Sentences,
+    width: int,
+    longest: int,
+    projection: np.ndarray | None = None,
+) -> None:
     """Write the files beside a model of `width` whose texts have `longest` tokens.
 
-    Nothing is written where the pooling is not known here.
+    projection: f32 [width, E], of a model of kind multi_vector. Nothing is written
+    where the pooling is not known here.
     """
-    if sentences.pooling not in MODES.values():
+    if sentences.kind == "dense" and sentences.pooling not in MODES.values():
         return
-    paths = ["", POOLING, "2_Normalize"][: 2 + sentences.normalize]
-    steps = [
-        {"idx": i, "name": str(i), "path": path, "type": MODULE + KINDS[i]}
-        for i, path in enumerate(paths)
-    ]
-    pooling = {key: mode == sentences.pooling for key, mode in MODES.items()}
-    pooling = {"word_embedding_dimension": width, **pooling}
-    limits = {
+    limits: dict[str, Any] = {
         "max_seq_length": min(sentences.longest or longest, longest),
         "do_lower_case": sentences.lower,
     }
@@ -145,11 +197,86 @@ def write(directory: Path, sentences: Sentences, width: int, longest: int) -> No
     if sentences.prompt:
         options["prompts"] = {"default": sentences.prompt}
         options["default_prompt_name"] = "default"
-    if sentences.dot:
-        options[SIMILARITY] = "dot"
-    files = {MODULES: steps, f"{POOLING}/config.json": pooling, LIMITS: limits}
-    files |= {PROMPTS: options} if options else {}
-    (directory / POOLING).mkdir()
+    if sentences.kind == "sparse":
+        files = _sparse_steps(limits)
+    elif sentences.kind == "multi_vector":
+        assert projection is not None
+        files = _token_steps(directory, projection, limits)
+    else:
+        files = _dense_steps(sentences, width)
+        if sentences.dot:
+            options[SIMILARITY] = "dot"
+    if sentences.kind != "dense":
+        options["model_type"] = CLASSES[sentences.kind]
+    _write_json(directory, {**files, LIMITS: limits, PROMPTS: options})
+
+
+def write_cross_encoder(directory: Path, longest: int) -> None:
+    """Write what makes a directory with a score of pairs a CrossEncoder's, whose
+    scores are the logits."""
+    limits = {"max_seq_length": longest}
+    step = {"idx": 0, "name": "0", "path": "", "type": BASE + "transformer.Transformer"}
+    _to_output(limits, "sequence-classification", "logits", "scores")
+    options = {"model_type": CROSS, "activation_fn": IDENTITY}
+    _write_json(directory, {MODULES: [step], LIMITS: limits, PROMPTS: options})
+
+
+def _dense_steps(sentences: Sentences, width: int) -> dict[str, Any]:
+    # Paths and keys of version 2, which all versions read.
+    paths = ["", POOLING, "2_Normalize"][: 2 + sentences.normalize]
+    names = [MODULE + kind for kind in KINDS[: len(paths)]]
+    pooling = {key: mode == sentences.pooling for key, mode in MODES.items()}
+    pooling = {"word_embedding_dimension": width, **pooling}
+    return {MODULES: _steps(paths, names), f"{POOLING}/config.json": pooling}
+
+
+def _sparse_steps(limits: dict[str, Any]) -> dict[str, Any]:
+    _to_output(limits, "fill-mask", "logits", "token_embeddings")
+    names = [BASE + "transformer.Transformer"]
+    names += [
+        "sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling"
+    ]
+    pooling = {"pooling_strategy": "max", "activation_function": "relu"}
+    steps = _steps(["", "1_SpladePooling"], names)
+    return {MODULES: steps, "1_SpladePooling/config.json": pooling}
+
+
+def _token_steps(
+    directory: Path, projection: np.ndarray, limits: dict[str, Any]
+) -> dict[str, Any]:
+    last, tokens = "last_hidden_state", "token_embeddings"
+    _to_output(limits, "feature-extraction", last, tokens)
+    mask = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask."
+    names = [BASE + "transformer.Transformer", BASE + "dense.Dense"]
+    names += [mask + "MultiVectorMask", BASE + "normalize.Normalize"]
+    paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(TOKENS) if i)]
+    both = {"module_input_name": tokens, "module_output_name": tokens}
+    dense = {"in_features": len(projection), "out_features": projection.shape[1]}
+    dense |= {"bias": False, "activation_function": IDENTITY, **both}
+    skip = {"skiplist_words": [], "skiplist_tasks": ["document"]}
+    configs = [dense, {**skip, "keep_only_token_ids": None}, both]
+    files = {f"{p}/config.json": c for p, c in zip(paths[1:], configs, strict=True)}
+    (directory / paths[1]).mkdir()
+    weight = np.ascontiguousarray(projection.T, "<f4")
+    save_file({"linear.weight": weight}, directory / paths[1] / read_tensors.SINGLE)
+    return {MODULES: _steps(paths, names), **files}
+
+
+def _to_output(limits: dict[str, Any], task: str, read: str, name: str) -> None:
+    """Say which of transformers' classes is opened, and what of it is read."""
+    how = {"text": {"method": "forward", "method_output_name": read}}
+    limits |= {"transformer_task": task, "modality_config": how}
+    limits["module_output_name"] = name
+
+
+def _steps(paths: list[str], names: list[str]) -> list[dict[str, Any]]:
+    pairs = enumerate(zip(paths, names, strict=True))
+    return [{"idx": i, "name": str(i), "path": p, "type": n} for i, (p, n) in pairs]
+
+
+def _write_json(directory: Path, files: Mapping[str, Any]) -> None:
     for name, content in files.items():
-        text = json.dumps(content, indent=2) + "\n"
-        (directory / name).write_text(text, "utf-8")
+        if content:
+            (directory / name).parent.mkdir(exist_ok=True)
+            text = json.dumps(content, indent=2) + "\n"
+            (directory / name).write_text(text, "utf-8")

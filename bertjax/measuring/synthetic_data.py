@@ -57,9 +57,9 @@ def with_row_sizes(
     task_type = find_task_type(config.objective)
     if not task_type or not (task_type.several_sequences or task_type.generates):
         return config
-    if task_type.generates:
+    options = task_type.head_options(config.task, ())
+    if task_type.generates or "choices" in options:
         config = config.copy_and_resolve_references()
-        options = task_type.head_options(config.task, ())
         config.objective = with_options(config.objective, **options)
         return config
     columns = config.task.choices.count(",") + 1  # a single one holds lists

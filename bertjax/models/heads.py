@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bertjax.models.chunks import count_row_chunks, map_rows
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import (
     Params,
@@ -18,6 +19,7 @@ from bertjax.models.layers import (
     linear_specs,
     norm_specs,
 )
+from bertjax.models.pooling import normalize_vectors
 
 NEVER = -1e9  # a logit of no probability, finite in bfloat16 too
 
@@ -127,6 +129,44 @@ def transform(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     act = cfg.classifier_activation or cfg.hidden_act
     x = activate(linear(params["transform"], x), act)
     return layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)
+
+
+def term_weights(
+    params: Params,
+    word: jax.Array,
+    cfg: EncoderConfig,
+    hidden: jax.Array,
+    members: jax.Array,
+) -> jax.Array:
+    """Return a text's weights of all pieces, f32 [B, S, V]: ln(1 + relu(max logit)).
+
+    params, word, hidden [B, L, D]: as of `mlm_logits`. members: boolean [B, S, L],
+    which tokens are of which text; a text without tokens has zeros. Rows are worked on
+    in parts where their logits take more than cfg.max_logits_mb. (Formal et al. 2021,
+    SPLADE v2, equation 6.)
+    """
+
+    def by_text(rows: tuple[jax.Array, jax.Array], number: Any) -> jax.Array:
+        hidden, members = rows
+        logits = mlm_logits(params, word, cfg, hidden)
+        each = [
+            jnp.max(jnp.where(members[:, slot, :, None], logits, 0.0), axis=1)
+            for slot in range(members.shape[1])
+        ]
+        return jnp.stack(each, axis=1)
+
+    rows, length, _ = hidden.shape
+    floats = length * cfg.vocab_size
+    chunks = count_row_chunks(rows, floats, cfg.max_logits_mb)
+    best = map_rows(by_text, chunks, (hidden, members))
+    return jnp.log1p(jax.nn.relu(best))
+
+
+def token_vectors(params: Params, hidden: jax.Array) -> jax.Array:
+    """Project hidden [B, L, D] to vectors of length 1, f32 [B, L, E] (ColBERT)."""
+    with jax.named_scope("token_vectors"):
+        kernel = params["kernel"].astype(hidden.dtype)
+        return normalize_vectors(dot_f32(hidden, kernel, hidden.ndim - 1, 0))
 
 
 def init_classes(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:

@@ -39,7 +39,7 @@ def pool(
     return activate(vectors, cfg.pooler_activation)
 
 
-def _members(batch: dict[str, jax.Array]) -> jax.Array:
+def members_of(batch: dict[str, jax.Array]) -> jax.Array:
     """Say which tokens are of which sequence: boolean [B, S, L]; S = 1 if unpacked."""
     if "cls_positions" not in batch:
         return batch["attention_mask"][:, None, :] > 0
@@ -49,7 +49,7 @@ def _members(batch: dict[str, jax.Array]) -> jax.Array:
 
 def means(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     """Average the tokens of each sequence: [B, D], of packed rows [B, S, D]."""
-    mine = _members(batch).astype(jnp.float32)
+    mine = members_of(batch).astype(jnp.float32)
     # A TPU would round what it multiplies to 8 bits.
     precise = jax.lax.Precision.HIGHEST
     total = jnp.matmul(mine, x.astype(jnp.float32), precision=precise)
@@ -72,7 +72,7 @@ def last_positions(batch: dict[str, jax.Array]) -> jax.Array:
         attention_mask   0  1  1  1  0  ->  3
         segment_ids      1  1  2  2  0  ->  1  3
     """
-    mine = _members(batch)
+    mine = members_of(batch)
     place = jnp.arange(mine.shape[-1], dtype=jnp.int32)
     return jnp.max(jnp.where(mine, place, 0), axis=-1)
 

@@ -114,6 +114,10 @@ class Head:
     without one.
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
     keeps of every row.
+    reduce(params, cfg, encoded, batch) -> arrays [B, ...]: what sums and outputs get in
+    the place of encoded, made of each row by itself. chunks: in how many parts a step
+    makes it, one after the other, so that memory holds one part's activations (of a
+    head that stands alone, where they divide the rows).
     labels(B, L) -> {name: shape and dtype}: what a batch holds for it, beside tokens
     and what "mlm" and pairs bring; measuring makes it up.
     coefficients: {term: factor}, 1 for those it does not name.
@@ -153,6 +157,8 @@ class Head:
     init_teacher: Callable[[jax.Array], Params] | None = None
     needs_teacher: bool = False
     inner: tuple[int, ...] = ()
+    reduce: Callable[..., Any] | None = None
+    chunks: int = 1
     at: dataclasses.InitVar[str | None] = None
 
     def __post_init__(self, at: str | None) -> None:

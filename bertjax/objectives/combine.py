@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from bertjax import UserError
 from bertjax.models import encoder
+from bertjax.models.chunks import map_rows
 from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import encoder_flops
 from bertjax.models.heads import task_shardings
@@ -133,6 +134,12 @@ class CombinedHeads:
         nothing = not self.positions and not cfg.pooler  # inner layers alone
         self.everywhere = is_mean or EVERYWHERE in reads or nothing
         self.depths = tuple(dict.fromkeys(n for head in heads for n in head.inner))
+        self.chunks = max(head.chunks for head in heads)
+        if self.chunks > 1 and (len(heads) > 1 or not heads[0].reduce):
+            raise UserError(
+                f"objective: {'+'.join(h.name for h in heads)} has chunks of a batch, "
+                "which only a head that stands alone, with `reduce`, may have"
+            )
 
     def init(self, rng: jax.Array) -> Params:
         rngs = jax.random.split(rng, len(self.heads) + 1)
@@ -161,7 +168,8 @@ class CombinedHeads:
     def sums(
         self, params: Params, batch: Batch, rng: jax.Array | None
     ) -> dict[str, Term]:
-        params, encoded = self._encode(params, batch, rng)
+        chunks = self.chunks if len(batch["input_ids"]) % self.chunks == 0 else 1
+        params, encoded = self._encode(params, batch, rng, chunks)
         return self._add_up(params, encoded, batch, rng)
 
     def evaluate(self, params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
@@ -189,11 +197,26 @@ class CombinedHeads:
         return whole
 
     def _encode(
-        self, params: Params, batch: Batch, rng: jax.Array | None
-    ) -> tuple[Params, list[encoder.Encoded]]:
-        """Gather the parameters, and encode what each head reads."""
+        self, params: Params, batch: Batch, rng: jax.Array | None, chunks: int = 1
+    ) -> tuple[Params, list[Any]]:
+        """Gather the parameters, and make what each head reads."""
         params = gather_params(params, self.cfg.dtype, self.shardings)
         batch = flatten_sequences(batch)
+
+        def make(rows: Batch, number: Any) -> list[Any]:
+            key = rng if chunks == 1 else fold_in(rng, number)
+            encoded = self._encode_rows(params, rows, key)
+            return [
+                h.reduce(params, self.cfg, own, rows) if h.reduce else own
+                for h, own in zip(self.heads, encoded, strict=True)
+            ]
+
+        return params, map_rows(make, chunks, batch)
+
+    def _encode_rows(
+        self, params: Params, batch: Batch, rng: jax.Array | None
+    ) -> list[encoder.Encoded]:
+        """Encode what each head reads."""
         encode = functools.partial(
             encoder.apply, params["encoder"], self.cfg, batch, rng, depths=self.depths
         )
@@ -219,7 +242,7 @@ class CombinedHeads:
             inner = tuple(states[depth] for depth in head.inner)
             return encoder.EncodedInside(*result, inner)
 
-        return params, [*map(own, self.heads)]
+        return [*map(own, self.heads)]
 
     def _add_up(
         self, params: Params, encoded: Any, batch: Batch, rng: jax.Array | None

@@ -54,13 +54,15 @@ def make_task_head(
     of_tokens: bool = False,
     dropout: bool = True,
     soft: Soft | None = None,
+    has_loss: Callable[[Batch], bool] = lambda batch: True,
 ) -> Head:
     """Make the head of a task, whose loss is called NAME_loss.
 
     loss(logits, batch) and outputs(logits, batch) take f32 logits [B, C] of the pooled
     vectors, or [B, L, C] of hidden states (of_tokens); weights(batch) are those of the
     loss, of any shape. dropout: whether the classes see vectors with dropout. soft:
-    what is learnt of a teacher, where there is one.
+    what is learnt of a teacher, where there is one. has_loss: whether a batch has what
+    the loss needs; False for rows that are only scored.
     """
     taught = soft and soft.teacher and soft.teacher.pooled(not of_tokens)
     terms = [f"{name}_loss", *[f"{name}_kl_loss"] * bool(taught)]
@@ -69,7 +71,12 @@ def make_task_head(
         vectors = encoded.hidden if of_tokens else encoded.pooled
         return heads.task_logits(params[name], cfg, vectors, rng)
 
+    def all_weights(batch):
+        return dict.fromkeys(terms, jnp.sum(weights(batch))) if has_loss(batch) else {}
+
     def sums(params, cfg, encoded, batch, rng):
+        if not has_loss(batch):
+            return {}
         rng = fold_in(rng, KEY) if dropout else None
         own = logits(params, cfg, encoded, rng)
         found = {f"{name}_loss": loss(own, batch)}
@@ -87,7 +94,7 @@ def make_task_head(
     return Head(
         name,
         init,
-        lambda batch: dict.fromkeys(terms, jnp.sum(weights(batch))),
+        all_weights,
         sums,
         reads=EVERYWHERE if of_tokens else NOWHERE,
         pooled=not of_tokens,

@@ -1,30 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well a model's vectors find the passages that answer queries."""
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted, registry
 from bertjax.config import cli
-from bertjax.data.corpus.sources import named_sources
+from bertjax.data.corpus.sources import named_sources, split_sources
 from bertjax.inference import embed_texts
+from bertjax.inference.cross_encoder import CrossEncoder, rerank
 from bertjax.scoring.confidence import half_width
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
-from bertjax.tasks import passages, search
+from bertjax.storage import atomic
+from bertjax.tasks import passages, search, search_measures
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.hard_negatives import choose_negatives
+from bertjax.tasks.passages import Collection
+from bertjax.tasks.retrieval_options import read_widths
 from bertjax.tasks.task_type import find_task_type
 
-FLAGS = ("columns",)
+FLAGS = ("columns", "precision", "rerank", "depth", "mine", "negatives", "margin")
+DEPTH = 20  # passages that a cross-encoder puts in order
+NEGATIVES, MARGIN = 8, 0.05  # that are mined
+OVERSAMPLING = 4  # times as many passages are found by signs, and put in order
+
+
+class Retriever(NamedTuple):
+    """What finds passages: a model of vectors, and maybe one that orders them."""
+
+    model: embed_texts.Embedder
+    cross: CrossEncoder | None
+    depth: int
+    batch_size: int
+
+    def index(self, collection: Collection) -> tuple[search.Index, search.Index]:
+        """Return the vectors of queries and of passages; says how many were cut."""
+        texts = [*collection.queries, *collection.passages]
+        index, cut = self.model.make_index(texts, self.batch_size)
+        say_cut(self.model, cut)
+        return index.split(len(collection.queries))
+
+    def rerank(self, collection: Collection, found: np.ndarray) -> np.ndarray:
+        """Put the first passages in the order of the cross-encoder, where there is
+        one."""
+        if self.cross is None:
+            return found
+        first = found[:, : self.depth]
+        rows, columns = np.nonzero(first >= 0)
+        pairs = np.stack([rows, first[rows, columns]], axis=1)
+        scores = np.full(first.shape, -np.inf, np.float32)
+        scores[rows, columns] = self.score(collection, pairs)
+        return rerank(found, scores)
+
+    def score(self, collection: Collection, pairs: np.ndarray) -> np.ndarray:
+        """Score pairs of a query and a passage by the cross-encoder."""
+        assert self.cross is not None
+        texts = collection.queries, collection.passages
+        return self.cross.score(*texts, pairs, self.batch_size)
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
     """Score each set of --text; of a model made for retrieval also its data.valid.
 
     Vectors are compared by their angle, or by inner products where the model was made
-    for them.
+    for them; those of tokens by MaxSim. --precision: also in fewer bytes; --rerank: the
+    first --depth in the order of a cross-encoder. --mine writes hard negatives.
     """
+    kinds = [name for name in split_sources(args.precision or "") if name]
+    for name in kinds:
+        registry.pick("--precision", name, search.PRECISIONS)
     model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
+    if kinds and model.how.kind != "dense":
+        raise UserError(f"--precision: {flag}={path} has {model.how.kind} vectors")
+    collections = read_sets(args, model)
+    check_mining(args, collections)
+    cross = CrossEncoder(args.rerank, "--rerank", args.dtype) if args.rerank else None
+    finder = Retriever(model, cross, args.depth or DEPTH, args.batch_size or 32)
+    sets: dict[str, dict[str, Any]] = {}
+    for name, collection in collections.items():
+        queries, texts = finder.index(collection)
+        found, scores = texts.search(queries, collection.own, search_measures.DEEPEST)
+        if args.mine:
+            mine(args, finder, collection, found, scores)
+        sets[name] = {"queries": len(queries), "passages": len(texts)}
+        sets[name] |= {"index_bytes": texts.nbytes}
+        sets[name] |= measure(collection, finder.rerank(collection, found), True)
+        vectors = queries, texts, collection
+        if model.how.kind == "dense":
+            widths = read_widths(model.config.task.widths)
+            if widths:
+                sets[name]["widths"] = {str(w): of_width(w, *vectors) for w in widths}
+            if kinds:
+                small = {kind: of_precision(kind, *vectors) for kind in kinds}
+                sets[name]["precisions"] = small
+    return scores_of_sets(sets, args, model.meta)
+
+
+def read_sets(args: Any, model: embed_texts.Embedder) -> dict[str, Collection]:
+    """Return the collections that are scored. Raises UserError."""
     named, text, key = passages.COLUMNS, args.text, "--text"
     task_type = find_task_type(model.config.objective)
     if task_type and task_type.makes_vectors:
@@ -39,22 +115,109 @@ def score(args: Any, path: str, flag: str) -> Scores:
         raise UserError(
             "--what=retrieval needs --text=FOLDER, in BEIR's layout, or --text=TABLE"
         )
-    sets: dict[str, dict[str, float]] = {}
-    for name, part in named_sources(text, key).items():
-        (collection,) = passages.read_collections(part, key, columns, cli.say)
-        grades, texts = collection.grades, [*collection.queries, *collection.passages]
-        vectors = comparable_vectors(model, texts, args.batch_size or 32)
-        queries, texts = np.split(vectors, [len(collection.queries)])
-        found = search.search(queries, texts, collection.own)
-        sets[name] = {"queries": len(grades), "passages": len(collection.passages)}
-        # Queries with the same answer resemble each other: they are one draw.
-        same = np.array([min(p for p in of if of[p] > 0) for of in grades])
-        for measure, each in search.measure(found, grades).items():
-            sets[name][measure] = float(each.mean())
-            width = half_width(each, np.ones_like(each), same)
-            if width is not None:
-                sets[name][f"{measure}_ci95"] = width
-    return scores_of_sets(sets, args, model.meta)
+    sets = named_sources(text, key).items()
+    read = passages.read_collections
+    return {name: read(part, key, columns, cli.say)[0] for name, part in sets}
+
+
+def measure(
+    collection: Collection, found: np.ndarray, intervals: bool = False
+) -> dict[str, float]:
+    """Return the means of all measures, with their 95% intervals."""
+    grades, out = collection.grades, {}
+    # Queries with the same answer resemble each other: they are one draw.
+    same = np.array([min(p for p in of if of[p] > 0) for of in grades])
+    for name, each in search_measures.measure(found, grades).items():
+        out[name] = float(each.mean())
+        width = half_width(each, np.ones_like(each), same) if intervals else None
+        if width is not None:
+            out[f"{name}_ci95"] = width
+    return out
+
+
+def of_width(
+    width: int, queries: search.Dense, texts: search.Dense, collection: Collection
+) -> dict[str, float]:
+    """Score the first numbers of each vector, made of length 1."""
+    parts = (x.vectors[:, :width] for x in (queries, texts))
+    asking, index = (search.Dense(embed_texts.normalized(x)) for x in parts)
+    found, _ = index.search(asking, collection.own, search_measures.DEEPEST)
+    return {"index_bytes": index.nbytes, **measure(collection, found)}
+
+
+def of_precision(
+    kind: str, queries: search.Dense, texts: search.Dense, collection: Collection
+) -> dict[str, float]:
+    """Score vectors in few bytes, and what is best of them by the whole vectors."""
+    index = search.PRECISIONS[kind](texts.vectors)
+    most = OVERSAMPLING * search_measures.DEEPEST
+    found, _ = index.search(queries, collection.own, most)
+    k = search_measures.DEEPEST
+    again, _ = search.rescore(found, queries, texts.vectors, k)
+    plain = measure(collection, found[:, :k])
+    rescored = {f"{x}_rescored": y for x, y in measure(collection, again).items()}
+    return {"index_bytes": index.nbytes, **plain, **rescored}
+
+
+def check_mining(args: Any, sets: dict[str, Collection]) -> None:
+    """Refuse what cannot be mined, before the long work. Raises UserError."""
+    for name in ("negatives", "margin"):
+        if getattr(args, name) is not None and not args.mine:
+            raise UserError(f"--{name} is of --mine=FILE, which is not given")
+    if args.depth and not args.rerank:
+        raise UserError("--depth is of --rerank=MODEL, which is not given")
+    if args.mine:
+        atomic.check_out(args.mine, "--mine", ".jsonl")
+        if len(sets) > 1:
+            raise UserError(f"--mine={args.mine}: --text names {len(sets)} sets: one")
+
+
+def mine(
+    args: Any,
+    finder: Retriever,
+    collection: Collection,
+    found: np.ndarray,
+    scores: np.ndarray,
+) -> None:
+    """Write JSON lines with query, positive, negatives, which data.train reads; with a
+    cross-encoder also its scores."""
+    count = NEGATIVES if args.negatives is None else args.negatives
+    margin = MARGIN if args.margin is None else args.margin
+    how = collection.grades, collection.passages, count, margin
+    chosen = choose_negatives(found, scores, *how)
+    rows = [
+        (query, positive, chosen[query])
+        for query, grades in enumerate(collection.grades)
+        for positive in [p for p, grade in grades.items() if grade > 0]
+    ]
+    lines = [
+        {
+            "query": collection.queries[query],
+            "positive": collection.passages[positive],
+            "negatives": [collection.passages[p] for p in negatives],
+        }
+        for query, positive, negatives in rows
+    ]
+    if finder.cross is not None:
+        pairs = [(q, p) for q, first, others in rows for p in (first, *others)]
+        told = iter(finder.score(collection, np.array(pairs)).tolist())
+        for line, (_, _, others) in zip(lines, rows, strict=True):
+            line["scores"] = [round(next(told), 6) for _ in range(1 + len(others))]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    path = Path(args.mine).expanduser()
+    atomic.write_file(path, text, f"--mine={args.mine}")
+    none = sum(not negatives for _, _, negatives in rows)
+    total = sum(len(negatives) for _, _, negatives in rows)
+    cli.say(
+        f"{path}: {counted(len(rows), 'pair')}, {counted(total, 'negative')}; "
+        f"{counted(none, 'pair')} without one"
+    )
+
+
+def say_cut(model: embed_texts.Embedder, cut: int) -> None:
+    """Say how many texts were cut."""
+    if cut:
+        cli.say(f"{cut:,} texts cut at {model.how.longest} tokens")
 
 
 def comparable_vectors(
@@ -66,10 +229,6 @@ def comparable_vectors(
     cut.
     """
     vectors, cut = model.embed(texts, batch_size)
+    say_cut(model, cut)
     vectors = vectors.astype(dtype)
-    if cut:
-        cli.say(f"{cut:,} texts cut at {model.how.longest} tokens")
-    if not model.how.dot:
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        vectors /= np.maximum(norms, 1e-12)
-    return vectors
+    return vectors if model.how.dot else embed_texts.normalized(vectors)

@@ -121,6 +121,11 @@ def _of_sentences(model: LoadedModel, params: Any, where: str) -> ServedModel:
     from bertjax.models import encoder
 
     how = settle_sentences(model, where)
+    if how.kind != "dense":
+        raise UserError(
+            f"{where}: its vectors are {how.kind}, and vectors of other kinds than "
+            "dense are not served: --format=hf writes them for sentence-transformers"
+        )
     cfg = encoder.without_pooler(model.cfg)
 
     def run(params: Any, batch: Mapping[str, Any]) -> dict[str, Any]:

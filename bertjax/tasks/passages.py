@@ -23,6 +23,7 @@ from bertjax.tasks.tables import Columns, Say
 from bertjax.tasks.text_rows import WHOLE
 
 NEGATIVES = "task.label"
+SCORES = "scores"  # of the positive, then of each negative
 COLUMNS = {"task.text": "query", "task.text_pair": "positive", NEGATIVES: "negatives"}
 FLAGS = "--columns: QUERY", "--columns: POSITIVE", NEGATIVES  # of evaluate, for them
 HEADER = {name: name for name in ("query-id", "corpus-id", "score")}
@@ -37,13 +38,15 @@ class Collection:
 
     grades: of each query {passage: grade}: above 0 answers it, the others are given
     negatives. own: of each query the passage that has its very id and does not answer
-    it, or -1: the query itself, where queries are passages too.
+    it, or -1: the query itself, where queries are passages too. scores: of each query
+    {passage: a teacher's score}, where a table has them.
     """
 
     passages: list[str] = field(default_factory=list)
     queries: list[str] = field(default_factory=list)
     grades: list[dict[int, int]] = field(default_factory=list)
     own: list[int] = field(default_factory=list)
+    scores: list[dict[int, float]] = field(default_factory=list)
 
 
 def read_collections(
@@ -78,6 +81,8 @@ def read_collections(
         whole.queries += one.queries
         whole.grades += [{first + p: g for p, g in of.items()} for of in one.grades]
         whole.own += [first + p if p >= 0 else p for p in one.own]
+        scores = one.scores or [{}] * len(one.queries)
+        whole.scores += [{first + p: s for p, s in of.items()} for of in scores]
     if not whole.queries:
         raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
     return [whole]
@@ -209,6 +214,7 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     repeated: list[str] = []
     blank: list[str] = []
     given: list[tuple[dict[int, int], int, str]] = []  # negatives: passage, place
+    taught: dict[str, dict[int, float]] = {}  # of each query, a teacher's scores
     rows = tables.read_rows(entry, key, needed, say)
     is_named = key == "data.train" and negatives != COLUMNS[NEGATIVES]
     if is_named and not any(negatives in row.cells for row in rows):
@@ -228,9 +234,17 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
         if grades.get(positive):
             repeated.append(row.place)
         grades[positive] = 1
+        known = taught.setdefault(texts[0], {})
+        scores = _scores_of(row, 1 + len(others))
+        if scores:
+            known[positive] = scores[0]
         blank += [row.place for other in others if not other.strip()]
-        for other in filter(str.strip, others):
+        for i, other in enumerate(others, 1):
+            if not other.strip():
+                continue
             negative = passages.setdefault(other, len(passages))
+            if scores:
+                known[negative] = scores[i]
             grades.setdefault(negative, 0)
             given.append((grades, negative, row.place))
     note = " with a query and its positive that came before, counted once"
@@ -239,7 +253,27 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     both = [place for grades, p, place in given if grades[p]]
     note = " among the positives of the same query, left out"
     tables.report(say, both, "given negative", note, entry)
-    return Collection([*passages], [*queries], [*queries.values()], [-1] * len(queries))
+    lists = [*passages], [*queries], [*queries.values()], [-1] * len(queries)
+    return Collection(*lists, [*taught.values()])
+
+
+def _scores_of(row: tables.Row, count: int) -> list[float]:
+    """Return a teacher's scores of a row's passages, [] where it has none.
+
+    Raises UserError where they are no list of as many numbers.
+    """
+    scores = row.cells.get(SCORES)
+    if scores is None:
+        return []
+    numbers = isinstance(scores, list) and all(
+        type(x) in (int, float) and abs(x) < 1e9 for x in scores
+    )
+    if not numbers or len(scores) != count:
+        raise UserError(
+            f"{row.place}: {SCORES} has to be a list of {count} numbers, of the "
+            "positive and then of each negative"
+        )
+    return [*map(float, scores)]
 
 
 def _are_texts(*found: Any) -> bool:

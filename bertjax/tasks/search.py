@@ -1,110 +1,316 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search by inner products, and scores of what it finds.
+"""Exact search among texts on the host: vectors of each kind, and what is nearest.
 
-numpy is the library: every passage is looked at, so nothing is approximate.
+Every passage is looked at, tile by tile, so nothing is approximate and memory holds
+one tile of scores; vectors may lie in a file (np.memmap). The larger the inner product
+(of several vectors a text: MaxSim) the better; of equals the earlier passage.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-SCORES = 2**26  # looked at together, which bounds memory: 256 MiB
+SCORES = 2**25  # products looked at together, which bounds memory: 128 MiB
+QUERIES = 1024  # at once
+Found = tuple[np.ndarray, np.ndarray]
+Score = Callable[[slice, slice], np.ndarray]
 
 
-def recall_at_k(ranked: np.ndarray, relevant: np.ndarray, k: int) -> float:
-    """Return the share of a query's relevant passages among the first k.
+class Index(Protocol):
+    """The vectors of texts.
 
-    ranked: the grades of what was found, f64, best first; relevant: all grades above 0,
-    in any order. As trec_eval's recall_K, which BEIR reports.
-
-    >>> recall_at_k(np.array([0.0, 1, 0]), relevant=np.ones(2), k=2)
-    0.5
-    """
-    return float((ranked[:k] > 0).sum() / len(relevant))
-
-
-def reciprocal_rank(ranked: np.ndarray, relevant: np.ndarray, k: int) -> float:
-    """Return 1 / rank of the first relevant passage, 0 without one among the first k.
-
-    >>> reciprocal_rank(np.array([0.0, 1]), relevant=np.ones(1), k=10)
-    0.5
-    """
-    hits = np.flatnonzero(ranked[:k] > 0)
-    return 1 / (int(hits[0]) + 1) if len(hits) else 0.0
-
-
-def ndcg_at_k(ranked: np.ndarray, relevant: np.ndarray, k: int) -> float:
-    """Return the normalised discounted gain of the first k.
-
-    As trec_eval's ndcg_cut_K, BEIR's measure: the gain of a passage is its grade (not
-    2^grade - 1), divided by log2(rank + 1); the best order of all of the query's
-    passages scores 1 (Jarvelin and Kekalainen 2002).
-
-    >>> ndcg_at_k(np.array([0.0, 1]), relevant=np.ones(1), k=10)
-    0.6309297535714575
+    len(): texts; nbytes: of what is kept of them; split(n): the first n texts, and the
+    others. search(queries, leave, k) -> (numbers i64 [q, k], scores f32 [q, k]) of the
+    best passages of each query, best first, where there are no more -1 and -inf; leave:
+    of each query a passage that is none of its results, or -1. A vector that is no
+    number is never found.
     """
 
-    def gain(grades: np.ndarray) -> float:
-        grades = np.maximum(grades[:k], 0)
-        return float(grades @ (1 / np.log2(np.arange(len(grades)) + 2)))
-
-    return gain(ranked) / gain(-np.sort(-relevant))
-
-
-MEASURES: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "ndcg@10": partial(ndcg_at_k, k=10),
-    "mrr@10": partial(reciprocal_rank, k=10),
-    **{f"recall@{k}": partial(recall_at_k, k=k) for k in (1, 5, 10, 100)},
-}
-DEEPEST = 100  # of them
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def split(self, n: int) -> tuple[Any, Any]: ...
+    def search(
+        self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
+    ) -> Found: ...
 
 
-def search(
-    queries: np.ndarray, passages: np.ndarray, leave: Sequence[int], k: int = DEEPEST
-) -> list[np.ndarray]:
-    """Return the k best passages of each query, best first: i64 [k] each.
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A vector a text: f32 [n, D].
 
-    queries f32 [q, D], passages f32 [p, D]; the larger the inner product the better, of
-    equals the earlier passage. leave: of each query a passage that is none of its
-    results, or -1. What is no number is never found.
-
-    >>> search(np.eye(2), np.array([[1.0, 0], [0, 1], [2, 0]]), [-1, -1], 2)[0].tolist()
-    [2, 0]
+    >>> passages = Dense(np.array([[1.0, 0], [0, 1], [2, 0]], np.float32))
+    >>> passages.search(Dense(np.eye(2, dtype=np.float32)), k=2)[0].tolist()
+    [[2, 0], [1, 0]]
     """
-    found = []
-    k = min(k, len(passages))
-    block = max(1, SCORES // len(passages))
-    for begin in range(0, len(queries), block):
-        scores = queries[begin : begin + block] @ passages.T
-        scores[np.isnan(scores)] = -np.inf
-        left = np.asarray(leave[begin : begin + block])
-        rows = np.flatnonzero(left >= 0)
-        scores[rows, left[rows]] = -np.inf
-        least = np.partition(scores, len(passages) - k, axis=1)[:, len(passages) - k]
-        for row, bound in zip(scores, least, strict=True):
-            among = np.flatnonzero((row >= bound) & (row > -np.inf))
-            found.append(among[np.argsort(-row[among], kind="stable")][:k])
-    return found
+
+    vectors: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.vectors.nbytes)
+
+    def split(self, n: int) -> tuple[Self, Self]:
+        return type(self)(self.vectors[:n]), type(self)(self.vectors[n:])
+
+    def tile(self, which: slice) -> np.ndarray:
+        """Return vectors of some texts, f32."""
+        return np.asarray(self.vectors[which], np.float32)
+
+    def search(
+        self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
+    ) -> Found:
+        def score(rows: slice, which: slice) -> np.ndarray:
+            return queries.tile(rows) @ self.tile(which).T
+
+        return best(score, len(queries), len(self), leave, k)
 
 
-def measure(
-    found: Sequence[np.ndarray],
-    grades: Sequence[Mapping[int, int]],
-    names: Sequence[str] = tuple(MEASURES),
-) -> dict[str, np.ndarray]:
-    """Score what was found of each query: {name of MEASURES: f64 [queries]}.
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """A few weights a text: scipy's csr_array [n, V]."""
 
-    grades: of each query {passage: grade}, with an answer.
+    weights: Any
 
-    >>> measure([np.array([3, 7])], [{7: 1}], ["mrr@10"])
-    {'mrr@10': array([0.5])}
+    @classmethod
+    def of_top(cls, weights: np.ndarray, terms: np.ndarray, width: int) -> Self:
+        """Take weights f32 [n, K] of the pieces i32 [n, K], of `width` there are."""
+        from scipy.sparse import csr_array
+
+        rows, columns = np.nonzero(weights)
+        values = weights[rows, columns], (rows, terms[rows, columns])
+        return cls(csr_array(values, shape=(len(weights), width)))
+
+    def __len__(self) -> int:
+        return int(self.weights.shape[0])
+
+    @property
+    def width(self) -> int:
+        """How many pieces there are."""
+        return int(self.weights.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        parts = self.weights.data, self.weights.indices, self.weights.indptr
+        return sum(int(x.nbytes) for x in parts)
+
+    def split(self, n: int) -> tuple[Self, Self]:
+        return type(self)(self.weights[:n]), type(self)(self.weights[n:])
+
+    def search(
+        self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
+    ) -> Found:
+        def score(rows: slice, which: slice) -> np.ndarray:
+            return (queries.weights[rows] @ self.weights[which].T).toarray()
+
+        return best(score, len(queries), len(self), leave, k)
+
+
+@dataclass(frozen=True, eq=False)
+class MultiVectors:
+    """A vector a token: f32 [T, E]; text i has those of [offsets[i], offsets[i + 1]).
+
+    No text is without one.
     """
-    queries = [
-        (
-            np.array([of.get(passage, 0) for passage in passages.tolist()], float),
-            np.array([grade for grade in of.values() if grade > 0], float),
-        )
-        for passages, of in zip(found, grades, strict=True)
-    ]
-    return {name: np.array([MEASURES[name](*q) for q in queries]) for name in names}
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, texts: Sequence[np.ndarray]) -> Self:
+        """Put the vectors of texts, f32 [tokens, E] each, one after the other."""
+        return cls(np.concatenate(texts), np.cumsum([0, *map(len, texts)]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, text: int) -> np.ndarray:
+        return self.tokens[self.offsets[text] : self.offsets[text + 1]]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.tokens.nbytes + self.offsets.nbytes)
+
+    def split(self, n: int) -> tuple[Self, Self]:
+        at = self.offsets[n]
+        first = type(self)(self.tokens[:at], self.offsets[: n + 1])
+        return first, type(self)(self.tokens[at:], self.offsets[n:] - at)
+
+    def tile(self, which: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors of some texts, and where each of them begins."""
+        begins = self.offsets[which.start : which.stop + 1]
+        tokens = self.tokens[begins[0] : begins[-1]]
+        return np.asarray(tokens, np.float32), begins[:-1] - begins[0]
+
+    def search(
+        self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
+    ) -> Found:
+        def score(rows: slice, which: slice) -> np.ndarray:
+            (asking, first), (tokens, begins) = queries.tile(rows), self.tile(which)
+            products = np.maximum.reduceat(asking @ tokens.T, begins, axis=1)
+            return np.add.reduceat(products, first, axis=0)
+
+        longest = int(np.diff(queries.offsets).max()) * int(np.diff(self.offsets).max())
+        return best(score, len(queries), len(self), leave, k, longest)
+
+
+@dataclass(frozen=True, eq=False)
+class Int8:
+    """Dense vectors in 8 bits a number: i8 [n, D] times a scale f32 [D]."""
+
+    codes: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, vectors: np.ndarray) -> Self:
+        """Round vectors to 127 steps up to each number's largest size."""
+        size = np.zeros(vectors.shape[1], np.float32)
+        for part in _parts(len(vectors), QUERIES * 16):
+            size = np.maximum(size, np.abs(vectors[part]).max(axis=0, initial=0))
+        scale = np.maximum(size / 127, np.finfo(np.float32).tiny).astype(np.float32)
+        codes = np.empty(vectors.shape, np.int8)
+        for part in _parts(len(vectors), QUERIES * 16):
+            codes[part] = np.rint(vectors[part] / scale)
+        return cls(codes, scale)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.codes.nbytes + self.scale.nbytes)
+
+    def split(self, n: int) -> tuple[Self, Self]:
+        parts = self.codes[:n], self.codes[n:]
+        return type(self)(parts[0], self.scale), type(self)(parts[1], self.scale)
+
+    def search(
+        self, queries: Dense, leave: Sequence[int] | None = None, k: int = 100
+    ) -> Found:
+        """Search with queries in f32."""
+
+        def score(rows: slice, which: slice) -> np.ndarray:
+            return (queries.tile(rows) * self.scale) @ self.codes[which].astype("f4").T
+
+        return best(score, len(queries), len(self), leave, k)
+
+
+@dataclass(frozen=True, eq=False)
+class Binary:
+    """The signs of dense vectors, a bit a number: u8 [n, ceil(D / 8)]."""
+
+    bits: np.ndarray
+    width: int
+
+    @classmethod
+    def of(cls, vectors: np.ndarray) -> Self:
+        """Keep whether each number is above 0."""
+        parts = _parts(len(vectors), QUERIES * 16)
+        bits = [np.packbits(vectors[part] > 0, axis=1) for part in parts]
+        return cls(np.concatenate(bits), vectors.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.bits.nbytes)
+
+    def split(self, n: int) -> tuple[Self, Self]:
+        parts = self.bits[:n], self.bits[n:]
+        return type(self)(parts[0], self.width), type(self)(parts[1], self.width)
+
+    def search(
+        self, queries: Dense, leave: Sequence[int] | None = None, k: int = 100
+    ) -> Found:
+        """Search with queries in f32: inner products with +1 and -1."""
+
+        def score(rows: slice, which: slice) -> np.ndarray:
+            bits = np.unpackbits(self.bits[which], axis=1, count=self.width)
+            return queries.tile(rows) @ (2 * bits.astype(np.float32) - 1).T
+
+        return best(score, len(queries), len(self), leave, k)
+
+
+PRECISIONS = {"float32": Dense, "int8": Int8.of, "binary": Binary.of}
+
+
+def rescore(found: np.ndarray, queries: Dense, vectors: np.ndarray, k: int) -> Found:
+    """Order what a coarse search found by inner products with the vectors: [q, k].
+
+    found: i64 [q, more than k], -1 for none; vectors: f32 [n, D], or a file of them, of
+    which only those that were found are read.
+    """
+    k = min(k, found.shape[1])
+    numbers = np.full((len(found), k), -1, np.int64)
+    scores = np.full((len(found), k), -np.inf, np.float32)
+    for row, passages in enumerate(found):
+        passages = np.sort(passages[passages >= 0])
+        products = np.asarray(vectors[passages], np.float32) @ queries.vectors[row]
+        order = np.argsort(-products, kind="stable")[:k]
+        numbers[row, : len(order)] = passages[order]
+        scores[row, : len(order)] = products[order]
+    return numbers, scores
+
+
+def best(
+    score: Score,
+    queries: int,
+    passages: int,
+    leave: Sequence[int] | None,
+    k: int,
+    cost: int = 1,
+) -> Found:
+    """Return the k best of `passages` for each query, as Index.search does.
+
+    score(some queries, some passages) -> f32 [q, p]; cost: floats that it makes for a
+    pair.
+    """
+    k = min(k, passages)
+    left = np.full(queries, -1) if leave is None else np.asarray(leave)
+    numbers = np.full((queries, k), -1, np.int64)
+    scores = np.full((queries, k), -np.inf, np.float32)
+    for rows in _parts(queries, min(QUERIES, max(1, SCORES // (16 * cost)))):
+        count = rows.stop - rows.start
+        own = numbers[rows], scores[rows]
+        for which in _parts(passages, max(1, SCORES // (count * cost))):
+            found = score(rows, which)
+            hidden = left[rows] - which.start
+            some = np.flatnonzero((hidden >= 0) & (hidden < found.shape[1]))
+            found[some, hidden[some]] = -np.inf
+            merge(own, found, which.start)
+    return numbers, scores
+
+
+def merge(own: Found, scores: np.ndarray, first: int) -> None:
+    """Put those scores of a tile, f32 [q, p], that are among the k best where they
+    belong, in place; first: the number of its first passage, after all in `own`."""
+    numbers, kept = own
+    k, bound = kept.shape[1], kept[:, -1:]
+    if np.isneginf(bound).any() and scores.shape[1] > k:
+        scores = np.where(np.isnan(scores), -np.inf, scores)
+        place = scores.shape[1] - k
+        least = np.partition(scores, place, axis=1)[:, place, None]
+        better = (scores > bound) & (scores >= least)
+    else:
+        better = scores > bound  # what is no number is not
+    row, column = np.nonzero(better)
+    if not len(row):
+        return
+    rows = np.concatenate([np.repeat(np.arange(len(kept)), k), row])
+    names = np.concatenate([numbers.ravel(), first + column])
+    values = np.concatenate([kept.ravel(), scores[row, column]])
+    order = np.lexsort((names, -values, rows))
+    begins = np.searchsorted(rows[order], np.arange(len(kept)))
+    top = order[begins[:, None] + np.arange(k)]
+    numbers[:], kept[:] = names[top], values[top]
+
+
+def _parts(n: int, size: int) -> Iterator[slice]:
+    for begin in range(0, n, size):
+        yield slice(begin, min(begin + size, n))

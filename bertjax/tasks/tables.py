@@ -148,12 +148,15 @@ def read_text(path: str) -> str:
     return decode(b"".join(files.unpacked(path)), path)
 
 
-def decode(content: bytes, name: str) -> str:
-    """Decode UTF-8. Raises UserError that names the first bad line."""
+def decode(content: bytes, name: str, before: int = 0) -> str:
+    """Decode UTF-8. Raises UserError that names the first bad line.
+
+    before: lines of the file before this content.
+    """
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8" if before else "utf-8-sig")
     except UnicodeDecodeError as e:
-        line = content[: e.start].count(b"\n") + 1
+        line = before + content[: e.start].count(b"\n") + 1
         wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         why = "is UTF-16, and text has to be UTF-8" if wide else "is not UTF-8"
         raise UserError(f"{name}:{line}: {why}") from None

@@ -71,8 +71,9 @@ class Form(NamedTuple):
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
     metrics: names of the task type's. limits: of questions. targets: where labels are
-    texts. asking: for messages. graph: what completes triples knows of all of them
-    (graphs.py).
+    texts. drawn: given negatives of a query in a row, at most. candidates: of a
+    query, to score. asking: for messages. graph: what completes triples knows of all of
+    them (graphs.py).
     """
 
     columns: tuple[str, ...]
@@ -83,6 +84,8 @@ class Form(NamedTuple):
     limits: Limits = Limits()
     asking: Asking = Asking()
     targets: Targets | None = None
+    drawn: int = 1
+    candidates: int = 10
     graph: Any = None
 
     @property
@@ -100,6 +103,8 @@ class Form(NamedTuple):
             )
         if self.targets:
             limits += f", targets={(*self.targets,)!r}"
+        if self.drawn != 1:
+            limits += f", drawn={self.drawn}"
         return (
             f"Form(columns={self.columns!r}, label={self.label!r}, "
             f"labels={self.labels!r}, separators={self.separators!r}, "

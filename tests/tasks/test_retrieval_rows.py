@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collections from files, the rows made of them, exact search and its scores."""
+"""Collections from files, and the rows made of them."""
 
 import gzip
 import json
@@ -12,13 +12,13 @@ from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.data import counter_rng
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
-from bertjax.tasks import search
+from bertjax.tasks import search_measures
 from bertjax.tasks.passages import COLUMNS, locate, read_collections
 from bertjax.tasks.prepare_task import prepare
 from bertjax.tasks.task_rows import Form, Ragged
 from bertjax.tasks.types.retrieve import make_pairs, pack
 
-FORM = Form(("query", "positive"), "negatives", (), 1, (*search.MEASURES,))
+FORM = Form(("query", "positive"), "negatives", (), 1, (*search_measures.MEASURES,))
 CORPUS = [
     {"_id": "a", "title": "Modules", "text": "a module is a file"},
     {"_id": "b", "text": "a list of words"},
@@ -283,7 +283,7 @@ def test_all_texts_are_searched(tokenizer, tmp_path):
     for text, (row, slot) in enumerate(at):
         vectors[row, slot, answers[text] if text < 3 else text - 3] = 1
     scores = rows.score({"vectors": vectors}, np.arange(rows.n))
-    assert scores == dict.fromkeys(search.MEASURES, 1.0)
+    assert scores == dict.fromkeys(search_measures.MEASURES, 1.0)
 
 
 def test_learning_what_is_scored_is_said(vocabulary, tmp_path):
@@ -299,33 +299,3 @@ def test_learning_what_is_scored_is_said(vocabulary, tmp_path):
     said.clear()
     prepare(config, said.append)
     assert not any("both read" in line for line in said)
-
-
-# ---------------------------------------------------------------- search
-def test_search_is_exact_and_ties_go_to_the_first(monkeypatch):
-    draw = np.random.default_rng(0)
-    queries = draw.integers(-2, 3, (40, 4)).astype(np.float32)
-    passages = draw.integers(-2, 3, (90, 4)).astype(np.float32)
-    leave = draw.integers(-1, 90, 40)
-    monkeypatch.setattr(search, "SCORES", 7 * 90)  # in blocks
-    found = search.search(queries, passages, leave, 10)
-    for i, got in enumerate(found):
-        scores = passages @ queries[i]
-        order = sorted(range(90), key=lambda p: (-scores[p], p))
-        assert got.tolist() == [p for p in order if p != leave[i]][:10]
-    assert [len(f) for f in search.search(queries[:2], passages[:3], [-1, -1], 10)] == [
-        3,
-        3,
-    ]
-    queries[0] = np.nan
-    assert len(search.search(queries, passages, leave, 10)[0]) == 0
-
-
-def test_measures_by_hand():
-    found = [np.array([4, 1, 2]), np.array([3])]
-    grades = [{1: 2, 2: 1, 9: 0}, {7: 1}]
-    told = search.measure(found, grades)
-    gain = 2 / np.log2(3) + 1 / 2
-    assert told["ndcg@10"].tolist() == pytest.approx([gain / (2 + 1 / np.log2(3)), 0])
-    assert told["mrr@10"].tolist() == [0.5, 0]
-    assert told["recall@1"].tolist() == [0, 0] and told["recall@5"].tolist() == [1, 0]

@@ -16,11 +16,11 @@ from typing import Any, Self
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted, registry
+from bertjax import counted, registry
 from bertjax.data import counter_rng
-from bertjax.data.corpus.sources import named_sources
 from bertjax.data.rendering import decode
-from bertjax.tasks import passages, search
+from bertjax.tasks import passages, search, search_measures
+from bertjax.tasks import retrieval_options as options
 from bertjax.tasks.passages import Collection
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import POOLINGS, TaskType
@@ -33,13 +33,15 @@ STEP = 16  # rows are as long as a multiple of it
 class CollectionRows(Rows):
     """Queries and passages; laid out, a row is `length` tokens with several of them.
 
-    texts: the ids of the queries, then of the passages. grades, own: as a Collection
-    has them. longest: tokens of a text at most, special ones included.
+    texts: the ids of the queries, then of the passages. grades, own, taught: as a
+    Collection has them (taught: its scores). longest: tokens of a text at most, special
+    ones included.
     """
 
     texts: Ragged
     grades: Sequence[Mapping[int, int]]
     own: np.ndarray
+    taught: Sequence[Mapping[int, float]] = ()
     longest: int = 0
 
     @property
@@ -64,7 +66,13 @@ class CollectionRows(Rows):
         return np.array(graded, np.int64)
 
     def arrays(self) -> list[np.ndarray | None]:
-        return [self.texts.tokens, self.texts.offsets, self.graded, self.own]
+        arrays = [self.texts.tokens, self.texts.offsets, self.graded, self.own]
+        if any(self.taught):  # workdirs older than scores have no such array
+            each = [
+                (q, p, s) for q, of in enumerate(self.taught) for p, s in of.items()
+            ]
+            arrays.append(np.array(each, np.float64))
+        return arrays
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the texts of a row, each of which the model sees alone."""
@@ -91,7 +99,15 @@ class CollectionRows(Rows):
 
 @dataclass(frozen=True, eq=False)
 class Pairs(CollectionRows):
-    """A row a query and a passage that answers it; `for_scores` is what is searched."""
+    """A row a query and a passage that answers it; `for_scores` is what is searched.
+
+    drawn: given negatives of a row at most. searched: the class of what is searched.
+    with_query_positions: whether a batch says where queries stand.
+    """
+
+    drawn: int = 1
+    searched: "type[Searched] | None" = None
+    with_query_positions: bool = False
 
     @cached_property
     def pairs(self) -> np.ndarray:
@@ -137,8 +153,9 @@ class Pairs(CollectionRows):
         longest = np.zeros(n, np.int64)  # of each query's given negatives
         owner = np.repeat(np.arange(n), given.lengths)
         np.maximum.at(longest, owner, laid.kept[n + given.tokens])
-        rows = laid.kept[query] + laid.kept[passage] + longest[query]
-        return replace(laid, length=_round_up(rows.max()))
+        most = np.minimum(given.lengths, self.drawn) * longest
+        rows = laid.kept[query] + laid.kept[passage] + most[query]
+        return replace(laid, length=round_up(rows.max()))
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -146,32 +163,58 @@ class Pairs(CollectionRows):
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (`pack`), with passage_numbers i32 [b, S - 1], the identities of
-        their passages, -1 where there is none, and relevant_numbers i32 [b, R]."""
-        slots = 2 + bool(len(self.negatives.tokens))  # texts of a row
-        members = np.full((len(example), slots), -1, np.int64)
-        members[:, :2] = self.pairs[example]
-        query = members[:, 0]
-        if slots > 2:
-            count = self.negatives.lengths[query]
-            draw = counter_rng.fold(keys, "negative")
-            drawn = counter_rng.below(draw, 0, np.maximum(count, 1))
-            some = np.flatnonzero(count)
-            at = (self.negatives.offsets[query] + drawn)[some]
-            members[some, 2] = self.queries + self.negatives.tokens[at]
-        passages = members[:, 1:]
+        their passages, -1 where there is none, and relevant_numbers i32 [b, R].
+
+        Where a teacher's scores are known, teacher_scores and teacher_weights f32
+        [b, S - 1]; with_query_positions: query_positions i32 [b, Q].
+        """
+        members = self.members(example, keys)
+        query, passages = members[:, 0], members[:, 1:]
         numbers = self.identity[np.maximum(passages - self.queries, 0)]
-        return {
+        batch = {
             **pack(self.texts, members, self.longest, self.length, specials),
             "passage_numbers": np.where(passages < 0, np.int32(-1), numbers),
             "relevant_numbers": self.relevant[query],
         }
+        if any(self.taught):
+            found = [
+                [self.taught[q].get(p - self.queries, np.nan) for p in of]
+                for q, *of in members.tolist()
+            ]
+            scores = np.array(found, np.float32)
+            batch["teacher_weights"] = np.isfinite(scores).astype(np.float32)
+            batch["teacher_scores"] = np.nan_to_num(scores)
+        if self.with_query_positions:
+            words = np.arange(self.kept[: self.queries].max(), dtype=np.int32)
+            batch["query_positions"] = np.tile(words, (len(members), 1))
+        return batch
+
+    def members(self, example: np.ndarray, keys: Any) -> np.ndarray:
+        """Return the texts of rows: i64 [b, S], a query, a passage that answers it,
+        and neighbours among its given negatives, from one that is drawn; -1: none."""
+        most = min(self.drawn, int(self.negatives.lengths.max(initial=0)))
+        members = np.full((len(example), 2 + most), -1, np.int64)
+        members[:, :2] = self.pairs[example]
+        query = members[:, 0]
+        count = self.negatives.lengths[query]
+        some = np.flatnonzero(count) if most else []
+        if not len(some):
+            return members
+        draw = counter_rng.fold(keys, "negative")
+        drawn = counter_rng.below(draw, 0, np.maximum(count, 1))
+        for k in range(most):
+            at = self.negatives.offsets[query] + (drawn + k) % np.maximum(count, 1)
+            which = some[count[some] > k]
+            members[which, 2 + k] = self.queries + self.negatives.tokens[at[which]]
+        return members
 
     def names_of(self, example: int) -> Sequence[str]:
         """Return what the texts of a row are, for `tell`."""
-        return "query", "passage", "negative"
+        return "query", "passage", *["negative"] * self.drawn
 
-    def for_scores(self) -> "Searched":
-        return Searched(self.form, self.counts, self.texts, self.grades, self.own)
+    def for_scores(self) -> Rows:
+        parts = self.form, self.counts, self.texts, self.grades, self.own
+        return (self.searched or Searched)(*parts, taught=self.taught)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +228,7 @@ class Searched(CollectionRows):
 
     def plan(self, length: int) -> Self:
         laid = replace(super().plan(length), longest=length)
-        width = _round_up(laid.kept.max())
+        width = round_up(laid.kept.max())
         starts, used = [], width
         for text, size in enumerate(laid.kept.tolist()):
             if used + size > width or text - starts[-1] == TOGETHER:
@@ -215,17 +258,21 @@ class Searched(CollectionRows):
         return ["query" if text < self.queries else "passage" for text in members]
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Search with the "vectors" f32 [n, TOGETHER, D] of all rows."""
+        """Search with what a model says of all rows."""
         if len(example) < self.n:
             raise ValueError(f"{len(example)} of {self.n} rows: all are searched")
-        vectors = np.asarray(outputs["vectors"])[self.members(example) >= 0]
-        queries, passages = np.split(vectors, [self.queries])
-        found = search.search(queries, passages, self.own)
-        measured = search.measure(found, self.grades, self.form.metrics)
+        queries, passages = self.vectors(outputs, example).split(self.queries)
+        found, _ = passages.search(queries, self.own)
+        measured = search_measures.measure(found, self.grades, self.form.metrics)
         return {name: float(values.mean()) for name, values in measured.items()}
 
+    def vectors(self, outputs: Outputs, example: np.ndarray) -> search.Index:
+        """Return the vectors of the texts: of "vectors" f32 [n, TOGETHER, D]."""
+        there = self.members(example) >= 0
+        return search.Dense(np.asarray(outputs["vectors"])[there])
 
-def _round_up(tokens: Any) -> int:
+
+def round_up(tokens: Any) -> int:
     return -(-int(tokens) // STEP) * STEP
 
 
@@ -272,37 +319,35 @@ def pack(
 
 
 def make_pairs(
-    read: Sequence[Collection], form: Form, tokenizer: Any, *_: Any
+    read: Sequence[Collection],
+    form: Form,
+    tokenizer: Any,
+    *_: Any,
+    rows: type[Pairs] = Pairs,
+    **more: Any,
 ) -> Pairs:
-    """Encode a collection, the only one."""
+    """Encode a collection, the only one. rows, more: their class, and its fields."""
     (whole,) = read
     texts = Ragged.of(tokenizer.encode_batch([*whole.queries, *whole.passages]))
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
-    return Pairs(form, texts.counts(tokenizer), texts, grades, own)
+    more = {"taught": tuple(whole.scores), "drawn": form.drawn, **more}
+    return rows(form, texts.counts(tokenizer), texts, grades, own, **more)
 
 
 def _check(config: ConfigDict) -> None:
-    """Refuse what a search over all passages of a batch, or of a text, cannot be."""
-    if not config.task.text_pair:
-        raise UserError("task.text_pair is empty: name the column of the passage")
     known = dict.fromkeys(name for name in POOLINGS if name != "last")
     registry.pick("task.pooling", config.task.pooling, known)
-    if config.eval.examples:
-        raise UserError(
-            f"eval.examples={config.eval.examples} has no effect with objective="
-            f"{config.objective}, whose evaluation searches all passages: give "
-            "eval.examples=0"
-        )
-    if len(named_sources(config.data.train, "data.train")) > 1:
-        raise UserError(
-            f"data.train={config.data.train} is a mixture, and passages are learnt "
-            "from one source alone"
-        )
+    options.check_rows(config)
+    options.check_chunks(config)
+    options.check_widths(config)
 
 
-def _head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
-    options = {"temperature": task.temperature, "cls": int(task.pooling == "cls")}
-    return options | {"normalize": int(task.normalize)}
+def _head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, Any]:
+    out = options.head_options(task)
+    out |= {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
+    if widths := options.read_widths(task.widths):
+        out["widths"] = "/".join(map(str, widths))
+    return out
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
@@ -316,11 +361,11 @@ TASK_TYPE = TaskType(
     read=passages.read_collections,
     make_rows=make_pairs,
     locate=passages.locate,
-    metrics=(*search.MEASURES,),
+    metrics=(*search_measures.MEASURES,),
     outputs=("vectors",),
     columns={k.removeprefix("task."): v for k, v in passages.COLUMNS.items()},
     unused={"labels": "", "choices": ""},
-    settings=("pooling", "normalize", "temperature"),
+    settings=("pooling", "normalize", "temperature", "widths", *options.SHARED),
     check=_check,
     head_options=_head_options,
     facts=_facts,

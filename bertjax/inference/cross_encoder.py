@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of queries read together with passages, by a finetuned cross-encoder."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.inference import predict_rows
+from bertjax.tasks.task_rows import Ragged
+from bertjax.tasks.text_rows import Texts
+
+OBJECTIVES = ("rerank", "regress")  # whose model says a number of two texts
+
+
+class CrossEncoder:
+    """An open cross-encoder. Raises UserError for a model that is none."""
+
+    def __init__(self, path: str, flag: str, dtype: str = "float32") -> None:
+        self.model = predict_rows.open_finetuned(path, dtype, flag=flag)
+        if self.model.config.objective not in OBJECTIVES:
+            raise UserError(
+                f"{flag}={path} is of objective={self.model.config.objective}, and no "
+                "cross-encoder: configs/finetune/rerank.py makes them"
+            )
+
+    def score(
+        self,
+        queries: Sequence[str],
+        passages: Sequence[str],
+        pairs: np.ndarray,
+        batch_size: int = 32,
+    ) -> np.ndarray:
+        """Score pairs i64 [n, 2], of a query and a passage, by their numbers: f32 [n].
+
+        The score is the logit of the head. Only what pairs name is read.
+        """
+        texts = []
+        for numbers, of in zip(pairs.T, (queries, passages), strict=True):
+            used, which = np.unique(numbers, return_inverse=True)
+            ids = self.model.tokenizer.encode_batch([of[i] for i in used])
+            texts.append(Ragged.of([ids[i] for i in which]))
+        form = self.model.form._replace(columns=("query", "passage"))
+        first, second = (text.counts(self.model.tokenizer) for text in texts)
+        counts = first + second
+        rows = Texts(form, counts, tuple(texts)).plan(self.model.config.data.length)
+        outputs = predict_rows.predict(self.model, rows, batch_size)
+        return np.array(outputs["scores"], np.float32).reshape(-1)
+
+
+def rerank(found: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Order passages that a search has found, i64 [q, k], by scores f32 [q, k] of the
+    first of them: those that have none keep their order behind.
+
+    >>> rerank(np.array([[5, 3, 8]]), np.array([[0.1, 0.7]])).tolist()
+    [[3, 5, 8]]
+    """
+    depth = scores.shape[1]
+    order = np.argsort(-scores, axis=1, kind="stable")
+    first = np.take_along_axis(found[:, :depth], order, axis=1)
+    return np.concatenate([first, found[:, depth:]], axis=1)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse vectors over the vocabulary: SPLADE, by the masked-LM head.
+
+A text's weight of a piece is ln(1 + relu of the largest logit of it) over the text's
+tokens (Formal et al. 2021, SPLADE v2, arXiv 2109.10086, equation 6). Beside the losses
+of ranking.py, of inner products, the FLOPS regulariser makes weights 0: the sum over
+the vocabulary of squared mean weights (Paria et al. 2020, arXiv 2004.05665, section 3),
+of queries and of passages. Means are over the global batch, whatever devices hold it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError
+from bertjax.models import heads
+from bertjax.models.flops import head_flops
+from bertjax.models.pooling import members_of
+from bertjax.objectives import ranking
+from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
+from bertjax.objectives.ranking import Ranking
+from bertjax.objectives.retrieve import product_scores
+from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.token_head import PARAMS
+
+NAME = "splade"
+
+
+def flops_penalty(weights: jax.Array, counts: jax.Array) -> Sum:
+    """Sum the squares of the mean weights: weights f32 [n, V], counts f32 [n].
+
+    counts: 1 for a text that is there, else 0.
+    """
+    mean = jnp.einsum("n,nv->v", counts, weights) / jnp.maximum(jnp.sum(counts), 1)
+    return Sum(jnp.sum(jnp.square(mean)), jnp.float32(1))
+
+
+def make_head(
+    temperature: float = 1.0,
+    query_flops: float = 5e-5,
+    passage_flops: float = 3e-5,
+    active: int = 256,
+    margin_weight: float = 0.0,
+    chunks: int = 1,
+) -> Head:
+    """Make the head, whose parameters are the masked LM's, params["mlm"].
+
+    A task's options come from task.* of a config: the factors of the regularisers, and
+    how many weights of a text its outputs have: `weights` f32 and `terms` i32
+    [B, S, active], the largest, then 0. Raises UserError for factors below 0.
+    """
+    factors = {"query_flops": query_flops, "passage_flops": passage_flops}
+    for name, factor in factors.items():
+        if factor < 0:
+            raise UserError(f"task.{name}={factor} must be 0 or more")
+    losses = Ranking([NAME], margin_weight)
+    penalties = {f"{NAME}_{name}": factor for name, factor in factors.items() if factor}
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        out = losses.weights(batch)
+        return out and out | dict.fromkeys(penalties, jnp.float32(1))
+
+    def reduce(params, cfg, encoded, batch):
+        word = params["encoder"]["embeddings"]["word"]
+        how = params.get(PARAMS, {}), word, cfg, encoded.hidden, members_of(batch)
+        return heads.term_weights(*how)
+
+    def sums(params, cfg, texts, batch, rng):
+        if not ranking.has_losses(batch):
+            return {}
+        found = losses.sums({NAME: product_scores(texts, temperature)}, batch)
+        there = batch["cls_weights"] * row_weights(batch)[:, None]
+        vocab = texts.shape[-1]
+        for name, slots in (("query", slice(1)), ("passage", slice(1, None))):
+            flat = texts[:, slots].reshape(-1, vocab), there[:, slots].reshape(-1)
+            found[f"{NAME}_{name}_flops"] = flops_penalty(*flat)
+            active = jnp.sum(jnp.count_nonzero(flat[0], axis=1) * flat[1])
+            found[f"{NAME}_{name}_active"] = Sum(active, jnp.sum(flat[1]))
+        return found
+
+    def outputs(params, cfg, texts, batch):
+        weights, terms = jax.lax.top_k(texts, min(active, texts.shape[-1]))
+        return {"weights": weights, "terms": terms}
+
+    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        own = losses.labels(rows, length)
+        shape = own["cls_positions"].shape
+        return own | {"cls_weights": jax.ShapeDtypeStruct(shape, jnp.float32)}
+
+    def flops(cfg, length, predictions):
+        return head_flops(cfg, length, length)
+
+    return Head(
+        NAME,
+        heads.init_mlm,
+        weights,
+        sums,
+        reads=EVERYWHERE,
+        task_type=NAME,
+        params=PARAMS,
+        whole_batch=0,
+        outputs=outputs,
+        labels=labels,
+        coefficients=losses.coefficients | penalties,
+        flops=flops,
+        reduce=reduce,
+        chunks=chunks,
+    )

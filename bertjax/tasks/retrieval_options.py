@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What configs of all kinds of retrieval have in common: settings, what is refused."""
+
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.data.corpus.sources import named_sources, split_sources
+from bertjax.models.families import in_effect
+
+SHARED = ("negatives", "margin_weight", "chunks")  # settings of all that make vectors
+
+
+def check_rows(config: ConfigDict) -> None:
+    """Refuse what rows of queries and passages have no use for, or cannot be."""
+    if not config.task.text_pair:
+        raise UserError("task.text_pair is empty: name the column of the passage")
+    if config.eval.examples:
+        raise UserError(
+            f"eval.examples={config.eval.examples} has no effect with objective="
+            f"{config.objective}, whose evaluation searches all passages: give "
+            "eval.examples=0"
+        )
+    if len(named_sources(config.data.train, "data.train")) > 1:
+        raise UserError(
+            f"data.train={config.data.train} is a mixture, and passages are learnt "
+            "from one source alone"
+        )
+
+
+def check_chunks(config: ConfigDict) -> None:
+    """Refuse chunks that do not part a batch, and a share of margins that is none."""
+    chunks = config.task.chunks
+    if chunks < 1 or config.batch_size % chunks:
+        raise UserError(
+            f"task.chunks={chunks} has to divide batch_size={config.batch_size}"
+        )
+    if not 0 <= config.task.margin_weight <= 1:
+        raise UserError(
+            f"task.margin_weight={config.task.margin_weight} must be from 0 to 1"
+        )
+
+
+def read_widths(text: str) -> list[int]:
+    """Read task.widths. Raises UserError for what are no numbers of 1 or more."""
+    widths = split_sources(text)
+    if any(not (w.isdecimal() and int(w)) for w in widths):
+        raise UserError(f"task.widths={text}: give numbers, as in 32,64")
+    return [*map(int, widths)]
+
+
+def check_widths(config: ConfigDict) -> None:
+    """Refuse widths that the model's vectors do not have. UserError."""
+    size = in_effect(config.model.to_dict()).get("hidden_size")
+    widths = read_widths(config.task.widths)
+    if size and (wide := [width for width in widths if width > size]):
+        raise UserError(
+            f"task.widths: {wide[0]} is more than hidden_size={size}, the width of the "
+            "model's vectors"
+        )
+
+
+def head_options(task: ConfigDict, *names: str) -> dict[str, Any]:
+    """Return the options that all heads of retrieval have, and others of config.task;
+    what has its usual value is left out, so that objectives keep their names."""
+    options = {"temperature": task.temperature}
+    options |= {name: task[name] for name in names}
+    usual = {"margin_weight": 0.0, "chunks": 1}
+    return options | {k: task[k] for k, v in usual.items() if task[k] != v}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of queries with their passages for vectors of tokens; types/retrieve.py's."""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax.tasks import retrieval_options as options
+from bertjax.tasks import search
+from bertjax.tasks.task_rows import Outputs
+from bertjax.tasks.types import retrieve
+
+
+@dataclass(frozen=True, eq=False)
+class TokensSearched(retrieve.Searched):
+    """What is searched with a vector of each token."""
+
+    def vectors(self, outputs: Outputs, example: np.ndarray) -> search.Index:
+        """Return vectors of "tokens" f32 [n, L, E]: a row's texts follow each other."""
+        texts = []
+        for row, members in zip(
+            outputs["tokens"], self.members(example).tolist(), strict=True
+        ):
+            at = 0
+            for text in members:
+                size = int(self.kept[text]) if text >= 0 else 0
+                texts += [row[at : at + size]] * (text >= 0)
+                at += size
+        return search.MultiVectors.of(texts)
+
+
+def _check(config: ConfigDict) -> None:
+    options.check_rows(config)
+    options.check_chunks(config)
+
+
+def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
+    return options.head_options(task, "embedding_size")
+
+
+def _facts(config: ConfigDict) -> dict[str, Any]:
+    """Say how vectors are made (sentence_transformers.py)."""
+    how = {"kind": "multi_vector", "normalize": True, "dot": True}
+    return {"sentences": how | {"longest": config.data.length}}
+
+
+TASK_TYPE = replace(
+    retrieve.TASK_TYPE,
+    make_rows=functools.partial(
+        retrieve.make_pairs, searched=TokensSearched, with_query_positions=True
+    ),
+    outputs=("tokens",),
+    settings=("temperature", "embedding_size", *options.SHARED),
+    check=_check,
+    head_options=_head_options,
+    facts=_facts,
+)

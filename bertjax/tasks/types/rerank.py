@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a query with passages of which one answers it, each read with the query.
+
+A row to learn from is [CLS] query [SEP] passage [SEP] for a passage that answers the
+query, the first, and for negatives: given ones, of which neighbours are drawn anew in
+every epoch, then others of the collection, drawn too, that do not answer it. What is
+scored are such pairs alone: of each query what answers it, given negatives, and others,
+task.candidates in all, which are always the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.data import counter_rng
+from bertjax.data.rendering import decode
+from bertjax.tasks import passages, search_measures, text_rows
+from bertjax.tasks import retrieval_options as options
+from bertjax.tasks.passages import Collection
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
+from bertjax.tasks.task_type import TaskType
+from bertjax.tasks.types import retrieve
+from bertjax.tasks.types.retrieve import CollectionRows, Pairs, round_up
+
+
+def read_together(
+    rows: CollectionRows, query: np.ndarray, passage: np.ndarray, specials: Any
+) -> Batch:
+    """Make sequences of pairs: i64 [n], numbers of `rows.texts`, -1 for no passage."""
+    pairs = []
+    for q, p in zip(query.tolist(), np.maximum(passage, 0).tolist(), strict=True):
+        first, second = rows.texts[q], rows.texts[p]
+        full = np.array([[len(first), len(second)]])
+        room = rows.length - 2 - rows.form.separators
+        ((a, b),) = text_rows.kept_of(full, room)
+        pairs.append((first[:a], second[:b]))
+    return text_rows.lay_out(pairs, rows.length, rows.form.separators, specials)
+
+
+class _Together(CollectionRows):
+    """What rows of pairs have in common; pairs i64 [n, 2], of `texts`."""
+
+    pairs: Any
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        specials = 2 + self.form.separators
+        full = self.texts.lengths[self.pairs].sum(axis=1) + specials
+        kept = np.minimum(full, self.length)
+        return kept, full - kept
+
+    def notes(self) -> Iterator[str]:
+        yield from Rows.notes(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(_Together, Pairs):
+    """A row a query with a passage that answers it and `drawn` negatives."""
+
+    candidates: int = 10
+
+    @property
+    def choices(self) -> int:  # type: ignore[override]
+        """Sequences of a row."""
+        return 1 + self.drawn
+
+    def plan(self, length: int) -> Self:
+        laid = Rows.plan(self, length)
+        longest = self.texts.lengths[: self.queries].max() + 2 + self.form.separators
+        longest += self.texts.lengths[self.queries :].max()
+        return replace(laid, length=min(length, round_up(longest)))
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows: input_ids, attention_mask, token_type_ids i32 [b, C, L];
+        choice_weights f32 [b, C], 1 where there is a passage; labels i32 [b], zeros."""
+        members = self.members(example, keys)
+        missing = 1 + self.choices - members.shape[1]
+        fill = np.full((len(members), missing), -1)
+        members = np.concatenate([members, fill], axis=1)
+        query = members[:, 0]
+        for slot in range(2, members.shape[1]):
+            draw = counter_rng.fold(keys, "passage", slot)
+            most = len(self.identity)
+            other = counter_rng.below(draw, 0, np.full(len(members), most))
+            answers = self.relevant[query] == self.identity[other][:, None]
+            other = np.where(answers.any(axis=1), -1, self.queries + other)
+            empty = members[:, slot] < 0
+            members[empty, slot] = other[empty]
+        query, passage = np.repeat(query, self.choices), members[:, 1:].ravel()
+        flat = read_together(self, query, passage, specials)
+        shape = len(members), self.choices
+        batch = {name: x.reshape(*shape, -1) for name, x in flat.items()}
+        batch["choice_weights"] = (passage >= 0).astype(np.float32).reshape(shape)
+        return batch | {"labels": np.zeros(len(members), np.int32)}
+
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        """Yield the sequence of each passage, that which answers first."""
+        for k in np.flatnonzero(row["choice_weights"]).tolist():
+            real = row["attention_mask"][k] > 0
+            name = "negative" if k else "answer"
+            yield name, decode(tokenizer, row["input_ids"][k][real])
+
+    def for_scores(self) -> Rows:
+        parts = self.form, self.counts, self.texts, self.grades, self.own
+        return Candidates(*parts, candidates=self.candidates)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates(_Together, CollectionRows):
+    """A row a query and a passage that may answer it."""
+
+    candidates: int = 10
+
+    @cached_property
+    def pairs(self) -> np.ndarray:
+        """i64 [n, 2], of `texts`, those of a query after those of the one before."""
+        out = []
+        count = len(self.texts.lengths) - self.queries
+        for query, grades in enumerate(self.grades):
+            found = dict.fromkeys(grades)
+            start = counter_rng.fold(0, "candidates", query)
+            for slot in range(4 * self.candidates):
+                if len(found) >= self.candidates:
+                    break
+                found.setdefault(int(counter_rng.below(start, slot, count)))
+            found.pop(int(self.own[query]), None)
+            out += [(query, self.queries + passage) for passage in found]
+        return np.array(out, np.int64)
+
+    plan = Listed.plan
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows of one sequence each: input_ids and the like, i32 [b, L]."""
+        query, passage = self.pairs[example].T
+        return read_together(self, query, passage, specials)
+
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        real = row["attention_mask"] > 0
+        yield "query and passage", decode(tokenizer, row["input_ids"][real])
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Order the candidates of each query by their "scores" f32 [n]."""
+        if len(example) < self.n:
+            raise ValueError(f"{len(example)} of {self.n} rows: all are scored")
+        scores = np.asarray(outputs["scores"], np.float64).reshape(-1)
+        query, passage = self.pairs.T
+        order = np.lexsort((passage, -scores, query))
+        ends = np.searchsorted(query[order], np.arange(1, self.queries))
+        found = np.split(passage[order] - self.queries, ends)
+        measured = search_measures.measure(found, self.grades, self.form.metrics)
+        return {name: float(values.mean()) for name, values in measured.items()}
+
+
+def make_rows(
+    read: Sequence[Any], form: Form, tokenizer: Any, labelled: bool, *say: Any
+) -> Rows:
+    """Encode a collection; without labels rows of two texts, whose score is asked."""
+    if not labelled and not (read and isinstance(read[0], Collection)):
+        return text_rows.make_texts(read, form, tokenizer, False, *say)
+    return retrieve.make_pairs(
+        read, form, tokenizer, rows=Listed, candidates=form.candidates
+    )
+
+
+def _check(config: ConfigDict) -> None:
+    options.check_rows(config)
+    if not config.task.negatives:
+        raise UserError("task.negatives=0: a query needs a passage that is wrong too")
+
+
+def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
+    return {"choices": 1 + task.negatives}
+
+
+TASK_TYPE = TaskType(
+    read=passages.read_collections,
+    make_rows=make_rows,
+    locate=passages.locate,
+    metrics=(*search_measures.MEASURES,),
+    default_metrics=("mrr@10", "ndcg@10", "recall@1"),
+    outputs=("scores",),
+    columns={k.removeprefix("task."): v for k, v in passages.COLUMNS.items()},
+    unused={"labels": "", "choices": ""},
+    settings=("negatives", "candidates"),
+    check=_check,
+    head_options=_head_options,
+    several_sequences=True,
+    hf_class="ForSequenceClassification",
+)

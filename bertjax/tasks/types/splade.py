@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of queries with their passages for sparse vectors; types/retrieve.py's."""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax.tasks import retrieval_options as options
+from bertjax.tasks import search
+from bertjax.tasks.task_rows import Outputs
+from bertjax.tasks.types import retrieve
+
+
+@dataclass(frozen=True, eq=False)
+class SparseSearched(retrieve.Searched):
+    """What is searched with the largest weights of each text."""
+
+    def vectors(self, outputs: Outputs, example: np.ndarray) -> search.Index:
+        """Return vectors of "weights" f32 and "terms" i32 [n, TOGETHER, K]."""
+        there = self.members(example) >= 0
+        weights, terms = (np.asarray(outputs[x])[there] for x in ("weights", "terms"))
+        return search.Sparse.of_top(weights, terms, len(self.counts))
+
+
+def _check(config: ConfigDict) -> None:
+    options.check_rows(config)
+    options.check_chunks(config)
+
+
+def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
+    return options.head_options(task, "query_flops", "passage_flops", "active")
+
+
+def _facts(config: ConfigDict) -> dict[str, Any]:
+    """Say how vectors are made (sentence_transformers.py)."""
+    how = {"kind": "sparse", "dot": True, "longest": config.data.length}
+    return {"sentences": how | {"active": config.task.active}}
+
+
+TASK_TYPE = replace(
+    retrieve.TASK_TYPE,
+    make_rows=functools.partial(retrieve.make_pairs, searched=SparseSearched),
+    outputs=("weights", "terms"),
+    settings=(
+        *("temperature", "query_flops", "passage_flops", "active"),
+        *options.SHARED,
+    ),
+    check=_check,
+    head_options=_head_options,
+    facts=_facts,
+)

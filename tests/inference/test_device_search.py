@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search on devices is the host's, on one and on eight; padding is never found."""
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.inference import device_search
+from bertjax.inference.device_search import DeviceIndex
+from bertjax.tasks.search import Dense
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_as_on_the_host(devices, monkeypatch):
+    monkeypatch.setattr(device_search, "TILE", 16)
+    monkeypatch.setattr(device_search, "QUERIES", 8)
+    draw = np.random.default_rng(0)
+    passages = draw.integers(-2, 3, (83, 4)).astype(np.float32)
+    # All products of the first queries are below 0, of which padding has the largest.
+    passages[:, 0] = -9
+    passages[5] = np.nan
+    queries = draw.integers(-2, 3, (11, 4)).astype(np.float32)
+    queries[:4] = [1, 0, 0, 0]
+    leave = draw.integers(-1, 83, 11)
+    index = DeviceIndex(passages, jax.devices()[:devices])
+    found, scores = index.search(queries, leave, 7)
+    want, best = Dense(passages).search(Dense(queries), leave, 7)
+    np.testing.assert_array_equal(found, want)
+    np.testing.assert_array_equal(scores, best)
+    everything = index.search(queries[:1], k=100)[0]
+    assert sorted(everything[0].tolist()) == [-1, *(i for i in range(83) if i != 5)]
