@@ -288,6 +288,7 @@ class Model(LoadedModel):
         mntp, "original" or "within_word" (Kauf and Ivanova 2023).
         """
         options = sequence_scorers.Options(variant=pick_variant(variant))
+        models.refuse_answers(self, "the model")
         lm = sequence_scorers.make_language_model(self, self._language_model)
         learnt = lm.cfg.is_decoder, lm.learnt
         scorer = sequence_scorers.pick_scorer(scorer, *learnt, "--scorer", "the model")

@@ -13,6 +13,7 @@ import bertjax
 from bertjax import UserError, generate, show
 from bertjax.checkpoints import manifest
 from bertjax.generation import dialogues
+from bertjax.serving.served_model import make_served
 
 NAMES = ["ann", "bob", "cem"]
 
@@ -172,3 +173,12 @@ def test_what_is_no_conversation(workdir, prompt, options, said):
 def test_what_is_refused(flags, key, said):
     with pytest.raises(UserError, match=said):
         show.main([*flags, f"--config.{key}"])
+
+
+def test_what_other_commands_say_of_a_model_of_answers(workdir):
+    model = bertjax.load(str(workdir))
+    for function in (model.fill_mask, model.score):
+        with pytest.raises(UserError, match="has learnt to answer conversations"):
+            function(["how many is [MASK] ?"])
+    with pytest.raises(UserError, match=r"embeds ids .*role:32,turn:32"):
+        make_served(model, "the model")

@@ -214,6 +214,7 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
     """Refuse a model that fills no blanks, finetuned or a decoder, which sees nothing
     behind a blank: UserError. what, then: as of `check_pretrained`."""
     check_pretrained(opened, what, then)
+    refuse_answers(opened, what)
     if opened.cfg.is_decoder:
         raise UserError(f"{what} is a causal language model, which fills no blanks")
     if opened.cfg.num_decoder_layers:
@@ -229,6 +230,15 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
         )
     if not opened.tokenizer.has_mask:
         raise UserError(f"{what} fills no blanks: its vocabulary has no mask token")
+
+
+def refuse_answers(opened: LoadedModel, what: str) -> None:
+    """Refuse a model of answers, which knows no texts but conversations: UserError."""
+    if opened.config.data.plan == "turns":
+        raise UserError(
+            f"{what} has learnt to answer conversations alone: bertjax.generate has it "
+            "do so, and bertjax.evaluate without --what scores its answers"
+        )
 
 
 def read_params(checkpoint: Any, head: str = "", weights: str = "") -> Any:

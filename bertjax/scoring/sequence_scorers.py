@@ -215,6 +215,7 @@ def open_language_model(
     opened = models.open_model(path, flag)
     given = f"--what={args.what}: {path}", "without --what its task is scored"
     models.check_pretrained(opened, *given)
+    models.refuse_answers(opened, given[0])
     opened.config.dtype = args.dtype
     learnt = objectives_of(opened.config)
     name = pick_scorer(scorer, opened.cfg.is_decoder, learnt, what, path)

@@ -71,6 +71,11 @@ def make_served(
     if cfg.is_decoder or cfg.num_decoder_layers:
         kind = "an encoder-decoder" if cfg.num_decoder_layers else "a decoder"
         raise UserError(f"{where} is {kind}, which writes texts: encoders are served")
+    if cfg.id_streams:
+        raise UserError(
+            f"{where} embeds ids beside words (model.id_streams={cfg.id_streams}), "
+            "which inputs of served models do not have"
+        )
     model.config.dtype = "float32"
     model.config.model.attention = "xla"  # a kernel would serve one platform alone
     task_type = get_task_type(model.config.objective) if "task" in meta else None
