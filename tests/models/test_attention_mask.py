@@ -390,4 +390,4 @@ def test_flops_count_the_keys_that_a_causal_query_sees():
 def test_masks_that_say_nothing_new_are_as_they_were():
     keys = jnp.array([[1, 1, 0]])
     assert AttentionMask(keys).boolean.shape == (1, 1, 1, 3)
-    assert AttentionMask(keys).kind == (False, False, False, False)
+    assert AttentionMask(keys).kind == (False, False, False, False, False)
