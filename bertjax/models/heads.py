@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax.models.chunks import count_row_chunks, map_rows
+from bertjax.models.row_chunks import count_row_chunks, map_rows
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import (
     Params,

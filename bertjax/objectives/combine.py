@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from bertjax import UserError
 from bertjax.models import encoder
-from bertjax.models.chunks import map_rows
+from bertjax.models.row_chunks import map_rows
 from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import encoder_flops
 from bertjax.models.heads import task_shardings

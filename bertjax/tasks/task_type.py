@@ -56,6 +56,8 @@ class TaskType:
         vocabulary learns (Form.targets).
       hf_class: what ends the name of transformers' class that computes the same of
         heads.init_task's parameters, and that convert writes; "" for none.
+      exported: keys of config.task that config.json of an exported model keeps, of a
+        type that opens there as another one; None: all that have an effect.
     """
 
     read: Callable[..., Sequence[Any]] = tables.read_rows
@@ -84,6 +86,7 @@ class TaskType:
     has_threshold: bool = False
     generates: bool = False
     hf_class: str = ""
+    exported: tuple[str, ...] | None = None
 
 
 def class_option(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:

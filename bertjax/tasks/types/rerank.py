@@ -191,4 +191,5 @@ TASK_TYPE = TaskType(
     head_options=_head_options,
     several_sequences=True,
     hf_class="ForSequenceClassification",
+    exported=("text", "text_pair"),
 )
