@@ -8,7 +8,7 @@ import pytest
 from conftest import read_rows
 from test_retrieving import WORDS, folder  # noqa: F401
 
-from bertjax import UserError, convert, embed, evaluate, train
+from bertjax import UserError, convert, embed, evaluate, predict, train
 from bertjax.inference import embed_file, embed_texts
 from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
@@ -168,6 +168,14 @@ def test_each_kind_learns_and_opens_elsewhere(kind, runs, folder, tmp_path, caps
         pairs = np.repeat(np.arange(3), 2).reshape(3, 2)
         ours = CrossEncoder(str(workdir), "--model").score(texts, texts, pairs)
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        asked = tmp_path / "asked.jsonl"
+        rows = [json.dumps({"query": t, "positive": t}) + "\n" for t in texts]
+        asked.write_text("".join(rows))
+        for model in (workdir, hf):
+            out = tmp_path / "answers.jsonl"
+            predict.main([f"--model={model}", f"--input={asked}", f"--out={out}"])
+            values = [json.loads(line)["value"] for line in out.open()]
+            np.testing.assert_allclose(values, ours, atol=1e-5)
         return
     name = {"splade": "SparseEncoder", "colbert": "MultiVectorEncoder"}.get(kind)
     theirs = getattr(st, name or "SentenceTransformer")(str(hf)).encode(texts)

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax.models.chunks import count_row_chunks, map_rows
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import (
     Params,
@@ -20,6 +19,7 @@ from bertjax.models.layers import (
     norm_specs,
 )
 from bertjax.models.pooling import normalize_vectors
+from bertjax.models.row_chunks import count_row_chunks, map_rows
 
 NEVER = -1e9  # a logit of no probability, finite in bfloat16 too
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.models import heads
-from bertjax.models.chunks import count_row_chunks, map_rows
+from bertjax.models.row_chunks import count_row_chunks, map_rows
 from bertjax.objectives import ranking
 from bertjax.objectives.base import EVERYWHERE, Head
 from bertjax.objectives.ranking import HIDDEN, PRECISE, Ranking

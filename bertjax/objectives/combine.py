@@ -13,11 +13,11 @@ import jax.numpy as jnp
 
 from bertjax import UserError
 from bertjax.models import encoder
-from bertjax.models.chunks import map_rows
 from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import encoder_flops
 from bertjax.models.heads import task_shardings
 from bertjax.models.layers import Params, fold_in, take_at
+from bertjax.models.row_chunks import map_rows
 from bertjax.objectives.base import (
     EVERYWHERE,
     NOWHERE,

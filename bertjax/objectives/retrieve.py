@@ -52,6 +52,18 @@ def read_widths(widths: str | int) -> list[int]:
     return [int(width) for width in str(widths).split("/") if width]
 
 
+def check_widths(widths: list[int], size: int) -> None:
+    """Refuse widths that vectors of that size do not have. UserError."""
+    if wide := [width for width in widths if not 0 < width <= size]:
+        raise UserError(f"task.widths: {wide[0]} is no width of vectors of {size}")
+
+
+def shorten(texts: jax.Array, width: int, normalize: bool) -> jax.Array:
+    """Take the first numbers of vectors, again of length 1 where they were so."""
+    part = texts[..., :width]
+    return normalize_vectors(part) if normalize else part
+
+
 def make_head(
     cls: bool = False,
     normalize: bool = True,
@@ -71,8 +83,8 @@ def make_head(
     weighs teacher_weight (Soft). Rows that are only searched have no relevant_numbers,
     and no loss. Raises UserError for margins beside a teacher.
     """
-    narrow = read_widths(widths)
-    losses = Ranking([NAME, *(f"{NAME}_{w}" for w in narrow)], margin_weight)
+    parts = read_widths(widths)
+    losses = Ranking([NAME, *(f"{NAME}_{w}" for w in parts)], margin_weight)
 
     def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
         return kl_divergence(own, known, row_weights(batch), t)
@@ -86,10 +98,7 @@ def make_head(
         )
 
     def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
-        if wide := [w for w in narrow if not 0 < w <= cfg.hidden_size]:
-            raise UserError(
-                f"task.widths: {wide[0]} is no width of vectors of {cfg.hidden_size}"
-            )
+        check_widths(parts, cfg.hidden_size)
         return {}
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
@@ -105,9 +114,8 @@ def make_head(
         if not ranking.has_losses(batch):
             return {}
         scores = {NAME: product_scores(texts, temperature)}
-        for width in narrow:
-            part = texts[..., :width]
-            part = normalize_vectors(part) if normalize else part
+        for width in parts:
+            part = shorten(texts, width, normalize)
             scores[f"{NAME}_{width}"] = product_scores(part, temperature)
         found = losses.sums(scores, batch)
         if taught:

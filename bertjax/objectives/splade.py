@@ -68,10 +68,10 @@ def make_head(
         if not ranking.has_losses(batch):
             return {}
         found = losses.sums({NAME: product_scores(texts, temperature)}, batch)
-        there = batch["cls_weights"] * row_weights(batch)[:, None]
+        is_text = batch["cls_weights"] * row_weights(batch)[:, None]
         vocab = texts.shape[-1]
         for name, slots in (("query", slice(1)), ("passage", slice(1, None))):
-            flat = texts[:, slots].reshape(-1, vocab), there[:, slots].reshape(-1)
+            flat = texts[:, slots].reshape(-1, vocab), is_text[:, slots].reshape(-1)
             found[f"{NAME}_{name}_flops"] = flops_penalty(*flat)
             active = jnp.sum(jnp.count_nonzero(flat[0], axis=1) * flat[1])
             found[f"{NAME}_{name}_active"] = Sum(active, jnp.sum(flat[1]))

@@ -200,9 +200,9 @@ def mine(
     ]
     if finder.cross is not None:
         pairs = [(q, p) for q, first, others in rows for p in (first, *others)]
-        told = iter(finder.score(collection, np.array(pairs)).tolist())
+        scores = iter(finder.score(collection, np.array(pairs)).tolist())
         for line, (_, _, others) in zip(lines, rows, strict=True):
-            line["scores"] = [round(next(told), 6) for _ in range(1 + len(others))]
+            line["scores"] = [round(next(scores), 6) for _ in range(1 + len(others))]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     path = Path(args.mine).expanduser()
     atomic.write_file(path, text, f"--mine={args.mine}")

@@ -27,7 +27,10 @@ def to_json(
     if not task or (task_type := get_task_type(config.objective)).makes_vectors:
         return {}
     words = [k for k in WORDS if config.task[k] and k not in task_type.unused]
-    values = {key: config.task[key] for key in (*words, *task_type.settings)}
+    keys = *words, *task_type.settings
+    if task_type.exported is not None:
+        keys = task_type.exported
+    values = {key: config.task[key] for key in keys}
     values |= {key: task[key] for key in ("threshold",) if key in task}
     named = {f"{PREFIX}{key}": value for key, value in values.items()}
     known = raw if raw and "architectures" in raw else named

@@ -78,7 +78,10 @@ def _settle_named(config: ConfigDict, overrides: Any) -> None:
     for key in ("train", "valid"):
         if f"data.{key}" not in overrides:
             config.data[key] = config.data[key] or getattr(task, key)
-    if "objective" not in overrides:
+    own, named = (shipped_task_type(x) for x in (config.objective, task.objective))
+    # Objectives that learn from rows of the same columns are as good as the task's.
+    fits = own and named and own.columns and own.columns == named.columns
+    if "objective" not in overrides and not fits:
         config.objective = task.objective
 
 

@@ -61,6 +61,8 @@ class TaskType:
       token_head: the head is the one over the vocabulary, whatever its parameters are.
       hf_class: what ends the name of transformers' class that computes the same of
         heads.init_task's parameters, and that convert writes; "" for none.
+      exported: keys of config.task that config.json of an exported model keeps, of a
+        type that opens there as another one; None: all that have an effect.
     """
 
     read: Callable[..., Sequence[Any]] = tables.read_rows
@@ -93,6 +95,7 @@ class TaskType:
     open_graph: Callable[..., Any] | None = None
     make_tokenizer: Callable[[Any], Any] | None = None
     hf_class: str = ""
+    exported: tuple[str, ...] | None = None
 
 
 def class_option(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:

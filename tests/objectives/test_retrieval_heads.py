@@ -8,7 +8,7 @@ import pytest
 from test_retrieve import CFG, B, make_batch, make_texts
 
 from bertjax import UserError
-from bertjax.models.chunks import count_row_chunks, map_rows
+from bertjax.models.row_chunks import count_row_chunks, map_rows
 from bertjax.objectives import colbert
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh

@@ -286,6 +286,12 @@ def test_all_texts_are_searched(tokenizer, tmp_path):
     assert scores == dict.fromkeys(search_measures.MEASURES, 1.0)
 
 
+@pytest.mark.parametrize("name", ["retrieve", "splade", "colbert", "rerank"])
+def test_a_named_collection_leaves_the_objective(name):
+    config = command_line.parse([f"--config=finetune/{name}.py:smoke,task=beir"]).config
+    assert config.objective == name and config.task.metrics == "ndcg@10,recall@100"
+
+
 def test_learning_what_is_scored_is_said(vocabulary, tmp_path):
     given = ["--config=finetune/retrieve.py:smoke", f"--config.data.vocab={vocabulary}"]
     given += [f"--config.data.{side}={tmp_path}" for side in ("train", "valid")]

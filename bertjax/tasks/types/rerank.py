@@ -19,7 +19,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.rendering import decode
-from bertjax.tasks import passages, search_measures, text_rows
+from bertjax.tasks import passages, search_measures, tables, text_rows
 from bertjax.tasks import retrieval_options as options
 from bertjax.tasks.passages import Collection
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
@@ -156,6 +156,14 @@ class Candidates(_Together, CollectionRows):
         return {name: float(values.mean()) for name, values in measured.items()}
 
 
+def read_examples(value: str, key: str, columns: tables.Columns, say: Any) -> Any:
+    """Read collections; where no column of negatives is asked for, rows of two texts,
+    whose score is asked."""
+    labelled = len(columns) == len(passages.COLUMNS)
+    read = passages.read_collections if labelled else tables.read_rows
+    return read(value, key, columns, say)
+
+
 def make_rows(
     read: Sequence[Any], form: Form, tokenizer: Any, labelled: bool, *say: Any
 ) -> Rows:
@@ -178,7 +186,7 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
 
 
 TASK_TYPE = TaskType(
-    read=passages.read_collections,
+    read=read_examples,
     make_rows=make_rows,
     locate=passages.locate,
     metrics=(*search_measures.MEASURES,),
@@ -191,4 +199,5 @@ TASK_TYPE = TaskType(
     head_options=_head_options,
     several_sequences=True,
     hf_class="ForSequenceClassification",
+    exported=("text", "text_pair"),
 )

@@ -268,8 +268,8 @@ class Searched(CollectionRows):
 
     def vectors(self, outputs: Outputs, example: np.ndarray) -> search.Index:
         """Return the vectors of the texts: of "vectors" f32 [n, TOGETHER, D]."""
-        there = self.members(example) >= 0
-        return search.Dense(np.asarray(outputs["vectors"])[there])
+        is_text = self.members(example) >= 0
+        return search.Dense(np.asarray(outputs["vectors"])[is_text])
 
 
 def round_up(tokens: Any) -> int:

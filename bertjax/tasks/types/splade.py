@@ -20,8 +20,8 @@ class SparseSearched(retrieve.Searched):
 
     def vectors(self, outputs: Outputs, example: np.ndarray) -> search.Index:
         """Return vectors of "weights" f32 and "terms" i32 [n, TOGETHER, K]."""
-        there = self.members(example) >= 0
-        weights, terms = (np.asarray(outputs[x])[there] for x in ("weights", "terms"))
+        is_text = self.members(example) >= 0
+        weights, terms = (np.asarray(outputs[x])[is_text] for x in ("weights", "terms"))
         return search.Sparse.of_top(weights, terms, len(self.counts))
 
 
