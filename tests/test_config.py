@@ -23,9 +23,10 @@ SIZES_OF = {
     n: FAMILIES.get(FAMILY.get(n, n.removesuffix(".py")), FAMILIES["bert"]).sizes
     for n in SHIPPED
 }
-for own in ("coke.py", "edges.py", "hybrid.py", "modern.py", "quickstart.py"):
-    SIZES = runpy.run_path(str(Path(__file__).parents[1] / "configs" / own))["SIZES"]
-    SIZES_OF[own] = {size: {"hidden_size": how[1]} for size, how in SIZES.items()}
+for own in ("coke", "cuglm", "edges", "hybrid", "modern", "quickstart"):
+    file = Path(__file__).parents[1] / f"configs/{own}.py"
+    SIZES = runpy.run_path(str(file))["SIZES"]
+    SIZES_OF[file.name] = {size: {"hidden_size": how[1]} for size, how in SIZES.items()}
 
 
 def parse(*arguments, name="bert.py:smoke"):

@@ -10,6 +10,8 @@ from bertjax.inference import predict_rows
 from bertjax.tasks.task_rows import Ragged
 from bertjax.tasks.text_rows import Texts
 
+__all__ = ["CrossEncoder", "rerank"]
+
 OBJECTIVES = ("rerank", "regress")  # whose model says a number of two texts
 
 

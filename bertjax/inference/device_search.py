@@ -17,6 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+__all__ = ["DeviceIndex", "take_best"]
+
 TILE = 2**14  # passages of a device whose scores are made at once
 QUERIES = 256  # at once
 NONE = np.iinfo(np.int32).max  # the number of no passage: after all others

@@ -22,6 +22,8 @@ from bertjax.inference.embed_texts import Embedder, narrow
 from bertjax.storage import atomic
 from bertjax.tasks import tables
 
+__all__ = ["embed_file", "line_blocks"]
+
 BLOCK = 2**16  # lines
 
 
