@@ -157,6 +157,7 @@ def test_rows_of_any_length(data):
 
 HASHES = {
     "clm": "c9a9fb02c4c294f5",
+    "dialogue": "11a699cdacc2a1a3",
     "diffusion": "9fbf8c4506933ab3",
     "diffusion:block=4": "e23863aff0b59e4c",
     "diffusion:schedule=cosine": "c38ced0a6464a202",
