@@ -199,7 +199,7 @@ class Graph:
         Graphs that were made of this one by `with_known` and `with_names` share it.
         """
         key = name, tokenizer.identity, len(self.entities), len(self.relations)
-        if len(self.entities) + len(self.relations) > 0 and key not in self._cache:
+        if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
