@@ -215,6 +215,7 @@ def make_form(config: ConfigDict) -> Form:
         limits=Limits(*(task[key] for key in Limits._fields)),
         asking=Asking(label=f"task.{label}"),
         targets=targets_of(config) if task_type.generates else None,
+        settings=task_type.form_settings(task),
     )
 
 

@@ -71,7 +71,7 @@ class Form(NamedTuple):
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
     metrics: names of the task type's. limits: of questions. targets: where labels are
-    texts. asking: for messages.
+    texts. asking: for messages. settings: what else a type knows of config.task.
     """
 
     columns: tuple[str, ...]
@@ -82,6 +82,7 @@ class Form(NamedTuple):
     limits: Limits = Limits()
     asking: Asking = Asking()
     targets: Targets | None = None
+    settings: tuple[Any, ...] | None = None
 
     @property
     def identity(self) -> str:
@@ -98,6 +99,8 @@ class Form(NamedTuple):
             )
         if self.targets:
             limits += f", targets={(*self.targets,)!r}"
+        if self.settings:
+            limits += f", settings={(*self.settings,)!r}"
         return (
             f"Form(columns={self.columns!r}, label={self.label!r}, "
             f"labels={self.labels!r}, separators={self.separators!r}, "
