@@ -3,9 +3,9 @@
 encoder (Chen et al. 2020, UNITER, arXiv 1909.11740, section 3).
 
 The encoder reads the words of a text, of token type 0, and behind them the regions of
-an image, of type 1. Pairs are told by what the first word's last state is. A region's embedding is the sum of a projection of its feature and
+an image, of type 1. A region's embedding is the sum of a projection of its feature and
 one of its box, each normalised (UNITER, section 3.1). Regions have no order: all have
-the position of the first word.
+the position of the first word. Whether text and image are a pair is read at that word.
 """
 
 import functools
@@ -55,8 +55,8 @@ def make_objective(
     """Make the objective of rows of R regions, whose features are of width F.
 
     regions, features: R and F; masked: K, the most that are predicted; classes: C of a
-    region, 0 for none. A task's options come from task.* of a config. Raises UserError for a decoder, and where words and
-    regions would have one token type.
+    region, 0 for none. A task's options come from task.* of a config. Raises UserError
+    for a decoder, and where words and regions would have one token type.
     """
     if cfg.is_decoder or cfg.num_decoder_layers:
         raise UserError(

@@ -36,11 +36,15 @@ class ImageRegions(NamedTuple):
 
 
 class Images(Protocol):
-    """Images by their numbers. sizes: how many regions each has, i64 [n]; identity:
-    what decides them, arrays."""
+    """Images by their numbers."""
 
-    sizes: np.ndarray
-    identity: list[np.ndarray]
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many regions each has: i64 [n]."""
+
+    @property
+    def identity(self) -> list[np.ndarray]:
+        """What decides them."""
 
     def load(self, number: int) -> ImageRegions:
         """Return the regions of an image."""
@@ -66,7 +70,8 @@ class Objects:
     def load(self, number: int) -> ImageRegions:
         part = slice(*self.offsets[number : number + 2])
         features, boxes, classes = self.regions
-        return ImageRegions(features[part], boxes[part], classes[part])
+        own = None if classes is None else classes[part]
+        return ImageRegions(features[part], boxes[part], own)
 
 
 class Thing(NamedTuple):
@@ -169,14 +174,17 @@ class RegionFiles:
     are; 0: files have none, or theirs are not read. checksums: the zip's own."""
 
     paths: tuple[Path, ...]
-    sizes: np.ndarray
+    counts: np.ndarray
     checksums: np.ndarray
-    width: int
     classes: int
 
     @property
+    def sizes(self) -> np.ndarray:
+        return self.counts
+
+    @property
     def identity(self) -> list[np.ndarray]:
-        return [self.sizes, self.checksums]
+        return [self.counts, self.checksums]
 
     def load(self, number: int) -> ImageRegions:
         """Read a file. Raises UserError where it holds what it should not."""
@@ -240,7 +248,7 @@ def open_files(paths: Sequence[Path], width: int, classes: int) -> RegionFiles:
         sizes.append(shapes["features"][0])
         checksums.append(checksum)
     counted = np.array(sizes, np.int64)
-    return RegionFiles(tuple(paths), counted, np.array(checksums), width, classes)
+    return RegionFiles(tuple(paths), counted, np.array(checksums), classes)
 
 
 def _look(path: Path) -> tuple[Mapping[str, tuple[int, ...]], int]:

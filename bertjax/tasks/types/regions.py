@@ -198,7 +198,7 @@ class TextRegions(text_rows.Texts):
         kinds = [kind for kind in KINDS if self.settings.shares[kind] > 0]
         at = np.repeat(np.arange(self.n), len(kinds))
         first, *_ = self.texts
-        text = Ragged.of([first[i] for i in at])
+        text = Ragged.of([first[i].tolist() for i in at.tolist()])
         own = {name: getattr(self, name)[at] for name in ("image", "wording", "truth")}
         tiled = np.tile(np.array(kinds, np.int8), self.n)
         return replace(self, texts=(text,), kinds=tiled, **own)
@@ -238,7 +238,7 @@ class TextRegions(text_rows.Texts):
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the text, what is learnt, and how many regions there are."""
-        yield from super().tell(row | {"labels": 0}, example, tokenizer)
+        yield from super().tell(row, example, tokenizer)
         kind = int(row["region_task"]) if "region_task" in row else None
         regions = f"{int(row['region_mask'].sum())}"
         if kind is None and (masked := int((row["region_weights"] > 0).sum())):
@@ -288,9 +288,10 @@ def make_rows(
     """Encode texts and find their regions; says which files are not there, whose rows
     are left out. Raises UserError, naming the place."""
     settings = RegionSettings(*(form.settings or ()))
-    images, image = np.arange(0), np.arange(len(rows))
+    images: Images
     if form.labels:
         images = region_files.make_objects(rows, form.label, form.labels)
+        image = np.arange(len(rows))
     else:
         rows, images, image = _find_files(rows, form.label, settings, say)
     column = form.columns[0]
@@ -312,7 +313,7 @@ def make_rows(
 
 def _find_files(
     rows: Sequence[Row], column: str, settings: RegionSettings, say: Say
-) -> tuple[list[Row], Images, np.ndarray]:
+) -> tuple[list[Row], region_files.RegionFiles, np.ndarray]:
     """Return the rows whose files are there, the files, and each row's number there."""
     number: dict[Path, int] = {}
     kept, image, lacking = [], [], []
