@@ -33,6 +33,10 @@ SHARED_STEMS = {
         {"tasks/types/classify", "objectives/classify"},
         A_TYPE_HAS_AN_OBJECTIVE,
     ),
+    "regions": (
+        {"tasks/types/regions", "objectives/regions", "data/features/regions"},
+        f"{A_TYPE_HAS_AN_OBJECTIVE}; {HALVES}",
+    ),
     "regress": ({"tasks/types/regress", "objectives/regress"}, A_TYPE_HAS_AN_OBJECTIVE),
     "retrieve": (
         {"tasks/types/retrieve", "objectives/retrieve"},
