@@ -81,7 +81,8 @@ def test_show_says_what_is_masked(wanted, capsys):
 def test_what_cannot_be_read_is_a_line(command, wanted, tmp_path):
     write_image(tmp_path / "a.npz", 2, boxes=np.ones((1, 4)))
     table = write(tmp_path / "r.jsonl", [{"sentence": "it is", "image": "a"}])
-    keys = [f"--config.data.train={table}", f"--workdir={tmp_path / 'run'}"]
+    keys = [f"--config.data.{part}={table}" for part in ("train", "valid")]
+    keys.append(f"--workdir={tmp_path / 'run'}")
     refused(
         command("train", *wanted, *keys), "r.jsonl", "task.regions='scenes'", "image"
     )

@@ -95,11 +95,11 @@ def score_masked(
         rows = labelled.for_scores()
         tables = run_batches.make_tables(config, tokenizer, rows.counts)
         fixed = config, objective.needs, tokenizer, name, rows, tables
-        made = run_batches.make_eval_batches(*fixed)
+        batches = run_batches.make_eval_batches(*fixed)
         outputs: list[Any] = []
-        fed: Any = made.eval_batches(batch_size or 32)
+        fed: Any = batches.eval_batches(batch_size or 32)
         values = step.run_eval(evaluate, model.params, fed, outputs=outputs) or {}
-        found[name] = values | made.score(outputs, None)
+        found[name] = values | batches.score(outputs, None)
     return found
 
 

@@ -147,7 +147,7 @@ def test_losses_are_means_over_what_is_masked(batch):
     hidden = hidden_of(params, batch)
     found = means(batch)
     x = np.asarray(hidden, np.float64)
-    own = params["regions"]
+    own = jax.tree.map(np.asarray, params["regions"])
     x = x @ own["transform"]["kernel"] + own["transform"]["bias"]
     x = np.asarray(jax.nn.gelu(x, approximate=False), np.float64)
     x = x - x.mean(-1, keepdims=True)

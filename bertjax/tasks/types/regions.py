@@ -245,8 +245,8 @@ class TextRegions(text_rows.Texts):
             regions += f", {masked} of them masked"
         yield "regions", regions
         if row["alignment_weights"] > 0:
-            told = "another one" if row["alignment_labels"] == OTHER else "its own"
-            yield "image", told
+            is_other = row["alignment_labels"] == OTHER
+            yield "image", "another one" if is_other else "its own"
 
     def label_counts(self) -> dict[str, dict[str, float]]:
         sizes = self.images.sizes[self.image]
