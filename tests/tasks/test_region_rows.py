@@ -9,7 +9,8 @@ from region_data import TOKENIZER, make_config, make_rows, read, write, write_im
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.tasks.types.regions import OTHER, PAIRS, REGIONS, WORDS, head_options
+from bertjax.tasks.region_settings import PAIRS, REGIONS, WORDS
+from bertjax.tasks.types.regions import OTHER, head_options
 
 KEYS = counter_rng.fold(5, "row", np.arange(4000))
 
@@ -211,6 +212,18 @@ def test_a_column_says_what_is_true(tmp_path):
     own = gather(rows, example)
     assert (own["region_features"] == batch["region_features"]).all()
     assert rows.label_counts()["texts"] == {"true": 14, "false": 13, "unknown": 13}
+    scored = rows.for_scores()
+    kinds = gather(scored, np.arange(scored.n), KEYS[: scored.n])["region_task"]
+    assert np.bincount(kinds).tolist() == [14, 14, 40]
+    # Without pairs, rows that are not true have nothing to learn, and no score.
+    _, rows = read(table, label="label", region_mixture="words=1")
+    assert not gather(rows, example, KEYS[:3000])["alignment_weights"].any()
+    assert rows.for_scores().n == 14
+    lines = [line for i, line in enumerate(make_rows(truth=True)) if i % 3]
+    with pytest.raises(UserError, match="label is true of no row"):
+        read(
+            write(tmp_path / "f.jsonl", lines), label="label", region_mixture="words=1"
+        )
 
 
 def test_an_evaluation_has_each_row_once_a_kind(table):

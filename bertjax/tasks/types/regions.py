@@ -14,81 +14,31 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, registry
+from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.mixture import read_weights
 from bertjax.tasks import region_files, tables, text_rows
 from bertjax.tasks.region_files import Images
+from bertjax.tasks.region_settings import (
+    KINDS,
+    PAIRS,
+    WORDS,
+    RegionSettings,
+    group_ids,
+    read_settings,
+)
 from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged
 from bertjax.tasks.task_type import TaskType
 
-KINDS = WORDS, REGIONS, PAIRS = 0, 1, 2  # what is learnt of a row
-KIND_NAMES = "words", "regions", "pairs"
 OWN, OTHER = 0, 1  # alignment_labels, as nsp_labels have them
 TRIES = 8  # for an image of another row
 TRUTH = {"true": 1, "1": 1, "yes": 1, "false": 0, "0": 0, "no": 0, "": -1}
 UNKNOWN = -1
-
-
-class RegionSettings(NamedTuple):
-    """What rows know of config.task: the most regions of an image, the width and the
-    classes of npz files, the shares of KINDS, the column of the truth or "", whether
-    regions are hidden, and groups of words, ((name, (word, ...)), ...)."""
-
-    most: int
-    width: int
-    classes: int
-    shares: tuple[float, ...]
-    truth: str
-    hide: bool
-    groups: tuple[tuple[str, tuple[str, ...]], ...]
-
-
-def read_settings(task: ConfigDict) -> RegionSettings:
-    """Read config.task. Raises UserError for a key that cannot be read."""
-    key, weights = f"task.region_mixture={task.region_mixture}", {}
-    try:
-        weights = read_weights(task.region_mixture)
-    except UserError as e:
-        raise UserError(str(e).replace("data.weights", "task.region_mixture")) from None
-    for name in weights:
-        registry.pick(key, name, dict.fromkeys(KIND_NAMES))
-    if not weights:
-        raise UserError(f"{key} names none of {', '.join(KIND_NAMES)}")
-    total = sum(weights.values())
-    return RegionSettings(
-        task.max_regions,
-        task.region_size,
-        task.region_classes,
-        tuple(weights.get(name, 0.0) / total for name in KIND_NAMES),
-        task.label,
-        task.hide_regions,
-        read_groups(task.word_groups),
-    )
-
-
-def read_groups(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Read "number:one|two,shape:circle". Raises UserError for what is no such list.
-
-    >>> read_groups("number:one|two,shape:circle")
-    (('number', ('one', 'two')), ('shape', ('circle',)))
-    """
-    groups: dict[str, tuple[str, ...]] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, _, words = entry.partition(":")
-        found = tuple(word.strip() for word in words.split("|"))
-        if not (name.isidentifier() and all(found)) or name in groups:
-            raise UserError(
-                f"task.word_groups={text}: {entry!r} is not a NAME:WORD|WORD of its own"
-            )
-        groups[name] = found
-    return (*groups.items(),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +75,8 @@ class TextRegions(text_rows.Texts):
         batch = super().gather(example, keys, specials)
         del batch["labels"]
         batch |= self._regions(image)
-        weights = (kinds == PAIRS) & known & ~np.bool_(self.settings.hide)
+        learnt = self.settings.shares[PAIRS] > 0 and not self.settings.hide
+        weights = (kinds == PAIRS) & known & learnt
         return batch | {
             "region_task": kinds.astype(np.int32),
             "alignment_labels": labels.astype(np.int32),
@@ -194,14 +145,18 @@ class TextRegions(text_rows.Texts):
         return batch
 
     def for_scores(self) -> "TextRegions":
-        """Return each row once for each kind that has a share."""
+        """Return each row once for each kind that has a share; those that are not true
+        are pairs alone."""
         kinds = [kind for kind in KINDS if self.settings.shares[kind] > 0]
-        at = np.repeat(np.arange(self.n), len(kinds))
-        first, *_ = self.texts
-        text = Ragged.of([first[i].tolist() for i in at.tolist()])
+        at = np.repeat(np.arange(len(self.image)), len(kinds))
+        kind = np.tile(np.array(kinds, np.int8), len(self.image))
+        if self.settings.truth:
+            kept = (self.truth[at] == 1) | (kind == PAIRS)
+            at, kind = at[kept], kind[kept]
+        (texts,) = self.texts
+        text = Ragged.of([texts[i].tolist() for i in at.tolist()])
         own = {name: getattr(self, name)[at] for name in ("image", "wording", "truth")}
-        tiled = np.tile(np.array(kinds, np.int8), self.n)
-        return replace(self, texts=(text,), kinds=tiled, **own)
+        return replace(self, texts=(text,), kinds=kind, **own)
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -296,9 +251,17 @@ def make_rows(
         rows, images, image = _find_files(rows, form.label, settings, say)
     column = form.columns[0]
     texts = text_rows.encode_column(rows, column, tokenizer, say)
+    if labelled and settings.truth:
+        truth = [read_truth(row, settings.truth) for row in rows]
+        if not settings.shares[PAIRS] and 1 not in truth:
+            raise UserError(
+                f"{rows[0].place}: {settings.truth} is true of no row, and others are "
+                "pairs, of which task.region_mixture has none"
+            )
+    else:
+        truth = [UNKNOWN] * len(rows)
     number: dict[str, int] = {}
     words = [number.setdefault(row.cells[column], len(number)) for row in rows]
-    truth = [read_truth(row, settings.truth) for row in rows] if labelled else []
     return TextRegions(
         form,
         texts.counts(tokenizer),
@@ -306,7 +269,7 @@ def make_rows(
         images=images,
         image=image,
         wording=np.array(words, np.int64),
-        truth=np.array(truth or [UNKNOWN] * len(rows), np.int8),
+        truth=np.array(truth, np.int8),
         group=group_ids(settings.groups, tokenizer),
     )
 
@@ -334,9 +297,7 @@ def _find_files(
 
 def read_truth(row: Row, column: str) -> int:
     """Return 1 where a text is true of its image, 0 where it is false, and UNKNOWN
-    where nothing says it. Raises UserError for another value."""
-    if not column:
-        return UNKNOWN
+    where the cell is empty. Raises UserError for another value."""
     if column not in row.cells:
         raise UserError(f"{row.place}: task.label={column}: there is no such column")
     value = text_rows.cell(row, column).lower()
@@ -345,25 +306,6 @@ def read_truth(row: Row, column: str) -> int:
             f"{row.place}: the {column} {value!r} is neither true nor false, nor null"
         )
     return TRUTH[value]
-
-
-def group_ids(
-    groups: Sequence[tuple[str, Sequence[str]]], tokenizer: Any
-) -> np.ndarray:
-    """Say which group of words each id is in, i8 [V], -1 for none. Raises UserError for
-    a word that is not one piece, or in two groups."""
-    out = np.full(tokenizer.vocab_size, -1, np.int8)
-    for k, (name, words) in enumerate(groups):
-        for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):
-            if len(ids) != 1 or ids[0] == tokenizer.unk_id:
-                raise UserError(
-                    f"task.word_groups: {name}: {word!r} is not one piece of the "
-                    "vocabulary, whose pieces are scored: leave it out"
-                )
-            if out[ids[0]] >= 0:
-                raise UserError(f"task.word_groups: {word!r} is there twice")
-            out[ids[0]] = k
-    return out
 
 
 def head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
