@@ -35,6 +35,8 @@ from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import constrain, gather_params
 
 BOX = 4  # x1, y1, x2, y2 as shares of the image
+# What rows are about -> what the names of its terms begin with.
+TERMS = {"words": "mlm", "regions": "region", "pairs": "alignment"}
 SHARDINGS = (
     ("regions/(features|boxes)/kernel", "table embed"),
     ("regions/transform/kernel", "embed width"),
@@ -51,12 +53,14 @@ def make_objective(
     masked: int = 6,
     features: int = 2048,
     classes: int = 0,
+    kinds: str = "words/regions/pairs",
 ) -> tuple[Objective, EncoderConfig]:
     """Make the objective of rows of R regions, whose features are of width F.
 
     regions, features: R and F; masked: K, the most that are predicted; classes: C of a
-    region, 0 for none. A task's options come from task.* of a config. Raises UserError
-    for a decoder, and where words and regions would have one token type.
+    region, 0 for none; kinds: what rows are about, whose losses alone there are. A
+    task's options come from task.* of a config. Raises UserError for a decoder, and
+    where words and regions would have one token type.
     """
     if cfg.is_decoder or cfg.num_decoder_layers:
         raise UserError(
@@ -69,14 +73,22 @@ def make_objective(
             "token type: give 2, or 0 for none"
         )
     cfg = encoder.without_pooler(cfg)
+    wanted = tuple(TERMS[kind] for kind in kinds.split("/"))
+
+    def evaluate(
+        params: Params, batch: Batch, rng: jax.Array | None = None
+    ) -> tuple[dict[str, Term], dict[str, jax.Array]]:
+        terms, outputs = score(cfg, params, batch, rng)
+        return {k: v for k, v in terms.items() if k.startswith(wanted)}, outputs
+
     objective = Objective(
         init=functools.partial(init, cfg, features, classes),
-        weights=functools.partial(weights, classes),
-        sums=lambda params, batch, rng: score(cfg, params, batch, rng)[0],
+        weights=functools.partial(weights, classes, wanted),
+        sums=lambda params, batch, rng: evaluate(params, batch, rng)[0],
         needs=frozenset({"regions", "labels"}),
         coefficients={},
         shardings=SHARDINGS,
-        evaluate=lambda params, batch: score(cfg, params, batch, None),
+        evaluate=evaluate,
         labels=functools.partial(labels, regions, masked, features, classes),
         everywhere=False,
         flops=functools.partial(flops, cfg),
@@ -110,15 +122,19 @@ def init(cfg: EncoderConfig, features: int, classes: int, rng: jax.Array) -> Par
     return params
 
 
-def weights(classes: int, batch: Batch) -> dict[str, jax.Array]:
-    """Return how many words, regions and pairs count, f32 [] each."""
+def weights(
+    classes: int, wanted: tuple[str, ...], batch: Batch
+) -> dict[str, jax.Array]:
+    """Return how many words, regions and pairs count, f32 [] each; wanted: what the
+    names of the losses begin with."""
     masked = jnp.sum(batch["region_weights"])
-    return {
+    every = {
         "mlm_loss": jnp.sum(batch["mlm_weights"]),
         "region_feature_loss": masked,
         **({"region_class_loss": masked} if classes else {}),
         "alignment_loss": jnp.sum(batch["alignment_weights"]),
     }
+    return {name: weight for name, weight in every.items() if name.startswith(wanted)}
 
 
 def labels(
@@ -254,10 +270,8 @@ def score_regions(
         }
         if "to_classes" not in params:
             return terms
-        logits, truth = (
-            heads.linear_f32(params["to_classes"], x),
-            batch["region_classes"],
-        )
+        logits = heads.linear_f32(params["to_classes"], x)
+        truth = batch["region_classes"]
         best = truth if truth.ndim == 2 else jnp.argmax(truth, axis=-1)
         if truth.ndim == 2:
             terms["region_class_loss"] = cross_entropy(logits, truth, counted)

@@ -27,6 +27,13 @@ class RegionSettings(NamedTuple):
     hide: bool
     groups: tuple[tuple[str, tuple[str, ...]], ...]
 
+    @property
+    def kinds(self) -> list[str]:
+        """The names of what is learnt: of hidden regions nothing is."""
+        names = zip(KIND_NAMES, self.shares, strict=True)
+        least = 1 if self.hide else len(KINDS)
+        return [name for name, share in [*names][:least] if share]
+
 
 def read_settings(task: ConfigDict) -> RegionSettings:
     """Read config.task. Raises UserError for a key that cannot be read."""
@@ -40,7 +47,7 @@ def read_settings(task: ConfigDict) -> RegionSettings:
     if not weights:
         raise UserError(f"{key} names none of {', '.join(KIND_NAMES)}")
     total = sum(weights.values())
-    return RegionSettings(
+    settings = RegionSettings(
         task.max_regions,
         task.region_size,
         task.region_classes,
@@ -49,6 +56,9 @@ def read_settings(task: ConfigDict) -> RegionSettings:
         task.hide_regions,
         read_groups(task.word_groups),
     )
+    if not settings.kinds:
+        raise UserError(f"task.hide_regions=True leaves words alone: {key} has none")
+    return settings
 
 
 def read_groups(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:

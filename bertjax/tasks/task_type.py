@@ -80,7 +80,7 @@ class TaskType:
     max_length: int | None = None
     text_columns: int = 2
     name_columns: Callable[[ConfigDict, list[str]], list[str]] = lambda config, x: x
-    head_options: Callable[..., dict[str, float]] = lambda task, labels: {}
+    head_options: Callable[..., dict[str, registry.Option]] = lambda task, labels: {}
     several_sequences: bool = False
     form_settings: Callable[[ConfigDict], tuple[Any, ...] | None] = lambda task: None
     facts: Callable[[ConfigDict], dict[str, Any]] = lambda config: {}
@@ -158,7 +158,7 @@ def check_outputs(task_type: str, found: Iterable[str]) -> None:
         )
 
 
-def with_options(objective: str, **options: float) -> str:
+def with_options(objective: str, **options: registry.Option) -> str:
     """Give an objective options, after its own.
 
     >>> with_options("lab.focal:gamma=3", classes=2)

@@ -13,6 +13,7 @@ from bertjax import UserError
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
+from bertjax.tasks.types.regions import head_options
 
 L, R, B = 12, 8, 32
 CFG = EncoderConfig(
@@ -169,7 +170,8 @@ def test_losses_are_means_over_what_is_masked(batch):
 
 
 def test_nothing_masked_has_no_loss_and_no_gradient(table):
-    blind = batch_of(table, hide_regions=True, region_mixture="regions=1")
+    blind = batch_of(table, hide_regions=True)
+    blind["mlm_weights"] *= 0
     params, _, objective = model()
     weights = objective.weights(blind)
     assert not any(float(weight) for weight in weights.values())
@@ -180,6 +182,18 @@ def test_nothing_masked_has_no_loss_and_no_gradient(table):
 
     value, gradient = jax.jit(jax.value_and_grad(total))(params)
     assert value == 0 and not any(x.any() for x in jax.tree.leaves(gradient))
+
+
+def test_terms_are_of_what_rows_are_about(table):
+    keys = dict(region_mixture="words=1", region_mask_rate=0.25, max_regions=R)
+    config, _ = read(table, **keys)
+    kinds = head_options(config.task, ())["kinds"]
+    of_words = batch_of(table, **keys)
+    terms = means(of_words, name=f"{NAME},kinds={kinds}")
+    assert terms.keys() == {"mlm_loss", "mlm_accuracy"}
+    objective = model(f"{NAME},kinds=regions/pairs")[2]
+    wanted = {"region_feature_loss", "region_class_loss", "alignment_loss"}
+    assert objective.weights(of_words).keys() == wanted
 
 
 @pytest.fixture(scope="module")

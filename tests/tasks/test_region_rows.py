@@ -12,6 +12,7 @@ from bertjax.data import counter_rng
 from bertjax.tasks.region_settings import PAIRS, REGIONS, WORDS
 from bertjax.tasks.types.regions import OTHER, head_options
 
+ALL = {"kinds": "words/regions/pairs"}
 KEYS = counter_rng.fold(5, "row", np.arange(4000))
 
 
@@ -48,7 +49,7 @@ def test_objects_are_features_boxes_and_classes(tmp_path):
         [0.5, 0.1, 0.7, 0.3]
     )
     found = head_options(make_config().task, rows.form.labels)
-    assert found == {"regions": 36, "masked": 6, "features": 5, "classes": 2}
+    assert found == {"regions": 36, "masked": 6, "features": 5, "classes": 2} | ALL
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_files_are_read_and_those_that_lack_are_counted(tmp_path):
     assert batch["region_boxes"][0, 0].tolist() == [0, 0, 0.5, 0.5]
     assert batch["region_mask"].tolist() == [[1, 0], [1, 1]]
     assert "region_classes" not in batch
-    wanted = {"regions": 2, "masked": 1, "features": 5, "classes": 0}
+    wanted = {"regions": 2, "masked": 1, "features": 5, "classes": 0} | ALL
     assert head_options(config.task, ()) == wanted
     # What a file holds decides, and not where it lies.
     before = rows.plan(12).content_hash
@@ -156,6 +157,7 @@ def test_a_file_that_is_no_archive_and_files_that_all_lack(tmp_path):
         (dict(region_mixture="words=1,images=2"), "region_mixture.*'images'"),
         (dict(region_mixture="words"), "task.region_mixture=words: 'words' is not"),
         (dict(region_mixture=""), "task.region_mixture= names none of"),
+        (dict(region_mixture="pairs=1", hide_regions=True), "hide_regions=True leaves"),
         (dict(word_groups="number"), "task.word_groups=number: 'number' is not a"),
         (dict(word_groups="n:one|star"), "word_groups: n: 'star' is not one piece"),
         (dict(word_groups="n:one,m:one"), "'one' is there twice"),

@@ -308,8 +308,9 @@ def read_truth(row: Row, column: str) -> int:
     return TRUTH[value]
 
 
-def head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
-    """Return R, K, F and C: of objects by their names, else what config.task says."""
+def head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, Any]:
+    """Return R, K, F and C, of objects by their names, else what config.task says; and
+    the kinds of rows that there are."""
     width, classes = task.region_size, task.region_classes
     if labels:
         width, classes = region_files.feature_size(labels), len(labels)
@@ -320,6 +321,7 @@ def head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
         "masked": masked,
         "features": width,
         "classes": classes,
+        "kinds": "/".join(read_settings(task).kinds),
     }
 
 
