@@ -39,6 +39,10 @@ SHARED_STEMS = {
     ),
     "edges": ({"tasks/types/edges", "objectives/edges"}, A_TYPE_HAS_AN_OBJECTIVE),
     "mlmlm": ({"tasks/types/mlmlm", "objectives/mlmlm"}, A_TYPE_HAS_AN_OBJECTIVE),
+    "regions": (
+        {"tasks/types/regions", "objectives/regions", "data/features/regions"},
+        f"{A_TYPE_HAS_AN_OBJECTIVE}; {HALVES}",
+    ),
     "regress": ({"tasks/types/regress", "objectives/regress"}, A_TYPE_HAS_AN_OBJECTIVE),
     "retrieve": (
         {"tasks/types/retrieve", "objectives/retrieve"},

@@ -10,6 +10,7 @@ from bertjax.assembly import resolve
 from bertjax.assembly.init_layers import read_layers
 from bertjax.config import durations, schema, serialize
 from bertjax.data import mixture
+from bertjax.data.features.base import KEYS
 from bertjax.data.features.noise_operations import read_noise
 from bertjax.data.masking import mask_rates
 from bertjax.data.masking.masker import read_masker
@@ -63,6 +64,10 @@ RANGES = {
     "task.length_penalty": (-100, 100),
     "task.paths": (1, 3),
     "task.disambiguate": (0, 2**16),
+    "task.max_regions": (1, 2**12),
+    "task.region_size": (1, 2**16),
+    "task.region_classes": (0, 2**16),
+    "task.region_mask_rate": (1e-6, 1),
     "optim.lr": (0, 3e38),
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),
@@ -85,6 +90,16 @@ RANGES = {
 }
 
 
+def _unread(config: ConfigDict) -> list[str]:
+    """Return the keys of running text that the rows of a config do not use."""
+    if not config.task.text:
+        return []
+    masks = {"eval.mask_rate", *(f"data.{key}" for key in KEYS)}
+    task_type = tasks.shipped_task_type(config.objective)
+    own = masks if task_type and task_type.masks else ()
+    return [key for key in OF_TEXT if key not in own]
+
+
 def check(config: ConfigDict) -> None:
     """Refuse what can be seen to be wrong without data and without jax."""
     for part in parse_objective(config.objective):
@@ -96,7 +111,7 @@ def check(config: ConfigDict) -> None:
     _check_run(config)
     tasks.check_settings(config, schema.base().task)
     defaults = serialize.flatten(schema.base())
-    for key in OF_TEXT if config.task.text else ():
+    for key in _unread(config):
         if flat[key] != defaults[key]:
             raise UserError(
                 f"{key}={flat[key]} is for running text, and rows of a task do not use "

@@ -204,6 +204,20 @@ def task_keys() -> dict[str, Any]:
         descriptions=True,
         disambiguate=0,
         pads=False,
+        # Of regions (docs/regions.md): the column of an image's regions, lists of
+        # objects or an npz file; the most of an image, more are cut; of npz files the
+        # width of a feature, and classes, if there are any.
+        regions="",
+        max_regions=36,
+        region_size=2048,
+        region_classes=0,
+        # Shares of rows of which words are masked, or regions, or which are pairs of
+        # text and image, half of them of two rows.
+        region_mixture="words=2,regions=2,pairs=2",
+        region_mask_rate=0.15,
+        hide_regions=False,  # text alone: what regions are worth is the difference
+        # Masked words that are scored apart: number:one|two|three,shape:circle|square
+        word_groups="",
     )
 
 

@@ -40,6 +40,7 @@ FITS = {
     "diffusion.py:base": "v5e:4x4",
     "t5.py:base": "v5e:16x16",
     "bart.py:base": "v5e:16x16",
+    "regions.py:base": "v5e:2x4",
     "finetune/choose.py": "v5e:2x4",
     "finetune/classify.py": "v5e:2x4",
     "finetune/qa.py": "v5e:2x4",

@@ -47,7 +47,7 @@ def with_row_sizes(
     config: ConfigDict, text: Sequence[Mapping[str, Any]] | None = None
 ) -> ConfigDict:
     """Return the config whose objective knows what sizes its rows have: of multiple
-    choice the number of choices, of targets their longest.
+    choice the number of choices, of targets their longest, of regions how many.
 
     Other configs are returned as they are, and 0 is an unknown number of choices.
 
@@ -55,10 +55,11 @@ def with_row_sizes(
     they are the columns that task.choices names.
     """
     task_type = find_task_type(config.objective)
-    if not task_type or not (task_type.several_sequences or task_type.generates):
+    own = task_type and (task_type.generates or task_type.masks)
+    if not task_type or not (task_type.several_sequences or own):
         return config
     options = task_type.head_options(config.task, ())
-    if task_type.generates or "choices" in options:
+    if own or "choices" in options:
         config = config.copy_and_resolve_references()
         config.objective = with_options(config.objective, **options)
         return config

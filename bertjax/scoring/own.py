@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score a model as its own training does: the losses of its objective, or its task."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from bertjax import UserError
-from bertjax.assembly import models
+from bertjax.assembly import models, resolve
 from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import predict_rows
@@ -61,12 +62,45 @@ def score_task(args: Any, path: str, flag: str, opened: models.LoadedModel) -> S
         text, key = model.config.data.valid, "data.valid"
     if not text:
         raise UserError("data.valid is empty in this model's config: give --text=FILES")
+    if get_task_type(model.config.objective).masks:
+        sets = score_masked(model, labelled_rows(model, text, key), args.batch_size)
+        return scores_of_sets(sets, args, opened[-1])
     sets = {}
     for name, rows in labelled_rows(model, text, key).items():
         outputs = predict_rows.predict(model, rows, args.batch_size or 32)
         every = np.arange(rows.n)
         sets[name] = {**rows.score(outputs, every), **rows.parts(outputs, every)}
     return scores_of_sets(sets, args, opened[-1])
+
+
+def score_masked(
+    model: predict_rows.Finetuned, sets: Mapping[str, Rows], batch_size: int | None
+) -> dict[str, dict[str, float]]:
+    """Return the losses and metrics of sets whose rows a host half masks, as
+    evaluations in training have them."""
+    import jax
+
+    from bertjax.assembly import batches as run_batches
+    from bertjax.objectives.base import TokenIds
+    from bertjax.objectives.make_objective import make_objective
+    from bertjax.training import step
+
+    config, tokenizer = model.config, model.tokenizer
+    cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+    objective = make_objective(model.objective, cfg, TokenIds.of(tokenizer))[0]
+    how = objective.sums, objective.weights, objective.evaluate
+    evaluate = jax.jit(step.make_eval_step(*how))
+    found = {}
+    for name, labelled in sets.items():
+        rows = labelled.for_scores()
+        tables = run_batches.make_tables(config, tokenizer, rows.counts)
+        fixed = config, objective.needs, tokenizer, name, rows, tables
+        batches = run_batches.make_eval_batches(*fixed)
+        outputs: list[Any] = []
+        fed: Any = batches.eval_batches(batch_size or 32)
+        values = step.run_eval(evaluate, model.params, fed, outputs=outputs) or {}
+        found[name] = values | batches.score(outputs, None)
+    return found
 
 
 def labelled_rows(

@@ -229,6 +229,7 @@ def make_form(config: ConfigDict) -> Form:
         targets=targets_of(config) if task_type.generates else None,
         drawn=task.negatives,
         candidates=task.candidates,
+        settings=task_type.form_settings(task),
     )
 
 

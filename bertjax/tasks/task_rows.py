@@ -73,7 +73,7 @@ class Form(NamedTuple):
     metrics: names of the task type's. limits: of questions. targets: where labels are
     texts. drawn: given negatives of a query in a row, at most. candidates: of a
     query, to score. asking: for messages. graph: what completes triples knows of all of
-    them (graphs.py).
+    them (graphs.py). settings: what else a type knows of config.task.
     """
 
     columns: tuple[str, ...]
@@ -87,6 +87,7 @@ class Form(NamedTuple):
     drawn: int = 1
     candidates: int = 10
     graph: Any = None
+    settings: tuple[Any, ...] | None = None
 
     @property
     def identity(self) -> str:
@@ -105,6 +106,8 @@ class Form(NamedTuple):
             limits += f", targets={(*self.targets,)!r}"
         if self.drawn != 1:
             limits += f", drawn={self.drawn}"
+        if self.settings:
+            limits += f", settings={(*self.settings,)!r}"
         return (
             f"Form(columns={self.columns!r}, label={self.label!r}, "
             f"labels={self.labels!r}, separators={self.separators!r}, "

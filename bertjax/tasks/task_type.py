@@ -52,12 +52,15 @@ class TaskType:
         texts' names, where --columns names more than texts.
       head_options(task, labels) -> options of the head's make_head, {"classes": 3};
         several_sequences: a row has as many as the head's option `choices` says.
+      form_settings(task) -> what rows have to know of config.task beside columns
+        (Form.settings), a tuple; None: nothing. Raises UserError.
     Models:
       facts(config) -> what a checkpoint keeps beside the labels.
       makes_vectors: the head makes vectors, which embed gives and a search compares,
         and no answers; has_threshold: answers may be withheld (predict --threshold);
         generates: labels are texts, and answers too, which the head over the
-        vocabulary learns (Form.targets).
+        vocabulary learns (Form.targets); masks: the host half of the objective hides
+        what is predicted, as the keys of config.data say that are about masks.
       token_head: the head is the one over the vocabulary, whatever its parameters are.
       hf_class: what ends the name of transformers' class that computes the same of
         heads.init_task's parameters, and that convert writes; "" for none.
@@ -84,12 +87,14 @@ class TaskType:
     max_length: int | None = None
     text_columns: int = 2
     name_columns: Callable[[ConfigDict, list[str]], list[str]] = lambda config, x: x
-    head_options: Callable[..., dict[str, float]] = lambda task, labels: {}
+    head_options: Callable[..., dict[str, registry.Option]] = lambda task, labels: {}
     several_sequences: bool = False
+    form_settings: Callable[[ConfigDict], tuple[Any, ...] | None] = lambda task: None
     facts: Callable[[ConfigDict], dict[str, Any]] = lambda config: {}
     makes_vectors: bool = False
     has_threshold: bool = False
     generates: bool = False
+    masks: bool = False
     token_head: bool = False
     make_graph: Callable[..., Any] | None = None
     open_graph: Callable[..., Any] | None = None
@@ -166,7 +171,7 @@ def check_outputs(task_type: str, found: Iterable[str]) -> None:
         )
 
 
-def with_options(objective: str, **options: float) -> str:
+def with_options(objective: str, **options: registry.Option) -> str:
     """Give an objective options, after its own.
 
     >>> with_options("lab.focal:gamma=3", classes=2)

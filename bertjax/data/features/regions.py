@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts beside the regions of an image: one side of a row is masked, never both.
+
+UNITER's conditional masking (Chen et al. 2020, arXiv 1909.11740, section 3.1): the
+masker hides words of rows that are about words, all of whose regions are seen; of rows
+that are about regions some of these are hidden, and all words are seen. Of the others
+nothing is. A hidden region's feature is 0, and its box stays.
+"""
+
+import math
+
+import numpy as np
+
+from bertjax.data import counter_rng
+from bertjax.data.features import base
+from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+from bertjax.data.features.mlm import MlmFeatures
+
+WORDS, REGIONS = 0, 1  # of region_task (tasks/types/regions.py); others are not masked
+GATHERED = "region_task", "region_classes"  # what is gathered, and is in no batch
+
+
+class RegionFeatures(MlmFeatures):
+    """Rows with P predictions of words, `mlm_*`, and K of regions: region_positions i32
+    [K], among the regions, region_targets f32 [K, F], region_classes i32 [K] or f32 [K,
+    C] where there are classes, region_weights f32 [K].
+
+    Rows of text alone, as a made-up text has them, are masked as a masked LM's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.region_rate = settings.config.task.region_mask_rate
+
+    def _room(self, regions: int) -> int:
+        """Return K, the predictions of R regions."""
+        return max(1, math.ceil(self.region_rate * regions - 1e-9))
+
+    def specs(self, gathered: Specs) -> dict[str, Spec]:
+        if "region_task" not in gathered:
+            return super().specs(gathered)
+        kept = {name: s for name, s in gathered.items() if name not in GATHERED}
+        regions, width = gathered["region_features"].shape
+        room = self._room(regions)
+        own = {
+            "region_positions": Spec((room,)),
+            "region_targets": Spec((room, width), "float32"),
+            "region_weights": Spec((room,), "float32", loss=True),
+            "alignment_weights": Spec((), "float32", loss=True),
+        }
+        if classes := gathered.get("region_classes"):
+            shape = room, *classes.shape[1:]
+            own["region_classes"] = Spec(shape, classes.dtype)
+        return super().specs(kept) | own
+
+    def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
+        """Mask one side of each row at most.
+
+        Of a row about regions round(rate * regions) are masked, and one at least:
+
+            region_features  1 2   3 4   5 6    region_positions  1
+            region_features' 1 2   0 0   5 6    region_targets    3 4
+            region_weights                      1
+        """
+        batch = super().make(rows, drawn)
+        if "region_task" not in batch:
+            return batch
+        kind = batch["region_task"]
+        is_words = (kind == WORDS)[:, None]
+        ids = rows.arrays["input_ids"]
+        batch["input_ids"] = np.where(is_words, batch["input_ids"], ids)
+        for name in ("mlm_positions", "mlm_ids", "mlm_weights"):
+            batch[name] = batch[name] * is_words.astype(batch[name].dtype)
+        batch |= self._mask_regions(batch, rows.keys, kind == REGIONS)
+        del batch["region_task"]
+        return batch
+
+    def _mask_regions(self, batch: Batch, keys: np.ndarray, where: np.ndarray) -> Batch:
+        """Hide regions of the rows `where`, bool [b]."""
+        features, real = batch["region_features"], batch["region_mask"] > 0
+        count, room = real.sum(axis=1), self._room(real.shape[1])
+        budget = np.clip(np.rint(self.region_rate * count), 1, room)
+        budget = np.minimum(budget, count) * where
+        key = counter_rng.fold(keys, "regions")[:, None]
+        noise = counter_rng.uniform(key, np.arange(real.shape[1]))
+        noise = np.where(real, noise, 2.0)  # what is not there comes last
+        used = np.arange(room) < budget[:, None]
+        order = np.argsort(noise, axis=1, kind="stable")[:, :room]
+        order = np.sort(np.where(used, order, real.shape[1]), axis=1)
+        positions = np.where(used, order, 0)
+        at = np.arange(len(positions))[:, None]
+        hidden = np.zeros(real.shape, bool)
+        row, slot = np.nonzero(used)
+        hidden[row, positions[row, slot]] = True
+        out = {
+            "region_features": np.where(hidden[..., None], np.float32(0), features),
+            "region_positions": positions.astype(np.int32),
+            "region_targets": features[at, positions] * used[..., None],
+            "region_weights": used.astype(np.float32),
+        }
+        if (classes := batch.get("region_classes")) is not None:
+            shape = *used.shape, *(1,) * (classes.ndim - 2)
+            chosen = classes[at, positions] * used.reshape(shape)
+            out["region_classes"] = chosen.astype(classes.dtype)
+        out["region_targets"] = out["region_targets"].astype(np.float32)
+        return out
+
+    def describe(self) -> str:
+        return f"{super().describe()}, or {self.region_rate:.0%} of the regions"
+
+    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+        counts = super().tell(before, after)
+        if "region_task" not in before:
+            return counts
+        kinds = np.bincount(before["region_task"], minlength=3).tolist()
+        names = "rows_about_words", "rows_about_regions", "rows_about_pairs"
+        pairs = after["alignment_weights"]
+        return counts | {
+            **dict(zip(names, kinds, strict=True)),
+            "regions": int(after["region_mask"].sum()),
+            "masked_regions": int(after["region_weights"].sum()),
+            "pairs_of_two_rows": int((after["alignment_labels"] * pairs).sum()),
+        }
+
+
+def make_features(settings: Settings) -> RegionFeatures:
+    base.check_mask(settings)
+    return RegionFeatures(settings)

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked words given regions, masked regions given words, and pairs of both, by one
+encoder (Chen et al. 2020, UNITER, arXiv 1909.11740, section 3).
+
+The encoder reads the words of a text, of token type 0, and behind them the regions of
+an image, of type 1. A region's embedding is the sum of a projection of its feature and
+one of its box, each normalised (UNITER, section 3.1). Regions have no order: all have
+the position of the first word. Whether text and image are a pair is read at that word.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError
+from bertjax.models import encoder, heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.flops import encoder_flops, head_flops
+from bertjax.models.layers import (
+    Params,
+    activate,
+    draw,
+    layer_norm,
+    linear,
+    linear_specs,
+    lookup,
+    norm_specs,
+)
+from bertjax.objectives.base import Batch, Objective, Specs, Sum, Term
+from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
+from bertjax.parallel.sharding import constrain, gather_params
+
+BOX = 4  # x1, y1, x2, y2 as shares of the image
+# What rows are about -> what the names of its terms begin with.
+TERMS = {"words": "mlm", "regions": "region", "pairs": "alignment"}
+SHARDINGS = (
+    ("regions/(features|boxes)/kernel", "table embed"),
+    ("regions/transform/kernel", "embed width"),
+    ("regions/(features|boxes|transform)/bias", "width"),
+    ("regions/(features|boxes|transform)_norm/(scale|bias)", "width"),
+    ("regions/to_(features|classes)/kernel|alignment/kernel", "embed classes"),
+    ("regions/to_(features|classes)/bias|alignment/bias", "classes"),
+)
+
+
+def make_objective(
+    cfg: EncoderConfig,
+    regions: int = 36,
+    masked: int = 6,
+    features: int = 2048,
+    classes: int = 0,
+    kinds: str = "words/regions/pairs",
+) -> tuple[Objective, EncoderConfig]:
+    """Make the objective of rows of R regions, whose features are of width F.
+
+    regions, features: R and F; masked: K, the most that are predicted; classes: C of a
+    region, 0 for none; kinds: what rows are about, whose losses alone there are. A
+    task's options come from task.* of a config. Raises UserError for a decoder, and
+    where words and regions would have one token type.
+    """
+    if cfg.is_decoder or cfg.num_decoder_layers:
+        raise UserError(
+            "objective=regions is of encoders: set model.is_decoder=False and "
+            "model.num_decoder_layers=0"
+        )
+    if cfg.type_vocab_size == 1:
+        raise UserError(
+            "objective=regions: model.type_vocab_size=1 leaves words and regions one "
+            "token type: give 2, or 0 for none"
+        )
+    cfg = encoder.without_pooler(cfg)
+    wanted = tuple(TERMS[kind] for kind in kinds.split("/"))
+
+    def evaluate(
+        params: Params, batch: Batch, rng: jax.Array | None = None
+    ) -> tuple[dict[str, Term], dict[str, jax.Array]]:
+        terms, outputs = score(cfg, params, batch, rng)
+        return {k: v for k, v in terms.items() if k.startswith(wanted)}, outputs
+
+    objective = Objective(
+        init=functools.partial(init, cfg, features, classes),
+        weights=functools.partial(weights, classes, wanted),
+        sums=lambda params, batch, rng: evaluate(params, batch, rng)[0],
+        needs=frozenset({"regions", "labels"}),
+        coefficients={},
+        shardings=SHARDINGS,
+        evaluate=evaluate,
+        labels=functools.partial(labels, regions, masked, features, classes),
+        everywhere=False,
+        flops=functools.partial(flops, cfg),
+        task_type="regions",
+    )
+    return objective, cfg
+
+
+def init(cfg: EncoderConfig, features: int, classes: int, rng: jax.Array) -> Params:
+    """Make the parameters of the encoder, the regions and the heads."""
+    d, e = cfg.hidden_size, cfg.embedding_width
+    rngs = jax.random.split(rng, 4)
+    specs: dict[str, Any] = {
+        "features": linear_specs((features,), (e,)),
+        "features_norm": norm_specs(e),
+        "boxes": linear_specs((BOX,), (e,)),
+        "boxes_norm": norm_specs(e),
+        "transform": linear_specs((d,), (d,)),
+        "transform_norm": norm_specs(d),
+        "to_features": linear_specs((d,), (features,)),
+    }
+    if classes:
+        specs["to_classes"] = linear_specs((d,), (classes,))
+    params = {
+        "encoder": encoder.init(rngs[0], cfg),
+        "regions": draw(rngs[1], specs, cfg.initializer_range),
+        "alignment": heads.init_classes(rngs[2], cfg),
+    }
+    if head := heads.init_mlm(rngs[3], cfg):
+        params[PARAMS] = head
+    return params
+
+
+def weights(
+    classes: int, wanted: tuple[str, ...], batch: Batch
+) -> dict[str, jax.Array]:
+    """Return how many words, regions and pairs count, f32 [] each; wanted: what the
+    names of the losses begin with."""
+    masked = jnp.sum(batch["region_weights"])
+    every = {
+        "mlm_loss": jnp.sum(batch["mlm_weights"]),
+        "region_feature_loss": masked,
+        **({"region_class_loss": masked} if classes else {}),
+        "alignment_loss": jnp.sum(batch["alignment_weights"]),
+    }
+    return {name: weight for name, weight in every.items() if name.startswith(wanted)}
+
+
+def labels(
+    regions: int, masked: int, features: int, classes: int, rows: int, length: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name what a batch of R regions a row holds beside text, some of it masked."""
+    each = {
+        "region_features": ((regions, features), jnp.float32),
+        "region_boxes": ((regions, BOX), jnp.float32),
+        "region_mask": ((regions,), jnp.int32),
+        "region_positions": ((masked,), jnp.int32),
+        "region_targets": ((masked, features), jnp.float32),
+        "region_weights": ((masked,), jnp.float32),
+        "alignment_labels": ((), jnp.int32),
+        "alignment_weights": ((), jnp.float32),
+    }
+    if classes:
+        each["region_classes"] = ((masked,), jnp.int32)
+    return {k: jax.ShapeDtypeStruct((rows, *n), kind) for k, (n, kind) in each.items()}
+
+
+def flops(cfg: EncoderConfig, specs: Specs) -> float:
+    """Count both sides in the encoder, and the heads, by slots of the text."""
+    length, regions = (
+        specs[name].shape[0] for name in ("input_ids", "region_features")
+    )
+    words, masked = (specs[name].shape[0] for name in ("mlm_ids", "region_positions"))
+    width, d = specs["region_features"].shape[-1], cfg.hidden_size
+    both = length + regions
+    read = encoder_flops(cfg, both, words + masked + 1, False) * both
+    own = 6.0 * (regions * width * cfg.embedding_width + masked * d * (d + width))
+    return (read + own) / length + head_flops(cfg, length, words)
+
+
+def embed_regions(params: Params, cfg: EncoderConfig, batch: Batch) -> jax.Array:
+    """Embed regions: f32 [B, R, E] of region_features and region_boxes."""
+    with jax.named_scope("regions"):
+        parts = []
+        for name, array in (("features", "region_features"), ("boxes", "region_boxes")):
+            x = linear(params[name], batch[array].astype(cfg.dtype))
+            x = layer_norm(params[f"{name}_norm"], x, cfg.layer_norm_eps)
+            parts.append(x.astype(jnp.float32))
+        return parts[0] + parts[1]
+
+
+def encode(
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None, at: Any
+) -> jax.Array:
+    """Encode words and regions, and return hidden [B, P, D] at positions `at` i32 [B,
+    P], among L words and R regions behind them."""
+    ids, real = batch["input_ids"], batch["region_mask"]
+    words = lookup(params["encoder"]["embeddings"]["word"], ids)
+    regions = embed_regions(params["regions"], cfg, batch)
+    inputs = constrain(jnp.concatenate([words, regions], axis=1), "batch length _")
+    place = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    rows = {
+        "attention_mask": jnp.concatenate([batch["attention_mask"], real], axis=1),
+        "position_ids": jnp.concatenate([place, jnp.zeros_like(real)], axis=1),
+        "token_type_ids": jnp.concatenate(
+            [jnp.zeros_like(ids), jnp.ones_like(real)], axis=1
+        ),
+    }
+    return encoder.apply(params["encoder"], cfg, rows, rng, at, inputs).hidden
+
+
+def score(
+    cfg: EncoderConfig, params: Params, batch: Batch, rng: jax.Array | None
+) -> tuple[dict[str, Term], dict[str, jax.Array]]:
+    """Encode a batch and score what is masked in it, and its pairs.
+
+    Returns the terms, and `alignment_logits` f32 [B, 2] with, of each of the P words
+    that may be masked, word_ids, word_weights, word_nats and word_right [B, P]. A batch
+    of rows that are only answered has nothing masked, and no terms.
+    """
+    params = gather_params(params, cfg.dtype, SHARDINGS)
+    length = batch["input_ids"].shape[1]
+    first = jnp.zeros((len(batch["input_ids"]), 1), jnp.int32)
+    places, is_masked = [first], "mlm_ids" in batch
+    if is_masked:
+        places += [batch["mlm_positions"], length + batch["region_positions"]]
+    hidden = encode(params, cfg, batch, rng, jnp.concatenate(places, axis=1))
+    logits = heads.class_logits(params["alignment"], hidden[:, 0])
+    outputs = {"alignment_logits": logits}
+    if is_masked:
+        words = 1 + batch["mlm_ids"].shape[1]
+        terms, of_words = score_words(params, cfg, hidden[:, 1:words], batch)
+        terms |= score_regions(params["regions"], cfg, hidden[:, words:], batch)
+        args = logits, batch["alignment_labels"], batch["alignment_weights"]
+        terms["alignment_loss"] = cross_entropy(*args)
+        terms["alignment_accuracy"] = accuracy(*args)
+        outputs |= of_words
+    else:
+        terms = {}
+    # Every process has the rows of all, for the metrics.
+    return terms, {k: constrain(v, " ".join("_" * v.ndim)) for k, v in outputs.items()}
+
+
+def score_words(
+    params: Params, cfg: EncoderConfig, hidden: jax.Array, batch: Batch
+) -> tuple[dict[str, Term], dict[str, jax.Array]]:
+    """Score masked words; hidden [B, P, D]. Returns terms, and what is of each word."""
+
+    def one(first: Any, hidden: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
+        terms, logits = score_tokens(params, cfg, hidden, ids, weights)
+        true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
+        nats = jax.nn.logsumexp(logits, axis=-1) - true
+        right = (true >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+        return terms, {"word_nats": nats, "word_right": right}
+
+    arrays = hidden, batch["mlm_ids"], batch["mlm_weights"]
+    terms, each = sum_in_chunks(one, cfg, arrays)
+    return terms, each | {"word_ids": arrays[1], "word_weights": arrays[2]}
+
+
+def score_regions(
+    params: Params, cfg: EncoderConfig, hidden: jax.Array, batch: Batch
+) -> dict[str, Term]:
+    """Score masked regions; hidden [B, K, D].
+
+    Features are regressed by the mean square over F, classes predicted by the cross
+    entropy with their number, or the KL divergence from their probabilities (UNITER,
+    section 3.3).
+    """
+    with jax.named_scope("regions_head"):
+        x = activate(linear(params["transform"], hidden), cfg.hidden_act)
+        x = layer_norm(params["transform_norm"], x, cfg.layer_norm_eps)
+        found = heads.linear_f32(params["to_features"], x)
+        counted = batch["region_weights"]
+        square = jnp.mean(jnp.square(found - batch["region_targets"]), axis=-1)
+        total = jnp.sum(counted)
+        terms: dict[str, Term] = {
+            "region_feature_loss": Sum(jnp.sum(counted * square), total)
+        }
+        if "to_classes" not in params:
+            return terms
+        logits = heads.linear_f32(params["to_classes"], x)
+        truth = batch["region_classes"]
+        best = truth if truth.ndim == 2 else jnp.argmax(truth, axis=-1)
+        if truth.ndim == 2:
+            terms["region_class_loss"] = cross_entropy(logits, truth, counted)
+        else:
+            log = jnp.log(jnp.maximum(truth, 1e-9)) - jax.nn.log_softmax(logits)
+            each = jnp.sum(truth * log, axis=-1)
+            terms["region_class_loss"] = Sum(jnp.sum(counted * each), total)
+        terms["region_class_accuracy"] = accuracy(logits, best, counted)
+    return terms

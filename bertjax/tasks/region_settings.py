@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rows of texts and regions know of config.task."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, registry
+from bertjax.data.mixture import read_weights
+
+KINDS = WORDS, REGIONS, PAIRS = 0, 1, 2  # what is learnt of a row
+KIND_NAMES = "words", "regions", "pairs"
+
+
+class RegionSettings(NamedTuple):
+    """What rows know of config.task: the most regions of an image, the width and the
+    classes of npz files, the shares of KINDS, the column of the truth or "", whether
+    regions are hidden, and groups of words, ((name, (word, ...)), ...)."""
+
+    most: int
+    width: int
+    classes: int
+    shares: tuple[float, ...]
+    truth: str
+    hide: bool
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of what is learnt: of hidden regions nothing is."""
+        names = zip(KIND_NAMES, self.shares, strict=True)
+        least = 1 if self.hide else len(KINDS)
+        return [name for name, share in [*names][:least] if share]
+
+
+def read_settings(task: ConfigDict) -> RegionSettings:
+    """Read config.task. Raises UserError for a key that cannot be read."""
+    key, weights = f"task.region_mixture={task.region_mixture}", {}
+    try:
+        weights = read_weights(task.region_mixture)
+    except UserError as e:
+        raise UserError(str(e).replace("data.weights", "task.region_mixture")) from None
+    for name in weights:
+        registry.pick(key, name, dict.fromkeys(KIND_NAMES))
+    if not weights:
+        raise UserError(f"{key} names none of {', '.join(KIND_NAMES)}")
+    total = sum(weights.values())
+    settings = RegionSettings(
+        task.max_regions,
+        task.region_size,
+        task.region_classes,
+        tuple(weights.get(name, 0.0) / total for name in KIND_NAMES),
+        task.label,
+        task.hide_regions,
+        read_groups(task.word_groups),
+    )
+    if not settings.kinds:
+        raise UserError(f"task.hide_regions=True leaves words alone: {key} has none")
+    return settings
+
+
+def read_groups(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Read "number:one|two,shape:circle". Raises UserError for what is no such list.
+
+    >>> read_groups("number:one|two,shape:circle")
+    (('number', ('one', 'two')), ('shape', ('circle',)))
+    """
+    groups: dict[str, tuple[str, ...]] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, words = entry.partition(":")
+        found = tuple(word.strip() for word in words.split("|"))
+        if not (name.isidentifier() and all(found)) or name in groups:
+            raise UserError(
+                f"task.word_groups={text}: {entry!r} is not a NAME:WORD|WORD of its own"
+            )
+        groups[name] = found
+    return (*groups.items(),)
+
+
+def group_ids(
+    groups: Sequence[tuple[str, Sequence[str]]], tokenizer: Any
+) -> np.ndarray:
+    """Say which group of words each id is in, i8 [V], -1 for none. Raises UserError for
+    a word that is not one piece, or in two groups."""
+    out = np.full(tokenizer.vocab_size, -1, np.int8)
+    for k, (name, words) in enumerate(groups):
+        for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):
+            if len(ids) != 1 or ids[0] == tokenizer.unk_id:
+                raise UserError(
+                    f"task.word_groups: {name}: {word!r} is not one piece of the "
+                    "vocabulary, whose pieces are scored: leave it out"
+                )
+            if out[ids[0]] >= 0:
+                raise UserError(f"task.word_groups: {word!r} is there twice")
+            out[ids[0]] = k
+    return out
