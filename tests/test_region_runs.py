@@ -68,6 +68,35 @@ def test_it_is_scored_as_in_training_and_answers(trained_on_regions, capsys):
     assert len(found) == 16 and all(0 < one["score"] < 1 for one in found)
 
 
+@pytest.mark.slow
+def test_masked_words_are_read_off_regions(command, wanted, tmp_path):
+    """A text that names its one object is known with the regions, else guessed."""
+    draw, names, rows = np.random.default_rng(0), ("one", "two", "three"), []
+    for name in draw.choice(names, 400):
+        thing = {"type": "circle", "color": name, "size": 20, "x_loc": 5, "y_loc": 9}
+        rows.append({"sentence": f"{name} {name}", "scenes": [thing]})
+    keys = {
+        "data.train": write(tmp_path / "train.jsonl", rows[:300]),
+        "data.valid": write(tmp_path / "valid.jsonl", rows[300:]),
+        "data.corruption": "1,0,0",
+        "data.mask_rate": 1.0,
+        "task.region_mixture": "words=1",
+        "task.word_groups": "name:one|two|three",
+        "batch_size": 32,
+        "optim.lr": 3e-3,
+        "total.steps": 200,
+        "eval.every.steps": 200,
+    }
+    losses = {}
+    for hide in (False, True):
+        workdir = tmp_path / f"run_{hide}"
+        given = (f"--config.{key}={value}" for key, value in keys.items())
+        hidden = f"--config.task.hide_regions={hide}"
+        succeeded(command("train", *wanted, *given, hidden, f"--workdir={workdir}"))
+        losses[hide] = read_rows(workdir)[-1]["eval/valid/name_loss"]
+    assert losses[False] < 0.2 < 1.0 < losses[True]
+
+
 def test_show_says_what_is_masked(wanted, capsys):
     show.main([*wanted, "--json", "--batches=4"])
     told = json.loads(capsys.readouterr().out)
