@@ -185,8 +185,14 @@ def task_keys() -> dict[str, Any]:
         passage_flops=3e-5,
         active=256,
         embedding_size=128,  # of colbert: numbers of a token's vector
-        candidates=10,  # of rerank: passages that an evaluation puts in order, a query
-        # Of span, in pieces: from one row of a context to the next, the longest
+        # Of rerank, and read: passages that an evaluation puts in order, or reads.
+        candidates=10,
+        # Of read: passages of a question in a row; the index (bertjax.embed --index)
+        # whose vectors score them, so that the vectors of questions are learnt. Empty:
+        # they have the scores of the file, and what finds them stays as it is.
+        passages=5,
+        index="",
+        # Of span, and read, in pieces: from one row of a context to the next, the longest
         # question (the rest is cut), the longest answer that is given.
         stride=128,
         question_length=64,

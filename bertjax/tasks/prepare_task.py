@@ -229,6 +229,8 @@ def make_form(config: ConfigDict) -> Form:
         targets=targets_of(config) if task_type.generates else None,
         drawn=task.negatives,
         candidates=task.candidates,
+        passages=task.passages,
+        index=task.index,
     )
 
 
