@@ -192,8 +192,8 @@ def task_keys() -> dict[str, Any]:
         # they have the scores of the file, and what finds them stays as it is.
         passages=5,
         index="",
-        # Of span, and read, in pieces: from one row of a context to the next, the longest
-        # question (the rest is cut), the longest answer that is given.
+        # Of span, in pieces: from one row of a context to the next; of span and read:
+        # the longest question (the rest is cut), the longest answer that is given.
         stride=128,
         question_length=64,
         answer_length=30,  # CMRC's are longer: 64

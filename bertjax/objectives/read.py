@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of questions by spans of passages that a retriever found: open-domain reading.
+"""Answers of questions by spans of passages that were found: open-domain reading.
 
     p(answer | x) = sum over passages z of p(z | x), times the sum over the spans s of z
     that are an answer of p(s | x, z)
@@ -16,6 +16,7 @@ passage_vectors of an index, which is not trained: Lewis et al. 2020, RAG, secti
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +90,7 @@ def answer_log_probs(
 def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Name what a batch of so many sequences a row holds, without an index."""
     k = choices - 1
-    each = dict.fromkeys(SEQUENCES, ((choices, length), jnp.int32))
+    each: dict[str, Any] = dict.fromkeys(SEQUENCES, ((choices, length), jnp.int32))
     each |= dict.fromkeys(("passage_begins", "passage_ends"), ((k,), jnp.int32))
     each |= dict.fromkeys(("passage_weights", "passage_scores"), ((k,), jnp.float32))
     each |= dict.fromkeys(("span_starts", "span_ends"), ((k, 1), jnp.int32))

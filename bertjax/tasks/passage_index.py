@@ -3,7 +3,7 @@
 
     passages.jsonl   {"id": ..., "title": ..., "text": ...}, a line a passage
     vectors.npy      f32 [n, D], a row a passage
-    index.json       format, model and how it makes vectors, sha256 of both; written last
+    index.json       format, model and how it makes vectors, both sha256; written last
 
 bertjax.embed --index=DIR makes it of a collection. What a model answers from an index
 follows the index: another directory, other answers.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of questions, each with the passages that a retriever found: open-domain reading.
+"""Rows of questions, each with passages that were found for it: open-domain reading.
 
 JSON lines as DPR's and FiD's readers have them: `question`, `answers` (texts, any of
 which is right), and `ctxs`, the passages, best first: {"id", "title", "text", "score"}
@@ -42,8 +42,8 @@ class ReadingRows(Rows):
 
     questions: their ids; passages: of all that occur, chars i32 [tokens, 2] the
     characters [begin, end) of each token, texts what they are of. members i64 [n, k]:
-    the passages of each question, -1 for none; scores f32 [n, k]. spans: of each
-    passage of each question {(row, slot): [(first, last token)]}. golds: the answers,
+    the passages of each question, -1 for none; passage_scores f32 [n, k]. spans: of
+    passages of questions {(row, slot): [(first, last token)]}. golds: the answers,
     () where there are no labels. taken: passages of a row at most. vectors: of the
     index, f32 [rows, D], and which row each passage is, i64 [passages].
     """
@@ -54,7 +54,7 @@ class ReadingRows(Rows):
     chars: np.ndarray
     texts: Sequence[str]
     members: np.ndarray
-    scores: np.ndarray
+    passage_scores: np.ndarray
     spans: Mapping[tuple[int, int], Sequence[tuple[int, int]]]
     golds: Sequence[Sequence[str]] = ()
     taken: int = 5
@@ -66,18 +66,25 @@ class ReadingRows(Rows):
     @property
     def choices(self) -> int:  # type: ignore[override]
         """Sequences of a row."""
-        return 1 + self.k
+        return 1 + self.taken
 
-    @property
-    def k(self) -> int:
-        return min(self.taken, self.members.shape[1])
+    @cached_property
+    def listed(self) -> np.ndarray:
+        """The first passages of each question, as many as are taken: i64 [n, k]."""
+        return _widened(self.members, self.taken, -1)
 
     def arrays(self) -> list[np.ndarray | None]:
         spans = [(*at, *span) for at, own in self.spans.items() for span in own]
-        said = f"{self.k} {self.index_digest} {[*map(list, self.golds)]!r}"
-        text = np.frombuffer(hashlib.sha256(said.encode()).digest(), np.uint8)
+        known = f"{self.taken} {self.index_digest} {[*map(list, self.golds)]!r}"
+        text = np.frombuffer(hashlib.sha256(known.encode()).digest(), np.uint8)
         ragged = (x for r in (self.questions, self.passages) for x in (*_parts(r),))
-        return [*ragged, self.members, self.scores, np.array(spans, np.int64), text]
+        return [
+            *ragged,
+            self.members,
+            self.passage_scores,
+            np.array(spans, np.int64),
+            text,
+        ]
 
     @cached_property
     def question_sizes(self) -> np.ndarray:
@@ -105,7 +112,7 @@ class ReadingRows(Rows):
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        own = self.members[:, : self.k]
+        own = self.listed
         sizes = np.where(own >= 0, self.passages.lengths[np.maximum(own, 0)], 0)
         full = sizes + (self.question_sizes + self.specials)[:, None]
         kept = np.minimum(full, self.length)
@@ -127,8 +134,7 @@ class ReadingRows(Rows):
                        1  7  2  8  9  2                    0                  0
                        0  0  0  0  0  0
         """
-        k, b = self.k, len(example)
-        own = self.members[example, :k]
+        b, own = len(example), self.listed[example]
         pairs: list[list[np.ndarray]] = []
         for i, passages in zip(example, own, strict=True):
             asked = self.questions[i][: self.question_sizes[i]]
@@ -148,7 +154,7 @@ class ReadingRows(Rows):
             "passage_begins": begins.astype(np.int32),
             "passage_ends": ends.astype(np.int32),
             "passage_weights": (own >= 0).astype(np.float32),
-            "passage_scores": self.scores[example, :k],
+            "passage_scores": _widened(self.passage_scores[example], self.taken, 0.0),
         }
         if self.vectors is not None:
             vectors = self.vectors[self.rows_of_index[np.maximum(own, 0)]]
@@ -163,7 +169,7 @@ class ReadingRows(Rows):
         out = np.full((2, *ends.shape, SPANS), -1, np.int32)
         for row, i in enumerate(example.tolist()):
             lead = self.lead(i)
-            for slot in range(self.k):
+            for slot in range(self.taken):
                 spans = self.spans.get((i, slot), ())
                 inside = [s for s in spans if lead + s[1] < ends[row, slot]]
                 for n, span in enumerate(inside[:SPANS]):
@@ -185,9 +191,9 @@ class ReadingRows(Rows):
     @cached_property
     def holding(self) -> np.ndarray:
         """Whether each passage of each question holds an answer: bool [n, k]."""
-        out = np.zeros((len(self.members), self.k), bool)
+        out = np.zeros((len(self.members), self.taken), bool)
         for (row, slot), spans in self.spans.items():
-            if slot < self.k:
+            if slot < self.taken:
                 out[row, slot] = bool(spans)
         return out
 
@@ -201,14 +207,14 @@ class ReadingRows(Rows):
         return {"questions": {name: n for name, n in counts.items() if n}}
 
     def notes(self) -> Iterator[str]:
-        k = counted(self.k, "passage")
+        k = counted(self.taken, "passage")
         yield f"{counted(self.n, 'question')}, each with {k}, rows of {self.length}"
         if cut := int((self.sizes[1] > 0).sum()):
             yield f"of {cut:,} questions a passage is cut at {self.length} tokens"
 
     def for_scores(self) -> "ReadingRows":
         """Take as many passages as an evaluation looks at."""
-        return replace(self, taken=self.form.candidates)
+        return replace(self, taken=min(self.form.candidates, self.members.shape[1]))
 
     def best(self, outputs: Outputs, row: int, i: int) -> Iterator[tuple[float, str]]:
         """Yield of each passage of a question the ln p of its best span, the passage's
@@ -231,17 +237,17 @@ class ReadingRows(Rows):
         @K: of the K passages of the highest score. outputs: "passage_scores" f32 [k],
         "start_logits", "end_logits" f32 [k, L] of each row.
         """
-        said: dict[int, dict[str, str]] = {k: {} for k in (*DEPTHS, 0)}
+        chosen: dict[int, dict[str, str]] = {k: {} for k in (*DEPTHS, 0)}
         golds = {str(i): self.golds[i] for i in example.tolist()}
         for row, i in enumerate(example.tolist()):
             found = [*self.best(outputs, row, i)]
             prior = np.asarray(outputs["passage_scores"][row])[: len(found)]
             order = np.argsort(-prior, kind="stable").tolist()
-            for k, answers in said.items():
+            for k, answers in chosen.items():
                 some = [found[slot] for slot in order[: k or None]]
                 answers[str(i)] = max(some, key=lambda x: x[0])[1] if some else ""
         scores: dict[str, float] = {}
-        for k, answers in said.items():
+        for k, answers in chosen.items():
             own = squad_scores(answers, golds) if golds else {}
             for name in ("exact", "f1"):
                 value = own.get(name, math.nan) / 100
@@ -343,10 +349,16 @@ def make_rows(
         _filled(scores, width, 0.0).astype(np.float32),
         spans,
         golds if labelled else (),
-        form.passages,
+        form.passages if labelled else min(form.passages, width),
         answered=shown if not labelled else (),
         **more,
     )
+
+
+def _widened(array: np.ndarray, width: int, fill: float) -> np.ndarray:
+    """Cut [n, k] to a width, or fill it up."""
+    more = max(0, width - array.shape[1])
+    return np.pad(array[:, :width], ((0, 0), (0, more)), constant_values=fill)
 
 
 def _filled(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.ndarray:
@@ -402,8 +414,8 @@ def find_answers(
     chars: i32 [tokens, 2], the characters of each. Case plays no part, and what stands
     inside a word is no answer.
 
-    >>> find_answers("In 1945, 45.", ["45"], np.array([[0, 2], [3, 7], [7, 8], [9, 11]]))
-    [(3, 3)]
+    >>> find_answers("1945, 45", ["45"], np.array([[0, 4], [4, 5], [6, 8]]))
+    [(2, 2)]
     """
     found = set()
     for answer in answers:
