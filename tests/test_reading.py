@@ -15,7 +15,8 @@ from bertjax.tasks import passage_index
 
 THINGS = ["import", "string", "number", "object", "method", "module", "class", "list"]
 VALUES = ["value", "name", "type", "function", "file", "code", "error", "return"]
-OTHERS = ["statement", "body", "loop", "target", "clause", "test", "block", "line"]
+OTHERS = ["statement", "expression", "attribute", "argument"]
+OTHERS += ["variable", "exception", "keyword", "operator"]
 
 
 def corpus(values):

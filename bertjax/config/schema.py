@@ -192,6 +192,9 @@ def task_keys() -> dict[str, Any]:
         # they have the scores of the file, and what finds them stays as it is.
         passages=5,
         index="",
+        # Of rag: whether a target is of one passage, or each token of any: sequence or
+        # token.
+        marginal="sequence",
         # Of span, in pieces: from one row of a context to the next; of span and read:
         # the longest question (the rest is cut), the longest answer that is given.
         stride=128,

@@ -17,6 +17,7 @@ from bertjax.tasks.passage_index import PassageIndex
 from bertjax.tasks.task_type import find_task_type
 
 FOUND = 20  # passages of a question that a model of vectors names
+READERS = ("read", "rag")  # objectives that answer out of passages
 
 
 def answer_from_index(
@@ -24,49 +25,62 @@ def answer_from_index(
 ) -> Iterator[dict[str, Any]]:
     """Yield what a model says of each question, in order.
 
-    Of a model of vectors: the question, with `ctxs`, its passages. Raises UserError for
-    one of another kind.
+    args: retriever, passages, batch_size, dtype, weights; and of a model that writes
+    num_beams and length_penalty, where given. Of a model of vectors: the question, with
+    `ctxs`, its passages. Raises UserError for one of another kind.
     """
     opened = models.open_model(where, "--model")
     kind = find_task_type(opened.config.objective) if "task" in opened.meta else None
-    options = args.dtype, args.weights
     if kind is None or kind.makes_vectors:
         if args.retriever:
             raise UserError(f"--retriever: --model={where} finds passages itself")
-        finder = embed_index.open_retriever(where, "--model", *options)
-        k = args.passages or FOUND
-        texts = [row["question"] for row in questions]
-        found = embed_index.find(finder, index, texts, k, args.batch_size)
+        found = find_passages(args, where, "--model", questions, index, FOUND)
         pairs = zip(questions, found, strict=True)
         return ({**row, "ctxs": passages} for row, passages in pairs)
-    model = open_finetuned(where, *options, opened=opened)
-    if model.config.objective.partition(":")[0] != "read":
+    model = open_finetuned(where, args.dtype, args.weights, opened=opened)
+    if model.config.objective.partition(":")[0] not in READERS:
         raise UserError(
             f"--index: --model={where} has objective={model.config.objective}, and "
-            "answers out of an index are of objective=read, or found by a retriever"
+            f"answers out of an index are of objective={' or '.join(READERS)}"
         )
-    own = bool(model.form.index)  # whether its vectors of questions were learnt
-    if not own and not args.retriever:
+    trains = bool(model.form.index)  # whether its vectors of questions were learnt
+    if not trains and not args.retriever:
         raise UserError(
             f"--model={where} reads what another model finds: give --retriever=DIR, "
             "the model of the index"
         )
-    path, flag = (
-        (args.retriever, "--retriever") if args.retriever else (where, "--model")
-    )
-    finder = embed_index.open_retriever(path, flag, *options)
-    k = args.passages or model.form.candidates
-    model.config.task.index = args.index if own else ""
-    form = prepare_task.saved_form(model.config, opened.meta)
-    form = form._replace(passages=k)
+    config = model.config
+    config.task.index = args.index if trains else ""
+    for name in ("num_beams", "length_penalty"):
+        if getattr(args, name, None) is not None:
+            config.task[name] = getattr(args, name)
+    usual = config.task.passages if kind.generates else config.task.candidates
+    config.task.passages = args.passages or usual
+    form = prepare_task.saved_form(config, opened.meta)
+    finder = (args.retriever, "--retriever") if args.retriever else (where, "--model")
+    k = config.task.passages
+    found = find_passages(args, *finder, questions, index, k)
     asking, listed = form.columns[:2]
-    texts = [row["question"] for row in questions]
-    found = embed_index.find(finder, index, texts, k, args.batch_size)
     rows = [
         {"id": str(row.get("id", i)), asking: row["question"], listed: passages}
         for i, (row, passages) in enumerate(zip(questions, found, strict=True))
     ]
-    read = prepare_task.parse_objects(model.config, form, rows, "questions")
+    read = prepare_task.parse_objects(config, form, rows, "questions")
     answers = answer(model._replace(form=form), read, args.batch_size)
     pairs = zip(questions, answers, strict=True)
     return ({"question": row["question"], **one} for row, one in pairs)
+
+
+def find_passages(
+    args: Any,
+    path: str,
+    flag: str,
+    questions: Sequence[dict[str, Any]],
+    index: PassageIndex,
+    usual: int,
+) -> list[list[dict[str, Any]]]:
+    """Return the passages of each question by the model of a path, named by a flag."""
+    finder = embed_index.open_retriever(path, flag, args.dtype, args.weights)
+    texts = [row["question"] for row in questions]
+    k = args.passages or usual
+    return embed_index.find(finder, index, texts, k, args.batch_size)
