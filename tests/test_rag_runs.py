@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RAG by the commands: passages found, targets learnt out of them, texts with sources."""
+"""RAG by the commands: passages found, targets learnt of them, texts with sources."""
 
 import json
 import shutil
@@ -74,7 +74,9 @@ def test_it_learns(generator):
     assert losses[-1] < losses[0] / 2
     scores = [row for row in rows if "eval/valid/exact" in row]
     assert [row["step"] for row in scores] == [30, 60]
-    assert scores[-1]["eval/valid/perplexity"] < scores[0]["eval/valid/perplexity"] * 1.5
+    assert (
+        scores[-1]["eval/valid/perplexity"] < scores[0]["eval/valid/perplexity"] * 1.5
+    )
     assert scores[-1]["eval/valid/exact"] >= 0.5
 
 
@@ -94,7 +96,11 @@ def test_texts_have_sources(generator, folder, trained, capsys):
     assert sum(changed) >= 4  # nothing but the index differs
     # predict says the same.
     out = folder / "answers.jsonl"
-    more = [f"--index={folder}/one", f"--out={out}", f"--input={folder}/questions.jsonl"]
+    more = [
+        f"--index={folder}/one",
+        f"--out={out}",
+        f"--input={folder}/questions.jsonl",
+    ]
     predict.main([*given[:2], *more])
     rows = [json.loads(line) for line in out.open()]
     assert [r["text"] for r in rows] == [r["outputs"][0]["text"] for r in one]
