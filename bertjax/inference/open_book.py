@@ -57,9 +57,11 @@ def answer_from_index(
     usual = config.task.passages if kind.generates else config.task.candidates
     config.task.passages = args.passages or usual
     form = prepare_task.saved_form(config, opened.meta)
-    finder = (args.retriever, "--retriever") if args.retriever else (where, "--model")
+    path, flag = where, "--model"
+    if args.retriever:
+        path, flag = args.retriever, "--retriever"
     k = config.task.passages
-    found = find_passages(args, *finder, questions, index, k)
+    found = find_passages(args, path, flag, questions, index, k)
     asking, listed = form.columns[:2]
     rows = [
         {"id": str(row.get("id", i)), asking: row["question"], listed: passages}

@@ -294,21 +294,21 @@ def make_rows(
     asking, listed = form.columns[:2]
     index = PassageIndex(form.index, "task.index") if form.index else None
     texts: dict[str, int] = {}
-    names, members, scores, golds, shown = [], [], [], [], []
+    names, scores, golds, shown = [], [], [], []
+    members: list[list[int]] = []
     of_index: dict[int, int] = {}
     for i, row in enumerate(read):
         names.append(str(row.cells.get("id", i)))
         golds.append(answers_of(row, form.label) if labelled else [])
         own = passages_of(row, listed)
         shown.append(own)
-        places = []
+        members.append([])
         for cells in own:
-            whole = Passage("", cells["title"], cells["text"]).whole
-            place = texts.setdefault(whole, len(texts))
-            places.append(place)
+            text = Passage("", cells["title"], cells["text"]).whole
+            number = texts.setdefault(text, len(texts))
+            members[-1].append(number)
             if index is not None:
-                of_index[place] = _row_of(index, cells, row.place)
-        members.append(places)
+                of_index[number] = _row_of(index, cells, row.place)
         scores.append([cells["score"] for cells in own])
     asked = tokenizer.encode_batch([text_rows.text_of(row, asking) for row in read])
     encoded = tokenizer.encode_with_offsets([*texts])
@@ -322,8 +322,8 @@ def make_rows(
         raise UserError(f"{read[0].place}: no question has a passage ({listed})")
     whole = [*texts]
     spans = {}
-    for i, (own, answers) in enumerate(zip(members, golds, strict=True)):
-        for slot, p in enumerate(own):
+    for i, (numbers, answers) in enumerate(zip(members, golds, strict=True)):
+        for slot, p in enumerate(numbers):
             of_text = chars[passages.offsets[p] : passages.offsets[p + 1]]
             if answers and (places := find_answers(whole[p], answers, of_text)):
                 spans[i, slot] = places
