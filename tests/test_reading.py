@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import read_rows, succeeded, timeless
 
-from bertjax import UserError, embed, predict, train
+from bertjax import UserError, embed, evaluate, predict, train
 from bertjax.checkpoints.manager import restore_params
 from bertjax.tasks import passage_index
 
@@ -170,6 +170,25 @@ def test_what_predict_refuses(trained, folder, flags, words):
     given += [f"--index={folder}/one", *(x.format(folder) for x in flags)]
     with pytest.raises(UserError, match=words):
         predict.main(given)
+
+
+def test_an_index_of_another_model(reader, folder, trained, tmp_path):
+    other = tmp_path / "other"
+    text = f"--text={folder}/one.jsonl"
+    assert embed.main([f"--model={reader}", text, f"--index={other}"]) == 0
+    asked = [f"--index={other}", f"--input={folder}/questions.jsonl"]
+    for model in (reader, trained):
+        with pytest.raises(UserError, match="vectors of another model than --model="):
+            predict.main([f"--model={model}", *asked])
+
+
+def test_evaluate_says_what_training_said(reader, capsys):
+    capsys.readouterr()
+    evaluate.main([f"--workdir={reader}", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    last = read_rows(reader)[-1]
+    for name in ("exact", "f1", "exact@1", "exact@5", "read_loss"):
+        assert scores[name] == pytest.approx(last[f"eval/valid/{name}"])
 
 
 def test_what_embed_refuses(trained, folder):

@@ -83,6 +83,8 @@ def find_passages(
 ) -> list[list[dict[str, Any]]]:
     """Return the passages of each question by the model of a path, named by a flag."""
     finder = embed_index.open_retriever(path, flag, args.dtype, args.weights)
+    # A reader's questions have vectors of their own, passages those that it began with.
+    index.check_model(finder.meta.get("index_model", finder.digest), f"{flag}={path}")
     texts = [row["question"] for row in questions]
     k = args.passages or usual
     return embed_index.find(finder, index, texts, k, args.batch_size)

@@ -72,6 +72,14 @@ class PassageIndex:
         """What tells this index from others."""
         return "".join(self.facts["sha256"][name] for name in (PASSAGES, VECTORS))
 
+    def check_model(self, digest: str, where: str) -> None:
+        """Refuse a model whose vectors are not those of the index. UserError."""
+        if digest != self.facts.get("model", digest):
+            raise UserError(
+                f"{self.where} holds vectors of another model than {where}: make it "
+                "by this one (bertjax.embed --index)"
+            )
+
     @cached_property
     def places(self) -> dict[str, int]:
         """{id: row}."""

@@ -256,7 +256,7 @@ class ReadingRows(Rows):
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
         """Yield {"id", "answer", "score", "passages"}: the score is ln p of the answer
-        and its passage; passages, best answer first: id, title, text, the retriever's
+        and its passage, None where there is none; passages, best answer first: id, title, text, the retriever's
         score, ln p of the passage as "log_prob", and its own best answer."""
         for i in range(self.n):
             found = [*self.best(outputs, i, i)]
@@ -271,7 +271,7 @@ class ReadingRows(Rows):
                 }
                 for slot in order
             ]
-            first = found[order[0]] if order else (-math.inf, "")
+            first = found[order[0]] if order else (None, "")
             best = {"answer": first[1], "score": first[0]}
             yield {"id": self.names[i], **best, "passages": shown}
 
@@ -447,12 +447,15 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
-    """Say how questions are made vectors, where that is learnt."""
+    """Say how questions are made vectors, where that is learnt, and what made those of
+    the passages that they are compared with."""
     if not config.task.index:
         return {}
     how = {key: config.task[key] for key in ("pooling", "normalize")}
     how |= {"dot": not config.task.normalize}
-    return {"sentences": how | {"longest": config.task.question_length + 2}}
+    how |= {"longest": config.task.question_length + 2}
+    index = PassageIndex(config.task.index, "task.index", verify=False)
+    return {"sentences": how, "index_model": index.facts.get("model", "")}
 
 
 COLUMNS = {"text": "question", "text_pair": "ctxs", "label": "answers"}
