@@ -256,8 +256,8 @@ class ReadingRows(Rows):
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
         """Yield {"id", "answer", "score", "passages"}: the score is ln p of the answer
-        and its passage, None where there is none; passages, best answer first: id, title, text, the retriever's
-        score, ln p of the passage as "log_prob", and its own best answer."""
+        and its passage, None without one; passages, best answer first: id, title, text,
+        the retriever's score, ln p of the passage as "log_prob", and its own answer."""
         for i in range(self.n):
             found = [*self.best(outputs, i, i)]
             prior = np.asarray(outputs["passage_scores"][i], np.float64)
