@@ -7,6 +7,10 @@ A file is embedded block by block, so that neither its lines nor their vectors n
 memory; the same command goes on where it stopped. Of a model of other vectors, which
 have to fit, a .npz is written: of splade scipy.sparse's (load_npz), of colbert `tokens`
 f32 [T, E], of which line i has those of [offsets[i], offsets[i + 1]).
+
+--index=DIR in the place of --out makes a directory that questions are answered from
+(bertjax.predict --index): --text is BEIR's corpus.jsonl, or a folder or pattern of text
+files, which are cut into passages of --words.
 """
 
 import functools
@@ -22,6 +26,7 @@ from bertjax.assembly import command_line
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus import files
+from bertjax.inference import embed_index
 from bertjax.inference.embed_file import embed_file
 from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
 from bertjax.interop.sentence_transformers import Sentences
@@ -33,6 +38,8 @@ FLAGS = {
     **shared("model"),
     "text": Flag("a sentence a line; - is standard input"),
     "out": Flag("the .npy to write, a row a line; of splade and colbert a .npz"),
+    "index": Flag("the directory to make, of passages and their vectors"),
+    "words": Flag("index: of a passage that is cut out of a text file", 100, least=1),
     "pooling": Flag("mean, cls or last, unless given what the model was made for"),
     "normalize": Flag("make each vector of length 1", kind=bool),
     "width": Flag("keep the first numbers of each vector", kind=int, least=1),
@@ -48,8 +55,11 @@ FLAGS = {
 
 def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
-    if not args.model or not args.text or not args.out:
-        raise UserError("--model, --text and --out are needed: see --help")
+    if not args.model or not args.text or bool(args.out) == bool(args.index):
+        either = "--model, --text and either --out or --index"
+        raise UserError(f"{either} are needed: see --help")
+    if args.index:
+        return make_index(args)
     ending = ".npz" if args.out.lower().endswith(".npz") else ".npy"
     out = atomic.check_out(args.out, "--out", ending)
     in_blocks = ending == ".npy" and is_file(args.text)
@@ -78,6 +88,20 @@ def main(argv: Sequence[str]) -> int:
     line = f"{out}: {counted(rows, 'row')} of {width}, {describe(how)}"
     line += f"; {counted(cut, 'line')} cut at {how.longest} tokens" * bool(cut)
     cli.say(line + f"; {counted(empty, 'empty line')}" * bool(empty))
+    return 0
+
+
+def make_index(args: Any) -> int:
+    """Make --index; what it leaves open is as the model was made for."""
+    for name in ("pooling", "normalize", "width", "max_length"):
+        if getattr(args, name) is not None:
+            raise UserError(
+                f"--{name} has no use with --index, whose vectors are as the model was "
+                "made for"
+            )
+    folder, more = Path(args.index).expanduser(), (args.dtype, args.weights)
+    todo = args.model, folder, args.text, args.words, args.batch_size
+    embed_index.make_index(*todo, cli.say, *more)
     return 0
 
 

@@ -14,6 +14,9 @@ The likeliest tokens are taken, or those of --num_beams; with --temperature, --t
 objective=seq2seq writes the target of each prompt, which may be an object by column; of
 objective=dialogue the next turn of each conversation, {"turns": [{"speaker": ...,
 "text": ...}, ...]}, whose oldest turns are left out where there are too many.
+
+--index=DIR (bertjax.embed --index) answers questions by a model of objective=rag, out
+of the passages that --retriever finds; with --json each has `passages` too.
 """
 
 import json
@@ -29,9 +32,11 @@ from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus import files
 from bertjax.generation.options import Options, check_options
+from bertjax.inference.open_book import answer_from_index
 from bertjax.measuring.results import peak_rss_mb
 from bertjax.storage import atomic
 from bertjax.tasks import tables
+from bertjax.tasks.passage_index import PassageIndex
 
 FLAGS = {
     **shared("model", "step"),
@@ -58,6 +63,9 @@ FLAGS = {
     "gamma": Flag("unmask, order entropy: nats a call may leave open", kind=float),
     "block": Flag("unmask: blanks of a block; blocks are filled in order", kind=int),
     "remask": Flag("unmask: share of tokens taken back between calls", kind=float),
+    "index": Flag("a directory of passages, out of which questions are answered"),
+    "retriever": Flag("index: the model that finds passages"),
+    "passages": Flag("index: passages of a question", kind=int, least=1),
     **shared("batch_size", "dtype", "weights", "json"),
 }
 
@@ -76,7 +84,13 @@ def main(argv: Sequence[str]) -> int:
     wanted = wanted._replace(stop=args.stop or None)
     check_options(wanted)
     prompts = read_prompts(args.input) if args.input else list(args.words)
-    model = models.open_model(models.at_step(args.model, args.step), "--model")
+    where = models.at_step(args.model, args.step)
+    if args.index:
+        return write_from_index(args, where, prompts, wanted, out)
+    for name in ("retriever", "passages"):
+        if getattr(args, name):
+            raise UserError(f"--{name} is of --index=DIR, which is not given")
+    model = models.open_model(where, "--model")
     model.config.dtype = args.dtype
 
     from bertjax.generation import open_writer
@@ -96,6 +110,43 @@ def main(argv: Sequence[str]) -> int:
         for prompt, outputs in zip(prompts, written, strict=True):
             before = prompt if open_writer.goes_on(writer) else ""
             print(for_people(before, outputs), flush=True)
+    return 0
+
+
+def write_from_index(
+    args: Any, where: str, prompts: list[Any], wanted: Options, out: Path | None
+) -> int:
+    """Answer prompts, which are questions, out of --index."""
+    known = {"num_beams", "length_penalty", "batch_size"}
+    usual = Options()
+    for name in Options._fields:
+        if name not in known and getattr(wanted, name) != getattr(usual, name):
+            raise UserError(f"--{name} has no use with --index")
+    if texts := [prompt for prompt in prompts if not isinstance(prompt, str)]:
+        raise UserError(f"--index: {texts[0]!r:.40} is no question, which is a text")
+    index = PassageIndex(args.index, "--index")
+    asked = [{"question": prompt} for prompt in prompts]
+    answers = list(answer_from_index(args, where, asked, index))
+    if answers and "text" not in answers[0]:
+        raise UserError(
+            f"--model={where} writes no texts: bertjax.predict --index={args.index} "
+            "says what it answers"
+        )
+    lines = [
+        json.dumps(
+            {
+                "prompt": one["question"],
+                "outputs": [{"text": one["text"], "score": one["score"]}],
+                "passages": one["passages"],
+            },
+            ensure_ascii=False,
+        )
+        for one in answers
+    ]
+    if out:
+        atomic.write_file(out, "".join(line + "\n" for line in lines), f"--out={out}")
+    else:
+        print("\n".join(lines if args.json else [one["text"] for one in answers]))
     return 0
 
 

@@ -22,12 +22,18 @@ each question come id, answer, its score and the null_score of no answer; the an
 "" where null_score is above score by more than --threshold. Unless given, that is what
 was best on the validation set of a model that has learnt that some questions have no
 answer (0 where it had none); of others each has one.
+
+--index=DIR (bertjax.embed --index) answers questions out of a collection: a question a
+line, JSON lines with question, or SQuAD's JSON. A model of vectors names the passages
+that are nearest (ctxs: id, title, text, score), which objective=read learns from; one
+that was finetuned so finds passages, or has --retriever find them, and gives answer,
+score and the passages. Another index gives other answers, and nothing is trained.
 """
 
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +42,12 @@ from bertjax.assembly import command_line, models
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus.sources import expand_paths
+from bertjax.inference.open_book import answer_from_index
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
 from bertjax.tasks import tables
+from bertjax.tasks.open_questions import parse_questions
+from bertjax.tasks.passage_index import PassageIndex
 from bertjax.tasks.task_type import TaskType, get_task_type
 
 FLAGS = {
@@ -51,6 +60,9 @@ FLAGS = {
         "names of the columns, where they are not those of the training", ""
     ),
     **shared("batch_size", "dtype", "weights"),
+    "index": Flag("a directory of passages, out of which questions are answered"),
+    "retriever": Flag("index: the model that finds passages, where another one"),
+    "passages": Flag("index: passages of a question", kind=int, least=1),
     "threshold": Flag("of questions: how much better no answer has to be", kind=float),
 }
 
@@ -64,6 +76,12 @@ def main(argv: Sequence[str]) -> int:
     if out and out.exists() and given.exists() and out.samefile(given):
         raise UserError(f"--out={args.out} is --input, which it would replace")
     where = models.at_step(args.model, args.step)
+    if args.index:
+        write(out, answers_from_index(args, where), args.out)
+        return 0
+    for name in ("retriever", "passages"):
+        if getattr(args, name):
+            raise UserError(f"--{name} is of --index=DIR, which is not given")
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
     task_type = get_task_type(model.config.objective)
     if args.threshold is not None:
@@ -77,12 +95,36 @@ def main(argv: Sequence[str]) -> int:
     columns = model.form.keys(labelled=False, flags=True)
     read = read_input(args.input, columns, task_type, args.format)
     answers = answer(model, read, args.batch_size)
+    write(out, answers, args.out)
+    return 0
+
+
+def write(out: Path | None, answers: Iterable[dict[str, Any]], name: str) -> None:
+    """Write JSON lines to a file, or where there is none to standard output."""
     lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in answers)
     if out is None:
         sys.stdout.write(lines)
     else:
-        atomic.write_file(out, lines, f"--out={out}")
-    return 0
+        atomic.write_file(out, lines, f"--out={name}")
+
+
+def answers_from_index(args: Any, where: str) -> Iterable[dict[str, Any]]:
+    """Answer the questions of --input out of --index."""
+    for name in ("threshold", "columns", "format"):
+        if getattr(args, name) not in (None, ""):
+            raise UserError(f"--{name} has no use with --index")
+    index = PassageIndex(args.index, "--index")
+    questions: list[dict[str, Any]] = []
+    if args.input == "-":
+        texts = [(tables.decode(sys.stdin.buffer.read(), "standard input"), "-")]
+    else:
+        paths = expand_paths(args.input, "--input", pattern="FILE")
+        texts = [(tables.read_text(path), path) for path in paths]
+    for text, name in texts:
+        questions += parse_questions(text, name, say=cli.say)
+    if not questions:
+        raise UserError(f"--input={args.input}: there are no questions")
+    return answer_from_index(args, where, questions, index)
 
 
 def read_input(

@@ -48,6 +48,8 @@ SHARED_STEMS = {
         {"tasks/types/retrieve", "objectives/retrieve"},
         A_TYPE_HAS_AN_OBJECTIVE,
     ),
+    "rag": ({"tasks/types/rag", "objectives/rag"}, A_TYPE_HAS_AN_OBJECTIVE),
+    "read": ({"tasks/types/read", "objectives/read"}, A_TYPE_HAS_AN_OBJECTIVE),
     "rerank": ({"tasks/types/rerank", "objectives/rerank"}, A_TYPE_HAS_AN_OBJECTIVE),
     "splade": ({"tasks/types/splade", "objectives/splade"}, A_TYPE_HAS_AN_OBJECTIVE),
     "colbert": ({"tasks/types/colbert", "objectives/colbert"}, A_TYPE_HAS_AN_OBJECTIVE),

@@ -50,6 +50,7 @@ RANGES = {
     "task.temperature": (1e-6, 1e6),
     "task.negatives": (0, 2**10),
     "task.candidates": (2, 2**16),
+    "task.passages": (1, 2**10),
     "task.chunks": (1, 2**20),
     "task.margin_weight": (0, 1),
     "task.active": (1, 2**20),

@@ -185,9 +185,18 @@ def task_keys() -> dict[str, Any]:
         passage_flops=3e-5,
         active=256,
         embedding_size=128,  # of colbert: numbers of a token's vector
-        candidates=10,  # of rerank: passages that an evaluation puts in order, a query
-        # Of span, in pieces: from one row of a context to the next, the longest
-        # question (the rest is cut), the longest answer that is given.
+        # Of rerank, and read: passages that an evaluation puts in order, or reads.
+        candidates=10,
+        # Of read: passages of a question in a row; the index (bertjax.embed --index)
+        # whose vectors score them, so that the vectors of questions are learnt. Empty:
+        # they have the scores of the file, and what finds them stays as it is.
+        passages=5,
+        index="",
+        # Of rag: whether a target is of one passage, or each token of any: sequence or
+        # token.
+        marginal="sequence",
+        # Of span, in pieces: from one row of a context to the next; of span and read:
+        # the longest question (the rest is cut), the longest answer that is given.
         stride=128,
         question_length=64,
         answer_length=30,  # CMRC's are longer: 64

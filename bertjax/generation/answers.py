@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bertjax.generation import beam, decode
+from bertjax.generation import beam, decode, marginal
 from bertjax.models import incremental
+from bertjax.objectives.rag import by_passage
+from bertjax.objectives.read import passage_log_probs
 from bertjax.parallel.sharding import constrain, gather_params
 from bertjax.tasks import prepare_task
 
@@ -19,18 +21,20 @@ Batch = Mapping[str, jax.Array]
 class Writing(NamedTuple):
     """How texts are written: the likeliest token each time, or the best of beams.
 
-    max_new_tokens: of a text, special ones included.
+    max_new_tokens: of a text, special ones included. temperature: divides the scores
+    of passages, where rows have some.
     """
 
     max_new_tokens: int
     num_beams: int = 1
     length_penalty: float = 1.0
+    temperature: float = 1.0
 
 
 def writing_of(config: Any) -> Writing:
     """Return how the model of a config writes texts."""
     task, width = config.task, prepare_task.targets_of(config).width
-    return Writing(width, task.num_beams, task.length_penalty)
+    return Writing(width, task.num_beams, task.length_penalty, task.temperature)
 
 
 def with_texts(objective: Any, cfg: Any, tokens: Any, writing: Writing) -> Any:
@@ -64,7 +68,11 @@ def write(
     """Write a text for each row of a batch, whatever its target is."""
     decoder = incremental.make_decoder(cfg)
     params = incremental.unstack_layers(params, cfg)
-    prompts = prompts_of(batch)
+    if "passage_scores" in batch:
+        decoder = marginal.marginal_decoder(decoder)
+        prompts = prompts_of_passages(batch, writing.temperature)
+    else:
+        prompts = prompts_of(batch)
     shared = dict(
         max_new_tokens=writing.max_new_tokens,
         ends=decode.Ends((tokens.sep_id,), tokens.pad_id),
@@ -73,6 +81,15 @@ def write(
         return decode.generate(decoder, params, prompts, **shared)
     beams = beam.Beams(writing.num_beams, writing.length_penalty)
     return beam.beam_search(decoder, params, prompts, beams=beams, **shared)
+
+
+def prompts_of_passages(batch: Batch, temperature: float) -> dict[str, jax.Array]:
+    """Return what marginal_decoder takes, of rows of objective=rag."""
+    b, k = batch["passage_scores"].shape
+    rows = prompts_of(by_passage(batch))
+    prompts = {x: y.reshape(b, k, -1).swapaxes(1, 2) for x, y in rows.items()}
+    known = passage_log_probs(batch["passage_scores"], batch, temperature)
+    return prompts | {marginal.PASSAGES: known}
 
 
 def prompts_of(batch: Batch) -> dict[str, jax.Array]:

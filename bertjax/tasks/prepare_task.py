@@ -230,6 +230,8 @@ def make_form(config: ConfigDict) -> Form:
         drawn=task.negatives,
         candidates=task.candidates,
         settings=task_type.form_settings(task),
+        passages=task.passages,
+        index=task.index,
     )
 
 

@@ -72,7 +72,8 @@ class Form(NamedTuple):
     their classes, () where the label is a score. separators: between two texts.
     metrics: names of the task type's. limits: of questions. targets: where labels are
     texts. drawn: given negatives of a query in a row, at most. candidates: of a
-    query, to score. asking: for messages. graph: what completes triples knows of all of
+    query, to score. passages: of a question in a row, index: where their vectors are
+    (types/read.py). asking: for messages. graph: what completes triples knows of all of
     them (graphs.py). settings: what else a type knows of config.task.
     """
 
@@ -87,6 +88,8 @@ class Form(NamedTuple):
     drawn: int = 1
     candidates: int = 10
     graph: Any = None
+    passages: int = 5
+    index: str = ""
     settings: tuple[Any, ...] | None = None
 
     @property

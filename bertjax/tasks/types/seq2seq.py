@@ -258,7 +258,7 @@ class Sequences(text_rows.Texts):
         tokens = float((self.target_sizes[self.first[example]] + more).sum())
         nats, right = (np.asarray(outputs[k], np.float64) for k in ("nats", "right"))
         found = {
-            "perplexity": _exp(float(nats.sum()) / tokens),
+            "perplexity": exp(float(nats.sum()) / tokens),
             "accuracy": float(right.sum()) / tokens,
         }
         names = self.form.metrics
@@ -306,7 +306,7 @@ def _ended(
     return ids, real
 
 
-def _exp(nats: float) -> float:
+def exp(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 

@@ -142,7 +142,7 @@ def find_answers(
     max_context = in_context.copy()
     max_context[in_context] = windows.max_context
     parts = [
-        _best_spans(
+        best_spans(
             np.where(max_context[some], start_logits[some], -np.inf),
             np.where(in_context[some], end_logits[some], -np.inf),
             top,
@@ -170,7 +170,7 @@ def find_answers(
     return answers
 
 
-def _best_spans(
+def best_spans(
     starts: np.ndarray, ends: np.ndarray, top: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return score f64, first and last piece i64 of the best span of some rows, whose

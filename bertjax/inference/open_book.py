@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions answered out of an index: found, then read.
+
+A model of vectors finds passages, and says these; one that reads (objective=read)
+answers from them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bertjax import UserError
+from bertjax.assembly import models
+from bertjax.inference import embed_index
+from bertjax.inference.predict_rows import answer, open_finetuned
+from bertjax.tasks import prepare_task
+from bertjax.tasks.passage_index import PassageIndex
+from bertjax.tasks.task_type import find_task_type
+
+FOUND = 20  # passages of a question that a model of vectors names
+READERS = ("read", "rag")  # objectives that answer out of passages
+
+
+def answer_from_index(
+    args: Any, where: str, questions: Sequence[dict[str, Any]], index: PassageIndex
+) -> Iterator[dict[str, Any]]:
+    """Yield what a model says of each question, in order.
+
+    args: retriever, passages, batch_size, dtype, weights; and of a model that writes
+    num_beams and length_penalty, where given. Of a model of vectors: the question, with
+    `ctxs`, its passages. Raises UserError for one of another kind.
+    """
+    opened = models.open_model(where, "--model")
+    kind = find_task_type(opened.config.objective) if "task" in opened.meta else None
+    if kind is None or kind.makes_vectors:
+        if args.retriever:
+            raise UserError(f"--retriever: --model={where} finds passages itself")
+        found = find_passages(args, where, "--model", questions, index, FOUND)
+        pairs = zip(questions, found, strict=True)
+        return ({**row, "ctxs": passages} for row, passages in pairs)
+    model = open_finetuned(where, args.dtype, args.weights, opened=opened)
+    if model.config.objective.partition(":")[0] not in READERS:
+        raise UserError(
+            f"--index: --model={where} has objective={model.config.objective}, and "
+            f"answers out of an index are of objective={' or '.join(READERS)}"
+        )
+    trains = bool(model.form.index)  # whether its vectors of questions were learnt
+    if not trains and not args.retriever:
+        raise UserError(
+            f"--model={where} reads what another model finds: give --retriever=DIR, "
+            "the model of the index"
+        )
+    config = model.config
+    config.task.index = args.index if trains else ""
+    for name in ("num_beams", "length_penalty"):
+        if getattr(args, name, None) is not None:
+            config.task[name] = getattr(args, name)
+    usual = config.task.passages if kind.generates else config.task.candidates
+    config.task.passages = args.passages or usual
+    form = prepare_task.saved_form(config, opened.meta)
+    path, flag = where, "--model"
+    if args.retriever:
+        path, flag = args.retriever, "--retriever"
+    k = config.task.passages
+    found = find_passages(args, path, flag, questions, index, k)
+    asking, listed = form.columns[:2]
+    rows = [
+        {"id": str(row.get("id", i)), asking: row["question"], listed: passages}
+        for i, (row, passages) in enumerate(zip(questions, found, strict=True))
+    ]
+    read = prepare_task.parse_objects(config, form, rows, "questions")
+    answers = answer(model._replace(form=form), read, args.batch_size)
+    pairs = zip(questions, answers, strict=True)
+    return ({"question": row["question"], **one} for row, one in pairs)
+
+
+def find_passages(
+    args: Any,
+    path: str,
+    flag: str,
+    questions: Sequence[dict[str, Any]],
+    index: PassageIndex,
+    usual: int,
+) -> list[list[dict[str, Any]]]:
+    """Return the passages of each question by the model of a path, named by a flag."""
+    finder = embed_index.open_retriever(path, flag, args.dtype, args.weights)
+    # A reader's questions have vectors of their own, passages those that it began with.
+    index.check_model(finder.meta.get("index_model", finder.digest), f"{flag}={path}")
+    texts = [row["question"] for row in questions]
+    k = args.passages or usual
+    return embed_index.find(finder, index, texts, k, args.batch_size)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts written out of passages that were found: retrieval-augmented generation.
+
+    RAG-Sequence  p(y | x) = sum over z of p(z | x) product over i of p(y_i | x, z, y<i)
+    RAG-Token     p(y | x) = product over i of sum over z of p(z | x) p(y_i | x, z, y<i)
+
+(Lewis et al. 2020, section 2.1.) z are the k passages of a row, x is the question, and
+the loss is -ln p(y | x) a token. The generator is that of objective=seq2seq, a decoder
+or not, whose rows are the question with each passage; p(z | x) is a softmax of scores,
+those of a frozen retriever.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import UserError
+from bertjax.models import decoder, encoder, heads
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import without_pooler
+from bertjax.models.layers import Params
+from bertjax.objectives import seq2seq
+from bertjax.objectives.base import Batch, Labels, Objective, Sum, Term
+from bertjax.objectives.read import passage_log_probs
+from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.token_head import PARAMS, sum_in_chunks
+from bertjax.parallel.sharding import constrain, gather_params
+
+NAME = "rag"
+MARGINALS = "sequence", "token"
+ROW = ("passage_scores", "passage_weights", "lm_ids", "lm_weights")  # of questions
+
+
+def target_log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """Return ln p(y_i | x, z, y<i), f32 [B, k, T], of logits f32 [B, k, T, V] and the
+    target's ids i32 [B, T]."""
+    likely = jax.nn.log_softmax(logits, axis=-1)
+    each = jnp.broadcast_to(ids[:, None, :, None], (*logits.shape[:3], 1))
+    return jnp.take_along_axis(likely, each, axis=-1)[..., 0]
+
+
+def sequence_log_probs(
+    likely: jax.Array, passages: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """Return RAG-Sequence's ln p(y | x), f32 [B].
+
+    likely: f32 [B, k, T], of `target_log_probs`; passages: ln p(z | x), f32 [B, k];
+    weights: 1 for the tokens of a target, f32 [B, T].
+    """
+    whole = jnp.sum(likely * weights[:, None], axis=2)
+    return jax.nn.logsumexp(passages + whole, axis=1)
+
+
+def token_log_probs(
+    likely: jax.Array, passages: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """Return RAG-Token's ln p(y | x), f32 [B]; arguments: of `sequence_log_probs`."""
+    each = jax.nn.logsumexp(passages[..., None] + likely, axis=1)
+    return jnp.sum(each * weights, axis=1)
+
+
+def marginal_log_probs(logits: jax.Array, passages: jax.Array) -> jax.Array:
+    """Return ln p of each next token, f32 [B, ..., V], of logits f32 [B, k, ..., V]."""
+    likely = jax.nn.log_softmax(logits, axis=-1)
+    own = passages.reshape(*passages.shape, *(1,) * (logits.ndim - 2))
+    return jax.nn.logsumexp(likely + own, axis=1)
+
+
+def by_passage(batch: Batch) -> dict[str, jax.Array]:
+    """Make rows of each question with each passage, [B, k, ...] -> [B k, ...], of what
+    the generator reads; of a passage that is not there the first token is seen."""
+    rows = {
+        name: values.reshape(-1, *values.shape[2:])
+        for name, values in batch.items()
+        if name not in ROW and values.ndim == 3
+    }
+    rows["attention_mask"] = rows["attention_mask"].at[:, 0].set(1)
+    return rows
+
+
+def read_targets(
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None
+) -> jax.Array:
+    """Return ln p(y_i | x, z, y<i) of a batch: f32 [B, k, T]; params: gathered."""
+    rows, (b, k) = by_passage(batch), batch["passage_scores"].shape
+    if cfg.num_decoder_layers:
+        memory = decoder.encode(params, cfg, rows, rng)
+        hidden = decoder.apply(params, cfg, rows, memory, rng)
+    else:
+        at = rows["lm_positions"]
+        hidden = encoder.apply(params["encoder"], cfg, rows, rng, at=at).hidden
+    ids = jnp.repeat(batch["lm_ids"], k, axis=0)
+    head, word = params.get(PARAMS, {}), params["encoder"]["embeddings"]["word"]
+
+    def score(first: Any, hidden: jax.Array, ids: jax.Array) -> tuple[Any, jax.Array]:
+        x = hidden.reshape(-1, hidden.shape[-1])
+        each = heads.log_likelihoods(head, word, cfg, x, ids.reshape(-1))
+        return (), each.reshape(ids.shape)
+
+    return sum_in_chunks(score, cfg, (hidden, ids))[1].reshape(b, k, -1)
+
+
+def make_objective(
+    cfg: EncoderConfig,
+    target_length: int = 64,
+    passages: int = 5,
+    marginal: str = "sequence",
+    temperature: float = 0.05,
+) -> tuple[Objective, EncoderConfig]:
+    """Predict targets out of passages: `rag_loss`, of a token.
+
+    A batch has of each question with each passage what objective=seq2seq has of a row,
+    [B, k, ...]; passage_scores, passage_weights f32 [B, k]; lm_ids i32, lm_weights f32
+    [B, T]. target_length, passages: of batches that are made up. marginal: of
+    MARGINALS; scores are divided by the temperature. Raises UserError.
+    """
+    if marginal not in MARGINALS:
+        raise UserError(f"task.marginal={marginal} must be {' or '.join(MARGINALS)}")
+    cfg = without_pooler(cfg)
+    whole = seq2seq.of_decoder(cfg) if cfg.num_decoder_layers else seq2seq.of_rows(cfg)
+    join = token_log_probs if marginal == "token" else sequence_log_probs
+
+    def own_weights(batch: Batch) -> jax.Array:
+        return batch["lm_weights"] * row_weights(batch)[:, None]
+
+    def log_probs(params: Params, batch: Batch, rng: Any) -> jax.Array:
+        params = gather_params(params, cfg.dtype, whole.shardings)
+        known = passage_log_probs(batch["passage_scores"], batch, temperature)
+        likely = read_targets(params, cfg, batch, rng)
+        return join(likely, known, own_weights(batch))
+
+    def sums(params: Params, batch: Batch, rng: Any) -> dict[str, Term]:
+        nats = -jnp.sum(log_probs(params, batch, rng))
+        return {f"{NAME}_loss": Sum(nats, jnp.sum(own_weights(batch)))}
+
+    def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
+        if "lm_ids" not in batch:  # rows that are to be answered
+            return {}, {}
+        each = -log_probs(params, batch, None)
+        found = Sum(jnp.sum(each), jnp.sum(own_weights(batch)))
+        # Every process has the rows of all, for the metrics.
+        return {f"{NAME}_loss": found}, {"nats": constrain(each, "_")}
+
+    objective = dataclasses.replace(
+        whole,
+        weights=lambda batch: {f"{NAME}_loss": jnp.sum(own_weights(batch))},
+        sums=sums,
+        evaluate=evaluate,
+        labels=make_labels(cfg, target_length, passages),
+        task_type=NAME,
+    )
+    return objective, cfg
+
+
+def make_labels(cfg: EncoderConfig, target_length: int, passages: int) -> Labels:
+    """Make Head.labels of batches of so many passages a row."""
+    of_rows = seq2seq.make_labels(cfg, target_length)
+
+    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        def wide(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((rows, passages, *shape[1:]), dtype)
+
+        own = of_rows(rows, length)
+        found = {
+            name: own[name] if name in ROW else wide(own[name].shape, own[name].dtype)
+            for name in own
+        }
+        for name in ("input_ids", "attention_mask"):
+            found[name] = wide((rows, length), jnp.int32)
+        for name in ("passage_scores", "passage_weights"):
+            found[name] = wide((rows,), jnp.float32)
+        return found
+
+    return labels

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An index of passages: a directory with texts, their vectors, and what they are of.
+
+    passages.jsonl   {"id": ..., "title": ..., "text": ...}, a line a passage
+    vectors.npy      f32 [n, D], a row a passage
+    index.json       format, model and how it makes vectors, both sha256; written last
+
+bertjax.embed --index=DIR makes it of a collection. What a model answers from an index
+follows the index: another directory, other answers.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import UserError
+from bertjax.data.corpus.sources import expand_paths, split_sources
+from bertjax.storage import atomic
+from bertjax.tasks import search, tables
+from bertjax.tasks.tables import Say
+
+FORMAT = 1
+PASSAGES, VECTORS, FACTS = "passages.jsonl", "vectors.npy", "index.json"
+WORDS = 100  # of a passage that is cut out of a text (Karpukhin et al. 2020)
+
+
+class Passage(NamedTuple):
+    id: str
+    title: str
+    text: str
+
+    @property
+    def whole(self) -> str:
+        """The title and the text in one line, as models read them."""
+        return " ".join(f"{self.title} {self.text}".split())
+
+
+class PassageIndex:
+    """An opened index. passages: all of them; vectors: f32 [n, D], in a file; facts: of
+    index.json."""
+
+    def __init__(self, path: str, key: str, verify: bool = True) -> None:
+        """Open a directory. Raises UserError where it is none, or was changed."""
+        self.where = f"{key}={path}"
+        folder = Path(path).expanduser()
+        try:
+            self.facts: dict[str, Any] = json.loads((folder / FACTS).read_text("utf-8"))
+            sums = self.facts["sha256"]
+            version = int(self.facts["format"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{self.where} is no index: bertjax.embed --model=DIR --text=FILES "
+                f"--index={path} makes one"
+            ) from None
+        if version > FORMAT:
+            raise UserError(f"{self.where}: format {version} is of a later bertjax")
+        for name in (PASSAGES, VECTORS) if verify else ():
+            if sha256_of(folder / name) != sums.get(name):
+                raise UserError(f"{self.where}: {name} is not what was written there")
+        lines = (folder / PASSAGES).read_text("utf-8").split("\n")
+        self.passages = [Passage(**json.loads(line)) for line in lines if line]
+        self.vectors = np.load(folder / VECTORS, mmap_mode="r")
+
+    @property
+    def digest(self) -> str:
+        """What tells this index from others."""
+        return "".join(self.facts["sha256"][name] for name in (PASSAGES, VECTORS))
+
+    def check_model(self, digest: str, where: str) -> None:
+        """Refuse a model whose vectors are not those of the index. UserError."""
+        if digest != self.facts.get("model", digest):
+            raise UserError(
+                f"{self.where} holds vectors of another model than {where}: make it "
+                "by this one (bertjax.embed --index)"
+            )
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """{id: row}."""
+        return {passage.id: i for i, passage in enumerate(self.passages)}
+
+    def search(self, queries: np.ndarray, k: int) -> search.Found:
+        """Return the k best passages of queries f32 [q, D] (tasks/search.py)."""
+        if queries.shape[1] != self.vectors.shape[1]:
+            raise UserError(
+                f"{self.where} has vectors of {self.vectors.shape[1]} numbers, the "
+                f"model of {queries.shape[1]}: embed the passages by this model's "
+                "retriever"
+            )
+        return search.Dense(self.vectors).search(search.Dense(queries), k=k)
+
+    def found(self, queries: np.ndarray, k: int) -> list[list[dict[str, Any]]]:
+        """Return the passages of queries, best first: id, title, text and score."""
+        pairs = zip(*self.search(queries, k), strict=True)
+        return [
+            [
+                {**self.passages[number]._asdict(), "score": round(float(score), 6)}
+                for number, score in zip(numbers, scores, strict=True)
+                if number >= 0
+            ]
+            for numbers, scores in pairs
+        ]
+
+
+def read_passages(value: str, key: str, words: int, say: Say) -> list[Passage]:
+    """Read passages: JSON lines with a text, and maybe a title and an _id or id, BEIR's
+    corpus.jsonl or a folder with one; of other text files each so many words of a
+    document, which an empty line ends, titled by the file's name.
+
+    Raises UserError for what cannot be read, and for an id that occurs twice.
+    """
+    found: list[Passage] = []
+    for entry in split_sources(value):
+        folder = Path(entry).expanduser()
+        if folder.is_dir():
+            corpus = [p for p in folder.glob("corpus.jsonl*") if p.is_file()]
+            entry = str(corpus[0]) if corpus else f"{folder}/**/*.txt"
+        for path in expand_paths(entry, key, True, "*.txt"):
+            if ".json" in Path(path).name:
+                found += _of_rows(path, say)
+            else:
+                found += _of_text(path, words)
+    if not found:
+        raise UserError(f"{key}={value}: there are no passages")
+    seen: set[str] = set()
+    for passage in found:
+        if passage.id in seen:
+            raise UserError(f"{key}={value}: the id {passage.id!r} occurs twice")
+        seen.add(passage.id)
+    return found
+
+
+def _of_rows(path: str, say: Say) -> Iterator[Passage]:
+    free = map(str, count())
+    for row in tables.parse_rows(
+        tables.read_text(path), "json", path, {"text": "text"}, say
+    ):
+        cells = row.cells
+        name = cells.get("_id", cells.get("id"))
+        title = cells.get("title") or ""
+        if not isinstance(cells["text"], str) or not isinstance(title, str):
+            raise UserError(f"{row.place}: title and text have to be texts")
+        yield Passage(next(free) if name is None else str(name), title, cells["text"])
+
+
+def _of_text(path: str, words: int) -> Iterator[Passage]:
+    """Cut a text file: ids are FILE:NUMBER."""
+    title, number = Path(path).stem, count()
+    document: list[str] = []
+    for line in [*tables.read_text(path).split("\n"), ""]:
+        if line.strip():
+            document += line.split()
+            continue
+        for at in range(0, len(document), words):
+            text = " ".join(document[at : at + words])
+            yield Passage(f"{title}:{next(number)}", title, text)
+        document = []
+
+
+def sha256_of(path: Path) -> str:
+    """Hash a file, block by block; "" where there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def write_passages(folder: Path, passages: Sequence[Passage]) -> None:
+    """Write the texts of an index."""
+    lines = (json.dumps(p._asdict(), ensure_ascii=False) + "\n" for p in passages)
+    atomic.write_file(folder / PASSAGES, "".join(lines))
+
+
+def seal(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write index.json, by which a directory becomes an index."""
+    sums = {name: sha256_of(folder / name) for name in (PASSAGES, VECTORS)}
+    whole = {"format": FORMAT, **facts, "sha256": sums}
+    atomic.write_file(folder / FACTS, json.dumps(whole, indent=1) + "\n")

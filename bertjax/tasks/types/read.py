@@ -1,0 +1,479 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of questions, each with passages that were found for it: open-domain reading.
+
+JSON lines as DPR's and FiD's readers have them: `question`, `answers` (texts, any of
+which is right), and `ctxs`, the passages, best first: {"id", "title", "text", "score"}
+(bertjax.predict --model=RETRIEVER --index=DIR writes them). A row is the question
+alone, and [CLS] question [SEP] title text [SEP] for each passage. Every place of a
+passage where an answer stands, whole words of it and in any case, is right; a row
+without any teaches nothing, and counts as a wrong answer where it is scored.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError, counted, registry
+from bertjax.data.rendering import decode
+from bertjax.tasks import tables, text_rows
+from bertjax.tasks.passage_index import Passage, PassageIndex
+from bertjax.tasks.squad_metrics import squad_scores
+from bertjax.tasks.tables import Row, Say, silent
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
+from bertjax.tasks.task_type import POOLINGS, TaskType
+from bertjax.tasks.types.span import best_spans
+
+WANTED = "FILE.jsonl"
+DEPTHS = 1, 5, 20  # of the passages among which an answer is looked for
+METRICS = "exact", "f1", *(f"{x}@{k}" for k in DEPTHS for x in ("exact", "f1"))
+SPANS = 8  # places of an answer that count, of a passage, the first ones
+
+
+@dataclass(frozen=True, eq=False)
+class ReadingRows(Rows):
+    """Questions with passages.
+
+    questions: their ids; passages: of all that occur, chars i32 [tokens, 2] the
+    characters [begin, end) of each token, texts what they are of. members i64 [n, k]:
+    the passages of each question, -1 for none; passage_scores f32 [n, k]. spans: of
+    passages of questions {(row, slot): [(first, last token)]}. golds: the answers,
+    () where there are no labels. taken: passages of a row at most. vectors: of the
+    index, f32 [rows, D], and which row each passage is, i64 [passages].
+    """
+
+    names: Sequence[str]
+    questions: Ragged
+    passages: Ragged
+    chars: np.ndarray
+    texts: Sequence[str]
+    members: np.ndarray
+    passage_scores: np.ndarray
+    spans: Mapping[tuple[int, int], Sequence[tuple[int, int]]]
+    golds: Sequence[Sequence[str]] = ()
+    taken: int = 5
+    vectors: Any = None
+    rows_of_index: np.ndarray | None = None
+    index_digest: str = ""
+    answered: Sequence[Sequence[Mapping[str, Any]]] = field(default=(), repr=False)
+
+    @property
+    def choices(self) -> int:  # type: ignore[override]
+        """Sequences of a row."""
+        return 1 + self.taken
+
+    @cached_property
+    def listed(self) -> np.ndarray:
+        """The first passages of each question, as many as are taken: i64 [n, k]."""
+        return _widened(self.members, self.taken, -1)
+
+    def arrays(self) -> list[np.ndarray | None]:
+        spans = [(*at, *span) for at, own in self.spans.items() for span in own]
+        known = f"{self.taken} {self.index_digest} {[*map(list, self.golds)]!r}"
+        text = np.frombuffer(hashlib.sha256(known.encode()).digest(), np.uint8)
+        ragged = (x for r in (self.questions, self.passages) for x in (*_parts(r),))
+        return [
+            *ragged,
+            self.members,
+            self.passage_scores,
+            np.array(spans, np.int64),
+            text,
+        ]
+
+    @cached_property
+    def question_sizes(self) -> np.ndarray:
+        """Tokens that are kept of each question: i64 [n]."""
+        return np.minimum(self.questions.lengths, self.form.limits.question_length)
+
+    @property
+    def specials(self) -> int:
+        return 2 + self.form.separators
+
+    @property
+    def shortest(self) -> int:
+        return self.specials + 2
+
+    def plan(self, length: int) -> Self:
+        room = length - self.form.limits.question_length - self.specials
+        if room < 1:
+            raise UserError(
+                f"data.length={length} leaves no room for a passage beside a question "
+                f"of up to {self.form.limits.question_length} tokens "
+                "(task.question_length)"
+            )
+        laid = super().plan(length)
+        return replace(laid, length=min(length, int(laid.sizes[0].max())))
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        own = self.listed
+        sizes = np.where(own >= 0, self.passages.lengths[np.maximum(own, 0)], 0)
+        full = sizes + (self.question_sizes + self.specials)[:, None]
+        kept = np.minimum(full, self.length)
+        return kept.max(axis=1), (full - kept).sum(axis=1)
+
+    def lead(self, example: Any) -> np.ndarray:
+        """Where passages begin in the rows of a question."""
+        return 1 + self.question_sizes[example] + self.form.separators
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make rows: input_ids, attention_mask, token_type_ids i32 [b, 1 + k, L];
+        passage_weights, passage_scores f32 and passage_begins, passage_ends i32 [b, k];
+        with labels span_starts, span_ends i32 [b, k, S], with an index passage_vectors
+        f32 [b, k, D].
+
+        Question 7, passages 8 9 and none, length 6 ([CLS] 1, [SEP] 2, padding 0):
+
+            input_ids  1  7  2  0  0  0    passage_begins  3    passage_ends  5
+                       1  7  2  8  9  2                    0                  0
+                       0  0  0  0  0  0
+        """
+        b, own = len(example), self.listed[example]
+        pairs: list[list[np.ndarray]] = []
+        for i, passages in zip(example, own, strict=True):
+            asked = self.questions[i][: self.question_sizes[i]]
+            room = self.length - len(asked) - self.specials
+            pairs += [[asked]]
+            pairs += [[asked, self.passages[p][:room]] for p in passages if p >= 0]
+        real = np.concatenate([np.ones((b, 1), bool), own >= 0], axis=1)
+        laid = text_rows.lay_out(pairs, self.length, self.form.separators, specials)
+        batch: Batch = {}
+        for name, values in laid.items():
+            empty = specials.pad_id if name == "input_ids" else 0
+            batch[name] = np.full((*real.shape, self.length), empty, np.int32)
+            batch[name][real] = values
+        begins = np.where(own >= 0, self.lead(example)[:, None], 0)
+        ends = batch["attention_mask"][:, 1:].sum(axis=2) - (own >= 0)
+        batch |= {
+            "passage_begins": begins.astype(np.int32),
+            "passage_ends": ends.astype(np.int32),
+            "passage_weights": (own >= 0).astype(np.float32),
+            "passage_scores": _widened(self.passage_scores[example], self.taken, 0.0),
+        }
+        if self.vectors is not None:
+            vectors = self.vectors[self.rows_of_index[np.maximum(own, 0)]]
+            vectors = np.asarray(vectors, np.float32)
+            batch["passage_vectors"] = vectors * (own >= 0)[..., None]
+        if self.golds:
+            batch |= self._places(example, batch["passage_ends"])
+        return batch
+
+    def _places(self, example: np.ndarray, ends: np.ndarray) -> Batch:
+        """Say where answers stand; one that is cut is none."""
+        out = np.full((2, *ends.shape, SPANS), -1, np.int32)
+        for row, i in enumerate(example.tolist()):
+            lead = self.lead(i)
+            for slot in range(self.taken):
+                spans = self.spans.get((i, slot), ())
+                inside = [s for s in spans if lead + s[1] < ends[row, slot]]
+                for n, span in enumerate(inside[:SPANS]):
+                    out[:, row, slot, n] = lead + np.array(span)
+        return {"span_starts": out[0], "span_ends": out[1]}
+
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        """Yield the question, its first passage, and the answers that are there."""
+        lead = int(self.lead(example))
+        first, real = row["input_ids"][1], row["attention_mask"][1] > 0
+        yield "question", decode(tokenizer, first[:lead])
+        yield "first passage", decode(tokenizer, first[lead:][real[lead:]])
+        if not self.golds:
+            return
+        yield "answers", "; ".join(self.golds[example])
+        holds = np.flatnonzero((row["span_starts"] >= 0).any(axis=1))
+        yield "in passages", ", ".join(str(k + 1) for k in holds) or "none"
+
+    @cached_property
+    def holding(self) -> np.ndarray:
+        """Whether each passage of each question holds an answer: bool [n, k]."""
+        out = np.zeros((len(self.members), self.taken), bool)
+        for (row, slot), spans in self.spans.items():
+            if slot < self.taken:
+                out[row, slot] = bool(spans)
+        return out
+
+    def label_counts(self) -> dict[str, dict[str, float]]:
+        if not self.golds:
+            return {}
+        with_answer = int(self.holding.any(axis=1).sum())
+        first = int(self.holding[:, 0].sum())
+        counts = {"answer in a passage": with_answer, "in the first": first}
+        counts["in none"] = len(self.members) - with_answer
+        return {"questions": {name: n for name, n in counts.items() if n}}
+
+    def notes(self) -> Iterator[str]:
+        k = counted(self.taken, "passage")
+        yield f"{counted(self.n, 'question')}, each with {k}, rows of {self.length}"
+        if cut := int((self.sizes[1] > 0).sum()):
+            yield f"of {cut:,} questions a passage is cut at {self.length} tokens"
+
+    def for_scores(self) -> "ReadingRows":
+        """Take as many passages as an evaluation looks at."""
+        return replace(self, taken=min(self.form.candidates, self.members.shape[1]))
+
+    def best(self, outputs: Outputs, row: int, i: int) -> Iterator[tuple[float, str]]:
+        """Yield of each passage of a question the ln p of its best span, the passage's
+        own included, and the span's text: i the question, row its outputs'."""
+        scores = np.float64(outputs["passage_scores"][row])
+        longest = self.form.limits.answer_length
+        starts, ends = (np.asarray(outputs[f"{x}_logits"][row]) for x in STARTS_ENDS)
+        likely, first, last = best_spans(starts, ends, starts.shape[-1], longest)
+        lead = int(self.lead(i))
+        for slot, passage in enumerate(self.members[i, : len(scores)].tolist()):
+            if passage < 0:
+                return
+            at = self.passages.offsets[passage] - lead
+            a, b = self.chars[[at + first[slot], at + last[slot]], [0, 1]]
+            yield float(scores[slot] + likely[slot]), self.texts[passage][a:b].strip()
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Score the best span of the best passages by SQuAD's rules, from 0 to 1.
+
+        @K: of the K passages of the highest score. outputs: "passage_scores" f32 [k],
+        "start_logits", "end_logits" f32 [k, L] of each row.
+        """
+        chosen: dict[int, dict[str, str]] = {k: {} for k in (*DEPTHS, 0)}
+        golds = {str(i): self.golds[i] for i in example.tolist()}
+        for row, i in enumerate(example.tolist()):
+            found = [*self.best(outputs, row, i)]
+            prior = np.asarray(outputs["passage_scores"][row])[: len(found)]
+            order = np.argsort(-prior, kind="stable").tolist()
+            for k, answers in chosen.items():
+                some = [found[slot] for slot in order[: k or None]]
+                answers[str(i)] = max(some, key=lambda x: x[0])[1] if some else ""
+        scores: dict[str, float] = {}
+        for k, answers in chosen.items():
+            own = squad_scores(answers, golds) if golds else {}
+            for name in ("exact", "f1"):
+                value = own.get(name, math.nan) / 100
+                scores[f"{name}@{k}" if k else name] = value
+        return {name: scores[name] for name in self.form.metrics}
+
+    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
+        """Yield {"id", "answer", "score", "passages"}: the score is ln p of the answer
+        and its passage, None without one; passages, best answer first: id, title, text,
+        the retriever's score, ln p of the passage as "log_prob", and its own answer."""
+        for i in range(self.n):
+            found = [*self.best(outputs, i, i)]
+            prior = np.asarray(outputs["passage_scores"][i], np.float64)
+            order = sorted(range(len(found)), key=lambda slot: -found[slot][0])
+            shown = [
+                {
+                    **self.answered[i][slot],
+                    "log_prob": float(prior[slot]),
+                    "answer": found[slot][1],
+                    "answer_score": found[slot][0],
+                }
+                for slot in order
+            ]
+            first = found[order[0]] if order else (None, "")
+            best = {"answer": first[1], "score": first[0]}
+            yield {"id": self.names[i], **best, "passages": shown}
+
+
+STARTS_ENDS = "start", "end"
+
+
+def _parts(ragged: Ragged) -> tuple[np.ndarray, np.ndarray]:
+    return ragged.tokens, ragged.offsets
+
+
+def make_rows(
+    read: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
+) -> ReadingRows:
+    """Encode questions and passages, and find the answers in these.
+
+    Raises UserError, naming the place, for cells of another form, for passages that the
+    index (task.index) does not have, and where no passage holds an answer.
+    """
+    asking, listed = form.columns[:2]
+    index = PassageIndex(form.index, "task.index") if form.index else None
+    texts: dict[str, int] = {}
+    names, scores, golds, shown = [], [], [], []
+    members: list[list[int]] = []
+    of_index: dict[int, int] = {}
+    for i, row in enumerate(read):
+        names.append(str(row.cells.get("id", i)))
+        golds.append(answers_of(row, form.label) if labelled else [])
+        own = passages_of(row, listed)
+        shown.append(own)
+        members.append([])
+        for cells in own:
+            text = Passage("", cells["title"], cells["text"]).whole
+            number = texts.setdefault(text, len(texts))
+            members[-1].append(number)
+            if index is not None:
+                of_index[number] = _row_of(index, cells, row.place)
+        scores.append([cells["score"] for cells in own])
+    asked = tokenizer.encode_batch([text_rows.text_of(row, asking) for row in read])
+    encoded = tokenizer.encode_with_offsets([*texts])
+    passages = Ragged.of([ids for ids, _ in encoded])
+    chars = np.concatenate(
+        [np.zeros((0, 2), np.int32)]
+        + [np.array(spans, np.int32).reshape(-1, 2) for _, spans in encoded]
+    )
+    width = max(map(len, members), default=0)
+    if not width:
+        raise UserError(f"{read[0].place}: no question has a passage ({listed})")
+    whole = [*texts]
+    spans = {}
+    for i, (numbers, answers) in enumerate(zip(members, golds, strict=True)):
+        for slot, p in enumerate(numbers):
+            of_text = chars[passages.offsets[p] : passages.offsets[p + 1]]
+            if answers and (places := find_answers(whole[p], answers, of_text)):
+                spans[i, slot] = places
+    if labelled and not spans:
+        raise UserError(
+            f"{read[0].place}: no passage of any question holds one of its {form.label}"
+        )
+    questions = Ragged.of(asked)
+    more: dict[str, Any] = {}
+    if index is not None:
+        rows_of_index = np.array([of_index[p] for p in range(len(whole))], np.int64)
+        more = {"vectors": index.vectors, "rows_of_index": rows_of_index}
+        more["index_digest"] = index.digest
+    return ReadingRows(
+        form,
+        questions.counts(tokenizer) + passages.counts(tokenizer),
+        names,
+        questions,
+        passages,
+        chars,
+        whole,
+        _filled(members, width, -1).astype(np.int64),
+        _filled(scores, width, 0.0).astype(np.float32),
+        spans,
+        golds if labelled else (),
+        form.passages if labelled else min(form.passages, width),
+        answered=shown if not labelled else (),
+        **more,
+    )
+
+
+def _widened(array: np.ndarray, width: int, fill: float) -> np.ndarray:
+    """Cut [n, k] to a width, or fill it up."""
+    more = max(0, width - array.shape[1])
+    return np.pad(array[:, :width], ((0, 0), (0, more)), constant_values=fill)
+
+
+def _filled(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.ndarray:
+    return np.array([[*own, *[fill] * (width - len(own))] for own in lists])
+
+
+def _row_of(index: PassageIndex, cells: Mapping[str, Any], place: str) -> int:
+    row = index.places.get(str(cells.get("id")))
+    if row is None or index.passages[row].text != cells["text"]:
+        raise UserError(
+            f"{place}: the passage {cells.get('id')!r} is not one of {index.where}: "
+            "find passages again in this index"
+        )
+    return row
+
+
+def answers_of(row: Row, column: str) -> list[str]:
+    """Return the answers of a row. Raises UserError where they are no texts."""
+    answers = row.cells[column]
+    answers = [answers] if isinstance(answers, str) else answers
+    texts = isinstance(answers, list) and all(isinstance(x, str) for x in answers)
+    if not texts or not any(x.strip() for x in answers):
+        raise UserError(f"{row.place}: {column} has to be a list of texts, one or more")
+    return [answer for answer in answers if answer.strip()]
+
+
+def passages_of(row: Row, column: str) -> list[dict[str, Any]]:
+    """Return the passages of a row, with title and score. Raises UserError."""
+    found = row.cells[column]
+    if not isinstance(found, list):
+        raise UserError(f"{row.place}: {column} has to be a list of passages")
+    out = []
+    for number, cells in enumerate(found):
+        if not isinstance(cells, dict) or not isinstance(cells.get("text"), str):
+            raise UserError(f"{row.place}: {column}[{number}] has no text")
+        title, score = cells.get("title") or "", cells.get("score", 0.0)
+        try:
+            score = float(score)  # DPR writes numbers as texts
+        except (TypeError, ValueError):
+            score = math.nan
+        if not isinstance(title, str) or not abs(score) < 1e9:
+            raise UserError(f"{row.place}: {column}[{number}]: title or score is wrong")
+        known = {"id": cells["id"]} if "id" in cells else {}
+        out.append(known | {"title": title, "text": cells["text"], "score": score})
+    return out
+
+
+def find_answers(
+    text: str, answers: Sequence[str], chars: np.ndarray
+) -> list[tuple[int, int]]:
+    """Return the first and last token of each place where an answer stands.
+
+    chars: i32 [tokens, 2], the characters of each. Case plays no part, and what stands
+    inside a word is no answer.
+
+    >>> find_answers("1945, 45", ["45"], np.array([[0, 4], [4, 5], [6, 8]]))
+    [(2, 2)]
+    """
+    found = set()
+    for answer in answers:
+        words = answer.split()
+        pattern = r"\s+".join(map(re.escape, words))
+        before = r"(?<!\w)" * bool(re.match(r"\w", words[0]))
+        after = r"(?!\w)" * bool(re.search(r"\w$", words[-1]))
+        for hit in re.finditer(f"{before}{pattern}{after}", text, re.IGNORECASE):
+            inside = (chars[:, 1] > hit.start()) & (chars[:, 0] < hit.end())
+            places = np.flatnonzero(inside & (chars[:, 0] < chars[:, 1]))
+            if len(places):
+                found.add((int(places[0]), int(places[-1])))
+    return sorted(found)
+
+
+def _check(config: ConfigDict) -> None:
+    known = dict.fromkeys(name for name in POOLINGS if name != "last")
+    registry.pick("task.pooling", config.task.pooling, known)
+    if not config.task.text_pair:
+        raise UserError("task.text_pair is empty: name the column of the passages")
+
+
+def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
+    out = {"choices": 1 + task.passages, "temperature": task.temperature}
+    if task.index:
+        cls, normalize = int(task.pooling == "cls"), int(task.normalize)
+        out |= {"trained": 1, "cls": cls, "normalize": normalize}
+    return out
+
+
+def _facts(config: ConfigDict) -> dict[str, Any]:
+    """Say how questions are made vectors, where that is learnt, and what made those of
+    the passages that they are compared with."""
+    if not config.task.index:
+        return {}
+    how = {key: config.task[key] for key in ("pooling", "normalize")}
+    how |= {"dot": not config.task.normalize}
+    how |= {"longest": config.task.question_length + 2}
+    index = PassageIndex(config.task.index, "task.index", verify=False)
+    return {"sentences": how, "index_model": index.facts.get("model", "")}
+
+
+COLUMNS = {"text": "question", "text_pair": "ctxs", "label": "answers"}
+TASK_TYPE = TaskType(
+    read=tables.read_rows,
+    make_rows=make_rows,
+    file_names=WANTED,
+    metrics=METRICS,
+    default_metrics=("exact", "f1", "exact@1", "exact@5"),
+    outputs=("passage_scores", "start_logits", "end_logits"),
+    columns=COLUMNS,
+    unused={"labels": "", "choices": ""},
+    settings=(
+        *("index", "passages", "candidates", "question_length", "answer_length"),
+        *("temperature", "pooling", "normalize"),
+    ),
+    check=_check,
+    head_options=_head_options,
+    several_sequences=True,
+    facts=_facts,
+)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of reading: places of answers, layout, scores of the best passages, indexes."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bertjax import UserError
+from bertjax.tasks import passage_index, tables
+from bertjax.tasks.open_questions import parse_questions
+from bertjax.tasks.passage_index import Passage, PassageIndex
+from bertjax.tasks.task_rows import Form, Limits
+from bertjax.tasks.types import read
+
+SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
+FORM = Form(
+    ("question", "ctxs"),
+    "answers",
+    (),
+    1,
+    ("exact", "f1", "exact@1", "exact@5"),
+    limits=Limits(question_length=4),
+    passages=2,
+    candidates=3,
+)
+
+
+class Words:
+    """Ids of words: 10 and the length."""
+
+    vocab_size = 50
+
+    def encode_with_offsets(self, texts):
+        found = []
+        for text in texts:
+            at, spans = 0, []
+            for word in text.split():
+                at = text.index(word, at)
+                spans.append((at, at + len(word)))
+                at += len(word)
+            found.append(([10 + b - a for a, b in spans], spans))
+        return found
+
+    def encode_batch(self, texts):
+        return [ids for ids, _ in self.encode_with_offsets(texts)]
+
+
+PARIS = {"id": "p", "title": "Paris", "text": "the capital of France", "score": 2.0}
+ROME = {"id": "r", "title": "", "text": "Rome , rome and Romeo", "score": "1.5"}
+ASKED = [
+    {"id": "a", "question": "what is it ?", "answers": ["rome"], "ctxs": [PARIS, ROME]},
+    {"id": "b", "question": "where", "answers": ["Paris"], "ctxs": [PARIS]},
+]
+
+
+def make(rows=ASKED, form=FORM, labelled=True):
+    text = "\n".join(map(json.dumps, rows))
+    found = [*tables.parse_rows(text, "json", "t.jsonl", form.keys(labelled))]
+    return read.make_rows(found, form, Words(), labelled)
+
+
+def test_layout_and_places():
+    rows = make().plan(12)
+    # Four pieces of a question, three special ones, five of the longest passage.
+    assert rows.n == 2 and rows.length == 12 and rows.lengths().tolist() == [12, 9]
+    batch = rows.gather(np.array([0, 1]), None, SPECIALS)
+    assert batch["input_ids"][0].tolist() == [
+        [1, 14, 12, 12, 11, 2, 0, 0, 0, 0, 0, 0],
+        [1, 14, 12, 12, 11, 2, 15, 13, 17, 12, 16, 2],
+        [1, 14, 12, 12, 11, 2, 14, 11, 14, 13, 15, 2],
+    ]
+    assert batch["passage_begins"].tolist() == [[6, 6], [3, 0]]
+    assert batch["passage_ends"].tolist() == [[11, 11], [8, 0]]
+    assert batch["passage_weights"].tolist() == [[1, 1], [1, 0]]
+    assert batch["passage_scores"].tolist() == [[2, 1.5], [2, 0]]
+    # Any case, whole words: not in Romeo.
+    assert batch["span_starts"][0, :, :3].tolist() == [[-1] * 3, [6, 8, -1]]
+    assert batch["span_starts"][1, :, 0].tolist() == [3, -1]
+    assert not batch["attention_mask"][1, 2].any()
+    counts = rows.label_counts()["questions"]
+    assert counts == {"answer in a passage": 2, "in the first": 1, "in none": 0} or (
+        counts == {"answer in a passage": 2, "in the first": 1}
+    )
+    # What is cut off is no answer.
+    short = rows.plan(9).gather(np.array([0, 1]), None, SPECIALS)
+    assert short["span_starts"][0, 1, :3].tolist() == [6, -1, -1]
+
+
+def test_answers_of_several_words():
+    chars = np.array([[0, 3], [3, 4], [5, 9], [10, 13]])
+    found = read.find_answers("New- York New", ["new- york", "York"], chars)
+    assert found == [(0, 2), (2, 2)]
+    assert read.find_answers("New- York New", ["Yor", "ew"], chars) == []
+
+
+def outputs_of(rows, best, priors):
+    """Make outputs whose best span of each passage is (first, last)."""
+    k = len(best[0])
+    logits = np.full((2, len(best), k, rows.length), -20.0)
+    for i, passages in enumerate(best):
+        for slot, span in enumerate(passages):
+            if span:
+                logits[0, i, slot, span[0]] = logits[1, i, slot, span[1]] = -1.0
+    names = {"start_logits": logits[0], "end_logits": logits[1]}
+    return names | {"passage_scores": np.array(priors)}
+
+
+def test_scores_and_answers():
+    rows = make().for_scores().plan(12)
+    assert rows.choices == 3  # no more passages than there are
+    # The right one is in the second passage, which the retriever thinks less of.
+    said = outputs_of(rows, [[(6, 6), (8, 8)], [(3, 3), None]], [[-0.2, -1.7], [0, -9]])
+    said["start_logits"][0, 0, 6] = -3.0
+    scores = rows.score(said, np.arange(2))
+    assert scores == {"exact": 1, "f1": 1, "exact@1": 0.5, "exact@5": 1}
+    asked = make(
+        [{k: v for k, v in row.items() if k != "answers"} for row in ASKED],
+        labelled=False,
+    ).plan(12)
+    one, two = asked.answers(said, ())
+    assert (one["id"], one["answer"]) == ("a", "rome")
+    assert one["score"] == pytest.approx(-3.7)
+    assert [p["id"] for p in one["passages"]] == ["r", "p"]
+    first = one["passages"][0]
+    assert first["log_prob"] == -1.7 and first["score"] == 1.5
+    assert first["text"] == ROME["text"] and two["answer"] == "Paris"
+    assert "span_starts" not in asked.gather(np.arange(2), None, SPECIALS)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"answers": []}, "answers has to be a list of texts"),
+        ({"ctxs": "x"}, "ctxs has to be a list of passages"),
+        ({"ctxs": [{"title": "x"}]}, r"ctxs\[0\] has no text"),
+        (
+            {"ctxs": [{"text": "x", "score": "much"}]},
+            r"ctxs\[0\]: title or score is wrong",
+        ),
+        ({"ctxs": []}, "no question has a passage"),
+        ({"answers": ["Berlin"]}, "no passage of any question holds"),
+    ],
+)
+def test_what_is_refused(change, words):
+    with pytest.raises(UserError, match=f"t.jsonl:1: {words}"):
+        make([ASKED[0] | change])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An index of PARIS and ROME."""
+    path = tmp_path / "index"
+    path.mkdir()
+    passages = [Passage(p["id"], p["title"], p["text"]) for p in (PARIS, ROME)]
+    passage_index.write_passages(path, passages)
+    np.save(path / passage_index.VECTORS, np.float32([[1, 0], [0, 1]]))
+    passage_index.seal(path, {"passages": 2, "width": 2})
+    return path
+
+
+def test_an_index(folder):
+    index = PassageIndex(str(folder), "--index")
+    (found,) = index.found(np.float32([[0.25, 1]]), 5)
+    assert [(p["id"], p["score"]) for p in found] == [("r", 1.0), ("p", 0.25)]
+    assert found[1]["title"] == "Paris"
+    with pytest.raises(UserError, match="vectors of 2 numbers, the model of 3"):
+        index.found(np.ones((1, 3), np.float32), 1)
+    rows = make(form=FORM._replace(index=str(folder))).plan(12)
+    batch = rows.gather(np.array([0, 1]), None, SPECIALS)
+    vectors = [[[1, 0], [0, 1]], [[1, 0], [0, 0]]]
+    assert batch["passage_vectors"].tolist() == vectors
+    other = [ASKED[0] | {"ctxs": [PARIS | {"id": "q"}]}]
+    with pytest.raises(UserError, match=r"the passage 'q' is not one of task\.index="):
+        make(other, FORM._replace(index=str(folder)))
+    # The rows' hash, which run.json keeps, is that of the index too.
+    before = rows.content_hash
+    assert before != make().plan(12).content_hash
+    np.save(folder / passage_index.VECTORS, np.float32([[1, 0], [0, 2]]))
+    with pytest.raises(UserError, match=r"vectors\.npy is not what was written"):
+        PassageIndex(str(folder), "--index")
+    passage_index.seal(folder, {})
+    again = make(form=FORM._replace(index=str(folder))).plan(12)
+    assert again.content_hash != before
+    (folder / passage_index.FACTS).unlink()
+    with pytest.raises(UserError, match=r"is no index: bertjax\.embed"):
+        PassageIndex(str(folder), "--index")
+
+
+def test_passages_of_files(tmp_path):
+    (tmp_path / "a.txt").write_text("one two three\nfour\n\nfive\n")
+    found = passage_index.read_passages(str(tmp_path), "--text", 3, print)
+    assert [(p.id, p.title, p.text) for p in found] == [
+        ("a:0", "a", "one two three"),
+        ("a:1", "a", "four"),
+        ("a:2", "a", "five"),
+    ]
+    (tmp_path / "corpus.jsonl").write_text(
+        '{"_id": 3, "title": "T", "text": "x\\ny"}\n'
+    )
+    (row,) = passage_index.read_passages(str(tmp_path), "--text", 3, print)
+    assert row == ("3", "T", "x\ny") and row.whole == "T x y"
+    (tmp_path / "corpus.jsonl").write_text('{"_id": 3, "text": "x"}\n' * 2)
+    with pytest.raises(UserError, match="the id '3' occurs twice"):
+        passage_index.read_passages(str(tmp_path), "--text", 3, print)
+
+
+def test_questions():
+    assert parse_questions("who?\n\nwhy?\n", "q") == [
+        {"question": "who?"},
+        {"question": "why?"},
+    ]
+    kept = parse_questions('{"question": "who?", "answers": ["I"], "x": 1}\n', "q")
+    assert kept == [{"question": "who?", "answers": ["I"], "x": 1}]
+    answers = [{"text": "b", "answer_start": 2}] * 2
+    squad = {"qas": [{"id": "1", "question": "what?", "answers": answers}]}
+    squad = {"data": [{"paragraphs": [squad | {"context": "a b"}]}]}
+    (row,) = parse_questions(json.dumps(squad, indent=1), "q")
+    assert row == {"id": "1", "question": "what?", "answers": ["b"]}
+    (row,) = parse_questions(json.dumps(squad), "q")
+    assert row["id"] == "1"

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RAG by the commands: passages found, targets learnt of them, texts with sources."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import read_rows, succeeded, timeless
+
+from bertjax import UserError, embed, generate, predict
+from bertjax.checkpoints.manager import restore_params
+
+THINGS = ["import", "string", "number", "object", "method", "module", "class", "list"]
+VALUES = ["value", "name", "type", "function", "file", "code", "error", "return"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, trained):
+    """Two indexes, whose passages have other values; what was found in the first."""
+    folder = tmp_path_factory.mktemp("rag")
+    for name, values in (("one", VALUES), ("two", [*VALUES[4:], *VALUES[:4]])):
+        rows = [
+            {"_id": thing, "text": f"{thing} : {value}"}
+            for thing, value in zip(THINGS, values, strict=True)
+        ]
+        text = folder / f"{name}.jsonl"
+        text.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        given = [f"--model={trained}", f"--text={text}", f"--index={folder / name}"]
+        assert embed.main(given) == 0
+    asked = [
+        {"question": thing, "answers": [value]}
+        for thing, value in zip(THINGS, VALUES, strict=True)
+    ]
+    questions = folder / "questions.jsonl"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    given = [f"--model={trained}", f"--index={folder}/one", f"--input={questions}"]
+    assert predict.main([*given, f"--out={folder}/found.jsonl", "--passages=3"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(folder, trained):
+    return [
+        "--config=finetune/rag.py:smoke",
+        f"--config.init_from={trained}",
+        f"--config.data.train={folder}/found.jsonl",
+        f"--config.data.valid={folder}/found.jsonl",
+        "--config.task.target_length=3",
+        "--config.task.passages=2",
+        "--config.task.marginal=token",
+        "--config.data.length=16",
+        "--config.batch_size=8",
+        "--config.total.steps=60",
+        "--config.optim.lr=1e-2",
+        "--config.eval.every.steps=30",
+        "--config.checkpoint.every.steps=30",
+    ]
+
+
+@pytest.fixture(scope="module")
+def generator(command, wanted, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("generator") / "run"
+    said = succeeded(command("train", *wanted, f"--workdir={workdir}")).stderr
+    assert "8 questions, each with 2 passages" in said
+    assert "missing there" not in said  # the head over the vocabulary is the run's
+    return workdir
+
+
+def test_it_learns(generator):
+    rows = read_rows(generator)
+    losses = [row["train/rag_loss"] for row in rows if "train/rag_loss" in row]
+    assert losses[-1] < losses[0] / 2
+    scores = [row for row in rows if "eval/valid/exact" in row]
+    assert [row["step"] for row in scores] == [30, 60]
+    assert (
+        scores[-1]["eval/valid/perplexity"] < scores[0]["eval/valid/perplexity"] * 1.5
+    )
+    assert scores[-1]["eval/valid/exact"] >= 0.5
+
+
+def test_texts_have_sources(generator, folder, trained, capsys):
+    given = [f"--model={generator}", f"--retriever={trained}", "--json"]
+    answers = []
+    for index in ("one", "two"):
+        capsys.readouterr()
+        assert generate.main([*given, f"--index={folder / index}", *THINGS]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        answers.append([json.loads(line) for line in lines])
+    one, two = answers
+    assert [row["prompt"] for row in one] == THINGS
+    assert one[0]["passages"][0].keys() == {"id", "title", "text", "score"}
+    assert len(one[0]["passages"]) == 2
+    changed = [a["outputs"] != b["outputs"] for a, b in zip(one, two, strict=True)]
+    assert sum(changed) >= 4  # nothing but the index differs
+    # predict says the same.
+    out = folder / "answers.jsonl"
+    more = [
+        f"--index={folder}/one",
+        f"--out={out}",
+        f"--input={folder}/questions.jsonl",
+    ]
+    predict.main([*given[:2], *more])
+    rows = [json.loads(line) for line in out.open()]
+    assert [r["text"] for r in rows] == [r["outputs"][0]["text"] for r in one]
+
+
+def test_resuming_is_exact(command, wanted, generator, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(generator, again)
+    shutil.rmtree(again / "checkpoints/60")
+    succeeded(command("train", *wanted, f"--workdir={again}"))
+    assert timeless(read_rows(again)) == timeless(read_rows(generator))
+    one, two = (restore_params(run / "checkpoints/60") for run in (generator, again))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--temperature=2"], "--temperature has no use with --index"),
+        ([], "give --retriever=DIR"),
+        (["--index=", "--passages=2"], "--passages is of --index=DIR"),
+    ],
+)
+def test_what_generate_refuses(generator, folder, flags, words):
+    given = [f"--model={generator}", f"--index={folder}/one", *flags, "list"]
+    with pytest.raises(UserError, match=words):
+        generate.main(given)

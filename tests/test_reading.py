@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From texts to answers by the commands: an index, found passages, reading, a swap."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import read_rows, succeeded, timeless
+
+from bertjax import UserError, embed, evaluate, predict, train
+from bertjax.checkpoints.manager import restore_params
+from bertjax.tasks import passage_index
+
+THINGS = ["import", "string", "number", "object", "method", "module", "class", "list"]
+VALUES = ["value", "name", "type", "function", "file", "code", "error", "return"]
+OTHERS = ["statement", "expression", "attribute", "argument"]
+OTHERS += ["variable", "exception", "keyword", "operator"]
+
+
+def corpus(values):
+    texts = (
+        f"the {thing} has the {value} in it"
+        for thing, value in zip(THINGS, values, strict=True)
+    )
+    rows = [{"_id": f"p{i}", "title": "", "text": text} for i, text in enumerate(texts)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, trained):
+    """Two indexes of one collection: one as it is, one whose values are others; and
+    questions with what was found in the first."""
+    folder = tmp_path_factory.mktemp("reading")
+    for name, values in (("one", VALUES), ("two", OTHERS)):
+        text = folder / f"{name}.jsonl"
+        text.write_text(corpus(values))
+        given = [f"--model={trained}", f"--text={text}", f"--index={folder / name}"]
+        assert embed.main(given) == 0
+    asked = [
+        {"id": f"q{i}", "question": f"what has the {thing}", "answers": [value]}
+        for i, (thing, value) in enumerate(zip(THINGS, VALUES, strict=True))
+    ]
+    questions = folder / "questions.jsonl"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    given = [f"--model={trained}", f"--index={folder}/one", f"--input={questions}"]
+    assert predict.main([*given, f"--out={folder}/found.jsonl", "--passages=8"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(folder, trained):
+    return [
+        "--config=finetune/read.py:smoke",
+        f"--config.init_from={trained}",
+        f"--config.data.train={folder}/found.jsonl",
+        f"--config.data.valid={folder}/found.jsonl",
+        f"--config.task.index={folder}/one",
+        "--config.task.question_length=8",
+        "--config.task.passages=4",
+        "--config.data.length=32",
+        "--config.batch_size=8",
+        "--config.total.steps=60",
+        "--config.optim.lr=3e-3",
+        "--config.optim.wd=0",
+        "--config.eval.every.steps=30",
+        "--config.checkpoint.every.steps=30",
+        "--config.log.every.steps=10",
+    ]
+
+
+@pytest.fixture(scope="module")
+def reader(command, wanted, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("reader") / "run"
+    said = succeeded(command("train", *wanted, f"--workdir={workdir}")).stderr
+    assert "8 questions, each with 4 passages" in said
+    assert "8 questions, each with 8 passages" in said
+    return workdir
+
+
+def test_found_passages(folder):
+    lines = [json.loads(line) for line in (folder / "found.jsonl").open()]
+    assert [line["answers"] for line in lines] == [[value] for value in VALUES]
+    for line in lines:
+        scores = [passage["score"] for passage in line["ctxs"]]
+        assert len(scores) == 8 and scores == sorted(scores, reverse=True)
+        assert {"id", "title", "text", "score"} == line["ctxs"][0].keys()
+
+
+def test_reader_and_retriever_learn(reader):
+    rows = read_rows(reader)
+    scores = [row for row in rows if "eval/valid/exact" in row]
+    assert [row["step"] for row in scores] == [30, 60]
+    assert scores[-1]["eval/valid/exact"] > 0.7
+    assert scores[-1]["eval/valid/exact"] >= scores[-1]["eval/valid/exact@1"]
+    train_rows = [row for row in rows if "train/read_loss" in row]
+    assert train_rows[-1]["train/read_loss"] < train_rows[0]["train/read_loss"] / 3
+    found = [row["train/read_retrieved"] for row in train_rows]
+    assert found[-1] > found[0] + 0.2
+
+
+def answers(reader, index, folder, *more):
+    out = folder / "answers.jsonl"
+    given = [f"--model={reader}", f"--index={folder / index}", f"--out={out}"]
+    assert predict.main([*given, f"--input={folder}/questions.jsonl", *more]) == 0
+    return [json.loads(line) for line in out.open()]
+
+
+def test_another_index_gives_other_answers(reader, folder):
+    one, two = (answers(reader, index, folder) for index in ("one", "two"))
+    for rows, values in ((one, VALUES), (two, OTHERS)):
+        for row, value in zip(rows, values, strict=True):
+            best = row["passages"][0]
+            assert row["answer"] in best["text"]
+            if best["id"] == f"p{row['id'][1:]}":
+                assert row["answer"] == value
+    right = [row["answer"] == value for row, value in zip(one, VALUES, strict=True)]
+    assert sum(right) >= 6, [row["answer"] for row in one]
+    # Nothing but the index differs.
+    assert sum(row["answer"] in OTHERS for row in two) >= 6
+    row = one[0]
+    assert row["id"] == "q0" and row["question"] == "what has the import"
+    best = row["passages"][0]
+    assert {"id", "title", "text", "score", "log_prob", "answer"} <= best.keys()
+    assert best["answer"] == row["answer"] and best["answer_score"] == row["score"]
+    assert sum(np.exp([p["log_prob"] for p in row["passages"]])) == pytest.approx(1)
+    # What its own vectors found is what the index's model found only in the beginning.
+    (found,) = {len(row["passages"]) for row in answers(reader, "one", folder)}
+    assert found == 8
+    alone = answers(reader, "one", folder, "--passages=1")
+    assert all(len(row["passages"]) == 1 for row in alone)
+
+
+def test_resuming_is_exact(command, wanted, reader, folder, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(reader, again)
+    shutil.rmtree(again / "checkpoints/60")
+    succeeded(command("train", *wanted, f"--workdir={again}"))
+    assert timeless(read_rows(again)) == timeless(read_rows(reader))
+    one, two = (restore_params(run / "checkpoints/60") for run in (reader, again))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def test_a_run_goes_on_with_its_own_index(wanted, reader, folder, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(reader, again)
+    index, kept = folder / "one", tmp_path / "kept"
+    shutil.copytree(index, kept)
+    vectors = np.load(index / "vectors.npy")
+    np.save(index / "vectors.npy", -vectors)
+    passage_index.seal(index, {})
+    try:
+        with pytest.raises(UserError, match="train"):
+            train.main([*wanted, f"--workdir={again}"])
+    finally:
+        shutil.copytree(kept, index, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--threshold=1"], "--threshold has no use with --index"),
+        (["--index={}/none"], "none is no index"),
+        (["--index="], "--passages is of --index=DIR"),
+    ],
+)
+def test_what_predict_refuses(trained, folder, flags, words):
+    given = [f"--model={trained}", f"--input={folder}/questions.jsonl", "--passages=2"]
+    given += [f"--index={folder}/one", *(x.format(folder) for x in flags)]
+    with pytest.raises(UserError, match=words):
+        predict.main(given)
+
+
+def test_an_index_of_another_model(reader, folder, trained, tmp_path):
+    other = tmp_path / "other"
+    text = f"--text={folder}/one.jsonl"
+    assert embed.main([f"--model={reader}", text, f"--index={other}"]) == 0
+    asked = [f"--index={other}", f"--input={folder}/questions.jsonl"]
+    for model in (reader, trained):
+        with pytest.raises(UserError, match="vectors of another model than --model="):
+            predict.main([f"--model={model}", *asked])
+
+
+def test_evaluate_says_what_training_said(reader, capsys):
+    capsys.readouterr()
+    evaluate.main([f"--workdir={reader}", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    last = read_rows(reader)[-1]
+    for name in ("exact", "f1", "exact@1", "exact@5"):
+        assert scores[name] == pytest.approx(last[f"eval/valid/{name}"])
+
+
+def test_what_embed_refuses(trained, folder):
+    given = [f"--model={trained}", f"--text={folder}/one.jsonl"]
+    with pytest.raises(UserError, match="either --out or --index"):
+        embed.main(given)
+    with pytest.raises(UserError, match="is an index already"):
+        embed.main([*given, f"--index={folder}/one"])
+    with pytest.raises(UserError, match="--width has no use with --index"):
+        embed.main([*given, f"--index={folder}/new", "--width=8"])
