@@ -12,6 +12,8 @@ from bertjax.inference.embed_texts import Embedder, normalized, open_embedder
 from bertjax.tasks import passage_index
 from bertjax.tasks.passage_index import PassageIndex
 
+__all__ = ["find", "make_index", "open_retriever"]
+
 LINES = "lines.txt"  # what is embedded, until it is
 
 

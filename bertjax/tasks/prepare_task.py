@@ -140,13 +140,16 @@ def check_settings(config: ConfigDict, usual: ConfigDict) -> None:
             f"data.entities={config.data.entities} has no effect with objective="
             f"{config.objective}: it names the entities of triples"
         )
+    owners: dict[str, list[str]] = {}
     for name in task_type_names():
         for key in load_task_type(name).settings:
-            if not (own and key in own.settings) and config.task[key] != usual[key]:
-                raise UserError(
-                    f"task.{key}={config.task[key]} has no effect with objective="
-                    f"{config.objective}: it is a setting of objective={name}"
-                )
+            owners.setdefault(key, []).append(f"objective={name}")
+    for key, names in owners.items():
+        if not (own and key in own.settings) and config.task[key] != usual[key]:
+            raise UserError(
+                f"task.{key}={config.task[key]} has no effect with objective="
+                f"{config.objective}: it is a setting of {' or '.join(names)}"
+            )
 
 
 def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
