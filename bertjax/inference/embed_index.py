@@ -14,8 +14,6 @@ from bertjax.tasks.passage_index import PassageIndex
 
 __all__ = ["find", "make_index", "open_retriever"]
 
-__all__ = ["find", "make_index", "open_retriever"]
-
 LINES = "lines.txt"  # what is embedded, until it is
 
 

@@ -18,8 +18,6 @@ from bertjax.tasks.task_type import find_task_type
 
 __all__ = ["answer_from_index", "find_passages"]
 
-__all__ = ["answer_from_index", "find_passages"]
-
 FOUND = 20  # passages of a question that a model of vectors names
 READERS = ("read", "rag")  # objectives that answer out of passages
 
