@@ -30,6 +30,7 @@ def become(name: str, arguments: list[str], stdout: str, stderr: str) -> None:
     # The buffer of the old one holds orders to come.
     sys.stdin = open(0)  # noqa: SIM115
     sys.argv = [name, *arguments]
+    sys.path[0] = os.getcwd()  # as `python -m` has it, not this file's folder
     runpy.run_module(f"bertjax.{name}", run_name="__main__", alter_sys=True)
 
 

@@ -135,8 +135,9 @@ def test_the_page_names_what_outputs_return():
 def test_what_objectives_learn_from():
     for name in task_type_names():
         assert find_task_type(name) is load_task_type(name)
-    others = "mlm", "mlm+nsp", "electra:generator=0.25", "classify:classes=3"
+    others = "mlm", "mlm+nsp", "electra:generator=0.25"
     assert {find_task_type(name) for name in others} == {None}
+    assert find_task_type("classify:classes=3") is load_task_type("classify")
     assert find_task_type("lab.focal") is load_task_type("classify")
     assert find_task_type("lab.contrast") is None and contrast.make_head()
     options = find_task_type("lab.focal").head_options(None, "abc")

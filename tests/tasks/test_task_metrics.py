@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.tasks import metrics, search, squad_metrics
+from bertjax.tasks import metrics, search_measures, squad_metrics
 from bertjax.tasks.metrics import bio_violations, entity_scores
 from bertjax.tasks.squad_metrics import cmrc_scores, squad_scores
 
@@ -84,20 +84,24 @@ def test_rankings():
     gains = 1 / np.log2([2, 3, 4, 5])
     best = 2 * gains[0] + gains[1]
     want = (gains[1] + 2 * gains[3]) / best
-    assert search.ndcg_at_k(ranked, relevant, 10) == pytest.approx(want)
-    assert search.ndcg_at_k(ranked, relevant, 3) == pytest.approx(gains[1] / best)
-    assert search.ndcg_at_k(ranked, relevant, 1) == 0
-    assert search.recall_at_k(ranked, relevant, 2) == 0.5
-    assert search.recall_at_k(ranked, relevant, 9) == 1
-    assert search.reciprocal_rank(ranked, relevant, 9) == 0.5
-    assert search.reciprocal_rank(ranked, relevant, 1) == 0
+    assert search_measures.ndcg_at_k(ranked, relevant, 10) == pytest.approx(want)
+    assert search_measures.ndcg_at_k(ranked, relevant, 3) == pytest.approx(
+        gains[1] / best
+    )
+    assert search_measures.ndcg_at_k(ranked, relevant, 1) == 0
+    assert search_measures.recall_at_k(ranked, relevant, 2) == 0.5
+    assert search_measures.recall_at_k(ranked, relevant, 9) == 1
+    assert search_measures.reciprocal_rank(ranked, relevant, 9) == 0.5
+    assert search_measures.reciprocal_rank(ranked, relevant, 1) == 0
     nothing = np.zeros(0)
-    assert {measure(nothing, relevant) for measure in search.MEASURES.values()} == {0}
+    assert {
+        measure(nothing, relevant) for measure in search_measures.MEASURES.values()
+    } == {0}
 
 
 def test_measures_of_queries():
     """A grade of 0 or below is not relevant; what has no grade is not either."""
-    found = search.measure(
+    found = search_measures.measure(
         [np.array([3, 7]), np.array([], int)], [{7: 1, 3: 0}, {1: 2}]
     )
     assert found["mrr@10"].tolist() == [0.5, 0]
