@@ -95,6 +95,6 @@ def test_rows_longer_than_their_text_say_what_their_slots_are():
     class Doubled(Features):
         raw = 4
 
-    settings = types.SimpleNamespace(tokenizer=None, length=8)
+    settings = types.SimpleNamespace(tokenizer=None, length=8, streams=())
     with pytest.raises(UserError, match=r"Doubled have 8 slots for 4 tokens.*origin"):
         Doubled(settings).origin({"input_ids": np.zeros((2, 8), np.int32)})

@@ -9,6 +9,7 @@ from bertjax import UserError, registry
 SUPPORT = (
     "base",
     "combine",
+    "entity_ranks",
     "losses",
     "make_objective",
     "metrics",

@@ -91,8 +91,7 @@ def score_masked(
     how = objective.sums, objective.weights, objective.evaluate
     evaluate = jax.jit(step.make_eval_step(*how))
     found = {}
-    for name, labelled in sets.items():
-        rows = labelled.for_scores()
+    for name, rows in sets.items():
         tables = run_batches.make_tables(config, tokenizer, rows.counts)
         fixed = config, objective.needs, tokenizer, name, rows, tables
         batches = run_batches.make_eval_batches(*fixed)

@@ -81,7 +81,7 @@ def test_embed_estimates_by_padded_tokens(monkeypatch):
     model = embed_texts.Embedder(
         lambda batch: Vectors(batch["input_ids"]),
         SimpleNamespace(pad_id=0),
-        SimpleNamespace(longest=512, prompt=""),
+        SimpleNamespace(longest=512, prompt="", kind="dense"),
         None,
         {},
     )

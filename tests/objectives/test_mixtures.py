@@ -281,7 +281,7 @@ def test_rows_of_a_kind_without_positions_count_from_0():
             counts = {"text_tokens": np.full(len(rows.keys), 2, np.int32)}
             return super().make(rows) | own | counts
 
-    settings = types.SimpleNamespace(tokenizer=None, length=6, rows=1)
+    settings = types.SimpleNamespace(tokenizer=None, length=6, rows=1, streams=())
     parts = [(Plain(settings), 1), (Placed(settings), 1)]
     mixed = MixedFeatures("a*1+b*1", parts, settings)
     ids, real = np.arange(24).reshape(4, 6), np.tile([1, 1, 1, 1, 0, 0], (4, 1))

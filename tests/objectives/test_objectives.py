@@ -209,7 +209,7 @@ def test_the_hidden_token_leaks_into_no_logit(made):
 @pytest.mark.parametrize(
     "name, word",
     [
-        ("mlmm", "did you mean 'mlm'"),
+        ("mlmn", "did you mean 'mlm'"),
         ("mlm+nsq", "did you mean 'nsp'"),
         ("losses", "unknown"),
         ("mlm+mlm", "twice"),
