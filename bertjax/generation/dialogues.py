@@ -34,6 +34,11 @@ class Conversations:
 
     def __init__(self, opened: LoadedModel) -> None:
         config = opened.config.copy_and_resolve_references()
+        if config.data.streams:
+            raise UserError(
+                f"this model reads data.streams={config.data.streams} of its text, "
+                "which prompts do not have: it can be evaluated, but writes no answers"
+            )
         config.data.packed, config.data.max_predictions = False, None
         self.tokenizer, self.field = opened.tokenizer, config.data.text_field
         self.length = config.data.length

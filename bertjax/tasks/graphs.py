@@ -189,16 +189,22 @@ class Graph:
             for known, more in zip(own, (entities, relations), strict=True)
         )
         known = self.known_triples  # numbers stay
+        same = [len(entities), len(relations)] == [len(x) for x in own]
         return replace(
-            self, entities=entities, relations=relations, known=lambda graph: known
+            self,
+            entities=entities,
+            relations=relations,
+            known=lambda graph: known,
+            _cache=self._cache if same else {},
         )
 
     def cached(self, name: str, make: Callable[[], Any], tokenizer: Any) -> Any:
         """Make what depends on the graph's parts, its settings and a tokenizer once.
 
-        Graphs that were made of this one by `with_known` and `with_names` share it.
+        Graphs that were made of this one by `with_known`, or by `with_names` without
+        another name, share it.
         """
-        key = name, tokenizer.identity, len(self.entities), len(self.relations)
+        key = name, tokenizer.identity
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]

@@ -24,6 +24,15 @@ from bertjax import UserError
 from bertjax.tasks.tables import Row
 
 SIDE = 100.0  # of a scene
+# What zipfile raises for files that are none, or encrypted, or packed in another way.
+NOT_READ = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class ImageRegions(NamedTuple):
@@ -192,13 +201,16 @@ class RegionFiles:
         try:
             with np.load(path) as file:
                 named = {name: file[name] for name in file.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as e:
+        except NOT_READ as e:
             raise UserError(f"{path}: is no npz file ({e})") from None
-        features = named["features"].astype(np.float32)
-        boxes = named["boxes"].astype(np.float32)
-        if "image_w" in named and "image_h" in named:
-            w, h = float(named["image_w"]), float(named["image_h"])
-            boxes = boxes / np.array([w, h, w, h], np.float32)
+        try:
+            features = named["features"].astype(np.float32)
+            boxes = named["boxes"].astype(np.float32)
+            if "image_w" in named and "image_h" in named:
+                w, h = float(named["image_w"]), float(named["image_h"])
+                boxes = boxes / np.array([w, h, w, h], np.float32)
+        except (TypeError, ValueError) as e:
+            raise UserError(f"{path}: arrays have to be of numbers ({e})") from None
         if not np.isfinite(features).all():
             raise UserError(f"{path}: features are not all finite numbers")
         if not ((boxes >= -1e-3) & (boxes <= 1 + 1e-3)).all():
@@ -216,6 +228,9 @@ class RegionFiles:
             classes = classes.astype(np.int32)
         elif classes is not None:
             classes = classes.astype(np.float32)
+            sums = abs(classes.sum(1) - 1)
+            if not ((classes >= 0).all() and (sums <= 1e-2).all()):
+                raise UserError(f"{path}: classes [R, C] have to be probabilities")
         return ImageRegions(features, np.clip(boxes, 0, 1), classes)
 
 
@@ -264,7 +279,7 @@ def _look(path: Path) -> tuple[Mapping[str, tuple[int, ...]], int]:
                     read = form.read_array_header_1_0 if first else None
                     read = read or form.read_array_header_2_0
                     shapes[info.filename.removesuffix(".npy")] = read(member)[0]
-    except (OSError, ValueError, zipfile.BadZipFile) as e:
+    except NOT_READ as e:
         raise UserError(f"{path}: is no npz file ({e})") from None
     return shapes, checksum
 

@@ -2,6 +2,7 @@
 """Filtered ranks: against pykeen, against a brute force, and where scores are alike."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -130,3 +131,14 @@ def test_names_are_found_and_told_apart():
     for name, words in (("Jordan", "q2, q3"), ("Bon", "did you mean 'Bonn'")):
         with pytest.raises(UserError, match=f"q.tsv:4: .*{words}"):
             graph.numbers([Triple(name, "p", "?", "q.tsv", 4)])
+
+
+def test_what_depends_on_names_is_made_again_for_others():
+    graph = Graph(["a", "b"], ["r"])
+    tokenizer = SimpleNamespace(identity="words")
+    tables = [
+        known.cached("table", lambda known=known: known.entities, tokenizer)
+        for known in (graph, graph.with_names(["c"], []), graph.with_names(["d"], []))
+    ]
+    assert [[*table][-1] for table in tables] == ["b", "c", "d"]
+    assert graph.with_names(["a"], []).cached("table", list, tokenizer) is tables[0]

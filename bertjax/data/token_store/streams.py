@@ -117,6 +117,11 @@ def check_kinds(
 def make_streams(tokenizer: Tokenizer, written: str, layout: str) -> dict[str, Stream]:
     """Return the streams that text is encoded with: those of data.streams, whose
     vocabularies the tokenizer has, and of conversations who speaks."""
+    if layout == TURNS and SPEAKER in read_streams(written):
+        raise UserError(
+            f"data.streams={written}: conversations have their {SPEAKER} without it, "
+            "and the model its role: leave it out"
+        )
     vocabs = streams_of(tokenizer)
     streams = {name: Stream(vocabs[name]) for name in read_streams(written)}
     return streams | ({SPEAKER: Stream(SPEAKERS)} if layout == TURNS else {})

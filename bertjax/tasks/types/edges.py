@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
 from bertjax.data import counter_rng
@@ -286,6 +287,17 @@ def make_subgraphs(
     return Subgraphs(form, counts, queries, labelled)
 
 
+def check(config: ConfigDict) -> None:
+    """Refuse a model without the types that say where an edge points. UserError."""
+    open_graph.check(config)
+    types = config.model.type_vocab_size
+    if types is not None and types <= IN:
+        raise UserError(
+            f"model.type_vocab_size={types}: rows of edges have {IN + 1} types, of "
+            "entities and of either end of an edge"
+        )
+
+
 TASK_TYPE = TaskType(
     read=triple_files.read_triples,
     parse=triple_files.parse_triples,
@@ -295,7 +307,7 @@ TASK_TYPE = TaskType(
     file_names=triple_files.WANTED,
     columns=open_graph.COLUMNS,
     unused=open_graph.UNUSED,
-    check=open_graph.check,
+    check=check,
     text_columns=0,
     make_graph=open_graph.make_graph,
     open_graph=open_graph.open_graph,

@@ -10,6 +10,7 @@ row's key, unless a column says whether the text is true of its image: then that
 learnt, and rows of which it is not are not masked.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -246,9 +247,12 @@ def make_rows(
     images: Images
     if form.labels:
         images = region_files.make_objects(rows, form.label, form.labels)
-        image = np.arange(len(rows))
+        # Rows of equal objects have one image, the first: no pair of two is another's.
+        first: dict[str, int] = {}
+        cells = (json.dumps(row.cells[form.label], sort_keys=True) for row in rows)
+        image = np.array([first.setdefault(c, k) for k, c in enumerate(cells)])
     else:
-        rows, images, image = _find_files(rows, form.label, settings, say)
+        rows, images, image = _find_files(rows, form.label, settings, say, labelled)
     column = form.columns[0]
     texts = text_rows.encode_column(rows, column, tokenizer, say)
     if labelled and settings.truth:
@@ -275,9 +279,13 @@ def make_rows(
 
 
 def _find_files(
-    rows: Sequence[Row], column: str, settings: RegionSettings, say: Say
+    rows: Sequence[Row], column: str, settings: RegionSettings, say: Say, some: bool
 ) -> tuple[list[Row], region_files.RegionFiles, np.ndarray]:
-    """Return the rows whose files are there, the files, and each row's number there."""
+    """Return the rows whose files are there, the files, and each row's number there.
+
+    some: rows may lack theirs, which are said; else they are refused, since a row that
+    is asked has an answer of its own. Raises UserError.
+    """
     number: dict[Path, int] = {}
     kept, image, lacking = [], [], []
     for row in rows:
@@ -287,6 +295,8 @@ def _find_files(
             image.append(number.setdefault(path, len(number)))
         else:
             lacking.append(row.place)
+            if not some:
+                raise UserError(f"{row.place}: {column}: {path} is not there")
     tables.report(say, lacking, "row", f" whose {column} is no file, left out")
     if not kept:
         path = region_files.find_file(rows[0], column)

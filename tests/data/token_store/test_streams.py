@@ -178,7 +178,9 @@ def test_validation_text_of_another_kind_is_refused(given_data, tmp_path):
         prepare_data(workers=1, say=quiet, **wrong)
 
 
-@pytest.mark.parametrize("written", ["Type", "input", "a,a", "a:x", "a:0", "tokens"])
+@pytest.mark.parametrize(
+    "written", ["Type", "input", "a,a", "a:x", "a:0", "tokens", "role"]
+)
 def test_names_that_are_none(written):
     with pytest.raises(UserError, match=r"data\.streams"):
         read_streams(written)
