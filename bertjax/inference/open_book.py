@@ -71,8 +71,8 @@ def answer_from_index(
     ]
     read = prepare_task.parse_objects(config, form, rows, "questions")
     answers = answer(model._replace(form=form), read, args.batch_size)
-    pairs = zip(questions, answers, strict=True)
-    return ({"question": row["question"], **one} for row, one in pairs)
+    said = zip(questions, answers, strict=True)
+    return ({"question": row["question"], **one} for row, one in said)
 
 
 def find_passages(
