@@ -48,8 +48,8 @@ def answer_from_index(
         if args.retriever:
             raise UserError(f"--retriever: --model={where} finds passages itself")
         found = find_passages(args, where, "--model", questions, index, FOUND)
-        pairs = zip(questions, found, strict=True)
-        return ({**row, "ctxs": passages} for row, passages in pairs)
+        each = zip(questions, found, strict=True)
+        return ({**row, "ctxs": passages} for row, passages in each)
     if objective.partition(":")[0] not in READERS:
         raise UserError(
             f"--index: --model={where} has objective={objective}, and answers out of "

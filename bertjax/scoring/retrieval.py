@@ -144,9 +144,8 @@ def of_width(
     dot: bool = False,
 ) -> dict[str, float]:
     """Score the first numbers of each vector; dot: by inner products, not angles."""
-    parts = (np.ascontiguousarray(x.vectors[:, :width]) for x in (queries, texts))
-    made = (x if dot else embed_texts.normalized(x) for x in parts)
-    asking, index = map(search.Dense, made)
+    parts = (embed_texts.narrow(x.vectors, width, not dot) for x in (queries, texts))
+    asking, index = (search.Dense(part) for part in parts)
     found, _ = index.search(asking, collection.own, search_measures.DEEPEST)
     return {"index_bytes": index.nbytes, **measure(collection, found)}
 

@@ -185,7 +185,7 @@ def _of_rows(path: str, say: Say) -> Iterator[Passage]:
 def _names_of(paths: Sequence[str]) -> dict[str, str]:
     """Name files by their paths from the folder that all are in, without endings."""
     whole = {path: Path(path).absolute().with_suffix("") for path in paths}
-    above = os.path.commonpath([path.parent for path in whole.values()] or ["/"])
+    above = os.path.commonpath([str(own.parent) for own in whole.values()] or ["/"])
     return {path: own.relative_to(above).as_posix() for path, own in whole.items()}
 
 

@@ -54,9 +54,14 @@ def read_widths(text: str) -> list[int]:
     return found
 
 
+def hidden_size(config: ConfigDict) -> int | None:
+    """Return how many numbers a vector of the model has, None where it is not said."""
+    return in_effect(config.model.to_dict()).get("hidden_size")
+
+
 def check_widths(config: ConfigDict) -> None:
     """Refuse widths that the model's vectors do not have. UserError."""
-    size = in_effect(config.model.to_dict()).get("hidden_size")
+    size = hidden_size(config)
     widths = read_widths(config.task.widths)
     if size and (wide := [width for width in widths if width > size]):
         raise UserError(

@@ -22,7 +22,6 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted, registry
 from bertjax.data.rendering import decode
-from bertjax.models.families import in_effect
 from bertjax.tasks import tables, text_rows
 from bertjax.tasks.passage_index import (
     Passage,
@@ -30,6 +29,7 @@ from bertjax.tasks.passage_index import (
     check_vectors,
     read_facts,
 )
+from bertjax.tasks.retrieval_options import hidden_size
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
@@ -443,9 +443,8 @@ def _check(config: ConfigDict) -> None:
     if not config.task.text_pair:
         raise UserError("task.text_pair is empty: name the column of the passages")
     if config.task.index:
-        width = in_effect(config.model.to_dict()).get("hidden_size")
-        how = config.task.pooling, config.task.normalize
-        check_vectors(config.task.index, "task.index", width, *how)
+        how = hidden_size(config), config.task.pooling, config.task.normalize
+        check_vectors(config.task.index, "task.index", *how)
 
 
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
