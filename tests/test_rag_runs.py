@@ -11,6 +11,7 @@ from conftest import read_rows, succeeded, timeless
 
 from bertjax import UserError, embed, generate, predict
 from bertjax.checkpoints.manager import restore_params
+from bertjax.inference import open_book
 
 THINGS = ["import", "string", "number", "object", "method", "module", "class", "list"]
 VALUES = ["value", "name", "type", "function", "file", "code", "error", "return"]
@@ -128,3 +129,9 @@ def test_what_generate_refuses(generator, folder, flags, words):
     given = [f"--model={generator}", f"--index={folder}/one", *flags, "list"]
     with pytest.raises(UserError, match=words):
         generate.main(given)
+
+
+def test_generate_refuses_a_model_that_writes_nothing(trained, folder, monkeypatch):
+    monkeypatch.setattr(open_book, "find_passages", None)  # nothing is searched
+    with pytest.raises(UserError, match="which writes no texts"):
+        generate.main([f"--model={trained}", f"--index={folder}/one", "list"])

@@ -2,6 +2,7 @@
 """Retrievers of each kind: trained, searched, ordered, mined, opened by others."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,8 +56,9 @@ class FakeModel:
 
     how, meta, digest = Sentences(pooling="mean", longest=16), {"step": 3}, "abc"
 
-    def __init__(self):
+    def __init__(self, dtype="float32"):
         self.seen = []
+        self.config = SimpleNamespace(dtype=dtype)
 
     def embed(self, lines, batch_size):
         if "die" in lines:
@@ -86,7 +88,12 @@ def test_a_file_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert (shape, cut, empty) == ((10, 2), 3, 0)
     assert np.load(out)[:, 1].tolist() == [*range(10)]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-    # Another text begins anew.
+    # Another dtype begins anew, and another text.
+    with pytest.raises(KeyboardInterrupt):
+        embed_file.embed_file(dying, str(text), tmp_path / "u.npy", 8)
+    other = FakeModel("bfloat16")
+    embed_file.embed_file(other, str(text), tmp_path / "u.npy", 8)
+    assert other.seen == lines
     with pytest.raises(KeyboardInterrupt):
         embed_file.embed_file(dying, str(text), tmp_path / "w.npy", 8)
     text.write_text("\n".join(reversed(lines)))

@@ -75,6 +75,7 @@ def embed_file(
         "lines": total,
         "model": [model.meta.get("tokenizer"), model.meta.get("step", 0), model.digest],
         "how": dataclasses.asdict(model.how) | {"width": width},
+        "dtype": str(model.config.dtype),
     }
     what = json.loads(json.dumps(what))  # as it is read again
     draft, note = (out.with_name(f".{out.name}.{end}") for end in ("partial", "json"))

@@ -23,28 +23,39 @@ READERS = ("read", "rag")  # objectives that answer out of passages
 
 
 def answer_from_index(
-    args: Any, where: str, questions: Sequence[dict[str, Any]], index: PassageIndex
+    args: Any,
+    where: str,
+    questions: Sequence[dict[str, Any]],
+    index: PassageIndex,
+    writes: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yield what a model says of each question, in order.
 
     args: retriever, passages, batch_size, dtype, weights; and of a model that writes
     num_beams and length_penalty, where given. Of a model of vectors: the question, with
-    `ctxs`, its passages. Raises UserError for one of another kind.
+    `ctxs`, its passages. writes: whether it has to be one that writes texts. Raises
+    UserError for one of another kind, before anything is searched.
     """
     opened = models.open_model(where, "--model")
-    kind = find_task_type(opened.config.objective) if "task" in opened.meta else None
+    objective = opened.config.objective
+    kind = find_task_type(objective) if "task" in opened.meta else None
+    if writes and not (kind and kind.generates):
+        raise UserError(
+            f"--index: --model={where} has objective={objective}, which writes no "
+            f"texts: bertjax.predict --index={args.index} says what it finds or answers"
+        )
     if kind is None or kind.makes_vectors:
         if args.retriever:
             raise UserError(f"--retriever: --model={where} finds passages itself")
         found = find_passages(args, where, "--model", questions, index, FOUND)
-        pairs = zip(questions, found, strict=True)
-        return ({**row, "ctxs": passages} for row, passages in pairs)
-    model = open_finetuned(where, args.dtype, args.weights, opened=opened)
-    if model.config.objective.partition(":")[0] not in READERS:
+        each = zip(questions, found, strict=True)
+        return ({**row, "ctxs": passages} for row, passages in each)
+    if objective.partition(":")[0] not in READERS:
         raise UserError(
-            f"--index: --model={where} has objective={model.config.objective}, and "
-            f"answers out of an index are of objective={' or '.join(READERS)}"
+            f"--index: --model={where} has objective={objective}, and answers out of "
+            f"an index are of objective={' or '.join(READERS)}"
         )
+    model = open_finetuned(where, args.dtype, args.weights, opened=opened)
     trains = bool(model.form.index)  # whether its vectors of questions were learnt
     if not trains and not args.retriever:
         raise UserError(
@@ -56,13 +67,12 @@ def answer_from_index(
     for name in ("num_beams", "length_penalty"):
         if getattr(args, name, None) is not None:
             config.task[name] = getattr(args, name)
-    usual = config.task.passages if kind.generates else config.task.candidates
-    config.task.passages = args.passages or usual
+    key = "passages" if kind.generates else "candidates"
+    k = config.task[key] = args.passages or config.task[key]
     form = prepare_task.saved_form(config, opened.meta)
     path, flag = where, "--model"
     if args.retriever:
         path, flag = args.retriever, "--retriever"
-    k = config.task.passages
     found = find_passages(args, path, flag, questions, index, k)
     asking, listed = form.columns[:2]
     rows = [

@@ -92,7 +92,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
         if model.how.kind == "dense":
             widths = read_widths(model.config.task.widths)
             if widths:
-                sets[name]["widths"] = {str(w): of_width(w, *vectors) for w in widths}
+                parts = {str(w): of_width(w, *vectors, model.how.dot) for w in widths}
+                sets[name]["widths"] = parts
             if kinds:
                 small = {kind: of_precision(kind, *vectors) for kind in kinds}
                 sets[name]["precisions"] = small
@@ -136,11 +137,15 @@ def measure(
 
 
 def of_width(
-    width: int, queries: search.Dense, texts: search.Dense, collection: Collection
+    width: int,
+    queries: search.Dense,
+    texts: search.Dense,
+    collection: Collection,
+    dot: bool = False,
 ) -> dict[str, float]:
-    """Score the first numbers of each vector, made of length 1."""
-    parts = (x.vectors[:, :width] for x in (queries, texts))
-    asking, index = (search.Dense(embed_texts.normalized(x)) for x in parts)
+    """Score the first numbers of each vector; dot: by inner products, not angles."""
+    parts = (embed_texts.narrow(x.vectors, width, not dot) for x in (queries, texts))
+    asking, index = (search.Dense(part) for part in parts)
     found, _ = index.search(asking, collection.own, search_measures.DEEPEST)
     return {"index_bytes": index.nbytes, **measure(collection, found)}
 

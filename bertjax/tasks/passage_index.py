@@ -11,6 +11,7 @@ follows the index: another directory, other answers.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count
@@ -23,11 +24,11 @@ from bertjax import UserError
 from bertjax.data.corpus.sources import expand_paths, split_sources
 from bertjax.storage import atomic
 from bertjax.tasks import search, tables
+from bertjax.tasks.passages import TEXTS, find_packed
 from bertjax.tasks.tables import Say
 
 FORMAT = 1
 PASSAGES, VECTORS, FACTS = "passages.jsonl", "vectors.npy", "index.json"
-WORDS = 100  # of a passage that is cut out of a text (Karpukhin et al. 2020)
 
 
 class Passage(NamedTuple):
@@ -41,27 +42,56 @@ class Passage(NamedTuple):
         return " ".join(f"{self.title} {self.text}".split())
 
 
+def read_facts(path: str, key: str) -> dict[str, Any]:
+    """Read the index.json of a directory that a key names. Raises UserError."""
+    try:
+        text = (Path(path).expanduser() / FACTS).read_text("utf-8")
+        facts: dict[str, Any] = json.loads(text)
+        sums = {name: str(facts["sha256"][name]) for name in (PASSAGES, VECTORS)}
+        version, how = int(facts["format"]), {**facts.get("how", {})}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{key}={path} is no index: bertjax.embed --model=DIR --text=FILES "
+            f"--index={path} makes one"
+        ) from None
+    if version > FORMAT:
+        raise UserError(f"{key}={path}: format {version} is of a later bertjax")
+    return {**facts, "sha256": sums, "how": how}
+
+
+def check_vectors(
+    path: str, key: str, width: int | None, pooling: str, normalize: bool
+) -> None:
+    """Refuse an index whose vectors are not made as those that are compared with them.
+
+    width: numbers of a vector, None where it is not known yet. Raises UserError.
+    """
+    facts = read_facts(path, key)
+    how = facts["how"]
+    # Where vectors are compared by angles, those of an index have length 1.
+    own = {"normalize": how.get("normalize", False) or not how.get("dot", False)}
+    own |= {"width": facts.get("width"), "pooling": how.get("pooling")}
+    wanted = {"width": width, "pooling": pooling, "normalize": normalize}
+    for name, value in wanted.items():
+        if None not in (own[name], value) and own[name] != value:
+            raise UserError(
+                f"{key}={path} has vectors of {name}={own[name]}, and those of "
+                f"questions have {name}={value}: make it by the model that init_from "
+                "names (bertjax.embed --index)"
+            )
+
+
 class PassageIndex:
     """An opened index. passages: all of them; vectors: f32 [n, D], in a file; facts: of
     index.json."""
 
-    def __init__(self, path: str, key: str, verify: bool = True) -> None:
+    def __init__(self, path: str, key: str) -> None:
         """Open a directory. Raises UserError where it is none, or was changed."""
         self.where = f"{key}={path}"
         folder = Path(path).expanduser()
-        try:
-            self.facts: dict[str, Any] = json.loads((folder / FACTS).read_text("utf-8"))
-            sums = self.facts["sha256"]
-            version = int(self.facts["format"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{self.where} is no index: bertjax.embed --model=DIR --text=FILES "
-                f"--index={path} makes one"
-            ) from None
-        if version > FORMAT:
-            raise UserError(f"{self.where}: format {version} is of a later bertjax")
-        for name in (PASSAGES, VECTORS) if verify else ():
-            if sha256_of(folder / name) != sums.get(name):
+        self.facts = read_facts(path, key)
+        for name, known in self.facts["sha256"].items():
+            if sha256_of(folder / name) != known:
                 raise UserError(f"{self.where}: {name} is not what was written there")
         lines = (folder / PASSAGES).read_text("utf-8").split("\n")
         self.passages = [Passage(**json.loads(line)) for line in lines if line]
@@ -111,21 +141,24 @@ class PassageIndex:
 def read_passages(value: str, key: str, words: int, say: Say) -> list[Passage]:
     """Read passages: JSON lines with a text, and maybe a title and an _id or id, BEIR's
     corpus.jsonl or a folder with one; of other text files each so many words of a
-    document, which an empty line ends, titled by the file's name.
+    document, which an empty line ends, titled by the file's name; their ids are
+    PATH:NUMBER, the path from the folder that all of these files are in.
 
     Raises UserError for what cannot be read, and for an id that occurs twice.
     """
     found: list[Passage] = []
+    paths: list[str] = []
     for entry in split_sources(value):
         folder = Path(entry).expanduser()
         if folder.is_dir():
-            corpus = [p for p in folder.glob("corpus.jsonl*") if p.is_file()]
-            entry = str(corpus[0]) if corpus else f"{folder}/**/*.txt"
-        for path in expand_paths(entry, key, True, "*.txt"):
-            if ".json" in Path(path).name:
-                found += _of_rows(path, say)
-            else:
-                found += _of_text(path, words)
+            entry = find_packed(f"{folder}/{TEXTS[0]}") or f"{folder}/**/*.txt"
+        paths += expand_paths(entry, key, True, "*.txt")
+    names = _names_of([path for path in paths if ".json" not in Path(path).name])
+    for path in paths:
+        if path in names:
+            found += _of_text(path, names[path], words)
+        else:
+            found += _of_rows(path, say)
     if not found:
         raise UserError(f"{key}={value}: there are no passages")
     seen: set[str] = set()
@@ -149,8 +182,15 @@ def _of_rows(path: str, say: Say) -> Iterator[Passage]:
         yield Passage(next(free) if name is None else str(name), title, cells["text"])
 
 
-def _of_text(path: str, words: int) -> Iterator[Passage]:
-    """Cut a text file: ids are FILE:NUMBER."""
+def _names_of(paths: Sequence[str]) -> dict[str, str]:
+    """Name files by their paths from the folder that all are in, without endings."""
+    whole = {path: Path(path).absolute().with_suffix("") for path in paths}
+    above = os.path.commonpath([str(own.parent) for own in whole.values()] or ["/"])
+    return {path: own.relative_to(above).as_posix() for path, own in whole.items()}
+
+
+def _of_text(path: str, name: str, words: int) -> Iterator[Passage]:
+    """Cut a text file: ids are NAME:NUMBER."""
     title, number = Path(path).stem, count()
     document: list[str] = []
     for line in [*tables.read_text(path).split("\n"), ""]:
@@ -159,7 +199,7 @@ def _of_text(path: str, words: int) -> Iterator[Passage]:
             continue
         for at in range(0, len(document), words):
             text = " ".join(document[at : at + words])
-            yield Passage(f"{title}:{next(number)}", title, text)
+            yield Passage(f"{name}:{next(number)}", title, text)
         document = []
 
 

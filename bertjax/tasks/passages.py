@@ -95,9 +95,11 @@ def locate(entry: str, key: str) -> str:
         return entry
     role = ROLES.get(key, "test")
     for name in TEXTS:
-        if not _find(f"{folder}/{name}"):
+        if not find_packed(f"{folder}/{name}"):
             raise UserError(f"{key}={entry}: the folder has no {name}, as BEIR's have")
-    grades = _find(f"{folder}/qrels/{role}.tsv") or _find(f"{folder}/qrels.tsv")
+    grades = find_packed(f"{folder}/qrels/{role}.tsv") or find_packed(
+        f"{folder}/qrels.tsv"
+    )
     if not grades:
         raise UserError(
             f"{key}={entry}: the folder has neither qrels/{role}.tsv nor qrels.tsv; "
@@ -106,7 +108,7 @@ def locate(entry: str, key: str) -> str:
     return grades
 
 
-def _find(path: str) -> str:
+def find_packed(path: str) -> str:
     """Return the file of that name, packed or not; "" where there is none."""
     for ending in PACKED:
         with contextlib.suppress(OSError):
@@ -121,7 +123,7 @@ def _folder(path: str) -> str:
         return ""
     above = os.path.dirname(os.path.expanduser(path)) or "."
     for folder in (above, os.path.dirname(above) or "."):
-        if _find(f"{folder}/{TEXTS[0]}"):
+        if find_packed(f"{folder}/{TEXTS[0]}"):
             return folder
     if os.path.basename(above) == "qrels":  # no table of pairs lies there
         raise UserError(f"{path}: {folder} has no {TEXTS[0]}")
@@ -153,7 +155,7 @@ def _read_folder(path: str, folder: str, say: Say) -> Collection:
 
 def _read_texts(grades: str, name: str, say: Say) -> dict[str, str]:
     """Return the texts of a file of a folder, by their ids."""
-    path = _find(name)
+    path = find_packed(name)
     if not path:
         raise UserError(f"{grades}: there is no {name}, to which its ids belong")
     found: dict[str, str] = {}

@@ -43,16 +43,25 @@ def check_chunks(config: ConfigDict) -> None:
 
 
 def read_widths(text: str) -> list[int]:
-    """Read task.widths. Raises UserError for what are no numbers of 1 or more."""
+    """Read task.widths. Raises UserError for what are no numbers of 1 or more, and for
+    one that occurs twice."""
     widths = split_sources(text)
     if any(not (w.isdecimal() and int(w)) for w in widths):
         raise UserError(f"task.widths={text}: give numbers, as in 32,64")
-    return [*map(int, widths)]
+    found = [*map(int, widths)]
+    if twice := [width for width in found if found.count(width) > 1]:
+        raise UserError(f"task.widths={text}: {twice[0]} occurs twice")
+    return found
+
+
+def hidden_size(config: ConfigDict) -> int | None:
+    """Return how many numbers a vector of the model has, None where it is not said."""
+    return in_effect(config.model.to_dict()).get("hidden_size")
 
 
 def check_widths(config: ConfigDict) -> None:
     """Refuse widths that the model's vectors do not have. UserError."""
-    size = in_effect(config.model.to_dict()).get("hidden_size")
+    size = hidden_size(config)
     widths = read_widths(config.task.widths)
     if size and (wide := [width for width in widths if width > size]):
         raise UserError(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax import UserError
+from bertjax.assembly import command_line
 from bertjax.tasks import passage_index, tables
 from bertjax.tasks.open_questions import parse_questions
 from bertjax.tasks.passage_index import Passage, PassageIndex
@@ -183,9 +184,40 @@ def test_an_index(folder):
     passage_index.seal(folder, {})
     again = make(form=FORM._replace(index=str(folder))).plan(12)
     assert again.content_hash != before
+    for facts in ({"format": 1, "sha256": "x"}, {"format": 1, "sha256": {}}, []):
+        (folder / passage_index.FACTS).write_text(json.dumps(facts))
+        with pytest.raises(UserError, match=r"is no index: bertjax\.embed"):
+            PassageIndex(str(folder), "--index")
     (folder / passage_index.FACTS).unlink()
     with pytest.raises(UserError, match=r"is no index: bertjax\.embed"):
         PassageIndex(str(folder), "--index")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"width": 2}, "width=2, and those of questions have width=32"),
+        ({"how": {"pooling": "cls"}}, "pooling=cls, and .* pooling=mean"),
+        ({"how": {"dot": True}}, "normalize=False, and .* normalize=True"),
+    ],
+)
+def test_an_index_that_does_not_fit_the_model(folder, facts, words):
+    fits = {"width": 32, "how": {"pooling": "mean", "normalize": False, "dot": False}}
+    given = ["--config=finetune/read.py:smoke", "--config.model.hidden_size=32"]
+    config = command_line.parse(given).config
+    passage_index.seal(folder, fits)
+    config.task.index = str(folder)
+    read.TASK_TYPE.check(config)
+    passage_index.seal(folder, fits | facts)
+    with pytest.raises(UserError, match=rf"task\.index=\S+ has vectors of {words}"):
+        read.TASK_TYPE.check(config)
+
+
+def test_rows_without_labels_have_as_many_passages_as_scored_ones():
+    form = FORM._replace(passages=1, candidates=2)
+    made = make(form=form)
+    assert (made.taken, made.for_scores().taken) == (1, 2)
+    assert make(form=form, labelled=False).taken == 2
 
 
 def test_passages_of_files(tmp_path):
@@ -196,6 +228,14 @@ def test_passages_of_files(tmp_path):
         ("a:1", "a", "four"),
         ("a:2", "a", "five"),
     ]
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("word")
+    for value in (str(tmp_path), f"{tmp_path}/a.txt,{tmp_path}/x,{tmp_path}/y"):
+        found = passage_index.read_passages(value, "--text", 3, print)
+        assert {p.id for p in found} == {"a:0", "a:1", "a:2", "x/a:0", "y/a:0"}
+        assert {p.title for p in found} == {"a"}
+    (tmp_path / "corpus.jsonl.old").write_text("of no use")
     (tmp_path / "corpus.jsonl").write_text(
         '{"_id": 3, "title": "T", "text": "x\\ny"}\n'
     )

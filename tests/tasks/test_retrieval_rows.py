@@ -12,10 +12,13 @@ from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.data import counter_rng
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
-from bertjax.tasks import search_measures
-from bertjax.tasks.passages import COLUMNS, locate, read_collections
+from bertjax.scoring.retrieval import of_width
+from bertjax.tasks import search, search_measures
+from bertjax.tasks.passages import COLUMNS, Collection, locate, read_collections
 from bertjax.tasks.prepare_task import prepare
+from bertjax.tasks.retrieval_options import read_widths
 from bertjax.tasks.task_rows import Form, Ragged
+from bertjax.tasks.types import rerank
 from bertjax.tasks.types.retrieve import make_pairs, pack
 
 FORM = Form(("query", "positive"), "negatives", (), 1, (*search_measures.MEASURES,))
@@ -284,6 +287,28 @@ def test_all_texts_are_searched(tokenizer, tmp_path):
         vectors[row, slot, answers[text] if text < 3 else text - 3] = 1
     scores = rows.score({"vectors": vectors}, np.arange(rows.n))
     assert scores == dict.fromkeys(search_measures.MEASURES, 1.0)
+
+
+def test_copies_of_an_answer_are_no_candidates(tokenizer, tmp_path):
+    made = rerank.make_rows(read(write(tmp_path))[0], FORM, tokenizer, True)
+    rows = made.for_scores().plan(32)
+    # Passage 3 has the text of 0, and both queries "x" what answers either.
+    found = {q: {*rows.pairs[rows.pairs[:, 0] == q, 1].tolist()} for q in range(3)}
+    assert found == {0: {3, 4, 5, 7}, 1: {3, 4, 6, 7}, 2: {4, 5, 7}}
+
+
+def test_measures_of_widths_compare_as_the_model_does():
+    queries, texts = search.Dense(np.eye(3)[:1]), [[1, 1, 9], [2, 4, 9], [0, 1, 9]]
+    collection = Collection([*"abc"], ["q"], [{1: 1}], [-1])
+    how = 2, queries, search.Dense(np.float32(texts)), collection
+    assert of_width(*how)["mrr@10"] == 0.5  # cosines 0.71, 0.45, 0
+    assert of_width(*how, dot=True)["mrr@10"] == 1
+
+
+def test_a_width_that_occurs_twice():
+    assert read_widths("64,32") == [64, 32]
+    with pytest.raises(UserError, match=r"task\.widths=64,64: 64 occurs twice"):
+        read_widths("64,64")
 
 
 @pytest.mark.parametrize("name", ["retrieve", "splade", "colbert", "rerank"])

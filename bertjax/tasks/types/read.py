@@ -23,7 +23,13 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, counted, registry
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_rows
-from bertjax.tasks.passage_index import Passage, PassageIndex
+from bertjax.tasks.passage_index import (
+    Passage,
+    PassageIndex,
+    check_vectors,
+    read_facts,
+)
+from bertjax.tasks.retrieval_options import hidden_size
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
@@ -349,7 +355,7 @@ def make_rows(
         _filled(scores, width, 0.0).astype(np.float32),
         spans,
         golds if labelled else (),
-        form.passages if labelled else min(form.passages, width),
+        form.passages if labelled else min(form.candidates, width),
         answered=shown if not labelled else (),
         **more,
     )
@@ -436,6 +442,9 @@ def _check(config: ConfigDict) -> None:
     registry.pick("task.pooling", config.task.pooling, known)
     if not config.task.text_pair:
         raise UserError("task.text_pair is empty: name the column of the passages")
+    if config.task.index:
+        how = hidden_size(config), config.task.pooling, config.task.normalize
+        check_vectors(config.task.index, "task.index", *how)
 
 
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
@@ -454,8 +463,8 @@ def _facts(config: ConfigDict) -> dict[str, Any]:
     how = {key: config.task[key] for key in ("pooling", "normalize")}
     how |= {"dot": not config.task.normalize}
     how |= {"longest": config.task.question_length + 2}
-    index = PassageIndex(config.task.index, "task.index", verify=False)
-    return {"sentences": how, "index_model": index.facts.get("model", "")}
+    known = read_facts(config.task.index, "task.index")
+    return {"sentences": how, "index_model": known.get("model", "")}
 
 
 COLUMNS = {"text": "question", "text_pair": "ctxs", "label": "answers"}

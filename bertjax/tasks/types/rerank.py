@@ -118,7 +118,8 @@ class Candidates(_Together, CollectionRows):
 
     @cached_property
     def pairs(self) -> np.ndarray:
-        """i64 [n, 2], of `texts`, those of a query after those of the one before."""
+        """i64 [n, 2], of `texts`, those of a query after those of the one before; a
+        copy of what answers it is not drawn."""
         out = []
         count = len(self.texts.lengths) - self.queries
         for query, grades in enumerate(self.grades):
@@ -127,7 +128,9 @@ class Candidates(_Together, CollectionRows):
             for slot in range(4 * self.candidates):
                 if len(found) >= self.candidates:
                     break
-                found.setdefault(int(counter_rng.below(start, slot, count)))
+                other = int(counter_rng.below(start, slot, count))
+                if self.identity[other] not in self.relevant[query]:
+                    found.setdefault(other)
             found.pop(int(self.own[query]), None)
             out += [(query, self.queries + passage) for passage in found]
         return np.array(out, np.int64)

@@ -65,6 +65,38 @@ class CollectionRows(Rows):
         graded = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
         return np.array(graded, np.int64)
 
+    @property
+    def answers(self) -> np.ndarray:
+        """i64 [n, 2]: a query, and a passage that answers it."""
+        return self.graded[self.graded[:, 2] > 0, :2]
+
+    def _seen(self, text: int) -> bytes:
+        """What the model sees of a text: two that begin alike may be one when cut."""
+        room = self.longest - 2 if self.longest else None
+        return self.texts[text][:room].tobytes()
+
+    @cached_property
+    def identity(self) -> np.ndarray:
+        """i32 [passages]: of each, the first passage of the same tokens."""
+        first: dict[bytes, int] = {}
+        names = map(self._seen, range(self.queries, len(self.texts.lengths)))
+        return np.array([first.setdefault(x, i) for i, x in enumerate(names)], np.int32)
+
+    @cached_property
+    def relevant(self) -> np.ndarray:
+        """i32 [queries, R]: identities of what answers each query, then -1.
+
+        Queries of the same tokens share their answers.
+        """
+        same: dict[bytes, set[int]] = defaultdict(set)
+        names = [self._seen(q) for q in range(self.queries)]
+        for query, passage in self.answers:
+            same[names[query]].add(int(self.identity[passage]))
+        out = np.full((len(names), max(map(len, same.values()))), -1, np.int32)
+        for row, name in zip(out, names, strict=True):
+            row[: len(same[name])] = sorted(same[name])
+        return out
+
     def arrays(self) -> list[np.ndarray | None]:
         arrays = [self.texts.tokens, self.texts.offsets, self.graded, self.own]
         if any(self.taught):  # workdirs older than scores have no such array
@@ -82,7 +114,7 @@ class CollectionRows(Rows):
                 yield name, decode(tokenizer, row["input_ids"][is_part])
 
     def label_counts(self) -> dict[str, dict[str, float]]:
-        answers = int((self.graded[:, 2] > 0).sum())
+        answers = len(self.answers)
         counts = {"queries": self.queries, "answers": answers}
         counts["passages"] = len(self.texts.lengths) - self.queries
         return {"texts": counts | {"given negatives": len(self.graded) - answers}}
@@ -112,39 +144,12 @@ class Pairs(CollectionRows):
     @cached_property
     def pairs(self) -> np.ndarray:
         """i64 [n, 2], of `texts`: a query, and a passage that answers it."""
-        return self.graded[self.graded[:, 2] > 0, :2] + [0, self.queries]
+        return self.answers + np.array([0, self.queries])
 
     @cached_property
     def negatives(self) -> Ragged:
         """Given ones of each query."""
         return Ragged.of([[p for p in of if of[p] <= 0] for of in self.grades])
-
-    def _seen(self, text: int) -> bytes:
-        """What the model sees of a text: two that begin alike may be one when cut."""
-        room = self.longest - 2 if self.longest else None
-        return self.texts[text][:room].tobytes()
-
-    @cached_property
-    def identity(self) -> np.ndarray:
-        """i32 [passages]: of each, the first passage of the same tokens."""
-        first: dict[bytes, int] = {}
-        names = map(self._seen, range(self.queries, len(self.texts.lengths)))
-        return np.array([first.setdefault(x, i) for i, x in enumerate(names)], np.int32)
-
-    @cached_property
-    def relevant(self) -> np.ndarray:
-        """i32 [queries, R]: identities of what answers each query, then -1.
-
-        Queries of the same tokens share their answers.
-        """
-        same: dict[bytes, set[int]] = defaultdict(set)
-        names = [self._seen(q) for q in range(self.queries)]
-        for query, passage in self.pairs:
-            same[names[query]].add(int(self.identity[passage - self.queries]))
-        out = np.full((len(names), max(map(len, same.values()))), -1, np.int32)
-        for row, name in zip(out, names, strict=True):
-            row[: len(same[name])] = sorted(same[name])
-        return out
 
     def plan(self, length: int) -> Self:
         laid = replace(super().plan(length), longest=length)
