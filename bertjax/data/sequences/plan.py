@@ -8,7 +8,7 @@ packed.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Plan:
     counts: np.ndarray | None  # [V] how often each id occurs, where the store knows
     marks: np.ndarray | None  # u8 [tokens], where the store has them
     # Ids that are gathered as {name}_ids: ("token", [tokens]) or ("sentence", [S]).
-    streams: Mapping[str, tuple[str, np.ndarray]] = MappingProxyType({})
+    streams: Mapping[str, tuple[str, np.ndarray]] = field(default_factory=dict)
     speakers: np.ndarray | None = None  # [S] of conversations (turns.py)
     limits: turns.Limits | None = None  # of turns
 
