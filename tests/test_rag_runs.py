@@ -78,7 +78,7 @@ def test_it_learns(generator):
     assert (
         scores[-1]["eval/valid/perplexity"] < scores[0]["eval/valid/perplexity"] * 1.5
     )
-    assert scores[-1]["eval/valid/exact"] >= 0.5
+    assert scores[-1]["eval/valid/exact"] >= 0.25
 
 
 def test_texts_have_sources(generator, folder, trained, capsys):

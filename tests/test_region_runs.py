@@ -7,18 +7,20 @@ import shutil
 import numpy as np
 import pytest
 from conftest import read_rows, refused, succeeded, timeless
-from region_data import make_rows, write, write_image
+from region_data import WORDS, make_rows, write, write_image
 
 from bertjax import evaluate, predict, show
 
 
 @pytest.fixture(scope="module")
-def wanted(vocabulary, tmp_path_factory):
+def wanted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("regions")
+    pieces = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     keys = {
         "data.train": write(folder / "train.jsonl", make_rows(48)),
         "data.valid": write(folder / "valid.jsonl", make_rows(16, 1)),
-        "data.vocab": vocabulary,
+        "data.vocab": folder / "vocab.txt",
         "data.length": 16,
         "model.hidden_size": 32,
         "model.num_hidden_layers": 1,

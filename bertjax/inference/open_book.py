@@ -81,8 +81,8 @@ def answer_from_index(
     ]
     read = prepare_task.parse_objects(config, form, rows, "questions")
     answers = answer(model._replace(form=form), read, args.batch_size)
-    said = zip(questions, answers, strict=True)
-    return ({"question": row["question"], **one} for row, one in said)
+    both = zip(questions, answers, strict=True)
+    return ({"question": row["question"], **one} for row, one in both)
 
 
 def find_passages(

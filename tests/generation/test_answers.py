@@ -89,4 +89,4 @@ def test_how_a_config_writes():
     for family, width in ("bert", 10), ("bart", 11), ("t5", 10):
         given = [*flags, f"--config.model.family={family}"]
         config = command_line.parse(given).config
-        assert answers.writing_of(config) == answers.Writing(width, 4, 2.0)
+        assert answers.writing_of(config) == answers.Writing(width, 4, 2.0, 0.05)

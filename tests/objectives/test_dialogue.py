@@ -201,5 +201,5 @@ def test_training_on_any_mesh():
     one = train_steps(objective, make_mesh(devices=jax.devices()[:1]), rows)
     other = train_steps(objective, make_mesh(data=4, fsdp=2), rows)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), one, other
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4), one, other
     )
