@@ -17,6 +17,7 @@ from bertjax.data.features import make_features as features
 from bertjax.data.features.base import KEYS, Features, Settings, Spec
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking import mask_rates
+from bertjax.data.sequences.plan import row_specs
 from bertjax.data.tokenizers import stream_vocab
 from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.models.config import EncoderConfig, read_id_streams
@@ -92,7 +93,7 @@ def encoder_config(
 
 def id_streams(config: ConfigDict) -> dict[str, int]:
     """Return what the model embeds beside words, {name: rows of its table}: of a stream
-    of data.streams a row for each of its ids. Raises UserError for fewer."""
+    of data.streams 2 and as many as it may have values. Raises UserError for fewer."""
     written = in_effect(config.model)["id_streams"] or ""
     caps, sized = read_streams(config.data.streams), {}
     for name, rows in read_id_streams(written).items():
@@ -120,9 +121,11 @@ def embedded_streams(config: ConfigDict) -> frozenset[str]:
 
 def check_id_streams(config: ConfigDict, half: Features) -> None:
     """Refuse streams of model.id_streams that no array of a batch has: UserError."""
-    gathered = {f"{name}_ids": Spec((half.raw,)) for name in half.streams}
-    arrays = half.specs(gathered)
-    for name in id_streams(config):
+    if not (names := id_streams(config)):
+        return
+    gathered = row_specs(half.raw, None, None, half.streams)
+    arrays = half.specs({name: Spec(*spec) for name, spec in gathered.items()})
+    for name in names:
         if f"{name}_ids" not in arrays:
             raise UserError(
                 f"model.id_streams={name}: rows of objective="

@@ -25,6 +25,11 @@ class CrossEncoder:
                 f"{flag}={path} is of objective={self.model.config.objective}, and no "
                 "cross-encoder: configs/finetune/rerank.py makes them"
             )
+        if len(self.model.form.columns) < 2:
+            raise UserError(
+                f"{flag}={path} scores one text, and a cross-encoder two that are read "
+                "together"
+            )
 
     def score(
         self,

@@ -2,9 +2,9 @@
 """Exact search on devices: each holds its part of the vectors.
 
 A device takes its passages tile by tile and keeps the k best; the k best of every
-device are then put together. The result is that of tasks/search.py's Dense: of equal
-scores the earlier passage comes first, and rows that fill up the last part, or are no
-numbers, are never found.
+device are then put together. The result is that of tasks/search.py's Dense, up to
+rounding: of equal scores the earlier passage comes first, and rows that fill up the
+last part, or are no numbers, are never found.
 """
 
 import functools
@@ -17,11 +17,21 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-__all__ = ["DeviceIndex", "take_best"]
+from bertjax.tasks.search import Dense
+
+__all__ = ["DeviceIndex", "place", "take_best"]
 
 TILE = 2**14  # passages of a device whose scores are made at once
 QUERIES = 256  # at once
 NONE = np.iinfo(np.int32).max  # the number of no passage: after all others
+
+
+def place(index: Any) -> Any:
+    """Return what searches an index's vectors: accelerators, where there are some and a
+    text has one vector, else the index itself."""
+    if isinstance(index, Dense) and jax.default_backend() != "cpu":
+        return DeviceIndex(index.vectors)
+    return index
 
 
 class DeviceIndex:
@@ -52,17 +62,17 @@ class DeviceIndex:
         return self.n
 
     def search(
-        self, queries: np.ndarray, leave: Sequence[int] | None = None, k: int = 100
+        self, queries: Dense, leave: Sequence[int] | None = None, k: int = 100
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best of queries f32 [q, D], as tasks/search.py's Index does."""
-        k = min(k, self.n)
-        left = np.full(len(queries), -1) if leave is None else np.asarray(leave)
-        rows = min(QUERIES, len(queries))
+        """Return the k best of queries, as tasks/search.py's Index does."""
+        k, asked = min(k, self.n), queries.tile(slice(None))
+        left = np.full(len(asked), -1) if leave is None else np.asarray(leave)
+        rows = max(1, min(QUERIES, len(asked)))
         numbers, scores = [], []
-        for begin in range(0, len(queries), rows):
-            part = np.zeros((rows, queries.shape[1]), np.float32)
+        for begin in range(0, max(1, len(asked)), rows):
+            part = np.zeros((rows, asked.shape[1]), np.float32)
             own = np.full(rows, -1, np.int32)
-            block = queries[begin : begin + rows]
+            block = asked[begin : begin + rows]
             part[: len(block)], own[: len(block)] = block, left[begin : begin + rows]
             how = k, self.n, self.tile, self.mesh
             found = _search(self.vectors, part, own, *how)

@@ -8,13 +8,13 @@ from typing import Any
 
 from bertjax import UserError, counted
 from bertjax.inference.embed_file import embed_file
-from bertjax.inference.embed_texts import Embedder, normalized, open_embedder
+from bertjax.inference.embed_texts import Embedder, open_embedder
 from bertjax.tasks import passage_index
 from bertjax.tasks.passage_index import PassageIndex
 
 __all__ = ["find", "make_index", "open_retriever"]
 
-LINES = "lines.txt"  # what is embedded, until it is
+LINES = ".lines.txt"  # what is embedded, until it is
 
 
 def make_index(
@@ -34,6 +34,13 @@ def make_index(
     """
     if (folder / passage_index.FACTS).exists():
         raise UserError(f"--index={folder} is an index already: name another directory")
+    begun = (folder / LINES).exists()
+    for name in (passage_index.PASSAGES, passage_index.VECTORS):
+        if (folder / name).exists() and not begun:
+            raise UserError(
+                f"--index={folder} has {name}, which would be replaced, and is no "
+                "index: name another directory"
+            )
     model = open_retriever(path, "--model", dtype, weights)
     passages = passage_index.read_passages(text, "--text", words, say)
     try:
@@ -45,10 +52,10 @@ def make_index(
         (rows, width), cut, empty = embed_file(
             model, str(lines), vectors, batch_size, None, say
         )
-        lines.unlink()
         facts = {"passages": rows, "width": width, "model": model.digest}
         how = dataclasses.asdict(model.how)
         passage_index.seal(folder, {**facts, "path": path, "how": how})
+        lines.unlink()
     except OSError as e:
         why = f"cannot be written: {e.strerror or e}"
         raise UserError(f"--index={folder} {why}") from e
@@ -73,11 +80,9 @@ def open_retriever(
 
 def _of_length_1(encode: Any) -> Any:
     def run(batch: Any) -> Any:
-        import jax.numpy as jnp
+        from bertjax.models.pooling import normalize_vectors  # which needs jax
 
-        vectors = encode(batch)
-        size = jnp.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / jnp.maximum(size, 1e-12)
+        return normalize_vectors(encode(batch))
 
     return run
 
@@ -90,6 +95,5 @@ def find(
     batch_size: int = 32,
 ) -> list[list[dict[str, Any]]]:
     """Return the k passages of each question that are nearest, best first: id, title,
-    text and score."""
-    vectors, _ = model.embed([*questions], batch_size)
-    return index.found(vectors if model.how.dot else normalized(vectors), k)
+    text and score. model: of `open_retriever`."""
+    return index.found(model.embed([*questions], batch_size)[0], k)

@@ -42,6 +42,9 @@ BASE = "sentence_transformers.base.modules."  # of version 6
 OWN = r"^sentence_transformers\..*\."  # versions differ in where their modules lie
 KINDS = ["Transformer", "Pooling", "Normalize"]
 SPARSE = ["Transformer", "SpladePooling"]
+MASKED = "MLMTransformer"  # version 5's name of it
+# Of texts with a vector a token: what lengthens queries, or cuts texts of one kind.
+OF_ONE_KIND = ("query_expansion", "query_length", "document_length")
 TOKENS = ["Transformer", "Dense", "MultiVectorMask", "Normalize"]
 # Sentences.kind -> the class that opens it; of scores of pairs CrossEncoder does.
 CLASSES = {
@@ -50,6 +53,7 @@ CLASSES = {
     "multi_vector": "MultiVectorEncoder",
 }
 CROSS = "CrossEncoder"
+ACTIVE = "max_active_dims"  # of sparse vectors
 IDENTITY = "torch.nn.modules.linear.Identity"
 UNBOUNDED = 10**9  # transformers writes 10**30 for what has no bound
 
@@ -62,7 +66,7 @@ class Sentences:
     lower: whether text is lower-cased, whatever the tokenizer does; prompt: stands
     before each text; dot: vectors are compared by their inner products, not angles.
     kind: of CLASSES, whether a text has a vector, weights of the vocabulary, or a
-    vector a token; active: of these weights how many are kept, 0: all.
+    vector a token; active: of these weights how many are kept, 0: nothing is said.
     """
 
     pooling: str = "mean"
@@ -107,6 +111,7 @@ def read(directory: Path, where: str) -> Sentences:
     try:
         steps = json.loads((directory / MODULES).read_text("utf-8"))
         kinds = [re.sub(OWN, "", str(step["type"])) for step in steps]
+        kinds = ["Transformer" if kind == MASKED else kind for kind in kinds]
         paths = [str(step["path"]) for step in steps]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise UserError(f"{where}: {MODULES} is no list of modules ({e})") from e
@@ -131,7 +136,8 @@ def read(directory: Path, where: str) -> Sentences:
         )
         usual = {"bias": False, "activation_function": IDENTITY, "use_residual": False}
         plain = all(options.get(key, value) == value for key, value in usual.items())
-        if plain and not mask.get("skiplist_words"):
+        left = mask.get("skiplist_words") or mask.get("keep_only_token_ids")
+        if plain and not left and not _of_one_kind(directory, where, prompts):
             kind = "multi_vector"
     if kinds in (KINDS[:2], KINDS):
         options = _options(directory, paths, where)
@@ -151,7 +157,18 @@ def read(directory: Path, where: str) -> Sentences:
     lower = bool(limits.get("do_lower_case"))
     dot = prompts.get(SIMILARITY) == "dot" or kind != "dense"
     normalize = "Normalize" in kinds
-    return Sentences(pooling, normalize, longest, lower, prompt or "", dot, kind)
+    active = prompts.get(ACTIVE) if kind == "sparse" else None
+    own = longest, lower, prompt or "", dot, kind, int(active or 0)
+    return Sentences(pooling, normalize, *own)
+
+
+def _of_one_kind(directory: Path, where: str, prompts: Mapping[str, Any]) -> bool:
+    """Whether queries are made vectors otherwise than passages."""
+    limits = read_tensors.read_json(directory / LIMITS, where, required=False)
+    settings = [*(limits.get(key) or prompts.get(key) for key in OF_ONE_KIND)]
+    texts = prompts.get("prompts")
+    named = {*texts.values()} if isinstance(texts, dict) else set()
+    return any(settings) or len(named - {"", None}) > 1
 
 
 def _options(directory: Path, paths: list[str], where: str) -> dict[str, Any]:
@@ -206,6 +223,8 @@ def write(
         files = _dense_steps(sentences, width)
         if sentences.dot:
             options[SIMILARITY] = "dot"
+    if sentences.active:
+        options[ACTIVE] = sentences.active
     if sentences.kind != "dense":
         options["model_type"] = CLASSES[sentences.kind]
     _write_json(directory, {**files, LIMITS: limits, PROMPTS: options})

@@ -81,7 +81,8 @@ class EncoderConfig:
     type_vocab_size: int = 2  # 0: no token types
     # Further ids of tokens that have embeddings, added to the words', with the rows of
     # their tables: "role:32,type:50002"; a batch has them as {name}_ids. In a config a
-    # stream of data.streams needs no number: it has a row for each of its ids.
+    # stream of data.streams needs no number: it has 2 rows and those that data.streams
+    # allows, 65,534 unless it says less (speaker:16).
     id_streams: str = ""
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"

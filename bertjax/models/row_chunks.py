@@ -37,13 +37,13 @@ def map_rows(function: Callable[..., Any], chunks: int, batch: Any) -> Any:
 
 
 def count_row_chunks(rows: int, floats_a_row: int, megabytes: int) -> int:
-    """Return how many parts a batch is worked on in, a divisor of its rows.
+    """Return how many parts a batch is worked on in, a divisor of a device's rows.
 
     A part of a device has at most so many megabytes in f32, where rows can be parted so
     far; 0: whatever it takes.
     """
     if not megabytes:
         return 1
-    size = 4 * rows * floats_a_row // size_along("batch")
-    wanted = max(1, math.ceil(size / (megabytes * 2**20)))
-    return next((n for n in range(wanted, rows) if rows % n == 0), rows)
+    own = max(1, rows // size_along("batch"))
+    wanted = max(1, math.ceil(4 * own * floats_a_row / (megabytes * 2**20)))
+    return next((n for n in range(wanted, own) if own % n == 0), own)

@@ -25,11 +25,11 @@ from bertjax.models import heads
 from bertjax.models.encoder import Encoded
 from bertjax.models.pooling import first_tokens, means, normalize_vectors
 from bertjax.objectives.base import EVERYWHERE, SEQUENCES, Batch, Head, Sum
+from bertjax.objectives.ranking import PRECISE
 from bertjax.objectives.task_head import row_weights
 
 NAME = "read"
 HIDDEN = -1e9  # the logit of a token, or the score of a passage, that is not there
-PRECISE = jax.lax.Precision.HIGHEST  # a TPU would round vectors to 8 bits
 
 
 def question_vectors(

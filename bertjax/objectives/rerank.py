@@ -12,13 +12,8 @@ import functools
 import jax
 
 from bertjax.objectives import choose
-from bertjax.objectives.base import Batch, Head, Sum
+from bertjax.objectives.base import Batch, Head
 from bertjax.objectives.task_head import make_task_head
-
-
-def loss(logits: jax.Array, batch: Batch) -> Sum:
-    """Score the first of each row's passages, which is the right one."""
-    return choose.loss(logits, batch)
 
 
 def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
@@ -33,5 +28,5 @@ def make_head(choices: int = 5) -> Head:
     def is_learnt(batch: Batch) -> bool:
         return "choice_weights" in batch
 
-    parts = loss, outputs, labels
+    parts = choose.loss, outputs, labels  # the first of a row is right
     return make_task_head("rerank", 1, *parts, has_loss=is_learnt)

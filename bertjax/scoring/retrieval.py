@@ -72,6 +72,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     kinds = [name for name in split_sources(args.precision or "") if name]
     for name in kinds:
         registry.pick("--precision", name, search.PRECISIONS)
+    from bertjax.inference.device_search import place  # which needs jax
+
     model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
     if kinds and model.how.kind != "dense":
         raise UserError(f"--precision: {flag}={path} has {model.how.kind} vectors")
@@ -82,7 +84,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     sets: dict[str, dict[str, Any]] = {}
     for name, collection in collections.items():
         queries, texts = finder.index(collection)
-        found, scores = texts.search(queries, collection.own, search_measures.DEEPEST)
+        how = queries, collection.own, search_measures.DEEPEST
+        found, scores = place(texts).search(*how)
         if args.mine:
             mine(args, finder, collection, found, scores)
         sets[name] = {"queries": len(queries), "passages": len(texts)}

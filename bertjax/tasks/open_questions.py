@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions without a context, whose passages are to be found in an index."""
+"""Questions whose passages are found in an index, and what rows of them hold."""
 
+import math
+import re
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from bertjax import UserError
 from bertjax.data.corpus.line_repair import load_json
 from bertjax.tasks import squad_files, tables
-from bertjax.tasks.tables import Say, silent
+from bertjax.tasks.tables import Row, Say, silent
 
 
 def parse_questions(
@@ -34,3 +39,59 @@ def parse_questions(
         return [cells for cells, _ in found]
     lines = [line.strip() for line in text.split("\n")]
     return [{column: line} for line in lines if line]
+
+
+def answers_of(row: Row, column: str) -> list[str]:
+    """Return the answers of a row. Raises UserError where they are no texts."""
+    answers = row.cells[column]
+    answers = [answers] if isinstance(answers, str) else answers
+    texts = isinstance(answers, list) and all(isinstance(x, str) for x in answers)
+    if not texts or not any(x.strip() for x in answers):
+        raise UserError(f"{row.place}: {column} has to be a list of texts, one or more")
+    return [answer for answer in answers if answer.strip()]
+
+
+def passages_of(row: Row, column: str) -> list[dict[str, Any]]:
+    """Return the passages of a row, with title and score. Raises UserError."""
+    found = row.cells[column]
+    if not isinstance(found, list):
+        raise UserError(f"{row.place}: {column} has to be a list of passages")
+    out = []
+    for number, cells in enumerate(found):
+        if not isinstance(cells, dict) or not isinstance(cells.get("text"), str):
+            raise UserError(f"{row.place}: {column}[{number}] has no text")
+        title, score = cells.get("title") or "", cells.get("score", 0.0)
+        try:
+            score = float(score)  # DPR writes numbers as texts
+        except (TypeError, ValueError):
+            score = math.nan
+        if not isinstance(title, str) or not abs(score) < 1e9:
+            raise UserError(f"{row.place}: {column}[{number}]: title or score is wrong")
+        known = {"id": cells["id"]} if "id" in cells else {}
+        out.append(known | {"title": title, "text": cells["text"], "score": score})
+    return out
+
+
+def find_answers(
+    text: str, answers: Sequence[str], chars: np.ndarray
+) -> list[tuple[int, int]]:
+    """Return the first and last token of each place where an answer stands.
+
+    chars: i32 [tokens, 2], the characters of each. Case plays no part, and what stands
+    inside a word is no answer.
+
+    >>> find_answers("1945, 45", ["45"], np.array([[0, 4], [4, 5], [6, 8]]))
+    [(2, 2)]
+    """
+    found = set()
+    for answer in answers:
+        words = answer.split()
+        pattern = r"\s+".join(map(re.escape, words))
+        before = r"(?<!\w)" * bool(re.match(r"\w", words[0]))
+        after = r"(?!\w)" * bool(re.search(r"\w$", words[-1]))
+        for hit in re.finditer(f"{before}{pattern}{after}", text, re.IGNORECASE):
+            inside = (chars[:, 1] > hit.start()) & (chars[:, 0] < hit.end())
+            places = np.flatnonzero(inside & (chars[:, 0] < chars[:, 1]))
+            if len(places):
+                found.add((int(places[0]), int(places[-1])))
+    return sorted(found)

@@ -12,6 +12,7 @@ follows the index: another directory, other answers.
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count
@@ -115,6 +116,17 @@ class PassageIndex:
         """{id: row}."""
         return {passage.id: i for i, passage in enumerate(self.passages)}
 
+    def row_of(self, cells: Mapping[str, Any], place: str) -> int:
+        """Return the row of a passage, by its id and text. Raises UserError, naming the
+        place, for one that is not in the index."""
+        row = self.places.get(str(cells.get("id")))
+        if row is None or self.passages[row].text != cells["text"]:
+            raise UserError(
+                f"{place}: the passage {cells.get('id')!r} is not one of {self.where}: "
+                "find passages again in this index"
+            )
+        return row
+
     def search(self, queries: np.ndarray, k: int) -> search.Found:
         """Return the k best passages of queries f32 [q, D] (tasks/search.py)."""
         if queries.shape[1] != self.vectors.shape[1]:
@@ -142,23 +154,28 @@ def read_passages(value: str, key: str, words: int, say: Say) -> list[Passage]:
     """Read passages: JSON lines with a text, and maybe a title and an _id or id, BEIR's
     corpus.jsonl or a folder with one; of other text files each so many words of a
     document, which an empty line ends, titled by the file's name; their ids are
-    PATH:NUMBER, the path from the folder that all of these files are in.
+    PATH:NUMBER, the path from that folder, or of several and of patterns from the one
+    that all files are in. Rows without an id are numbered.
 
     Raises UserError for what cannot be read, and for an id that occurs twice.
     """
     found: list[Passage] = []
     paths: list[str] = []
-    for entry in split_sources(value):
+    entries = split_sources(value)
+    for entry in entries:
         folder = Path(entry).expanduser()
         if folder.is_dir():
             entry = find_packed(f"{folder}/{TEXTS[0]}") or f"{folder}/**/*.txt"
         paths += expand_paths(entry, key, True, "*.txt")
-    names = _names_of([path for path in paths if ".json" not in Path(path).name])
+    texts = [path for path in paths if ".json" not in Path(path).name]
+    alone = len(entries) == 1 and folder.is_dir()
+    names = _names_of(texts, folder if alone else None)
+    free = map(str, count())  # ids of rows that have none
     for path in paths:
         if path in names:
             found += _of_text(path, names[path], words)
         else:
-            found += _of_rows(path, say)
+            found += _of_rows(path, free, say)
     if not found:
         raise UserError(f"{key}={value}: there are no passages")
     seen: set[str] = set()
@@ -169,8 +186,7 @@ def read_passages(value: str, key: str, words: int, say: Say) -> list[Passage]:
     return found
 
 
-def _of_rows(path: str, say: Say) -> Iterator[Passage]:
-    free = map(str, count())
+def _of_rows(path: str, free: Iterator[str], say: Say) -> Iterator[Passage]:
     for row in tables.parse_rows(
         tables.read_text(path), "json", path, {"text": "text"}, say
     ):
@@ -182,11 +198,18 @@ def _of_rows(path: str, say: Say) -> Iterator[Passage]:
         yield Passage(next(free) if name is None else str(name), title, cells["text"])
 
 
-def _names_of(paths: Sequence[str]) -> dict[str, str]:
-    """Name files by their paths from the folder that all are in, without endings."""
-    whole = {path: Path(path).absolute().with_suffix("") for path in paths}
-    above = os.path.commonpath([str(own.parent) for own in whole.values()] or ["/"])
-    return {path: own.relative_to(above).as_posix() for path, own in whole.items()}
+def _names_of(paths: Sequence[str], folder: Path | None) -> dict[str, str]:
+    """Name files by their paths from a folder, or the one that all are in: without
+    endings, but where two would have one name."""
+    whole = {path: Path(path).absolute() for path in paths}
+    parents = [str(own.parent) for own in whole.values()] or ["/"]
+    above = folder.absolute() if folder else os.path.commonpath(parents)
+    short = Counter(own.with_suffix("") for own in whole.values())
+    kept = {
+        path: own if short[own.with_suffix("")] > 1 else own.with_suffix("")
+        for path, own in whole.items()
+    }
+    return {path: own.relative_to(above).as_posix() for path, own in kept.items()}
 
 
 def _of_text(path: str, name: str, words: int) -> Iterator[Passage]:

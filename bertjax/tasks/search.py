@@ -2,8 +2,9 @@
 """Exact search among texts on the host: vectors of each kind, and what is nearest.
 
 Every passage is looked at, tile by tile, so nothing is approximate and memory holds
-one tile of scores; vectors may lie in a file (np.memmap). The larger the inner product
-(of several vectors a text: MaxSim) the better; of equals the earlier passage.
+one tile of scores and of vectors; these may lie in a file (np.memmap). The larger the
+inner product (of several vectors a text: MaxSim) the better; of equals the earlier
+passage.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-SCORES = 2**25  # products looked at together, which bounds memory: 128 MiB
+from bertjax import UserError
+
+SCORES = 2**25  # floats of a tile, which bound memory: a few times 128 MiB
 QUERIES = 1024  # at once
 Found = tuple[np.ndarray, np.ndarray]
 Score = Callable[[slice, slice], np.ndarray]
@@ -68,7 +71,8 @@ class Dense:
         def score(rows: slice, which: slice) -> np.ndarray:
             return queries.tile(rows) @ self.tile(which).T
 
-        return best(score, len(queries), len(self), leave, k)
+        width = self.vectors.shape[1]
+        return best(score, len(queries), len(self), leave, k, width=width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +159,9 @@ class MultiVectors:
             products = np.maximum.reduceat(asking @ tokens.T, begins, axis=1)
             return np.add.reduceat(products, first, axis=0)
 
-        longest = int(np.diff(queries.offsets).max()) * int(np.diff(self.offsets).max())
-        return best(score, len(queries), len(self), leave, k, longest)
+        asked, longest = (int(np.diff(x.offsets).max()) for x in (queries, self))
+        width = longest * self.tokens.shape[1]
+        return best(score, len(queries), len(self), leave, k, asked * longest, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,10 +173,11 @@ class Int8:
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> Self:
-        """Round vectors to 127 steps up to each number's largest size."""
+        """Round vectors to 127 steps up to each number's largest size. Raises UserError
+        for numbers that are not finite."""
         size = np.zeros(vectors.shape[1], np.float32)
         for part in _parts(len(vectors), QUERIES * 16):
-            size = np.maximum(size, np.abs(vectors[part]).max(axis=0, initial=0))
+            size = np.maximum(size, np.abs(_finite(vectors[part])).max(0, initial=0))
         scale = np.maximum(size / 127, np.finfo(np.float32).tiny).astype(np.float32)
         codes = np.empty(vectors.shape, np.int8)
         for part in _parts(len(vectors), QUERIES * 16):
@@ -197,7 +203,8 @@ class Int8:
         def score(rows: slice, which: slice) -> np.ndarray:
             return (queries.tile(rows) * self.scale) @ self.codes[which].astype("f4").T
 
-        return best(score, len(queries), len(self), leave, k)
+        width = self.codes.shape[1]
+        return best(score, len(queries), len(self), leave, k, width=width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,9 +216,10 @@ class Binary:
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> Self:
-        """Keep whether each number is above 0."""
+        """Keep whether each number is above 0. Raises UserError for numbers that are
+        not finite."""
         parts = _parts(len(vectors), QUERIES * 16)
-        bits = [np.packbits(vectors[part] > 0, axis=1) for part in parts]
+        bits = [np.packbits(_finite(vectors[part]) > 0, axis=1) for part in parts]
         return cls(np.concatenate(bits), vectors.shape[1])
 
     def __len__(self) -> int:
@@ -234,7 +242,16 @@ class Binary:
             bits = np.unpackbits(self.bits[which], axis=1, count=self.width)
             return queries.tile(rows) @ (2 * bits.astype(np.float32) - 1).T
 
-        return best(score, len(queries), len(self), leave, k)
+        return best(score, len(queries), len(self), leave, k, width=3 * self.width)
+
+
+def _finite(vectors: np.ndarray) -> np.ndarray:
+    if not np.isfinite(vectors).all():
+        raise UserError(
+            "a vector has numbers that are not finite, which few bytes cannot keep: "
+            "look for a text that the model cannot embed"
+        )
+    return vectors
 
 
 PRECISIONS = {"float32": Dense, "int8": Int8.of, "binary": Binary.of}
@@ -252,6 +269,7 @@ def rescore(found: np.ndarray, queries: Dense, vectors: np.ndarray, k: int) -> F
     for row, passages in enumerate(found):
         passages = np.sort(passages[passages >= 0])
         products = np.asarray(vectors[passages], np.float32) @ queries.vectors[row]
+        passages, products = (x[~np.isnan(products)] for x in (passages, products))
         order = np.argsort(-products, kind="stable")[:k]
         numbers[row, : len(order)] = passages[order]
         scores[row, : len(order)] = products[order]
@@ -265,11 +283,12 @@ def best(
     leave: Sequence[int] | None,
     k: int,
     cost: int = 1,
+    width: int = 1,
 ) -> Found:
     """Return the k best of `passages` for each query, as Index.search does.
 
     score(some queries, some passages) -> f32 [q, p]; cost: floats that it makes for a
-    pair.
+    pair; width: for a passage, its vectors.
     """
     k = min(k, passages)
     left = np.full(queries, -1) if leave is None else np.asarray(leave)
@@ -278,7 +297,7 @@ def best(
     for rows in _parts(queries, min(QUERIES, max(1, SCORES // (16 * cost)))):
         count = rows.stop - rows.start
         own = numbers[rows], scores[rows]
-        for which in _parts(passages, max(1, SCORES // (count * cost))):
+        for which in _parts(passages, max(1, SCORES // max(count * cost, width))):
             found = score(rows, which)
             hidden = left[rows] - which.start
             some = np.flatnonzero((hidden >= 0) & (hidden < found.shape[1]))

@@ -23,9 +23,18 @@ def test_as_on_the_host(devices, monkeypatch):
     queries[:4] = [1, 0, 0, 0]
     leave = draw.integers(-1, 83, 11)
     index = DeviceIndex(passages, jax.devices()[:devices])
-    found, scores = index.search(queries, leave, 7)
+    found, scores = index.search(Dense(queries), leave, 7)
     want, best = Dense(passages).search(Dense(queries), leave, 7)
     np.testing.assert_array_equal(found, want)
     np.testing.assert_array_equal(scores, best)
-    everything = index.search(queries[:1], k=100)[0]
+    everything = index.search(Dense(queries[:1]), k=100)[0]
     assert sorted(everything[0].tolist()) == [-1, *(i for i in range(83) if i != 5)]
+    assert index.search(Dense(queries[:0]), k=3)[0].shape == (0, 3)
+
+
+def test_accelerators_search_where_there_are_some(monkeypatch):
+    index = Dense(np.eye(3, dtype=np.float32))
+    assert device_search.place(index) is index
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert isinstance(device_search.place(index), DeviceIndex)
+    assert device_search.place("another kind") == "another kind"

@@ -283,7 +283,9 @@ def test_rows_of_a_kind_without_positions_count_from_0():
 
     settings = types.SimpleNamespace(tokenizer=None, length=6, rows=1, streams=())
     parts = [(Plain(settings), 1), (Placed(settings), 1)]
+    parts[1][0].streams = frozenset({"role"})
     mixed = MixedFeatures("a*1+b*1", parts, settings)
+    assert mixed.streams == {"role"}  # rows bring what any part reads
     ids, real = np.arange(24).reshape(4, 6), np.tile([1, 1, 1, 1, 0, 0], (4, 1))
     arrays = {"input_ids": ids, "attention_mask": real}
     at = np.arange(4)

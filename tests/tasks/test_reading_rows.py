@@ -10,7 +10,7 @@ import pytest
 from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.tasks import passage_index, tables
-from bertjax.tasks.open_questions import parse_questions
+from bertjax.tasks.open_questions import find_answers, parse_questions
 from bertjax.tasks.passage_index import Passage, PassageIndex
 from bertjax.tasks.task_rows import Form, Limits
 from bertjax.tasks.types import read
@@ -91,9 +91,9 @@ def test_layout_and_places():
 
 def test_answers_of_several_words():
     chars = np.array([[0, 3], [3, 4], [5, 9], [10, 13]])
-    found = read.find_answers("New- York New", ["new- york", "York"], chars)
+    found = find_answers("New- York New", ["new- york", "York"], chars)
     assert found == [(0, 2), (2, 2)]
-    assert read.find_answers("New- York New", ["Yor", "ew"], chars) == []
+    assert find_answers("New- York New", ["Yor", "ew"], chars) == []
 
 
 def outputs_of(rows, best, priors):

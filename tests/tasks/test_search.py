@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from bertjax import UserError
 from bertjax.tasks import search, search_measures
 from bertjax.tasks.search import Binary, Dense, Int8, MultiVectors, Sparse
 
@@ -105,3 +106,14 @@ def test_measures_by_hand():
     assert told["ndcg@10"].tolist() == pytest.approx([gain / (2 + 1 / np.log2(3)), 0])
     assert told["mrr@10"].tolist() == [0.5, 0]
     assert told["recall@1"].tolist() == [0, 0] and told["recall@5"].tolist() == [1, 0]
+
+
+def test_few_bytes_keep_no_numbers_that_are_not_finite():
+    vectors = np.ones((3, 8), np.float32)
+    vectors[1, 2] = np.nan
+    for make in (search.Int8.of, search.Binary.of):
+        with pytest.raises(UserError, match="not finite"):
+            make(vectors)
+    queries = search.Dense(np.ones((1, 8), np.float32))
+    found = search.rescore(np.array([[0, 1, 2]]), queries, vectors, 3)[0]
+    assert found.tolist() == [[0, 2, -1]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertjax import UserError
 from bertjax.data.corpus import documents, files
-from bertjax.data.corpus.code_grammars import CODE, GRAMMARS, SUFFIXES
+from bertjax.data.corpus.code_grammars import GRAMMARS, SUFFIXES, code_rules
 from bertjax.data.corpus.code_names import Code
 from bertjax.data.corpus.documents import Document, Fields, Source
 from bertjax.data.corpus.line_repair import Counts, clean, decode
@@ -52,7 +52,8 @@ def make_document(
     if not language:
         counter["other_languages"] += 1
         return document
-    return parse(text, language, fields, counter)._replace(group=document.group)
+    kept = {"group": document.group, "entities": document.entities}
+    return parse(text, language, fields, counter)._replace(**kept)
 
 
 def parse(text: str, language: str, fields: Fields, counter: Counter[str]) -> Document:
@@ -89,7 +90,8 @@ class CodeSource(Source):
         """Return the language, the rules of reading it, and the file's SHA-256."""
         digest, self.seen = files.file_hash(self.name, cache_dir)
         types = ":type" * (STREAM in self.fields.streams.split(","))
-        return f"{CODE}-{language_of(self.name)}{types}:{digest}"
+        language = language_of(self.name)
+        return f"{code_rules(language)}-{language}{types}:{digest}"
 
     def text_bytes(self) -> int | None:
         """Return the bytes of the file. Raises UserError where it cannot be read."""

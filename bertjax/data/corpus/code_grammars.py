@@ -24,6 +24,7 @@ behind it:
   of         a property of the name `object`
 """
 
+from importlib import metadata
 from typing import NamedTuple
 
 
@@ -58,6 +59,7 @@ _JAVA = Grammar(
  field: (_) @own)]
 (import_declaration . "import" . (scoped_identifier name: (_) @imported))
 [(block) (constructor_body) (method_declaration) (constructor_declaration)
+ (record_declaration)
  (lambda_expression) (for_statement) (enhanced_for_statement) (catch_clause)
  (try_with_resources_statement) (switch_block_statement_group) (switch_rule)] @scope
 [(class_body) (interface_body) (enum_body) (annotation_type_body)] @body
@@ -108,7 +110,8 @@ _TYPESCRIPT = Grammar(
 [(statement_block) (function_declaration) (function_expression) (arrow_function)
  (method_definition) (method_signature) (abstract_method_signature) (for_statement)
  (for_in_statement) (catch_clause) (switch_case) (switch_default)
- (function_signature)] @scope
+ (function_signature) (function_type) (constructor_type) (call_signature)
+ (construct_signature) (generator_function) (generator_function_declaration)] @scope
 [(class_body) (interface_body) (object_type) (enum_body)] @body
 """,
     """
@@ -155,5 +158,20 @@ GRAMMARS = {
     "typescript": _TYPESCRIPT,
     "tsx": _TYPESCRIPT._replace(function="language_tsx"),
 }
-CODE = "code-1"  # names the rules of reading: stores made by other ones are others
+CODE = "code-2"  # names the rules of reading: stores made by other ones are others
 SUFFIXES = {".java": "java", ".ts": "typescript", ".tsx": "tsx"}
+
+
+def code_rules(*languages: str) -> str:
+    """Name the rules of reading code: ours, and the grammars' versions.
+
+    Unless named all languages'. What is not installed has no version.
+    """
+    packages = {GRAMMARS[name].package for name in languages or GRAMMARS}
+    versions = []
+    for package in sorted(packages):
+        try:
+            versions.append(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            versions.append("")
+    return f"{CODE}-{'-'.join(versions)}"

@@ -256,7 +256,8 @@ def _type_of(data: bytes, found: dict[str, list[Any]]) -> str:
     node = (found.get("new") or found.get("type") or [None])[0]
     if node is None:
         return UNKNOWN
-    dims = b"[]" * len(found.get("dims", ()))
+    behind = b"".join(data[x.start_byte : x.end_byte] for x in found.get("dims", ()))
+    dims = b"[]" * (behind.count(b"[") or bool(behind))  # or "..."
     return _plain_type(data[node.start_byte : node.end_byte] + dims)
 
 

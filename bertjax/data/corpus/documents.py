@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError, counted
 from bertjax.data.corpus import files
-from bertjax.data.corpus.code_grammars import CODE
+from bertjax.data.corpus.code_grammars import code_rules
 from bertjax.data.corpus.line_repair import Counts, clean, decode, join_names
 
 
@@ -58,7 +58,7 @@ class Fields(NamedTuple):
     def suffix(self) -> str:
         """Return what a fingerprint ends with; "" for the defaults."""
         if self.code_field:
-            return f":{'|'.join(self)}:{CODE}"
+            return f":{'|'.join(self)}:{code_rules()}"
         fields = self[:5] if self.is_aligned else self[:3]  # as older versions have it
         return "" if self == TEXT else f":{'|'.join(fields)}"
 

@@ -95,6 +95,11 @@ def _check_fields(source: Source, fields: Fields, key: str, role: str) -> None:
                 f"{key}={source.name}: code has the stream {STREAM} alone, not "
                 f"{f'data.streams={asked}' if asked else 'conversations'}"
             )
+    elif fields.code_field:
+        raise UserError(
+            f"data.code_field={fields.code_field}: it is a field of JSON lines, and "
+            f"{key}={source.name} has none"
+        )
     elif fields.is_aligned and not is_json:
         asks = f"data.streams={fields.streams}" if fields.streams else "data.plan"
         raise UserError(

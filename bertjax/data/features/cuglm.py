@@ -103,8 +103,7 @@ class CuglmFeatures(base.Features):
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
         arrays = base.without_marks(rows.arrays)
         ids, real = arrays["input_ids"], arrays["attention_mask"]
-        types = _types_of(arrays)
-        arrays.pop(TYPES, None)
+        types = arrays.pop(TYPES)
         names = self._names(ids, real, types)
         chosen, sizes = self._choose(rows, names)
         if drawn is not None:
@@ -198,7 +197,7 @@ class CuglmFeatures(base.Features):
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         masked = self.predicted(after)[:, : self.text]
         ids = after["input_ids"][:, : self.text]
-        own = before["input_ids"], before["attention_mask"], _types_of(before)
+        own = before["input_ids"], before["attention_mask"], before[TYPES]
         names = self._names(*own)
         return base.count_masks(self.tokenizer, before, ids, masked) | {
             "names": int(names.begins.sum()),
@@ -222,12 +221,6 @@ class _Names(NamedTuple):
     free: np.ndarray
     begins: np.ndarray
     number: np.ndarray
-
-
-def _types_of(arrays: Batch) -> np.ndarray:
-    """Return the types of tokens; of a made-up text every third piece is a name."""
-    ids = arrays["input_ids"]
-    return arrays.get(TYPES, (ids % 3 == 0) * (2 + ids % 5))
 
 
 def make_features(settings: Settings, causal: bool = False) -> CuglmFeatures:

@@ -33,6 +33,7 @@ class MixedFeatures(Features):
         self.kinds = np.repeat(np.arange(len(parts)), [n for _, n in parts])
         self.rows = settings.rows
         self.keys = frozenset().union(*(part.keys for part in self.parts))
+        self.streams = frozenset().union(*(part.streams for part in self.parts))
         raw = {part.raw for part in self.parts}
         if len(raw) > 1:
             raise UserError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from multiprocessing.connection import wait
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -212,11 +212,11 @@ def split_block(
     texts: list[str] = []
     owners: list[int] = []
     joined: list[bool] = []  # to the sentence before, by no space
-    is_split = any(block.values)  # what has values is a sentence
     space_first = tokenizer.kind in SPACE_FIRST
-    for number, part in enumerate(block.parts):
+    values = zip_longest(block.parts, block.values)
+    for number, (part, own) in enumerate(values):
         for paragraph in part:
-            if is_split:
+            if own:  # what has values is a sentence
                 sentences = [paragraph]
             elif tokenizer.has_sentences:
                 sentences = split_sentences(paragraph)

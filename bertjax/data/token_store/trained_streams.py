@@ -37,9 +37,16 @@ def add_vocabs(
     """Return the tokenizer with the vocabularies of data.streams: those that it has, as
     it has them, the others of the values of `sources`, made once and kept in `cache`.
 
-    Raises UserError where a stream has values of both kinds.
+    Raises UserError where a stream has values of both kinds, and where one that is
+    known has more than data.streams says.
     """
     caps, known = read_streams(data.streams), streams_of(tokenizer)
+    for name in caps.keys() & known.keys():
+        if (count := len(known[name].values or ())) > caps[name]:
+            raise UserError(
+                f"data.streams={data.streams}: the vocabulary that came with the "
+                f"tokenizer has {count} values of {name}: give {name}:{count}"
+            )
     lacking = {name: cap for name, cap in caps.items() if name not in known}
     if not lacking:
         return tokenizer

@@ -24,7 +24,8 @@ MOST = (1 << 31) - 1 - FIRST
 # What a batch or a store calls its own arrays: {name}_ids, {name}.bin.
 TAKEN = "input token_type position segment attention lm mlm par clm decoder region"
 TAKEN += " tokens sentences documents counts marks text turns knowledge"
-TAKEN += " role turn complete edges"
+TAKEN += " blocks lengths role turn complete edges dialogue mntp prefix diffusion"
+TAKEN += " decoder_input"
 TAKEN = frozenset(TAKEN.split())
 _NAME = re.compile("[a-z][a-z0-9_]*")
 

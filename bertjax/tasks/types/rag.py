@@ -16,6 +16,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted, registry
 from bertjax.tasks import tables
+from bertjax.tasks.open_questions import answers_of, passages_of
 from bertjax.tasks.passage_index import Passage
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import Row, Say, silent
@@ -137,7 +138,7 @@ def make_rows(
     Raises UserError, naming the place, for cells of another form.
     """
     asking, listed = form.columns[:2]
-    found = [reading.passages_of(row, listed) for row in read]
+    found = [passages_of(row, listed) for row in read]
     k = form.passages
     if not labelled:
         k = min(k, max(map(len, found), default=0))
@@ -148,7 +149,7 @@ def make_rows(
     for i, (row, passages) in enumerate(zip(read, found, strict=True)):
         cells = {asking: row.cells[asking]}
         if labelled:
-            cells[form.label] = reading.answers_of(row, form.label)
+            cells[form.label] = answers_of(row, form.label)
         for slot in range(k):
             text = "-"  # of a passage that is not there, which has no weight
             if slot < len(passages):

@@ -11,7 +11,6 @@ without any teaches nothing, and counts as a wrong answer where it is scored.
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +22,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, counted, registry
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_rows
+from bertjax.tasks.open_questions import answers_of, find_answers, passages_of
 from bertjax.tasks.passage_index import (
     Passage,
     PassageIndex,
@@ -314,7 +314,7 @@ def make_rows(
             number = texts.setdefault(text, len(texts))
             members[-1].append(number)
             if index is not None:
-                of_index[number] = _row_of(index, cells, row.place)
+                of_index[number] = index.row_of(cells, row.place)
         scores.append([cells["score"] for cells in own])
     asked = tokenizer.encode_batch([text_rows.text_of(row, asking) for row in read])
     encoded = tokenizer.encode_with_offsets([*texts])
@@ -369,72 +369,6 @@ def _widened(array: np.ndarray, width: int, fill: float) -> np.ndarray:
 
 def _filled(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.ndarray:
     return np.array([[*own, *[fill] * (width - len(own))] for own in lists])
-
-
-def _row_of(index: PassageIndex, cells: Mapping[str, Any], place: str) -> int:
-    row = index.places.get(str(cells.get("id")))
-    if row is None or index.passages[row].text != cells["text"]:
-        raise UserError(
-            f"{place}: the passage {cells.get('id')!r} is not one of {index.where}: "
-            "find passages again in this index"
-        )
-    return row
-
-
-def answers_of(row: Row, column: str) -> list[str]:
-    """Return the answers of a row. Raises UserError where they are no texts."""
-    answers = row.cells[column]
-    answers = [answers] if isinstance(answers, str) else answers
-    texts = isinstance(answers, list) and all(isinstance(x, str) for x in answers)
-    if not texts or not any(x.strip() for x in answers):
-        raise UserError(f"{row.place}: {column} has to be a list of texts, one or more")
-    return [answer for answer in answers if answer.strip()]
-
-
-def passages_of(row: Row, column: str) -> list[dict[str, Any]]:
-    """Return the passages of a row, with title and score. Raises UserError."""
-    found = row.cells[column]
-    if not isinstance(found, list):
-        raise UserError(f"{row.place}: {column} has to be a list of passages")
-    out = []
-    for number, cells in enumerate(found):
-        if not isinstance(cells, dict) or not isinstance(cells.get("text"), str):
-            raise UserError(f"{row.place}: {column}[{number}] has no text")
-        title, score = cells.get("title") or "", cells.get("score", 0.0)
-        try:
-            score = float(score)  # DPR writes numbers as texts
-        except (TypeError, ValueError):
-            score = math.nan
-        if not isinstance(title, str) or not abs(score) < 1e9:
-            raise UserError(f"{row.place}: {column}[{number}]: title or score is wrong")
-        known = {"id": cells["id"]} if "id" in cells else {}
-        out.append(known | {"title": title, "text": cells["text"], "score": score})
-    return out
-
-
-def find_answers(
-    text: str, answers: Sequence[str], chars: np.ndarray
-) -> list[tuple[int, int]]:
-    """Return the first and last token of each place where an answer stands.
-
-    chars: i32 [tokens, 2], the characters of each. Case plays no part, and what stands
-    inside a word is no answer.
-
-    >>> find_answers("1945, 45", ["45"], np.array([[0, 4], [4, 5], [6, 8]]))
-    [(2, 2)]
-    """
-    found = set()
-    for answer in answers:
-        words = answer.split()
-        pattern = r"\s+".join(map(re.escape, words))
-        before = r"(?<!\w)" * bool(re.match(r"\w", words[0]))
-        after = r"(?!\w)" * bool(re.search(r"\w$", words[-1]))
-        for hit in re.finditer(f"{before}{pattern}{after}", text, re.IGNORECASE):
-            inside = (chars[:, 1] > hit.start()) & (chars[:, 0] < hit.end())
-            places = np.flatnonzero(inside & (chars[:, 0] < chars[:, 1]))
-            if len(places):
-                found.add((int(places[0]), int(places[-1])))
-    return sorted(found)
 
 
 def _check(config: ConfigDict) -> None:

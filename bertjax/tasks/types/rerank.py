@@ -88,7 +88,8 @@ class Listed(_Together, Pairs):
             most = len(self.identity)
             other = counter_rng.below(draw, 0, np.full(len(members), most))
             answers = self.relevant[query] == self.identity[other][:, None]
-            other = np.where(answers.any(axis=1), -1, self.queries + other)
+            no_negative = answers.any(axis=1) | (other == self.own[query])
+            other = np.where(no_negative, -1, self.queries + other)
             empty = members[:, slot] < 0
             members[empty, slot] = other[empty]
         query, passage = np.repeat(query, self.choices), members[:, 1:].ravel()

@@ -121,6 +121,19 @@ def test_types_of_typescript():
     assert Code(tsx, "typescript").broken and not Code(tsx, "tsx").broken
 
 
+def test_parameters_of_types_end_with_them():
+    text = 'const name = "a"\ntype F = (name: number) => void\nfoo(name)\n'
+    assert types_of("name", text, "typescript") == ["string", "number", "string"]
+    text = "class A { record P(int x) { } String x; String y = x; }"
+    assert types_of("x", text) == ["int", "String", "String"]
+
+
+def test_brackets_behind_a_name_count_each():
+    text = "class A { int a[][]; void f(int... b) { } int[][] c; }"
+    kinds = [types_of(name, text) for name in "abc"]
+    assert kinds == [["int[][]"], ["int[]"], ["int[][]"]]
+
+
 def test_lines_are_without_comments_and_what_is_indented():
     text = "  int  a; // one\n\n/* two\n three */ int b /* x */ = 'ü';\n\t\n"
     code = Code(text.replace("\t", " "), "java")

@@ -55,6 +55,10 @@ def batches(name, packed=False, batch_size=B, seed=3, store=None, **keys):
         kind, how["limits"] = "turns", half.limits
         speakers = np.arange(len(store.sentences) - 1) % 3 + 1
         store.streams = {"speaker": ("sentence", speakers)}
+    if half.streams:
+        how["streams"] = half.streams
+        ids = (store.tokens % 3 == 0) * (2 + store.tokens % 5)
+        store.streams = dict.fromkeys(half.streams, ("token", ids))
     plan = make_plan(store, kind, half.raw, 5, **how)
     return Batches((plan,), make_mixture({"x": plan.n}), half, TOKENIZER, batch_size, 3)
 

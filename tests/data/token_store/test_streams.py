@@ -3,6 +3,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bertjax.data.corpus.aligned_records import make_document
 from bertjax.data.corpus.documents import Fields
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.token_store import pieces
+from bertjax.data.token_store.encoding import Block, split_block
 from bertjax.data.token_store.prepare_data import Work, prepare_data
 from bertjax.data.token_store.store import FORMAT, open_store, verify
 from bertjax.data.token_store.streams import Stream
@@ -244,3 +246,13 @@ def test_a_later_format_is_refused(given_data):
     meta.write_text(json.dumps({**store.meta, "format": FORMAT + 1}))
     with pytest.raises(UserError, match="later version"):
         open_store(store.path)
+
+
+def test_text_beside_records_with_values_is_cut_at_its_sentences():
+    tokenizer = SimpleNamespace(kind="wordpiece", has_sentences=True)
+    tokenizer.joins_with_space = False
+    prose = ["One here. Two here."]
+    block = Block(parts=[prose, ["int a. int b."]], values=[[], [{"type": ()}]])
+    texts, owners, _ = split_block(tokenizer, block)
+    assert texts == ["One here.", "Two here.", "int a. int b."]
+    assert owners == [0, 0, 1]
