@@ -31,6 +31,7 @@ FITS = {
     "roberta.py:base": "v5e:16x16",
     "roberta.py:large": "v5e:16x16",
     "macbert.py:base": "v5e:4x4",
+    "retromae.py:base": "v5e:4x4",
     "causalm.py:base": "v5e:2x4",
     "albert.py:base": "v5e:16x16",
     "albert.py:xxlarge": "v5p:4x8x8",

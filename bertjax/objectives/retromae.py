@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RetroMAE: an encoder whose first vector a weak decoder can write the text from.
+
+Xiao et al. 2022 (arXiv 2205.12035), section 3, and staoxiao/RetroMAE,
+src/pretrain/modeling.py. The encoder reads the row masked at data.mask_rate and learns
+its masked LM. The decoder, one layer of the encoder's shape that nothing else reads,
+predicts every token by enhanced decoding (section 3.3): its queries are the vector of
+the first token h, and the position,
+
+    H1 = [h + p_0, ..., h + p_N],    H2 = [h, e_1 + p_1, ..., e_N + p_N],
+
+and the query at i reads, of H2, the first place and a subset of the text that is drawn
+for i alone, never i itself. The head over the vocabulary is the masked LM's, and the
+embeddings are the encoder's.
+
+The subset is of whole words, each of which is hidden with the probability decoder_rate
+by itself; special tokens are seen, as there. (Theirs hides a fixed number of tokens,
+by a mask that each row takes of a pool of up to 256.)
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import UserError
+from bertjax.models import encoder, heads
+from bertjax.models.attention_mask import AttentionMask
+from bertjax.models.config import EncoderConfig
+from bertjax.models.embeddings import embed
+from bertjax.models.flops import encoder_flops, flops_per_token, head_flops
+from bertjax.models.layer_specs import layer_specs
+from bertjax.models.layers import (
+    Params,
+    count_up,
+    draw,
+    dropout,
+    fold_in,
+    linear,
+    lookup,
+    mix,
+    norm_specs,
+    take_at,
+)
+from bertjax.models.stacked_layers import take_layer
+from bertjax.models.transformer_layer import (
+    MemoryInputs,
+    add_attended,
+    cross_attention,
+    mlp,
+    normalise,
+)
+from bertjax.objectives.base import Batch, Objective, Specs, Term
+from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
+from bertjax.parallel.sharding import PARAM_AXES, constrain, gather_params
+
+NAME = "retromae"
+OWN_KEYS = 2**31 - 1  # folded into a key, so that it draws other masks than the encoder
+SHARDINGS = (
+    *(
+        (NAME + path[path.index("/layers/") :], axes)
+        for path, axes in PARAM_AXES
+        if "(en|de)coder/layers/" in path
+    ),
+    (f"{NAME}/final_norm/(scale|bias)", "width"),
+)
+
+
+def make_objective(
+    cfg: EncoderConfig, decoder_rate: float = 0.5, decoder_weight: float = 1.0
+) -> tuple[Objective, EncoderConfig]:
+    """Add the decoder's loss, `retromae_loss`, to the masked LM's.
+
+    decoder_rate: the share of words hidden from a query of the decoder (published: 0.5
+    to 0.7). decoder_weight: of its loss. Raises UserError for a rate or weight that is
+    none, and for an encoder without a table of positions or with causal attention.
+    """
+    if not 0 < decoder_rate <= 1 or decoder_weight <= 0:
+        raise UserError(
+            f"objective: retromae's decoder_rate={decoder_rate} must be a share, more "
+            f"than 0 and at most 1, and decoder_weight={decoder_weight} more than 0"
+        )
+    if cfg.position_embedding_type != "absolute":
+        raise UserError(
+            f"model.position_embedding_type={cfg.position_embedding_type}: the decoder "
+            'of objective=retromae asks by a table of positions: set "absolute"'
+        )
+    if cfg.is_decoder:
+        raise UserError(
+            "model.is_decoder=True: objective=retromae needs a first token that sees "
+            "the text: set model.is_decoder=False"
+        )
+    cfg = encoder.without_pooler(cfg)
+    own = decoder_config(cfg)
+    objective = Objective(
+        init=functools.partial(init, cfg, own),
+        weights=weights,
+        sums=functools.partial(sums, cfg, own, decoder_rate),
+        needs=frozenset({NAME}),
+        coefficients={"mlm_loss": 1.0, f"{NAME}_loss": decoder_weight},
+        shardings=SHARDINGS,
+        flops=functools.partial(flops, cfg, own),
+    )
+    return objective, cfg
+
+
+def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
+    """Return the decoder's layer, as the config of an encoder of one."""
+    return dataclasses.replace(
+        cfg,
+        num_hidden_layers=1,
+        num_hidden_groups=0,
+        num_decoder_layers=0,
+        local_attention=0,
+        first_attention_norm=True,
+        embedding_skip=False,
+        value_skip=False,
+        unet_skips=False,
+    )
+
+
+def init(cfg: EncoderConfig, own: EncoderConfig, rng: jax.Array) -> Params:
+    """Make the parameters of the encoder `cfg` and of its decoder `own`."""
+    rngs = jax.random.split(rng, 3)
+    specs = {"layers": layer_specs(own)}
+    if own.norm_position == "pre":
+        specs["final_norm"] = norm_specs(own.hidden_size, own.norm_bias)
+    params = {
+        "encoder": encoder.init(rngs[0], cfg),
+        PARAMS: heads.init_mlm(rngs[1], cfg),
+        NAME: draw(rngs[2], specs, own.initializer_range),
+    }
+    return {name: part for name, part in params.items() if part}
+
+
+def weights(batch: Batch) -> dict[str, jax.Array]:
+    """Return the numbers of masked and of all tokens of text, f32 []."""
+    names = "mlm", NAME
+    return {f"{name}_loss": jnp.sum(batch[f"{name}_weights"]) for name in names}
+
+
+def sums(
+    cfg: EncoderConfig,
+    own: EncoderConfig,
+    rate: float,
+    params: Params,
+    batch: Batch,
+    rng: jax.Array | None,
+) -> dict[str, Term]:
+    """Predict what is masked by the encoder, and every token by the decoder."""
+    params = gather_params(params, cfg.dtype, SHARDINGS)
+    hidden, vectors = encode(params, cfg, batch, rng)
+    with jax.named_scope("decoder"):
+        seen = draw_visible(batch["retromae_keys"], batch["retromae_words"], rate)
+        written = decode(params, own, batch, vectors, seen, fold_in(rng, OWN_KEYS))
+    terms: dict[str, Term] = {}
+    for name, states in (("mlm", hidden), (NAME, written)):
+
+        def score(first, *arrays, name=name):
+            return score_tokens(params, cfg, *arrays, name)[0], ()
+
+        arrays = states, batch[f"{name}_ids"], batch[f"{name}_weights"]
+        terms |= sum_in_chunks(score, cfg, arrays)[0]
+    return terms
+
+
+def encode(
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Return the hidden states [B, P, D] of what is masked, and the vector of each
+    token's sequence, that of its first token: [B, 1, D], in packed rows [B, L, D]."""
+    at, batch = batch["mlm_positions"], dict(batch)
+    if "segment_ids" in batch:
+        hidden = encoder.apply(params["encoder"], cfg, batch, rng).hidden
+        first = count_up(hidden.shape[1]) - batch["position_ids"]
+        return take_at(hidden, at), take_at(hidden, jnp.maximum(first, 0))
+    at = jnp.pad(at, ((0, 0), (1, 0)))
+    hidden = encoder.apply(params["encoder"], cfg, batch, rng, at).hidden
+    return hidden[:, 1:], hidden[:, :1]
+
+
+def draw_visible(keys: jax.Array, words: jax.Array, rate: float) -> jax.Array:
+    """Draw the tokens that the query of each token sees: boolean [B, L, L].
+
+    keys: i32 [B, 2], a row's; words: i32 [B, L], the number of each token's word, 0 of
+    special tokens, which all queries see. Tokens of a word are seen or hidden together,
+    but that no token of text sees itself. It says nothing of padding and of other
+    sequences. By hashes of key, query and word, the same on any mesh.
+    """
+    keys = keys.astype(jnp.uint32)[:, :, None, None]
+    query = jnp.arange(words.shape[1], dtype=jnp.uint32)[:, None]
+    word = mix(words.astype(jnp.uint32)[:, None] + keys[:, 1])
+    bits = mix(mix(query ^ keys[:, 0]) + keys[:, 1] ^ word)
+    hide = np.uint32(min(round(rate * 2**32), 2**32 - 1))
+    own = np.eye(words.shape[1], dtype=bool)
+    return (words[:, None] == 0) | ((bits >= hide) & ~own)
+
+
+def decode(
+    params: Params,
+    cfg: EncoderConfig,
+    batch: Batch,
+    vectors: jax.Array,
+    visible: jax.Array,
+    rng: jax.Array | None,
+) -> jax.Array:
+    """Write each token from the vector and what its query sees: hidden [B, L, D].
+
+    params: the whole tree; cfg: the decoder's; vectors: of `encode`; visible: of
+    `draw_visible`. A query sees its own sequence alone.
+    """
+    rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
+    embeddings = params["encoder"]["embeddings"]
+    text = embed(embeddings, cfg, {**batch, "input_ids": batch["retromae_ids"]}, rng)
+    b, length, d = text.shape
+    places = batch.get("position_ids", count_up(length)[None])
+    text = jnp.where((places == 0)[..., None], vectors, text)
+    position = lookup(embeddings["position"], places + cfg.position_offset)
+    if cfg.embedding_size:
+        position = linear(embeddings["projection"], position.astype(cfg.dtype))
+    x = (vectors + position).astype(cfg.dtype)
+    x = constrain(jnp.broadcast_to(x, text.shape), "batch length embed")
+    x = x.reshape(-1, d)
+    layer = take_layer(params[NAME]["layers"], 0, 1)
+    p = layer["attention"]
+    pre = cfg.norm_position == "pre"
+    keys = normalise(p["norm"], cfg, text) if pre else text
+    packed = "segment_ids" in batch
+    real = batch["segment_ids" if packed else "attention_mask"]
+    mask = AttentionMask(real, packed, edges=visible)
+    y, _ = cross_attention(p, cfg, x, b, MemoryInputs(mask, keys), rngs[0], None)
+    x = add_attended(p, cfg, x, y, rngs[1])
+    return finish(params[NAME], layer["mlp"], cfg, x, rngs[2]).reshape(b, length, d)
+
+
+def finish(
+    own: Params, p: Params, cfg: EncoderConfig, x: jax.Array, rng: jax.Array | None
+) -> jax.Array:
+    """Run the decoder's MLP `p` on x [T, D], and its last norm."""
+    pre = cfg.norm_position == "pre"
+    y = mlp(p, cfg, normalise(p["norm"], cfg, x) if pre else x)
+    x = x + dropout(y, cfg.hidden_dropout_prob, rng)
+    return normalise(own["final_norm"] if pre else p["norm"], cfg, x)
+
+
+def flops(cfg: EncoderConfig, own: EncoderConfig, specs: Specs) -> float:
+    """Count the encoder and its head, the decoder and the head at every token."""
+    length, predictions = (specs[k].shape[-1] for k in ("input_ids", "mlm_ids"))
+    packed = "segment_ids" in specs
+    whole = flops_per_token(cfg, length, predictions, everywhere=packed)
+    return whole + encoder_flops(own, length, 0) + head_flops(cfg, length, length)
