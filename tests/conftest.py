@@ -328,19 +328,28 @@ def train_steps(
     accumulate: int = 1,
     freeze: str = "",
     teacher: Any = None,
+    tables: Any = None,
 ) -> tuple[list[dict[str, Any]], Any]:
     """Train on batches as train.py does: (rows of metrics, parameters at the end).
 
-    freeze: optim.freeze; teacher: another model's parameters, arrays of numpy.
+    freeze: optim.freeze; teacher: another model's parameters, tables: what the
+    objective finds in params["tables"], arrays of numpy.
     """
     import jax
 
+    from bertjax.assembly.train_step import fill_up
+    from bertjax.checkpoints.manager import place_rows
     from bertjax.parallel import feed
     from bertjax.training import read_freeze
     from bertjax.training.frozen import frozen_sizes, join
     from bertjax.training.optim import make_optimizer
     from bertjax.training.schedules import make_schedule
-    from bertjax.training.state import init_sharded, plan_state
+    from bertjax.training.state import (
+        init_sharded,
+        plan_state,
+        with_given,
+        with_shardings,
+    )
     from bertjax.training.step import make_train_step
 
     steps = len(batches)
@@ -356,8 +365,14 @@ def train_steps(
     how = dict(freeze=sizes)
     if teacher is not None:
         how["init_teacher"] = lambda: teacher
-    _, shardings = plan_state(init, tx, mesh, objective.shardings, **how)
+    more = {}
+    if tables is not None:
+        more["init_tables"] = lambda: fill_up(objective.tables, mesh.size)
+    shapes, shardings = plan_state(init, tx, mesh, objective.shardings, **how, **more)
     state = init_sharded(init, tx, mesh, shardings, **how)
+    if tables is not None:
+        where = with_shardings(shapes.frozen["tables"], shardings.frozen["tables"])
+        state = with_given(state, tables=place_rows(where, tables))
     update = make_train_step(
         objective.sums,
         objective.weights,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import read_rows, succeeded, timeless
 
-from bertjax import UserError, embed, generate, predict
+from bertjax import UserError, embed, evaluate, generate, predict, train
 from bertjax.checkpoints.manager import restore_params
 from bertjax.inference import open_book
 
@@ -135,3 +135,97 @@ def test_generate_refuses_a_model_that_writes_nothing(trained, folder, monkeypat
     monkeypatch.setattr(open_book, "find_passages", None)  # nothing is searched
     with pytest.raises(UserError, match="which writes no texts"):
         generate.main([f"--model={trained}", f"--index={folder}/one", "list"])
+
+
+# ---------------------------------------------------------------- found in the step
+@pytest.fixture(scope="module")
+def searches(wanted, folder):
+    """Flags of a run whose rows have no passages: each step finds them."""
+    kept = [x for x in wanted if "data.train" not in x and "data.valid" not in x]
+    rows = [f"--config.data.{x}={folder}/questions.jsonl" for x in ("train", "valid")]
+    more = ["--config.task.question_length=4", f"--config.task.index={folder}/one"]
+    return [*kept, *rows, *more]
+
+
+@pytest.fixture(scope="module")
+def searching(command, searches, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("searching") / "run"
+    said = succeeded(command("train", *searches, f"--workdir={workdir}")).stderr
+    assert "8 questions, each with 2 of 8 passages of" in said
+    return workdir
+
+
+def test_it_learns_by_what_its_steps_find(searching):
+    rows = read_rows(searching)
+    losses = [row["train/rag_loss"] for row in rows if "train/rag_loss" in row]
+    assert losses[-1] < losses[0] / 2
+    (last,) = [row for row in rows if row["step"] == 60 and "eval/valid/exact" in row]
+    assert last["eval/valid/exact"] >= 0.25
+
+
+def test_resuming_a_searching_run_is_exact(command, searches, searching, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(searching, again)
+    shutil.rmtree(again / "checkpoints/60")
+    succeeded(command("train", *searches, f"--workdir={again}"))
+    assert timeless(read_rows(again)) == timeless(read_rows(searching))
+    one, two = (restore_params(run / "checkpoints/60") for run in (searching, again))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    assert "tables" not in one  # no checkpoint holds them
+
+
+def test_another_index_is_another_run(searches, searching, folder, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(searching, again)
+    shutil.rmtree(again / "checkpoints/60")
+    given = [*searches, f"--config.task.index={folder}/two", f"--workdir={again}"]
+    with pytest.raises(UserError, match="task.index: .*/one -> .*/two"):
+        train.main(given)
+    # The path of an index may be another one: what counts is what is in it.
+    with pytest.raises(UserError, match="other rows|changed|train"):
+        train.main([*given, "--allow_config_change"])
+
+
+def test_its_model_answers_by_any_index_and_by_its_own(searching, folder, capsys):
+    """By its own vectors of questions, without another retriever."""
+    answers = []
+    for index in ("one", "two"):
+        capsys.readouterr()
+        given = [f"--model={searching}", f"--index={folder / index}", "--json"]
+        assert generate.main([*given, *THINGS]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        answers.append([json.loads(line) for line in lines])
+    changed = [a["outputs"] != b["outputs"] for a, b in zip(*answers, strict=True)]
+    assert sum(changed) >= 4
+    out = folder / "searched.jsonl"
+    given = [f"--model={searching}", f"--input={folder}/questions.jsonl"]
+    assert predict.main([*given, f"--out={out}"]) == 0
+    rows = [json.loads(line) for line in out.open()]
+    for row, other in zip(rows, answers[0], strict=True):
+        assert row["text"] == other["outputs"][0]["text"]
+        named = [[p["id"] for p in x["passages"]] for x in (row, other)]
+        assert named[0] == named[1] and len(named[0]) == 2
+    capsys.readouterr()
+    evaluate.main([f"--workdir={searching}", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    last = read_rows(searching)[-1]
+    for name in ("perplexity", "exact", "f1"):
+        assert scores[name] == pytest.approx(last[f"eval/valid/{name}"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--config.task.text_pair=ctxs"],
+            "task.text_pair=ctxs names passages of rows",
+        ),
+        (["--config.task.pooling=last"], "task.pooling"),
+        (["--config.data.length=8"], "data.length=8 is too short"),
+        (["--config.init_from=", "--config.data.vocab={}"], "begin from it"),
+    ],
+)
+def test_what_a_searching_run_refuses(searches, trained, tmp_path, flags, words):
+    flags = [x.format(trained / "tokenizer") for x in flags]
+    with pytest.raises(UserError, match=words):
+        train.main([*searches, *flags, f"--workdir={tmp_path}/run"])

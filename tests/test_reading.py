@@ -177,9 +177,39 @@ def test_an_index_of_another_model(reader, folder, trained, tmp_path):
     text = f"--text={folder}/one.jsonl"
     assert embed.main([f"--model={reader}", text, f"--index={other}"]) == 0
     asked = [f"--index={other}", f"--input={folder}/questions.jsonl"]
-    for model in (reader, trained):
-        with pytest.raises(UserError, match="vectors of another model than --model="):
-            predict.main([f"--model={model}", *asked])
+    with pytest.raises(UserError) as e:
+        predict.main([f"--model={trained}", *asked])
+    words = (
+        f"vectors of another model than --model={trained}: it was made by {reader} ("
+    )
+    assert words in str(e.value) and "\n" not in str(e.value)
+    found = [*asked, f"--out={tmp_path}/found.jsonl"]
+    assert predict.main([f"--model={reader}", *found]) == 0  # its own, made anew
+
+
+def test_a_run_begins_from_the_model_of_its_index(
+    wanted, reader, folder, trained, tmp_path
+):
+    given, other = [x for x in wanted if "init_from" not in x], tmp_path / "other"
+    text = f"--text={folder}/one.jsonl"
+    assert embed.main([f"--model={reader}", text, f"--index={other}"]) == 0
+    with pytest.raises(UserError, match="task.index=.*another model than init_from="):
+        index = [f"--config.task.index={other}", f"--config.init_from={trained}"]
+        train.main([*given, *index, f"--workdir={tmp_path}/run"])
+
+
+def test_an_index_that_names_no_model(folder, trained, tmp_path, capsys):
+    """As older versions made them."""
+    old = tmp_path / "old"
+    shutil.copytree(folder / "one", old)
+    facts = json.loads((old / "index.json").read_text())
+    del facts["model"]
+    (old / "index.json").write_text(json.dumps(facts))
+    asked = [f"--input={folder}/questions.jsonl", f"--out={tmp_path}/found.jsonl"]
+    capsys.readouterr()
+    assert predict.main([f"--model={trained}", f"--index={old}", *asked]) == 0
+    said = capsys.readouterr().err
+    assert said.count("does not say which model made its vectors") == 1
 
 
 def test_evaluate_says_what_training_said(reader, capsys):

@@ -28,7 +28,7 @@ from bertjax.training.budget import CLOCKS, Clock, least_seconds
 from bertjax.training.loop import Loop, LoopState, run_loop
 from bertjax.training.meter import Meter
 from bertjax.training.signals import StopSignal
-from bertjax.training.state import keep_teacher
+from bertjax.training.state import keep_given
 from bertjax.training.trace import Trace
 from bertjax.training.writer import ProgressWriter, Writer, make_writers, write
 
@@ -98,11 +98,11 @@ class TrainLoop(Loop):
         run, update, abstract = self.run, self.run.update, self.run.abstract
         if run.restored is not None:
             self.log(f"resuming after step {run.restored}")
-            return run.with_teacher(self.checkpoints.restore(run.restored, abstract))
+            return run.with_given(self.checkpoints.restore(run.restored, abstract))
         fresh = update.begin(run.mesh)
         if taken := run.read_init_from(self.log):
             fresh = state.take_params(fresh, taken, abstract, update.freeze)
-        return run.with_teacher(fresh)
+        return run.with_given(fresh)
 
     def _open(self) -> None:
         """Open writers and batches of what follows `state.step`."""
@@ -240,11 +240,11 @@ class TrainLoop(Loop):
         self.pending.clear()
         self._close()
         self.checkpoints.drop_after(back)
-        # Two states would not fit; a teacher stays as it is.
+        # Two states would not fit; what is given stays as it is.
         for leaf in jax.tree.leaves(self.train_state.parts()):
             leaf.delete()
         restored = self.checkpoints.restore(back, self.run.abstract)
-        self.train_state = keep_teacher(restored, self.train_state)
+        self.train_state = keep_given(restored, self.train_state)
         meta = manifest.read_meta(self.path / "checkpoints" / str(back))
         tasks.learn(self.meta, meta.get("task", {}))
         past = phases.skip_batches(phases.from_plain(state.phases), back, read)

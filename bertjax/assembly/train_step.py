@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import tree_leaves_with_path
 from ml_collections.config_dict import ConfigDict
 
@@ -16,8 +17,9 @@ from bertjax.assembly.open_teacher import as_teacher
 from bertjax.config import durations, schema
 from bertjax.data import phases
 from bertjax.generation.answers import with_texts, writing_of
+from bertjax.models.nearest import split_rows
 from bertjax.objectives.make_objective import make_objective
-from bertjax.parallel.sharding import TEACHER, param_shardings, path_name
+from bertjax.parallel.sharding import TABLES, TEACHER, param_shardings, path_name
 from bertjax.tasks import prepare_task as tasks
 from bertjax.training import (
     frozen,
@@ -107,6 +109,8 @@ def make_config_objective(
     name = name or tasks.objective_of(config, prepared.parts)
     tokens = resolve.token_ids(config, tokenizer)
     rows = next(iter(prepared.parts.values()))
+    if getattr(rows, "has_tables", False):  # of passages as long as rows have room for
+        rows = rows.plan(config.data.length)
     candidates = getattr(rows, "candidates", None)  # of a task's
     how = tokens, as_teacher(teacher, cfg), candidates
     objective, cfg = make_objective(name, cfg, *how)
@@ -127,7 +131,7 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     trees = [jax.eval_shape(objective.init, key) for objective in objectives]
     check_shapes(trees)
-    parts = [{*tree, TEACHER} for tree in trees]
+    parts = [{*tree, TEACHER, TABLES} for tree in trees]
     rows = itertools.chain.from_iterable(o.shardings for o in objectives)
     shardings = tuple(dict.fromkeys(rows))
 
@@ -247,6 +251,17 @@ def make_evaluate(objective: Any) -> Callable[[Any, Any], dict[str, Any]]:
     return step.make_eval_step(objective.sums, objective.weights, objective.evaluate)
 
 
+def fill_up(tables: Any, parts: int) -> dict[str, jax.Array]:
+    """Make tables of these shapes, of zeros, with as many more rows as so many devices
+    need to share them evenly (models/nearest.py)."""
+    wide = {}
+    for name, table in tables.items():
+        n, *rest = table.shape
+        shape = parts * split_rows(n, parts)[0], *rest
+        wide[name] = jnp.zeros(shape, table.dtype)
+    return wide
+
+
 def make_update(
     config: ConfigDict,
     objective: Any,
@@ -271,12 +286,16 @@ def make_update(
     def init_teacher() -> Any:
         return objective.init_teacher(jax.random.key(config.seed))
 
+    def init_tables() -> Any:
+        return fill_up(objective.tables, mesh.shape["data"] * mesh.shape["fsdp"])
+
     taught = init_teacher if objective.init_teacher else None
+    read = init_tables if objective.tables else None
     watch, ema = config.guard, config.optim.ema
     guarded = watch.nonfinite == "skip" or watch.factor > 0
     params = jax.eval_shape(init)
     freeze = frozen.frozen_sizes(params, read_freeze(config.optim.freeze))
-    kinds = guarded, ema > 0, averages_tail(config), freeze, taught
+    kinds = guarded, ema > 0, averages_tail(config), freeze, taught, read
     shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings, *kinds)
     places = param_shardings(params, mesh, objective.shardings)
     update = make_function(config, objective, tx, schedule, average_from=total - tail)

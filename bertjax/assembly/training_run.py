@@ -20,6 +20,7 @@ from bertjax.assembly import (
     train_step,
     workdirs,
 )
+from bertjax.assembly.check_index import check_index
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.open_teacher import (
     KEY,
@@ -38,7 +39,7 @@ from bertjax.models.encoder import count_params
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed, hosts
 from bertjax.parallel.mesh import machine
-from bertjax.parallel.sharding import TEACHER
+from bertjax.parallel.sharding import TABLES, TEACHER
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import check_outputs
 from bertjax.training import multi_step, state
@@ -179,6 +180,8 @@ class TrainingRun:
         tokenizer, parts = self.prepared.tokenizer, self.prepared.parts
         if meta:
             check_row_rules(config, parts, path)
+        else:
+            check_index(config, log)
         names = resolve.names_of(config)
         labels = tasks.facts(config, parts).get("task", {}).get("labels", [])
         check_fit(config, teacher, tokenizer, labels)
@@ -287,15 +290,22 @@ class TrainingRun:
         how = prepared.tokenizer, self.update.params, log, task, layers
         return init_from.take(source, *how)
 
-    def with_teacher(self, current: state.State) -> state.State:
-        """Return a state whose steps read the teacher, if there is one; its place is on
-        the devices then, and not on this host."""
-        if self.teacher is None:
-            return current
-        read, wanted = self.teacher.leaves.__getitem__, self.abstract.frozen[TEACHER]
-        placed = state.with_teacher(current, manager.place(wanted, read))
-        self.teacher = self.teacher._replace(leaves={})
-        return placed
+    def with_given(self, current: state.State) -> state.State:
+        """Return a state whose steps read the teacher and the tables of rows, if there
+        are any; their place is on the devices then, and not on this host."""
+        if self.teacher is not None:
+            read, wanted = (
+                self.teacher.leaves.__getitem__,
+                self.abstract.frozen[TEACHER],
+            )
+            current = state.with_given(current, teacher=manager.place(wanted, read))
+            self.teacher = self.teacher._replace(leaves={})
+        if self.objective.tables:
+            rows = next(iter(self.prepared.parts.values()))
+            tables = rows.plan(self.config.data.length).tables
+            placed = manager.place_rows(self.abstract.frozen[TABLES], tables)
+            current = state.with_given(current, tables=placed)
+        return current
 
     def begin_workdir(
         self,

@@ -48,6 +48,8 @@ def with_texts(objective: Any, cfg: Any, tokens: Any, writing: Writing) -> Any:
     def evaluate(params: Any, batch: Batch) -> tuple[Any, Any]:
         sums, outputs = objective.evaluate(params, batch)
         params = gather_params(params, cfg.dtype, objective.shardings)
+        if objective.find is not None:
+            batch = objective.find(params, batch)
         with jax.named_scope("generation"):
             written = write(params, cfg, batch, tokens, writing)
         more = {

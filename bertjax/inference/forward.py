@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.models import encoder, heads, stacked_layers
+from bertjax.models.nearest import split_rows
 from bertjax.models.pooling import POOLINGS, members_of, normalize_vectors
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 
@@ -26,6 +27,7 @@ __all__ = [
     "mlm_logits",
     "pad_batches",
     "place_params",
+    "place_tables",
     "pooled_vectors",
     "run_batches",
     "term_weights",
@@ -112,6 +114,17 @@ def top_guesses(
 
 # ---------------------------------------------------------------- the compiled pass
 @functools.lru_cache(maxsize=32)
+def place_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Put tables that are searched on a device, zeros behind their last rows
+    (models/nearest.py)."""
+    placed = {}
+    for name, table in tables.items():
+        whole = np.zeros((split_rows(len(table), 1)[0], *table.shape[1:]), table.dtype)
+        whole[: len(table)] = table
+        placed[name] = jax.device_put(whole)
+    return placed
+
+
 def make_forward(
     cfg: Any, readout: Callable[..., Any], *options: Any
 ) -> Callable[[Any, Any], Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bertjax import UserError
 from bertjax.assembly import models
+from bertjax.config import cli
 from bertjax.inference import embed_index
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.tasks import prepare_task
@@ -63,7 +64,9 @@ def answer_from_index(
             "the model of the index"
         )
     config = model.config
-    config.task.index = args.index if trains else ""
+    # One that writes is given what was found, though its steps found it themselves.
+    config.task.index = args.index if trains and not kind.generates else ""
+    prepare_task.settle(config)
     for name in ("num_beams", "length_penalty"):
         if getattr(args, name, None) is not None:
             config.task[name] = getattr(args, name)
@@ -95,8 +98,10 @@ def find_passages(
 ) -> list[list[dict[str, Any]]]:
     """Return the passages of each question by the model of a path, named by a flag."""
     finder = embed_index.open_retriever(path, flag, args.dtype, args.weights)
-    # A reader's questions have vectors of their own, passages those that it began with.
-    index.check_model(finder.meta.get("index_model", finder.digest), f"{flag}={path}")
+    # A reader's questions have vectors of their own, passages those that it began with,
+    # or its own too.
+    known = finder.digest, finder.meta.get("index_model", "")
+    index.check_model([*filter(None, known)], f"{flag}={path}", cli.say)
     texts = [row["question"] for row in questions]
     k = args.passages or usual
     return embed_index.find(finder, index, texts, k, args.batch_size)

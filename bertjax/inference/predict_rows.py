@@ -114,7 +114,10 @@ def predict(
     if run_model is None:
         how = TokenIds.of(tokenizer), writing, rows.candidates
         run = make_forward(model.objective, cfg, *how)
-        run_model = functools.partial(run, model.params)
+        params = model.params
+        if tables := rows.tables:
+            params = {**params, "tables": forward.place_tables(tables)}
+        run_model = functools.partial(run, params)
     batch_size, planned = forward.plan_batches(rows.lengths(), batch_size, rows.length)
 
     def batches() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:

@@ -10,6 +10,7 @@ SUPPORT = (
     "base",
     "combine",
     "entity_ranks",
+    "find_passages",
     "losses",
     "make_objective",
     "metrics",

@@ -179,7 +179,11 @@ class Objective:
     makes of every token is read. flops(specs) -> those of a token slot, forward and
     backward, by the arrays of a batch; None where nobody knows them. whole_batch,
     task_type, init_teacher, needs_teacher: as a Head has them. group: of a mixture by
-    rows, how many neighbouring rows make a group, which lie on one device.
+    rows, how many neighbouring rows make a group, which lie on one device. tables:
+    shapes and dtypes of what it finds in params["tables"], arrays [N, ...] by name that
+    no gradient and no checkpoint holds: those of the rows' `tables`, whose N devices
+    share and fill up. find(params, batch) -> the batch with what it finds there, which
+    is read before texts are written.
     """
 
     init: Callable[[jax.Array], Params]
@@ -197,3 +201,5 @@ class Objective:
     init_teacher: Callable[[jax.Array], Params] | None = None
     needs_teacher: bool = False
     group: int = 1
+    tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    find: Callable[[Params, Batch], Batch] | None = None

@@ -6,8 +6,10 @@
 
 (Lewis et al. 2020, section 2.1.) z are the k passages of a row, x is the question, and
 the loss is -ln p(y | x) a token. The generator is that of objective=seq2seq, a decoder
-or not, whose rows are the question with each passage; p(z | x) is a softmax of scores,
-those of a frozen retriever.
+or not, whose rows are the question with each passage; p(z | x) is a softmax of scores.
+They are those of a frozen retriever, whose passages the rows have, or (section 2.4) the
+generator's encoder finds passages in a table of their vectors (find_passages.py), so
+that what finds and what writes learn together.
 """
 
 import dataclasses
@@ -21,8 +23,9 @@ from bertjax.models import decoder, encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import without_pooler
 from bertjax.models.layers import Params
-from bertjax.objectives import seq2seq
+from bertjax.objectives import find_passages, seq2seq
 from bertjax.objectives.base import Batch, Labels, Objective, Sum, Term
+from bertjax.objectives.find_passages import Finder
 from bertjax.objectives.read import passage_log_probs
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
@@ -31,6 +34,7 @@ from bertjax.parallel.sharding import constrain, gather_params
 NAME = "rag"
 MARGINALS = "sequence", "token"
 ROW = ("passage_scores", "passage_weights", "lm_ids", "lm_weights")  # of questions
+FOUND = "passage_numbers", "passage_scores"
 
 
 def target_log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
@@ -108,40 +112,64 @@ def make_objective(
     passages: int = 5,
     marginal: str = "sequence",
     temperature: float = 0.05,
+    cls: bool = False,
+    normalize: bool = True,
+    candidates: Any = None,
 ) -> tuple[Objective, EncoderConfig]:
     """Predict targets out of passages: `rag_loss`, of a token.
 
     A batch has of each question with each passage what objective=seq2seq has of a row,
     [B, k, ...]; passage_scores, passage_weights f32 [B, k]; lm_ids i32, lm_weights f32
     [B, T]. target_length, passages: of batches that are made up. marginal: of
-    MARGINALS; scores are divided by the temperature. Raises UserError.
+    MARGINALS; scores are divided by the temperature.
+
+    candidates: of passages that are found in tables their number, numbers of a vector
+    and tokens (tasks/types/rag.py), or None. A batch has what `find_passages.find`
+    takes then, whose k is `passages`; cls, normalize: how vectors are made. Raises
+    UserError, also for an encoder whose tokens do not see those after them.
     """
     if marginal not in MARGINALS:
         raise UserError(f"task.marginal={marginal} must be {' or '.join(MARGINALS)}")
-    cfg = without_pooler(cfg)
+    cfg, finder = without_pooler(cfg), None
+    if candidates is not None:
+        if cfg.is_decoder:
+            raise UserError(
+                "task.index: a causal model makes no vectors of questions that a step "
+                "could search by: take one with model.is_decoder=False"
+            )
+        finder = Finder(passages, *candidates, cls, normalize)
     whole = seq2seq.of_decoder(cfg) if cfg.num_decoder_layers else seq2seq.of_rows(cfg)
     join = token_log_probs if marginal == "token" else sequence_log_probs
 
     def own_weights(batch: Batch) -> jax.Array:
         return batch["lm_weights"] * row_weights(batch)[:, None]
 
+    def find(params: Params, batch: Batch, rng: Any = None) -> Batch:
+        """Return rows with passages; params: gathered."""
+        if finder is None:
+            return batch
+        return find_passages.find(params, cfg, batch, finder, rng)
+
     def log_probs(params: Params, batch: Batch, rng: Any) -> jax.Array:
-        params = gather_params(params, cfg.dtype, whole.shardings)
         known = passage_log_probs(batch["passage_scores"], batch, temperature)
         likely = read_targets(params, cfg, batch, rng)
         return join(likely, known, own_weights(batch))
 
     def sums(params: Params, batch: Batch, rng: Any) -> dict[str, Term]:
-        nats = -jnp.sum(log_probs(params, batch, rng))
+        params = gather_params(params, cfg.dtype, whole.shardings)
+        nats = -jnp.sum(log_probs(params, find(params, batch, rng), rng))
         return {f"{NAME}_loss": Sum(nats, jnp.sum(own_weights(batch)))}
 
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
+        params = gather_params(params, cfg.dtype, whole.shardings)
+        batch = find(params, batch)
+        # Every process has the rows of all, for the metrics.
+        own = {k: constrain(batch[k], "_ _") for k in FOUND if k in batch and finder}
         if "lm_ids" not in batch:  # rows that are to be answered
-            return {}, {}
+            return {}, own
         each = -log_probs(params, batch, None)
         found = Sum(jnp.sum(each), jnp.sum(own_weights(batch)))
-        # Every process has the rows of all, for the metrics.
-        return {f"{NAME}_loss": found}, {"nats": constrain(each, "_")}
+        return {f"{NAME}_loss": found}, own | {"nats": constrain(each, "_")}
 
     objective = dataclasses.replace(
         whole,
@@ -150,6 +178,9 @@ def make_objective(
         evaluate=evaluate,
         labels=make_labels(cfg, target_length, passages),
         task_type=NAME,
+        flops=None if finder else whole.flops,
+        tables=finder.tables if finder else {},
+        find=find if finder else None,
     )
     return objective, cfg
 

@@ -69,6 +69,7 @@ ACTIVATIONS = {**RULES, "embed": ()}
 
 
 TEACHER = "teacher"  # among frozen parameters: those of another model, by its own paths
+TABLES = "tables"  # among them too: arrays of any dtype, whose rows devices share
 
 
 def path_name(path: Path) -> str:
@@ -124,6 +125,8 @@ def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
 
     def one(path: Path, leaf: Any) -> NamedSharding:
         name = path_name(path)
+        if keys(path)[0] == TABLES:
+            return batch_sharding(mesh)
         axes = axes_of(name, rows)
         if len(axes.split()) != leaf.ndim:
             raise ValueError(f"{name} has shape {leaf.shape}, its row says {axes!r}")
@@ -170,10 +173,13 @@ def gather_params(params: Any, dtype: str, extra: ParamAxes = ()) -> Any:
 
     Matrices and tables (`is_matrix`) are rounded to `dtype` before they are gathered,
     half of the bytes; the rest stays f32. Gradients come back f32, as they are kept.
+    Tables stay where and as they are.
     """
     rows = (*PARAM_AXES, *extra)
 
     def one(path: Path, leaf: jax.Array) -> jax.Array:
+        if keys(path)[0] == TABLES:
+            return leaf
         rounded = dtype if is_matrix(path, leaf) else None
         return _gather(leaf, axes_of(path_name(path), rows), rounded)
 

@@ -82,6 +82,31 @@ def check_vectors(
             )
 
 
+def check_model(
+    facts: Mapping[str, Any], index: str, digests: Sequence[str], where: str, say: Say
+) -> None:
+    """Refuse to compare vectors of an index with those of another model: UserError.
+
+    facts: of index.json; index, where: what names the two. digests: of the model
+    itself, and of that which it began from, where passages have this one's vectors. An
+    index that does not say by which model it was made is taken, with a warning.
+    """
+    known = facts.get("model")
+    if not known:
+        say(
+            f"{index} does not say which model made its vectors (it is of an older "
+            f"bertjax): that it was {where} is not checked"
+        )
+    elif known not in digests:
+        made_by = facts.get("path", "a model")
+        ours = " or ".join(digest[:16] for digest in digests)
+        raise UserError(
+            f"{index} holds vectors of another model than {where}: it was made by "
+            f"{made_by} ({known[:16]}), and this one is {ours}: make it by this one "
+            "(bertjax.embed --index), or name that one"
+        )
+
+
 class PassageIndex:
     """An opened index. passages: all of them; vectors: f32 [n, D], in a file; facts: of
     index.json."""
@@ -103,13 +128,9 @@ class PassageIndex:
         """What tells this index from others."""
         return "".join(self.facts["sha256"][name] for name in (PASSAGES, VECTORS))
 
-    def check_model(self, digest: str, where: str) -> None:
-        """Refuse a model whose vectors are not those of the index. UserError."""
-        if digest != self.facts.get("model", digest):
-            raise UserError(
-                f"{self.where} holds vectors of another model than {where}: make it "
-                "by this one (bertjax.embed --index)"
-            )
+    def check_model(self, digests: Sequence[str], where: str, say: Say) -> None:
+        """Refuse a model whose vectors are not those of the index: `check_model`."""
+        check_model(self.facts, self.where, digests, where, say)
 
     @cached_property
     def places(self) -> dict[str, int]:

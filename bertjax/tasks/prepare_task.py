@@ -52,7 +52,8 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
         _settle_named(config, overrides)
     task_type = _task_type_of(config)
     for key, column in task_type.columns.items() if task_type else ():
-        if f"task.{key}" not in overrides:
+        other = task_type.instead.get(key)
+        if f"task.{key}" not in overrides and not (other and config.task[other]):
             config.task[key] = config.task[key] or column
 
 

@@ -200,7 +200,7 @@ class Rows:
     are none. length: tokens of a sequence, 0 without a layout. Of the class: choices,
     sequences in a row; shortest, tokens that a sequence needs; label_kind, what labels
     are called; writes, whether they are scored, or answered, by texts that the model
-    writes (generation/answers.py).
+    writes (generation/answers.py); has_tables, whether a step searches their `tables`.
     """
 
     form: Form
@@ -212,6 +212,7 @@ class Rows:
     shortest = 3
     label_kind = "labels"
     writes = False
+    has_tables = False
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -228,6 +229,12 @@ class Rows:
     def candidates(self) -> Any:
         """What answers are chosen among, where a head is to be given it."""
         return None
+
+    @property
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """What a step finds things in, arrays [N, ...] by name (Objective.tables), of
+        rows that are laid out."""
+        return {}
 
     def lengths(self) -> np.ndarray:
         """Return the tokens of every row, special ones included: i64 [n]."""

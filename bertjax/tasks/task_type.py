@@ -44,6 +44,7 @@ class TaskType:
     Config:
       label_key: the key of config.task that names the column of what is right.
       columns: keys of config.task that need not be given, and what they then are.
+      instead: keys of `columns` that stay empty where another key is given.
       unused: keys of config.task without effect, and the one value that they may have
         beside "". settings: those that other types have no use for. check(config)
         refuses what else is wrong in config.task. imported(labels) -> keys of
@@ -80,6 +81,7 @@ class TaskType:
     file_names: str = tables.WANTED
     label_key: str = "label"
     columns: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     check: Callable[[ConfigDict], Any] = lambda config: None

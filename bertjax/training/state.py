@@ -12,6 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.parallel.sharding import (
+    TABLES,
     TEACHER,
     ParamAxes,
     param_shardings,
@@ -21,6 +22,8 @@ from bertjax.parallel.sharding import (
 from bertjax.training.frozen import Sizes, split
 from bertjax.training.guard import make_guard
 
+GIVEN = TEACHER, TABLES  # what is frozen and comes from elsewhere in every start
+
 
 class State(NamedTuple):
     """Everything an update changes or reads: updates done i32 [], parameters, moments.
@@ -28,7 +31,8 @@ class State(NamedTuple):
     guard: what the guard remembers (guard.py); ema: the parameters' average, a moving
     one or that of a run's tail; averaged: i32 [], how many updates' parameters a tail's
     is the mean of. frozen: what a step reads and does not train, parts of the model by
-    their paths (frozen.py) and another one, "teacher", which checkpoints do not hold.
+    their paths (frozen.py), and what checkpoints do not hold (GIVEN): another model,
+    "teacher", and "tables", such as those of passages and their vectors.
     Each is None where a run has none.
     """
 
@@ -41,26 +45,25 @@ class State(NamedTuple):
     frozen: Any = None
 
     def parts(self) -> dict[str, Any]:
-        """Return what there is by name: a checkpoint's tree, without a teacher."""
-        own = self._replace(frozen=without_teacher(self.frozen))
+        """Return what there is by name: a checkpoint's tree, without what is given."""
+        own = self._replace(frozen=without_given(self.frozen))
         return {k: v for k, v in own._asdict().items() if v is not None}
 
 
-def without_teacher(frozen: Any) -> Any:
+def without_given(frozen: Any) -> Any:
     """Return what is frozen of the model itself, None where that is nothing."""
-    return {k: v for k, v in (frozen or {}).items() if k != TEACHER} or None
+    return {k: v for k, v in (frozen or {}).items() if k not in GIVEN} or None
 
 
-def with_teacher(current: State, teacher: Any) -> State:
-    """Return a state whose steps read these parameters of another model."""
-    own = without_teacher(current.frozen) or {}
-    return current._replace(frozen={**own, TEACHER: teacher})
+def with_given(current: State, **given: Any) -> State:
+    """Return a state whose steps read these too: teacher=, tables=, by GIVEN."""
+    return current._replace(frozen={**(current.frozen or {}), **given} or None)
 
 
-def keep_teacher(current: State, before: State) -> State:
-    """Return a state that reads the teacher of another one, if that has one."""
-    frozen = before.frozen or {}
-    return with_teacher(current, frozen[TEACHER]) if TEACHER in frozen else current
+def keep_given(current: State, before: State) -> State:
+    """Return a state that reads the teacher and tables that another one has."""
+    given = {k: v for k, v in (before.frozen or {}).items() if k in GIVEN}
+    return with_given(current, **given)
 
 
 def make_state(
@@ -98,14 +101,16 @@ def plan_state(
     tail: bool = False,
     freeze: Sizes = MappingProxyType({}),
     init_teacher: Callable[[], Any] | None = None,
+    init_tables: Callable[[], Any] | None = None,
 ) -> tuple[State, State]:
     """Return the state's shapes and shardings before a byte is allocated."""
     how = guarded, averaged, tail, freeze
     shapes = jax.eval_shape(lambda: make_state(init(), tx, *how))
     shardings = param_shardings(shapes.params, mesh, extra)
     where = state_shardings(shapes, shapes.params, shardings, mesh)
-    if init_teacher is not None:
-        shapes = with_teacher(shapes, jax.eval_shape(init_teacher))
+    for name, make in ((TEACHER, init_teacher), (TABLES, init_tables)):
+        if make is not None:
+            shapes = with_given(shapes, **{name: jax.eval_shape(make)})
     if shapes.frozen is not None:
         # Its paths are the model's too, with other shapes.
         where = where._replace(frozen=param_shardings(shapes.frozen, mesh, extra))
@@ -131,18 +136,20 @@ def init_sharded(
 ) -> State:
     """Make the first state where its shardings say, in one compiled program.
 
-    Without init_teacher a teacher is left out (`with_teacher`).
+    Tables are left out, and without init_teacher a teacher (`with_given`).
     """
     kinds = shardings.guard, shardings.ema, shardings.averaged
     has = [kind is not None for kind in kinds]
 
     def begin() -> State:
         first = make_state(init(), tx, *has, freeze)
-        return first if init_teacher is None else with_teacher(first, init_teacher())
+        return with_given(first, **{k: make() for k, make in given.items()})
 
-    if init_teacher is None:
-        own = without_teacher(shardings.frozen)
-        shardings = shardings._replace(frozen=own)
+    given = {} if init_teacher is None else {TEACHER: init_teacher}
+    own = (without_given(shardings.frozen) or {}) | {
+        name: shardings.frozen[name] for name in given
+    }
+    shardings = shardings._replace(frozen=own or None)
     with jax.set_mesh(mesh):
         return jax.jit(begin, out_shardings=shardings)()
 

@@ -11,7 +11,9 @@ size, smoke.
   bertjax.train   --config=finetune/rag.py --config.init_from=DIR
                   --config.data.train=found.jsonl --config.data.valid=dev.jsonl
 
-DIR is BART's or T5's, or any masked or causal LM, as of finetune/seq2seq.py.
+DIR is BART's or T5's, or any masked or causal LM, as of finetune/seq2seq.py. With
+--config.task.index=INDEX, of vectors that DIR's encoder made, data.train has questions
+and answers alone: each step finds its passages, and what finds them learns too.
 """
 
 from bertjax import config as c

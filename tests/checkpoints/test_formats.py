@@ -30,8 +30,8 @@ from bertjax.training.frozen import frozen_sizes, join
 from bertjax.training.state import (
     init_sharded,
     plan_state,
+    with_given,
     with_shardings,
-    with_teacher,
 )
 
 SHAPES = {
@@ -112,7 +112,7 @@ def test_what_is_frozen_is_saved_once(checkpoints, tmp_path):
     state, wanted = plan(FREEZE)
     ema = jax.tree.map(lambda p: p + 1, state.params)
     state = state._replace(ema=ema)
-    checkpoints.save(1, with_teacher(state, {"huge": jnp.ones(9)}), {})
+    checkpoints.save(1, with_given(state, teacher={"huge": jnp.ones(9)}), {})
     checkpoints.wait()
     folder = tmp_path / "checkpoints/1"
     assert manifest.read_meta(folder)["format"] == 2
@@ -139,6 +139,6 @@ def test_parts_say_what_a_state_has():
     state, _ = plan(FREEZE)
     names = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(state.frozen)}
     assert names == {name for name in SHAPES if name.startswith("encoder/")}
-    taught = with_teacher(plan()[0], {"encoder": {}})
+    taught = with_given(plan()[0], teacher={"encoder": {}})
     assert "frozen" not in taught.parts() and "frozen" in state.parts()
     assert optax.tree.norm(state.frozen) > 0

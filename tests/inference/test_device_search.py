@@ -7,12 +7,13 @@ import pytest
 
 from bertjax.inference import device_search
 from bertjax.inference.device_search import DeviceIndex
+from bertjax.models import nearest
 from bertjax.tasks.search import Dense
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_as_on_the_host(devices, monkeypatch):
-    monkeypatch.setattr(device_search, "TILE", 16)
+    monkeypatch.setattr(nearest, "TILE", 16)
     monkeypatch.setattr(device_search, "QUERIES", 8)
     draw = np.random.default_rng(0)
     passages = draw.integers(-2, 3, (83, 4)).astype(np.float32)

@@ -3,24 +3,26 @@
 
 JSON lines as objective=read has them (types/read.py): `question`, `answers`, of which
 an epoch learns one, and `ctxs`. A question makes with each passage a row as
-objective=seq2seq has it (types/seq2seq.py) of two texts and a target.
+objective=seq2seq has it (types/seq2seq.py) of two texts and a target. With task.index
+rows have no passages: a step finds them itself, in tables that are made of the index.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted, registry
-from bertjax.tasks import tables
+from bertjax.tasks import tables, text_rows
 from bertjax.tasks.open_questions import answers_of, passages_of
-from bertjax.tasks.passage_index import Passage
+from bertjax.tasks.passage_index import Passage, PassageIndex, check_vectors
+from bertjax.tasks.retrieval_options import hidden_size
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import Row, Say, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import TaskType
 from bertjax.tasks.types import read as reading
 from bertjax.tasks.types import seq2seq
@@ -125,6 +127,152 @@ class AugmentedRows(Rows):
             yield {"text": text, "score": score, "passages": [*passages]}
 
 
+class TableSizes(NamedTuple):
+    """What a step has to know of the tables that it searches: how many passages there
+    are, the numbers of their vectors, and the tokens of the longest."""
+
+    passages: int
+    width: int
+    length: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SearchingRows(AugmentedRows):
+    """Questions whose passages a step finds (objectives/find_passages.py).
+
+    inner: of each question a row. found: the passages of the index, and texts, what
+    they hold, as ids; vectors: f32 [N, D], in a file; digest: of the index.
+    """
+
+    found: Sequence[Passage]
+    texts: Ragged
+    vectors: np.ndarray
+    digest: str
+
+    has_tables = True
+
+    @property
+    def shortest(self) -> int:
+        return self.before + 1 + self.after
+
+    def arrays(self) -> list[np.ndarray | None]:
+        digest = np.frombuffer(self.digest.encode(), np.uint8)
+        return [*self.inner.arrays(), digest]
+
+    def plan(self, length: int) -> Self:
+        return replace(Rows.plan(self, length))
+
+    @property
+    def before(self) -> int:
+        """Slots of a row before its passage: of the question, and what parts them."""
+        bare = self.form.targets.bare
+        return self.form.limits.question_length + 1 - bare + self.form.separators
+
+    @property
+    def after(self) -> int:
+        """Slots behind a passage: [SEP], and where it stands in the row the target."""
+        labelled = self.inner.targets is not None
+        return 1 + self.inner.reserved * labelled
+
+    @cached_property
+    def candidates(self) -> TableSizes:
+        room = self.length - self.before - self.after
+        longest = int(self.texts.lengths.max(initial=1))
+        return TableSizes(*self.vectors.shape, max(1, min(room, longest)))
+
+    @cached_property
+    def tables(self) -> dict[str, np.ndarray]:
+        """The tables: of vectors, and of tokens i32 [N, P], -1 behind their ends."""
+        tokens = np.full((len(self.found), self.candidates.length), -1, np.int32)
+        for row, own in enumerate(tokens):
+            text = self.texts[row][: len(own)]
+            own[: len(text)] = text
+        return {"index": self.vectors, "passages": tokens}
+
+    @cached_property
+    def questions(self) -> Ragged:
+        return self.inner.texts[0]
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Every row is as long as it may become."""
+        size = self.before + self.candidates.length + self.after
+        lengths = self.questions.lengths
+        cut = lengths - np.minimum(lengths, self.form.limits.question_length)
+        return np.full(len(lengths), min(size, self.length)), cut
+
+    def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
+        """Make what `find_passages.find` takes of some questions.
+
+        Question 7, target 5 ([CLS] 1, [SEP] 2), in rows that have targets:
+
+            question_ids  1 7 2    input_ids  1 7 2    end_ids  2 5 2    lm_ids  5 2
+        """
+        inner, bare = self.inner, self.form.targets.bare
+        most = self.form.limits.question_length
+        asked = [self.questions[i][:most] for i in example]
+        sep, size = specials.sep_id, most + 2
+        laid = text_rows.lay_out([[ids] for ids in asked], size, 1, specials)
+        start = () if bare else (specials.cls_id,)
+        ends = (sep,) * self.form.separators
+        begin = [(*start, *ids, *ends) for ids in asked]
+        ids, real = seq2seq.filled(begin, self.before, specials)
+        batch = {"input_ids": ids, "attention_mask": real}
+        batch |= {f"question_{n}": laid[x] for n, x in QUESTION.items()}
+        targets: list[Any] | None = None
+        if inner.targets is not None:
+            longest = self.form.targets.length
+            targets = [inner.targets[i][:longest] for i in inner.chosen(example, keys)]
+        after: list[tuple[int, ...]] = [(sep,) for _ in example]
+        if not inner.in_row:
+            batch |= inner.decoder_side(batch, targets, specials)
+        elif targets is not None:
+            after = [(sep, *target, sep) for target in targets]
+            width = self.form.targets.width
+            ids, real = seq2seq.filled([x[1:] for x in after], width, specials)
+            batch |= {"lm_ids": ids * real, "lm_weights": real.astype(np.float32)}
+        ids, real = seq2seq.filled(after, self.after, specials)
+        tokens = batch["attention_mask"].sum(axis=1)
+        if targets is not None:
+            tokens = tokens + batch["lm_weights"].sum(axis=1)
+        counted_ = {"text_tokens": tokens.astype(np.int32)}
+        return batch | {"end_ids": ids, "end_mask": real} | counted_
+
+    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        """Yield the question, and the target."""
+        own = {x: row[f"question_{n}"] for n, x in QUESTION.items()}
+        yield from Rows.tell(self, own, example, tokenizer)
+        if self.inner.targets is not None:
+            yield "target", self.inner.references[example][0]
+
+    def notes(self) -> Iterator[str]:
+        yield (
+            f"{counted(self.n, 'question')}, each with {self.form.passages} of "
+            f"{counted(len(self.found), 'passage')} of {self.candidates.length} tokens "
+            "at most, found in each step"
+        )
+
+    def for_scores(self) -> "SearchingRows":
+        return replace(self, inner=self.inner.for_scores())
+
+    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
+        """Yield {"text", "score", "passages"}, as rows with passages have them."""
+        scores = np.asarray(outputs["generated_scores"], np.float64).tolist()
+        places = zip(outputs["passage_numbers"], outputs["passage_scores"], strict=True)
+        for text, score, (numbers, own) in zip(
+            self.texts_of(outputs), scores, places, strict=True
+        ):
+            known = [
+                {**self.found[i]._asdict(), "score": round(float(x), 6)}
+                for i, x in zip(numbers.tolist(), own, strict=True)
+                if i < len(self.found)
+            ]
+            yield {"text": text, "score": score, "passages": known}
+
+
+QUESTION = {"ids": "input_ids", "mask": "attention_mask"}
+
+
 def _parted(values: np.ndarray, k: int) -> np.ndarray:
     """[b k, ...] -> [b, k, ...]."""
     return values.reshape(-1, k, *values.shape[1:])
@@ -137,6 +285,8 @@ def make_rows(
 
     Raises UserError, naming the place, for cells of another form.
     """
+    if form.index:
+        return make_searching_rows(read, form, tokenizer, labelled, say)
     asking, listed = form.columns[:2]
     found = [passages_of(row, listed) for row in read]
     k = form.passages
@@ -164,16 +314,60 @@ def make_rows(
     return AugmentedRows(form, inner.counts, inner, scores, is_passage, more)
 
 
+def make_searching_rows(
+    read: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say
+) -> SearchingRows:
+    """Encode questions, answers, and the passages of the index. Raises UserError."""
+    asking = form.columns[0]
+    index = PassageIndex(form.index, "task.index")
+    rows = [
+        Row({asking: r.cells[asking]} | _answers(r, form, labelled), r.place)
+        for r in read
+    ]
+    own = form._replace(columns=(asking,), metrics=("perplexity",))
+    inner = seq2seq.make_sequences(rows, own, tokenizer, labelled, say)
+    texts = Ragged.of(tokenizer.encode_batch([p.whole for p in index.passages]))
+    none = np.zeros((len(read), 1), np.float32)
+    return SearchingRows(
+        form,
+        inner.counts + texts.counts(tokenizer),
+        inner,
+        none,
+        none > 0,
+        found=index.passages,
+        texts=texts,
+        vectors=index.vectors,
+        digest=index.digest,
+    )
+
+
+def _answers(row: Row, form: Form, labelled: bool) -> dict[str, Any]:
+    return {form.label: answers_of(row, form.label)} if labelled else {}
+
+
 def _check(config: ConfigDict) -> None:
+    task = config.task
     marginals = dict.fromkeys(("sequence", "token"))
-    registry.pick("task.marginal", config.task.marginal, marginals)
-    if not config.task.text_pair:
+    registry.pick("task.marginal", task.marginal, marginals)
+    if task.index:
+        reading.check_pooling(config)
+        how = hidden_size(config), task.pooling, task.normalize
+        check_vectors(task.index, "task.index", *how)
+        if task.text_pair:
+            raise UserError(
+                f"task.text_pair={task.text_pair} names passages of rows, and "
+                "task.index has those that are found: leave one of the two out"
+            )
+    elif not task.text_pair:
         raise UserError("task.text_pair is empty: name the column of the passages")
 
 
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
     names = "target_length", "passages", "marginal", "temperature"
-    return {name: task[name] for name in names}
+    own = {name: task[name] for name in names}
+    if task.index:
+        own |= {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
+    return own
 
 
 TASK_TYPE = TaskType(
@@ -189,8 +383,11 @@ TASK_TYPE = TaskType(
     settings=(
         *("target", "target_length", "num_beams", "length_penalty"),
         *("passages", "marginal", "temperature"),
+        *("index", "question_length", "pooling", "normalize"),
     ),
+    instead={"text_pair": "index"},
     check=_check,
     head_options=_head_options,
     generates=True,
+    facts=reading.index_facts,
 )

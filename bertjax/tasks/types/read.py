@@ -371,9 +371,14 @@ def _filled(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.nda
     return np.array([[*own, *[fill] * (width - len(own))] for own in lists])
 
 
-def _check(config: ConfigDict) -> None:
+def check_pooling(config: ConfigDict) -> None:
+    """Refuse vectors of questions that an encoder does not make. UserError."""
     known = dict.fromkeys(name for name in POOLINGS if name != "last")
     registry.pick("task.pooling", config.task.pooling, known)
+
+
+def _check(config: ConfigDict) -> None:
+    check_pooling(config)
     if not config.task.text_pair:
         raise UserError("task.text_pair is empty: name the column of the passages")
     if config.task.index:
@@ -389,7 +394,7 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
     return out
 
 
-def _facts(config: ConfigDict) -> dict[str, Any]:
+def index_facts(config: ConfigDict) -> dict[str, Any]:
     """Say how questions are made vectors, where that is learnt, and what made those of
     the passages that they are compared with."""
     if not config.task.index:
@@ -418,5 +423,5 @@ TASK_TYPE = TaskType(
     check=_check,
     head_options=_head_options,
     several_sequences=True,
-    facts=_facts,
+    facts=index_facts,
 )

@@ -171,7 +171,7 @@ class Sequences(text_rows.Texts):
             most, chosen = self.form.targets.length, self.chosen(example, keys)
             targets = [self.targets[k][:most] for k in chosen]
         if not self.in_row:
-            return batch | self._decoder_side(batch, targets, specials)
+            return batch | self.decoder_side(batch, targets, specials)
         steps = np.zeros_like(batch["input_ids"])
         if targets is not None:
             batch |= self._write(batch, steps, targets, specials)
@@ -198,7 +198,7 @@ class Sequences(text_rows.Texts):
         weights = real.astype(np.float32)
         return {"lm_positions": positions, "lm_ids": ids * real, "lm_weights": weights}
 
-    def _decoder_side(
+    def decoder_side(
         self, batch: Batch, targets: Sequence[np.ndarray] | None, specials: Any
     ) -> Batch:
         """Make decoder_input_ids, decoder_attention_mask, lm_ids i32 and lm_weights f32
@@ -298,11 +298,19 @@ def _ended(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Put what begins them before targets, and [SEP] behind: ids i32, and whether they
     are real, bool, [b, width]."""
-    ids = np.full((len(targets), width), specials.pad_id, np.int32)
-    real = np.zeros(ids.shape, bool)
-    for row, target in enumerate(targets):
-        whole = (*begin, *target, specials.sep_id)
-        ids[row, : len(whole)], real[row, : len(whole)] = whole, True
+    ended = [(*begin, *target, specials.sep_id) for target in targets]
+    ids, real = filled(ended, width, specials)
+    return ids, real > 0
+
+
+def filled(
+    rows: Sequence[Sequence[int]], width: int, specials: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fill rows of ids up with padding: ids, and 1 where they are real, i32 [b, width]."""
+    ids = np.full((len(rows), width), specials.pad_id, np.int32)
+    real = np.zeros_like(ids)
+    for row, own in enumerate(rows):
+        ids[row, : len(own)], real[row, : len(own)] = own, 1
     return ids, real
 
 

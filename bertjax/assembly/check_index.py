@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""task.index: whether a run begins from the model that made the vectors it compares."""
+
+from ml_collections.config_dict import ConfigDict
+
+from bertjax import UserError
+from bertjax.assembly.models import open_model
+from bertjax.inference.embed_texts import digest_of
+from bertjax.tasks import passage_index
+from bertjax.tasks.tables import Say, silent
+
+KEY = "task.index"
+
+
+def check_index(config: ConfigDict, say: Say) -> None:
+    """Refuse an index whose vectors are not of the model that a run begins from, nor of
+    the one that this model's own training had passages' vectors of: UserError.
+
+    What a run learns changes the vectors of questions alone: from then on its own model
+    is another one, and that which it began with counts.
+    """
+    path, source = config.task.index, config.init_from
+    if not path:
+        return
+    facts = passage_index.read_facts(path, KEY)
+    if not source:
+        made_by = facts.get("path", "a model")
+        raise UserError(
+            f"{KEY}={path} has vectors that {made_by} made, and questions are compared "
+            f"with them: begin from it (--config.init_from={made_by})"
+        )
+    model = open_model(source, "init_from", silent)
+    known = digest_of(model.read_params()), model.meta.get("index_model", "")
+    given = [*filter(None, known)]
+    passage_index.check_model(facts, f"{KEY}={path}", given, f"init_from={source}", say)
