@@ -193,7 +193,7 @@ def test_a_run_begins_from_the_model_of_its_index(
     given, other = [x for x in wanted if "init_from" not in x], tmp_path / "other"
     text = f"--text={folder}/one.jsonl"
     assert embed.main([f"--model={reader}", text, f"--index={other}"]) == 0
-    with pytest.raises(UserError, match="task.index=.*another model than init_from="):
+    with pytest.raises(UserError, match=r"task.index=.*another model than init_from="):
         index = [f"--config.task.index={other}", f"--config.init_from={trained}"]
         train.main([*given, *index, f"--workdir={tmp_path}/run"])
 

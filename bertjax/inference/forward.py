@@ -114,17 +114,6 @@ def top_guesses(
 
 # ---------------------------------------------------------------- the compiled pass
 @functools.lru_cache(maxsize=32)
-def place_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Put tables that are searched on a device, zeros behind their last rows
-    (models/nearest.py)."""
-    placed = {}
-    for name, table in tables.items():
-        whole = np.zeros((split_rows(len(table), 1)[0], *table.shape[1:]), table.dtype)
-        whole[: len(table)] = table
-        placed[name] = jax.device_put(whole)
-    return placed
-
-
 def make_forward(
     cfg: Any, readout: Callable[..., Any], *options: Any
 ) -> Callable[[Any, Any], Any]:
@@ -157,6 +146,17 @@ def place_params(params: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
     """Put parameters on the device, the encoder's layers each apart."""
     layers = stacked_layers.unstack(params["encoder"], encoder.without_pooler(cfg))
     return jax.device_put({**params, "encoder": layers})
+
+
+def place_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Put tables that are searched on a device, zeros behind their last rows
+    (models/nearest.py)."""
+    placed = {}
+    for name, table in tables.items():
+        whole = np.zeros((split_rows(len(table), 1)[0], *table.shape[1:]), table.dtype)
+        whole[: len(table)] = table
+        placed[name] = jax.device_put(whole)
+    return placed
 
 
 # ---------------------------------------------------------------- batches of texts

@@ -115,7 +115,7 @@ def join_rows(batch: Batch, passages: jax.Array) -> dict[str, jax.Array]:
         lm_positions     5 6, 4 5
     """
     before, after = batch["input_ids"], batch["end_ids"]
-    (b, k, p), q, w = passages.shape, before.shape[1], after.shape[1]
+    (_, k, p), q, w = passages.shape, before.shape[1], after.shape[1]
     first = jnp.sum(batch["attention_mask"], axis=1)[:, None, None]
     second = first + jnp.sum(passages >= 0, axis=2, keepdims=True)
     last = second + jnp.sum(batch["end_mask"], axis=1)[:, None, None]

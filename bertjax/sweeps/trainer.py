@@ -46,6 +46,11 @@ class SweepLoop(Loop):
         self.base, self.runs, self.facts, self.stop = base, runs, facts, stop
         self.config, self.path, self.mesh = base.config, base.path, base.mesh
         config = base.config
+        if base.objective.tables:
+            raise UserError(
+                f"task.index={config.task.index}: steps search it, which those of a "
+                "sweep do not: train the runs one by one"
+            )
 
         def plan(seed: int) -> batches.Run:
             own = config.copy_and_resolve_references()

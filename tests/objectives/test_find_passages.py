@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -205,7 +206,7 @@ def test_training_through_tables_and_other_tables():
     batches = [make_batch(seed % 2) for seed in range(12)]
     rows, params = train_steps(objective, mesh, batches, tables=tables)
     alone = make_mesh(devices=jax.devices()[:1])
-    other, same = train_steps(objective, alone, batches, tables=tables)
+    other, _ = train_steps(objective, alone, batches, tables=tables)
     for a, b in zip(rows, other, strict=True):
         assert a["train/rag_loss"] == pytest.approx(b["train/rag_loss"], rel=1e-4)
     assert rows[-1]["train/rag_loss"] < rows[0]["train/rag_loss"]
@@ -221,3 +222,22 @@ def test_a_causal_model_is_refused():
         make_objective(
             "rag", dataclasses.replace(CFG, is_decoder=True), candidates=SIZES
         )
+
+
+def test_no_device_gets_the_whole_table():
+    """What devices tell each other are questions and what was found."""
+    mesh, n = make_mesh(), 4096
+    shapes = {"index": ((n, 16), "float32"), "passages": ((n, P), "int32")}
+    tables = {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
+        for name, (shape, dtype) in shapes.items()
+    }
+    objective, _, params = made(n=n)
+    with jax.set_mesh(mesh):
+        run = jax.jit(objective.find)
+        text = run.lower({**params, "tables": tables}, make_batch()).compile().as_text()
+    told = [
+        x for x in text.splitlines() if re.search(r"= \S+ all-(gather|reduce)\(", x)
+    ]
+    sizes = [re.search(r"\[([\d,]*)\]", line)[1].split(",") for line in told]
+    assert told and max(int(size[0] or 1) for size in sizes) < n / 8

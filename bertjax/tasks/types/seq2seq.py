@@ -306,7 +306,7 @@ def _ended(
 def filled(
     rows: Sequence[Sequence[int]], width: int, specials: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fill rows of ids up with padding: ids, and 1 where they are real, i32 [b, width]."""
+    """Fill rows up with padding: ids, and 1 where they are real, i32 [b, width]."""
     ids = np.full((len(rows), width), specials.pad_id, np.int32)
     real = np.zeros_like(ids)
     for row, own in enumerate(rows):

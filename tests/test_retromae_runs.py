@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RetroMAE by the commands: a run resumes, and is an ordinary encoder afterwards."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import read_rows, succeeded, timeless, train_losses
+
+from bertjax import convert, embed, show, train
+from bertjax.checkpoints.manager import restore_params
+
+
+@pytest.fixture(scope="module")
+def wanted(arguments):
+    rest = [a for a in arguments if not a.startswith("--config=")]
+    return ["--config=retromae.py:smoke", *rest]
+
+
+@pytest.fixture(scope="module")
+def run(command, wanted, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("retromae") / "run"
+    succeeded(command("train", *wanted, f"--workdir={workdir}"))
+    return workdir
+
+
+def test_it_trains_and_resumes(command, wanted, run, tmp_path):
+    losses = train_losses(run)
+    assert losses[-1] < losses[0]
+    last = read_rows(run)[-1]
+    for name in ("mlm", "retromae"):
+        assert {f"eval/valid/{name}_{x}" for x in ("loss", "accuracy")} <= last.keys()
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    shutil.rmtree(again / "checkpoints/12")
+    succeeded(command("train", *wanted, f"--workdir={again}"))
+    assert timeless(read_rows(again)) == timeless(read_rows(run))
+    one, two = (restore_params(w / "checkpoints/12") for w in (run, again))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def test_what_it_leaves_is_an_encoder(run, tmp_path, capsys):
+    """Without the decoder, which is said; its first vector is there and here."""
+    made = tmp_path / "hf"
+    capsys.readouterr()
+    assert convert.main([f"--from={run}", f"--to={made}", "--format=hf"]) == 0
+    said = capsys.readouterr().err
+    assert "not written" in said and "retromae/layers" in said
+    assert json.loads((made / "config.json").read_text())["model_type"] == "bert"
+    text = tmp_path / "lines.txt"
+    text.write_text("An object is an instance of a class.\nNames are bound.\n")
+    vectors = []
+    for model in (run, made):
+        out = tmp_path / "vectors.npy"
+        given = [f"--model={model}", f"--text={text}", f"--out={out}", "--pooling=cls"]
+        assert embed.main(given) == 0
+        vectors.append(np.load(out))
+    np.testing.assert_allclose(*vectors, rtol=1e-4, atol=1e-5)
+
+
+def test_a_retriever_begins_from_it(run, tmp_path, capsys):
+    lines = (
+        {"query": f"what is {x}", "positive": f"{x} is a name"} for x in "abcdefgh"
+    )
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    given = ["--config=finetune/retrieve.py:smoke", f"--config.init_from={run}"]
+    given += [f"--config.data.train={pairs}", f"--config.data.valid={pairs}"]
+    given += ["--config.task.pooling=cls", "--config.batch_size=8"]
+    given += ["--config.total.steps=1", f"--workdir={tmp_path}/find"]
+    capsys.readouterr()
+    train.main(given)
+    said = capsys.readouterr().err
+    assert "left out" in said or "retromae" in said
+    assert "missing" not in said
+
+
+def test_show_counts_the_masks(wanted, capsys):
+    capsys.readouterr()
+    show.main([*wanted, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["special_selected"] == 0 and found["partial_words"] == 0
+    assert 0.2 < found["selected_rate"] < 0.35
