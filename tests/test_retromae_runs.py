@@ -69,7 +69,7 @@ def test_a_retriever_begins_from_it(run, tmp_path, capsys):
     given = ["--config=finetune/retrieve.py:smoke", f"--config.init_from={run}"]
     given += [f"--config.data.train={pairs}", f"--config.data.valid={pairs}"]
     given += ["--config.task.pooling=cls", "--config.batch_size=8"]
-    given += ["--config.total.steps=1", f"--workdir={tmp_path}/find"]
+    given += ["--config.total.steps=4", f"--workdir={tmp_path}/find"]
     capsys.readouterr()
     train.main(given)
     said = capsys.readouterr().err

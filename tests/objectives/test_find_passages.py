@@ -156,7 +156,9 @@ def test_the_example_of_joined_rows():
 
 
 # ---------------------------------------------------------------- losses, gradients
-@pytest.mark.parametrize("marginal", ["sequence", "token"])
+@pytest.mark.parametrize(
+    "marginal", ["sequence", pytest.param("token", marks=pytest.mark.slow)]
+)
 def test_the_loss_is_that_of_rows_which_have_their_passages(marginal):
     objective, cfg, params = made(marginal)
     plain, _ = make_objective(f"rag:passages={K},marginal={marginal}", CFG)
