@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows whose passages a step finds are those that have them in the file."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import tiny_encoder
+from test_seq2seq_rows import SPECIALS, Letters
+
+from bertjax import UserError
+from bertjax.objectives import find_passages
+from bertjax.objectives.find_passages import Finder
+from bertjax.tasks import passage_index, tables
+from bertjax.tasks.passage_index import Passage
+from bertjax.tasks.task_rows import Form, Limits, Targets
+from bertjax.tasks.types.rag import make_rows
+
+PASSAGES = [Passage(f"p{i}", "", text) for i, text in enumerate(["hij", "k", "lmnop"])]
+ASKED = [("abc", ["x"]), ("d", ["yz", "w"]), ("ef", ["uvu"])]
+FORMS = {
+    "prefix": (Targets(3), 1, {}),
+    "two separators": (Targets(3), 2, {}),
+    "bart": (Targets(3, "decoder"), 1, {"num_decoder_layers": 1}),
+    "t5": (Targets(3, "decoder", bare=True), 1, {"num_decoder_layers": 1}),
+}
+
+
+@pytest.fixture
+def index(tmp_path):
+    passage_index.write_passages(tmp_path, PASSAGES)
+    np.save(tmp_path / "vectors.npy", np.eye(3, 4, dtype=np.float32))
+    passage_index.seal(tmp_path, {"model": "m", "width": 4})
+    return str(tmp_path)
+
+
+def form_of(name, **more):
+    targets, separators, _ = FORMS[name]
+    limits, metrics = Limits(question_length=3), ("perplexity",)
+    whole = dict(targets=targets, limits=limits, passages=3)
+    columns = ("question",) if "index" in more else ("question", "ctxs")
+    return Form(columns, "answers", (), separators, metrics, **whole, **more)
+
+
+def rows_of(form, labelled=True):
+    ctxs = [{"id": p.id, "text": p.text, "score": 0.0} for p in PASSAGES]
+    cells = [{"question": q, "answers": a, "ctxs": ctxs} for q, a in ASKED]
+    read = [tables.Row(cell, f"t.jsonl:{i}") for i, cell in enumerate(cells)]
+    return make_rows(read, form, Letters(), labelled)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("name", FORMS)
+def test_rows_are_those_with_given_passages(name, labelled, index, monkeypatch):
+    """With questions of no direction the passages are found in their order."""
+    zeros = lambda params, cfg, batch, finder, rng: jnp.zeros((3, 4))  # noqa: E731
+    monkeypatch.setattr(find_passages, "question_vectors", zeros)
+    plain = rows_of(form_of(name), labelled).plan(24)
+    example = np.arange(3)
+    wanted = plain.gather(example, None, SPECIALS)
+    rows = rows_of(form_of(name, index=index), labelled).plan(24)
+    assert rows.n == 3 and (rows.lengths() <= 24).all()
+    batch = rows.gather(example, None, SPECIALS)
+    cfg = tiny_encoder(200, 24, **FORMS[name][2])
+    finder = Finder(3, *rows.candidates, False, True)
+    params = {"tables": {k: jnp.array(v) for k, v in rows.tables.items()}}
+    found = jax.tree.map(
+        np.asarray, find_passages.find(params, cfg, batch, finder, None)
+    )
+    assert found["passage_numbers"].tolist() == [[0, 1, 2]] * 3
+    assert wanted.keys() - {"text_tokens"} <= found.keys()
+    real = wanted["attention_mask"] > 0
+    assert (found["attention_mask"].sum(2) == real.sum(2)).all()
+    for key in ("input_ids", "attention_steps"):
+        if key in wanted:
+            own = found[key][found["attention_mask"] > 0]
+            np.testing.assert_array_equal(own, wanted[key][real])
+    for key in ("decoder_input_ids", "decoder_attention_mask", "lm_ids", "lm_weights"):
+        if key in wanted:
+            np.testing.assert_array_equal(found[key], wanted[key])
+    if "lm_positions" in wanted:
+        used = np.broadcast_to(wanted["lm_weights"][:, None] > 0, (3, 3, 4))
+        own = found["lm_positions"][used]
+        np.testing.assert_array_equal(own, wanted["lm_positions"][used])
+    questions = batch["question_ids"][batch["question_mask"] > 0].tolist()
+    assert questions == [1, 5, 6, 7, 2, 1, 8, 2, 1, 9, 10, 2]
+
+
+def test_passages_are_cut_to_what_a_row_has_room_for(index):
+    rows = rows_of(form_of("prefix", index=index))
+    wide, narrow = (rows.plan(n) for n in (24, 12))
+    assert [r.candidates.length for r in (wide, narrow)] == [5, 2]
+    assert narrow.tables["passages"].tolist() == [[12, 13], [15, -1], [16, 17]]
+    with pytest.raises(UserError, match=r"data\.length=10 is too short: rows need 11"):
+        rows.plan(10)
+
+
+def test_rows_say_what_they_are_of(index, tmp_path):
+    rows = rows_of(form_of("prefix", index=index))
+    before = rows.content_hash
+    lines = [*rows.plan(24).notes()]
+    assert lines == [
+        "3 questions, each with 3 of 3 passages of 5 tokens at most, found in each step"
+    ]
+    np.save(tmp_path / "vectors.npy", -np.eye(3, 4, dtype=np.float32))
+    with pytest.raises(UserError, match=r"vectors\.npy is not what was written"):
+        rows_of(form_of("prefix", index=index))
+    passage_index.seal(tmp_path, {"model": "m", "width": 4})
+    assert rows_of(form_of("prefix", index=index)).content_hash != before
