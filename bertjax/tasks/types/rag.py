@@ -160,7 +160,7 @@ class SearchingRows(AugmentedRows):
         return [*self.inner.arrays(), digest]
 
     def plan(self, length: int) -> Self:
-        return replace(Rows.plan(self, length))
+        return Rows.plan(self, length)  # inner is laid out by `gather` alone
 
     @property
     def before(self) -> int:
@@ -235,8 +235,8 @@ class SearchingRows(AugmentedRows):
         tokens = batch["attention_mask"].sum(axis=1)
         if targets is not None:
             tokens = tokens + batch["lm_weights"].sum(axis=1)
-        counted_ = {"text_tokens": tokens.astype(np.int32)}
-        return batch | {"end_ids": ids, "end_mask": real} | counted_
+        batch["text_tokens"] = tokens.astype(np.int32)
+        return batch | {"end_ids": ids, "end_mask": real}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the question, and the target."""
