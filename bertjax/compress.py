@@ -152,10 +152,14 @@ def describe(done: dict[str, Any]) -> list[str]:
             f"lost {done['output_error']:.2%} of their squares"
         )
     if recovery := done.get("recovery"):
+        losses = (
+            f"{name} from {first:.4f} to {last:.4f}"
+            for name, (first, last) in recovery["losses"].items()
+        )
         lines.append(
             f"recovered in {counted(recovery['steps'], 'step')}, "
-            f"{recovery['tokens']:,} tokens, by {recovery['objective']}: its loss fell "
-            f"from {recovery['first_loss']:.4f} to {recovery['last_loss']:.4f}"
+            f"{recovery['tokens']:,} tokens, by {recovery['objective']}: "
+            f"{', '.join(losses)}"
         )
     share = done["bytes"] / done["bytes_dense"]
     lines.append(

@@ -181,18 +181,21 @@ def patterns(forms: Mapping[str, Form], objective: str) -> dict[str, str]:
 
 
 def read_facts(run: Path) -> dict[str, Any]:
-    """Return what a recovery was: steps, tokens, and the mean loss of its first and
-    last tenth."""
+    """Return what a recovery was: steps, tokens, and of each loss the means of the
+    first and of the last tenth of the steps."""
     lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "train/loss" in row]
-    losses = [row["train/loss"] for row in rows]
-    some = max(1, len(losses) // 10)
-    return {
-        "steps": rows[-1]["step"],
-        "tokens": rows[-1]["tokens"],
-        "first_loss": float(np.mean(losses[:some])),
-        "last_loss": float(np.mean(losses[-some:])),
+    some = max(1, len(rows) // 10)
+    names = [key for key in rows[0] if re.fullmatch("train/.*loss", key)]
+    losses = {
+        name.removeprefix("train/"): [
+            float(np.mean([row[name] for row in part]))
+            for part in (rows[:some], rows[-some:])
+        ]
+        for name in names
     }
+    last = rows[-1]
+    return {"steps": last["step"], "tokens": last["tokens"], "losses": losses}
 
 
 def merge(params: Mapping[str, Any], learnt: Mapping[str, Any]) -> dict[str, Any]:

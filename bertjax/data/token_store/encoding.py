@@ -174,7 +174,7 @@ def encode_block(
             given = texts[start:end], joined[start:end], entities
             both = marker.encode(*given, *([spanned] if ranged else []))
             ids = [i for i, _ in both]
-            marks.append(np.fromiter(chain.from_iterable(m for _, m in both), np.uint8))
+            marks += (m for _, m in both)
         lengths += map(len, ids)
         flat = np.fromiter(chain.from_iterable(ids), np.int64)
         if len(flat) and not 0 <= flat.min() <= flat.max() < tokenizer.vocab_size:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,12 @@ class Marker:
         if entities and self.entities:
             pattern = _entity_pattern(entities)
             named = [[m.span() for m in pattern.finditer(s)] for s in sentences]
-        classes = [
-            [(one.flag, one.find(s, w, e)) for one in self.marked]
-            for s, w, e in zip(sentences, words, named, strict=True)
-        ]
+        classes: list[list[tuple[int, list[Span]]]] = [[] for _ in sentences]
+        if self.marked:
+            classes = [
+                [(one.flag, one.find(s, w, e)) for one in self.marked]
+                for s, w, e in zip(sentences, words, named, strict=True)
+            ]
         # Spans cost time; most sentences need none.
         needs = [
             bool(w or e or any(spans for _, spans in c))
@@ -167,16 +170,23 @@ class Marker:
             spanned = [
                 next(with_spans) if need else (next(plain), []) for need in needs
             ]
-        starts = self.tokenizer.word_starts
+        flat = np.fromiter(chain.from_iterable(ids for ids, _ in spanned), np.int64)
+        begins_all = self.tokenizer.word_starts[flat]
+        edges = [0, *accumulate(len(ids) for ids, _ in spanned)]
+        firsts = [
+            edges[n]
+            for n, sentence in enumerate(sentences)
+            if len(spanned[n][0]) and sentence[0] != " "
+        ]
+        begins_all[firsts] = True
+        marks_all = begins_all.astype(np.uint8) * BEGINS_WORD
         result = []
         for n, sentence in enumerate(sentences):
-            ids, where = spanned[n]
-            begins = starts[np.array(ids, np.int64)]
-            if len(ids) and sentence[0] != " ":
-                begins[0] = True
+            (ids, where), own = spanned[n], slice(edges[n], edges[n + 1])
+            marks = marks_all[own]
             if words[n]:
-                _begin_words(begins, where, words[n], len(sentence))
-            marks = begins.astype(np.uint8) * BEGINS_WORD
+                _begin_words(begins_all[own], where, words[n], len(sentence))
+                marks[:] = begins_all[own] * np.uint8(BEGINS_WORD)
             for span in named[n]:
                 inside = _tokens_of(span, where)
                 marks[inside] |= ENTITY
