@@ -74,16 +74,14 @@ def encode_sentences(
 
     joined: which of them follow another without a space; those are encoded without the
     one that SentencePiece puts before a text, as a paragraph encoded whole has none.
-    What is there several times (a line of code) is encoded once, and its result is
-    returned several times: who changes it copies it.
     """
-    groups: dict[bool, dict[str, Any]] = {False: {}, True: {}}
+    groups: dict[bool, list[str]] = {False: [], True: []}
     for text, after in zip(texts, joined, strict=True):
-        groups[after][text] = None
-    for after, group in groups.items():
-        if group:
-            groups[after] = dict(zip(group, encode([*group], after), strict=True))
-    return [groups[after][text] for text, after in zip(texts, joined, strict=True)]
+        groups[after].append(text)
+    encoded = {
+        j: iter(encode(group, j) if group else ()) for j, group in groups.items()
+    }
+    return [next(encoded[after]) for after in joined]
 
 
 class TokenizersEngine:
