@@ -29,7 +29,7 @@ from bertjax.data.corpus.sources import parse_sources
 from bertjax.objectives import parse
 
 BATCH = 16  # rows of an update, of one device or several
-RATE = 1e-4
+RATE = 3e-4
 Train = Callable[[ConfigDict, str], int]  # bertjax.train.train
 
 

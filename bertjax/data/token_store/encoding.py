@@ -21,8 +21,9 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.corpus.sentences import split_sentences
 from bertjax.data.corpus.sources import Document
+from bertjax.data.token_store.encode_rows import encode_rows
 from bertjax.data.token_store.streams import Stream
-from bertjax.data.tokenizers.backends import SPACE_FIRST, encode_sentences
+from bertjax.data.tokenizers.backends import SPACE_FIRST
 from bertjax.data.tokenizers.stream_vocab import TOKEN
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.word_starts import Marker
@@ -157,32 +158,20 @@ def encode_block(
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ranged}
     alone = any(block.entities)  # then no call has sentences of two parts
     for start, end in _batches(texts, owners if alone else None):
-        own = ([value[name] for value in values[start:end]] for name in ranged)
+        own = [[value[name] for value in values[start:end]] for name in ranged]
         # Lines of code recur: what is all the same is encoded once.
         kinds: dict[tuple[Any, ...], int] = {}
         places = [
             kinds.setdefault(row, len(kinds))
             for row in zip(texts[start:end], joined[start:end], *own, strict=True)
         ]
-        given, after, *aligned = zip(*kinds, strict=True)
-        given, after, spanned = [*given], [*after], None
-        if ranged:
-            spanned = encode_sentences(tokenizer.engine.encode_spans, given, after)
-            for (name, stream), found in zip(ranged.items(), aligned, strict=True):
-                each = [
-                    stream.of_tokens(name, ranges, spans)
-                    for ranges, (_, spans) in zip(found, spanned, strict=True)
-                ]
-                rows[name] += [each[place] for place in places]
-        if marker is not None:
-            entities = block.entities[owners[start]] if alone else ()
-            spanned = marker.encode(given, after, entities, spanned)
-            marks += [spanned[place][1] for place in places]
-        if spanned is not None:
-            ids = [spanned[place][0] for place in places]
-        else:
-            plain = encode_sentences(tokenizer.engine.encode_batch, given, after)
-            ids = [plain[place] for place in places]
+        entities = block.entities[owners[start]] if alone else ()
+        found = encode_rows(tokenizer, kinds, entities, marker, ranged)
+        ids = [found.ids[place] for place in places]
+        if found.marks is not None:
+            marks += [found.marks[place] for place in places]
+        for name, each in found.streams.items():
+            rows[name] += [each[place] for place in places]
         lengths += map(len, ids)
         flat = np.fromiter(chain.from_iterable(ids), np.int64)
         if len(flat) and not 0 <= flat.min() <= flat.max() < tokenizer.vocab_size:

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,23 +170,13 @@ class Marker:
             spanned = [
                 next(with_spans) if need else (next(plain), []) for need in needs
             ]
-        flat = np.fromiter(chain.from_iterable(ids for ids, _ in spanned), np.int64)
-        begins_all = self.tokenizer.word_starts[flat]
-        edges = [0, *accumulate(len(ids) for ids, _ in spanned)]
-        firsts = [
-            edges[n]
-            for n, sentence in enumerate(sentences)
-            if len(spanned[n][0]) and sentence[0] != " "
-        ]
-        begins_all[firsts] = True
-        marks_all = begins_all.astype(np.uint8) * BEGINS_WORD
         result = []
-        for n, sentence in enumerate(sentences):
-            (ids, where), own = spanned[n], slice(edges[n], edges[n + 1])
-            marks = marks_all[own]
+        every = self._begins(sentences, [ids for ids, _ in spanned])
+        for n, (sentence, begins) in enumerate(zip(sentences, every, strict=True)):
+            ids, where = spanned[n]
             if words[n]:
-                _begin_words(begins_all[own], where, words[n], len(sentence))
-                marks[:] = begins_all[own] * np.uint8(BEGINS_WORD)
+                _begin_words(begins, where, words[n], len(sentence))
+            marks = begins.astype(np.uint8) * BEGINS_WORD
             for span in named[n]:
                 inside = _tokens_of(span, where)
                 marks[inside] |= ENTITY
@@ -196,6 +186,15 @@ class Marker:
                     marks[_tokens_of(span, where)] |= flag
             result.append((ids, marks))
         return result
+
+    def _begins(self, sentences: list[str], ids: list[Any]) -> list[np.ndarray]:
+        """Say by the pieces alone which tokens of sentences begin a word: bool [n]."""
+        flat = np.fromiter(chain.from_iterable(ids), np.int64)
+        begins = self.tokenizer.word_starts[flat]
+        edges = [0, *accumulate(map(len, ids))]
+        pairs = zip(sentences, pairwise(edges), strict=True)
+        begins[[a for text, (a, b) in pairs if b > a and text[0] != " "]] = True
+        return [begins[a:b] for a, b in pairwise(edges)]
 
     def _words(self, sentence: str) -> list[Span]:
         """Return the spans of the words that the pieces do not show."""
