@@ -5,6 +5,7 @@ python -m bertjax.compress --model=DIR --out=DIR --method=sparsegpt --text=FILES
 ... --sparsity=0.5         of each matrix half of the weights, or 2:4, two of four
 ... --method=gptq --bits=4 --text=FILES      quantise to 8, 4 or 3 bits
 ... --method=magnitude, or rtn               reads no text
+... --recover_minutes=10   then the model learns from the dense one, on --text
 ... --table=FILE.md --evaluate="--what=mlm --text=FILES" --metric=mlm_loss
                            the grid of methods, each scored, as a Markdown table;
                            --method, --sparsity and --bits may have commas then
@@ -15,7 +16,8 @@ it has the same weights in few bytes (docs/compression.md).
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertjax import UserError, counted
@@ -38,6 +40,18 @@ FLAGS = {
     "length": Flag(
         "tokens of a row; unless given 128 or the model's", kind=int, least=8
     ),
+    "recover_minutes": Flag(
+        "minutes of training after it, by the dense model as teacher",
+        kind=float,
+        least=0,
+    ),
+    "recover_steps": Flag(
+        "or updates, which are the same each time", kind=int, least=0
+    ),
+    "recover_data": Flag(
+        "of a finetuned model: rows of its task to recover on, instead of --text"
+    ),
+    "seed": Flag("of recovery: which rows and masks", 0, least=0),
     "table": Flag("the Markdown file to write: a grid of methods"),
     "evaluate": Flag("of --table: the flags of bertjax.evaluate"),
     "metric": Flag("of --table: what of its JSON is shown; with commas"),
@@ -59,39 +73,61 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--out and --method are needed: see --help")
     from bertjax.assembly.save_model import check_target
     from bertjax.compression.methods import make_recipe
+    from bertjax.compression.write_model import write_small
 
     bits = read_bits(args.bits)
     how = args.method, args.sparsity, bits, args.group_size, args.embeddings
     recipe = make_recipe(*how)
     check_target(args.out, f"--out={args.out}")
-    compress = open_compressor(args, [recipe])
-    done = compress(recipe, args.out)
+    begun = time.monotonic()
+    *_, small = open_compressor(args, [recipe])(recipe)
+    done = write_small(small, args.out)
+    done["seconds"] = round(time.monotonic() - begun, 1)
     print(json.dumps(done) if args.json else "\n".join(describe(done)))
     return 0
 
 
 def open_compressor(args: Any, recipes: Sequence[Any]) -> Any:
-    """Open the model and read the texts, once; returns compress(recipe, directory)."""
+    """Open the model and read the texts, once; returns compress(recipe), which yields
+    the Small that the recipe makes, and then what that recovers to, if it does."""
     calibrated = [r.method for r in recipes if r.calibrated]
     if calibrated and not args.text:
         raise UserError(f"--text is missing: {calibrated[0]} is calibrated on texts")
-    if args.text and not calibrated:
+    from bertjax.compression import recover
+    from bertjax.compression.compress_model import check_model
+
+    recovery = recover.read_recovery(
+        args.recover_minutes,
+        args.recover_steps,
+        args.recover_data,
+        text=args.text or "",
+        length=args.length,
+        seed=args.seed,
+    )
+    reads = calibrated or (recovery and not recovery.rows)
+    if args.text and not reads:
         cli.say(f"{recipes[0].method} reads no text: --text={args.text} is not read")
     path = open_models.at_step(args.model, args.step)
     opened = open_models.open_model(path, "--model")
     opened.config.dtype = "float32"
-    from bertjax.compression.calibration import read_calibration
-    from bertjax.compression.compress_model import check_model
-    from bertjax.compression.write_model import write_compressed
-
     check_model(opened.cfg, f"--model={args.model}")
+    if recovery:
+        recover.check_recovery(opened, recovery)
+    from bertjax.compression.calibration import read_calibration
+    from bertjax.compression.write_model import make_small
+
     batches: list[Any] = []
     if calibrated:
         batches = read_calibration(opened, args.text, args.rows, args.length)
 
-    def compress(recipe: Any, out: str) -> dict[str, Any]:
+    def compress(recipe: Any) -> Iterator[Any]:
         rows = batches if recipe.calibrated else []
-        return write_compressed(opened, recipe, rows, out, args.weights)
+        yield (small := make_small(opened, recipe, rows, args.weights))
+        if recovery:
+            from bertjax.train import train
+
+            how = recovery, train, path, args.weights
+            yield recover.recover(small, *how)
 
     return compress
 
@@ -114,6 +150,16 @@ def describe(done: dict[str, Any]) -> list[str]:
         lines.append(
             f"calibrated on {rows}, {done['tokens']:,} tokens; outputs of the matrices "
             f"lost {done['output_error']:.2%} of their squares"
+        )
+    if recovery := done.get("recovery"):
+        losses = (
+            f"{name} from {first:.4f} to {last:.4f}"
+            for name, (first, last) in recovery["losses"].items()
+        )
+        lines.append(
+            f"recovered in {counted(recovery['steps'], 'step')}, "
+            f"{recovery['tokens']:,} tokens, by {recovery['objective']}: "
+            f"{', '.join(losses)}"
         )
     share = done["bytes"] / done["bytes_dense"]
     lines.append(

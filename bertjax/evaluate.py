@@ -30,6 +30,10 @@
               --text=TABLE with the columns sentence1, sentence2 and score, or
               --columns=TEXT,TEXT_PAIR and --label=SCORE (numbers: no first line)
 
+--what=answers  of a model of conversations: distinct-1 and distinct-2 of what it says
+              in the last turn of each, of data.valid or --text, beside what people said
+              there; the likeliest of --rank=N that are drawn, among --top_k tokens
+
 Without --what a model is scored as its training scores it, on data.valid or --text:
 by its objective's losses, rows and masks as its config has them, --examples=N of them,
 by default as many of data.valid as its config says (eval.examples) and all of --text; a
@@ -52,7 +56,7 @@ from bertjax.scoring.scorer import load_scorer, scorer_names
 FLAGS = {
     **shared("model", "workdir", "step"),
     "text": Flag("files to score instead of data.valid: globs, with commas, or named"),
-    "what": Flag("mlm, lm, elbo, pll, pairs, retrieval or sts; see above"),
+    "what": Flag("mlm, lm, elbo, pll, pairs, retrieval, sts or answers; see above"),
     "scorer": Flag("pll and pairs: pll, lm, mntp or elbo"),
     "rates": Flag("mlm: mask rates, with commas"),
     "mask_unit": Flag("mlm: token or word"),
@@ -69,6 +73,10 @@ FLAGS = {
     "mine": Flag("retrieval: a .jsonl to write, of pairs with hard negatives"),
     "negatives": Flag("retrieval: of a mined pair, at most", kind=int, least=1),
     "margin": Flag("retrieval: see above", kind=float, least=0, most=1),
+    "rank": Flag(
+        "answers: texts drawn, of which the likeliest counts", kind=int, least=1
+    ),
+    "top_k": Flag("answers: tokens among which they are drawn", kind=int, least=1),
     "columns": Flag("names of the texts' columns"),
     "label": Flag("name of the label's column"),
     "length": Flag("mlm, lm, elbo: tokens of a sequence", kind=int, least=3),
@@ -82,7 +90,7 @@ FLAGS = {
 REFINING = ("rates", "length", "mask_unit", "examples", "variant", "columns", "label")
 REFINING += ("scorer", "begin", "stride", "characters", "draws", "estimator")
 REFINING += ("mask_weights", "precision", "rerank", "depth", "mine", "negatives")
-REFINING += ("margin",)
+REFINING += ("margin", "rank", "top_k")
 
 
 def main(argv: Sequence[str]) -> int:

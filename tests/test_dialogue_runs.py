@@ -4,10 +4,11 @@
 import json
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import read_rows, succeeded, timeless, train_losses
+from conftest import read_rows, refused, succeeded, timeless, train_losses
 
 import bertjax
 from bertjax import UserError, generate, show
@@ -182,3 +183,24 @@ def test_what_other_commands_say_of_a_model_of_answers(workdir):
             function(["how many is [MASK] ?"])
     with pytest.raises(UserError, match=r"embeds ids .*role:32,turn:32"):
         make_served(model, "the model")
+
+
+def test_how_different_answers_are(workdir, command):
+    given = f"--model={workdir}", "--what=answers", "--json"
+    one = json.loads(succeeded(command("evaluate", *given, "--examples=8")).stdout)
+    assert one["answers"] == 8 and 0 < one["people_distinct1"] <= 1
+    assert 0 <= one["distinct1"] <= 1 and 0 <= one["distinct2"] <= 1
+    # What people said there, by hand: the last turns of 8 of 20 conversations.
+    text = json.loads((workdir / "config.json").read_text())["data"]["valid"]
+    lines = [json.loads(line) for line in Path(text).read_text("utf-8").splitlines()]
+    words = [lines[i * 20 // 8]["turns"][-1]["text"].split() for i in range(8)]
+    flat = [word for own in words for word in own]
+    assert one["people_distinct1"] == pytest.approx(len({*flat}) / len(flat))
+    assert one["people_words"] == pytest.approx(len(flat) / 8)
+
+
+def test_others_answer_no_conversations(trained, command):
+    refused(
+        command("evaluate", f"--model={trained}", "--what=answers"),
+        "answers no conversations", "mlm+nsp",
+    )  # fmt: skip

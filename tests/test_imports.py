@@ -57,8 +57,8 @@ ROOMS = {
         HEAVY - {"jax"},
     ),
     "compression": (
-        {"assembly", "compression", "config", "data", "interop", "models", "registry"}
-        | {"storage"},
+        {"assembly", "compression", "config", "data", "interop", "models"}
+        | {"objectives", "registry", "storage"},
         HEAVY - {"jax"},
     ),
     "generation": (EVERYTHING - {"reporting", "sweeps", "probing"}, HEAVY - {"jax"}),

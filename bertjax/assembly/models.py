@@ -214,6 +214,13 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
     """Refuse a model that fills no blanks, finetuned or a decoder, which sees nothing
     behind a blank: UserError. what, then: as of `check_pretrained`."""
     check_pretrained(opened, what, then)
+    check_encoder(opened, what)
+    if not opened.tokenizer.has_mask:
+        raise UserError(f"{what} fills no blanks: its vocabulary has no mask token")
+
+
+def check_encoder(opened: LoadedModel, what: str) -> None:
+    """Refuse a model in which no token sees those after it: UserError."""
     refuse_answers(opened, what)
     if opened.cfg.is_decoder:
         raise UserError(f"{what} is a causal language model, which fills no blanks")
@@ -228,8 +235,6 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
             f"{what} learnt to predict the next token (objective="
             f"{opened.config.objective}), and fills no blanks"
         )
-    if not opened.tokenizer.has_mask:
-        raise UserError(f"{what} fills no blanks: its vocabulary has no mask token")
 
 
 def refuse_answers(opened: LoadedModel, what: str) -> None:

@@ -16,8 +16,14 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly import resolve
-from bertjax.assembly.models import LoadedModel, check_masked_lm, open_model
+from bertjax.assembly.models import (
+    LoadedModel,
+    check_encoder,
+    check_masked_lm,
+    open_model,
+)
 from bertjax.models.config import RUNTIME, EncoderConfig
+from bertjax.objectives import parse
 from bertjax.objectives.base import Objective
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.teacher import Teacher
@@ -44,15 +50,18 @@ def open_teacher(config: ConfigDict, say: Say) -> LoadedModel | None:
     if not config.teacher:
         return None
     model = open_model(config.teacher, KEY, say)
+    where = f"{KEY}={config.teacher}"
     if not tasks.is_task(config):
-        check_masked_lm(model, f"{KEY}={config.teacher}", "give a pretrained teacher")
+        if any(part.name == "mlm" for part in parse(config.objective)):
+            check_masked_lm(model, where, "give a pretrained teacher")
+        check_encoder(model, where)
         return model
     theirs = model.config.objective if "task" in model.meta else ""
     if not theirs or get_task_type(theirs) is not get_task_type(config.objective):
         what = f"was finetuned for objective={theirs}" if theirs else "is not finetuned"
         raise UserError(
-            f"{KEY}={config.teacher} {what}: give a teacher of objective="
-            f"{config.objective}, the task that is learnt"
+            f"{where} {what}: give a teacher of objective={config.objective}, the task "
+            "that is learnt"
         )
     return model
 

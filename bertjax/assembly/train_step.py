@@ -26,6 +26,7 @@ from bertjax.training import (
     multi_step,
     optim,
     read_freeze,
+    read_keep_zeros,
     read_rates,
     schedules,
     state,
@@ -57,14 +58,18 @@ def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
 
 
 def check_freeze(config: ConfigDict, objectives: Iterable[Any]) -> None:
-    """Refuse an optim.freeze that names no parameter of any objective: UserError."""
+    """Refuse an optim.freeze, or optim.keep_zeros, that names no parameter of any
+    objective: UserError."""
     rules = read_freeze(config.optim.freeze)
-    if not rules:
+    zeros = read_keep_zeros(config.optim.keep_zeros)
+    if not rules and not zeros:
         return
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     trees = [jax.eval_shape(objective.init, key) for objective in objectives]
     leaves = itertools.chain.from_iterable(map(tree_leaves_with_path, trees))
-    frozen.check_rules([path_name(path) for path, _ in leaves], rules)
+    paths = [path_name(path) for path, _ in leaves]
+    frozen.check_rules(paths, rules)
+    frozen.check_rules(paths, zeros, "optim.keep_zeros")
 
 
 class Update(NamedTuple):
@@ -193,6 +198,7 @@ def make_tx(
     keys = "wd cautious_decay b1 b2 eps bias_correction ns_dtype clip layer_decay"
     settings = {key: o[key] for key in keys.split()}
     settings["ns_dtype"] = resolve.dtype_of(o.ns_dtype, jax.default_backend())
+    settings["zeros"] = [rule.pattern for rule in read_keep_zeros(o.keep_zeros)]
     rates = read_rates(o.rates)
     return schedule, optim.make_optimizer(o.name, schedule, rates=rates, **settings)
 

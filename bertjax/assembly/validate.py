@@ -21,7 +21,14 @@ from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.objectives import SUPPORT
 from bertjax.objectives import parse as parse_objective
 from bertjax.tasks import prepare_task as tasks
-from bertjax.training import CHOICES, read_freeze, read_rates, settings_of, writer
+from bertjax.training import (
+    CHOICES,
+    read_freeze,
+    read_keep_zeros,
+    read_rates,
+    settings_of,
+    writer,
+)
 
 # Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
 OF_TEXT = (
@@ -167,6 +174,7 @@ def _check_run(config: ConfigDict) -> None:
 def _check_optimizer(config: ConfigDict) -> None:
     read_rates(config.optim.rates)
     read_freeze(config.optim.freeze)
+    read_keep_zeros(config.optim.keep_zeros)
     dtypes = dict.fromkeys(("float32", "bfloat16", "fast"))
     registry.pick("optim.ns_dtype", config.optim.ns_dtype, dtypes)
     unit, length = durations.unit_of(config, "optim.average")

@@ -16,6 +16,18 @@ TOKENS = 2048  # padded tokens at once
 SAME = ("cache", "text_field", "segmenter", "max_line_bytes", "lower_case")
 
 
+def row_length(opened: LoadedModel, length: int | None) -> int:
+    """Return the tokens of a row; None: 128, or what the model has. Raises UserError
+    for more than that."""
+    longest = opened.cfg.max_length
+    length = length or min(128, longest)
+    if length > longest:
+        raise UserError(
+            f"--length={length} is too long: the model has {longest} positions"
+        )
+    return length
+
+
 def read_calibration(
     opened: LoadedModel, text: str, rows: int, length: int | None
 ) -> list[dict[str, np.ndarray]]:
@@ -25,12 +37,7 @@ def read_calibration(
     Sentences follow each other until a row is full; the rows are spread over the text,
     the same ones in every call. Says where the text has fewer. Raises UserError.
     """
-    longest = opened.cfg.max_length
-    length = length or min(128, longest)
-    if length > longest:
-        raise UserError(
-            f"--length={length} is too long: the model has {longest} positions"
-        )
+    length = row_length(opened, length)
     parse_sources(text, "--text", "valid")  # whose messages name the flag
     config = schema.base()
     config.data.update({key: opened.config.data[key] for key in SAME})

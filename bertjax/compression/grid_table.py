@@ -2,6 +2,7 @@
 """A grid of methods on one model: each compressed, scored, a line of a table."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 from bertjax import UserError
 from bertjax.compression.methods import METHODS, Recipe, make_recipe
+from bertjax.compression.write_model import Small, write_small
 
 SPARSITIES = ("0.5", "0.6", "0.7", "2:4")
 BITS = (8, 4, 3)
@@ -48,7 +50,7 @@ def make_grid(
 def run_grid(
     model: str,
     recipes: Sequence[Recipe],
-    compress: Callable[[Recipe, str], Mapping[str, Any]],
+    compress: Callable[[Recipe], Iterator[Small]],
     evaluate: str,
     metrics: Sequence[str],
     out: str | None,
@@ -57,9 +59,9 @@ def run_grid(
     """Compress a model by each recipe, score the result, and yield the rows so far; the
     first one is of the model itself.
 
-    compress(recipe, directory) writes one and returns what it did. evaluate: the flags
-    of `python -m bertjax.evaluate`; metrics: keys of what that prints. out: where the
-    models stay, None: nowhere. Raises UserError.
+    compress(recipe) yields a model, and what it recovers to, if it does, which is
+    another row. evaluate: the flags of `python -m bertjax.evaluate`; metrics: keys of
+    what that prints. out: where the models stay, None: nowhere. Raises UserError.
     """
     rows: list[Row] = []
     with ExitStack() as stack:
@@ -69,17 +71,21 @@ def run_grid(
         for i, recipe in enumerate(recipes, 1):
             name = f"{recipe.method} {recipe.degree}"
             say(f"{name}, {i} of {len(recipes)}")
-            into = f"{folder}/{name.replace(' ', '-').replace('%', '')}"
-            done = compress(recipe, into)
-            values = score(into, evaluate, metrics)
-            rows[0]["bytes"] = done["bytes_dense"]
-            row = {"method": recipe.method, "degree": recipe.degree}
-            rows.append({**row, "bytes": done["bytes"], "values": values})
-            scores = ", ".join(f"{k} {v:.4f}" for k, v in values.items())
-            say(f"{name}: {scores}, {done['bytes'] / 1e6:.1f} MB")
-            if out is None:
-                shutil.rmtree(into)
-            yield rows
+            for small in compress(recipe):
+                after = ", recovered" if "recovery" in small.about else ""
+                into = f"{folder}/{re.sub(r'[ ,]+', '-', name + after)}".replace(
+                    "%", ""
+                )
+                done = write_small(small, into)
+                values = score(into, evaluate, metrics)
+                rows[0]["bytes"] = done["bytes_dense"]
+                row = {"method": recipe.method, "degree": f"{recipe.degree}{after}"}
+                rows.append({**row, "bytes": done["bytes"], "values": values})
+                scores = ", ".join(f"{k} {v:.4f}" for k, v in values.items())
+                say(f"{name}{after}: {scores}, {done['bytes'] / 1e6:.1f} MB")
+                if out is None:
+                    shutil.rmtree(into)
+                yield rows
 
 
 def score(model: str, evaluate: str, metrics: Sequence[str]) -> dict[str, float]:

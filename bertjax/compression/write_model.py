@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compress an open model into a new workdir: its checkpoint and the packed file."""
+"""Compress an open model, and write a new workdir: its checkpoint and packed file."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,33 +12,39 @@ from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import check_target, write_workdir
 from bertjax.compression.compress_model import check_model, compress_model
 from bertjax.compression.methods import Recipe
-from bertjax.compression.packed import FILE, write_packed
+from bertjax.compression.packed import FILE, Form, write_packed
 from bertjax.interop.hf_read import Imported
 from bertjax.storage import directories
 
 COUNTS = "unigram.npy"  # of the training text, by which evaluations draw and compare
 
 
-def write_compressed(
+class Small(NamedTuple):
+    """A compressed model in memory.
+
+    params: a tree of numpy arrays, f32; forms: of the compressed leaves, by path;
+    about: what was done, JSON-like, as it is recorded; opened: the dense model.
+    """
+
+    params: dict[str, Any]
+    forms: dict[str, Form]
+    about: dict[str, Any]
+    opened: LoadedModel
+
+
+def make_small(
     opened: LoadedModel,
     recipe: Recipe,
     batches: Sequence[Mapping[str, np.ndarray]],
-    out: str,
     weights: str = "",
-    flag: str = "--out",
-) -> dict[str, Any]:
-    """Compress a model and write it as a new directory, whole or not at all.
+) -> Small:
+    """Compress a model in memory.
 
-    batches: calibration rows, [] where the recipe reads none. Returns what was done,
-    with the measured bytes of the packed file beside those of all parameters in f32.
-    Raises UserError.
+    batches: calibration rows, [] where the recipe reads none. Raises UserError.
     """
-    started = time.monotonic()
-    into = check_target(out, f"{flag}={out}")
     check_model(opened.cfg, "--model")
     params = opened.read_params(weights=weights)
     done = compress_model(params, opened.cfg, recipe, batches)
-    leaves = flatten(params)
     about = {
         "method": recipe.method,
         "sparsity": done.zeros / done.weights,
@@ -51,24 +56,34 @@ def write_compressed(
         "tokens": done.tokens,
         "output_error": done.error,
     }
-    facts = {**opened.meta, "compressed": about}
+    return Small(params, done.forms, about, opened)
+
+
+def write_small(small: Small, out: str) -> dict[str, Any]:
+    """Write a compressed model as a new directory, whole or not at all.
+
+    Returns what was done, with the measured bytes of the packed file beside those of
+    all parameters in f32. Raises UserError.
+    """
+    into = check_target(out, f"--out={out}")
+    leaves = flatten(small.params)
+    opened = small.opened
+    facts = {**opened.meta, "compressed": small.about}
     counts = read_counts(opened.checkpoint)
     size = 0
 
     def write(draft: Path) -> None:
         nonlocal size
         model = opened._replace(meta=facts)
-        write_workdir(draft, lambda: params, model)
+        write_workdir(draft, lambda: small.params, model)
         if counts is not None:
             (draft / COUNTS).write_bytes(counts)
-        size = write_packed(draft / FILE, leaves, done.forms, about)
+        size = write_packed(draft / FILE, leaves, small.forms, small.about)
 
-    if not directories.make_whole(into, write, f"{flag}={out}"):
-        raise UserError(f"{flag}={out} exists already: another process has made it")
+    if not directories.make_whole(into, write, f"--out={out}"):
+        raise UserError(f"--out={out} exists already: another process has made it")
     dense = sum(leaf.size for leaf in leaves.values()) * 4
-    sizes = {"bytes": size, "bytes_dense": dense}
-    seconds = round(time.monotonic() - started, 1)
-    return {"out": out, **about, **sizes, "seconds": seconds}
+    return {"out": out, **small.about, "bytes": size, "bytes_dense": dense}
 
 
 def read_counts(checkpoint: Any) -> bytes | None:

@@ -257,6 +257,9 @@ def optim_keys() -> dict[str, Any]:
         # What is not trained: patterns of whole paths, with commas; [:N] of layers or
         # rows the first N: encoder/embeddings/.*,encoder/layers/.*[:6]
         freeze="",
+        # Of which weights that are 0 stay 0, such as those of a pruned model: patterns
+        # of whole paths, with commas: encoder/layers/.*kernel
+        keep_zeros="",
         layer_decay=1.0,  # of the rate, a layer towards the embeddings
         warmup=duration(percent=1),
         schedule="linear",  # to 0; polynomial, cosine, wsd; or constant

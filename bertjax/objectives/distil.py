@@ -41,7 +41,8 @@ def make_head(
     kl_loss: T^2 KL(teacher || student) of the distributions over the vocabulary at
     temperature T, the mean over all real tokens. cosine_loss: 1 less the cosine of the
     hidden states behind the last layers. kl, cosine: their weights, the masked LM's
-    being 1 (published: 5, 1 and 2); 0 leaves a term out. Raises UserError for a
+    being 1 (published: 5, 1 and 2); 0 leaves a term out. With kl=0 no head over the
+    vocabulary is read, neither the teacher's nor the student's. Raises UserError for a
     temperature or weights that are none.
     """
     if temperature <= 0 or kl < 0 or cosine < 0 or not kl + cosine:
@@ -83,17 +84,21 @@ def make_head(
         own = head_flops(cfg, length, length)
         return teacher.flops(length) + bool(kl) * (own + theirs)
 
+    init_teacher = None
+    if teacher is not None:
+        whole = functools.partial(init_mlm_teacher, teacher)
+        init_teacher = whole if kl else teacher.init
     return Head(
         "distil",
-        heads.init_mlm,
+        heads.init_mlm if kl else lambda rng, cfg: {},
         weights,
         sums,
         reads=EVERYWHERE,
-        params=PARAMS,
+        params=PARAMS if kl else "",
         coefficients=terms,
         flops=flops,
         needs_teacher=True,
-        init_teacher=teacher and functools.partial(init_mlm_teacher, teacher),
+        init_teacher=init_teacher,
     )
 
 

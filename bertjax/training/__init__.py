@@ -79,20 +79,40 @@ def read_freeze(text: str) -> list[FreezeRule]:
     Raises UserError for what is no regular expression, and for N = 0.
     """
     rules = []
-    for part in filter(None, (p.strip() for p in re.split(r",(?![^{]*\})", text))):
+    for part in split_patterns(text):
         found = re.search(r"\[0?:(\d+)\]", part)
         pattern = part.replace(found[0], "", 1) if found else part
         first = int(found[1]) if found else None
-        try:
-            re.compile(pattern)
-        except re.error as e:
-            raise UserError(
-                f"optim.freeze={text}: {part} is no regular expression: {e}"
-            ) from None
+        check_pattern("optim.freeze", text, part, pattern)
         if first == 0:
             raise UserError(f"optim.freeze={text}: {part} freezes the first 0 layers")
         rules.append(FreezeRule(part, pattern, first))
     return rules
+
+
+def read_keep_zeros(text: str) -> list[FreezeRule]:
+    """Read "encoder/layers/.*": parameters whose zeros stay (optim.keep_zeros).
+
+    Each part, with commas, is a regular expression of whole paths. Raises UserError for
+    what is none.
+    """
+    parts = split_patterns(text)
+    for part in parts:
+        check_pattern("optim.keep_zeros", text, part, part)
+    return [FreezeRule(part, part, None) for part in parts]
+
+
+def split_patterns(text: str) -> list[str]:
+    """Split at the commas that are in no braces, those of a{1,2}."""
+    return [p.strip() for p in re.split(r",(?![^{]*\})", text) if p.strip()]
+
+
+def check_pattern(key: str, text: str, part: str, pattern: str) -> None:
+    """Refuse what is no regular expression: UserError."""
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise UserError(f"{key}={text}: {part} is no regular expression: {e}") from None
 
 
 def settings_of(key: str, name: str) -> tuple[str, ...]:

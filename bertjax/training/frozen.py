@@ -63,13 +63,15 @@ def frozen_sizes(params: Any, rules: Sequence[FreezeRule]) -> dict[str, int | No
     return sizes
 
 
-def check_rules(paths: Sequence[str] | Mapping[str, Any], rules: Any) -> None:
+def check_rules(
+    paths: Sequence[str] | Mapping[str, Any], rules: Any, key: str = "optim.freeze"
+) -> None:
     """Refuse a rule that matches none of the paths: UserError."""
     for rule in rules:
         if not any(re.fullmatch(rule.pattern, path) for path in paths):
             few = ", ".join([*paths][:3])
             raise UserError(
-                f"optim.freeze: {rule.text} matches no parameter; their paths are "
+                f"{key}: {rule.text} matches no parameter; their paths are "
                 f"{few}, ... (--dry_run lists them)"
             )
 

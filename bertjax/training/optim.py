@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers: directions by name, and what all of them share."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from bertjax import registry
+from bertjax.parallel.sharding import Path, path_name
 from bertjax.training import OPTIMIZERS, layerwise
 from bertjax.training.muon import Parts, adamuon, muon, normuon
 from bertjax.training.schedules import Schedule
@@ -135,6 +137,26 @@ def scale_by_rate(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def keep_zeros(patterns: Sequence[str]) -> optax.GradientTransformation:
+    """Leave weights that are 0 as they are, so that what is pruned stays pruned.
+
+    patterns: regular expressions of whole paths of parameters. What precedes this
+    transform sees all weights; of optimizers that look at each weight by itself (AdamW)
+    the others move as if the zeros were not there, but for the clipped norm.
+    """
+
+    def one(path: Path, update: Any, param: Any) -> Any:
+        name = path_name(path)
+        if not any(re.fullmatch(pattern, name) for pattern in patterns):
+            return update
+        return jnp.where(param == 0, jnp.zeros_like(update), update)
+
+    def update(updates: Any, params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(one, updates, params)
+
+    return optax.stateless(update)
+
+
 def make_optimizer(
     name: str,
     schedule: Schedule,
@@ -145,6 +167,7 @@ def make_optimizer(
     bias_correction: bool = True,
     cautious_decay: bool = False,
     ns_dtype: str = "float32",
+    zeros: Sequence[str] = (),
     **settings: float,
 ) -> optax.GradientTransformationExtraArgs:
     """Chain clipping by global norm (`clip` > 0), the optimizer `name`, and the rate.
@@ -153,7 +176,8 @@ def make_optimizer(
     those of the settings that it reads and options of its own, and returns an optax
     transform (or a list of them). What that makes of gradients is subtracted, times
     the learning rate. settings: wd, b1, b2, eps (cautious_decay: layerwise.with_decay;
-    ns_dtype: muon.scale_by_muon). The update takes `at`, the time of the schedule.
+    ns_dtype: muon.scale_by_muon). zeros: patterns of `keep_zeros`. The update takes
+    `at`, the time of the schedule.
     Raises UserError for a module or options that there are not.
     """
     switches = {"bias_correction": bias_correction, "cautious_decay": cautious_decay}
@@ -166,5 +190,6 @@ def make_optimizer(
     else:
         parts = MAKERS[name](**{key: settings[key] for key in OPTIMIZERS[name]})
     parts = parts if isinstance(parts, list) else [parts]
-    tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay, rates))
+    kept = [keep_zeros(zeros)] if zeros else []
+    tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay, rates), *kept)
     return optax.chain(clip_by_norm(clip), tx) if clip > 0 else tx

@@ -8,12 +8,13 @@ over all of them would show.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from bertjax import UserError
-from bertjax.training import read_rates
+from bertjax.training import OPTIMIZERS, read_rates
 from bertjax.training.layerwise import is_stacked, rate_multipliers
 from bertjax.training.muon import SecondMoment
 from bertjax.training.optim import make_optimizer
@@ -361,3 +362,25 @@ def test_layer_decay_scales_the_steps():
     moved = (bottom(decayed) - bottom(before)) / (bottom(plain) - bottom(before))
     for layer, factor in enumerate((1 / 8, 1 / 4, 1 / 2)):
         np.testing.assert_allclose(moved[layer], factor, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_zeros_that_are_kept(name):
+    """Of what is named, whatever the optimizer makes of all weights at once."""
+    draw = np.random.default_rng(0)
+    kernel = draw.normal(size=(2, 6, 4)).astype(np.float32)
+    kernel[:, ::2, 1:3] = 0
+    params = {"layers": {"up": {"kernel": kernel, "bias": np.zeros((2, 4))}}}
+    params = jax.tree.map(jnp.asarray, params)
+    settings = dict(wd=0.1, b1=0.9, b2=0.999, eps=1e-6, clip=1.0)
+    zeros = [r"layers/.*kernel"]
+    tx = make_optimizer(name, lambda step: 0.01, zeros=zeros, **settings)
+    state, after = tx.init(params), params
+    for step in range(3):
+        grads = jax.tree.map(lambda p, s=step: jnp.cos(p + s), after)
+        updates, state = tx.update(grads, state, after)
+        after = optax.apply_updates(after, updates)
+    found = np.asarray(after["layers"]["up"]["kernel"])
+    assert np.array_equal(found == 0, kernel == 0)
+    assert (found[kernel != 0] != kernel[kernel != 0]).all()
+    assert (np.asarray(after["layers"]["up"]["bias"]) != 0).all()

@@ -2,13 +2,13 @@
 """Files of Java and TypeScript, and JSON lines with such: lines, and types of names."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from bertjax import UserError
-from bertjax.data.corpus import documents, files
+from bertjax.data.corpus import documents, files, parsed_code
 from bertjax.data.corpus.code_grammars import GRAMMARS, SUFFIXES, code_rules
 from bertjax.data.corpus.code_names import Code
 from bertjax.data.corpus.documents import Document, Fields, Source
@@ -32,6 +32,7 @@ def make_document(
     fields: Fields,
     where: Callable[[], str],
     counter: Counter[str],
+    parses: str = "",
 ) -> Document:
     """Turn a record of code into a document; `where()` begins the messages.
 
@@ -53,38 +54,39 @@ def make_document(
         counter["other_languages"] += 1
         return document
     kept = {"group": document.group, "entities": document.entities}
-    return parse(text, language, fields, counter)._replace(**kept)
+    return parse(text, language, fields, counter, parses)._replace(**kept)
 
 
-def parse(text: str, language: str, fields: Fields, counter: Counter[str]) -> Document:
+def parse(
+    text: str, language: str, fields: Fields, counter: Counter[str], parses: str = ""
+) -> Document:
     """Read code as a document, a line of code a sentence.
 
     Of each line it has the values of the stream `type`, where data.streams asks for it.
+    parses: where what was parsed before is kept (parsed_code.py); "": nowhere.
     """
-    code = Code(clean(text, counter), language)
-    counter["broken_code"] += code.broken
-    asked = STREAM in fields.streams.split(",")
-    return Document(code.lines, values=_Values(code, asked))
-
-
-class _Values(Sequence[dict[str, Any]]):
-    """What Document.values has of code; names are looked for when they are asked for,
-    since a tokenizer is trained without."""
-
-    def __init__(self, code: Code, asked: bool) -> None:
-        self.code, self.asked = code, asked
-
-    def __len__(self) -> int:
-        return len(self.code.lines)
-
-    def __getitem__(self, line: Any) -> Any:
-        number = range(len(self))[line]  # or no such line
-        return {STREAM: self.code.names[number]} if self.asked else {}
+    text, asked = clean(text, counter), STREAM in fields.streams.split(",")
+    how = parses, text, language, asked
+    found = parsed_code.find_parse(*how) if parses else None
+    if found is None:
+        code = Code(text, language)
+        names = code.names if asked else None
+        found = parsed_code.Parsed(code.lines, names, code.broken)
+        if parses:
+            parsed_code.keep_parse(*how, found)
+    counter["broken_code"] += found.broken
+    own = found.names
+    values = (
+        [{STREAM: line} for line in own] if own is not None else [{}] * len(found.lines)
+    )
+    return Document(found.lines, values=values)
 
 
 @dataclass
 class CodeSource(Source):
     """A file of code, local or behind a URL: one document, read whole."""
+
+    is_code = True
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return the language, the rules of reading it, and the file's SHA-256."""
@@ -105,7 +107,8 @@ class CodeSource(Source):
             counter["long_code"] += 1
             return
         language = language_of(self.name)
-        yield parse(decode(data, counter), language, self.fields, counter)
+        text = decode(data, counter)
+        yield parse(text, language, self.fields, counter, self.parses)
 
     def locate(self, paragraph: str, max_line_bytes: int) -> str:
         """Name the file, and the first line that has such text."""

@@ -160,15 +160,15 @@ def _name_types(
     walk.again()
     found: dict[int, str] = {}
     for start, own in keys.items():
-        stack, role = walk.to(start), roles.get(start)
+        role = roles.get(start)
         if role in _VALUES:
             value = _VALUES[role]
         elif start in declared.local:
-            value = stack[-1].names[own] = declared.local[start]
+            value = walk.to(start)[-1].names[own] = declared.local[start]
         elif start in declared.early:
             value = declared.early[start][1]
         elif role == "own":
-            value = _innermost(stack).get(own, UNKNOWN)
+            value = _innermost(walk.to(start)).get(own, UNKNOWN)
         elif start in declared.objects:
             at = declared.objects[start]
             of = classes.get(found.get(at, UNKNOWN).encode())
@@ -178,7 +178,7 @@ def _name_types(
             value = UNKNOWN
         else:
             value = CLASS if own in classes else UNKNOWN
-            for scope in reversed(stack):
+            for scope in reversed(walk.to(start)):
                 if own in scope.names:
                     value = scope.names[own]
                     break

@@ -73,6 +73,7 @@ class Source:
     `name` is for people; `seen` is what `fingerprint` saw of a file. Call that before
     `documents` and `split`: it also puts sources that are made (`builtin:docs`) in
     place. `start` and `end` are what is this one's of the whole, as `split` counts it.
+    `parses` is where parses of its code are kept (parsed_code.py), "" for nowhere.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Source:
     seen: files.Seen | None = None
     start: int = 0
     end: int | None = None
+    parses: str = ""
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         """Return a string that is another whenever the documents may be others."""
@@ -116,6 +118,11 @@ class Source:
     def text_bytes(self) -> int | None:
         """Estimate the bytes of its text, or None where nobody knows; reads no text."""
         return None
+
+    @property
+    def is_code(self) -> bool:
+        """Whether its text is code, which is parsed."""
+        return bool(self.fields.code_field)
 
     def cut_rule(self) -> str:
         """Name the rule by which `split` may cut a document, or "" if it cuts none."""

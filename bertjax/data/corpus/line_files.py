@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of text and of JSON lines: cut into pieces, read as documents."""
 
+import functools
 import os
 import re
 from collections import Counter
@@ -69,7 +70,7 @@ class FileSource(Source):
     @property
     def _make(self) -> Callable[..., Document]:
         if self.fields.code_field:
-            return code_files.make_document
+            return functools.partial(code_files.make_document, parses=self.parses)
         return (
             aligned_records.make_document if self.fields.is_aligned else make_document
         )

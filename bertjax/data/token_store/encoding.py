@@ -21,8 +21,9 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.corpus.sentences import split_sentences
 from bertjax.data.corpus.sources import Document
+from bertjax.data.token_store.encode_rows import encode_rows
 from bertjax.data.token_store.streams import Stream
-from bertjax.data.tokenizers.backends import SPACE_FIRST, encode_sentences
+from bertjax.data.tokenizers.backends import SPACE_FIRST
 from bertjax.data.tokenizers.stream_vocab import TOKEN
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.word_starts import Marker
@@ -157,24 +158,20 @@ def encode_block(
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ranged}
     alone = any(block.entities)  # then no call has sentences of two parts
     for start, end in _batches(texts, owners if alone else None):
-        spanned = None
-        if ranged:
-            encode = tokenizer.engine.encode_spans
-            spanned = encode_sentences(encode, texts[start:end], joined[start:end])
-            for value, (_, spans) in zip(values[start:end], spanned, strict=True):
-                for name, stream in ranged.items():
-                    rows[name].append(stream.of_tokens(name, value[name], spans))
-        if marker is None and spanned is not None:
-            ids = [i for i, _ in spanned]
-        elif marker is None:
-            encode = tokenizer.engine.encode_batch
-            ids = encode_sentences(encode, texts[start:end], joined[start:end])
-        else:
-            entities = block.entities[owners[start]] if alone else ()
-            given = texts[start:end], joined[start:end], entities
-            both = marker.encode(*given, *([spanned] if ranged else []))
-            ids = [i for i, _ in both]
-            marks.append(np.fromiter(chain.from_iterable(m for _, m in both), np.uint8))
+        own = [[value[name] for value in values[start:end]] for name in ranged]
+        # Lines of code recur: what is all the same is encoded once.
+        kinds: dict[tuple[Any, ...], int] = {}
+        places = [
+            kinds.setdefault(row, len(kinds))
+            for row in zip(texts[start:end], joined[start:end], *own, strict=True)
+        ]
+        entities = block.entities[owners[start]] if alone else ()
+        found = encode_rows(tokenizer, kinds, entities, marker, ranged)
+        ids = [found.ids[place] for place in places]
+        if found.marks is not None:
+            marks += [found.marks[place] for place in places]
+        for name, each in found.streams.items():
+            rows[name] += [each[place] for place in places]
         lengths += map(len, ids)
         flat = np.fromiter(chain.from_iterable(ids), np.int64)
         if len(flat) and not 0 <= flat.min() <= flat.max() < tokenizer.vocab_size:
@@ -215,10 +212,13 @@ def split_block(
     space_first = tokenizer.kind in SPACE_FIRST
     values = zip_longest(block.parts, block.values)
     for number, (part, own) in enumerate(values):
+        if own:  # what has values is a sentence, and follows no other
+            texts += part
+            owners += [number] * len(part)
+            joined += [False] * len(part)
+            continue
         for paragraph in part:
-            if own:  # what has values is a sentence
-                sentences = [paragraph]
-            elif tokenizer.has_sentences:
+            if tokenizer.has_sentences:
                 sentences = split_sentences(paragraph)
             else:
                 sentences = [paragraph] if paragraph.strip() else []

@@ -8,6 +8,8 @@ tokenizer each train it, from the same text and so the same one; the first to fi
 is kept and used by all.
 """
 
+import uuid
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
 from bertjax.data.corpus.documents import Fields
+from bertjax.data.corpus.parsed_code import forget_parses, keep_parses
 from bertjax.data.corpus.sources import (
     Source,
     named_sources,
@@ -30,7 +33,7 @@ from bertjax.data.token_store.components import (
     title,
 )
 from bertjax.data.token_store.encoding import Encoder
-from bertjax.data.token_store.pieces import Piece, encode_pieces
+from bertjax.data.token_store.pieces import PARTS, Piece, encode_pieces
 from bertjax.data.token_store.store import Store
 from bertjax.data.token_store.streams import make_streams
 from bertjax.data.token_store.trained_streams import add_vocabs
@@ -166,11 +169,13 @@ class Work:
         self.cache, self.say = open_cache(config.cache), say
         with self.cache.sharing_hashes():
             if inputs is not None:
+                every = [*chain.from_iterable(inputs.train.values())]
+                if inputs.tokenizer is None or config.streams:
+                    self._keep_parses([s for s in every if s.is_code])
                 tokenizer = inputs.tokenizer or trained_tokenizer(
                     inputs.train, self.cache, config, say
                 )
                 tokenizer = add_extra_ids(tokenizer, config.extra_ids)
-                every = chain.from_iterable(inputs.train.values())
                 tokenizer = add_vocabs(tokenizer, every, self.cache, config, say)
                 sources = {"train": inputs.train, "valid": inputs.valid}
                 for role, named in sources.items():
@@ -188,6 +193,23 @@ class Work:
                 for role, named in sources.items()
                 for name, own in named.items()
             ]
+
+    def _keep_parses(self, sources: list[Source]) -> None:
+        """Have code parsed once, though it is read several times."""
+        if not sources:
+            return
+        # As pieces are, so that what a killed process leaves is removed in time.
+        folder = self.cache.root / f"{PARTS}code-{uuid.uuid4().hex[:16]}"
+        folder.mkdir(parents=True)
+        path = keep_parses(folder)
+        for source in sources:
+            source.parses = path
+
+        def forget() -> None:
+            forget_parses(path)
+            folder.rmdir()
+
+        weakref.finalize(self, forget)
 
     def pieces(self) -> list[Piece]:
         """Every piece; a number of shards deals them out in turn."""

@@ -104,13 +104,13 @@ def count_values(
 
     values: of each sentence a value or None, or ranges (start, end, value).
     """
-    for own in values:
-        for name in names:
-            value = own[name]
-            if isinstance(value, tuple):
-                counts[name][TOKEN].update(one for _, _, one in value)
-            elif value is not None:
-                counts[name][SENTENCE][str(value)] += 1
+    values = [*values]
+    for name in names:
+        column = [own[name] for own in values]
+        ranges = [value for value in column if isinstance(value, tuple)]
+        alone = [str(v) for v in column if v is not None and not isinstance(v, tuple)]
+        counts[name][TOKEN].update([value for own in ranges for _, _, value in own])
+        counts[name][SENTENCE].update(alone)
 
 
 def streams_of(tokenizer: Tokenizer) -> dict[str, StreamVocab]:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,12 @@ class Marker:
         if entities and self.entities:
             pattern = _entity_pattern(entities)
             named = [[m.span() for m in pattern.finditer(s)] for s in sentences]
-        classes = [
-            [(one.flag, one.find(s, w, e)) for one in self.marked]
-            for s, w, e in zip(sentences, words, named, strict=True)
-        ]
+        classes: list[list[tuple[int, list[Span]]]] = [[] for _ in sentences]
+        if self.marked:
+            classes = [
+                [(one.flag, one.find(s, w, e)) for one in self.marked]
+                for s, w, e in zip(sentences, words, named, strict=True)
+            ]
         # Spans cost time; most sentences need none.
         needs = [
             bool(w or e or any(spans for _, spans in c))
@@ -167,13 +170,10 @@ class Marker:
             spanned = [
                 next(with_spans) if need else (next(plain), []) for need in needs
             ]
-        starts = self.tokenizer.word_starts
         result = []
-        for n, sentence in enumerate(sentences):
+        every = self._begins(sentences, [ids for ids, _ in spanned])
+        for n, (sentence, begins) in enumerate(zip(sentences, every, strict=True)):
             ids, where = spanned[n]
-            begins = starts[np.array(ids, np.int64)]
-            if len(ids) and sentence[0] != " ":
-                begins[0] = True
             if words[n]:
                 _begin_words(begins, where, words[n], len(sentence))
             marks = begins.astype(np.uint8) * BEGINS_WORD
@@ -186,6 +186,15 @@ class Marker:
                     marks[_tokens_of(span, where)] |= flag
             result.append((ids, marks))
         return result
+
+    def _begins(self, sentences: list[str], ids: list[Any]) -> list[np.ndarray]:
+        """Say by the pieces alone which tokens of sentences begin a word: bool [n]."""
+        flat = np.fromiter(chain.from_iterable(ids), np.int64)
+        begins = self.tokenizer.word_starts[flat]
+        edges = [0, *accumulate(map(len, ids))]
+        pairs = zip(sentences, pairwise(edges), strict=True)
+        begins[[a for text, (a, b) in pairs if b > a and text[0] != " "]] = True
+        return [begins[a:b] for a, b in pairwise(edges)]
 
     def _words(self, sentence: str) -> list[Span]:
         """Return the spans of the words that the pieces do not show."""

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that a model of conversations writes: how much of what it says is different.
+
+distinct-1 and distinct-2 (Li et al. 2016, arXiv 1510.03055, section 5.2) of the answers
+to held-out conversations, beside those of what people answered there. Both fall with
+the number of answers: compare what has the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from bertjax import UserError, counted
+from bertjax.assembly import models
+from bertjax.config import cli
+from bertjax.data.corpus.aligned_records import KNOWLEDGE, SPEAKER, TURNS
+from bertjax.data.corpus.line_repair import Counts
+from bertjax.data.corpus.sources import named_sources, parse_sources
+from bertjax.generation import dialogues, open_writer
+from bertjax.generation.options import Options
+from bertjax.scoring.scorer import Scores, scores_of_sets
+from bertjax.tasks.text_metrics import SHARES
+
+FLAGS = ("examples", "rank", "top_k")
+Prompt = dict[str, Any]  # of bertjax.generate
+
+
+def score(args: Any, path: str, flag: str) -> Scores:
+    """Score what a model answers in the last turn of each conversation.
+
+    Of --text or data.valid --examples=N, spread evenly, 0 for all. An answer is of the
+    likeliest tokens; with --rank=N the likeliest of N that are drawn.
+    """
+    opened = models.open_model(path, flag)
+    config = opened.config
+    if not dialogues.answers(opened):
+        raise UserError(
+            f"--what=answers: {path} answers no conversations (objective="
+            f"{config.objective})"
+        )
+    text, key = (
+        (args.text, "--text") if args.text else (config.data.valid, "data.valid")
+    )
+    if not text:
+        raise UserError("data.valid is empty in this run's config: give --text=FILES")
+    config.dtype = args.dtype
+    most = config.eval.examples if args.examples is None else args.examples
+    wanted = Options(rank=args.rank, top_k=args.top_k, batch_size=args.batch_size or 32)
+    how = open_writer.pick_way(opened, wanted, f"{flag}={path}")
+    asked = {
+        name: choose([*conversations(opened, part, key)], most, name)
+        for name, part in named_sources(text, key).items()
+    }
+    params = opened.read_params(open_writer.head_of(opened), args.weights)
+    writer = open_writer.open_writer(opened, how, params)
+    sets = {}
+    for name, pairs in asked.items():
+        prompts, right = zip(*pairs, strict=True)
+        written = open_writer.write(writer, [*prompts], wanted, cli.say)
+        texts = [outputs[0].text for outputs in written]
+        sets[name] = diversity(texts, right)
+    return scores_of_sets(sets, args, opened.meta)
+
+
+def diversity(texts: list[str], right: tuple[str, ...]) -> dict[str, float]:
+    """Return distinct-n of texts, and of the right ones; words: the mean number."""
+    found: dict[str, float] = {"answers": len(texts)}
+    found |= {name: share(texts) for name, share in SHARES.items()}
+    found["words"] = float(np.mean([len(text.split()) for text in texts]))
+    found |= {f"people_{name}": share(right) for name, share in SHARES.items()}
+    found["people_words"] = float(np.mean([len(text.split()) for text in right]))
+    return found
+
+
+def conversations(opened: Any, text: str, key: str) -> Iterator[tuple[Prompt, str]]:
+    """Yield of each conversation all but the last turn, and that.
+
+    Raises UserError for files that hold none.
+    """
+    data, rows = opened.config.data, dialogues.Conversations(opened)
+    fields = {"text_field": data.text_field, "layout": TURNS}
+    for source in parse_sources(text, key, "valid", **fields):
+        for document in source.documents(Counts(), data.max_line_bytes):
+            speakers = [value[SPEAKER] for value in document.values or ()]
+            lines = [*zip(speakers, document.paragraphs, strict=True)]
+            turns = [
+                {SPEAKER: str(who), "text": said}
+                for who, said in lines
+                if who != KNOWLEDGE
+            ]
+            if len(turns) < 2:
+                continue
+            last = turns.pop()
+            prompt: Prompt = {TURNS: turns, SPEAKER: last[SPEAKER]}
+            if known := [said for who, said in lines if who == KNOWLEDGE]:
+                prompt["knowledge"] = known
+            if fits(rows, prompt):
+                yield prompt, last["text"]
+
+
+def fits(rows: dialogues.Conversations, prompt: Mapping[str, Any]) -> bool:
+    """Whether the last turn of a conversation has room in a row."""
+    try:
+        rows.lay_out_one(prompt)
+    except UserError:
+        return False
+    return True
+
+
+def choose(
+    pairs: list[tuple[Prompt, str]], most: int, name: str
+) -> list[tuple[Prompt, str]]:
+    """Return so many of the pairs, spread evenly; 0: all. Raises UserError for none."""
+    if not pairs:
+        raise UserError(
+            f"{name} has no conversation of two turns or more that fits into a row"
+        )
+    cli.say(f"{name}: {counted(len(pairs), 'conversation')} with an answer")
+    n = min(most or len(pairs), len(pairs))
+    return [pairs[i * len(pairs) // n] for i in range(n)]

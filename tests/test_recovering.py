@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bertjax.compress --recover_steps: what a small model learns, and what stays of it."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import refused, succeeded
+from safetensors.numpy import load_file, save_file
+
+from bertjax import UserError
+from bertjax.assembly.models import open_model
+from bertjax.compression.packed import FILE, read_packed
+from bertjax.compression.recover import Recovery, read_recovery
+from bertjax.compression.write_model import flatten
+
+
+def last(done):
+    return json.loads(succeeded(done).stdout.splitlines()[-1])
+
+
+def leaves(out):
+    return flatten(open_model(str(out), "--model").read_params())
+
+
+@pytest.fixture(scope="module")
+def compressed(command, trained, corpus, tmp_path_factory):
+    """A function of flags -> (workdir, what was printed), each made once."""
+    known = {}
+
+    def make(*flags):
+        if flags not in known:
+            out = tmp_path_factory.mktemp("recovering") / "small"
+            more = f"--text={corpus / 'train.txt'}", "--length=32", "--json"
+            given = f"--model={trained}", f"--out={out}", *flags, *more
+            known[flags] = out, last(command("compress", *given))
+        return known[flags]
+
+    return make
+
+
+HALF, PAIRS = ("--method=magnitude",), ("--method=magnitude", "--sparsity=2:4")
+CODES, STEPS = ("--method=rtn", "--bits=3"), "--recover_steps=24"
+
+
+@pytest.mark.parametrize("how", [HALF, PAIRS])
+def test_zeros_stay_and_the_rest_learns(compressed, how):
+    (before, _), (after, done) = compressed(*how), compressed(*how, STEPS)
+    found = done["recovery"]
+    assert found["objective"] == "mlm+distil" and found["steps"] == 24
+    assert found["losses"].keys() == {"loss", "mlm_loss", "kl_loss", "cosine_loss"}
+    one, two = leaves(before), leaves(after)
+    assert one.keys() == two.keys()
+    for path in (p for p in one if p.endswith("kernel") and "/layers/" in p):
+        assert np.array_equal(one[path] == 0, two[path] == 0)
+        kept = one[path] != 0
+        assert (one[path][kept] != two[path][kept]).mean() > 0.9
+    # Tables are in 8 bits, and what no token's loss reads is as it was.
+    for path in ("encoder/embeddings/word", "nsp/kernel", "encoder/pooler/kernel"):
+        assert np.array_equal(one[path], two[path]), path
+    packed = flatten(read_packed(after)[0])
+    assert all(np.array_equal(packed[p], two[p]) for p in two)
+    assert done["bytes"] == (after / FILE).stat().st_size
+
+
+def test_what_is_quantised_stays_on_its_grid(compressed):
+    (before, was), (after, done) = compressed(*CODES), compressed(*CODES, STEPS)
+    one, two = (load_file(out / FILE) for out in (before, after))
+    codes = [name for name in one if name.endswith((".codes", ".scales", ".zeros"))]
+    assert codes and all(np.array_equal(one[name], two[name]) for name in codes)
+    biases = [n for n in one if n.endswith("bias.values") and "/layers/" in n]
+    assert biases and all((one[n] != two[n]).any() for n in biases)
+    assert was["bytes"] < done["bytes"] + 200 and read_packed(after)[1]["recovery"]
+
+
+def test_a_seed_gives_the_same_bits_and_no_step_the_same_model(compressed):
+    steps = "--recover_steps=2", "--json=true"
+    (one, _), (two, _) = compressed(*HALF, steps[0]), compressed(*HALF, *steps)
+    one, two = leaves(one), leaves(two)
+    assert all(np.array_equal(one[p], two[p]) for p in one)
+    (before, _), (none, done) = (
+        compressed(*HALF),
+        compressed(*HALF, "--recover_steps=0"),
+    )
+    assert "recovery" not in done
+    assert load_file(before / FILE).keys() == load_file(none / FILE).keys()
+    one, two = leaves(before), leaves(none)
+    assert all(np.array_equal(one[p], two[p]) for p in one)
+
+
+def test_a_model_without_a_head_learns_hidden_states(
+    command, compressed, trained, corpus, tmp_path
+):
+    """What sentence-transformers makes: an encoder alone."""
+    there, out = tmp_path / "hf", tmp_path / "small"
+    succeeded(command("convert", f"--from={trained}", f"--to={there}", "--format=hf"))
+
+    file = there / "model.safetensors"
+    whole = load_file(file)
+    own = {k: v for k, v in whole.items() if not k.startswith("cls.")}
+    save_file(own, file, {"format": "pt"})
+    more = f"--text={corpus / 'train.txt'}", "--length=32", "--json"
+    given = f"--model={there}", f"--out={out}", *PAIRS, "--recover_steps=12", *more
+    found = last(command("compress", *given))["recovery"]
+    assert found["objective"].startswith("distil:kl=0")
+    first, then = found["losses"]["cosine_loss"]
+    assert then < 0.9 * first
+
+
+@pytest.mark.slow
+def test_minutes_and_the_table(command, trained, corpus, tmp_path):
+    out = tmp_path / "grid.md"
+    text = corpus / "valid.txt"
+    done = command(
+        "compress", f"--model={trained}", f"--table={out}", "--method=magnitude",
+        "--sparsity=0.5", f"--text={text}", "--length=32", "--recover_minutes=0.05",
+        "--metric=mlm_loss", f"--evaluate=--what=mlm --length=32 --text={text}",
+    )  # fmt: skip
+    lines = succeeded(done).stdout.splitlines()
+    assert lines[3].startswith("| magnitude | 50% |")
+    assert lines[4].startswith("| magnitude | 50%, recovered |")
+    scores = [float(line.split("|")[5].split()[0]) for line in lines[3:]]
+    assert scores[1] < scores[0]
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ((1.0, 5, None), "give one"),
+        ((None, None, "x.tsv"), "--recover_data=x.tsv: say how long"),
+    ],
+)
+def test_lengths_that_say_nothing(given, said):
+    with pytest.raises(UserError, match=said):
+        read_recovery(*given, text="")
+
+
+def test_lengths():
+    assert read_recovery(None, None, None, text="x") is None
+    assert read_recovery(0.0, None, None, text="x") is None
+    assert read_recovery(None, 3, None, text="x") == Recovery(None, 3, "x")
+
+
+def test_refusals(command, trained, tmp_path):
+    out = tmp_path / "out"
+    given = f"--model={trained}", f"--out={out}", *HALF, "--recover_steps=2"
+    refused(command("compress", *given), "--text is missing", "recovers on texts")
+    refused(command("compress", *given, "--recover_data=x.tsv"), "not finetuned")
+    missing = f"--text={tmp_path / 'none.txt'}"
+    refused(command("compress", *given, missing), "none.txt")
+    assert not out.exists()
