@@ -56,6 +56,10 @@ SHARED_STEMS = {
     "seq2seq": ({"tasks/types/seq2seq", "objectives/seq2seq"}, A_TYPE_HAS_AN_OBJECTIVE),
     "span": ({"tasks/types/span", "objectives/span"}, A_TYPE_HAS_AN_OBJECTIVE),
     "tag": ({"tasks/types/tag", "objectives/tag"}, A_TYPE_HAS_AN_OBJECTIVE),
+    "answers": (
+        {"generation/answers", "scoring/answers"},
+        "texts written to rows; `evaluate --what=answers` finds its scorer by this name",
+    ),
     "cache": (
         {"models/cache", "data/token_store/cache"},
         "of keys and values, as Flax and Hugging Face say; and of files",
