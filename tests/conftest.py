@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eight CPU devices, a small corpus, and a way to run the commands."""
 
+import atexit
 import importlib.util
 import io
 import json
 import mmap
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,13 @@ if knows(b"xla_cpu_opt_preset"):
     QUICK += " --xla_cpu_opt_preset=FAST_COMPILE"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{QUICK} --xla_force_host_platform_device_count=8"
+# A program that several tests or commands run is compiled once; the workers of
+# pytest-xdist find the folder in their environment.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,19 +111,11 @@ def vocabulary(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ---------------------------------------------------------------- running commands
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What the commands see: one CPU device, and programs compiled once a session."""
-    folder = tmp_path_factory.getbasetemp()
-    # Workers of pytest-xdist have folders side by side: they share programs.
-    cache = (
-        folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    ) / "compiled"
     return {
         **os.environ,
         "XLA_FLAGS": QUICK,
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
