@@ -171,28 +171,31 @@ def command(
 ) -> Command:
     """Run `python -m bertjax.NAME ARGUMENTS`; the result holds what it said.
 
-    With an environment of its own it is a process from the start, else a fork of one
-    that has imported the libraries.
+    It is a fork of a process that has imported the libraries, but a process from the
+    start where `before` stands before it, `fresh` says so, or `env` has variables of
+    jax, which it reads when it is imported.
     """
     folder = tmp_path_factory.mktemp("said")
 
-    def start(line: list, env: dict[str, str] | None) -> subprocess.CompletedProcess:
+    def start(line: list, env: dict[str, str]) -> subprocess.CompletedProcess:
         return subprocess.run(
             line,
             cwd=ROOT,
-            env={**environment, **(env or {})},
+            env={**environment, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=400,
         )
 
-    def fork(name: str, arguments: list[str]) -> subprocess.CompletedProcess:
+    def fork(
+        name: str, arguments: list[str], env: dict[str, str]
+    ) -> subprocess.CompletedProcess:
         said = {kind: folder / kind for kind in ("stdout", "stderr")}
         for path in said.values():
             path.write_bytes(b"")
         paths = {kind: str(path) for kind, path in said.items()}
-        order = {"name": name, "arguments": arguments, **paths}
+        order = {"name": name, "arguments": arguments, "env": env, **paths}
         fork_server.stdin.write(json.dumps(order) + "\n")
         fork_server.stdin.flush()
         status = int(fork_server.stdout.readline())
@@ -204,10 +207,13 @@ def command(
         *arguments: Any,
         env: dict[str, str] | None = None,
         before: Sequence[str] = (),
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess:
         words = [str(argument) for argument in arguments]
-        if env is None and not before:
-            return fork(name, words)
+        env = env or {}
+        of_jax = any(variable.startswith("JAX_") for variable in env)
+        if not (fresh or before or of_jax):
+            return fork(name, words, env)
         return start([*before, sys.executable, "-m", f"bertjax.{name}", *words], env)
 
     return run
@@ -226,6 +232,7 @@ def arguments(
         f"--config.data.cache={tmp_path_factory.mktemp('stores')}",
         "--config.data.length=32",
         "--config.model.hidden_size=32",
+        "--config.model.num_hidden_layers=1",
         "--config.total.steps=12",
         "--config.eval.every.steps=6",
         "--config.eval.examples=16",
@@ -383,6 +390,15 @@ def train_steps(
 
 
 # ---------------------------------------------------------------- a model
+def fetched(function: Callable, **how: Any) -> Callable:
+    """Compile a function whose results are fetched as arrays of numpy, so that what a
+    test does with them compiles nothing; how: keywords of jax.jit."""
+    import jax
+
+    compiled = jax.jit(function, **how)
+    return lambda *given: jax.device_get(compiled(*given))
+
+
 def tiny_encoder(vocab_size: int, length: int, **own: Any) -> Any:
     """Make the config of one layer of 16 without dropout, quick to compile."""
     from bertjax.models.config import EncoderConfig
