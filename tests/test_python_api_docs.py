@@ -13,6 +13,7 @@ SMALL = {
     "model.hidden_size": 32,
     "model.intermediate_size": 64,
     "optim.name": "adamw",
+    "optim.ns_dtype": "float32",
     "total.steps": 8,
 }
 
