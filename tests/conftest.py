@@ -232,7 +232,6 @@ def arguments(
         f"--config.data.cache={tmp_path_factory.mktemp('stores')}",
         "--config.data.length=32",
         "--config.model.hidden_size=32",
-        "--config.model.num_hidden_layers=1",
         "--config.total.steps=12",
         "--config.eval.every.steps=6",
         "--config.eval.examples=16",

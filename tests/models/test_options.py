@@ -279,7 +279,7 @@ def test_shared_parameters_do_not_grow_with_depth(groups):
 def test_the_first_layer_without_a_norm_has_no_leaf():
     def norms(layers):
         cfg = dataclasses.replace(CFG, **MODERN, num_hidden_layers=layers)
-        made = encoder.init(jax.random.key(0), cfg)
+        made = INIT(jax.random.key(0), cfg)
         assert np.isfinite(apply(made, cfg, make_batch()).hidden).all()
         return made["layers"]["attention"].get("norm")
 

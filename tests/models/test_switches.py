@@ -194,9 +194,8 @@ def test_every_form_of_the_program_gives_the_same(switch, form):
         found = apply(held, own, batch(), None, at).hidden
         np.testing.assert_allclose(found, there, **close)
     np.testing.assert_allclose(apply(apart, cfg, batch()).hidden, hidden, **close)
-    depths = [
-        encoder.apply_layers(p, cfg, batch(), lambda x: x) for p in (params, apart)
-    ]
+    kept = fetched(lambda p: encoder.apply_layers(p, cfg, batch(), lambda x: x))
+    depths = kept(params), kept(apart)
     assert depths[0].shape == (4, B, L, D)
     np.testing.assert_allclose(depths[0][-1], hidden, **close)
     np.testing.assert_allclose(depths[0], depths[1], **close)
@@ -240,7 +239,8 @@ def test_bfloat16_stays_bfloat16(switch):
 def test_attention_maps_are_of_what_the_layers_see(switch, monkeypatch):
     """The weights of each layer, as made of what its `attend` is given."""
     cfg, params = with_switch("pre", switch)
-    maps, seen = attention_maps(params, cfg, batch()), []
+    maps = jax.jit(attention_maps, static_argnums=1)(params, cfg, batch())
+    seen = []
 
     def spy(q, k, v, mask, *rest):
         scores = jnp.einsum("bqhk,bthk->bhqt", q, k) / np.sqrt(q.shape[-1])
