@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eight CPU devices, a small corpus, and a way to run the commands."""
 
+import atexit
 import importlib.util
 import io
 import json
 import mmap
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,13 @@ if knows(b"xla_cpu_opt_preset"):
     QUICK += " --xla_cpu_opt_preset=FAST_COMPILE"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{QUICK} --xla_force_host_platform_device_count=8"
+# A program that several tests or commands run is compiled once; the workers of
+# pytest-xdist find the folder in their environment.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,19 +111,11 @@ def vocabulary(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ---------------------------------------------------------------- running commands
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What the commands see: one CPU device, and programs compiled once a session."""
-    folder = tmp_path_factory.getbasetemp()
-    # Workers of pytest-xdist have folders side by side: they share programs.
-    cache = (
-        folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    ) / "compiled"
     return {
         **os.environ,
         "XLA_FLAGS": QUICK,
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
@@ -169,28 +171,31 @@ def command(
 ) -> Command:
     """Run `python -m bertjax.NAME ARGUMENTS`; the result holds what it said.
 
-    With an environment of its own it is a process from the start, else a fork of one
-    that has imported the libraries.
+    It is a fork of a process that has imported the libraries, but a process from the
+    start where `before` stands before it, `fresh` says so, or `env` has variables of
+    jax, which it reads when it is imported.
     """
     folder = tmp_path_factory.mktemp("said")
 
-    def start(line: list, env: dict[str, str] | None) -> subprocess.CompletedProcess:
+    def start(line: list, env: dict[str, str]) -> subprocess.CompletedProcess:
         return subprocess.run(
             line,
             cwd=ROOT,
-            env={**environment, **(env or {})},
+            env={**environment, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=400,
         )
 
-    def fork(name: str, arguments: list[str]) -> subprocess.CompletedProcess:
+    def fork(
+        name: str, arguments: list[str], env: dict[str, str]
+    ) -> subprocess.CompletedProcess:
         said = {kind: folder / kind for kind in ("stdout", "stderr")}
         for path in said.values():
             path.write_bytes(b"")
         paths = {kind: str(path) for kind, path in said.items()}
-        order = {"name": name, "arguments": arguments, **paths}
+        order = {"name": name, "arguments": arguments, "env": env, **paths}
         fork_server.stdin.write(json.dumps(order) + "\n")
         fork_server.stdin.flush()
         status = int(fork_server.stdout.readline())
@@ -202,10 +207,13 @@ def command(
         *arguments: Any,
         env: dict[str, str] | None = None,
         before: Sequence[str] = (),
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess:
         words = [str(argument) for argument in arguments]
-        if env is None and not before:
-            return fork(name, words)
+        env = env or {}
+        of_jax = any(variable.startswith("JAX_") for variable in env)
+        if not (fresh or before or of_jax):
+            return fork(name, words, env)
         return start([*before, sys.executable, "-m", f"bertjax.{name}", *words], env)
 
     return run
@@ -396,6 +404,15 @@ def train_steps(
 
 
 # ---------------------------------------------------------------- a model
+def fetched(function: Callable, **how: Any) -> Callable:
+    """Compile a function whose results are fetched as arrays of numpy, so that what a
+    test does with them compiles nothing; how: keywords of jax.jit."""
+    import jax
+
+    compiled = jax.jit(function, **how)
+    return lambda *given: jax.device_get(compiled(*given))
+
+
 def tiny_encoder(vocab_size: int, length: int, **own: Any) -> Any:
     """Make the config of one layer of 16 without dropout, quick to compile."""
     from bertjax.models.config import EncoderConfig

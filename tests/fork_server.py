@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run commands as processes of their own that need not import the libraries again.
 
-Each line of standard input is {"name", "arguments", "stdout", "stderr"}; a fork runs
-`python -m bertjax.NAME ARGUMENTS`, and a line says its exit status. It forks before
-any backend of jax, and with it any thread, is there.
+Each line of standard input is {"name", "arguments", "env", "stdout", "stderr"}; a fork
+runs `python -m bertjax.NAME ARGUMENTS`, and a line says its exit status. It forks
+before any backend of jax, and with it any thread, is there. What the libraries read of
+`env` when they are imported, as jax does, it cannot heed.
 """
 
 import json
@@ -22,7 +23,9 @@ LIMIT_SECONDS = 400
 LIBRARIES = (flax.linen, jax, optax, orbax.checkpoint)
 
 
-def become(name: str, arguments: list[str], stdout: str, stderr: str) -> None:
+def become(
+    name: str, arguments: list[str], env: dict[str, str], stdout: str, stderr: str
+) -> None:
     """Be that command, with files as its output."""
     for path, number in ((os.devnull, 0), (stdout, 1), (stderr, 2)):
         file = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND)
@@ -30,7 +33,9 @@ def become(name: str, arguments: list[str], stdout: str, stderr: str) -> None:
     # The buffer of the old one holds orders to come.
     sys.stdin = open(0)  # noqa: SIM115
     sys.argv = [name, *arguments]
+    os.environ.update(env)
     sys.path[0] = os.getcwd()  # as `python -m` has it, not this file's folder
+    sys.path[1:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     runpy.run_module(f"bertjax.{name}", run_name="__main__", alter_sys=True)
 
 

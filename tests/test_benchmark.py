@@ -27,6 +27,7 @@ CONTRACT = {
     "flops_per_token",
 }
 SMOKE = ["--config=bert.py:smoke", "--config.data.train=", "--json", "--rounds=2"]
+SMOKE.append("--config.model.num_hidden_layers=1")  # compiles faster
 
 # A peer that takes its times from a list instead of computing.
 PEER = """
@@ -72,7 +73,7 @@ def test_step_needs_no_data(capsys):
     assert found["step_ms_min"] <= found["step_ms"] <= found["step_ms_max"]
     per_step = 8 * 64 / found["tokens_per_second"]
     assert per_step == pytest.approx(found["step_ms"] / 1e3)
-    assert found["parameters"] > 900_000  # tiny, 4,000 words: 512,000 are the words'
+    assert found["parameters"] > 750_000  # a layer, 4,000 words: 512,000 are the words'
     assert found["step_flops"] == 8 * 64 * found["flops_per_token"]
     assert found["dtype"] == "float32" and found["temporary_mb"] > 0
     assert found["attention"] == "xla"

@@ -15,7 +15,7 @@ from bertjax.measuring import compile_steps, measurements
 
 pytestmark = pytest.mark.usefixtures("no_listener")
 SWAP = "--config.objective=lab.swap:rate=0.3"
-ROWS = ["--config.batch_size=16"]
+ROWS = ["--config.batch_size=16", "--config.model.num_hidden_layers=1"]
 KINDS = "hidden_dropout", "attention_probs_dropout"
 ROWS += [f"--config.model.{kind}_prob=0.0" for kind in KINDS]
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
@@ -78,6 +79,7 @@ def stop_after(step, number, arguments, environment, log):
         if rows.exists() and rows.read_bytes().count(b"\n") >= step:
             process.send_signal(number)
             break
+        time.sleep(0.005)  # the cores are others' too
     return workdir, process.wait(timeout=200)
 
 
@@ -89,20 +91,20 @@ def test_a_signal_saves_and_the_run_resumes(
     number, status, command, arguments, environment, tmp_path
 ):
     """The run is long enough that the signal finds it running, and tracing."""
-    arguments = [*arguments, "--config.total.steps=200", "--config.log.writers=jsonl"]
+    arguments = [*arguments, "--config.total.steps=100", "--config.log.writers=jsonl"]
     arguments += ["--config.eval.every.steps=100", "--config.checkpoint.every.steps=90"]
-    traced = [*arguments, "--config.profile.start=2", "--config.profile.steps=198"]
+    traced = [*arguments, "--config.profile.start=2", "--config.profile.steps=98"]
     workdir, code = stop_after(5, number, traced, environment, tmp_path / "log")
     assert code == status, (tmp_path / "log").read_text()[-2000:]
     assert list((workdir / "profile").rglob("*.xplane.pb"))
     (*_, saved) = manifest.steps(workdir)
     rows = read_rows(workdir)
-    assert rows[-1]["step"] == saved < 200
+    assert rows[-1]["step"] == saved < 100
     done = succeeded(command("train", *arguments, f"--workdir={workdir}"))
     assert f"resuming after step {saved}" in done.stderr
     after = read_rows(workdir)
     assert after[: len(rows)] == rows
-    assert [r["step"] for r in after if "train/loss" in r] == list(range(1, 201))
+    assert [r["step"] for r in after if "train/loss" in r] == list(range(1, 101))
 
 
 def test_resumed_is_uninterrupted(command, arguments, trained, tmp_path):
@@ -499,5 +501,6 @@ def test_commands_end_quickly_on_bad_input(command, tmp_path):
     env = {"PYTHONPATH": str(tmp_path)}
     for argument in ("batch_size=0", "data.train=nosuch.txt", "data.vocab=nosuch.txt"):
         arguments = ["--config=bert.py:smoke", f"--config.{argument}"]
-        done = command("train", *arguments, f"--workdir={tmp_path / 'w'}", env=env)
+        arguments.append(f"--workdir={tmp_path / 'w'}")
+        done = command("train", *arguments, env=env, fresh=True)
         refused(done, argument.split("=")[1])

@@ -40,6 +40,7 @@ def poisoned(arguments, tmp_path_factory):
     (folder / "poisoned").mkdir()
     (folder / "poisoned" / "head.py").write_text(POISON)
     more = ["objective=mlm", "total.steps=16", "checkpoint.every.steps=4"]
+    more += ["model.num_hidden_layers=1"]
     more += ["checkpoint.keep_every=4", "guard.patience=3", "optim.ema=0.9"]
     more += ["eval.every.steps=16", "log.writers=jsonl"]
     given = [*arguments, *(f"--config.{m}" for m in more)]

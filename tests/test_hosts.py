@@ -53,7 +53,8 @@ def launch(*given):
 
 @pytest.fixture(scope="module")
 def without_dropout(arguments):
-    return [*arguments, *NO_DROPOUT, "--config.log.writers=jsonl"]
+    few = ["--config.model.num_hidden_layers=1", "--config.log.writers=jsonl"]
+    return [*arguments, *NO_DROPOUT, *few]
 
 
 def test_two_processes(command, without_dropout, environment, tmp_path):

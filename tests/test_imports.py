@@ -2,9 +2,9 @@
 """Who may import whom: the rooms of docs/architecture.md, and what imports cost."""
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -113,8 +113,9 @@ ALLOWED_FILES = {  # files with a right that their room has not
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (module, whether at the top) for each import of a file.
+@functools.cache
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """List (module, whether at the top) for each import of a file.
 
     `from bertjax import config` counts as bertjax.config, `from bertjax import
     UserError` as bertjax.
@@ -126,16 +127,18 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for node in ast.walk(function)
     }
+    found = []
     for node in ast.walk(tree):
         top = id(node) not in inside
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, top
+                found.append((alias.name, top))
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import"
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                yield (name if is_module(name) else node.module), top
+                found.append((name if is_module(name) else node.module, top))
+    return found
 
 
 def is_module(name: str) -> bool:

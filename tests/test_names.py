@@ -2,6 +2,7 @@
 """The shape of the code: names that say something, short functions, no circles."""
 
 import ast
+import functools
 import graphlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -79,6 +80,7 @@ SHARED_STEMS = {
 }
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 

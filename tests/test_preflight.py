@@ -50,9 +50,10 @@ def run(command, tmp_path_factory):
     """Run preflight; what was compiled is kept for the session."""
     cache = tmp_path_factory.getbasetemp() / "tpu_programs"
 
-    def go(*arguments, env=None):
+    def go(*arguments, env=None, fresh=False):
         given = [*arguments, f"--config.data.cache={cache}"]
-        return command("preflight", *given, env={"XLA_FLAGS": "", **(env or {})})
+        env = {"XLA_FLAGS": "", **(env or {})}
+        return command("preflight", *given, env=env, fresh=fresh)
 
     return go
 
@@ -80,7 +81,8 @@ def test_absent_compiler_in_one_line(run, tmp_path):
         "u.find_spec = lambda n, *a: None if n == 'libtpu' else f(n, *a)\n"
     )
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    refused(run(*SMALL, "--topology=v5e:2x4", env=env), "pip install libtpu")
+    done = run(*SMALL, "--topology=v5e:2x4", env=env, fresh=True)
+    refused(done, "pip install libtpu")
 
 
 @needs_libtpu

@@ -8,6 +8,14 @@ import numpy as np
 from conftest import ROOT, train_losses
 
 PAGE = ROOT / "docs/python_api.md"
+SMALL = {
+    "model.num_hidden_layers": 1,
+    "model.hidden_size": 32,
+    "model.intermediate_size": 64,
+    "optim.name": "adamw",
+    "optim.ns_dtype": "float32",
+    "total.steps": 8,
+}
 
 
 def test_the_page_runs(corpus, tmp_path, monkeypatch):
@@ -16,9 +24,14 @@ def test_the_page_runs(corpus, tmp_path, monkeypatch):
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
     assert {kind for kind, _ in blocks} == {"python"}
+    config = 'config = load_config("quickstart.py:smoke")'
+    assert text.count(config) == 1
+    for key, value in SMALL.items():  # compiles faster
+        config += f"; config.{key} = {value!r}"
     names = {}
     for _, code in blocks:
         assert all(len(line) <= 88 for line in code.splitlines())
+        code = code.replace(config.partition(";")[0], config)
         exec(compile(code, f"{PAGE.name}: {code[:60]!r}", "exec"), names)
     assert (tmp_path / "runs/mine-hf/model.safetensors").exists()
     # The page's own loop is that of bertjax.fit.

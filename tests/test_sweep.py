@@ -75,21 +75,6 @@ def losses(found):
     return [row["classify_loss"] for row in found["runs"]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Every sweep here compiles the same programs."""
-    folder = tmp_path_factory.mktemp("compiled")
-    keys = {"jax_compilation_cache_dir": str(folder)}
-    keys |= {"jax_persistent_cache_min_compile_time_secs": 0}
-    keys |= {"jax_persistent_cache_min_entry_size_bytes": -1}
-    before = {key: getattr(jax.config, key) for key in keys}
-    for key, value in keys.items():
-        jax.config.update(key, value)
-    yield
-    for key, value in before.items():
-        jax.config.update(key, value)
-
-
 @pytest.fixture(scope="module")
 def swept(wanted, tmp_path_factory):
     path = tmp_path_factory.mktemp("swept") / "run"

@@ -28,6 +28,8 @@ from bertjax.storage.atomic import is_remote
 from bertjax.training.frozen import join
 from bertjax.training.state import State, complete
 
+LEAST_SLICE = 2**20  # bytes of an array that one of several devices writes
+
 
 class Checkpoints:
     """The checkpoints of one workdir, saved in the background.
@@ -43,7 +45,7 @@ class Checkpoints:
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is no directory")
         hush()
-        self.saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self.saver = ocp.AsyncCheckpointer(_make_writer())
         self.thread = ThreadPoolExecutor(1)
         self.saving: Future[None] | None = None
         if self.primary and self.folder.is_dir():
@@ -167,6 +169,23 @@ class Checkpoints:
         self.wait()
         self.saver.close()
         self.thread.shutdown()
+
+
+def _make_writer() -> ocp.PyTreeCheckpointHandler:
+    """Make what writes a state: of devices that have the same each writes a slice.
+
+    Of large arrays alone: to cut a slice a program is compiled for each shape and
+    device, which takes longer than to write a small array whole.
+    """
+    types = ocp.type_handlers
+    arrays = types.ArrayHandler(min_slice_bytes_for_replica_parallel=LEAST_SLICE)
+    scalars = types.ScalarHandler()
+    registry = types.create_type_handler_registry(
+        (jax.Array, arrays),
+        (np.ndarray, types.NumpyHandler()),
+        *((kind, scalars) for kind in (int, float, np.number)),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
 
 
 def hush() -> None:

@@ -56,19 +56,11 @@ def wanted(vocabulary, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Every run here compiles the same programs; none leaves a signal handler."""
-    keys = {"jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled"))}
-    keys |= {"jax_persistent_cache_min_compile_time_secs": 0}
-    keys |= {"jax_persistent_cache_min_entry_size_bytes": -1}
-    before = {key: getattr(jax.config, key) for key in keys}
+def no_handlers():
+    """No run leaves a signal handler."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopSignal, "install", lambda self: None)
-        for key, value in keys.items():
-            jax.config.update(key, value)
         yield
-    for key, value in before.items():
-        jax.config.update(key, value)
 
 
 @pytest.fixture(scope="module")

@@ -250,6 +250,7 @@ def test_what_is_compiled_is_what_will_run():
     config.batch_size, config.accumulate, config.steps_per_call = 8, 2, 3
     config.data.length, config.phases = 64, "steps=30 length=32; length=48"
     config.eval.mask_rate, config.model.attention = 0.5, "xla"
+    config.model.num_hidden_layers = 1
     target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
     longest, _ = target.shapes()
     batch = target.lower("train", longest).args_info[0][1]

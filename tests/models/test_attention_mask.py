@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import fetched
 
 from bertjax import UserError
 from bertjax.models import encoder, stacked_layers
@@ -177,6 +178,7 @@ CFG = EncoderConfig(
     vocab_size=40,
     hidden_size=16,
     num_hidden_layers=3,
+    unroll=1,  # one body: quick to compile
     num_attention_heads=2,
     intermediate_size=24,
     max_position_embeddings=L,
@@ -192,7 +194,7 @@ def params_of(cfg: EncoderConfig):
     return encoder.init(jax.random.key(0), cfg)
 
 
-apply = jax.jit(encoder.apply, static_argnums=1)
+apply = fetched(encoder.apply, static_argnums=1)
 
 
 def hidden(cfg, batch, at=None) -> np.ndarray:

@@ -48,7 +48,7 @@ def read(name):
             at = params
             for folder in folders:
                 at = at.setdefault(folder, {})
-            at[leaf] = jnp.asarray(GOLDEN[key], jnp.float32) / 64
+            at[leaf] = np.asarray(GOLDEN[key], np.float32) / 64
     arrays = "input_ids attention_mask decoder_input_ids decoder_attention_mask"
     batch = {key: jnp.asarray(GOLDEN[f"{name}/{key}"]) for key in arrays.split()}
     return cfg, params, batch

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import fetched
 
 from bertjax import UserError
 from bertjax.models import attention_maps, encoder
@@ -108,7 +109,7 @@ def test_scores_take_it_before_the_softmax(rows):
     np.testing.assert_allclose(few, wanted, atol=1e-5)
 
 
-apply = jax.jit(encoder.apply, static_argnums=1)
+apply = fetched(encoder.apply, static_argnums=1)
 PARAMS = encoder.init(jax.random.key(0), CFG)
 IDS = np.random.default_rng(2).integers(0, 40, (2, L)).astype(np.int32)
 REAL = np.ones((2, L), np.int32)
@@ -162,7 +163,8 @@ def test_attention_maps_have_it():
     # Bucket 1, of the key one place behind, outweighs all else.
     table = jnp.zeros((8, 2)).at[1].set(50.0)
     params = {**params, "embeddings": {**params["embeddings"], "relative": table}}
-    maps = np.asarray(attention_maps.attention_maps(params, CFG, batch))
+    found = jax.jit(attention_maps.attention_maps, static_argnums=1)
+    maps = np.asarray(found(params, CFG, batch))
     q = np.arange(1, L)
     np.testing.assert_allclose(maps[..., q, q - 1], 1.0, atol=1e-3)
 

@@ -56,10 +56,15 @@ def params():
 def test_the_loss_is_the_mean_over_the_target(params, monkeypatch):
     objective, cfg = made(":z_loss=0.1")
     rows = batch()
-    memory = decoder.encode(params, cfg, rows)
-    hidden = decoder.apply(params, cfg, rows, memory)
-    word = params["encoder"]["embeddings"]["word"]
-    logits = heads.mlm_logits(params["mlm"], word, cfg, hidden)
+
+    @jax.jit
+    def guess(params):
+        memory = decoder.encode(params, cfg, rows)
+        hidden = decoder.apply(params, cfg, rows, memory)
+        word = params["encoder"]["embeddings"]["word"]
+        return heads.mlm_logits(params["mlm"], word, cfg, hidden)
+
+    logits = guess(params)
     logs = jax.nn.log_softmax(logits)
     each = -jnp.take_along_axis(logs, rows["lm_ids"][..., None], -1)[..., 0]
     weights = rows["lm_weights"]
@@ -99,7 +104,7 @@ def test_padding_and_empty_rows_change_nothing(params):
         dirty[f"{side}input_ids"] = jnp.where(real, rows[f"{side}input_ids"], 7)
     assert float(loss(params, dirty)) == pytest.approx(float(before), rel=1e-6)
     none = {**rows, "lm_weights": jnp.zeros_like(rows["lm_weights"])}
-    gradient = jax.grad(loss)(params, none)
+    gradient = jax.jit(jax.grad(loss))(params, none)
     assert all(float(jnp.abs(g).max()) == 0 for g in jax.tree.leaves(gradient))
 
 

@@ -28,7 +28,7 @@ TOKENIZER = SimpleNamespace(
     word_starts=np.ones(V, bool), sentence_ends=np.zeros(V, bool), files={},
 )  # fmt: skip
 CFG = EncoderConfig(
-    vocab_size=V, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+    vocab_size=V, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, unroll=1,
     intermediate_size=24, max_position_embeddings=L + TARGET, type_vocab_size=3,
     id_streams="role:4,turn:6", initializer_range=0.3, norm_position="pre",
     final_norm=True, embedding_norm=False, pooler=False,

@@ -26,6 +26,7 @@ CFG = EncoderConfig(
     vocab_size=V,
     hidden_size=16,
     num_hidden_layers=3,
+    unroll=1,  # one body: quick to compile
     num_attention_heads=2,
     intermediate_size=32,
     max_position_embeddings=16,

@@ -40,9 +40,9 @@ def make_batch(seed=0):
 def make(name=NAME, cfg=CFG, teacher=DEEP):
     """Return (objective, parameters of its student and teacher)."""
     objective, _ = make_objective(name, cfg, teacher=teacher and Teacher(teacher))
-    params = objective.init(jax.random.key(0))
+    params = jax.jit(objective.init)(jax.random.key(0))
     if teacher:
-        params["teacher"] = objective.init_teacher(jax.random.key(5))
+        params["teacher"] = jax.jit(objective.init_teacher)(jax.random.key(5))
     return objective, params
 
 
@@ -71,7 +71,7 @@ def test_what_torch_has_of_the_same_arrays(name):
         total = kl_divergence(*args, 2.0) if name == "kl" else cosine_distance(*args)
         return total.value / total.weight
 
-    value, gradient = jax.value_and_grad(loss)(mine)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(mine)
     assert value == pytest.approx(float(GOLDEN[name]), rel=1e-6)
     np.testing.assert_allclose(gradient, GOLDEN[f"{name}_gradient"], atol=1e-7)
 
@@ -110,7 +110,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(limit, monkeypatch):
     other = jax.tree.map(
         lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), twin
     )
-    assert loss(other) > 1
+    assert jax.jit(loss)(other) > 1
 
 
 def test_teachers_have_no_gradient():
@@ -176,7 +176,7 @@ def test_options_and_widths():
     assert set(means(objective, params, make_batch())) == {"mlm_loss", "kl_loss"}
     objective, params = make(NAME, CFG, wide)
     with pytest.raises(UserError, match="32 wide"):
-        objective.sums(params, make_batch(), None)
+        jax.eval_shape(objective.sums, params, make_batch(), None)
     for wrong in ("temperature=0", "kl=-1", "kl=0,cosine=0"):
         with pytest.raises(UserError, match="distil's"):
             make_objective(f"mlm+distil:{wrong}", CFG)

@@ -14,6 +14,7 @@ CFG = EncoderConfig(
     vocab_size=V,
     hidden_size=32,
     num_hidden_layers=3,
+    unroll=1,  # one body: quick to compile
     num_attention_heads=2,
     intermediate_size=64,
     max_position_embeddings=L,

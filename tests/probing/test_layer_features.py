@@ -22,6 +22,7 @@ SIZES = dict(
     intermediate_size=24,
     max_position_embeddings=48,
     initializer_range=0.5,
+    unroll=1,
 )
 REAL = (np.arange(8) < np.array([[8], [3]])).astype(np.int32)
 BATCH = {
@@ -44,7 +45,7 @@ class Specials:
 )
 def model(request):
     cfg = EncoderConfig(**SIZES, **ENCODERS[request.param])
-    return cfg, encoder.init(jax.random.key(0), cfg)
+    return cfg, jax.device_get(encoder.init(jax.random.key(0), cfg))
 
 
 @pytest.mark.parametrize("unstacked", [False, True])
@@ -69,11 +70,12 @@ def test_ends_are_the_embeddings_and_the_hidden_states(model, unstacked):
 def test_layers_between_are_those_of_a_shallower_encoder():
     """The second of three layers is what an encoder of two gives."""
     cfg = EncoderConfig(**SIZES)
-    params = encoder.init(jax.random.key(0), cfg)
-    layers = encoder.apply_layers(params, cfg, BATCH, lambda x: x)
+    params = jax.device_get(encoder.init(jax.random.key(0), cfg))
+    kept = jax.jit(lambda p, b: encoder.apply_layers(p, cfg, b, lambda x: x))
+    layers = np.asarray(kept(params, BATCH))
     small = EncoderConfig(**{**SIZES, "num_hidden_layers": 2})
     cut = {**params, "layers": jax.tree.map(lambda x: x[:2], params["layers"])}
-    hidden = encoder.apply(cut, small, BATCH).hidden
+    hidden = jax.jit(encoder.apply, static_argnums=1)(cut, small, BATCH).hidden
     np.testing.assert_allclose(layers[2], hidden, atol=1e-6)
 
 

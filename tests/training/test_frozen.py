@@ -30,13 +30,14 @@ SHAPE = dict(
     max_position_embeddings=L,
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
+    unroll=1,
 )
 CFG = EncoderConfig(**SHAPE)
 LOWER = "encoder/embeddings/.*,encoder/layers/.*[:2]"
 
 
 def make_params(cfg=CFG, objective="mlm"):
-    return make_objective(objective, cfg)[0].init(jax.random.key(3))
+    return jax.jit(make_objective(objective, cfg)[0].init)(jax.random.key(3))
 
 
 def sizes_of(text, params):
@@ -85,7 +86,7 @@ def test_the_rules_of_a_key():
 )
 def test_what_is_refused(text, words):
     with pytest.raises(UserError, match=r"optim\.freeze") as e:
-        sizes_of(text, make_params())
+        sizes_of(text, PARAMS)
     assert words in str(e.value)
 
 
@@ -210,8 +211,7 @@ def test_depths_of_rates_count_frozen_layers():
 
 @pytest.mark.slow
 def test_any_mesh_and_micro_batches():
-    cfg = EncoderConfig(**SHAPE, unroll=1)
-    objective, _ = make_objective("mlm", cfg)
+    objective, _ = make_objective("mlm", CFG)
     batches = [make_batch(i % 2) for i in range(4)]
     # Of the table 64 rows, 40 of them frozen: parts lie on the mesh each by itself.
     freeze = "encoder/embeddings/word[:40],encoder/layers/.*[:1]"

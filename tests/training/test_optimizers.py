@@ -321,7 +321,7 @@ def test_rates_scale_the_first_steps(name):
 
     def step(**more):
         tx = make_optimizer(name, lambda step: LR, **settings, **more)
-        return tx.update(grads, tx.init(params), params)[0]
+        return jax.jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
 
     factors = rate_multipliers(params, 1.0, rates)
     wanted = jax.tree.map(lambda u, f: u * f, step(), factors)
