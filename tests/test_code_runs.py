@@ -48,6 +48,7 @@ def flags(code, tmp_path_factory):
         "--config.data.vocab_size=300",
         "--config.model.hidden_size=32",
         "--config.model.intermediate_size=64",
+        "--config.model.num_hidden_layers=1",
         "--config.total.steps=24",
         "--config.optim.lr=1e-2",
         "--config.eval.every.steps=12",

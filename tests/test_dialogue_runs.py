@@ -40,6 +40,7 @@ def flags(tmp_path_factory):
         f"--config.data.cache={folder / 'stores'}",
         "--config.data.vocab_size=120",
         "--config.model.hidden_size=32",
+        "--config.model.num_hidden_layers=1",
         "--config.total.steps=12",
         "--config.eval.every.steps=6",
         "--config.eval.examples=16",
