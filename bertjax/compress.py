@@ -26,6 +26,7 @@ from bertjax.assembly import models as open_models
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.storage import atomic
+from bertjax.training.signals import StopCommand, Stopped
 
 FLAGS = {
     **shared("model", "step"),
@@ -61,6 +62,14 @@ OF_TABLE = ("evaluate", "metric")
 
 
 def main(argv: Sequence[str]) -> int:
+    try:
+        return run(argv)
+    except Stopped as e:
+        return e.status
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command. Raises UserError, and Stopped when a signal came."""
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if not args.model:
         raise UserError("--model is missing: what to compress")
@@ -113,6 +122,7 @@ def open_compressor(args: Any, recipes: Sequence[Any]) -> Any:
     check_model(opened.cfg, f"--model={args.model}")
     if recovery:
         recover.check_recovery(opened, recovery)
+        StopCommand().install()  # then what it has on disk is removed
     from bertjax.compression.calibration import read_calibration
     from bertjax.compression.write_model import make_small
 

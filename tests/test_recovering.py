@@ -2,6 +2,8 @@
 """bertjax.compress --recover_steps: what a small model learns, and what stays of it."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,10 +11,17 @@ from conftest import refused, succeeded
 from safetensors.numpy import load_file, save_file
 
 from bertjax import UserError
+from bertjax.assembly import prepared_text, validate
 from bertjax.assembly.models import open_model
+from bertjax.compression.methods import make_recipe
 from bertjax.compression.packed import FILE, read_packed
-from bertjax.compression.recover import Recovery, read_recovery
-from bertjax.compression.write_model import flatten
+from bertjax.compression.recover import (
+    Recovery,
+    check_recovery,
+    make_config,
+    read_recovery,
+)
+from bertjax.compression.write_model import flatten, make_small
 
 
 def last(done):
@@ -105,6 +114,60 @@ def test_a_model_without_a_head_learns_hidden_states(
     assert found["objective"].startswith("distil:kl=0")
     first, then = found["losses"]["cosine_loss"]
     assert then < 0.9 * first
+
+
+@pytest.fixture
+def small(trained):
+    opened = open_model(str(trained), "--model")
+    return make_small(opened, make_recipe("magnitude"), [])
+
+
+TASKS = {"classify": ("text", "label"), "retrieve": ("text", "text_pair")}
+
+
+@pytest.mark.parametrize("how", [(0.5, None), (None, 3)])
+@pytest.mark.parametrize("task", [None, *TASKS])
+def test_what_is_trained_is_a_valid_config(small, task, how, trained, corpus, tmp_path):
+    text, rows = str(corpus / "train.txt"), tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "one", "text_pair": "two", "label": "a"}')
+    if task:
+        small.opened.config.objective = task
+        small.opened.config.task.update({key: key for key in TASKS[task]})
+    recovery = Recovery(*how, text=text, rows=str(rows) if task else "")
+    config = make_config(small, recovery, str(trained), str(trained))
+    assert config.objective == (task or "mlm+distil")
+    validate.check(config)
+    prepared_text.check_inputs(config)
+
+
+def test_rows_that_teach_no_soft_labels_are_refused(small):
+    opened = small.opened._replace(meta={"task": {}})
+    opened.config.objective = "classify"
+    rows = Recovery(None, 1, "", rows="x.tsv")
+    check_recovery(opened, rows)
+    opened.config.objective = "seq2seq"
+    with pytest.raises(UserError, match=r"--recover_data=x\.tsv: rows of .*seq2seq"):
+        check_recovery(opened, rows)
+
+
+@pytest.mark.slow
+def test_a_signal_leaves_nothing(trained, corpus, environment, tmp_path):
+    """SIGTERM while it recovers: one line, status 143, no directory half-made."""
+    scratch, out = tmp_path / "scratch", tmp_path / "small"
+    scratch.mkdir()
+    given = f"--model={trained}", f"--out={out}", *HALF, f"--text={corpus}/train.txt"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertjax.compress", *given, "--recover_steps=100000"],
+        env=environment | {"TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = next(line for line in process.stderr if line.startswith("step 1/"))
+    assert said and list(scratch.glob("bertjax-recovery-*"))
+    process.terminate()
+    assert "stopped by SIGTERM" in process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert not out.exists() and not list(scratch.glob("bertjax-recovery-*"))
 
 
 @pytest.mark.slow

@@ -17,17 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError
+from bertjax import UserError
 from bertjax.assembly.command_line import settle_config
 from bertjax.assembly.models import LoadedModel, check_encoder, open_model
+from bertjax.assembly.open_teacher import as_teacher
 from bertjax.assembly.save_model import write_workdir
 from bertjax.compression.calibration import SAME, row_length
 from bertjax.compression.packed import Form
 from bertjax.compression.write_model import Small
 from bertjax.config import schema
+from bertjax.config.durations import duration
 from bertjax.data.corpus.sources import parse_sources
 from bertjax.objectives import parse
+from bertjax.objectives.make_objective import make_objective
 
+NEVER = 2**31 - 1  # steps
 BATCH = 16  # rows of an update, of one device or several
 RATE = 3e-4
 Train = Callable[[ConfigDict, str], int]  # bertjax.train.train
@@ -79,6 +83,12 @@ def check_recovery(opened: LoadedModel, how: Recovery) -> None:
                 f"--recover_data={how.rows}: the model is not finetuned; its text is "
                 "--text"
             )
+        name, teacher = opened.config.objective, as_teacher(opened, opened.cfg)
+        if not make_objective(name, opened.cfg, teacher=teacher)[0].init_teacher:
+            raise UserError(
+                f"--recover_data={how.rows}: rows of objective={name} teach no soft "
+                "labels: leave it out, and the model recovers on --text"
+            )
         return
     if not how.text:
         raise UserError("--text is missing: a model recovers on texts")
@@ -92,9 +102,8 @@ def recover(
     """Train a compressed model with the dense one as its teacher.
 
     teacher: where that lies; weights: which of its parameters were compressed. train:
-    trains a config in a new workdir, and returns 0 if it came to the end. Returns the
-    model with what it has learnt, and facts of it; `small` is not changed. Raises
-    UserError, RunError after a signal.
+    trains a config in a new workdir. Returns the model with what it has learnt, and
+    facts of it; `small` is not changed. Raises UserError.
     """
     opened = small.opened
     with tempfile.TemporaryDirectory(prefix="bertjax-recovery-") as folder:
@@ -108,13 +117,11 @@ def recover(
             write_workdir(Path(teacher), read, opened)
         config = make_config(small, how, student, teacher)
         try:
-            status = train(config, run)
+            train(config, run)
         except UserError as e:
             where = f"--recover_data={how.rows}" if how.rows else f"--text={how.text}"
             text = str(e).replace(student, "SMALL").replace(f"teacher={teacher}", "it")
             raise UserError(f"recovery by {where}: {text}") from None
-        if status:
-            raise RunError("recovery was stopped by a signal")
         learnt = open_model(run, "--model", lambda text: None).read_params()
         facts = read_facts(Path(run)) | {"objective": config.objective}
     params = merge(small.params, learnt)
@@ -155,7 +162,8 @@ def make_config(small: Small, how: Recovery, student: str, teacher: str) -> Conf
     if how.steps is not None:
         config.total.steps = how.steps
     config.log.every.steps, config.log.writers = 1, "jsonl"
-    config.checkpoint.every.percent = 100.0
+    config.eval.examples = 0  # there is nothing to score, and no state but the last
+    config.eval.every = config.checkpoint.every = duration(steps=NEVER)
     settle_config(config, {"data.train": how.rows, "data.valid": ""})
     return config
 

@@ -24,13 +24,14 @@ from bertjax.objectives.base import Batch
 from bertjax.objectives.ranking import PRECISE
 from bertjax.parallel.sharding import TABLES, constrain
 
-OWN_KEYS = (
-    2**31 - 2
-)  # folded into a key, so that questions are dropped out by themselves
+# Folded into a key, so that questions are dropped out by themselves.
+OWN_KEYS = 2**31 - 2
 INDEX, PASSAGES = "index", "passages"  # tables
-# Of a batch, what rows are made of.
-PARTS = "input_ids", "attention_mask", "question_ids", "question_mask"
-PARTS = *PARTS, "end_ids", "end_mask"
+PARTS = (  # of a batch, what rows are made of
+    *("input_ids", "attention_mask"),
+    *("question_ids", "question_mask"),
+    *("end_ids", "end_mask"),
+)
 
 
 class Finder(NamedTuple):

@@ -75,10 +75,11 @@ def check_vectors(
     wanted = {"width": width, "pooling": pooling, "normalize": normalize}
     for name, value in wanted.items():
         if None not in (own[name], value) and own[name] != value:
+            same = "" if name == "width" else f"give task.{name}={own[name]}, or "
             raise UserError(
                 f"{key}={path} has vectors of {name}={own[name]}, and those of "
-                f"questions have {name}={value}: make it by the model that init_from "
-                "names (bertjax.embed --index)"
+                f"questions have {name}={value}: {same}make it by the model that "
+                "init_from names (bertjax.embed --index)"
             )
 
 

@@ -197,8 +197,8 @@ def test_an_index(folder):
     ("facts", "words"),
     [
         ({"width": 2}, "width=2, and those of questions have width=32"),
-        ({"how": {"pooling": "cls"}}, "pooling=cls, and .* pooling=mean"),
-        ({"how": {"dot": True}}, "normalize=False, and .* normalize=True"),
+        ({"how": {"pooling": "cls"}}, "pooling=cls, .* give task.pooling=cls, or"),
+        ({"how": {"dot": True}}, "normalize=False, .* give task.normalize=False, or"),
     ],
 )
 def test_an_index_that_does_not_fit_the_model(folder, facts, words):

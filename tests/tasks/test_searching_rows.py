@@ -91,8 +91,15 @@ def test_passages_are_cut_to_what_a_row_has_room_for(index):
     wide, narrow = (rows.plan(n) for n in (24, 12))
     assert [r.candidates.length for r in (wide, narrow)] == [5, 2]
     assert narrow.tables["passages"].tolist() == [[12, 13], [15, -1], [16, 17]]
+    cut = "2 of 3 passages are cut: data.length=12 less 5 for the question and 5 for"
+    assert [*narrow.notes()][1].startswith(cut)
     with pytest.raises(UserError, match=r"data\.length=10 is too short: rows need 11"):
         rows.plan(10)
+
+
+def test_more_passages_than_there_are(index):
+    with pytest.raises(UserError, match=r"task\.passages=4 is more than \S+ has: 3"):
+        rows_of(form_of("prefix", index=index)._replace(passages=4))
 
 
 def test_rows_say_what_they_are_of(index, tmp_path):

@@ -251,6 +251,12 @@ class SearchingRows(AugmentedRows):
             f"{counted(len(self.found), 'passage')} of {self.candidates.length} tokens "
             "at most, found in each step"
         )
+        if cut := int(np.sum(self.texts.lengths > self.candidates.length)):
+            yield (
+                f"{cut:,} of {counted(len(self.found), 'passage')} are cut: "
+                f"data.length={self.length} less {self.before} for the question and "
+                f"{self.after} for the target"
+            )
 
     def for_scores(self) -> "SearchingRows":
         return replace(self, inner=self.inner.for_scores())
@@ -320,6 +326,11 @@ def make_searching_rows(
     """Encode questions, answers, and the passages of the index. Raises UserError."""
     asking = form.columns[0]
     index = PassageIndex(form.index, "task.index")
+    if form.passages > len(index.passages):
+        raise UserError(
+            f"task.passages={form.passages} is more than task.index={form.index} has: "
+            f"{len(index.passages)}"
+        )
     rows = [
         Row({asking: r.cells[asking]} | _answers(r, form, labelled), r.place)
         for r in read
