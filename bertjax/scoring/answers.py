@@ -85,15 +85,15 @@ def conversations(opened: Any, text: str, key: str) -> Iterator[tuple[Prompt, st
             speakers = [value[SPEAKER] for value in document.values or ()]
             lines = [*zip(speakers, document.paragraphs, strict=True)]
             turns = [
-                {SPEAKER: str(who), "text": said}
-                for who, said in lines
+                {SPEAKER: str(who), "text": line}
+                for who, line in lines
                 if who != KNOWLEDGE
             ]
             if len(turns) < 2:
                 continue
             last = turns.pop()
             prompt: Prompt = {TURNS: turns, SPEAKER: last[SPEAKER]}
-            if known := [said for who, said in lines if who == KNOWLEDGE]:
+            if known := [line for who, line in lines if who == KNOWLEDGE]:
                 prompt["knowledge"] = known
             if fits(rows, prompt):
                 yield prompt, last["text"]
