@@ -21,10 +21,6 @@ VAGUE = {"told", "said", "lived", "held", "made", "there"}
 A_TYPE_HAS_AN_OBJECTIVE = "a task type and the objective that it trains, one name"
 HALVES = "the host half and the device half of an objective"
 SHARED_STEMS = {
-    "answers": (
-        {"generation/answers", "scoring/answers"},
-        "`evaluate --what=answers` finds the scorer by its name",
-    ),
     "mlm": (
         {"data/features/mlm", "objectives/mlm", "scoring/mlm"},
         f"{HALVES}; `evaluate --what=mlm` finds the scorer by the objective's name",
