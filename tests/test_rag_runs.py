@@ -212,6 +212,17 @@ def test_its_model_answers_by_any_index_and_by_its_own(searching, folder, capsys
         assert scores[name] == pytest.approx(last[f"eval/valid/{name}"], rel=1e-4)
 
 
+def test_a_refreshed_index_has_whole_passages(searching, tmp_path, capsys):
+    """Not cut where questions are, whose length its model says."""
+    text, index = tmp_path / "texts.txt", tmp_path / "index"
+    text.write_text("value name type function file code\n")
+    capsys.readouterr()
+    given = [f"--model={searching}", f"--text={text}", f"--index={index}"]
+    assert embed.main(given) == 0
+    assert " cut at " not in capsys.readouterr().err
+    assert json.loads((index / "index.json").read_text())["how"]["longest"] == 16
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -227,7 +238,7 @@ def test_its_model_answers_by_any_index_and_by_its_own(searching, folder, capsys
                 "--config.model.hidden_size=32",
                 "--config.data.vocab={}",
             ],
-            "begin from it",
+            "begin from the model that made them",
         ),
     ],
 )

@@ -24,10 +24,10 @@ def check_index(config: ConfigDict, say: Say) -> None:
         return
     facts = passage_index.read_facts(path, KEY)
     if not source:
-        made_by = facts.get("path", "a model")
+        made_by = facts.get("path", "DIR")
         raise UserError(
-            f"{KEY}={path} has vectors that {made_by} made, and questions are compared "
-            f"with them: begin from it (--config.init_from={made_by})"
+            f"{KEY}={path}: questions are compared with its vectors: begin from "
+            f"the model that made them (--config.init_from={made_by})"
         )
     model = open_model(source, "init_from", silent)
     known = digest_of(model.read_params()), model.meta.get("index_model", "")

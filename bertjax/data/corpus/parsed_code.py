@@ -27,13 +27,20 @@ class Parsed(NamedTuple):
 
 
 def keep_parses(folder: Path) -> str:
-    """Make a file in a folder that this process fills and others may read; its path."""
+    """Make a file in a folder that this process fills and others may read; its path.
+
+    "" where the disk takes none: it is full, or has no locks, as some of networks.
+    """
     path = str(folder / FILE)
-    _own[path] = connection = sqlite3.connect(path, isolation_level=None)
-    # It ends with the process: nothing is to outlive a crash.
-    connection.execute("PRAGMA journal_mode = OFF")
-    connection.execute("PRAGMA synchronous = OFF")
-    connection.execute("CREATE TABLE parses (text BLOB PRIMARY KEY, parsed BLOB)")
+    try:
+        _own[path] = connection = sqlite3.connect(path, isolation_level=None)
+        # It ends with the process: nothing is to outlive a crash.
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("CREATE TABLE parses (text BLOB PRIMARY KEY, parsed BLOB)")
+    except sqlite3.Error:
+        forget_parses(path)
+        return ""
     return path
 
 

@@ -201,7 +201,9 @@ class Work:
         # As pieces are, so that what a killed process leaves is removed in time.
         folder = self.cache.root / f"{PARTS}code-{uuid.uuid4().hex[:16]}"
         folder.mkdir(parents=True)
-        path = keep_parses(folder)
+        if not (path := keep_parses(folder)):
+            folder.rmdir()
+            return
         for source in sources:
             source.parses = path
 

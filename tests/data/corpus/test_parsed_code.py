@@ -43,6 +43,13 @@ def test_what_is_found_is_what_was_parsed(parses, monkeypatch, text, fields):
     assert parse(parses, text, fields) == fresh
 
 
+def test_a_disk_that_takes_no_database_is_left_alone(tmp_path):
+    """Nothing is kept then, and texts are parsed again."""
+    (tmp_path / parsed_code.FILE).write_text("no database " * 100)
+    assert parsed_code.keep_parses(tmp_path) == ""
+    assert not [*tmp_path.iterdir()]
+
+
 def test_another_process_reads_and_does_not_fill(parses):
     text, other = ONE, JAVA.format(n=2)
     parse(parses, text)
