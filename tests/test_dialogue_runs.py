@@ -186,7 +186,7 @@ def test_what_other_commands_say_of_a_model_of_answers(workdir):
         make_served(model, "the model")
 
 
-def test_how_different_answers_are(workdir, command):
+def test_how_different_answers_are(workdir, command, tmp_path):
     given = f"--model={workdir}", "--what=answers", "--json"
     one = json.loads(succeeded(command("evaluate", *given, "--examples=8")).stdout)
     assert one["answers"] == 8 and 0 < one["people_distinct1"] <= 1
@@ -198,6 +198,9 @@ def test_how_different_answers_are(workdir, command):
     flat = [word for own in words for word in own]
     assert one["people_distinct1"] == pytest.approx(len({*flat}) / len(flat))
     assert one["people_words"] == pytest.approx(len(flat) / 8)
+    alone = tmp_path / "alone.jsonl"
+    alone.write_text('{"turns": [{"speaker": "a", "text": "how many ?"}]}\n')
+    refused(command("evaluate", *given, f"--text={alone}"), f"{alone} has no", "turns")
 
 
 def test_others_answer_no_conversations(trained, command):

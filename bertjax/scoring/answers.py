@@ -49,7 +49,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     wanted = Options(rank=args.rank, top_k=args.top_k, batch_size=args.batch_size or 32)
     how = open_writer.pick_way(opened, wanted, f"{flag}={path}")
     asked = {
-        name: choose([*conversations(opened, part, key)], most, name)
+        name: choose([*conversations(opened, part, key)], most, f"{key}={part}")
         for name, part in named_sources(text, key).items()
     }
     params = opened.read_params(open_writer.head_of(opened), args.weights)
@@ -109,13 +109,13 @@ def fits(rows: dialogues.Conversations, prompt: Mapping[str, Any]) -> bool:
 
 
 def choose(
-    pairs: list[tuple[Prompt, str]], most: int, name: str
+    pairs: list[tuple[Prompt, str]], most: int, source: str
 ) -> list[tuple[Prompt, str]]:
     """Return so many of the pairs, spread evenly; 0: all. Raises UserError for none."""
     if not pairs:
         raise UserError(
-            f"{name} has no conversation of two turns or more that fits into a row"
+            f"{source} has no conversation of two turns or more that fits into a row"
         )
-    cli.say(f"{name}: {counted(len(pairs), 'conversation')} with an answer")
+    cli.say(f"{source}: {counted(len(pairs), 'conversation')} with an answer")
     n = min(most or len(pairs), len(pairs))
     return [pairs[i * len(pairs) // n] for i in range(n)]
