@@ -59,7 +59,7 @@ SHARED_STEMS = {
     "tag": ({"tasks/types/tag", "objectives/tag"}, A_TYPE_HAS_AN_OBJECTIVE),
     "answers": (
         {"generation/answers", "scoring/answers"},
-        "texts written to rows; `evaluate --what=answers` finds its scorer by this name",
+        "texts for rows; `evaluate --what=answers` finds its scorer by this name",
     ),
     "cache": (
         {"models/cache", "data/token_store/cache"},
